@@ -252,6 +252,7 @@ impl Client {
         reads: Vec<(Key, Read)>,
         cx: &mut Context<'_>,
     ) {
+        // It has finished: a late answer.
         let Some(open) = self.open.get_mut(&txn) else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
             // From a follower that lags, or a leader that was deposed (R11). The leader answers too.

@@ -330,6 +330,7 @@ impl Partition {
 
     /// Asks those for their lists whose lists are missing.
     pub(super) fn collect(&self, world: &mut World<'_>) {
+        // The lists are complete already, or this replica leads no more.
         let Some(Recovery::Collecting { lists, .. }) = &self.own.recovery else { return };
         let (partition, term) = (self.id, self.replica.term());
         for &voter in self.replica.voters() {
@@ -394,6 +395,7 @@ impl Partition {
 
     /// A transaction of step 5 is chosen.
     pub(super) fn on_recovered(&mut self, txn: TxnId, world: &mut World<'_>) {
+        // Most transactions are chosen while nobody recovers.
         let Some(Recovery::Replicating(left)) = &mut self.own.recovery else { return };
         if left.remove(&txn)
             && world.config.mutations.lists_keep_the_ended

@@ -89,6 +89,7 @@ impl Freed {
     }
 
     pub(super) fn remove(&mut self, txn: TxnId) {
+        // Most transactions are here only if their abort is in the log.
         let Some(prepared) = self.of.remove(&txn) else { return };
         for (key, _) in &prepared.versions {
             self.keys.entry(key.clone()).or_default().0 -= 1;

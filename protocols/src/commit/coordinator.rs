@@ -258,7 +258,9 @@ impl<R: Coordinator> Leading<'_, R> {
     pub fn announce(&mut self, txn: TxnId, world: &mut World<'_, R>) {
         let clock = world.cx.clock();
         let now = world.cx.now();
-        let Some(outcome) = self.under_way(txn).and_then(|known| known.outcome) else { return };
+        let Some(outcome) = self.under_way(txn).and_then(|known| known.outcome) else {
+            unreachable!("{txn} is announced and not decided");
+        };
         R::before_telling(self, txn, world);
         let coordination = self.leader.coordination();
         if let Outcome::Committed(timestamp) = outcome
@@ -306,6 +308,7 @@ impl<R: Coordinator> Leading<'_, R> {
         world: &mut World<'_, R>,
     ) {
         let mut audience = self.audience(txn);
+        // Before it is announced there is nothing to tell; afterwards it may be settled already.
         let Some(coordinating) = self.under_way(txn).filter(|known| known.is_told) else { return };
         let Some(outcome) = coordinating.outcome else {
             unreachable!("{txn} was told without an outcome");
@@ -328,6 +331,7 @@ impl<R: Coordinator> Leading<'_, R> {
 
     /// A participant has the decision in its log.
     pub fn on_decision_ack(&mut self, txn: TxnId, partition: PartitionId) {
+        // It is settled if the acknowledgement is a repetition.
         let Some(coordinating) = self.under_way(txn) else { return };
         coordinating.acks.insert(partition);
         self.settle_if_done(txn);

@@ -403,6 +403,7 @@ impl<G: Gateway> Client<G> {
         path: impl FnOnce(&Open<G>) -> &'static str,
         cx: &mut Context<'_, G>,
     ) {
+        // It has finished: a repetition.
         let Some(open) = self.open.get(&id) else { return };
         self.routes.learn(open.coordinator, from, cx.now());
         if outcome == Outcome::Aborted(AbortReason::Recovery) {
@@ -446,6 +447,7 @@ impl<G: Gateway> Client<G> {
 
     /// The caller of an interactive transaction has decided.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_, G>) {
+        // It has finished: its caller will hear, or has heard.
         let Some(open) = self.open.get(&id) else { return };
         match open.phase {
             Phase::Deciding => {}
@@ -537,6 +539,7 @@ impl<G: Gateway> Client<G> {
         snapshot: Option<Snapshot>,
         cx: &mut Context<'_, G>,
     ) {
+        // It has finished, and perhaps another transaction was given its name: a repetition.
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
         let Some(snapshot) = snapshot else {
@@ -618,6 +621,7 @@ impl<G: Gateway> Client<G> {
         if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
         }
+        // It has finished, or what was asked was about no single transaction, like a heartbeat.
         let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
         match &open.phase {
             Phase::Reading => {
@@ -648,7 +652,9 @@ impl<G: Gateway> Client<G> {
 
     /// No answer arrived in time: suspect the leader, send again, and double the time-out.
     pub(crate) fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
-        let Some(open) = self.open.get_mut(&id) else { return };
+        let Some(open) = self.open.get_mut(&id) else {
+            unreachable!("{id} has finished, and its timer goes on");
+        };
         cx.note(Note::Resent.into());
         let asked = open.asked.at;
         open.asked = open.asked.again(cx.now());

@@ -154,6 +154,7 @@ impl<R: Gathering> Leading<'_, R> {
     /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
     /// partition's own refusal, to be voted.
     pub fn answer_ended(&mut self, txn: TxnId, by_decision: bool, world: &mut World<'_, R>) {
+        // Else it ended here before, by an earlier leader, and everybody has forgotten it.
         let Some(ended) = self.state.ended.get(&txn).copied() else { return };
         if by_decision {
             self.acknowledge(txn, ended.coordinator, world);
@@ -225,7 +226,9 @@ impl<R: Gathering> Leading<'_, R> {
             false => take_due(&mut self.leader.participation().asked, after, now),
         };
         for (txn, last) in due {
-            let Some(prepared) = self.state.prepared.get(&txn) else { continue };
+            let Some(prepared) = self.state.prepared.get(&txn) else {
+                unreachable!("{} doubts {txn}, which is not prepared", self.id);
+            };
             let (coordinator, vote) = R::vote(prepared);
             // Silence may mean that the caller still thinks, or that nobody is there.
             world.suspect(coordinator, last.at);
@@ -239,6 +242,7 @@ impl<R: Gathering> Leading<'_, R> {
         let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
         let Participation { unforgotten, forget_asked, .. } = self.leader.participation();
         unforgotten.retain(|txn, asked| {
+            // Else it is forgotten: its client acknowledged it.
             let Some(ended) = self.state.ended.get(txn) else { return false };
             if asked.is_due(after, now) {
                 let batch = batches.entry(ended.coordinator).or_default();

@@ -390,6 +390,7 @@ impl<P, A: Part, Q: Request> Outcomes for State<P, Ended, Coordinated<A, Q>> {
 impl<P, C> State<P, Ended, C> {
     /// `client` knows what became of its transactions below a counter (R6).
     pub(crate) fn acknowledge(&mut self, client: ClientId, below: u64) {
+        // Else this was known.
         let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
         let gone: Vec<TxnId> = self
             .ended

@@ -202,7 +202,9 @@ impl<R: Gathering> Leading<'_, R> {
     /// Decides, if the durable facts do (Carousel §4.1.2).
     pub fn try_decide(&mut self, txn: TxnId, world: &mut World<'_, R>) {
         let state = self.state;
-        let Some(coordinating) = self.under_way(txn) else { return };
+        let Some(coordinating) = self.under_way(txn) else {
+            unreachable!("{txn} has a vote or a commit request, and {} does not know it", self.id);
+        };
         if coordinating.outcome.is_some() || coordinating.is_decision_proposed {
             // Decided, or about to be by an entry that is in the log already.
             return;
@@ -333,7 +335,10 @@ impl<R: Gathering> Leading<'_, R> {
     /// Asks every participant whose vote is missing, or only `only`.
     fn ask_for_votes(&mut self, txn: TxnId, only: Option<PartitionId>, world: &mut World<'_, R>) {
         let (id, state) = (self.id, self.state);
-        let Some(coordinating) = self.under_way(txn) else { return };
+        let Some(coordinating) = self.under_way(txn) else {
+            unreachable!("{id} does not coordinate {txn}");
+        };
+        // Its commit request is not in the log yet.
         let Some(known) = state.coordinated.get(&txn) else { return };
         for part in &known.participants {
             let partition = part.partition();
@@ -347,6 +352,7 @@ impl<R: Gathering> Leading<'_, R> {
 
     /// Another replica leads `partition` now: ask there what this leader still wants of it.
     pub fn ask_new_leader(&mut self, txn: TxnId, partition: PartitionId, world: &mut World<'_, R>) {
+        // It was asked about as a participant, or it is settled meanwhile.
         let Some(coordinating) = self.under_way(txn) else { return };
         if coordinating.is_told {
             self.tell_participants(txn, Some(partition), world);
@@ -389,7 +395,9 @@ impl<R: Gathering> Leading<'_, R> {
         });
         let mut silent = BTreeMap::new();
         for &txn in voteless.iter().chain(&unacknowledged) {
-            let Some(coordinating) = transactions.get_mut(&txn) else { continue };
+            let Some(coordinating) = transactions.get_mut(&txn) else {
+                unreachable!("{txn} is overdue and unknown");
+            };
             let last = coordinating.asked;
             coordinating.asked = last.again(now);
             let known = state.coordinated.get(&txn);

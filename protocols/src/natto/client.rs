@@ -344,6 +344,7 @@ impl Client {
         is_provisional: bool,
         cx: &mut Context<'_>,
     ) {
+        // It has finished: a late answer.
         let Some(open) = self.open.get_mut(&txn) else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
             // From a leader that was deposed (R11).
@@ -373,8 +374,8 @@ impl Client {
     /// §3.3.2: what was read on a condition, or from elsewhere, does not hold. A procedure is computed
     /// anew; a caller that was told has to begin again.
     fn on_reads_changed(&mut self, id: TxnId, reads: Vec<(Key, Read)>, cx: &mut Context<'_>) {
-        let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::ReadsChanged);
+        let open = self.at_mut(id);
         match (&open.phase, &open.txn.kind) {
             (Phase::Reading, _) => open.reads.extend(reads),
             (Phase::Ending(Decision::Commit(_)), Kind::Procedure(_)) => {

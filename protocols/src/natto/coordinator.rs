@@ -220,9 +220,12 @@ impl Leading<'_> {
     /// may be aborted by this group's log, unless the client's next request comes before.
     fn abort_if_refuted(&mut self, txn: TxnId, world: &mut World<'_>) {
         let state = self.state;
-        let Some(coordinating) = self.under_way(txn) else { return };
-        let Some(known) = state.coordinated.get(&txn) else { return };
-        let Some(request) = &known.request else { return };
+        let Some(coordinating) = self.under_way(txn) else {
+            unreachable!("{txn} is not coordinated by {}", self.id);
+        };
+        // There is nothing to refute before the commit request is in the log.
+        let known = state.coordinated.get(&txn);
+        let Some(request) = known.and_then(|known| known.request.as_ref()) else { return };
         let is_last = request.round == coordinating.requested;
         if is_last && is_refuted(request, coordinating.votes.values()) {
             let reason = coordinating.more.withdrawn.unwrap_or(AbortReason::StaleRead);
@@ -246,9 +249,10 @@ impl Leading<'_> {
     /// aborts, the participant answers the reader (N9).
     fn answer_forwards(&mut self, of: TxnId, forwards: Vec<Forward>, world: &mut World<'_>) {
         let state = self.state;
-        let Some(coordinating) = self.under_way(of) else { return };
-        let Some(Outcome::Committed(timestamp)) = coordinating.outcome else { return };
+        let outcome = self.under_way(of).and_then(|known| known.outcome);
+        let Some(Outcome::Committed(timestamp)) = outcome else { return };
         let request = state.coordinated.get(&of).and_then(|known| known.request.as_ref());
+        // It is settled, or a participant said that it had committed.
         let Some(request) = request else { return };
         let version = Version { timestamp, writer: of };
         for Forward { txn, client, partition, mut reads } in forwards {

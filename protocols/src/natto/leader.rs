@@ -200,6 +200,7 @@ impl Role for Leader {
         if let Some(outcome) = partition.state.told_by(applied) {
             world.cx.claim(outcome);
         }
+        // A follower does no more.
         let Some(mut leading) = partition.leading() else { return };
         match applied {
             Applied::Prepared(txn) => leading.on_prepared(txn, world),

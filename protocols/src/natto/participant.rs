@@ -309,9 +309,11 @@ impl Leading<'_> {
         if world.config.level < Level::RemoteForwarding {
             return;
         }
+        // It waits for one that is not prepared itself, or for several.
         let Some(holders) = self.leader.queue.holders_before(txn) else { return };
         let mut holders = holders.into_iter();
         let (Some(of), None) = (holders.next(), holders.next()) else { return };
+        // An earlier leader prepared it on a condition: nobody waits for its values here.
         let Some(arrived) = self.leader.arrived.get(&txn) else { return };
         let keys = &arrived.participant.reads;
         let is_of_use = self.leader.queue.written(of, keys).next().is_some();

@@ -174,10 +174,16 @@ impl Queue {
         entry.keys.iter().flat_map(of_key)
     }
 
+    /// A transaction that is in the queue.
+    fn entry(&self, txn: TxnId) -> &Entry {
+        let Some(entry) = self.entries.get(&txn) else { unreachable!("{txn} is not in the queue") };
+        entry
+    }
+
     /// Whether a transaction whose turn has come may go.
     #[must_use]
     pub fn judge(&self, txn: TxnId) -> Verdict {
-        let Some(entry) = self.entries.get(&txn) else { return Verdict::Overtaken };
+        let entry = self.entry(txn);
         let mine = Place { timestamp: entry.turn.timestamp, txn };
         let mut verdict = Verdict::Free;
         for (place, stage) in self.conflicts(txn, entry) {
@@ -208,7 +214,7 @@ impl Queue {
     /// for one of them.
     #[must_use]
     pub fn is_free(&self, txn: TxnId) -> bool {
-        let Some(entry) = self.entries.get(&txn) else { return false };
+        let entry = self.entry(txn);
         let mine = Place { timestamp: entry.turn.timestamp, txn };
         self.conflicts(txn, entry).all(|(place, stage)| match stage {
             Stage::Queued => true,
@@ -222,11 +228,11 @@ impl Queue {
     /// would have to wait for it: `txn` is one of each pair. Those that are prepared stay.
     #[must_use]
     pub fn out_of_rank(&self, txn: TxnId) -> BTreeSet<(TxnId, TxnId)> {
-        let Some(entry) = self.entries.get(&txn) else { return BTreeSet::new() };
+        let entry = self.entry(txn);
         let mine = Place { timestamp: entry.turn.timestamp, txn };
         let mut pairs = BTreeSet::new();
         for (place, stage) in self.conflicts(txn, entry) {
-            let Some(other) = self.entries.get(&place.txn) else { continue };
+            let other = self.entry(place.txn);
             let (first, second) = (other.turn.priority, entry.turn.priority);
             if matches!(stage, Stage::Prepared | Stage::Conditional) {
                 continue;
@@ -278,8 +284,8 @@ impl Queue {
     /// If somebody else holds one of them.
     pub fn prepare(&mut self, txn: TxnId) {
         self.move_on(txn, Stage::Prepared);
-        let Some(entry) = self.entries.get(&txn) else { return };
-        let holder = self.conflicts(txn, entry).find(|(_, stage)| *stage == Stage::Prepared);
+        let holder =
+            self.conflicts(txn, self.entry(txn)).find(|(_, stage)| *stage == Stage::Prepared);
         assert!(holder.is_none(), "{txn} takes the keys of {holder:?}");
     }
 
@@ -293,12 +299,15 @@ impl Queue {
     /// `txn` leaves. Returns those that wait for a key that it touched, in their order: some of them
     /// may go now.
     pub fn remove(&mut self, txn: TxnId) -> Vec<TxnId> {
+        // It never came here: its abort was all that did.
         let Some(Entry { turn, keys, .. }) = self.entries.remove(&txn) else { return Vec::new() };
         let place = Place { timestamp: turn.timestamp, txn };
         self.queued.remove(&place);
         let mut waiters = BTreeSet::new();
         for key in keys.keys() {
-            let Some(others) = self.keys.get_mut(key) else { continue };
+            let Some(others) = self.keys.get_mut(key) else {
+                unreachable!("{txn} touches {key}, and nobody does");
+            };
             others.remove(&place);
             let waits = |place: &&Place| {
                 self.entries.get(&place.txn).is_some_and(|entry| entry.stage.is_waiting())

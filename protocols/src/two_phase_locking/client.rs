@@ -144,6 +144,7 @@ impl Gateway for Own {
 
     /// What it has read already stays as it was, under its locks.
     fn on_read(client: &mut Client, txn: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
+        // It was wounded meanwhile: its caller will hear, or has heard.
         let Some(open) = client.open.get_mut(&txn) else { return };
         if !matches!((&open.phase, &open.txn.kind), (Phase::Deciding, Kind::General)) {
             return;
@@ -327,6 +328,7 @@ impl Client {
     /// It waits for a lock at one participant. With preempt-on-wait the others must know, if it
     /// could be preempted for it.
     fn on_waiting(&mut self, txn: TxnId, partition: PartitionId, cx: &mut Context<'_>) {
+        // It has finished.
         let Some(open) = self.open.get_mut(&txn) else { return };
         if !open.silent.contains(&partition) || !open.more.waiting.insert(partition) {
             return;
@@ -350,6 +352,7 @@ impl Client {
         reason: AbortReason,
         cx: &mut Context<'_>,
     ) {
+        // It has finished: the second loss of one transaction.
         let Some(open) = self.open.get(&txn) else { return };
         match open.phase {
             Phase::Reading | Phase::Deciding => {

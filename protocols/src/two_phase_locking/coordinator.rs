@@ -138,7 +138,9 @@ impl Leading<'_> {
         world: &mut World<'_>,
     ) {
         let coordinator = self.id;
+        // It was asked about as a participant, or it is settled meanwhile.
         let Some(coordinating) = self.under_way(txn) else { return };
+        // Nobody asked to commit it: it is about to be aborted.
         let Some(request) = &coordinating.more else { return };
         if coordinating.is_decision_proposed {
             return;
@@ -181,7 +183,10 @@ impl Leading<'_> {
 
     /// Proposes what the votes decide, if they do. Nobody hears of it before it is chosen.
     fn try_decide(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(coordinating) = self.under_way(txn) else { return };
+        let Some(coordinating) = self.under_way(txn) else {
+            unreachable!("{txn} is not coordinated by {}", self.id);
+        };
+        // Nobody asked to commit it: it is about to be aborted.
         let Some(request) = &coordinating.more else { return };
         let participants = request.participants.clone();
         let vote = |partition| coordinating.votes.get(&partition).copied();
@@ -290,7 +295,9 @@ impl Leading<'_> {
     /// Participants that owe a vote or an acknowledgement since `asked` may have lost their leader.
     fn suspect_silent(&mut self, txn: TxnId, asked: Time, world: &mut World<'_>) {
         let mut audience = self.audience(txn);
-        let Some(coordinating) = self.under_way(txn) else { return };
+        let Some(coordinating) = self.under_way(txn) else {
+            unreachable!("{txn} is overdue and unknown at {}", self.id);
+        };
         audience.extend(coordinating.more.iter().flat_map(|request| &request.participants));
         for partition in audience {
             if coordinating.awaits(partition) {

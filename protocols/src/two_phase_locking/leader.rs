@@ -155,6 +155,7 @@ impl Role for Leader {
         if let Some((txn, outcome)) = told {
             world.cx.claim(Claim::Decided { txn, outcome });
         }
+        // A follower does no more.
         let Some(mut leading) = partition.leading() else { return };
         match applied {
             Applied::Nothing => {}

@@ -153,6 +153,7 @@ impl Leading<'_> {
     }
 
     fn send_reads(&self, txn: TxnId, world: &mut World<'_>) {
+        // It was asked to prepare in the same step: its client knows the values.
         let Some(session) = self.leader.sessions.get(&txn) else { return };
         let reads = session.reads.iter().map(|key| (key.clone(), world.store.read(self.id, key)));
         let (round, partition) = (session.round, self.id);
@@ -391,8 +392,9 @@ impl Leading<'_> {
 
     /// Asks the coordinator of a prepared transaction what was decided.
     pub(super) fn query_decision(&self, txn: TxnId, world: &mut World<'_>) {
-        let Some(prepared) = self.state.prepared.get(&txn) else { return };
-        let Prepared { coordinator, proposal, .. } = *prepared;
+        let Some(&Prepared { coordinator, proposal, .. }) = self.state.prepared.get(&txn) else {
+            unreachable!("{txn} is not prepared at {}", self.id);
+        };
         let query = Msg::QueryDecision { txn, coordinator, partition: self.id, proposal };
         world.send_to_leader(coordinator, query);
     }
@@ -409,7 +411,9 @@ impl Leading<'_> {
         let gone = self.leader.sessions.iter().filter(|(_, session)| is_gone(session));
         let gone: Vec<TxnId> = gone.map(|(txn, _)| *txn).collect();
         for (txn, last) in due {
-            let Some(prepared) = self.state.prepared.get(&txn) else { continue };
+            let Some(prepared) = self.state.prepared.get(&txn) else {
+                unreachable!("{} doubts {txn}, which is not prepared", self.id);
+            };
             world.suspect(prepared.coordinator, last.at);
             self.query_decision(txn, world);
         }
