@@ -67,7 +67,7 @@ impl Coordinator for Leader {
     }
 
     fn waits_for_timestamps(config: &Config) -> bool {
-        !config.mutations.no_floor
+        !config.mutations.no_floor()
     }
 }
 
@@ -102,7 +102,7 @@ impl Gathering for Leader {
         let participants = participants.iter().copied();
         let vote = |partition| votes.get(&partition);
         match request {
-            Some(Request { writes, .. }) if world.config.mutations.recovery_prepares => {
+            Some(Request { writes, .. }) if world.config.mutations.recovery_prepares() => {
                 let bare = Request { writes: writes.clone(), versions: vec![] };
                 decide(participants, Some(&bare), vote)
             }
@@ -132,11 +132,11 @@ impl Gathering for Leader {
 
     /// The paper's participants never ask (C9 is about them).
     fn never_asks(config: &Config) -> bool {
-        config.mutations.no_tombstones
+        config.mutations.no_tombstones()
     }
 
     fn tells_aborts_at_once(config: &Config) -> bool {
-        config.mutations.recovery_prepares
+        config.mutations.recovery_prepares()
     }
 }
 
@@ -162,7 +162,7 @@ impl Leading<'_> {
             return;
         }
         let versions =
-            if world.config.mutations.versions_not_replicated { vec![] } else { versions };
+            if world.config.mutations.versions_not_replicated() { vec![] } else { versions };
         self.propose(Command::RequestCommit { txn, participants, writes, versions }, world);
     }
 
@@ -220,7 +220,7 @@ impl Leading<'_> {
         }
         let is_leaders = vote.voters.is_some();
         let votes = coordinating.more.open.entry(partition).or_default();
-        if mutations.leader_abort_acts
+        if mutations.leader_abort_acts()
             && is_leaders
             && let Vote::Refused(reason) = vote.vote
         {
@@ -228,7 +228,7 @@ impl Leading<'_> {
             return;
         }
         votes.insert(from, vote);
-        match agreed(votes, mutations.terms_ignored) {
+        match agreed(votes, mutations.terms_ignored()) {
             Some(vote @ Vote::Prepared { .. }) => {
                 world.cx.note(Note::FastVote);
                 coordinating.more.open.remove(&partition);
@@ -238,7 +238,7 @@ impl Leading<'_> {
             }
             Some(Vote::Refused(reason)) => {
                 world.cx.note(Note::FastRefusal);
-                if mutations.abort_told_at_once {
+                if mutations.abort_told_at_once() {
                     self.abort_untold(txn, reason, world);
                 } else if coordinating.requested == 0 {
                     // C2, R2: nobody could find these refusals again, so the abort is this group's

@@ -175,7 +175,7 @@ impl Leading<'_> {
         world: &World<'_>,
     ) -> Timestamp {
         let now = world.cx.clock().now;
-        let (floor, logged) = if world.config.mutations.no_floor {
+        let (floor, logged) = if world.config.mutations.no_floor() {
             let written = writes.iter().map(|key| world.store.read(self.id, key).version);
             let accessed = versions.iter().map(|(_, version)| *version).chain(written);
             let latest = accessed.map(|version| version.timestamp).max().unwrap_or_default();
@@ -272,7 +272,8 @@ impl Leading<'_> {
         if self.answer_query_prepare(txn, coordinator, world) {
             return;
         }
-        if world.config.mutations.recovery_prepares || world.config.mutations.abort_told_at_once {
+        if world.config.mutations.recovery_prepares() || world.config.mutations.abort_told_at_once()
+        {
             let (acknowledged_below, timestamp, wants_reads) = (0, None, false);
             let prepare = Prepare {
                 txn,
@@ -312,7 +313,7 @@ impl Leading<'_> {
         match (is_open, is_over, &verdict) {
             (true, _, _) => self.end(txn, coordinator, verdict, world),
             (false, true, _) => self.acknowledge(txn, coordinator, world),
-            (false, false, Verdict::Abort(_)) if world.config.mutations.no_tombstones => {
+            (false, false, Verdict::Abort(_)) if world.config.mutations.no_tombstones() => {
                 self.acknowledge(txn, coordinator, world);
             }
             // Nothing is known of it: its prepare is on the way, or was lost. Remember (C9).
@@ -377,7 +378,7 @@ impl Leading<'_> {
         world: &mut World<'_>,
     ) {
         let now = world.cx.now();
-        let has_lease = self.replica.has_lease(now) || world.config.mutations.no_lease;
+        let has_lease = self.replica.has_lease(now) || world.config.mutations.no_lease();
         let read = WaitingRead { client, txn, keys, at_least };
         if !has_lease {
             // A leader that lost its group must not answer from the past (C12).
@@ -421,7 +422,7 @@ impl Leading<'_> {
         } else {
             let wanted = world.cx.clock().now.max(at_least).max(self.leader.floor);
             let valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
-            if !world.config.mutations.no_floor {
+            if !world.config.mutations.no_floor() {
                 self.leader.floor = self.leader.floor.max(valid_until);
             }
             let read = |key: Key| {

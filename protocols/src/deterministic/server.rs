@@ -163,10 +163,10 @@ fn read(node: NodeId, recovered: Vec<Record>) -> (BTreeMap<u64, Image>, Logs) {
 
 /// What of the settings concerns a server's state.
 fn settings(node: NodeId, cluster: &Cluster, config: &Config) -> Settings {
-    let Config { outcomes, compared_entries, mut mutations, .. } = *config;
+    let Config { outcomes, compared_entries, mutations, .. } = *config;
     let first = cluster.servers().map(|server| server.id).min();
-    mutations.loses_writes &= first == Some(node);
-    Settings { outcomes, compared_entries, mutations }
+    let loses_writes = mutations.loses_writes() && first == Some(node);
+    Settings { outcomes, compared_entries, mutations, loses_writes }
 }
 
 /// What was persisted, and who has something to say.
@@ -733,7 +733,7 @@ impl Server {
         }) {
             let batch = self.sequencing(stream, cx, |sequencer, view| sequencer.next_batch(view));
             let Some(Some(command)) = batch else { return };
-            let copy = self.config.mutations.merges_unchosen.then(|| Arc::new(command.clone()));
+            let copy = self.config.mutations.merges_unchosen().then(|| Arc::new(command.clone()));
             let mut proposed = None;
             self.with(stream, cx, |held, io| proposed = held.replica.propose(command, io));
             if let (Some(command), Some((index, _))) = (copy, proposed)
@@ -868,7 +868,7 @@ impl Server {
             }
         }
         // What an orderer has is taken from there, by whoever leads.
-        if self.config.mutations.forwards_nothing || self.placement.orderer().is_some() {
+        if self.config.mutations.forwards_nothing() || self.placement.orderer().is_some() {
             return;
         }
         due.sort_by_key(|(asked, entry)| (*asked, entry.name()));

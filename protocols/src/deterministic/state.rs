@@ -50,6 +50,7 @@ pub struct State {
     /// Who runs transactions that do not conflict.
     workers: Arc<dyn Workers>,
     mutations: Mutations,
+    loses_writes: bool,
 }
 
 /// What of the protocol's settings concerns a state.
@@ -59,13 +60,16 @@ pub struct Settings {
     pub outcomes: Bounds,
     /// Entries of a stream that are compared together.
     pub compared_entries: u64,
-    /// Unsafe variants, for tests.
+    /// Deliberate mistakes, for tests.
     pub mutations: Mutations,
+    /// One of them, which only the first server makes.
+    pub loses_writes: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { outcomes: Bounds::default(), compared_entries: 64, mutations: Mutations::default() }
+        let (outcomes, mutations) = (Bounds::default(), Mutations::default());
+        Self { outcomes, compared_entries: 64, mutations, loses_writes: false }
     }
 }
 
@@ -105,12 +109,12 @@ impl State {
         workers: Arc<dyn Workers>,
         now: Time,
     ) -> Self {
-        let Settings { outcomes, compared_entries, mutations } = settings;
+        let Settings { outcomes, compared_entries, mutations, loses_writes } = settings;
         let mut streams: BTreeMap<PartitionId, StreamImage> =
             placement.streams().into_iter().map(|id| (id, StreamImage::default())).collect();
         streams.extend(image.streams.clone());
         let acknowledged = acknowledged(&streams);
-        let mut merge = Merge::new(placement.orderer(), mutations.waits_for_itself);
+        let mut merge = Merge::new(placement.orderer(), mutations.waits_for_itself());
         for (stream, place, entry) in &image.pending {
             merge.insert(*stream, *place, entry, |key| placement.stream_of(key), now);
         }
@@ -118,7 +122,7 @@ impl State {
         image.ended.iter().for_each(|(&txn, known)| ended.insert(txn, known.clone()));
         let mut checks = Checks::new(compared_entries);
         streams.iter().for_each(|(&id, stream)| checks.begin(id, stream.applied));
-        let mut shares = Shares::new(mutations.reads_early);
+        let mut shares = Shares::new(mutations.reads_early());
         shares.restore(image.due.iter().cloned(), &image.kept, placement);
         Self {
             streams,
@@ -133,6 +137,7 @@ impl State {
             number: image.number,
             workers,
             mutations,
+            loses_writes,
         }
     }
 
@@ -389,7 +394,7 @@ impl State {
         let is_late = is_below(&state.acknowledged);
         let is_repeated = is_below(&state.forgotten) || !state.seen.insert(entry.name());
         let place = Place { is_late, ..place };
-        if is_repeated && !self.mutations.runs_repeated {
+        if is_repeated && !self.mutations.runs_repeated() {
             return false;
         }
         self.merge.insert(stream, place, entry, |key| placement.stream_of(key), now);
@@ -570,7 +575,7 @@ impl State {
         // S10: whether it is void follows from what it comes after on its keys. If of one transaction
         // two names are not, the same one comes first everywhere.
         let has_run = merged.is_late || (name.map != 0 && self.ran.contains(&txn));
-        let is_checked = merged.entry.target.is_some() || !self.mutations.runs_void;
+        let is_checked = merged.entry.target.is_some() || !self.mutations.runs_void();
         if is_checked && !self.is_right(&merged.entry) {
             applied.void.push(name);
             return false;
@@ -580,7 +585,7 @@ impl State {
             applied.relocated += 1;
             return false;
         }
-        !has_run || self.mutations.runs_repeated
+        !has_run || self.mutations.runs_repeated()
     }
 
     /// Takes the parts of what has its locks, and runs that to which nothing is missing, until nothing is left to do.
@@ -672,7 +677,7 @@ impl State {
         let txn = functor.txn;
         self.checks.add(stream, index, digest);
         let outcome = match writes {
-            Ok(_) if self.mutations.loses_writes && txn.counter.is_multiple_of(4) => {
+            Ok(_) if self.loses_writes && txn.counter.is_multiple_of(4) => {
                 Outcome::Committed(timestamp)
             }
             Ok(writes) => {

@@ -113,7 +113,7 @@ impl Leading<'_> {
         if world.config.level >= Level::PriorityAbort {
             self.abort_by_priority(txn, world);
         }
-        if world.config.mutations.forwards_on_arrival {
+        if world.config.mutations.forwards_on_arrival() {
             self.forward_read(txn, world);
         }
         self.on_turn(world);
@@ -143,7 +143,7 @@ impl Leading<'_> {
             let Some(known) = self.leader.arrived.get(&victim) else { continue };
             let coordinator = known.coordinator;
             world.cx.note(Note::PriorityAbort);
-            if world.config.mutations.refusals_are_volatile {
+            if world.config.mutations.refusals_are_volatile() {
                 self.send_vote(victim, coordinator, Vote::Refused(AbortReason::Conflict), world);
                 self.free(victim, Fate::Aborted, world);
                 continue;

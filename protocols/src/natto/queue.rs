@@ -13,6 +13,7 @@ use orthodrome_core::id::TxnId;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
+use super::Mutations;
 use super::message::Turn;
 
 /// A place in the order of all transactions.
@@ -55,15 +56,6 @@ pub enum Verdict {
     Overtaken,
 }
 
-/// Unsafe variants, for tests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Letter {
-    /// N1: a late transaction waits for later ones, as §3.2 has it to the letter.
-    pub waits_for_later: bool,
-    /// N2: a lock is free though an earlier one waits for it.
-    pub ignores_waiters: bool,
-}
-
 #[derive(Clone, Debug)]
 struct Entry {
     turn: Turn,
@@ -75,7 +67,7 @@ struct Entry {
 /// The transactions of one partition's leader, by key and by place.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
-    letter: Letter,
+    mutations: Mutations,
     entries: BTreeMap<TxnId, Entry>,
     /// Who touches a key; true for those that write it.
     keys: BTreeMap<Key, BTreeMap<Place, bool>>,
@@ -85,8 +77,8 @@ pub struct Queue {
 impl Queue {
     /// An empty queue.
     #[must_use]
-    pub fn new(letter: Letter) -> Self {
-        Self { letter, ..Self::default() }
+    pub fn new(mutations: Mutations) -> Self {
+        Self { mutations, ..Self::default() }
     }
 
     /// A transaction has arrived.
@@ -189,12 +181,14 @@ impl Queue {
         for (place, stage) in self.conflicts(txn, entry) {
             let counts = match stage {
                 Stage::Queued => false,
-                Stage::Waiting | Stage::Conditional if place > mine => !self.letter.waits_for_later,
-                Stage::Waiting => !self.letter.ignores_waiters,
+                Stage::Waiting | Stage::Conditional if place > mine => {
+                    !self.mutations.late_waits_for_later()
+                }
+                Stage::Waiting => !self.mutations.waiters_are_bypassed(),
                 Stage::Conditional => true,
                 Stage::Prepared => true,
             };
-            if counts && place > mine && !self.letter.waits_for_later {
+            if counts && place > mine && !self.mutations.late_waits_for_later() {
                 return Verdict::Overtaken;
             }
             if counts {
@@ -218,7 +212,7 @@ impl Queue {
         let mine = Place { timestamp: entry.turn.timestamp, txn };
         self.conflicts(txn, entry).all(|(place, stage)| match stage {
             Stage::Queued => true,
-            Stage::Waiting => place > mine || self.letter.ignores_waiters,
+            Stage::Waiting => place > mine || self.mutations.waiters_are_bypassed(),
             Stage::Conditional => place > mine,
             Stage::Prepared => false,
         })
@@ -338,7 +332,8 @@ impl Queue {
     /// # Panics
     /// If it does.
     pub fn assert_invariants(&self) {
-        let is_sound = self.letter == Letter::default();
+        let Self { mutations, .. } = self;
+        let is_sound = !mutations.late_waits_for_later() && !mutations.waiters_are_bypassed();
         for (&txn, entry) in &self.entries {
             let place = Place { timestamp: entry.turn.timestamp, txn };
             assert_eq!(self.queued.contains(&place), entry.stage == Stage::Queued, "{txn}");

@@ -91,7 +91,7 @@ impl Leading<'_> {
         if coordinating.more.is_some() || coordinating.is_decision_proposed {
             return;
         }
-        if world.config.mutations.skips_readers {
+        if world.config.mutations.skips_readers() {
             let is_written = |partition: &PartitionId| {
                 request.writes.keys().any(|key| world.cluster.partition_of(key) == *partition)
             };

@@ -55,11 +55,11 @@ impl Reader for Leader {
     }
 
     fn skips_lease(config: &Config) -> bool {
-        config.mutations.no_lease
+        config.mutations.no_lease()
     }
 
     fn skips_writers(config: &Config) -> bool {
-        config.mutations.reads_do_not_wait
+        config.mutations.reads_do_not_wait()
     }
 }
 
@@ -267,8 +267,8 @@ impl Leading<'_> {
         let is_current =
             versions.iter().all(|(key, read)| world.store.read(self.id, key).version == *read);
         let has_locks = self.leader.locks.holds(txn, &locks)
-            || (world.config.mutations.trusts_rounds && self.leader.locks.is_granted(txn));
-        let refusal = if !is_current && !world.config.mutations.no_version_check {
+            || (world.config.mutations.trusts_rounds() && self.leader.locks.is_granted(txn));
+        let refusal = if !is_current && !world.config.mutations.no_version_check() {
             Some((Note::StaleVersions, AbortReason::StaleRead))
         } else if has_locks {
             self.leader.locks.prepare(txn);
@@ -360,7 +360,7 @@ impl Leading<'_> {
         if !self.leader.ending.insert(txn) {
             return;
         }
-        if matches!(outcome, Outcome::Aborted(_)) || world.config.mutations.releases_early {
+        if matches!(outcome, Outcome::Aborted(_)) || world.config.mutations.releases_early() {
             // Whoever takes the keys now stands behind this abort in the log, so its vote is out
             // only if the abort is chosen. A commit's keys are free when it is applied (T5).
             self.leader.locks.release(txn);
