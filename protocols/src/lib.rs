@@ -12,6 +12,7 @@ pub mod functor;
 pub mod gateway;
 mod hosting;
 pub mod ir;
+mod mutation;
 pub mod natto;
 pub mod ocean_vista;
 mod portions;

@@ -12,7 +12,7 @@ use orthodrome_core::txn::{Decision, Key, Outcome, Read, Txn};
 use super::leader::Context;
 use super::message::Msg;
 use super::{Carousel, Config, Note, Timer};
-use crate::commit::{self, Gateway, GatewayTimer, Phase, Timeouts};
+use crate::commit::{self, Gateway, Phase, Timeouts};
 use crate::gateway::{Participant, set_floors};
 use crate::replication::Index;
 
@@ -78,16 +78,16 @@ impl Gateway for Own {
         }
     }
 
-    fn coordinator_message(open: &Open) -> Msg {
+    fn coordinator_message(open: &Open) -> Option<Msg> {
         // What the client knows is for those who read, not for the log.
         let participants = open.participants.values().cloned();
         let without_floor = |participant| Participant { floor: Timestamp::ZERO, ..participant };
-        Msg::CoordinatorPrepare {
+        Some(Msg::CoordinatorPrepare {
             txn: open.txn.id,
             coordinator: open.coordinator,
             participants: participants.map(without_floor).collect(),
             acknowledged_below: open.txn.acknowledged_below,
-        }
+        })
     }
 
     fn end_message(open: &Open, decision: &Decision) -> Msg {
@@ -109,7 +109,7 @@ impl Gateway for Own {
         Msg::Resolve { txn, coordinator, participants }
     }
 
-    fn heartbeat_message(coordinator: PartitionId, txns: Vec<TxnId>) -> Msg {
+    fn heartbeat_message(_: &Client, coordinator: PartitionId, txns: Vec<TxnId>) -> Msg {
         Msg::Heartbeat { coordinator, txns }
     }
 
@@ -128,8 +128,8 @@ impl Gateway for Own {
 
     fn on_timer(client: &mut Client, timer: Timer, cx: &mut Context<'_>) {
         match timer {
-            Timer::Resend(txn) => client.on_timeout(GatewayTimer::Resend(txn), cx),
-            Timer::Heartbeat => client.on_timeout(GatewayTimer::Heartbeat, cx),
+            Timer::Resend(txn) => client.on_resend_timeout(txn, cx),
+            Timer::Heartbeat => client.on_heartbeat_timeout(cx),
             Timer::Replication(..) | Timer::Sweep(_) | Timer::CommitWait(_) => {
                 unreachable!("a server's timer at a client")
             }
@@ -252,6 +252,7 @@ impl Client {
         reads: Vec<(Key, Read)>,
         cx: &mut Context<'_>,
     ) {
+        // It has finished: a late answer.
         let Some(open) = self.open.get_mut(&txn) else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
             // From a follower that lags, or a leader that was deposed (R11). The leader answers too.

@@ -4,14 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::cpc::{FastVote, agreed};
 use super::leader::{Leader, Leading, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{Prepared, Request, decide};
-use super::{Config, Note, Timer};
-use crate::commit::{self, Coordination, Coordinator, Gathering, Timeouts};
+use super::{Config, Note};
+use crate::commit::{self, Coordination, Coordinator, Gathering, Participation, Timeouts};
 use crate::gateway::Participant;
 
 type Coordinating = commit::Coordinating<Leader>;
@@ -61,16 +62,12 @@ impl Coordinator for Leader {
         Command::Acknowledge(clients)
     }
 
-    fn commit_wait_timer(partition: PartitionId) -> Timer {
-        Timer::CommitWait(partition)
-    }
-
     fn timeouts(config: &Config) -> &Timeouts {
         &config.timeouts
     }
 
     fn waits_for_timestamps(config: &Config) -> bool {
-        !config.mutations.no_floor
+        !config.mutations.no_floor()
     }
 }
 
@@ -105,7 +102,7 @@ impl Gathering for Leader {
         let participants = participants.iter().copied();
         let vote = |partition| votes.get(&partition);
         match request {
-            Some(Request { writes, .. }) if world.config.mutations.recovery_prepares => {
+            Some(Request { writes, .. }) if world.config.mutations.recovery_prepares() => {
                 let bare = Request { writes: writes.clone(), versions: vec![] };
                 decide(participants, Some(&bare), vote)
             }
@@ -113,8 +110,33 @@ impl Gathering for Leader {
         }
     }
 
+    fn participation(&mut self) -> &mut Participation<Prepared> {
+        &mut self.participation
+    }
+
+    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
+        (prepared.coordinator, prepared.vote())
+    }
+
+    fn refusal(reason: AbortReason) -> Vote {
+        Vote::Refused(reason)
+    }
+
+    fn committed(timestamp: Timestamp) -> Vote {
+        Vote::Committed(timestamp)
+    }
+
+    fn forget_command(txns: Vec<TxnId>) -> Command {
+        Command::Forget(txns)
+    }
+
+    /// The paper's participants never ask (C9 is about them).
+    fn never_asks(config: &Config) -> bool {
+        config.mutations.no_tombstones()
+    }
+
     fn tells_aborts_at_once(config: &Config) -> bool {
-        config.mutations.recovery_prepares
+        config.mutations.recovery_prepares()
     }
 }
 
@@ -140,7 +162,7 @@ impl Leading<'_> {
             return;
         }
         let versions =
-            if world.config.mutations.versions_not_replicated { vec![] } else { versions };
+            if world.config.mutations.versions_not_replicated() { vec![] } else { versions };
         self.propose(Command::RequestCommit { txn, participants, writes, versions }, world);
     }
 
@@ -198,7 +220,7 @@ impl Leading<'_> {
         }
         let is_leaders = vote.voters.is_some();
         let votes = coordinating.more.open.entry(partition).or_default();
-        if mutations.leader_abort_acts
+        if mutations.leader_abort_acts()
             && is_leaders
             && let Vote::Refused(reason) = vote.vote
         {
@@ -206,7 +228,7 @@ impl Leading<'_> {
             return;
         }
         votes.insert(from, vote);
-        match agreed(votes, mutations.terms_ignored) {
+        match agreed(votes, mutations.terms_ignored()) {
             Some(vote @ Vote::Prepared { .. }) => {
                 world.cx.note(Note::FastVote);
                 coordinating.more.open.remove(&partition);
@@ -216,7 +238,7 @@ impl Leading<'_> {
             }
             Some(Vote::Refused(reason)) => {
                 world.cx.note(Note::FastRefusal);
-                if mutations.abort_told_at_once {
+                if mutations.abort_told_at_once() {
                     self.abort_untold(txn, reason, world);
                 } else if coordinating.requested == 0 {
                     // C2, R2: nobody could find these refusals again, so the abort is this group's

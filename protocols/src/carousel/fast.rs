@@ -160,7 +160,7 @@ impl Ballot {
         let vote = FastVote { term, vote: prepared.vote(), voters };
         let vote = Msg::FastPrepareResult { txn, coordinator, partition, vote };
         let listed = Listed { term, prepared };
-        if world.config.mutations.votes_volatile {
+        if world.config.mutations.votes_volatile() {
             own.list.insert(txn, listed, world.cx.now());
             world.send_to_leader(coordinator, vote);
             return;
@@ -275,7 +275,7 @@ impl Partition {
             match self.own.waiting.pop_front() {
                 Some((_, Waiting::Vote { coordinator, term, vote })) => {
                     // R5: a term that is over has been collected, or will be; its votes are frozen.
-                    if term == self.replica.term() || world.config.mutations.terms_ignored {
+                    if term == self.replica.term() || world.config.mutations.terms_ignored() {
                         world.send_to_leader(coordinator, *vote);
                     }
                 }
@@ -330,6 +330,7 @@ impl Partition {
 
     /// Asks those for their lists whose lists are missing.
     pub(super) fn collect(&self, world: &mut World<'_>) {
+        // The lists are complete already, or this replica leads no more.
         let Some(Recovery::Collecting { lists, .. }) = &self.own.recovery else { return };
         let (partition, term) = (self.id, self.replica.term());
         for &voter in self.replica.voters() {
@@ -384,7 +385,7 @@ impl Partition {
         }
         let lists = if is_joint { BTreeMap::new() } else { std::mem::take(lists) };
         self.own.recovery = Some(Recovery::Replicating(BTreeSet::new()));
-        let ignore_terms = world.config.mutations.terms_ignored;
+        let ignore_terms = world.config.mutations.terms_ignored();
         let examined = examine(&lists, voters, |one, other| {
             one.prepared == other.prepared && (ignore_terms || one.term == other.term)
         });
@@ -394,9 +395,10 @@ impl Partition {
 
     /// A transaction of step 5 is chosen.
     pub(super) fn on_recovered(&mut self, txn: TxnId, world: &mut World<'_>) {
+        // Most transactions are chosen while nobody recovers.
         let Some(Recovery::Replicating(left)) = &mut self.own.recovery else { return };
         if left.remove(&txn)
-            && world.config.mutations.lists_keep_the_ended
+            && world.config.mutations.lists_keep_the_ended()
             && let Some(leader) = &mut self.leader
         {
             leader.participation.asked.remove(&txn);
@@ -414,7 +416,7 @@ impl Partition {
 
     /// What is overdue in the list: what is over goes, and the leader is asked about the rest.
     pub(super) fn sweep_list(&mut self, world: &mut World<'_>) {
-        if world.config.mutations.lists_keep_the_ended {
+        if world.config.mutations.lists_keep_the_ended() {
             return;
         }
         let over: Vec<TxnId> =
@@ -479,7 +481,7 @@ impl Leading<'_> {
 
     /// C8: it is over, and whoever lists it lags behind.
     fn is_finished(&self, txn: TxnId, world: &World<'_>) -> bool {
-        if world.config.mutations.lists_keep_the_ended {
+        if world.config.mutations.lists_keep_the_ended() {
             return self.state.ended.contains_key(&txn);
         }
         self.state.is_over(txn)
@@ -495,7 +497,8 @@ impl Leading<'_> {
             |(key, version): &(Key, Version)| world.store.read(self.id, key).version == *version;
         self.leader.pending.conflict(txn, &reads, &listed.writes).is_none()
             && listed.versions.iter().all(is_latest)
-            && (listed.proposal > self.leader.logged || world.config.mutations.lists_keep_the_ended)
+            && (listed.proposal > self.leader.logged
+                || world.config.mutations.lists_keep_the_ended())
     }
 
     /// C9, C10: a follower, or this leader itself, has held these for long.

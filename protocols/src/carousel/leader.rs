@@ -89,6 +89,7 @@ impl Freed {
     }
 
     pub(super) fn remove(&mut self, txn: TxnId) {
+        // Most transactions are here only if their abort is in the log.
         let Some(prepared) = self.of.remove(&txn) else { return };
         for (key, _) in &prepared.versions {
             self.keys.entry(key.clone()).or_default().0 -= 1;
@@ -188,7 +189,7 @@ impl Role for Leader {
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
         if world.config.is_fast {
-            let keeps_ended = world.config.mutations.lists_keep_the_ended;
+            let keeps_ended = world.config.mutations.lists_keep_the_ended();
             partition.own.before_apply(command, &partition.state, keeps_ended);
         }
         let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
@@ -452,7 +453,7 @@ impl Partition {
             coordination: Coordination::new(self.state.settled.keys().copied(), now),
             ..Leader::default()
         };
-        if world.config.mutations.no_lease {
+        if world.config.mutations.no_lease() {
             leader.floor = self.state.floor;
         }
         for (&txn, prepared) in &self.state.prepared {

@@ -118,6 +118,7 @@ mod cpc;
 mod fast;
 mod leader;
 mod message;
+mod mutations;
 mod participant;
 mod state;
 
@@ -127,6 +128,7 @@ pub use client::Client;
 pub use cpc::{FastVote, Listed, agreed, supermajority, threshold};
 pub use leader::Server;
 pub use message::{Command, Log, Msg, Record, Vote};
+pub use mutations::Mutations;
 pub use state::{Coordinated, Prepared, Request, State, decide};
 
 use std::time::Duration;
@@ -135,7 +137,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
-use orthodrome_core::machine::{NO_SESSIONS, Protocol};
+use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 
 use crate::registry::{Guarantee, Registered, Row};
@@ -165,36 +167,8 @@ pub struct Config {
     pub timeouts: commit::Timeouts,
     /// How far ahead of its clock a leader accepts a client's timestamp (R8).
     pub ahead_max: Duration,
-    /// Unsafe variants, for tests.
+    /// Deliberate mistakes, for tests (ADR 35).
     pub mutations: Mutations,
-}
-
-/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Mutations {
-    /// C1: recovery prepares afresh; versions are not compared; heartbeat aborts are not logged.
-    pub recovery_prepares: bool,
-    /// C2: a supermajority's refusal is told at once, and recovery prepares afresh.
-    pub abort_told_at_once: bool,
-    /// C3: so is a refusal of the leader alone.
-    pub leader_abort_acts: bool,
-    /// C4: the read versions are not in the replicated commit request, so that whoever decides from
-    /// what is replicated cannot compare them.
-    pub versions_not_replicated: bool,
-    /// C5: votes of the fast path are sent before they are durable, and forgotten by a restart.
-    pub votes_volatile: bool,
-    /// C6: votes of different terms count together, and frozen ones are sent.
-    pub terms_ignored: bool,
-    /// C8: lists keep transactions that ended here without a write, a new leader takes those that were
-    /// forgotten for pending, whatever their timestamps, and does not ask what became of them.
-    pub lists_keep_the_ended: bool,
-    /// C9: an abort of an unknown transaction is ignored.
-    pub no_tombstones: bool,
-    /// C11: proposals exceed only the versions read, and commits do not wait.
-    pub no_floor: bool,
-    /// C12: read-only transactions are served without a lease, below whatever a predecessor
-    /// promised; and a leader that hears no quorum goes on leading.
-    pub no_lease: bool,
 }
 
 /// Rare events.
@@ -269,15 +243,8 @@ impl From<commit::Note> for Note {
             commit::Note::Forgotten => Self::Forgotten,
             commit::Note::CommitWait => Self::CommitWait,
             commit::Note::StaleVersions => Self::StaleVersions,
-        }
-    }
-}
-
-impl From<commit::GatewayNote> for Note {
-    fn from(note: commit::GatewayNote) -> Self {
-        match note {
-            commit::GatewayNote::SecondRound => Self::SecondRound,
-            commit::GatewayNote::Resent => Self::Resent,
+            commit::Note::SecondRound => Self::SecondRound,
+            commit::Note::Resent => Self::Resent,
         }
     }
 }
@@ -297,11 +264,12 @@ pub enum Timer {
     Heartbeat,
 }
 
-impl From<commit::GatewayTimer> for Timer {
-    fn from(timer: commit::GatewayTimer) -> Self {
+impl From<commit::Timer> for Timer {
+    fn from(timer: commit::Timer) -> Self {
         match timer {
-            commit::GatewayTimer::Resend(txn) => Self::Resend(txn),
-            commit::GatewayTimer::Heartbeat => Self::Heartbeat,
+            commit::Timer::CommitWait(partition) => Self::CommitWait(partition),
+            commit::Timer::Resend(txn) => Self::Resend(txn),
+            commit::Timer::Heartbeat => Self::Heartbeat,
         }
     }
 }
@@ -348,11 +316,7 @@ impl Protocol for Carousel {
     }
 
     fn mutations(name: &str) -> &'static [&'static str] {
-        if name == FAST {
-            &["C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "C11", "C12", "R11"]
-        } else {
-            &["C1", "C4", "C9", "C11", "C12", "R11"]
-        }
+        mutations::names(name)
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
@@ -372,26 +336,7 @@ impl Protocol for Carousel {
     }
 
     fn enable_mutation(config: &mut Config, mutation: &str) {
-        let (name, is_fast) = (Self::name(config), config.is_fast);
-        let mutations = &mut config.mutations;
-        match mutation {
-            "C1" => mutations.recovery_prepares = true,
-            "C2" if is_fast => mutations.abort_told_at_once = true,
-            "C3" if is_fast => mutations.leader_abort_acts = true,
-            "C4" => mutations.versions_not_replicated = true,
-            "C5" if is_fast => mutations.votes_volatile = true,
-            "C6" if is_fast => mutations.terms_ignored = true,
-            "C8" if is_fast => mutations.lists_keep_the_ended = true,
-            "C9" => mutations.no_tombstones = true,
-            "C11" => mutations.no_floor = true,
-            "C12" => {
-                mutations.no_lease = true;
-                config.hosting.replication.check_quorum = false;
-            }
-            // Callers bring it about, not this protocol.
-            NO_SESSIONS => {}
-            other => panic!("{other} is none of {:?}", Self::mutations(name)),
-        }
+        mutations::enable(config, mutation);
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {

@@ -5,12 +5,12 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
+use super::Note;
 use super::fast::{Ballot, versions};
-use super::leader::{Leader, Leading, WaitingRead, World};
+use super::leader::{Leading, WaitingRead, World};
 use super::message::{Command, Msg, Vote};
 use super::state::Prepared;
-use super::{Config, Note};
-use crate::commit::{Participating, Participation, Verdict};
+use crate::commit::Verdict;
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::RetryState;
 
@@ -47,33 +47,6 @@ impl Prepare {
         };
         let timestamp = Some(timestamp);
         Some(Self { txn, participant, coordinator, acknowledged_below, timestamp, wants_reads })
-    }
-}
-
-impl Participating for Leader {
-    fn participation(&mut self) -> &mut Participation<Prepared> {
-        &mut self.participation
-    }
-
-    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
-        (prepared.coordinator, prepared.vote())
-    }
-
-    fn refusal(reason: AbortReason) -> Vote {
-        Vote::Refused(reason)
-    }
-
-    fn committed(timestamp: Timestamp) -> Vote {
-        Vote::Committed(timestamp)
-    }
-
-    fn forget_command(txns: Vec<TxnId>) -> Command {
-        Command::Forget(txns)
-    }
-
-    /// The paper's participants never ask (C9 is about them).
-    fn never_asks(config: &Config) -> bool {
-        config.mutations.no_tombstones
     }
 }
 
@@ -202,7 +175,7 @@ impl Leading<'_> {
         world: &World<'_>,
     ) -> Timestamp {
         let now = world.cx.clock().now;
-        let (floor, logged) = if world.config.mutations.no_floor {
+        let (floor, logged) = if world.config.mutations.no_floor() {
             let written = writes.iter().map(|key| world.store.read(self.id, key).version);
             let accessed = versions.iter().map(|(_, version)| *version).chain(written);
             let latest = accessed.map(|version| version.timestamp).max().unwrap_or_default();
@@ -299,7 +272,8 @@ impl Leading<'_> {
         if self.answer_query_prepare(txn, coordinator, world) {
             return;
         }
-        if world.config.mutations.recovery_prepares || world.config.mutations.abort_told_at_once {
+        if world.config.mutations.recovery_prepares() || world.config.mutations.abort_told_at_once()
+        {
             let (acknowledged_below, timestamp, wants_reads) = (0, None, false);
             let prepare = Prepare {
                 txn,
@@ -339,7 +313,7 @@ impl Leading<'_> {
         match (is_open, is_over, &verdict) {
             (true, _, _) => self.end(txn, coordinator, verdict, world),
             (false, true, _) => self.acknowledge(txn, coordinator, world),
-            (false, false, Verdict::Abort(_)) if world.config.mutations.no_tombstones => {
+            (false, false, Verdict::Abort(_)) if world.config.mutations.no_tombstones() => {
                 self.acknowledge(txn, coordinator, world);
             }
             // Nothing is known of it: its prepare is on the way, or was lost. Remember (C9).
@@ -404,7 +378,7 @@ impl Leading<'_> {
         world: &mut World<'_>,
     ) {
         let now = world.cx.now();
-        let has_lease = self.replica.has_lease(now) || world.config.mutations.no_lease;
+        let has_lease = self.replica.has_lease(now) || world.config.mutations.no_lease();
         let read = WaitingRead { client, txn, keys, at_least };
         if !has_lease {
             // A leader that lost its group must not answer from the past (C12).
@@ -448,7 +422,7 @@ impl Leading<'_> {
         } else {
             let wanted = world.cx.clock().now.max(at_least).max(self.leader.floor);
             let valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
-            if !world.config.mutations.no_floor {
+            if !world.config.mutations.no_floor() {
                 self.leader.floor = self.leader.floor.max(valid_until);
             }
             let read = |key: Key| {

@@ -15,7 +15,7 @@ use crate::acknowledged::overdue;
 use crate::hosting::{CommandOf, Leading, Role, World};
 use crate::waiting::{CommitWait, RetryState, take_batch};
 
-/// Rare events of coordinators.
+/// Rare events of coordinators and gateways.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Note {
     /// A recovery query found no record of a decision, and made an abort.
@@ -32,6 +32,21 @@ pub enum Note {
     CommitWait,
     /// The versions that a client read are not those that were prepared.
     StaleVersions,
+    /// A read-only transaction needed a second round.
+    SecondRound,
+    /// A gateway sent a request again.
+    Resent,
+}
+
+/// Timers of coordinators and gateways.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Timer {
+    /// The first of the timestamps that a leader's commits wait for may have passed.
+    CommitWait(PartitionId),
+    /// A gateway sends a transaction's unanswered requests again.
+    Resend(TxnId),
+    /// A gateway sends heartbeats.
+    Heartbeat,
 }
 
 /// What a coordinator reads in the state of its group.
@@ -42,10 +57,12 @@ pub trait Outcomes {
     fn participants(&self, txn: TxnId) -> Option<Vec<PartitionId>>;
     /// True if an outcome is kept only until its client acknowledges it.
     fn is_kept(&self, txn: TxnId) -> bool;
+    /// True if the transaction's client knows its outcome.
+    fn is_acknowledged(&self, txn: TxnId) -> bool;
 }
 
 /// How a protocol fills in the coordinator.
-pub trait Coordinator: Role<State: Outcomes, Note: From<Note>> {
+pub trait Coordinator: Role<State: Outcomes, Note: From<Note>, Timer: From<Timer>> {
     /// A participant's vote.
     type Vote: Debug + Send;
     /// What the protocol keeps beside the votes of a transaction under way.
@@ -71,13 +88,15 @@ pub trait Coordinator: Role<State: Outcomes, Note: From<Note>> {
     fn settle_command(txns: Vec<TxnId>) -> CommandOf<Self>;
     /// Clients know the outcomes of their transactions below these counters.
     fn acknowledge_command(clients: Vec<(ClientId, u64)>) -> CommandOf<Self>;
-    /// The first of the timestamps that commits wait for may have passed.
-    fn commit_wait_timer(partition: PartitionId) -> Self::Timer;
     /// The time-outs of the settings.
     fn timeouts(config: &Self::Config) -> &Timeouts;
 
     // For protocols that do something more.
 
+    /// True if a participant's vote is here and will not change.
+    fn has_voted(coordinating: &Coordinating<Self>, partition: PartitionId) -> bool {
+        coordinating.votes.contains_key(&partition)
+    }
     /// False if outcomes are announced before their commit timestamps have passed: unsafe, for
     /// tests.
     fn waits_for_timestamps(_config: &Self::Config) -> bool {
@@ -171,6 +190,14 @@ impl<R: Coordinator> Coordinating<R> {
             more: R::More::default(),
         }
     }
+
+    /// True if a participant owes its vote or, once the decision was announced, its acknowledgement.
+    pub fn awaits(&self, partition: PartitionId) -> bool {
+        match self.is_told {
+            true => !self.acks.contains(&partition),
+            false => !R::has_voted(self, partition),
+        }
+    }
 }
 
 impl<R: Coordinator> Leading<'_, R> {
@@ -185,12 +212,55 @@ impl<R: Coordinator> Leading<'_, R> {
         self.leader.coordination().transactions.get_mut(&txn)
     }
 
+    /// Answers `client` if the transaction is decided, or if nobody here knows any more what became
+    /// of it. False if it is still open.
+    pub fn answer(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) -> bool {
+        if self.answer_if_decided(client, txn, world) {
+            return true;
+        }
+        let is_forgotten = self.state.is_acknowledged(txn);
+        if is_forgotten {
+            self.tell_forgotten(client, txn, world);
+        }
+        is_forgotten
+    }
+
+    /// Silence would have the client ask for ever.
+    pub fn tell_forgotten(&self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) {
+        world.cx.note(Note::Forgotten.into());
+        world.send(client, R::outcome_message(txn, Outcome::Unknown, None));
+    }
+
+    /// Tells `client` the outcome, if it may be told already.
+    pub fn answer_if_decided(
+        &mut self,
+        client: NodeId,
+        txn: TxnId,
+        world: &mut World<'_, R>,
+    ) -> bool {
+        if let Some(coordinating) = self.under_way(txn) {
+            coordinating.client = Some(client);
+            let Some(outcome) = coordinating.outcome else { return false };
+            if coordinating.is_told {
+                world.send(client, R::outcome_message(txn, outcome, None));
+            }
+            return true;
+        }
+        if let Some(outcome) = self.state.decision(txn) {
+            world.send(client, R::outcome_message(txn, outcome, None));
+            return true;
+        }
+        false
+    }
+
     /// Sends the outcome to the client and to the participants, once the commit timestamp has
     /// passed on every clock: only then does the order of timestamps agree with real time (C13).
     pub fn announce(&mut self, txn: TxnId, world: &mut World<'_, R>) {
         let clock = world.cx.clock();
         let now = world.cx.now();
-        let Some(outcome) = self.under_way(txn).and_then(|known| known.outcome) else { return };
+        let Some(outcome) = self.under_way(txn).and_then(|known| known.outcome) else {
+            unreachable!("{txn} is announced and not decided");
+        };
         R::before_telling(self, txn, world);
         let coordination = self.leader.coordination();
         if let Outcome::Committed(timestamp) = outcome
@@ -217,7 +287,7 @@ impl<R: Coordinator> Leading<'_, R> {
     fn set_commit_wait_timer(&mut self, world: &mut World<'_, R>) {
         let waiting = &self.leader.coordination().commit_wait;
         if let Some(at) = waiting.next(world.cx.clock(), world.cx.now()) {
-            world.cx.set_timer(R::commit_wait_timer(self.id), at);
+            world.cx.set_timer(Timer::CommitWait(self.id).into(), at);
         }
     }
 
@@ -238,6 +308,7 @@ impl<R: Coordinator> Leading<'_, R> {
         world: &mut World<'_, R>,
     ) {
         let mut audience = self.audience(txn);
+        // Before it is announced there is nothing to tell; afterwards it may be settled already.
         let Some(coordinating) = self.under_way(txn).filter(|known| known.is_told) else { return };
         let Some(outcome) = coordinating.outcome else {
             unreachable!("{txn} was told without an outcome");
@@ -260,6 +331,7 @@ impl<R: Coordinator> Leading<'_, R> {
 
     /// A participant has the decision in its log.
     pub fn on_decision_ack(&mut self, txn: TxnId, partition: PartitionId) {
+        // It is settled if the acknowledgement is a repetition.
         let Some(coordinating) = self.under_way(txn) else { return };
         coordinating.acks.insert(partition);
         self.settle_if_done(txn);

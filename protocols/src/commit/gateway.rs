@@ -1,10 +1,10 @@
-//! The gateway of Carousel and Natto, whose participants vote without being asked. It runs the
-//! transactions of its clients (Carousel §4.1, §4.4.2).
+//! The gateway. It runs the transactions of its clients (Carousel §4.1, §4.4.2).
 //!
-//! For each transaction the gateway sends the reads to the participants and the transaction's id to
-//! the coordinator. It waits for the values and then for the client's decision, and asks the
-//! coordinator to end the transaction. It sends requests again that are not answered in time. For a
-//! read-only transaction it asks the participants for snapshots instead.
+//! For each transaction the gateway sends the reads to the participants, and the transaction's id to
+//! the coordinator if participants vote without being asked. It waits for the values and then for
+//! the client's decision, and asks the coordinator to end the transaction. It sends requests again
+//! that are not answered in time. For a read-only transaction it asks the participants for snapshots
+//! instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
@@ -16,33 +16,16 @@ use orthodrome_core::machine::{Cx, Gauge, Input, Leak, Machine, Protocol, Setup}
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
+use super::coordinator::{Note, Timer};
 use super::timeouts::Timeouts;
 use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
 use crate::routes::Routes;
 use crate::waiting::RetryState;
 
-/// Rare events of gateways.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum GatewayNote {
-    /// A read-only transaction needed a second round.
-    SecondRound,
-    /// A request was sent again.
-    Resent,
-}
-
-/// Timers of gateways.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum GatewayTimer {
-    /// A transaction's unanswered requests are sent again.
-    Resend(TxnId),
-    /// Heartbeats are sent.
-    Heartbeat,
-}
-
 /// How a protocol fills in the gateway. Its value is what it keeps there beside the transactions.
 pub trait Gateway: Debug + Send + Sized + 'static {
     /// The protocol.
-    type Protocol: Protocol<Note: From<GatewayNote>, Timer: From<GatewayTimer>>;
+    type Protocol: Protocol<Note: From<Note>, Timer: From<Timer>>;
     /// What it keeps of a transaction under way.
     type More: Debug + Default + Send;
 
@@ -52,21 +35,19 @@ pub trait Gateway: Debug + Send + Sized + 'static {
     fn timeouts(config: &ConfigOf<Self>) -> &Timeouts;
     /// A transaction begins; nothing has been sent.
     fn on_begun(client: &mut Client<Self>, open: &mut Open<Self>, cx: &mut Context<'_, Self>);
-    /// Asks a participant for its values and its vote.
+    /// Asks a participant for its values and its vote, or for locks.
     fn send_prepare(
         client: &Client<Self>,
         open: &Open<Self>,
         partition: PartitionId,
         cx: &mut Context<'_, Self>,
     );
-    /// To the coordinator: who takes part.
-    fn coordinator_message(open: &Open<Self>) -> MsgOf<Self>;
     /// To the coordinator: end the transaction as its caller decided.
     fn end_message(open: &Open<Self>, decision: &Decision) -> MsgOf<Self>;
     /// To the coordinator: how did it end?
     fn resolve_message(open: &Open<Self>) -> MsgOf<Self>;
-    /// To the coordinator: these transactions' callers are alive.
-    fn heartbeat_message(coordinator: PartitionId, txns: Vec<TxnId>) -> MsgOf<Self>;
+    /// To the coordinator, or a participant: these transactions' callers are alive.
+    fn heartbeat_message(client: &Client<Self>, to: PartitionId, txns: Vec<TxnId>) -> MsgOf<Self>;
     /// To a participant: read these for a read-only transaction.
     fn read_only_message(
         txn: TxnId,
@@ -87,6 +68,58 @@ pub trait Gateway: Debug + Send + Sized + 'static {
 
     // For protocols that do something more.
 
+    /// To the coordinator: who takes part. None if the coordinator learns it at the end.
+    fn coordinator_message(_open: &Open<Self>) -> Option<MsgOf<Self>> {
+        None
+    }
+    /// True if the caller cannot go on before this participant has answered. Participants that are
+    /// only written to owe no answer.
+    fn must_answer(participant: &Participant) -> bool {
+        !participant.reads.is_empty()
+    }
+    /// Who must know that the caller of an undecided transaction is alive.
+    fn watchers(open: &Open<Self>) -> Vec<PartitionId> {
+        vec![open.coordinator]
+    }
+    /// The caller of a general transaction reads on.
+    fn on_read(
+        _client: &mut Client<Self>,
+        _txn: TxnId,
+        _keys: Vec<Key>,
+        _cx: &mut Context<'_, Self>,
+    ) {
+        // Nothing waits for an answer: general transactions are refused.
+    }
+    /// What the caller is told when everything that it asked for is here.
+    fn told(open: &mut Open<Self>) -> Reads {
+        open.reads.clone()
+    }
+    /// A transaction's caller has decided, or its procedure.
+    fn carry_out(
+        client: &mut Client<Self>,
+        txn: TxnId,
+        decision: Decision,
+        cx: &mut Context<'_, Self>,
+    ) {
+        client.end(txn, decision, cx);
+    }
+    /// A caller lost track of a transaction. It knows what it had decided, if it had.
+    fn resolve(
+        client: &mut Client<Self>,
+        txn: TxnId,
+        decision: Option<Decision>,
+        cx: &mut Context<'_, Self>,
+    ) {
+        match decision {
+            Some(Decision::Commit(writes)) if client.at(txn).txn.declares(&writes) => {
+                Self::carry_out(client, txn, Decision::Commit(writes), cx);
+            }
+            Some(Decision::Commit(_) | Decision::Abort) => {
+                Self::carry_out(client, txn, Decision::Abort, cx);
+            }
+            None => client.ask(txn, cx),
+        }
+    }
     /// Asks a participant again, because the replica that was asked does not lead.
     fn send_prepare_to_leader(
         client: &Client<Self>,
@@ -103,10 +136,8 @@ pub trait Gateway: Debug + Send + Sized + 'static {
     fn is_stale(_open: &Open<Self>) -> bool {
         false
     }
-    /// The coordinator is about to be asked to end a transaction.
-    fn on_ending(_open: &mut Open<Self>, _decision: &Decision) {}
     /// A transaction is over.
-    fn on_finished(_client: &mut Client<Self>, _txn: TxnId) {}
+    fn on_finished(_client: &mut Client<Self>, _txn: TxnId, _outcome: Outcome) {}
     /// What an operator may want to watch.
     fn gauges(&self, _now: Time) -> Vec<Gauge> {
         Vec::new()
@@ -190,8 +221,7 @@ impl<G: Gateway> Machine<G::Protocol> for Client<G> {
     fn step(&mut self, input: Input<G::Protocol>, cx: &mut Context<'_, G>) {
         match input {
             Input::Begin(txn) => self.on_begin(txn, cx),
-            // Nothing waits for one: general transactions are refused.
-            Input::Read { .. } => {}
+            Input::Read { txn, keys } => G::on_read(self, txn, keys, cx),
             Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
             Input::Resolve { txn, reads, decision } => {
                 self.on_resolve_request(txn, reads, decision, cx);
@@ -234,13 +264,13 @@ impl<G: Gateway> Open<G> {
 
 impl<G: Gateway> Client<G> {
     /// A transaction that has not finished. What comes from elsewhere may be late, and looks first.
-    fn at(&self, id: TxnId) -> &Open<G> {
+    pub(crate) fn at(&self, id: TxnId) -> &Open<G> {
         let Some(open) = self.open.get(&id) else { unreachable!("{id} has finished") };
         open
     }
 
     /// The same, to change it.
-    fn at_mut(&mut self, id: TxnId) -> &mut Open<G> {
+    pub(crate) fn at_mut(&mut self, id: TxnId) -> &mut Open<G> {
         let Some(open) = self.open.get_mut(&id) else { unreachable!("{id} has finished") };
         open
     }
@@ -248,13 +278,15 @@ impl<G: Gateway> Client<G> {
     fn open(&self, txn: Txn, now: Time) -> Open<G> {
         let mut participants = split(&self.cluster, &txn.reads, &txn.writes);
         G::set_floors(&mut participants, &txn);
-        let coordinator =
-            coordinator_of(&self.cluster, txn.id, txn.home, participants.keys().copied());
+        // Where a general transaction will take part is not known, and another gateway that is asked
+        // what became of it may never learn: its coordinator follows from its name alone.
+        let is_known = !matches!(txn.kind, Kind::General);
+        let near = participants.keys().copied().filter(|_| is_known);
+        let coordinator = coordinator_of(&self.cluster, txn.id, txn.home, near);
         Open {
-            // Blind writes need no answer before the caller can go on.
             silent: participants
                 .values()
-                .filter(|participant| !participant.reads.is_empty())
+                .filter(|participant| G::must_answer(participant))
                 .map(|participant| participant.partition)
                 .collect(),
             participants,
@@ -270,7 +302,7 @@ impl<G: Gateway> Client<G> {
     }
 
     fn set_resend_timer(&self, txn: TxnId, after: Duration, cx: &mut Context<'_, G>) {
-        cx.set_timer(GatewayTimer::Resend(txn).into(), cx.now() + after);
+        cx.set_timer(Timer::Resend(txn).into(), cx.now() + after);
     }
 
     /// Starts a transaction: one message to each participant leader, one to the coordinator.
@@ -280,7 +312,7 @@ impl<G: Gateway> Client<G> {
             // Begun here already: its answers will come.
             return;
         }
-        if matches!(txn.kind, Kind::General) {
+        if !G::Protocol::GENERAL && matches!(txn.kind, Kind::General) {
             cx.finish(id, Outcome::Aborted(AbortReason::Invalid), "refused");
             return;
         }
@@ -294,7 +326,7 @@ impl<G: Gateway> Client<G> {
         let Timeouts { resend_after, heartbeat_interval, .. } = *G::timeouts(&self.config);
         self.set_resend_timer(id, resend_after, cx);
         if !std::mem::replace(&mut self.beats, true) {
-            cx.set_timer(GatewayTimer::Heartbeat.into(), cx.now() + heartbeat_interval);
+            cx.set_timer(Timer::Heartbeat.into(), cx.now() + heartbeat_interval);
         }
         if self.open.get(&id).is_some_and(|open| open.silent.is_empty()) {
             self.on_all_answered(id, cx);
@@ -347,7 +379,9 @@ impl<G: Gateway> Client<G> {
     }
 
     fn send_coordinator_prepare(&self, open: &Open<G>, cx: &mut Context<'_, G>) {
-        cx.send(self.routes.leader(open.coordinator), G::coordinator_message(open));
+        if let Some(msg) = G::coordinator_message(open) {
+            cx.send(self.routes.leader(open.coordinator), msg);
+        }
     }
 
     /// Asks the coordinator to end the transaction as its caller decided, or to say how it ended.
@@ -369,6 +403,7 @@ impl<G: Gateway> Client<G> {
         path: impl FnOnce(&Open<G>) -> &'static str,
         cx: &mut Context<'_, G>,
     ) {
+        // It has finished: a repetition.
         let Some(open) = self.open.get(&id) else { return };
         self.routes.learn(open.coordinator, from, cx.now());
         if outcome == Outcome::Aborted(AbortReason::Recovery) {
@@ -387,16 +422,15 @@ impl<G: Gateway> Client<G> {
         let open = self.at_mut(id);
         match (&open.phase, &open.txn.kind) {
             (Phase::Snapshotting(_), _) => self.on_snapshot_complete(id, cx),
-            (_, Kind::Interactive) => {
-                cx.reads(id, open.reads.clone());
+            (_, Kind::Interactive | Kind::General) => {
+                cx.reads(id, G::told(open));
                 open.phase = Phase::Deciding;
-                cx.cancel_timer(GatewayTimer::Resend(id).into());
+                cx.cancel_timer(Timer::Resend(id).into());
             }
             (_, Kind::Procedure(_)) => self.end_procedure(id, cx),
             (_, Kind::ReadOnly | Kind::StaleReadOnly) => {
                 unreachable!("a read-only transaction takes its own path")
             }
-            (_, Kind::General) => unreachable!("a general transaction is refused"),
         }
     }
 
@@ -408,11 +442,12 @@ impl<G: Gateway> Client<G> {
             Ok(writes) => Decision::Commit(writes),
             Err(_) => Decision::Abort,
         };
-        self.end(id, decision, cx);
+        G::carry_out(self, id, decision, cx);
     }
 
     /// The caller of an interactive transaction has decided.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_, G>) {
+        // It has finished: its caller will hear, or has heard.
         let Some(open) = self.open.get(&id) else { return };
         match open.phase {
             Phase::Deciding => {}
@@ -421,15 +456,16 @@ impl<G: Gateway> Client<G> {
                 return;
             }
         }
+        let is_general = matches!(open.txn.kind, Kind::General);
         let is_undeclared = match &decision {
-            Decision::Commit(writes) => !open.txn.declares(writes),
+            Decision::Commit(writes) => !is_general && !open.txn.declares(writes),
             Decision::Abort => false,
         };
         if G::is_stale(open) || is_undeclared {
-            self.end(id, Decision::Abort, cx);
+            G::carry_out(self, id, Decision::Abort, cx);
             return;
         }
-        if open.participants.is_empty() {
+        if open.participants.is_empty() && !is_general {
             let outcome = match decision {
                 Decision::Commit(_) => Outcome::Committed(cx.clock().now),
                 Decision::Abort => Outcome::Aborted(AbortReason::Client),
@@ -437,19 +473,17 @@ impl<G: Gateway> Client<G> {
             self.finish(id, outcome, "empty", cx);
             return;
         }
-        self.end(id, decision, cx);
+        G::carry_out(self, id, decision, cx);
     }
 
     /// Asks the coordinator to commit or abort (Carousel §4.1.2).
     pub(crate) fn end(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_, G>) {
-        let open = self.at_mut(id);
-        G::on_ending(open, &decision);
-        open.phase = Phase::Ending(decision);
+        self.at_mut(id).phase = Phase::Ending(decision);
         self.ask(id, cx);
     }
 
     /// Sends what a new phase or round asks for.
-    fn ask(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
+    pub(crate) fn ask(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         self.at_mut(id).asked = RetryState::new(cx.now());
         self.send_outstanding(id, cx);
         let resend_after = G::timeouts(&self.config).resend_after;
@@ -466,14 +500,15 @@ impl<G: Gateway> Client<G> {
     ) {
         let id = txn.id;
         let mut open = self.open(txn, cx.now());
-        if open.txn.is_read_only() || matches!(open.txn.kind, Kind::General) {
+        let is_general = matches!(open.txn.kind, Kind::General);
+        if open.txn.is_read_only() || (is_general && !G::Protocol::GENERAL) {
             // It changes nothing, so it can simply be read again; or it is refused again.
             self.open.remove(&id);
             self.on_begin(open.txn, cx);
             return;
         }
         open.is_resolved = true;
-        if open.participants.is_empty() {
+        if open.participants.is_empty() && !is_general {
             // It may be open here, and must not finish again when its caller decides.
             self.open.insert(id, open);
             self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
@@ -481,16 +516,9 @@ impl<G: Gateway> Client<G> {
         }
         open.reads = reads;
         open.silent.clear();
-        let decision = decision.map(|decision| match decision {
-            Decision::Commit(writes) if open.txn.declares(&writes) => Decision::Commit(writes),
-            Decision::Commit(_) | Decision::Abort => Decision::Abort,
-        });
         open.phase = Phase::Resolving;
         self.open.insert(id, open);
-        match decision {
-            Some(decision) => self.end(id, decision, cx),
-            None => self.ask(id, cx),
-        }
+        G::resolve(self, id, decision, cx);
     }
 
     /// A part of what a read-only transaction reads is more than one answer may tell.
@@ -511,6 +539,7 @@ impl<G: Gateway> Client<G> {
         snapshot: Option<Snapshot>,
         cx: &mut Context<'_, G>,
     ) {
+        // It has finished, and perhaps another transaction was given its name: a repetition.
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
         let Some(snapshot) = snapshot else {
@@ -539,7 +568,7 @@ impl<G: Gateway> Client<G> {
                 self.finish(id, outcome, path, cx);
             }
             Err(short) => {
-                cx.note(GatewayNote::SecondRound.into());
+                cx.note(Note::SecondRound.into());
                 open.silent.extend(short);
                 self.ask(id, cx);
             }
@@ -555,8 +584,8 @@ impl<G: Gateway> Client<G> {
         cx: &mut Context<'_, G>,
     ) {
         let Some(open) = self.open.remove(&id) else { unreachable!("{id} has finished twice") };
-        G::on_finished(self, id);
-        cx.cancel_timer(GatewayTimer::Resend(id).into());
+        G::on_finished(self, id, outcome);
+        cx.cancel_timer(Timer::Resend(id).into());
         let mut outcome = outcome;
         match (&open.txn.kind, &open.phase, outcome) {
             // What the procedure refuses looks like the client's own abort to the coordinator.
@@ -592,6 +621,7 @@ impl<G: Gateway> Client<G> {
         if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
         }
+        // It has finished, or what was asked was about no single transaction, like a heartbeat.
         let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
         match &open.phase {
             Phase::Reading => {
@@ -620,18 +650,12 @@ impl<G: Gateway> Client<G> {
         }
     }
 
-    /// One of the timers that all gateways have expired.
-    pub(crate) fn on_timeout(&mut self, timer: GatewayTimer, cx: &mut Context<'_, G>) {
-        match timer {
-            GatewayTimer::Resend(txn) => self.on_resend_timeout(txn, cx),
-            GatewayTimer::Heartbeat => self.on_heartbeat_timeout(cx),
-        }
-    }
-
     /// No answer arrived in time: suspect the leader, send again, and double the time-out.
-    fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
-        let Some(open) = self.open.get_mut(&id) else { return };
-        cx.note(GatewayNote::Resent.into());
+    pub(crate) fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
+        let Some(open) = self.open.get_mut(&id) else {
+            unreachable!("{id} has finished, and its timer goes on");
+        };
+        cx.note(Note::Resent.into());
         let asked = open.asked.at;
         open.asked = open.asked.again(cx.now());
         let resend_after = G::timeouts(&self.config).resend_after;
@@ -641,7 +665,9 @@ impl<G: Gateway> Client<G> {
                 for &partition in &open.silent {
                     self.routes.suspect(partition, asked, cx.now());
                 }
-                self.routes.suspect(open.coordinator, asked, cx.now());
+                if G::coordinator_message(open).is_some() {
+                    self.routes.suspect(open.coordinator, asked, cx.now());
+                }
             }
             Phase::Ending(_) | Phase::Resolving => {
                 self.routes.suspect(open.coordinator, asked, cx.now());
@@ -652,24 +678,26 @@ impl<G: Gateway> Client<G> {
         self.set_resend_timer(id, timeout, cx);
     }
 
-    /// Tells each coordinator whose callers are alive (Carousel §4.3.1).
-    fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_, G>) {
+    /// Tells coordinators, or participants, whose callers are alive (Carousel §4.3.1).
+    pub(crate) fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_, G>) {
         let now = cx.now();
         let interval = G::timeouts(&self.config).heartbeat_interval;
         let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();
         for open in self.open.values() {
             let is_undecided = matches!(open.phase, Phase::Reading | Phase::Deciding);
             if is_undecided && now.since(open.begun) >= interval / 2 {
-                beats.entry(open.coordinator).or_default().push(open.txn.id);
+                for partition in G::watchers(open) {
+                    beats.entry(partition).or_default().push(open.txn.id);
+                }
             }
         }
-        for (coordinator, txns) in beats {
-            let beat = G::heartbeat_message(coordinator, txns);
-            cx.send(self.routes.leader(coordinator), beat);
+        for (partition, txns) in beats {
+            let beat = G::heartbeat_message(self, partition, txns);
+            cx.send(self.routes.leader(partition), beat);
         }
         self.beats = !self.open.is_empty();
         if self.beats {
-            cx.set_timer(GatewayTimer::Heartbeat.into(), now + interval);
+            cx.set_timer(Timer::Heartbeat.into(), now + interval);
         }
     }
 }

@@ -18,13 +18,12 @@
 //! | `reading` | read-only transactions that wait for writers, leadership checks and the ceiling | Natto, two-phase locking |
 //! | `timeouts` | how long each of them waits | Carousel, Natto, two-phase locking |
 //! | `message` | messages between coordinators and participants, one enum for each direction | Carousel, Natto |
-//! | `gateway` | the gateway's loop: open transactions, resends, suspicion, heartbeats, resolving, read-only snapshots | Carousel, Natto |
+//! | `gateway` | the gateway's loop: open transactions, resends, suspicion, heartbeats, resolving, read-only snapshots | Carousel, Natto, two-phase locking |
 //!
-//! A protocol implements `Coordinator`, and `Gathering` and `Participating` if its participants
-//! vote without being asked; `Reader` if readers wait for writers. The traits build its messages
-//! and commands. The traits also have hooks for what only one protocol does. In two-phase locking
-//! the coordinator asks for votes and logs nothing before the decision, so it decides with its own
-//! code.
+//! A protocol implements `Gateway` and `Coordinator`; `Gathering` if its participants vote without
+//! being asked; `Reader` if readers wait for writers. The traits build its messages and commands.
+//! The traits also have hooks for what only one protocol does. In two-phase locking the coordinator
+//! asks for votes and logs nothing before the decision, so it decides with its own code.
 //!
 //! Handlers of leaders are methods of `hosting::Leading`: where no replica leads, they
 //! cannot be called.
@@ -38,11 +37,11 @@ mod state;
 mod timeouts;
 mod votes;
 
-pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes};
-pub use gateway::{Client, GatewayNote, GatewayTimer};
+pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes, Timer};
+pub use gateway::Client;
 pub(crate) use gateway::{Gateway, Open, Phase};
 pub(crate) use message::{ToCoordinator, ToParticipant};
-pub(crate) use participant::{Participating, Participation};
+pub(crate) use participant::Participation;
 pub(crate) use reading::{Reader, Reading, WaitingRead};
 pub use state::{Applied, Coordinated, Ended, Part, Request, State, Verdict};
 pub use timeouts::Timeouts;

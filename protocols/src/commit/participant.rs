@@ -6,40 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::machine::Leak;
-use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Outcome};
 
-use super::coordinator::Coordinator;
 use super::message::ToCoordinator;
 use super::state::Ended;
 use super::votes::Gathering;
-use crate::hosting::{CommandOf, Leading, World};
+use crate::hosting::{Leading, World};
 use crate::waiting::{BATCH, RetryState, take_due};
-
-/// How a protocol whose participants vote unasked fills in the participant.
-pub trait Participating: Gathering<Msg: From<ToCoordinator<<Self as Coordinator>::Vote>>> {
-    /// Where the leader keeps it.
-    fn participation(&mut self) -> &mut Participation<Self::Prepared>;
-    /// The group that decides on a transaction that is prepared here, and the vote it stands for.
-    fn vote(prepared: &Self::Prepared) -> (PartitionId, Self::Vote);
-    /// The vote of a transaction that was refused here.
-    fn refusal(reason: AbortReason) -> Self::Vote;
-    /// The vote of a transaction that has committed here.
-    fn committed(timestamp: Timestamp) -> Self::Vote;
-    /// These need not be remembered for their coordinators' sake.
-    fn forget_command(txns: Vec<TxnId>) -> CommandOf<Self>;
-
-    // For protocols that do something more.
-
-    /// True if a transaction that is in no log yet will be voted on.
-    fn is_arriving(&mut self, txn: TxnId) -> bool {
-        self.participation().preparing.contains_key(&txn)
-    }
-    /// True if participants never ask what was decided: unsafe, for tests.
-    fn never_asks(_config: &Self::Config) -> bool {
-        false
-    }
-}
 
 /// What a leader keeps as participant.
 #[derive(Debug)]
@@ -97,7 +71,7 @@ impl<P> Participation<P> {
     }
 }
 
-impl<R: Participating> Leading<'_, R> {
+impl<R: Gathering> Leading<'_, R> {
     /// To the coordinator: how this partition votes.
     pub fn send_vote(
         &self,
@@ -180,6 +154,7 @@ impl<R: Participating> Leading<'_, R> {
     /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
     /// partition's own refusal, to be voted.
     pub fn answer_ended(&mut self, txn: TxnId, by_decision: bool, world: &mut World<'_, R>) {
+        // Else it ended here before, by an earlier leader, and everybody has forgotten it.
         let Some(ended) = self.state.ended.get(&txn).copied() else { return };
         if by_decision {
             self.acknowledge(txn, ended.coordinator, world);
@@ -251,7 +226,9 @@ impl<R: Participating> Leading<'_, R> {
             false => take_due(&mut self.leader.participation().asked, after, now),
         };
         for (txn, last) in due {
-            let Some(prepared) = self.state.prepared.get(&txn) else { continue };
+            let Some(prepared) = self.state.prepared.get(&txn) else {
+                unreachable!("{} doubts {txn}, which is not prepared", self.id);
+            };
             let (coordinator, vote) = R::vote(prepared);
             // Silence may mean that the caller still thinks, or that nobody is there.
             world.suspect(coordinator, last.at);
@@ -265,6 +242,7 @@ impl<R: Participating> Leading<'_, R> {
         let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
         let Participation { unforgotten, forget_asked, .. } = self.leader.participation();
         unforgotten.retain(|txn, asked| {
+            // Else it is forgotten: its client acknowledged it.
             let Some(ended) = self.state.ended.get(txn) else { return false };
             if asked.is_due(after, now) {
                 let batch = batches.entry(ended.coordinator).or_default();

@@ -380,12 +380,17 @@ impl<P, A: Part, Q: Request> Outcomes for State<P, Ended, Coordinated<A, Q>> {
     fn is_kept(&self, txn: TxnId) -> bool {
         self.settled.contains_key(&txn)
     }
+
+    fn is_acknowledged(&self, txn: TxnId) -> bool {
+        self.is_acknowledged(txn)
+    }
 }
 
 /// In both roles.
 impl<P, C> State<P, Ended, C> {
     /// `client` knows what became of its transactions below a counter (R6).
     pub(crate) fn acknowledge(&mut self, client: ClientId, below: u64) {
+        // Else this was known.
         let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
         let gone: Vec<TxnId> = self
             .ended

@@ -1,5 +1,5 @@
 //! A leader as coordinator, until it is decided, where participants vote unasked: collect the commit
-//! request and the votes, and decide (Carousel §4.1.2, §4.3).
+//! request and the votes, and decide (Carousel §4.1.2, §4.3). `participant` has the votes.
 //!
 //! Who takes part and what the client asked to commit are in the log of the coordinator's group. So a
 //! new leader only lacks the votes, and asks for them.
@@ -7,14 +7,16 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Outcome};
 
 use super::coordinator::{Coordinating, Coordinator, Note};
-use super::message::ToParticipant;
+use super::message::{ToCoordinator, ToParticipant};
+use super::participant::Participation;
 use super::state::{Applied, Coordinated, Ended, Part, Request, State};
 use crate::hosting::{CommandOf, Leading, World};
 
-/// How a protocol whose participants vote unasked fills in the coordinator.
+/// How a protocol whose participants vote unasked fills in the coordinator and the participant.
 pub trait Gathering:
     Coordinator<
         State = State<
@@ -22,7 +24,8 @@ pub trait Gathering:
             Ended,
             Coordinated<<Self as Gathering>::Part, <Self as Gathering>::Request>,
         >,
-        Msg: From<ToParticipant<<Self as Gathering>::Part>>,
+        Msg: From<ToParticipant<<Self as Gathering>::Part>>
+                 + From<ToCoordinator<<Self as Coordinator>::Vote>>,
     >
 {
     /// A transaction as a participant prepared it.
@@ -54,15 +57,32 @@ pub trait Gathering:
         world: &mut World<'_, Self>,
     ) -> Option<Outcome>;
 
+    // As participant.
+
+    /// Where the leader keeps it.
+    fn participation(&mut self) -> &mut Participation<Self::Prepared>;
+    /// The group that decides on a transaction that is prepared here, and the vote it stands for.
+    fn vote(prepared: &Self::Prepared) -> (PartitionId, Self::Vote);
+    /// The vote of a transaction that was refused here.
+    fn refusal(reason: AbortReason) -> Self::Vote;
+    /// The vote of a transaction that has committed here.
+    fn committed(timestamp: Timestamp) -> Self::Vote;
+    /// These need not be remembered for their coordinators' sake.
+    fn forget_command(txns: Vec<TxnId>) -> CommandOf<Self>;
+
     // For protocols that do something more.
 
+    /// True if a transaction that is in no log yet will be voted on.
+    fn is_arriving(&mut self, txn: TxnId) -> bool {
+        self.participation().preparing.contains_key(&txn)
+    }
+    /// True if participants never ask what was decided: unsafe, for tests.
+    fn never_asks(_config: &Self::Config) -> bool {
+        false
+    }
     /// Takes a vote.
     fn hear(coordinating: &mut Coordinating<Self>, partition: PartitionId, vote: Self::Vote) {
         coordinating.votes.insert(partition, vote);
-    }
-    /// True if a participant's vote is here and will not change.
-    fn has_voted(coordinating: &Coordinating<Self>, partition: PartitionId) -> bool {
-        coordinating.votes.contains_key(&partition)
     }
     /// The votes do not decide the request yet. `is_overdue`: the missing votes have just been
     /// asked for again.
@@ -157,42 +177,6 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// Answers `client` if the transaction is decided, or if nobody here knows any more what became
-    /// of it. False if it is still open.
-    pub fn answer(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) -> bool {
-        if self.answer_if_decided(client, txn, world) {
-            return true;
-        }
-        let is_forgotten = self.state.is_acknowledged(txn);
-        if is_forgotten {
-            self.tell_forgotten(client, txn, world);
-        }
-        is_forgotten
-    }
-
-    /// Silence would have the client ask for ever.
-    fn tell_forgotten(&self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) {
-        world.cx.note(Note::Forgotten.into());
-        world.send(client, R::outcome_message(txn, Outcome::Unknown, None));
-    }
-
-    /// Tells `client` the outcome, if it may be told already.
-    fn answer_if_decided(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) -> bool {
-        if let Some(coordinating) = self.under_way(txn) {
-            coordinating.client = Some(client);
-            let Some(outcome) = coordinating.outcome else { return false };
-            if coordinating.is_told {
-                world.send(client, R::outcome_message(txn, outcome, None));
-            }
-            return true;
-        }
-        if let Some(outcome) = self.state.decision(txn) {
-            world.send(client, R::outcome_message(txn, outcome, None));
-            return true;
-        }
-        false
-    }
-
     /// True if a vote may still decide something. A client may know, and have acknowledged, what only an
     /// earlier leader had decided: such a transaction is still open here, and needs the vote.
     pub fn takes_votes(&self, txn: TxnId) -> bool {
@@ -218,7 +202,9 @@ impl<R: Gathering> Leading<'_, R> {
     /// Decides, if the durable facts do (Carousel §4.1.2).
     pub fn try_decide(&mut self, txn: TxnId, world: &mut World<'_, R>) {
         let state = self.state;
-        let Some(coordinating) = self.under_way(txn) else { return };
+        let Some(coordinating) = self.under_way(txn) else {
+            unreachable!("{txn} has a vote or a commit request, and {} does not know it", self.id);
+        };
         if coordinating.outcome.is_some() || coordinating.is_decision_proposed {
             // Decided, or about to be by an entry that is in the log already.
             return;
@@ -349,7 +335,10 @@ impl<R: Gathering> Leading<'_, R> {
     /// Asks every participant whose vote is missing, or only `only`.
     fn ask_for_votes(&mut self, txn: TxnId, only: Option<PartitionId>, world: &mut World<'_, R>) {
         let (id, state) = (self.id, self.state);
-        let Some(coordinating) = self.under_way(txn) else { return };
+        let Some(coordinating) = self.under_way(txn) else {
+            unreachable!("{id} does not coordinate {txn}");
+        };
+        // Its commit request is not in the log yet.
         let Some(known) = state.coordinated.get(&txn) else { return };
         for part in &known.participants {
             let partition = part.partition();
@@ -363,6 +352,7 @@ impl<R: Gathering> Leading<'_, R> {
 
     /// Another replica leads `partition` now: ask there what this leader still wants of it.
     pub fn ask_new_leader(&mut self, txn: TxnId, partition: PartitionId, world: &mut World<'_, R>) {
+        // It was asked about as a participant, or it is settled meanwhile.
         let Some(coordinating) = self.under_way(txn) else { return };
         if coordinating.is_told {
             self.tell_participants(txn, Some(partition), world);
@@ -405,17 +395,15 @@ impl<R: Gathering> Leading<'_, R> {
         });
         let mut silent = BTreeMap::new();
         for &txn in voteless.iter().chain(&unacknowledged) {
-            let Some(coordinating) = transactions.get_mut(&txn) else { continue };
+            let Some(coordinating) = transactions.get_mut(&txn) else {
+                unreachable!("{txn} is overdue and unknown");
+            };
             let last = coordinating.asked;
             coordinating.asked = last.again(now);
             let known = state.coordinated.get(&txn);
-            let is_missing = |partition: &PartitionId| {
-                let has_acked = coordinating.acks.contains(partition);
-                let is_told = coordinating.is_told;
-                if is_told { !has_acked } else { !R::has_voted(coordinating, *partition) }
-            };
             let all = known.into_iter().flat_map(|known| known.partitions());
-            silent.extend(all.filter(is_missing).map(|partition| (partition, last.at)));
+            let missing = all.filter(|partition| coordinating.awaits(*partition));
+            silent.extend(missing.map(|partition| (partition, last.at)));
         }
         for (partition, asked) in silent {
             world.suspect(partition, asked);

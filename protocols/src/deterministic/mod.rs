@@ -91,6 +91,7 @@ pub mod checks;
 mod client;
 pub mod merge;
 mod message;
+mod mutations;
 pub mod outcomes;
 mod placement;
 pub mod scheduler;
@@ -109,12 +110,13 @@ use orthodrome_core::{Limits, Wire as _};
 
 use crate::hosting::{self, size, vary};
 use crate::registry::{Guarantee, Registered, Row};
-use crate::replication::{self, Mutation};
+use crate::replication;
 pub use client::Client;
 pub use message::{
     Chunk, Command, Due, Ended, Home, Image, Log, Msg, Name, Part, Record, Sequenced, StreamImage,
     Turn,
 };
+pub use mutations::Mutations;
 pub use placement::Placement;
 pub use server::Server;
 
@@ -206,30 +208,8 @@ pub struct Config {
     pub compared_entries: u64,
     /// Entries of a stream that are kept for servers that are behind.
     pub log_kept: usize,
-    /// Unsafe variants, for tests.
+    /// Deliberate mistakes, for tests (ADR 35).
     pub mutations: Mutations,
-}
-
-/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
-pub struct Mutations {
-    /// S1: the thesis's merge: nothing is held, and no key is closed.
-    pub is_unbounded: bool,
-    /// S2: a sequencer's server runs what it has proposed before it is chosen.
-    pub merges_unchosen: bool,
-    /// S6: a home that sees a transaction in one stream and not in another does nothing.
-    pub forwards_nothing: bool,
-    /// S7: a transaction that reads and writes a key waits for itself.
-    pub waits_for_itself: bool,
-    /// S10: whether keys are where a transaction supposes is not looked at when it runs.
-    pub runs_void: bool,
-    /// S11: what other shares need of a transaction is read when it is known, not when those before it have run.
-    pub reads_early: bool,
-    /// R6: a transaction that comes twice runs twice.
-    pub runs_repeated: bool,
-    /// The first server loses some of what it writes: its copy differs from the others.
-    pub loses_writes: bool,
 }
 
 /// Rare events.
@@ -364,11 +344,7 @@ impl Protocol for Deterministic {
     }
 
     fn mutations(name: &str) -> &'static [&'static str] {
-        match name {
-            CALVIN => &["S2", "S4", "S7", "S9", "S11", "R6"],
-            SLOG | SLOG_CONSENSUS => &["S2", "S4", "S7", "S9", "S10", "S11", "R6"],
-            _ => &["S1", "S2", "S4", "S6", "S7", "S9", "S10", "S11", "R6"],
-        }
+        mutations::names(name)
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
@@ -413,19 +389,7 @@ impl Protocol for Deterministic {
     }
 
     fn enable_mutation(config: &mut Config, mutation: &str) {
-        let mutations = &mut config.mutations;
-        match mutation {
-            "S1" => mutations.is_unbounded = true,
-            "S2" => mutations.merges_unchosen = true,
-            "S4" => config.hosting.replication.mutation = Some(Mutation::LongestLog),
-            "S6" => mutations.forwards_nothing = true,
-            "S7" => mutations.waits_for_itself = true,
-            "S9" => config.hosting.replication.mutation = Some(Mutation::AckNotDurable),
-            "S10" => mutations.runs_void = true,
-            "S11" => mutations.reads_early = true,
-            "R6" => mutations.runs_repeated = true,
-            other => panic!("{other} is none of {:?}", Self::mutations(SLOTH)),
-        }
+        mutations::enable(config, mutation);
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {

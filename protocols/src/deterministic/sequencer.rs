@@ -70,7 +70,7 @@ impl View<'_> {
     /// True if `entry` is kept out for now: something on its keys has waited for long. One that
     /// is in another stream already is not: it waits there, and others wait for it.
     fn is_closed(&self, entry: &Sequenced) -> bool {
-        if self.config.mutations.is_unbounded || !self.is_new(entry) {
+        if self.config.mutations.is_unbounded() || !self.is_new(entry) {
             return false;
         }
         let keys = entry.functor.reads.iter().chain(&entry.functor.writes);
@@ -149,7 +149,7 @@ impl Sequencer {
         }
         self.taken.insert(name, size);
         self.taken_bytes += size;
-        if !view.config.mutations.is_unbounded && view.is_new(&entry) {
+        if !view.config.mutations.is_unbounded() && view.is_new(&entry) {
             let ahead = entry.due.0.saturating_sub(view.clock.now.0);
             let wait = orthodrome_core::Duration::from_nanos(ahead).min(view.config.hold_max);
             if !wait.is_zero() {
@@ -166,7 +166,7 @@ impl Sequencer {
         let txn = entry.functor.txn;
         let proposed = self.told.get(&txn.client).is_some_and(|&below| txn.counter < below);
         let is_over = proposed || view.state.is_over(view.stream, txn);
-        let is_over = is_over && !view.config.mutations.runs_repeated;
+        let is_over = is_over && !view.config.mutations.runs_repeated();
         is_over && entry.target.is_none() && !view.state.merge.contains(entry.name())
     }
 
@@ -228,7 +228,7 @@ impl Sequencer {
         // is let in, for others wait for it.
         let waiting = view.state.merge.waiting(view.stream) + self.proposed.len();
         let mut room = match view.config.ordering {
-            Ordering::Regional if !view.config.mutations.is_unbounded => {
+            Ordering::Regional if !view.config.mutations.is_unbounded() => {
                 view.config.waiting_max.saturating_sub(waiting)
             }
             Ordering::Regional | Ordering::Global | Ordering::Ordered(_) => usize::MAX,

@@ -68,10 +68,10 @@ pub struct Server {
 
 /// What of the settings concerns a server's state.
 fn settings(node: NodeId, cluster: &Cluster, config: &Config) -> Settings {
-    let Config { outcomes, compared_entries, mut mutations, .. } = *config;
+    let Config { outcomes, compared_entries, mutations, .. } = *config;
     let first = cluster.servers().map(|server| server.id).min();
-    mutations.loses_writes &= first == Some(node);
-    Settings { outcomes, compared_entries, mutations }
+    let loses_writes = mutations.loses_writes() && first == Some(node);
+    Settings { outcomes, compared_entries, mutations, loses_writes }
 }
 
 impl Machine<Deterministic> for Server {

@@ -54,6 +54,7 @@ pub struct State {
     /// Who runs transactions that do not conflict.
     workers: Arc<dyn Workers>,
     mutations: Mutations,
+    loses_writes: bool,
 }
 
 /// What of the protocol's settings concerns a state.
@@ -63,13 +64,16 @@ pub struct Settings {
     pub outcomes: Bounds,
     /// Entries of a stream that are compared together.
     pub compared_entries: u64,
-    /// Unsafe variants, for tests.
+    /// Deliberate mistakes, for tests.
     pub mutations: Mutations,
+    /// One of them, which only the first server makes.
+    pub loses_writes: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { outcomes: Bounds::default(), compared_entries: 64, mutations: Mutations::default() }
+        let (outcomes, mutations) = (Bounds::default(), Mutations::default());
+        Self { outcomes, compared_entries: 64, mutations, loses_writes: false }
     }
 }
 
@@ -109,12 +113,12 @@ impl State {
         workers: Arc<dyn Workers>,
         now: Time,
     ) -> Self {
-        let Settings { outcomes, compared_entries, mutations } = settings;
+        let Settings { outcomes, compared_entries, mutations, loses_writes } = settings;
         let mut streams: BTreeMap<PartitionId, StreamImage> =
             placement.streams().into_iter().map(|id| (id, StreamImage::default())).collect();
         streams.extend(image.streams.clone());
         let acknowledged = acknowledged(&streams);
-        let mut merge = Merge::new(placement.orderer(), mutations.waits_for_itself);
+        let mut merge = Merge::new(placement.orderer(), mutations.waits_for_itself());
         for (stream, place, entry) in &image.pending {
             merge.insert(*stream, *place, entry, |key| placement.stream_of(key), now);
         }
@@ -122,7 +126,7 @@ impl State {
         image.ended.iter().for_each(|(&txn, known)| ended.insert(txn, known.clone()));
         let mut checks = Checks::new(compared_entries);
         streams.iter().for_each(|(&id, stream)| checks.begin(id, stream.applied));
-        let mut shares = Shares::new(mutations.reads_early);
+        let mut shares = Shares::new(mutations.reads_early());
         shares.restore(image.due.iter().cloned(), &image.kept, placement);
         Self {
             streams,
@@ -137,6 +141,7 @@ impl State {
             number: image.number,
             workers,
             mutations,
+            loses_writes,
         }
     }
 
@@ -284,7 +289,7 @@ impl State {
         let is_late = is_below(&state.acknowledged);
         let is_repeated = is_below(&state.forgotten) || !state.seen.insert(entry.name());
         let place = Place { is_late, ..place };
-        if is_repeated && !self.mutations.runs_repeated {
+        if is_repeated && !self.mutations.runs_repeated() {
             return false;
         }
         self.merge.insert(stream, place, entry, |key| placement.stream_of(key), now);

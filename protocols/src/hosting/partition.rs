@@ -68,6 +68,7 @@ impl<R: Role> Partition<R> {
     /// Takes a message.
     pub(super) fn on_message(&mut self, from: NodeId, msg: R::Msg, world: &mut World<'_, R>) {
         self.tell_members(from, world);
+        // Else it was for any replica, and is dealt with.
         let Some(msg) = R::on_message(self, from, msg, world) else { return };
         let Config { early_max, kept_bytes, .. } = *R::hosting(world.config);
         if self.is_serving() && self.backlog.len() < early_max {
@@ -91,6 +92,7 @@ impl<R: Role> Partition<R> {
     /// replica that votes no more is told at once. A voter says it now and then: `to` goes on to find
     /// the leader without it, but may want to reach every voter, and a message may be lost.
     fn tell_members(&mut self, to: NodeId, world: &mut World<'_, R>) {
+        // The members are changing: nobody knows yet who votes next.
         let Some((since, voters)) = self.replica.settled() else { return };
         let is_placed = world.cluster.partition(self.id).is_some_and(|placed| {
             placed.replicas.len() == voters.len()
@@ -297,6 +299,7 @@ impl<R: Role> Partition<R> {
         if !last {
             return;
         }
+        // The first piece, with the state, came to an earlier incarnation.
         let Some(Chunk { state: Some(state), keys }) = self.staged.take() else { return };
         world.cx.note(Note::SnapshotInstalled.into());
         world.store.clear(self.id);

@@ -317,6 +317,7 @@ impl<R: Role> Server<R> {
         if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
         }
+        // What was asked was about no single transaction, and is asked again when it is due.
         let Some(txn) = txn else { return };
         let hosted: Vec<PartitionId> = self.partitions.keys().copied().collect();
         for id in hosted {

@@ -13,7 +13,7 @@ use super::delays::{Delays, delay, shifted};
 use super::leader::Context;
 use super::message::{Elsewhere, Msg, Turn};
 use super::{Config, Level, Natto, Note, Timer};
-use crate::commit::{self, Gateway, GatewayTimer, Phase, Timeouts};
+use crate::commit::{self, Gateway, Phase, Timeouts};
 use crate::gateway::Participant;
 
 /// The client side of Natto.
@@ -79,13 +79,13 @@ impl Gateway for Own {
         cx.send(client.routes.leader(partition), prepare);
     }
 
-    fn coordinator_message(open: &Open) -> Msg {
-        Msg::CoordinatorPrepare {
+    fn coordinator_message(open: &Open) -> Option<Msg> {
+        Some(Msg::CoordinatorPrepare {
             txn: open.txn.id,
             coordinator: open.coordinator,
             participants: open.participants.keys().copied().collect(),
             acknowledged_below: open.txn.acknowledged_below,
-        }
+        })
     }
 
     fn end_message(open: &Open, decision: &Decision) -> Msg {
@@ -117,7 +117,7 @@ impl Gateway for Own {
         Msg::Resolve { txn, coordinator, participants }
     }
 
-    fn heartbeat_message(coordinator: PartitionId, txns: Vec<TxnId>) -> Msg {
+    fn heartbeat_message(_: &Client, coordinator: PartitionId, txns: Vec<TxnId>) -> Msg {
         Msg::Heartbeat { coordinator, txns }
     }
 
@@ -136,8 +136,8 @@ impl Gateway for Own {
 
     fn on_timer(client: &mut Client, timer: Timer, cx: &mut Context<'_>) {
         match timer {
-            Timer::Resend(txn) => client.on_timeout(GatewayTimer::Resend(txn), cx),
-            Timer::Heartbeat => client.on_timeout(GatewayTimer::Heartbeat, cx),
+            Timer::Resend(txn) => client.on_resend_timeout(txn, cx),
+            Timer::Heartbeat => client.on_heartbeat_timeout(cx),
             Timer::Probe => client.on_probe_timeout(cx),
             Timer::Replication(..) | Timer::Sweep(_) | Timer::Turn(_) | Timer::CommitWait(_) => {
                 unreachable!("a server's timer at a client")
@@ -150,13 +150,14 @@ impl Gateway for Own {
     }
 
     /// N5: each commit request rests on later reads than the one before.
-    fn on_ending(open: &mut Open, decision: &Decision) {
+    fn carry_out(client: &mut Client, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         if let Decision::Commit(_) = decision {
-            open.more.round += 1;
+            client.at_mut(id).more.round += 1;
         }
+        client.end(id, decision, cx);
     }
 
-    fn on_finished(client: &mut Client, txn: TxnId) {
+    fn on_finished(client: &mut Client, txn: TxnId, _: Outcome) {
         client.own.promoted.remove(&txn);
     }
 
@@ -343,6 +344,7 @@ impl Client {
         is_provisional: bool,
         cx: &mut Context<'_>,
     ) {
+        // It has finished: a late answer.
         let Some(open) = self.open.get_mut(&txn) else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
             // From a leader that was deposed (R11).
@@ -372,8 +374,8 @@ impl Client {
     /// §3.3.2: what was read on a condition, or from elsewhere, does not hold. A procedure is computed
     /// anew; a caller that was told has to begin again.
     fn on_reads_changed(&mut self, id: TxnId, reads: Vec<(Key, Read)>, cx: &mut Context<'_>) {
-        let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::ReadsChanged);
+        let open = self.at_mut(id);
         match (&open.phase, &open.txn.kind) {
             (Phase::Reading, _) => open.reads.extend(reads),
             (Phase::Ending(Decision::Commit(_)), Kind::Procedure(_)) => {

@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Outcome, Read, Version};
 
 use super::leader::{Forward, Leader, Leading, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{Prepared, Request, decide, is_refuted};
-use super::{Config, Note, Timer};
-use crate::commit::{self, Coordination, Coordinator, Gathering, Timeouts};
+use super::{Config, Note};
+use crate::commit::{self, Coordination, Coordinator, Gathering, Participation, Timeouts};
 
 type Coordinating = commit::Coordinating<Leader>;
 
@@ -61,12 +62,12 @@ impl Coordinator for Leader {
         Command::Acknowledge(clients)
     }
 
-    fn commit_wait_timer(partition: PartitionId) -> Timer {
-        Timer::CommitWait(partition)
-    }
-
     fn timeouts(config: &Config) -> &Timeouts {
         &config.timeouts
+    }
+
+    fn has_voted(coordinating: &Coordinating, partition: PartitionId) -> bool {
+        coordinating.votes.get(&partition).is_some_and(is_settled)
     }
 
     /// §3.4: the writes are another's reads before anybody hears of the decision.
@@ -115,15 +116,36 @@ impl Gathering for Leader {
         Some(outcome)
     }
 
+    fn participation(&mut self) -> &mut Participation<Prepared> {
+        &mut self.participation
+    }
+
+    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
+        (prepared.coordinator, prepared.vote())
+    }
+
+    fn refusal(reason: AbortReason) -> Vote {
+        Vote::Refused(reason)
+    }
+
+    fn committed(timestamp: Timestamp) -> Vote {
+        Vote::Committed(timestamp)
+    }
+
+    fn forget_command(txns: Vec<TxnId>) -> Command {
+        Command::Forget(txns)
+    }
+
+    /// While a transaction waits for its turn or a lock, the vote will follow.
+    fn is_arriving(&mut self, txn: TxnId) -> bool {
+        self.participation.preparing.contains_key(&txn) || self.arrived.contains_key(&txn)
+    }
+
     /// A conditional vote never replaces an unconditional one, in any order of arrival.
     fn hear(coordinating: &mut Coordinating, partition: PartitionId, vote: Vote) {
         if !Self::has_voted(coordinating, partition) || is_settled(&vote) {
             coordinating.votes.insert(partition, vote);
         }
-    }
-
-    fn has_voted(coordinating: &Coordinating, partition: PartitionId) -> bool {
-        coordinating.votes.get(&partition).is_some_and(is_settled)
     }
 
     fn on_undecided(
@@ -198,9 +220,12 @@ impl Leading<'_> {
     /// may be aborted by this group's log, unless the client's next request comes before.
     fn abort_if_refuted(&mut self, txn: TxnId, world: &mut World<'_>) {
         let state = self.state;
-        let Some(coordinating) = self.under_way(txn) else { return };
-        let Some(known) = state.coordinated.get(&txn) else { return };
-        let Some(request) = &known.request else { return };
+        let Some(coordinating) = self.under_way(txn) else {
+            unreachable!("{txn} is not coordinated by {}", self.id);
+        };
+        // There is nothing to refute before the commit request is in the log.
+        let known = state.coordinated.get(&txn);
+        let Some(request) = known.and_then(|known| known.request.as_ref()) else { return };
         let is_last = request.round == coordinating.requested;
         if is_last && is_refuted(request, coordinating.votes.values()) {
             let reason = coordinating.more.withdrawn.unwrap_or(AbortReason::StaleRead);
@@ -224,9 +249,10 @@ impl Leading<'_> {
     /// aborts, the participant answers the reader (N9).
     fn answer_forwards(&mut self, of: TxnId, forwards: Vec<Forward>, world: &mut World<'_>) {
         let state = self.state;
-        let Some(coordinating) = self.under_way(of) else { return };
-        let Some(Outcome::Committed(timestamp)) = coordinating.outcome else { return };
+        let outcome = self.under_way(of).and_then(|known| known.outcome);
+        let Some(Outcome::Committed(timestamp)) = outcome else { return };
         let request = state.coordinated.get(&of).and_then(|known| known.request.as_ref());
+        // It is settled, or a participant said that it had committed.
         let Some(request) = request else { return };
         let version = Version { timestamp, writer: of };
         for Forward { txn, client, partition, mut reads } in forwards {

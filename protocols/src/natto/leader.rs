@@ -12,7 +12,7 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Read};
 
 use super::delays::difference;
 use super::message::{Command, Elsewhere, Log, Msg};
-use super::queue::{Letter, Queue, Stage};
+use super::queue::{Queue, Stage};
 use super::state::{Prepared, Request, State};
 use super::{Config, Note, Timer};
 use crate::commit::{Applied, Coordination, Ended, Participation, Reading, WaitingRead};
@@ -200,6 +200,7 @@ impl Role for Leader {
         if let Some(outcome) = partition.state.told_by(applied) {
             world.cx.claim(outcome);
         }
+        // A follower does no more.
         let Some(mut leading) = partition.leading() else { return };
         match applied {
             Applied::Prepared(txn) => leading.on_prepared(txn, world),
@@ -403,13 +404,8 @@ impl Partition {
     /// are gone (N10): clients ask again, late, and those that are prepared go first.
     fn on_leading(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
-        let mutations = world.config.mutations;
-        let letter = Letter {
-            waits_for_later: mutations.late_waits_for_later,
-            ignores_waiters: mutations.waiters_are_bypassed,
-        };
         let mut leader = Leader {
-            queue: Queue::new(letter),
+            queue: Queue::new(world.config.mutations),
             participation: Participation::new(
                 self.state.prepared.keys(),
                 self.state.ended.keys(),

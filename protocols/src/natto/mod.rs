@@ -84,6 +84,7 @@ mod coordinator;
 mod delays;
 mod leader;
 mod message;
+mod mutations;
 mod participant;
 mod queue;
 mod state;
@@ -95,6 +96,7 @@ pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use leader::Server;
 pub use message::{Command, Elsewhere, Log, Msg, Record, Turn, Vote};
+pub use mutations::Mutations;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
@@ -175,25 +177,8 @@ pub struct Config {
     pub probe_idle: Duration,
     /// Time-outs of gateways, coordinators and participants.
     pub timeouts: commit::Timeouts,
-    /// Unsafe variants, for tests.
+    /// Deliberate mistakes, for tests (ADR 35).
     pub mutations: Mutations,
-}
-
-/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Mutations {
-    /// N1: a late transaction waits for conflicting later ones.
-    pub late_waits_for_later: bool,
-    /// N2: a lock is free though an earlier transaction waits for it.
-    pub waiters_are_bypassed: bool,
-    /// N3: conditions hold if nobody says otherwise.
-    pub conditions_are_trusted: bool,
-    /// N4: a priority abort is in the leader's memory alone.
-    pub refusals_are_volatile: bool,
-    /// N5, N8: what was computed from provisional reads is committed, whatever was prepared.
-    pub provisional_reads_count: bool,
-    /// N8: reads are forwarded when a transaction arrives, though others may yet come before it.
-    pub forwards_on_arrival: bool,
 }
 
 /// Rare events.
@@ -287,15 +272,8 @@ impl From<commit::Note> for Note {
             commit::Note::Forgotten => Self::Forgotten,
             commit::Note::CommitWait => Self::CommitWait,
             commit::Note::StaleVersions => Self::StaleVersions,
-        }
-    }
-}
-
-impl From<commit::GatewayNote> for Note {
-    fn from(note: commit::GatewayNote) -> Self {
-        match note {
-            commit::GatewayNote::SecondRound => Self::SecondRound,
-            commit::GatewayNote::Resent => Self::Resent,
+            commit::Note::SecondRound => Self::SecondRound,
+            commit::Note::Resent => Self::Resent,
         }
     }
 }
@@ -319,11 +297,12 @@ pub enum Timer {
     Probe,
 }
 
-impl From<commit::GatewayTimer> for Timer {
-    fn from(timer: commit::GatewayTimer) -> Self {
+impl From<commit::Timer> for Timer {
+    fn from(timer: commit::Timer) -> Self {
         match timer {
-            commit::GatewayTimer::Resend(txn) => Self::Resend(txn),
-            commit::GatewayTimer::Heartbeat => Self::Heartbeat,
+            commit::Timer::CommitWait(partition) => Self::CommitWait(partition),
+            commit::Timer::Resend(txn) => Self::Resend(txn),
+            commit::Timer::Heartbeat => Self::Heartbeat,
         }
     }
 }
@@ -374,11 +353,7 @@ impl Protocol for Natto {
     }
 
     fn mutations(name: &str) -> &'static [&'static str] {
-        match name {
-            RECSF => &["N1", "N2", "N3", "N4", "N5", "N8"],
-            CP => &["N1", "N2", "N3", "N4", "N5"],
-            _ => &["N1", "N2"],
-        }
+        mutations::names(name)
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
@@ -407,19 +382,7 @@ impl Protocol for Natto {
     }
 
     fn enable_mutation(config: &mut Config, mutation: &str) {
-        let mutations = &mut config.mutations;
-        match mutation {
-            "N1" => mutations.late_waits_for_later = true,
-            "N2" => mutations.waiters_are_bypassed = true,
-            "N3" => mutations.conditions_are_trusted = true,
-            "N4" => mutations.refusals_are_volatile = true,
-            "N5" => mutations.provisional_reads_count = true,
-            "N8" => {
-                mutations.forwards_on_arrival = true;
-                mutations.provisional_reads_count = true;
-            }
-            other => panic!("{other} is none of {:?}", Self::mutations(RECSF)),
-        }
+        mutations::enable(config, mutation);
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {

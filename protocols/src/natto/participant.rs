@@ -12,36 +12,9 @@ use super::message::{Command, Elsewhere, Msg, Turn, Vote};
 use super::queue;
 use super::state::Prepared;
 use super::{Level, Note, Timer};
-use crate::commit::{Participating, Participation, Reader, Reading, Verdict};
+use crate::commit::{Reader, Reading, Verdict};
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::RetryState;
-
-impl Participating for Leader {
-    fn participation(&mut self) -> &mut Participation<Prepared> {
-        &mut self.participation
-    }
-
-    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
-        (prepared.coordinator, prepared.vote())
-    }
-
-    fn refusal(reason: AbortReason) -> Vote {
-        Vote::Refused(reason)
-    }
-
-    fn committed(timestamp: Timestamp) -> Vote {
-        Vote::Committed(timestamp)
-    }
-
-    fn forget_command(txns: Vec<TxnId>) -> Command {
-        Command::Forget(txns)
-    }
-
-    /// While a transaction waits for its turn or a lock, the vote will follow.
-    fn is_arriving(&mut self, txn: TxnId) -> bool {
-        self.participation.preparing.contains_key(&txn) || self.arrived.contains_key(&txn)
-    }
-}
 
 impl Reader for Leader {
     const READ_INDEX: Note = Note::ReadIndex;
@@ -140,7 +113,7 @@ impl Leading<'_> {
         if world.config.level >= Level::PriorityAbort {
             self.abort_by_priority(txn, world);
         }
-        if world.config.mutations.forwards_on_arrival {
+        if world.config.mutations.forwards_on_arrival() {
             self.forward_read(txn, world);
         }
         self.on_turn(world);
@@ -170,7 +143,7 @@ impl Leading<'_> {
             let Some(known) = self.leader.arrived.get(&victim) else { continue };
             let coordinator = known.coordinator;
             world.cx.note(Note::PriorityAbort);
-            if world.config.mutations.refusals_are_volatile {
+            if world.config.mutations.refusals_are_volatile() {
                 self.send_vote(victim, coordinator, Vote::Refused(AbortReason::Conflict), world);
                 self.free(victim, Fate::Aborted, world);
                 continue;
@@ -336,9 +309,11 @@ impl Leading<'_> {
         if world.config.level < Level::RemoteForwarding {
             return;
         }
+        // It waits for one that is not prepared itself, or for several.
         let Some(holders) = self.leader.queue.holders_before(txn) else { return };
         let mut holders = holders.into_iter();
         let (Some(of), None) = (holders.next(), holders.next()) else { return };
+        // An earlier leader prepared it on a condition: nobody waits for its values here.
         let Some(arrived) = self.leader.arrived.get(&txn) else { return };
         let keys = &arrived.participant.reads;
         let is_of_use = self.leader.queue.written(of, keys).next().is_some();

@@ -13,6 +13,7 @@ use orthodrome_core::id::TxnId;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
+use super::Mutations;
 use super::message::Turn;
 
 /// A place in the order of all transactions.
@@ -55,15 +56,6 @@ pub enum Verdict {
     Overtaken,
 }
 
-/// Unsafe variants, for tests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Letter {
-    /// N1: a late transaction waits for later ones, as §3.2 has it to the letter.
-    pub waits_for_later: bool,
-    /// N2: a lock is free though an earlier one waits for it.
-    pub ignores_waiters: bool,
-}
-
 #[derive(Clone, Debug)]
 struct Entry {
     turn: Turn,
@@ -75,7 +67,7 @@ struct Entry {
 /// The transactions of one partition's leader, by key and by place.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
-    letter: Letter,
+    mutations: Mutations,
     entries: BTreeMap<TxnId, Entry>,
     /// Who touches a key; true for those that write it.
     keys: BTreeMap<Key, BTreeMap<Place, bool>>,
@@ -85,8 +77,8 @@ pub struct Queue {
 impl Queue {
     /// An empty queue.
     #[must_use]
-    pub fn new(letter: Letter) -> Self {
-        Self { letter, ..Self::default() }
+    pub fn new(mutations: Mutations) -> Self {
+        Self { mutations, ..Self::default() }
     }
 
     /// A transaction has arrived.
@@ -174,21 +166,29 @@ impl Queue {
         entry.keys.iter().flat_map(of_key)
     }
 
+    /// A transaction that is in the queue.
+    fn entry(&self, txn: TxnId) -> &Entry {
+        let Some(entry) = self.entries.get(&txn) else { unreachable!("{txn} is not in the queue") };
+        entry
+    }
+
     /// Whether a transaction whose turn has come may go.
     #[must_use]
     pub fn judge(&self, txn: TxnId) -> Verdict {
-        let Some(entry) = self.entries.get(&txn) else { return Verdict::Overtaken };
+        let entry = self.entry(txn);
         let mine = Place { timestamp: entry.turn.timestamp, txn };
         let mut verdict = Verdict::Free;
         for (place, stage) in self.conflicts(txn, entry) {
             let counts = match stage {
                 Stage::Queued => false,
-                Stage::Waiting | Stage::Conditional if place > mine => !self.letter.waits_for_later,
-                Stage::Waiting => !self.letter.ignores_waiters,
+                Stage::Waiting | Stage::Conditional if place > mine => {
+                    !self.mutations.late_waits_for_later()
+                }
+                Stage::Waiting => !self.mutations.waiters_are_bypassed(),
                 Stage::Conditional => true,
                 Stage::Prepared => true,
             };
-            if counts && place > mine && !self.letter.waits_for_later {
+            if counts && place > mine && !self.mutations.late_waits_for_later() {
                 return Verdict::Overtaken;
             }
             if counts {
@@ -208,11 +208,11 @@ impl Queue {
     /// for one of them.
     #[must_use]
     pub fn is_free(&self, txn: TxnId) -> bool {
-        let Some(entry) = self.entries.get(&txn) else { return false };
+        let entry = self.entry(txn);
         let mine = Place { timestamp: entry.turn.timestamp, txn };
         self.conflicts(txn, entry).all(|(place, stage)| match stage {
             Stage::Queued => true,
-            Stage::Waiting => place > mine || self.letter.ignores_waiters,
+            Stage::Waiting => place > mine || self.mutations.waiters_are_bypassed(),
             Stage::Conditional => place > mine,
             Stage::Prepared => false,
         })
@@ -222,11 +222,11 @@ impl Queue {
     /// would have to wait for it: `txn` is one of each pair. Those that are prepared stay.
     #[must_use]
     pub fn out_of_rank(&self, txn: TxnId) -> BTreeSet<(TxnId, TxnId)> {
-        let Some(entry) = self.entries.get(&txn) else { return BTreeSet::new() };
+        let entry = self.entry(txn);
         let mine = Place { timestamp: entry.turn.timestamp, txn };
         let mut pairs = BTreeSet::new();
         for (place, stage) in self.conflicts(txn, entry) {
-            let Some(other) = self.entries.get(&place.txn) else { continue };
+            let other = self.entry(place.txn);
             let (first, second) = (other.turn.priority, entry.turn.priority);
             if matches!(stage, Stage::Prepared | Stage::Conditional) {
                 continue;
@@ -278,8 +278,8 @@ impl Queue {
     /// If somebody else holds one of them.
     pub fn prepare(&mut self, txn: TxnId) {
         self.move_on(txn, Stage::Prepared);
-        let Some(entry) = self.entries.get(&txn) else { return };
-        let holder = self.conflicts(txn, entry).find(|(_, stage)| *stage == Stage::Prepared);
+        let holder =
+            self.conflicts(txn, self.entry(txn)).find(|(_, stage)| *stage == Stage::Prepared);
         assert!(holder.is_none(), "{txn} takes the keys of {holder:?}");
     }
 
@@ -293,12 +293,15 @@ impl Queue {
     /// `txn` leaves. Returns those that wait for a key that it touched, in their order: some of them
     /// may go now.
     pub fn remove(&mut self, txn: TxnId) -> Vec<TxnId> {
+        // It never came here: its abort was all that did.
         let Some(Entry { turn, keys, .. }) = self.entries.remove(&txn) else { return Vec::new() };
         let place = Place { timestamp: turn.timestamp, txn };
         self.queued.remove(&place);
         let mut waiters = BTreeSet::new();
         for key in keys.keys() {
-            let Some(others) = self.keys.get_mut(key) else { continue };
+            let Some(others) = self.keys.get_mut(key) else {
+                unreachable!("{txn} touches {key}, and nobody does");
+            };
             others.remove(&place);
             let waits = |place: &&Place| {
                 self.entries.get(&place.txn).is_some_and(|entry| entry.stage.is_waiting())
@@ -329,7 +332,8 @@ impl Queue {
     /// # Panics
     /// If it does.
     pub fn assert_invariants(&self) {
-        let is_sound = self.letter == Letter::default();
+        let Self { mutations, .. } = self;
+        let is_sound = !mutations.late_waits_for_later() && !mutations.waiters_are_bypassed();
         for (&txn, entry) in &self.entries {
             let place = Place { timestamp: entry.turn.timestamp, txn };
             assert_eq!(self.queued.contains(&place), entry.stage == Stage::Queued, "{txn}");

@@ -238,14 +238,14 @@ pub fn decide<'a>(
     }
     // N3: a condition holds if some participant has refused that transaction for ever, and not because
     // nobody has said anything to the contrary.
-    if !conditions.is_subset(&evidence) && !mutations.conditions_are_trusted {
+    if !conditions.is_subset(&evidence) && !mutations.conditions_are_trusted() {
         return None;
     }
     let is_contradicted =
         participants.into_iter().filter_map(vote).any(|vote| contradicts(vote, request));
     match request.is_provisional {
         _ if !is_contradicted => Some(Outcome::Committed(timestamp)),
-        true if mutations.provisional_reads_count => Some(Outcome::Committed(timestamp)),
+        true if mutations.provisional_reads_count() => Some(Outcome::Committed(timestamp)),
         // Its client will ask again, or give up.
         true => None,
         false => Some(Outcome::Aborted(AbortReason::StaleRead)),

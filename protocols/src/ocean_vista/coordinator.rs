@@ -384,7 +384,7 @@ impl Coordinator {
             is_stored &= stored >= super_quorum || confirmed > f;
         }
         // The paper's way is to finalize each partition by itself.
-        has_majority |= is_any_stored && world.config.mutations.finalized_is_committed;
+        has_majority |= is_any_stored && world.config.mutations.finalized_is_committed();
         if has_majority && !std::mem::replace(&mut flight.is_finalizing, true) {
             for voter in &flight.voters {
                 world.send(voter.node, Msg::Finalize { ts, ballot: 0 });

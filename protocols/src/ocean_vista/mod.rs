@@ -60,6 +60,7 @@ mod inquiry;
 mod message;
 #[cfg(test)]
 mod model;
+mod mutations;
 pub mod reading;
 mod recovery;
 mod replica;
@@ -78,6 +79,7 @@ pub use message::{
     Ask, Body, Change, Functor, Holding, Knowledge, Msg, Output, Path, Reason, Record, Refusal,
     Rest, Seen, Shown, View, What,
 };
+pub use mutations::Mutations;
 pub use server::Server;
 pub use state::{Fate, Image, Name, Phase, State};
 pub use tid::Tids;
@@ -91,7 +93,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::limits::Limits;
-use orthodrome_core::machine::{NO_SESSIONS, Protocol};
+use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::PIECE_BYTES;
 
@@ -148,38 +150,8 @@ pub struct Config {
     pub compared_span: Duration,
     /// Settings of the directory.
     pub directory: directory::Config,
-    /// Unsafe variants, for tests.
+    /// Deliberate mistakes, for tests (ADR 35).
     pub mutations: Mutations,
-}
-
-/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
-pub struct Mutations {
-    /// V1: a version with one FINALIZED replica is taken for committed (Alg. 3).
-    pub finalized_is_committed: bool,
-    /// V2: replicas show only the newest version, and readers go down from there (Alg. 3).
-    pub newest_only: bool,
-    /// V4: whoever takes over gives up what cannot be written for a while.
-    pub takeover_gives_up: bool,
-    /// V6: version numbers need no lease, and watermarks that were seen do not count.
-    pub no_lease: bool,
-    /// V9: a Write below the Vwatermark is stored, and counts.
-    pub late_writes_count: bool,
-    /// V11: versions are collected by age.
-    pub collect_by_age: bool,
-    /// R4: answers are sent before what they say is durable, and lost by a crash.
-    pub acks_before_fsync: bool,
-    /// The first server does not put every fourth transaction's values into its store.
-    pub loses_writes: bool,
-}
-
-impl Mutations {
-    /// True if any is on.
-    #[must_use]
-    pub fn is_any(self) -> bool {
-        self != Self::default()
-    }
 }
 
 /// Rare events.
@@ -305,8 +277,8 @@ impl Protocol for OceanVista {
         NAME
     }
 
-    fn mutations(_: &str) -> &'static [&'static str] {
-        &["V1", "V2", "V4", "V6", "V9", "V11", "R4", "R11"]
+    fn mutations(name: &str) -> &'static [&'static str] {
+        mutations::names(name)
     }
 
     fn replaceable(cluster: &Cluster) -> Vec<NodeId> {
@@ -346,19 +318,7 @@ impl Protocol for OceanVista {
     }
 
     fn enable_mutation(config: &mut Config, mutation: &str) {
-        let mutations = &mut config.mutations;
-        match mutation {
-            "V1" => mutations.finalized_is_committed = true,
-            "V2" => mutations.newest_only = true,
-            "V4" => mutations.takeover_gives_up = true,
-            "V6" => mutations.no_lease = true,
-            "V9" => mutations.late_writes_count = true,
-            "V11" => mutations.collect_by_age = true,
-            "R4" => mutations.acks_before_fsync = true,
-            // Callers bring it about, not this protocol.
-            NO_SESSIONS => {}
-            other => panic!("{other} is none of {:?}", Self::mutations(NAME)),
-        }
+        mutations::enable(config, mutation);
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {

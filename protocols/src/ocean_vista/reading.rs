@@ -43,7 +43,7 @@ pub enum Verdict {
 /// Without any answer there is no verdict.
 #[must_use]
 pub fn read(said: &BTreeMap<NodeId, Said>, mutations: Mutations) -> Verdict {
-    if mutations.newest_only {
+    if mutations.newest_only() {
         return match_newest(said);
     }
     // Who has come furthest knows best what is settled.
@@ -102,7 +102,8 @@ fn judge(held: &[(NodeId, &Shown)], mutations: Mutations) -> Judged {
     let ballot = held.iter().map(|(_, shown)| shown.ballot).max().unwrap_or_default();
     let of_ballot = || held.iter().filter(|(_, shown)| shown.ballot == ballot);
     let is_aborted = of_ballot().any(|(_, shown)| shown.what == What::Aborted);
-    let is_believed = mutations.finalized_is_committed && held.iter().any(|(_, s)| s.is_finalized);
+    let is_believed =
+        mutations.finalized_is_committed() && held.iter().any(|(_, s)| s.is_finalized);
     if is_aborted && !is_believed {
         return Judged::Absent;
     }
@@ -379,14 +380,19 @@ mod tests {
         // One has the tombstone, the other was told only that a majority had stored it.
         let a = [version(5, false, gone.clone())];
         let b = [version(5, true, functor.clone())];
-        let believing = Mutations { finalized_is_committed: true, ..Mutations::default() };
+        let enabled = |name| {
+            let mut mutations = Mutations::default();
+            mutations.enable(name);
+            mutations
+        };
+        let believing = enabled("V1");
         let found = Verdict::Resolve(Timestamp(5), vec![NodeId(2)]);
         assert_eq!(verdict(&a, &b, believing), found);
         assert_eq!(verdict(&a, &b, Mutations::default()), Verdict::Read(settled.clone()));
         // One lacks version 5 and has the tombstone of 7; the other has both.
         let a = [version(7, false, gone)];
         let b = [version(7, false, functor.clone()), version(5, true, functor)];
-        let newest = Mutations { newest_only: true, ..Mutations::default() };
+        let newest = enabled("V2");
         // Such replicas show the newest version only, and no tombstones.
         assert_eq!(verdict(&[], &b[..1], newest), Verdict::Read(settled.clone()));
         assert_eq!(verdict(&a, &b, Mutations::default()), found);

@@ -229,7 +229,7 @@ impl Recoveries {
                 continue;
             }
             drive.asked = drive.asked.again(now);
-            if world.config.mutations.takeover_gives_up && drive.asked.times > 1 {
+            if world.config.mutations.takeover_gives_up() && drive.asked.times > 1 {
                 given_up.push(ts);
                 continue;
             }

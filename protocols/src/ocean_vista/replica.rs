@@ -85,7 +85,7 @@ impl Replica {
             parked: BTreeMap::new(),
             history: VecDeque::new(),
             checks: Checks::new(config.compared_span),
-            loses_writes: config.mutations.loses_writes && first == Some(node),
+            loses_writes: config.mutations.loses_writes() && first == Some(node),
             state: State::default(),
         };
         let all: Vec<Timestamp> = state.pending.keys().copied().collect();
@@ -201,7 +201,7 @@ impl Replica {
     ) -> Result<(), Refusal> {
         let held = self.state.pending.get(&ts);
         let is_late = held.is_none() && ts < world.marks.visible.max(self.state.settled);
-        if is_late && world.config.mutations.late_writes_count {
+        if is_late && world.config.mutations.late_writes_count() {
             return Ok(());
         }
         let is_outvoted = held.is_some_and(|held| {
@@ -402,7 +402,7 @@ impl Replica {
         for ask in &get.asks {
             let limit = if ask.below <= replicated { 1 } else { SHOWN_MAX };
             let mut view = self.view(&ask.key, get.partition, ask.below, limit);
-            if world.config.mutations.newest_only {
+            if world.config.mutations.newest_only() {
                 // Algorithm 3 knows no tombstones, and shows the newest version.
                 view.versions.retain(|shown| shown.what != What::Aborted);
                 view.versions.truncate(1);
@@ -654,7 +654,7 @@ impl Replica {
 
     /// Before a checkpoint: lets the store drop what nobody will read any more (V11).
     pub(super) fn collect(&mut self, world: &World<'_, '_>) {
-        let bound = if world.config.mutations.collect_by_age {
+        let bound = if world.config.mutations.collect_by_age() {
             world.marks.visible - world.config.version_retention
         } else {
             world.marks.collectable

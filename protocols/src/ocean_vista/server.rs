@@ -151,7 +151,7 @@ impl World<'_, '_> {
     /// Sends a message once everything written so far is durable (R4).
     pub(super) fn reply(&mut self, to: NodeId, msg: Msg) {
         match self.pending_writes.last {
-            Some(ticket) if !self.config.mutations.acks_before_fsync => {
+            Some(ticket) if !self.config.mutations.acks_before_fsync() => {
                 self.pending_writes.held.push_back((ticket, to, msg));
             }
             Some(_) | None => self.send(to, msg),
@@ -403,7 +403,7 @@ impl Server {
         let Control { membership, acceptors, recoveries, is_whole, .. } = &mut self.control;
         let (now, clock) = (cx.now(), cx.clock().now);
         let has_lease = membership.has_lease(now);
-        let window = if self.config.mutations.no_lease && membership.members().epoch > 0 {
+        let window = if self.config.mutations.no_lease() && membership.members().epoch > 0 {
             let limit = Timestamp::MAX;
             Some(Window { floor: Timestamp::ZERO, limit, clock })
         } else {
@@ -708,7 +708,7 @@ impl Server {
                 self.control.needed_epoch = self.control.membership.members().epoch;
                 self.local.push_back(Local::Reconsider);
             }
-            directory::Change::Ended if self.config.mutations.no_lease => {}
+            directory::Change::Ended if self.config.mutations.no_lease() => {}
             directory::Change::Ended => {
                 cx.note(Note::Ended);
                 // Gateways will inquire.
@@ -916,7 +916,7 @@ impl Server {
             return;
         }
         let visible = self.marks.visible;
-        if !self.config.mutations.no_lease {
+        if !self.config.mutations.no_lease() {
             self.roles.coordinator.tids.observe(visible);
         }
         let (roles, mut world) = self.split(cx);

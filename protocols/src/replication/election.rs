@@ -5,7 +5,7 @@ use orthodrome_core::{NodeId, Time};
 
 use super::message::{Beat, Message};
 use super::replica::{Replica, Role};
-use super::{Event, Index, Io, Mutation, Replicated, Term, Timer};
+use super::{Event, Index, Io, Replicated, Term, Timer};
 
 impl<R: Replicated> Replica<R> {
     /// The first wait. In a new group the preferred leader campaigns at once and the others leave
@@ -69,8 +69,7 @@ impl<R: Replicated> Replica<R> {
     /// its vote counts. A node that starts empty knows no members and so does not vote before it
     /// has caught up that far.
     fn may_vote(&self) -> bool {
-        self.log.members().is_member(self.me)
-            || self.config.mutation == Some(Mutation::CountNonVoters)
+        self.log.members().is_member(self.me) || self.config.mutations.count_non_voters()
     }
 
     /// Thesis §4.2.3 and §6.4.1: within one election time-out of hearing a leader nobody else is
@@ -99,7 +98,7 @@ impl<R: Replicated> Replica<R> {
     /// Whom to ask.
     fn electorate(&self) -> Vec<NodeId> {
         let members = self.log.members();
-        let anyone = self.config.mutation == Some(Mutation::CountNonVoters);
+        let anyone = self.config.mutations.count_non_voters();
         let mut asked = members.all();
         asked.retain(|&node| node != self.me && (anyone || members.is_voter(node)));
         asked
@@ -108,7 +107,7 @@ impl<R: Replicated> Replica<R> {
     /// Only votes of voters count, in each half of a joint membership.
     fn is_elected(&self, votes: &[NodeId]) -> bool {
         let members = self.log.members();
-        if self.config.mutation == Some(Mutation::CountNonVoters) {
+        if self.config.mutations.count_non_voters() {
             return votes.len() >= self.config.quorums.election(members.voters.len());
         }
         members.is_quorum(|n| self.config.quorums.election(n), |node| votes.contains(&node))
@@ -116,7 +115,7 @@ impl<R: Replicated> Replica<R> {
 
     /// True if this node's log has nothing that one with such an end may lack (Raft §5.4.1).
     fn may_be_led_by(&self, last_index: Index, last_term: Term) -> bool {
-        let any_term = self.config.mutation == Some(Mutation::LongestLog);
+        let any_term = self.config.mutations.longest_log();
         let last_term = if any_term { self.log.last_term() } else { last_term };
         self.log.is_covered_by(last_index, last_term)
     }

@@ -5,7 +5,7 @@ use orthodrome_core::NodeId;
 use super::checks::Sum;
 use super::message::{Beat, Message, Record};
 use super::replica::Replica;
-use super::{Entry, Index, Io, Mutation, Replicated, Term};
+use super::{Entry, Index, Io, Replicated, Term};
 
 impl<R: Replicated> Replica<R> {
     /// Raft Figure 2, AppendEntries, receiver's steps 2 to 5.
@@ -64,7 +64,7 @@ impl<R: Replicated> Replica<R> {
         for (_, index) in &mut self.writes {
             *index = (*index).min(kept);
         }
-        if self.config.mutation != Some(Mutation::ForgetTruncation) {
+        if !self.config.mutations.forget_truncation() {
             io.persist(Record::Truncate { from });
         }
     }

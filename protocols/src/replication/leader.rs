@@ -12,7 +12,7 @@ use super::log::Log;
 use super::message::{Beat, Message, Record};
 use super::replica::{Replica, Role};
 use super::snapshot::Outgoing;
-use super::{Config, Entry, Event, Index, Io, Mutation, Payload, Replicated, Term, Timer};
+use super::{Config, Entry, Event, Index, Io, Payload, Replicated, Term, Timer};
 
 /// Messages do not get shorter than this for losses: that is one packet.
 const BATCH_BYTES_MIN: usize = 1_024;
@@ -340,7 +340,7 @@ impl<R: Replicated> Replica<R> {
                 }
             }
         }
-        if self.config.mutation == Some(Mutation::AckNotDurable) {
+        if self.config.mutations.ack_not_durable() {
             self.count(io);
         }
         index
@@ -438,7 +438,7 @@ impl<R: Replicated> Replica<R> {
         if let Some(gap) = gap {
             self.timeout.hear_after(gap, now);
         }
-        if is_alone && self.config.check_quorum {
+        if is_alone && !self.config.mutations.lead_without_quorum() {
             self.timeout.give_up(self.term);
             self.step_down(self.term, None, io);
             return;
@@ -568,7 +568,7 @@ impl<R: Replicated> Replica<R> {
         );
         lead.indexes = indexes;
         let Some(reached) = reached.filter(|&reached| reached > self.chosen) else { return };
-        let any_term = self.config.mutation == Some(Mutation::ChooseOldTerm);
+        let any_term = self.config.mutations.choose_old_term();
         if self.log.term_at(reached) == Some(self.term) || any_term {
             let (was_ready, was_chosen) = (lead.is_ready, self.chosen);
             self.choose(reached);
@@ -588,7 +588,7 @@ impl<R: Replicated> Replica<R> {
         if let Role::Leader(lead) = &mut self.role
             && lead.reads.len() < self.config.max_reads
         {
-            let round = (self.config.mutation == Some(Mutation::ReadUnconfirmed)).then_some(0);
+            let round = self.config.mutations.read_unconfirmed().then_some(0);
             lead.has_new_reads |= round.is_none();
             lead.reads.push_back(Read { id, round });
             if round.is_some() {
@@ -659,10 +659,8 @@ impl<R: Replicated> Replica<R> {
         if !lead.is_ready || !lead.yielded.is_empty() {
             return false;
         }
-        let now = match self.config.mutation {
-            Some(Mutation::LeaseIgnoresPauses) => self.last_input.min(now),
-            Some(_) | None => now,
-        };
+        let ignores_pauses = self.config.mutations.lease_ignores_pauses();
+        let now = if ignores_pauses { self.last_input.min(now) } else { now };
         let me = self.me;
         let promised = self.log.members().reached(
             |n| self.config.quorums.write(n),

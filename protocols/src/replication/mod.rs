@@ -63,6 +63,7 @@ mod follower;
 mod leader;
 mod log;
 mod message;
+mod mutations;
 mod orders;
 mod quorum;
 mod replica;
@@ -78,6 +79,7 @@ use orthodrome_core::{Duration, Limits, NodeId, Rng, Ticket, Time, Wire};
 pub use change::ChangeError;
 pub use checks::Sum;
 pub use message::{Beat, Message, Record};
+pub use mutations::Mutations;
 pub use quorum::{Members, QuorumError, Quorums};
 pub use replica::Replica;
 pub use transfer::TransferError;
@@ -244,11 +246,8 @@ pub struct Config {
     /// Followers act on what is chosen, and not only remember it: one that has restarted is told
     /// how far its log agrees at once, rather than with the next entry.
     pub followers_act: bool,
-    /// Tests only: false lets a leader that hears no quorum go on leading, as the paper's does. The
-    /// log is safe with that; who reads without a lease is not.
-    pub check_quorum: bool,
-    /// Tests only: a deliberate bug that tests must catch.
-    pub mutation: Option<Mutation>,
+    /// Deliberate mistakes, for tests (ADR 35).
+    pub mutations: Mutations,
 }
 
 impl Config {
@@ -269,8 +268,7 @@ impl Config {
             snapshot_window: 4,
             compared_entries: 1_024,
             followers_act: false,
-            check_quorum: true,
-            mutation: None,
+            mutations: Mutations::default(),
         }
     }
 
@@ -325,44 +323,6 @@ pub enum ConfigError {
     /// Unsafe quorums.
     #[error("quorums: {0}")]
     Quorums(#[from] QuorumError),
-}
-
-/// Deliberate bugs, each made by some real system, that the tests must catch.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mutation {
-    /// Votes and terms are told before they are durable.
-    VoteNotDurable,
-    /// Entries of older terms are chosen by counting (Raft §5.4.2, Figure 8).
-    ChooseOldTerm,
-    /// A lease is compared with the time of the last input instead of now, so that a pause is free.
-    LeaseIgnoresPauses,
-    /// Votes of nodes that are not voters count (YugabyteDB 1.1.9).
-    CountNonVoters,
-    /// Truncation is not remembered.
-    ForgetTruncation,
-    /// An append is acknowledged before it is durable.
-    AckNotDurable,
-    /// A voter protects no leader after a restart, though one may hold a lease from it.
-    VoteAfterRestart,
-    /// Reads are answered by a leader that did not confirm that it still leads.
-    ReadUnconfirmed,
-    /// The longest log leads, whatever the term of its last entry.
-    LongestLog,
-}
-
-impl Mutation {
-    /// Every deliberate bug, with the name of its switch.
-    pub const ALL: [(&'static str, Self); 9] = [
-        ("vote-not-durable", Self::VoteNotDurable),
-        ("choose-old-term", Self::ChooseOldTerm),
-        ("lease-ignores-pauses", Self::LeaseIgnoresPauses),
-        ("count-non-voters", Self::CountNonVoters),
-        ("forget-truncation", Self::ForgetTruncation),
-        ("ack-not-durable", Self::AckNotDurable),
-        ("vote-after-restart", Self::VoteAfterRestart),
-        ("read-unconfirmed", Self::ReadUnconfirmed),
-        ("longest-log", Self::LongestLog),
-    ];
 }
 
 /// Timers of one replica.

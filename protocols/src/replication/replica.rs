@@ -13,7 +13,7 @@ use super::orders::Orders;
 use super::quorum::Members;
 use super::snapshot::{Ask, Incoming, Installed};
 use super::timeout::Timeout;
-use super::{Config, Event, Group, Index, Io, Mutation, Replicated, Term, Timer};
+use super::{Config, Event, Group, Index, Io, Mutations, Replicated, Term, Timer};
 
 /// What a replica is doing in its term.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ struct Recovered<R: Replicated> {
 fn replay<R: Replicated>(
     initial: Members,
     records: Vec<Record<R>>,
-    mutation: Option<Mutation>,
+    mutations: Mutations,
 ) -> Recovered<R> {
     let mut state = Recovered {
         term: Term(0),
@@ -137,7 +137,7 @@ fn replay<R: Replicated>(
             Record::Incomplete => state.incomplete = true,
             Record::HardState { term, vote } => (state.term, state.vote) = (term, vote),
             Record::Entry { index, entry } => {
-                if mutation == Some(Mutation::ForgetTruncation) && index <= state.log.last() {
+                if mutations.forget_truncation() && index <= state.log.last() {
                     state.log.overwrite(index, entry);
                     continue;
                 }
@@ -181,9 +181,10 @@ impl<R: Replicated> Replica<R> {
             // says after a restart.
             io.persist(Record::Base { index: Index(0), term: Term(0), members: initial.clone() });
         }
-        let Recovered { term, vote, log, incomplete } = replay(initial, recovered, config.mutation);
+        let Recovered { term, vote, log, incomplete } =
+            replay(initial, recovered, config.mutations);
         let base = log.base_index();
-        let trusts_itself = is_new || config.mutation == Some(Mutation::VoteAfterRestart);
+        let trusts_itself = is_new || config.mutations.vote_after_restart();
         let quiet_until = if trusts_itself { now } else { now + config.election_timeout };
         let mut replica = Self {
             me,
@@ -396,7 +397,7 @@ impl<R: Replicated> Replica<R> {
     }
 
     pub(super) fn is_term_durable(&self) -> bool {
-        self.hard_ticket <= self.durable || self.config.mutation == Some(Mutation::VoteNotDurable)
+        self.hard_ticket <= self.durable || self.config.mutations.vote_not_durable()
     }
 
     pub(super) fn campaign_when_durable(&mut self) {
@@ -405,11 +406,7 @@ impl<R: Replicated> Replica<R> {
 
     /// How far this node's own copy counts.
     pub(super) fn own_copy(&self) -> Index {
-        if self.config.mutation == Some(Mutation::AckNotDurable) {
-            self.log.last()
-        } else {
-            self.durable_index
-        }
+        if self.config.mutations.ack_not_durable() { self.log.last() } else { self.durable_index }
     }
 
     /// Forgets everything up to `through`, which the embedder's state covers. Takes effect on disk

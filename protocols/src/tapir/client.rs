@@ -449,7 +449,7 @@ impl Client {
         let Some(open) = self.open.get(&id) else { return };
         let Phase::Waiting(outcome, path) = open.phase else { return };
         if let Outcome::Committed(timestamp) = outcome
-            && !self.config.mutations.no_commit_wait
+            && !self.config.mutations.no_commit_wait()
             && !cx.clock().has_passed_everywhere(timestamp)
         {
             cx.note(Note::CommitWait);

@@ -69,6 +69,7 @@ mod client;
 mod coordinator;
 mod decide;
 mod message;
+mod mutations;
 mod occ;
 mod replica;
 mod server;
@@ -77,6 +78,7 @@ mod state;
 pub use client::Client;
 pub use decide::{Tally, decide, merge, recover, settle};
 pub use message::{Answer, Ballot, Cast, Change, Image, Msg, Part, Record, Vote};
+pub use mutations::Mutations;
 pub use occ::Validator;
 pub use server::Server;
 pub use state::{Entry, State};
@@ -87,7 +89,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
-use orthodrome_core::machine::{NO_SESSIONS, Protocol};
+use orthodrome_core::machine::Protocol;
 
 use crate::registry::{Guarantee, Registered, Row};
 
@@ -135,23 +137,8 @@ pub struct Config {
     pub chunk_keys: usize,
     /// Bytes per piece of a copy, and per part of a record: in a view change, and at a checkpoint.
     pub piece_bytes: usize,
-    /// Unsafe variants, for tests.
+    /// Deliberate mistakes, for tests (ADR 35).
     pub mutations: Mutations,
-}
-
-/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
-pub struct Mutations {
-    /// T1: commits are told at once.
-    pub no_commit_wait: bool,
-    /// T2: a replica that restarts has lost its record, and takes part in view changes all the
-    /// same.
-    pub recovering_replicas_join: bool,
-    /// T3: whoever takes over aborts, without asking what the participants agreed on.
-    pub takeover_aborts: bool,
-    /// R4: votes are sent before they are durable, and lost by a crash.
-    pub votes_before_fsync: bool,
 }
 
 /// Rare events.
@@ -255,8 +242,8 @@ impl Protocol for Tapir {
         NAME
     }
 
-    fn mutations(_: &str) -> &'static [&'static str] {
-        &["T1", "T2", "T3", "R4", "R11"]
+    fn mutations(name: &str) -> &'static [&'static str] {
+        mutations::names(name)
     }
 
     fn configure(cluster: &Cluster, _: &str) -> Config {
@@ -284,16 +271,7 @@ impl Protocol for Tapir {
     }
 
     fn enable_mutation(config: &mut Config, mutation: &str) {
-        let mutations = &mut config.mutations;
-        match mutation {
-            "T1" => mutations.no_commit_wait = true,
-            "T2" => mutations.recovering_replicas_join = true,
-            "T3" => mutations.takeover_aborts = true,
-            "R4" => mutations.votes_before_fsync = true,
-            // Callers bring it about, not this protocol.
-            NO_SESSIONS => {}
-            other => panic!("{other} is none of {:?}", Self::mutations(NAME)),
-        }
+        mutations::enable(config, mutation);
     }
 
     fn record_size(record: &Record) -> usize {

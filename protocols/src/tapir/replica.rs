@@ -105,7 +105,7 @@ impl Replica {
             must_checkpoint: false,
             state,
         };
-        if world.config.mutations.recovering_replicas_join {
+        if world.config.mutations.recovering_replicas_join() {
             replica.state.entries.clear();
         }
         replica.reindex(world);

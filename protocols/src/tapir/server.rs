@@ -80,7 +80,7 @@ impl World<'_, '_> {
     /// Sends a message once everything written so far is durable (R4).
     pub(super) fn reply(&mut self, to: NodeId, msg: Msg) {
         match self.pending_writes.last {
-            Some(ticket) if !self.config.mutations.votes_before_fsync => {
+            Some(ticket) if !self.config.mutations.votes_before_fsync() => {
                 self.pending_writes.held.push_back((ticket, to, msg));
             }
             Some(_) | None => self.send(to, msg),
@@ -291,7 +291,7 @@ impl Server {
         let parts = participants.iter().map(|&partition| (partition, None));
         let mut drive = Drive::new(&self.cluster, txn, parts);
         let mut out = Out::new();
-        if self.config.mutations.takeover_aborts {
+        if self.config.mutations.takeover_aborts() {
             drive.end(Outcome::Aborted(AbortReason::Recovery), &mut out);
         } else {
             drive.take_over(self.node, promised, &mut out);

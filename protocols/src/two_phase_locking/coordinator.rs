@@ -8,7 +8,7 @@ use orthodrome_core::txn::{AbortReason, Outcome};
 use super::leader::{Leader, Leading, Request, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{State, decide};
-use super::{Config, Note, Timer};
+use super::{Config, Note};
 use crate::commit::{self, Coordination, Coordinator, Outcomes, Timeouts};
 use crate::waiting::RetryState;
 
@@ -26,6 +26,10 @@ impl Outcomes for State {
     /// Also those of this partition as participant: nobody asks about them but their clients.
     fn is_kept(&self, txn: TxnId) -> bool {
         self.ended.contains_key(&txn) || self.settled.contains_key(&txn)
+    }
+
+    fn is_acknowledged(&self, txn: TxnId) -> bool {
+        self.is_acknowledged(txn)
     }
 }
 
@@ -59,10 +63,6 @@ impl Coordinator for Leader {
         Command::Acknowledge(clients)
     }
 
-    fn commit_wait_timer(partition: PartitionId) -> Timer {
-        Timer::CommitWait(partition)
-    }
-
     fn timeouts(config: &Config) -> &Timeouts {
         &config.timeouts
     }
@@ -82,16 +82,16 @@ impl Leading<'_> {
         request: Request,
         world: &mut World<'_>,
     ) {
-        if self.answer_if_known(client, txn, world) {
+        if self.answer(client, txn, world) {
             return;
         }
         let now = world.cx.now();
         let coordinating = self.coordinating(txn, now);
         coordinating.client = Some(client);
-        if coordinating.more.is_some() {
+        if coordinating.more.is_some() || coordinating.is_decision_proposed {
             return;
         }
-        if world.config.mutations.skips_readers {
+        if world.config.mutations.skips_readers() {
             let is_written = |partition: &PartitionId| {
                 request.writes.keys().any(|key| world.cluster.partition_of(key) == *partition)
             };
@@ -106,28 +106,6 @@ impl Leading<'_> {
         self.try_decide(txn, world);
     }
 
-    /// Tells `client` the outcome if there is one; true if there is nothing else to do.
-    fn answer_if_known(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_>) -> bool {
-        if let Some(coordinating) = self.under_way(txn) {
-            coordinating.client = Some(client);
-            if let Some(outcome) = coordinating.outcome.filter(|_| coordinating.is_told) {
-                world.send(client, Msg::Decided { txn, outcome });
-            }
-            return coordinating.is_decision_proposed || coordinating.outcome.is_some();
-        }
-        if let Some(outcome) = self.state.decision(txn) {
-            world.send(client, Msg::Decided { txn, outcome });
-            return true;
-        }
-        if self.state.is_acknowledged(txn) {
-            // Nobody here knows any more: the client has acknowledged it, or was silent for too long.
-            world.cx.note(Note::Forgotten);
-            world.send(client, Msg::Decided { txn, outcome: Outcome::Unknown });
-            return true;
-        }
-        false
-    }
-
     /// A client asks what became of a transaction that it did not ask to commit, or lost track of.
     pub(super) fn on_resolve(
         &mut self,
@@ -137,7 +115,7 @@ impl Leading<'_> {
         world: &mut World<'_>,
     ) {
         world.cx.note(Note::Resolved);
-        if self.answer_if_known(client, txn, world) {
+        if self.answer(client, txn, world) {
             return;
         }
         let coordinating = self.coordinating(txn, world.cx.now());
@@ -160,7 +138,9 @@ impl Leading<'_> {
         world: &mut World<'_>,
     ) {
         let coordinator = self.id;
+        // It was asked about as a participant, or it is settled meanwhile.
         let Some(coordinating) = self.under_way(txn) else { return };
+        // Nobody asked to commit it: it is about to be aborted.
         let Some(request) = &coordinating.more else { return };
         if coordinating.is_decision_proposed {
             return;
@@ -203,7 +183,10 @@ impl Leading<'_> {
 
     /// Proposes what the votes decide, if they do. Nobody hears of it before it is chosen.
     fn try_decide(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let Some(coordinating) = self.under_way(txn) else { return };
+        let Some(coordinating) = self.under_way(txn) else {
+            unreachable!("{txn} is not coordinated by {}", self.id);
+        };
+        // Nobody asked to commit it: it is about to be aborted.
         let Some(request) = &coordinating.more else { return };
         let participants = request.participants.clone();
         let vote = |partition| coordinating.votes.get(&partition).copied();
@@ -311,16 +294,15 @@ impl Leading<'_> {
 
     /// Participants that owe a vote or an acknowledgement since `asked` may have lost their leader.
     fn suspect_silent(&mut self, txn: TxnId, asked: Time, world: &mut World<'_>) {
-        let audience = self.audience(txn);
-        let Some(coordinating) = self.under_way(txn) else { return };
-        let silent: Vec<PartitionId> = if coordinating.is_told {
-            audience.difference(&coordinating.acks).copied().collect()
-        } else {
-            let voters = coordinating.more.iter().flat_map(|request| &request.participants);
-            voters.copied().filter(|voter| !coordinating.votes.contains_key(voter)).collect()
+        let mut audience = self.audience(txn);
+        let Some(coordinating) = self.under_way(txn) else {
+            unreachable!("{txn} is overdue and unknown at {}", self.id);
         };
-        for partition in silent {
-            world.suspect(partition, asked);
+        audience.extend(coordinating.more.iter().flat_map(|request| &request.participants));
+        for partition in audience {
+            if coordinating.awaits(partition) {
+                world.suspect(partition, asked);
+            }
         }
     }
 }

@@ -155,6 +155,7 @@ impl Role for Leader {
         if let Some((txn, outcome)) = told {
             world.cx.claim(Claim::Decided { txn, outcome });
         }
+        // A follower does no more.
         let Some(mut leading) = partition.leading() else { return };
         match applied {
             Applied::Nothing => {}
@@ -325,7 +326,7 @@ impl Partition {
         let now = world.cx.now();
         let (config, state) = (world.config, &self.state);
         let mut leader = Leader {
-            locks: LockTable::new(config.preemption, config.mutations.wounds_prepared),
+            locks: LockTable::new(config.preemption, config.mutations.wounds_prepared()),
             reading: Reading::new(state),
             coordination: Coordination::new(
                 state.ended.keys().chain(state.settled.keys()).copied(),
@@ -336,7 +337,7 @@ impl Partition {
         for (&txn, prepared) in &state.prepared {
             let is_free = leader.locks.seize(txn, prepared.locks());
             assert!(
-                is_free || config.mutations != super::Mutations::default(),
+                is_free || config.mutations.is_any(),
                 "{txn} is prepared at {} beside a conflicting one",
                 self.id
             );

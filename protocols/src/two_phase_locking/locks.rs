@@ -113,7 +113,8 @@ impl LockTable {
         Self { preemption, wounds_prepared, ..Self::default() }
     }
 
-    /// `txn` wants these locks, besides those it has. Returns who loses all locks here because of
+    /// `txn` wants these locks, besides those it has. It keeps the rank that it first came with: a
+    /// gateway that restarted knows another age. Returns who loses all locks here because of
     /// it, perhaps `txn` itself. Whose wishes are all granted now is told by
     /// [`LockTable::take_granted`].
     pub fn request(
@@ -122,6 +123,7 @@ impl LockTable {
         rank: Rank,
         keys: impl IntoIterator<Item = (Key, Mode)>,
     ) -> Vec<(TxnId, Loss)> {
+        let rank = self.owners.get(&txn).map_or(rank, |owner| owner.rank);
         let place = self.place(txn, rank);
         let owner = self.owners.entry(txn).or_insert_with(|| Owner {
             rank,
@@ -175,7 +177,10 @@ impl LockTable {
             return None;
         }
         let is_in_the_way = owner.keys.keys().any(|key| {
-            let Some(lock) = self.locks.get(key) else { return false };
+            let Some(lock) = self.locks.get(key) else {
+                unreachable!("{txn} holds {key} or waits for it, and nobody does");
+            };
+            // It waits for this one itself.
             let Some(&held) = lock.holders.get(&txn) else { return false };
             lock.waiters.iter().any(|(&Place(std::cmp::Reverse(priority), ..), &mode)| {
                 priority > owner.rank.priority && held.conflicts(mode)
@@ -197,8 +202,12 @@ impl LockTable {
 
     /// Who must give way to `txn`, which waits for `key`.
     fn victims(&self, txn: TxnId, key: &Key, lost: &mut BTreeMap<TxnId, Loss>) {
-        let (Some(lock), Some(me)) = (self.locks.get(key), self.owners.get(&txn)) else { return };
-        let Some(&mode) = lock.waiters.get(&self.place(txn, me.rank)) else { return };
+        let (Some(lock), Some(me)) = (self.locks.get(key), self.owners.get(&txn)) else {
+            unreachable!("{txn} does not wait for {key}");
+        };
+        let Some(&mode) = lock.waiters.get(&self.place(txn, me.rank)) else {
+            unreachable!("{txn} is not in the queue of {key}");
+        };
         for (&holder, &held) in &lock.holders {
             if holder != txn
                 && held.conflicts(mode)
@@ -212,7 +221,9 @@ impl LockTable {
         }
         // Natto §4: those of low priority that are older and wait for the lock are turned away too.
         for (&Place(_, age, waiter), &wanted) in &lock.waiters {
-            let Some(other) = self.owners.get(&waiter) else { continue };
+            let Some(other) = self.owners.get(&waiter) else {
+                unreachable!("{waiter} waits for {key} and is unknown");
+            };
             let is_older = (age, waiter) < (me.rank.age, txn);
             if other.rank.priority < me.rank.priority && is_older && wanted.conflicts(mode) {
                 lost.insert(waiter, Loss::Preempted);
@@ -241,6 +252,7 @@ impl LockTable {
 
     /// Grants what can be granted of one key, strictly in order: nobody overtakes one that waits.
     fn promote(&mut self, key: &Key) {
+        // Nobody holds or wants it any more.
         let Some(lock) = self.locks.get_mut(key) else { return };
         while let Some((&place, &mode)) = lock.waiters.first_key_value() {
             let Place(_, _, txn) = place;
@@ -270,6 +282,7 @@ impl LockTable {
 
     /// Frees everything that `txn` holds, and takes back everything that it wants.
     pub fn release(&mut self, txn: TxnId) {
+        // It has nothing here.
         let Some(owner) = self.owners.remove(&txn) else { return };
         let place = self.place(txn, owner.rank);
         for key in owner.keys.keys() {

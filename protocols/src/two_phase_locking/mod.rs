@@ -96,6 +96,7 @@ mod coordinator;
 mod leader;
 mod locks;
 mod message;
+mod mutations;
 mod participant;
 mod state;
 
@@ -106,6 +107,7 @@ pub use client::Client;
 pub use leader::Server;
 pub use locks::{LockTable, Loss, Mode, Preemption, Rank};
 pub use message::{Command, Log, Msg, Record, Vote};
+pub use mutations::Mutations;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, TxnId};
@@ -139,29 +141,8 @@ pub struct Config {
     pub preemption: Preemption,
     /// Time-outs of gateways, coordinators and participants.
     pub timeouts: commit::Timeouts,
-    /// Unsafe variants, for tests.
+    /// Deliberate mistakes, for tests (ADR 35).
     pub mutations: Mutations,
-}
-
-/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Mutations {
-    /// T4: participants that are only read are not asked to prepare.
-    pub skips_readers: bool,
-    /// T4: a transaction that waits for nothing is taken to hold everything, though another leader may
-    /// have given it the locks of its earlier rounds.
-    pub trusts_rounds: bool,
-    /// T5: prepared transactions are wounded like others.
-    pub wounds_prepared: bool,
-    /// T5: locks go when a commit is proposed, not when it is applied.
-    pub releases_early: bool,
-    /// R3: a prepare does not look whether what was read is still the newest.
-    pub no_version_check: bool,
-    /// C12: read-only transactions are served without a lease, and a leader that hears no quorum goes
-    /// on leading.
-    pub no_lease: bool,
-    /// C13: read-only transactions do not wait for prepared writers.
-    pub reads_do_not_wait: bool,
 }
 
 /// Rare events.
@@ -245,6 +226,8 @@ impl From<commit::Note> for Note {
             commit::Note::Forgotten => Self::Forgotten,
             commit::Note::CommitWait => Self::CommitWait,
             commit::Note::StaleVersions => Self::StaleVersions,
+            commit::Note::SecondRound => Self::SecondRound,
+            commit::Note::Resent => Self::Resent,
         }
     }
 }
@@ -262,6 +245,16 @@ pub enum Timer {
     Resend(TxnId),
     /// A client sends heartbeats.
     Heartbeat,
+}
+
+impl From<commit::Timer> for Timer {
+    fn from(timer: commit::Timer) -> Self {
+        match timer {
+            commit::Timer::CommitWait(partition) => Self::CommitWait(partition),
+            commit::Timer::Resend(txn) => Self::Resend(txn),
+            commit::Timer::Heartbeat => Self::Heartbeat,
+        }
+    }
 }
 
 impl Registered for Locking {
@@ -305,8 +298,8 @@ impl Protocol for Locking {
         }
     }
 
-    fn mutations(_: &str) -> &'static [&'static str] {
-        &["T4", "T4-rounds", "T5", "T5-early", "R3", "C12", "C13"]
+    fn mutations(name: &str) -> &'static [&'static str] {
+        mutations::names(name)
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
@@ -324,20 +317,7 @@ impl Protocol for Locking {
     }
 
     fn enable_mutation(config: &mut Config, mutation: &str) {
-        let mutations = &mut config.mutations;
-        match mutation {
-            "T4" => mutations.skips_readers = true,
-            "T4-rounds" => mutations.trusts_rounds = true,
-            "T5" => mutations.wounds_prepared = true,
-            "T5-early" => mutations.releases_early = true,
-            "R3" => mutations.no_version_check = true,
-            "C12" => {
-                mutations.no_lease = true;
-                config.hosting.replication.check_quorum = false;
-            }
-            "C13" => mutations.reads_do_not_wait = true,
-            other => panic!("{other} is none of {:?}", Self::mutations(BY_AGE)),
-        }
+        mutations::enable(config, mutation);
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {

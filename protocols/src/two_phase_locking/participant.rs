@@ -55,11 +55,11 @@ impl Reader for Leader {
     }
 
     fn skips_lease(config: &Config) -> bool {
-        config.mutations.no_lease
+        config.mutations.no_lease()
     }
 
     fn skips_writers(config: &Config) -> bool {
-        config.mutations.reads_do_not_wait
+        config.mutations.reads_do_not_wait()
     }
 }
 
@@ -153,6 +153,7 @@ impl Leading<'_> {
     }
 
     fn send_reads(&self, txn: TxnId, world: &mut World<'_>) {
+        // It was asked to prepare in the same step: its client knows the values.
         let Some(session) = self.leader.sessions.get(&txn) else { return };
         let reads = session.reads.iter().map(|key| (key.clone(), world.store.read(self.id, key)));
         let (round, partition) = (session.round, self.id);
@@ -266,8 +267,8 @@ impl Leading<'_> {
         let is_current =
             versions.iter().all(|(key, read)| world.store.read(self.id, key).version == *read);
         let has_locks = self.leader.locks.holds(txn, &locks)
-            || (world.config.mutations.trusts_rounds && self.leader.locks.is_granted(txn));
-        let refusal = if !is_current && !world.config.mutations.no_version_check {
+            || (world.config.mutations.trusts_rounds() && self.leader.locks.is_granted(txn));
+        let refusal = if !is_current && !world.config.mutations.no_version_check() {
             Some((Note::StaleVersions, AbortReason::StaleRead))
         } else if has_locks {
             self.leader.locks.prepare(txn);
@@ -359,7 +360,7 @@ impl Leading<'_> {
         if !self.leader.ending.insert(txn) {
             return;
         }
-        if matches!(outcome, Outcome::Aborted(_)) || world.config.mutations.releases_early {
+        if matches!(outcome, Outcome::Aborted(_)) || world.config.mutations.releases_early() {
             // Whoever takes the keys now stands behind this abort in the log, so its vote is out
             // only if the abort is chosen. A commit's keys are free when it is applied (T5).
             self.leader.locks.release(txn);
@@ -391,8 +392,9 @@ impl Leading<'_> {
 
     /// Asks the coordinator of a prepared transaction what was decided.
     pub(super) fn query_decision(&self, txn: TxnId, world: &mut World<'_>) {
-        let Some(prepared) = self.state.prepared.get(&txn) else { return };
-        let Prepared { coordinator, proposal, .. } = *prepared;
+        let Some(&Prepared { coordinator, proposal, .. }) = self.state.prepared.get(&txn) else {
+            unreachable!("{txn} is not prepared at {}", self.id);
+        };
         let query = Msg::QueryDecision { txn, coordinator, partition: self.id, proposal };
         world.send_to_leader(coordinator, query);
     }
@@ -409,7 +411,9 @@ impl Leading<'_> {
         let gone = self.leader.sessions.iter().filter(|(_, session)| is_gone(session));
         let gone: Vec<TxnId> = gone.map(|(txn, _)| *txn).collect();
         for (txn, last) in due {
-            let Some(prepared) = self.state.prepared.get(&txn) else { continue };
+            let Some(prepared) = self.state.prepared.get(&txn) else {
+                unreachable!("{} doubts {txn}, which is not prepared", self.id);
+            };
             world.suspect(prepared.coordinator, last.at);
             self.query_decision(txn, world);
         }

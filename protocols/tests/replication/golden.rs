@@ -10,7 +10,7 @@ use std::sync::Arc;
 use orthodrome_core::id::PartitionId;
 use orthodrome_core::{Duration, NodeId, Ticket, Time};
 use orthodrome_protocols::replication::{
-    Config, Entry, Group, Index, Members, Message, Mutation, Payload, Quorums, Record, Term, Timer,
+    Config, Entry, Group, Index, Members, Message, Mutations, Payload, Quorums, Record, Term, Timer,
 };
 
 use crate::node::{Node, Register, Told};
@@ -27,7 +27,7 @@ struct Script {
     /// Nodes whose disk waits for `sync`.
     slow: BTreeSet<NodeId>,
     /// A deliberate bug, to see that a script would notice it.
-    mutation: Option<Mutation>,
+    mutations: Mutations,
     out: String,
 }
 
@@ -180,7 +180,7 @@ impl Script {
         let voters: Vec<NodeId> = (1..=count).map(NodeId).collect();
         let preferred_leader = args.key("preferred").map(|text| text.parse()).transpose()?;
         let mut config = Config::with_election_timeout(Duration::from_millis(1_000));
-        config.mutation = self.mutation;
+        config.mutations = self.mutations;
         config.snapshot_window = usize::try_from(args.number("window", 1)?)?;
         config.max_batch_bytes = usize::try_from(args.number("batch", 10_000)?)?;
         config.max_inflight = usize::try_from(args.number("inflight", 64)?)?;
@@ -512,8 +512,8 @@ fn a_voter_that_forgets_its_promise_at_a_restart_is_caught() {
         "/src/replication/testdata/lease_restarted_voter_protects_leader.txt"
     );
     let script = std::fs::read_to_string(path).unwrap();
-    let mutation = Some(Mutation::VoteAfterRestart);
-    let mut runner = Script { mutation, ..Script::default() };
+    let mut runner = Script::default();
+    runner.mutations.enable("vote_after_restart");
     let broken = goldenscript::generate(&mut runner, &script).unwrap();
     // Two nodes may serve at the same time: the lease of n1 runs while n3 leads.
     let leads = broken.find("n3 leading t2").expect("n3 is elected");

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use orthodrome_core::{Duration, NodeId, Rng, Ticket, Time};
 use orthodrome_protocols::replication::{
-    Config, Group, Index, Message, Mutation, Payload, Quorums, Term, Timer,
+    Config, Group, Index, Message, Mutations, Payload, Quorums, Term, Timer,
 };
 
 use crate::node::{KEYS, Node, Register, Told};
@@ -183,14 +183,14 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(seed: u64, mutation: Option<Mutation>) -> Self {
+    pub fn new(seed: u64, mutations: Mutations) -> Self {
         let mut rng = Rng::stream(seed, "world", 0);
         let weather = Weather::draw(&mut rng);
         let count = *rng.pick(&[1_u32, 3, 3, 3, 5, 5]).unwrap();
         let spare = if weather.change_ms > 0 { 2 } else { 0 };
         let flexible = count == 5 && weather.change_ms == 0 && rng.chance(1, 2);
         let mut config = Config::with_election_timeout(ELECTION_TIMEOUT);
-        config.mutation = mutation;
+        config.mutations = mutations;
         config.max_batch_bytes = *rng.pick(&[1, 100, 10_000]).unwrap();
         config.max_inflight = *rng.pick(&[1, 4, 64]).unwrap();
         config.snapshot_window = *rng.pick(&[1, 3]).unwrap();

@@ -3,7 +3,6 @@
 use orthodrome_core::machine::Protocol as _;
 use orthodrome_core::time::Duration;
 use orthodrome_protocols::carousel::{BASIC, Carousel};
-use orthodrome_protocols::replication::Mutation;
 use orthodrome_sim::FailureKind;
 use orthodrome_sim::swarm::FaultProfile;
 
@@ -45,6 +44,6 @@ fn what_is_left_over_is_noticed() {
 #[test]
 fn a_log_that_contradicts_itself_is_noticed() {
     first_failure::<Carousel>(BASIC, FailureKind::Claim, "was chosen in term", |config| {
-        config.hosting.replication.mutation = Some(Mutation::AckNotDurable);
+        config.hosting.replication.mutations.enable("ack_not_durable");
     });
 }

@@ -40,6 +40,6 @@ fn unsafe_variants_are_caught() {
 fn what_followers_leave_over_is_noticed() {
     // Lists that go on holding what has ended (C8): whoever leads, its followers hold them too.
     first_failure::<Carousel>(FAST, FailureKind::Stuck, "listed transactions", |config| {
-        config.mutations.lists_keep_the_ended = true;
+        config.mutations.enable("lists_keep_the_ended");
     });
 }

@@ -82,7 +82,7 @@ fn a_server_whose_copy_differs_stops() {
             FailureKind::Panic,
             "came to different results",
             |config| {
-                config.mutations.loses_writes = true;
+                config.mutations.enable("loses_writes");
                 config.compare_interval = Duration::from_millis(50);
                 config.compared_entries = 4;
             },

@@ -40,7 +40,7 @@ fn transactions_end_on_slow_links_and_beside_dead_servers() {
 #[test]
 fn a_server_whose_replica_differs_stops() {
     first_failure::<OceanVista>(NAME, FailureKind::Panic, "came to different results", |config| {
-        config.mutations.loses_writes = true;
+        config.mutations.enable("loses_writes");
         config.compare_interval = Duration::from_millis(50);
         config.compared_span = Duration::from_millis(200);
     });

@@ -83,7 +83,7 @@ impl Server {
         }) {
             let batch = self.sequencing(stream, cx, |sequencer, view| sequencer.next_batch(view));
             let Some(Some(command)) = batch else { return };
-            let copy = self.config.mutations.merges_unchosen.then(|| Arc::new(command.clone()));
+            let copy = self.config.mutations.merges_unchosen().then(|| Arc::new(command.clone()));
             let mut proposed = None;
             self.with(stream, cx, |held, io| proposed = held.replica.propose(command, io));
             if let (Some(command), Some((index, _))) = (copy, proposed)

@@ -153,7 +153,7 @@ impl Server {
             }
         }
         // What an orderer has is taken from there, by whoever leads.
-        if self.config.mutations.forwards_nothing || self.placement.orderer().is_some() {
+        if self.config.mutations.forwards_nothing() || self.placement.orderer().is_some() {
             return;
         }
         due.sort_by_key(|(asked, entry)| (*asked, entry.name()));

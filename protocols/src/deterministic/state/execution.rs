@@ -94,7 +94,7 @@ impl State {
         // S10: whether it is void follows from what it comes after on its keys. If of one transaction
         // two names are not, the same one comes first everywhere.
         let has_run = merged.is_late || (name.map != 0 && self.ran.contains(&txn));
-        let is_checked = merged.entry.target.is_some() || !self.mutations.runs_void;
+        let is_checked = merged.entry.target.is_some() || !self.mutations.runs_void();
         if is_checked && !self.is_right(&merged.entry) {
             applied.void.push(name);
             return false;
@@ -104,7 +104,7 @@ impl State {
             applied.relocated += 1;
             return false;
         }
-        !has_run || self.mutations.runs_repeated
+        !has_run || self.mutations.runs_repeated()
     }
 
     /// Takes the parts of what has its locks, and runs that to which nothing is missing, until nothing is left to do.
@@ -187,7 +187,7 @@ impl State {
         let txn = functor.txn;
         self.checks.add(stream, index, digest);
         let outcome = match writes {
-            Ok(_) if self.mutations.loses_writes && txn.counter.is_multiple_of(4) => {
+            Ok(_) if self.loses_writes && txn.counter.is_multiple_of(4) => {
                 Outcome::Committed(timestamp)
             }
             Ok(writes) => {

@@ -685,8 +685,7 @@ fn digests_differ_if_one_state_loses_writes_and_only_then() {
         let logs = Drawing::draw(&mut rng, &whole, true);
         let is_wrong = round % 2 == 1;
         let mut held = [false, is_wrong].map(|loses_writes| {
-            let mutations = Mutations { loses_writes, ..Mutations::default() };
-            let settings = Settings { compared_entries: 4, mutations, ..Settings::default() };
+            let settings = Settings { compared_entries: 4, loses_writes, ..Settings::default() };
             let mut held = Held::new(&whole);
             let image = Image::default();
             held.state = State::new(&image, &whole, settings, Arc::new(Alone), Time(0));

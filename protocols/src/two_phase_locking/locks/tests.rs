@@ -378,3 +378,18 @@ fn a_prepared_transaction_keeps_its_locks_and_those_that_wait_get_them_in_order(
         assert_eq!(order, expected, "{preemption:?}");
     }
 }
+
+#[test]
+fn a_later_round_with_another_age_keeps_its_place_and_leaves_it() {
+    let age = |age| Rank { priority: Priority::LOW, age: Timestamp(age) };
+    let mut table = LockTable::new(Preemption::Never, false);
+    let [holder, waiter, last] = [1, 2, 3].map(txn);
+    table.request(holder, age(1), [(key(0), Mode::Exclusive)]);
+    table.request(waiter, age(5), [(key(1), Mode::Exclusive)]);
+    table.request(waiter, age(9), [(key(0), Mode::Exclusive)]);
+    table.assert_invariants();
+    table.release(waiter);
+    table.release(holder);
+    table.request(last, age(7), [(key(0), Mode::Exclusive)]);
+    assert!(table.is_granted(last), "nobody else is left");
+}
