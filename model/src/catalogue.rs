@@ -143,6 +143,9 @@ configurations! {
     Large "order-direct-2" "direct mode, two transactions on both partitions" =
         |m| Orders::<2> { rules: direct(0, m), at: [3, 3], times: &[[1, 1]],
             recovered: &[], pairs: &[(0, 1), (1, 2)] };
+    Large "order-direct-3" "direct mode, one transaction on both partitions, recovered at one" =
+        |m| Orders::<2> { rules: direct(1, m), at: [1, 3], times: &[[1, 1]],
+            recovered: &[(1, 0)], pairs: &[(0, 1), (1, 2)] };
 
     Small "time-writes" "three writes in a chain, clocks within the bound" =
         |m| times([write(2, 0), write(3, 1), write(1, 0), Op::Absent], 0, 4, m);
@@ -154,21 +157,23 @@ configurations! {
         |m| times([write(3, 1), write(2, 0), Op::Read { at: 1 }, Op::Read { at: 3 }], 0, 4, m);
     Small "time-lease" "two writes and a local read at the holder of a lease" =
         |m| times([write(1, 0), write(1, 1), Op::Local, Op::Absent], 2, 5, m);
-    Large "time-lease-2" "the same, one write on both partitions, and a reader" =
-        |m| times([write(3, 1), write(1, 0), Op::Local, Op::Read { at: 2 }], 2, 5, m);
+    Large "time-lease-2" "the same, one write on both partitions" =
+        |m| times([write(3, 1), write(1, 0), Op::Local, Op::Absent], 2, 5, m);
 
     Small "values" "two interactive transactions, 2 attempts, 1 ballot each" =
-        |m| Values { ballots: 1, attempts: 2, mutation: m };
+        |m| Values { ballots: [1, 1], attempts: 2, mutation: m };
     Large "values-3" "the same, 3 attempts" =
-        |m| Values { ballots: 1, attempts: 3, mutation: m };
-    Large "values-2" "the same, 2 attempts, 2 ballots each" =
-        |m| Values { ballots: 2, attempts: 2, mutation: m };
-    Small "members" "one of three members replaced, closings to 2" =
+        |m| Values { ballots: [1, 1], attempts: 3, mutation: m };
+    Large "values-2" "the same, 2 attempts, 2 ballots for the second transaction" =
+        |m| Values { ballots: [1, 2], attempts: 2, mutation: m };
+    Small "members" "one of three members replaced, closings to 1" =
+        |m| Members { ballots: 0, direct: false, closing_max: 1, mutation: m };
+    Large "members-2" "the same, closings to 2" =
         |m| Members { ballots: 0, direct: false, closing_max: 2, mutation: m };
-    Large "members-2" "the same, a recovery ballot in the old epoch" =
-        |m| Members { ballots: 1, direct: false, closing_max: 2, mutation: m };
-    Large "members-direct" "one of three members replaced, direct mode" =
-        |m| Members { ballots: 0, direct: true, closing_max: 2, mutation: m };
+    Large "members-3" "the same, closings to 1, a recovery ballot in the old epoch" =
+        |m| Members { ballots: 1, direct: false, closing_max: 1, mutation: m };
+    Large "members-direct" "one of three members replaced, direct mode, closings to 1" =
+        |m| Members { ballots: 0, direct: true, closing_max: 1, mutation: m };
     Small "priority" "one low transaction, 3 raises, endless high ones" =
         |m| Priorities { raises: 3, t: 1, mutation: m };
 }

@@ -37,7 +37,7 @@ fn name(value: u8) -> &'static str {
 #[derive(Clone, Copy, Debug)]
 pub struct Values {
     /// Recovery ballots for each register.
-    pub ballots: u8,
+    pub ballots: [u8; 2],
     /// How often a client may send a value.
     pub attempts: u8,
     /// The invariant that is dropped.
@@ -250,7 +250,7 @@ impl Model for Values {
                 if register.value != NONE && may && !has(register.acks, replica) {
                     actions.push(Action::Store(txn, replica));
                 }
-                for number in 1..=self.ballots {
+                for number in 1..=self.ballots[txn] {
                     let ballot = &register.ballots[usize::from(number) - 1];
                     if ballot.value == NONE && it.promised < number {
                         actions.push(Action::Promise(txn, number, replica));
@@ -261,7 +261,7 @@ impl Model for Values {
                     }
                 }
             }
-            for number in 1..=self.ballots {
+            for number in 1..=self.ballots[txn] {
                 let ballot = &register.ballots[usize::from(number) - 1];
                 let least = if self.drops(Mutation::ValueNoFence) { 1 } else { 2 };
                 let is_known = txn == 0 || Self::decided_before(state) != NONE;
