@@ -1,0 +1,226 @@
+//! One transaction at one partition, against every pattern of closings.
+//!
+//! Conflicting transactions matter to a slot only through closings, so here the environment closes
+//! as it likes. Two properties are checked. *Agreement*: at most one value is ever learned.
+//! *Visibility*: if v was learned, then no majority could close up to v or more without reporting
+//! the transaction. `order.rs` checks what follows for several transactions.
+
+use std::fmt;
+
+use stateright::{Model, Property};
+
+use crate::mutation::Mutation;
+use crate::slot::{Kind, NONE, Rules, Slot, Step, TOMBSTONE, has};
+
+/// The client's timestamp. Closings below it change nothing.
+const T: u8 = 1;
+
+/// The model of one configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Stamps<const N: usize> {
+    /// The rules.
+    pub rules: Rules,
+    /// Closings are 1 to this.
+    pub closing_max: u8,
+    /// Whether the network heals at some moment. Then the last ballot is used after it only.
+    pub heals: bool,
+}
+
+/// Everything durable, and what is remembered for the properties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct State<const N: usize> {
+    slot: Slot<N>,
+    closed: [u8; N],
+    /// The highest timestamp up to which a replica has closed without reporting the transaction.
+    blind: [u8; N],
+    /// Every value that was ever learned, one bit each.
+    learned: u16,
+    /// A mutation has restarted a replica.
+    has_restarted: bool,
+    is_healed: bool,
+    /// Replicas that never come back, one bit each.
+    dead: u8,
+}
+
+/// One step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A step of the transaction.
+    Step(Step),
+    /// A replica closes.
+    Close {
+        /// The replica.
+        replica: u8,
+        /// Up to this timestamp.
+        to: u8,
+    },
+    /// A replica restarts and has lost what the mutation says.
+    Restart(u8),
+    /// The network heals. These replicas, one bit each, stay dead.
+    Heal(u8),
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Action::Step(step) => write!(f, "{step}"),
+            Action::Close { replica, to } => {
+                write!(f, "another transaction → n{replica}: n{replica} closes up to {to}")
+            }
+            Action::Restart(replica) => write!(f, "n{replica} restarts with a loss"),
+            Action::Heal(dead) => write!(f, "the network heals; dead replicas: {dead:#b}"),
+        }
+    }
+}
+
+impl<const N: usize> fmt::Display for State<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} closed {:?}", self.slot, self.closed)?;
+        for value in (1..=TOMBSTONE).filter(|value| self.learned & (1 << value) != 0) {
+            match value {
+                TOMBSTONE => write!(f, " LEARNED refused")?,
+                value => write!(f, " LEARNED {value}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<const N: usize> Stamps<N> {
+    fn is_allowed(&self, state: &State<N>, step: Step) -> bool {
+        let last = self.rules.ballots;
+        let is_after = state.is_healed;
+        match step {
+            Step::Promise { ballot, replica } | Step::Accept { ballot, replica } => {
+                self.is_ballot_allowed(is_after, ballot, last) && !has(state.dead, replica)
+            }
+            Step::Propose { ballot, .. } => self.is_ballot_allowed(is_after, ballot, last),
+            Step::Direct(replica)
+            | Step::Ack(replica)
+            | Step::SlowAccept(replica)
+            | Step::RaiseSecond(replica)
+            | Step::Second(replica) => !has(state.dead, replica),
+            Step::First | Step::Record(_) | Step::Slow | Step::RaiseFirst(_) => {
+                !has(state.dead, state.slot.h)
+            }
+        }
+    }
+
+    fn is_ballot_allowed(&self, is_after: bool, ballot: u8, last: u8) -> bool {
+        !self.heals || (ballot == last) == is_after
+    }
+
+    fn closings(&self, state: &State<N>, actions: &mut Vec<Action>) {
+        if state.is_healed {
+            return;
+        }
+        for replica in 0..N as u8 {
+            let it = &state.slot.replicas[usize::from(replica)];
+            // Above a stamp that stays, a closing changes nothing.
+            let stays = matches!(it.kind, Kind::Confirmed | Kind::Recovery)
+                && self.rules.raises == 0
+                && self.rules.mutation.is_none();
+            let most = if stays { self.closing_max.min(it.stamp - 1) } else { self.closing_max };
+            let least = state.closed[usize::from(replica)] + 1;
+            actions.extend((least..=most).map(|to| Action::Close { replica, to }));
+        }
+    }
+
+    fn restart(&self, state: &mut State<N>, replica: u8) {
+        let it = &mut state.slot.replicas[usize::from(replica)];
+        match self.rules.mutation {
+            Some(Mutation::LoseClosings) => state.closed[usize::from(replica)] = 0,
+            Some(Mutation::LoseStamps) => (it.stamp, it.kind) = (NONE, Kind::None),
+            Some(Mutation::LosePromises) => it.promised = 0,
+            Some(Mutation::LoseRecord) => it.accepted = NONE,
+            _ => {}
+        }
+        state.has_restarted = true;
+    }
+
+    fn loses(&self) -> bool {
+        matches!(
+            self.rules.mutation,
+            Some(
+                Mutation::LoseClosings
+                    | Mutation::LoseStamps
+                    | Mutation::LosePromises
+                    | Mutation::LoseRecord
+            )
+        )
+    }
+
+    fn observe(&self, state: &mut State<N>) {
+        for (replica, it) in state.slot.replicas.iter().enumerate() {
+            let closed = state.closed[replica];
+            let unreported = if it.kind == Kind::None { closed } else { closed.min(it.stamp - 1) };
+            state.blind[replica] = state.blind[replica].max(unreported);
+        }
+        state.learned |= state.slot.learned(&self.rules);
+    }
+}
+
+impl<const N: usize> Model for Stamps<N> {
+    type State = State<N>;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State<N>> {
+        let named = if N == 3 { 0b010 } else { 0b0_1110 };
+        vec![State {
+            slot: Slot::new(0, named),
+            closed: [0; N],
+            blind: [0; N],
+            learned: 0,
+            has_restarted: false,
+            is_healed: false,
+            dead: 0,
+        }]
+    }
+
+    fn actions(&self, state: &State<N>, actions: &mut Vec<Action>) {
+        let mut steps = Vec::new();
+        state.slot.steps(&self.rules, &mut steps);
+        steps.retain(|&step| self.is_allowed(state, step));
+        actions.extend(steps.into_iter().map(Action::Step));
+        self.closings(state, actions);
+        if self.loses() && !state.has_restarted {
+            actions.extend((0..N as u8).map(Action::Restart));
+        }
+        if self.heals && !state.is_healed {
+            let few = (0..1 << N).filter(|dead: &u8| dead.count_ones() <= self.rules.f.into());
+            actions.extend(few.map(Action::Heal));
+        }
+    }
+
+    fn next_state(&self, last: &State<N>, action: Action) -> Option<State<N>> {
+        let mut state = *last;
+        match action {
+            Action::Step(step) => state.slot.apply(&self.rules, T, &last.closed, step),
+            Action::Close { replica, to } => state.closed[usize::from(replica)] = to,
+            Action::Restart(replica) => self.restart(&mut state, replica),
+            Action::Heal(dead) => (state.is_healed, state.dead) = (true, dead),
+        }
+        self.observe(&mut state);
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("agreement", |_, state: &State<N>| state.learned.count_ones() <= 1),
+            Property::always("visibility", |model, state: &State<N>| {
+                (1..TOMBSTONE).filter(|value| state.learned & (1 << value) != 0).all(|value| {
+                    let blind = state.blind.iter().filter(|&&blind| blind >= value).count();
+                    blind <= usize::from(model.rules.f)
+                })
+            }),
+            Property::always("liveness", |model: &Self, state: &State<N>| {
+                let mut actions = Vec::new();
+                if state.is_healed && state.learned == 0 {
+                    model.actions(state, &mut actions);
+                    return !actions.is_empty();
+                }
+                true
+            }),
+        ]
+    }
+}
