@@ -3,8 +3,9 @@
 use std::ops::ControlFlow;
 
 use sqlparser::ast::{
-    Expr, FunctionArg, FunctionArgExpr, FunctionArguments, Ident, Select, SelectItem, SetExpr,
-    Statement, TableFactor, Value as SqlValue, Visit, VisitMut, Visitor, VisitorMut,
+    Expr, FunctionArg, FunctionArgExpr, FunctionArguments, Ident, LockClause, LockType, Select,
+    SelectItem, SetExpr, Statement, TableFactor, Value as SqlValue, Visit, VisitMut, Visitor,
+    VisitorMut,
 };
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
 use sqlparser::tokenizer::{Token, Tokenizer};
@@ -1039,8 +1040,12 @@ pub(super) const KNOWN: &[&str] = &[
     "yearweek",
 ];
 
-/// Whether a query locks the rows that it reads.
+/// Whether a query locks the rows that it reads, in a way that its server refuses in a transaction that only reads: MariaDB
+/// lets it lock rows that others may read.
 #[must_use]
-pub fn locks_rows(statement: &Statement) -> bool {
-    matches!(statement, Statement::Query(query) if !query.locks.is_empty())
+pub fn locks_rows(statement: &Statement, dialect: Dialect) -> bool {
+    let Statement::Query(query) = statement else { return false };
+    let counts =
+        |lock: &LockClause| dialect == Dialect::PostgreSql || lock.lock_type == LockType::Update;
+    query.locks.iter().any(counts)
 }
