@@ -148,6 +148,13 @@ impl<W: Work> Agent<W> {
             ToAgent::Attach { epoch } => self.on_attach(from, epoch, io),
             ToAgent::Ping { epoch, sent, oldest } => self.on_ping(from, epoch, sent, oldest, io),
             ToAgent::Execute { .. } => self.on_execute(from, msg, io),
+            ToAgent::After { earlier, order } => {
+                let before = self.held.len();
+                self.on_after(from, earlier, order, io);
+                if self.held.len() > before {
+                    io.push(AgentEffect::Note(Note::OwnCommitAwaited));
+                }
+            }
             ToAgent::Prepare { xid, peers } => self.on_prepare(xid, peers, io),
             ToAgent::Commit { xid, at, one_phase } => self.on_commit(from, xid, at, one_phase, io),
             ToAgent::Rollback { xid } => self.on_rollback(from, xid, io),
@@ -230,6 +237,11 @@ impl<W: Work> Agent<W> {
             .map(|(&node, _)| node)
             .collect();
         let is_lost = |xid: &Xid| silent.contains(&xid.middleware);
+        let held: Vec<Xid> =
+            self.held.iter().filter_map(|(_, held)| statements_of(held)).filter(is_lost).collect();
+        for xid in held {
+            self.unhold(xid);
+        }
         if self.branches.keys().any(is_lost) && !self.config.mutations.ignores_epochs {
             io.push(AgentEffect::Note(Note::MasterLost));
             self.drop_unprepared(is_lost, io);
@@ -241,9 +253,7 @@ impl<W: Work> Agent<W> {
         if io.now < self.open_at {
             return;
         }
-        for (from, msg) in std::mem::take(&mut self.held) {
-            self.on_execute(from, msg, io);
-        }
+        self.go_on(io);
     }
 
     /// What must be gone when every transaction has ended.
@@ -270,6 +280,21 @@ impl<W: Work> Agent<W> {
                 "{xid} has ended and has not"
             );
         }
+    }
+}
+
+/// The transaction whose statements a message has.
+fn statements_of<W: Work>(msg: &ToAgent<W>) -> Option<Xid> {
+    match msg {
+        ToAgent::Execute { xid, .. } => Some(*xid),
+        ToAgent::After { order, .. } => statements_of(order),
+        ToAgent::Attach { .. }
+        | ToAgent::Ping { .. }
+        | ToAgent::Prepare { .. }
+        | ToAgent::Commit { .. }
+        | ToAgent::Rollback { .. }
+        | ToAgent::Interrupt { .. }
+        | ToAgent::Scan { .. } => None,
     }
 }
 
@@ -311,7 +336,7 @@ mod tests {
     use orthodrome_core::rng::Rng;
 
     use super::*;
-    use crate::contract::{FromSource, Wait};
+    use crate::contract::{FromSource, Isolation, Wait};
     use crate::simulated::Msg;
     use crate::source::Model;
 
@@ -372,6 +397,125 @@ mod tests {
         assert_eq!(found, waits);
         // That nobody waits any more is another look.
         assert_eq!(last, 2);
+    }
+
+    /// An agent whose source is there, and what it has its source do and says to its middleware.
+    struct Rig {
+        agent: Agent<Model>,
+        rng: Rng,
+    }
+
+    impl Rig {
+        fn start() -> Self {
+            let second = Duration::from_secs(1);
+            let config = Config {
+                master_timeout: second,
+                quarantine: Duration::ZERO,
+                limits: Limits::SERVER,
+                mutations: Mutations::default(),
+            };
+            let (mut rng, mut effects) = (Rng::stream(1, "test", 1), Vec::new());
+            let clock = Timestamp::ZERO;
+            let mut io = Io { now: Time::ZERO, clock, rng: &mut rng, effects: &mut effects };
+            let agent = Agent::new(config, 1, &mut io);
+            let mut rig = Self { agent, rng };
+            rig.step(|agent, io| agent.on_source(FromSource::Up { start: 1 }, io));
+            rig.tell(ToAgent::Attach { epoch: 1 });
+            rig
+        }
+
+        fn step(
+            &mut self,
+            act: impl FnOnce(&mut Agent<Model>, &mut Io<'_, AgentEffect<Model>>),
+        ) -> Vec<AgentEffect<Model>> {
+            let (mut effects, clock) = (Vec::new(), Timestamp::ZERO);
+            let rng = &mut self.rng;
+            let mut io = Io { now: Time::ZERO, clock, rng, effects: &mut effects };
+            act(&mut self.agent, &mut io);
+            self.agent.assert_invariants();
+            effects
+        }
+
+        fn tell(&mut self, msg: ToAgent<Model>) -> Vec<AgentEffect<Model>> {
+            self.step(|agent, io| agent.on_message(MIDDLEWARE, msg, io))
+        }
+
+        fn hear(&mut self, said: FromSource<Model>) -> Vec<AgentEffect<Model>> {
+            self.step(|agent, io| agent.on_source(said, io))
+        }
+    }
+
+    fn execute(number: u64, then: Then) -> ToAgent<Model> {
+        ToAgent::Execute {
+            xid: xid(number),
+            round: 0,
+            life: 1,
+            peers: Vec::new(),
+            isolation: Isolation::ReadCommitted,
+            statements: Vec::new(),
+            writes: false,
+            then,
+        }
+    }
+
+    fn runs(effects: &[AgentEffect<Model>], number: u64) -> bool {
+        effects.iter().any(|effect| {
+            matches!(effect, AgentEffect::Source(ToSource::Run { xid: which, .. }) if *which == xid(number))
+        })
+    }
+
+    /// A source with a prepared transaction that is decided, and statements of the same session that came before the
+    /// decision or after it.
+    fn waiting() -> Rig {
+        let mut rig = Rig::start();
+        rig.tell(execute(1, Then::Prepare));
+        rig.hear(FromSource::Ran { xid: xid(1), answers: Vec::new() });
+        rig.hear(FromSource::Prepared { xid: xid(1), floor: Timestamp::ZERO });
+        let order = Box::new(execute(2, Then::Commit));
+        let after = ToAgent::After { earlier: vec![xid(1)], order };
+        assert!(!runs(&rig.tell(after.clone()), 2));
+        assert!(!runs(&rig.tell(after), 2), "sent twice");
+        rig
+    }
+
+    #[test]
+    fn statements_run_when_their_source_has_committed_what_their_session_had() {
+        let mut rig = waiting();
+        let (at, one_phase) = (Timestamp::ZERO, false);
+        assert!(!runs(&rig.tell(ToAgent::Commit { xid: xid(1), at, one_phase }), 2));
+        assert!(runs(&rig.hear(FromSource::Committed { xid: xid(1), at }), 2));
+        // What has been committed already is not waited for; nor is what its middleware has forgotten.
+        let after = |number| ToAgent::After {
+            earlier: vec![xid(1)],
+            order: Box::new(execute(number, Then::Wait)),
+        };
+        assert!(runs(&rig.tell(after(3)), 3));
+        rig.tell(ToAgent::Ping { epoch: 1, sent: Time::ZERO, oldest: 3 });
+        assert!(runs(&rig.tell(after(4)), 4));
+        // What a transaction of another life of this agent has become is found out first.
+        let order = Box::new(execute(6, Then::Wait));
+        let unknown = ToAgent::After { earlier: vec![xid(5)], order };
+        assert!(!runs(&rig.tell(unknown), 6));
+        rig.tell(ToAgent::Commit { xid: xid(5), at, one_phase });
+        assert!(runs(&rig.hear(FromSource::Gone { xid: xid(5) }), 6));
+    }
+
+    #[test]
+    fn statements_that_wait_for_a_commit_can_be_ended() {
+        let is_failed = |effects: &[AgentEffect<Model>]| {
+            effects.iter().any(|effect| {
+                matches!(effect, AgentEffect::Send { msg: FromAgent::Failed { xid: which, .. }, .. } if *which == xid(2))
+            })
+        };
+        let mut rig = waiting();
+        assert!(is_failed(&rig.tell(ToAgent::Interrupt { xid: xid(2) })));
+        let mut rig = waiting();
+        assert!(is_failed(&rig.hear(FromSource::Down)));
+        let mut rig = waiting();
+        rig.tell(ToAgent::Rollback { xid: xid(2) });
+        let (at, one_phase) = (Timestamp::ZERO, false);
+        rig.tell(ToAgent::Commit { xid: xid(1), at, one_phase });
+        assert!(!runs(&rig.hear(FromSource::Committed { xid: xid(1), at }), 2));
     }
 
     #[test]

@@ -88,6 +88,10 @@ impl FromStr for Xid {
     }
 }
 
+/// A session that sees its own writes: any number that no other session of the same middleware has.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct SessionId(pub u64);
+
 /// How transactions are kept apart.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Isolation {
@@ -250,6 +254,14 @@ pub enum ToAgent<W: Work> {
         writes: bool,
         /// What follows them.
         then: Then,
+    },
+    /// The first statements here of a transaction whose session has committed others before: they run when this source
+    /// has committed those, so that the session sees its own writes.
+    After {
+        /// What its session has committed, and this source has not acknowledged.
+        earlier: Vec<Xid>,
+        /// [`ToAgent::Execute`].
+        order: Box<ToAgent<W>>,
     },
     /// Prepare: the round before was the last, or did not touch this source.
     Prepare {
@@ -684,6 +696,8 @@ pub enum Note {
     FenceAsked,
     /// Locks were gone before the decision.
     FenceBroken,
+    /// Statements waited until their source had committed what their session had committed before.
+    OwnCommitAwaited,
     /// A request was sent again.
     Resent,
     /// A transaction waited for a lock at a source.

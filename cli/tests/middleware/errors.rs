@@ -5,6 +5,7 @@ use orthodrome_server::middleware::local::{Client, Login, Refused};
 use tokio::runtime::Runtime;
 
 use crate::rig::{Rig, all_of, rig};
+use crate::sessions::Talk;
 
 /// The code that a text is refused with: SQLSTATE for PostgreSQL's clients, the number for MySQL's; and the words.
 async fn refused(client: &mut Client, kind: Dialect, text: &str) -> (String, String) {
@@ -114,5 +115,162 @@ fn changes_of_the_schema_have_postgresql_s_tags() {
         let output = rig.psql_by("").args(["-c", text]).output().unwrap();
         let told = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         assert_eq!(told, tag, "{text}: {}", all_of(&output));
+    }
+}
+
+/// A PostgreSQL server reads a whole query batch before it runs any of it.
+#[test]
+fn a_statement_that_a_source_cannot_read_is_told_as_such() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for agents in [false, true] {
+        rig.start_bank(&[0, 1], agents);
+        for id in [1, 101] {
+            let mut maria = Talk::begin(rig, Dialect::MariaDb);
+            let read = format!("SELECT balance FROM accounts WHERE id = {id}");
+            for (text, code) in [
+                (format!("{read} AND (1 XOR 0)"), "1064"),
+                (format!("INSERT INTO accounts SET id = {id}, balance = 1"), "1064"),
+                (format!("SELECT no_such_function(id) FROM accounts WHERE id = {id}"), "1305"),
+            ] {
+                // At its own kind of source some of these are statements like others.
+                let is_told = |talk: &mut Talk| {
+                    if id == 1 {
+                        assert_eq!(talk.refused(&text), code, "{text}");
+                    } else {
+                        let _ = talk.text(&text);
+                    }
+                };
+                is_told(&mut maria);
+                assert_eq!(maria.shows(&read), "1000", "{text}");
+                maria.does("BEGIN");
+                is_told(&mut maria);
+                assert_eq!(maria.shows(&read), "1000", "{text}");
+                maria.does("COMMIT");
+            }
+            assert_eq!(maria.shows(&format!("{read} LIMIT 0, 1")), "1000");
+        }
+        rig.settle("statements that cannot be read");
+    }
+}
+
+#[test]
+fn a_statement_that_is_too_long_is_refused_and_the_connection_goes_on() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for agents in [false, true] {
+        rig.start_bank(&[0, 1], agents);
+        for (kind, code) in [(Dialect::PostgreSql, "54000"), (Dialect::MariaDb, "1153")] {
+            let mut talk = Talk::begin(rig, kind);
+            let update = |id: u32, bytes: usize| {
+                let text = "x".repeat(bytes);
+                format!("UPDATE accounts SET balance = length('{text}') WHERE id = {id}")
+            };
+            // A MariaDB server takes 16 MiB, unless it is told otherwise.
+            let long = update(101, 17 << 20);
+            assert_eq!(talk.refused(&long), code, "{kind}");
+            talk.does("BEGIN");
+            assert_eq!(talk.refused(&long), code, "{kind}");
+            talk.does("ROLLBACK");
+            assert_eq!(talk.shows("SELECT balance FROM accounts WHERE id = 101"), "1000");
+            // The proxy takes 64 MiB.
+            assert_eq!(talk.refused(&update(1, 80 << 20)), code, "{kind}");
+            assert_eq!(talk.shows("SELECT balance FROM accounts WHERE id = 1"), "1000");
+            talk.does(&update(1, 40 << 20));
+            assert_eq!(talk.shows("SELECT balance FROM accounts WHERE id = 1"), "41943040");
+            talk.does("UPDATE accounts SET balance = 1000 WHERE id = 1");
+        }
+        let mut maria = Talk::begin(rig, Dialect::MariaDb);
+        maria.does("BEGIN; UPDATE accounts SET balance = balance + 1 WHERE id = 102");
+        let long = format!("SELECT '{}' FROM accounts WHERE id = 101", "x".repeat(17 << 20));
+        assert_eq!(maria.refused(&long), "1153");
+        maria.does("UPDATE accounts SET balance = balance - 1 WHERE id = 103; COMMIT");
+        assert_eq!(maria.shows("SELECT balance FROM accounts WHERE id = 102"), "1001");
+        rig.settle("long statements");
+    }
+}
+
+#[test]
+fn long_rows_come_from_a_source_with_an_agent() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], true);
+    let mut talk = Talk::begin(rig, Dialect::PostgreSql);
+    let text = "SELECT repeat('x', 40000000) FROM accounts WHERE id IN (1, 2)";
+    assert_eq!(talk.text(text).unwrap()[0].rows.len(), 2);
+    assert_eq!(talk.shows("SELECT balance FROM accounts WHERE id = 1"), "1000");
+}
+
+#[test]
+fn a_transaction_whose_first_statement_at_mariadb_failed_commits() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for agents in [false, true] {
+        rig.start_bank(&[0, 1], agents);
+        let mut maria = Talk::begin(rig, Dialect::MariaDb);
+        for more in ["", "UPDATE accounts SET balance = 1000 WHERE id = 102; "] {
+            maria.does("BEGIN");
+            let repeated = "INSERT INTO accounts (id, balance) VALUES (101, 0)";
+            assert_eq!(maria.refused(repeated), "1062");
+            maria.does(&format!("{more}UPDATE accounts SET balance = 1000 WHERE id = 1"));
+            maria.does("COMMIT");
+        }
+        rig.settle("a first statement that failed");
+    }
+}
+
+/// Longer than anybody waits for a lock: its source is at work, and says so.
+#[test]
+fn a_statement_may_take_long() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let mut postgres = Talk::begin(rig, Dialect::PostgreSql);
+    let mut maria = Talk::begin(rig, Dialect::MariaDb);
+    let sleeps =
+        std::thread::spawn(move || maria.shows("SELECT sleep(9) FROM accounts WHERE id = 101"));
+    postgres.does("BEGIN; SELECT pg_sleep(9) FROM accounts WHERE id = 1; COMMIT");
+    postgres.does("SELECT pg_sleep(9) FROM accounts WHERE id = 1");
+    assert_eq!(sleeps.join().unwrap(), "0");
+}
+
+#[test]
+fn a_transaction_that_is_not_prepared_cannot_be_resolved() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let mut talk = Talk::begin(rig, Dialect::PostgreSql);
+    for source in ["s0", "s1"] {
+        for verb in ["COMMIT", "ROLLBACK"] {
+            let text = format!("RESOLVE ORTHODROME {verb} n9/3.17 AT {source}");
+            assert_eq!(talk.refused(&text), "42704", "{text}");
+        }
+    }
+    assert_eq!(talk.refused("RESOLVE ORTHODROME COMMIT n9/3.17 AT nowhere"), "22023");
+}
+
+#[test]
+fn tables_of_the_proxy_are_not_shown_to_clients() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    for text in [
+        "SHOW TABLES",
+        "SHOW FULL TABLES",
+        "SHOW TABLE STATUS",
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = 'bank'",
+    ] {
+        let told = rig.mysql(text);
+        assert!(told.contains("accounts") && !told.contains("orthodrome"), "{text}: {told}");
+    }
+    for text in [
+        "SELECT relname, relkind FROM pg_class WHERE relkind = 'r'",
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'",
+        "\\dt",
+    ] {
+        let told = rig.psql(text);
+        // The owner of the tables is called so.
+        let told = told.replace("|orthodrome", "");
+        assert!(told.contains("accounts") && !told.contains("orthodrome"), "{text}: {told}");
     }
 }

@@ -22,4 +22,5 @@ mod rig;
 mod sessions;
 mod steps;
 mod tools;
+mod values;
 mod wires;

@@ -15,29 +15,29 @@ const POSTGRES: Dialect = Dialect::PostgreSql;
 const MARIA: Dialect = Dialect::MariaDb;
 
 /// A client that does one text after the other.
-struct Talk {
+pub struct Talk {
     client: Client,
     kind: Dialect,
     runtime: Runtime,
 }
 
 impl Talk {
-    fn begin(rig: &Rig, kind: Dialect) -> Self {
+    pub fn begin(rig: &Rig, kind: Dialect) -> Self {
         let runtime = Runtime::new().unwrap();
         let client = runtime.block_on(Client::enter(&rig.login(kind))).unwrap();
         Self { client, kind, runtime }
     }
 
-    fn text(&mut self, text: &str) -> Result<Vec<Answer>, Refused> {
+    pub fn text(&mut self, text: &str) -> Result<Vec<Answer>, Refused> {
         self.runtime.block_on(self.client.text(text))
     }
 
-    fn does(&mut self, text: &str) {
+    pub fn does(&mut self, text: &str) {
         self.text(text).unwrap_or_else(|error| panic!("{}: {text}: {error}", self.kind));
     }
 
     /// The first field of the last answer.
-    fn shows(&mut self, text: &str) -> String {
+    pub fn shows(&mut self, text: &str) -> String {
         let kind = self.kind;
         let answers = self.text(text).unwrap_or_else(|error| panic!("{kind}: {text}: {error}"));
         let rows = answers.into_iter().next_back().map(|answer| answer.rows);
@@ -46,7 +46,7 @@ impl Talk {
     }
 
     /// The code that a text is refused with.
-    fn refused(&mut self, text: &str) -> String {
+    pub fn refused(&mut self, text: &str) -> String {
         match self.text(text) {
             Ok(_) => panic!("{}: {text}: was carried out", self.kind),
             Err(Refused::Broken(error)) => panic!("{}: {text}: {error}", self.kind),
@@ -498,8 +498,12 @@ fn read_only_transactions_do_not_write() {
     ] {
         client.does(begin);
         assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 1"), "1000");
+        // Who writes may wait for locks of readers, which MySQL's clients may take.
+        client.does("SELECT 1 FROM accounts WHERE id = 1 LOCK IN SHARE MODE");
         if is_refused {
             assert_eq!(client.refused(write), "1792", "{begin}");
+            let locks = "SELECT 1 FROM accounts WHERE id = 101 FOR UPDATE";
+            assert_eq!(client.refused(locks), "1792", "{begin}");
         } else {
             client.does(write);
         }
@@ -618,4 +622,89 @@ fn statements_of_many_operators_are_carried_out_or_refused() {
         }
         assert_eq!(talk.shows("SELECT 1"), "1", "{kind}: the connection goes on");
     }
+}
+
+/// A decision to commit is durable before the sources have carried it out; who has heard of it sees it everywhere.
+#[test]
+fn a_client_sees_what_it_has_committed() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for agents in [true, false] {
+        rig.start_bank(&[0, 1], agents);
+        for (kind, level) in [
+            (POSTGRES, "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED"),
+            (MARIA, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"),
+        ] {
+            let mut client = Talk::begin(rig, kind);
+            for id in 21..60 {
+                client.does(&format!(
+                    "BEGIN; INSERT INTO accounts (id, balance) VALUES ({id}, 0), ({}, 0); COMMIT",
+                    100 + id
+                ));
+                let count = client.shows("SELECT count(*) FROM accounts");
+                assert_eq!(count, (id * 2).to_string(), "{kind}, agents: {agents}");
+            }
+            client.does(level);
+            for balance in 2_000..2_040 {
+                client.does("BEGIN");
+                client
+                    .does(&format!("UPDATE accounts SET balance = {balance} WHERE id IN (1, 101)"));
+                client.does("COMMIT");
+                let found = format!("SELECT count(*) FROM accounts WHERE balance = {balance}");
+                assert_eq!(client.shows(&found), "2", "{kind}, agents: {agents}");
+            }
+            client.does("UPDATE accounts SET balance = 1000 WHERE id IN (1, 101)");
+            client.does("DELETE FROM accounts WHERE id > 20 AND balance = 0");
+        }
+        rig.settle("clients that read what they wrote");
+    }
+}
+
+#[test]
+fn chained_transactions_have_the_same_isolation_and_access() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let write = "UPDATE accounts SET balance = 1000 WHERE id = 1";
+    let read = "SELECT balance FROM accounts WHERE id IN (1, 101)";
+    let mut client = Talk::begin(rig, POSTGRES);
+    for end in ["COMMIT AND CHAIN", "ROLLBACK AND CHAIN"] {
+        for does in ["", read, "SELECT 1 / 0 FROM accounts WHERE id = 1"] {
+            client.does("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
+            if !does.is_empty() {
+                let _ = client.text(does);
+            }
+            client.does(end);
+            assert_eq!(
+                client.shows("SHOW transaction_isolation"),
+                "repeatable read",
+                "{end}, {does}"
+            );
+            client.does(end);
+            assert_eq!(client.shows("SHOW transaction_read_only"), "on", "{end}, {does}");
+            client.does(read);
+            assert_eq!(client.refused(write), "25006", "{end}, {does}");
+            client.does("ROLLBACK");
+            assert_eq!(client.shows("SHOW transaction_isolation"), "serializable", "{end}, {does}");
+            client.does(write);
+        }
+    }
+    let mut client = Talk::begin(rig, MARIA);
+    for end in ["COMMIT AND CHAIN", "ROLLBACK AND CHAIN"] {
+        client.does("START TRANSACTION READ ONLY");
+        client.does(read);
+        client.does(end);
+        assert_eq!(client.refused(write), "1792", "{end}");
+        client.does("COMMIT");
+        client.does(write);
+        // What is chained is not locked at this level.
+        let mut other = Talk::begin(rig, MARIA);
+        client.does("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN");
+        client.does(read);
+        client.does(end);
+        client.does(read);
+        other.does(write);
+        client.does("COMMIT");
+    }
+    rig.settle("chained transactions");
 }

@@ -68,6 +68,7 @@ impl<W: Work> Agent<W> {
     fn on_down(&mut self, io: Out<'_, '_, W>) {
         self.is_up = false;
         self.lose_sessions(io);
+        self.go_on(io);
     }
 
     fn lose_sessions(&mut self, io: Out<'_, '_, W>) {
@@ -162,6 +163,7 @@ impl<W: Work> Agent<W> {
             State::Committing | State::CommittingPrepared => {
                 self.end(xid, End::Committed(at));
                 self.say_end(xid, End::Committed(at), io);
+                self.go_on(io);
             }
             State::Running(_)
             | State::Idle

@@ -3,7 +3,7 @@
 use orthodrome_core::id::NodeId;
 use orthodrome_core::time::{Time, Timestamp};
 
-use super::{Agent, Branch, End, Master, Out, State, failed, lost};
+use super::{Agent, Branch, End, Master, Out, State, failed, lost, statements_of};
 use crate::contract::{
     AgentEffect, Fence, FromAgent, Isolation, Note, PeerRollback, Reason, Then, ToAgent, ToSource,
     Work, Xid,
@@ -73,6 +73,7 @@ impl<W: Work> Agent<W> {
                 |xid: &Xid| xid.middleware == from && (xid.epoch, xid.number) < (epoch, oldest);
             self.ended.retain(|xid, _| !passed(xid));
             self.answers.retain(|xid, _| !passed(xid));
+            self.go_on(io);
         }
         if self.is_up {
             io.push(AgentEffect::Send {
@@ -133,6 +134,8 @@ impl<W: Work> Agent<W> {
             self.hold(from, xid, msg);
             return;
         }
+        // It may be held, too, if it was sent twice.
+        self.held.retain(|(_, held)| statements_of(held) != Some(xid));
         let branch = Branch {
             state: State::Running(then),
             peers: peers.clone(),
@@ -198,12 +201,47 @@ impl<W: Work> Agent<W> {
 
     /// Keeps statements until the quarantine is over.
     fn hold(&mut self, from: NodeId, xid: Xid, msg: ToAgent<W>) {
-        let is_held = self
-            .held
-            .iter()
-            .any(|(_, held)| matches!(held, ToAgent::Execute { xid: other, .. } if *other == xid));
-        if !is_held {
+        if !self.held.iter().any(|(_, held)| statements_of(held) == Some(xid)) {
             self.held.push((from, msg));
+        }
+    }
+
+    /// Statements of a session that has committed others here: whether the source has carried that out decides when they run.
+    pub(super) fn on_after(
+        &mut self,
+        from: NodeId,
+        earlier: Vec<Xid>,
+        order: Box<ToAgent<W>>,
+        io: Out<'_, '_, W>,
+    ) {
+        let Some(xid) = statements_of(&order) else { return };
+        let master = self.masters.get(&from);
+        let has_ended = |earlier: &Xid| {
+            let is_past = master.is_some_and(|master| {
+                (earlier.epoch, earlier.number) < (master.epoch, master.oldest)
+            });
+            is_past || self.ended.contains_key(earlier)
+        };
+        let is_current = master.is_some_and(|master| master.epoch == xid.epoch);
+        let is_known = self.branches.contains_key(&xid) || self.ended.contains_key(&xid);
+        if !is_current || is_known || !self.is_up || earlier.iter().all(has_ended) {
+            self.on_message(from, *order, io);
+            return;
+        }
+        let is_held = |(_, held): &(NodeId, ToAgent<W>)| statements_of(held) == Some(xid);
+        if !self.held.iter().any(is_held) {
+            self.held.push((from, ToAgent::After { earlier, order }));
+        }
+    }
+
+    /// Looks again at what is held.
+    pub(super) fn go_on(&mut self, io: Out<'_, '_, W>) {
+        for (from, msg) in std::mem::take(&mut self.held) {
+            if let ToAgent::After { earlier, order } = msg {
+                self.on_after(from, earlier, order, io);
+            } else {
+                self.on_message(from, msg, io);
+            }
         }
     }
 
@@ -331,6 +369,9 @@ impl<W: Work> Agent<W> {
         if self.branches.get(&xid).is_some_and(is_running) {
             io.push(AgentEffect::Source(ToSource::Interrupt { xid }));
         }
+        if self.unhold(xid) {
+            io.push(failed(xid, Reason::Session));
+        }
     }
 
     /// Its other branches cannot commit, so this one need not (GeoTP §IV-A, early abort).
@@ -362,14 +403,15 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    pub(super) fn unhold(&mut self, xid: Xid) {
+    /// What is held of a transaction never runs. Whether something was.
+    pub(super) fn unhold(&mut self, xid: Xid) -> bool {
         let before = self.held.len();
-        self.held.retain(
-            |(_, held)| !matches!(held, ToAgent::Execute { xid: other, .. } if *other == xid),
-        );
-        if self.held.len() < before {
+        self.held.retain(|(_, held)| statements_of(held) != Some(xid));
+        let was_held = self.held.len() < before;
+        if was_held {
             self.ended.insert(xid, End::RolledBack);
         }
+        was_held
     }
 
     pub(super) fn on_scan(&mut self, from: NodeId, epoch: u64, io: Out<'_, '_, W>) {

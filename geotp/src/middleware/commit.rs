@@ -8,7 +8,9 @@ use orthodrome_core::txn::Outcome;
 
 use super::execute::peers;
 use super::{Branch, Commit, Decided, Middleware, Open, Out, Phase, Stage};
-use crate::contract::{Effect, Fence, Last, Note, Reason, Record, Then, Timer, ToAgent, Work, Xid};
+use crate::contract::{
+    Effect, Fence, Last, Note, Reason, Record, SessionId, Then, Timer, ToAgent, Work, Xid,
+};
 
 impl<W: Work> Middleware<W> {
     /// The session wants the transaction to commit. [`Effect::Finished`] follows.
@@ -114,6 +116,8 @@ impl<W: Work> Middleware<W> {
         if open.is_decentralized {
             io.push(Effect::Note(Note::DecentralizedPrepare));
         }
+        // Every statement of it may have failed: then nothing else has told.
+        branch.fence = Some(fence);
         (branch.stage, branch.outbox) = (Stage::Prepared, None);
         (branch.wrote, branch.floor) = (wrote, floor);
         if is_voting {
@@ -243,8 +247,12 @@ impl<W: Work> Middleware<W> {
         let path = if open.is_decentralized { "decentralized" } else { "two-phase" };
         let unacknowledged = branches.keys().copied().collect();
         self.labels.extend(open.label.map(|label| (label, at)));
-        let label = open.label;
-        self.decided.insert(xid, Decided { label, at, branches, unacknowledged, news: None });
+        let (label, session) = (open.label, open.session);
+        if let Some(session) = session {
+            self.of_sessions.entry(session).or_default().insert(xid);
+        }
+        let decided = Decided { label, session, at, branches, unacknowledged, news: None };
+        self.decided.insert(xid, decided);
         self.send_commit(xid, io);
         self.finish(xid, Outcome::Committed(at), None, path, io);
         if !self.config.answers_at_decision {
@@ -274,8 +282,10 @@ impl<W: Work> Middleware<W> {
         if let Some(decided) = self.decided.get_mut(&xid) {
             decided.unacknowledged.remove(&from);
             if decided.unacknowledged.is_empty() {
+                let session = decided.session;
                 let news = self.decided.remove(&xid).and_then(|decided| decided.news);
                 io.effects.extend(news);
+                self.forget_own(session, xid);
                 io.push(Effect::CancelTimer(Timer::Resend(xid)));
                 self.persist(Record::Ended(xid), io);
                 self.checkpoint_if_due(io);
@@ -294,6 +304,26 @@ impl<W: Work> Middleware<W> {
             let at = open.branches.values().map(|branch| branch.floor).max().unwrap_or(at);
             self.finish(xid, Outcome::Committed(at), None, "one-phase", io);
         }
+    }
+
+    /// Every source has committed it, so nothing of its session waits for that.
+    fn forget_own(&mut self, session: Option<SessionId>, xid: Xid) {
+        let Some(session) = session else { return };
+        if let Some(committed) = self.of_sessions.get_mut(&session) {
+            committed.remove(&xid);
+            if committed.is_empty() {
+                self.of_sessions.remove(&session);
+            }
+        }
+    }
+
+    /// What a session has committed, and a source has not acknowledged.
+    pub(super) fn own_commits(&self, session: Option<SessionId>, source: NodeId) -> Vec<Xid> {
+        let committed = session.and_then(|session| self.of_sessions.get(&session));
+        let is_awaited = |xid: &Xid| {
+            self.decided.get(xid).is_some_and(|decided| decided.unacknowledged.contains(&source))
+        };
+        committed.into_iter().flatten().copied().filter(is_awaited).collect()
     }
 
     /// The only branch does not know whether it committed.

@@ -167,19 +167,24 @@ impl<W: Work> Middleware<W> {
     pub(super) fn transmit(&mut self, xid: Xid, source: NodeId, io: Out<'_, '_, W>) {
         let Some(known) = self.sources.get(&source) else { return };
         let Some(fence) = known.fence.filter(|_| known.is_attached) else { return };
-        let Some(branch) = self.open.get_mut(&xid).and_then(|open| open.branches.get_mut(&source))
-        else {
-            return;
-        };
+        let Some(open) = self.open.get_mut(&xid) else { return };
+        let session = open.session;
+        let Some(branch) = open.branches.get_mut(&source) else { return };
         if let Some(ToAgent::Execute { life, .. }) = &mut branch.outbox
             && *life == 0
         {
             *life = fence.agent;
         }
         branch.is_sent = true;
-        if let Some(msg) = branch.outbox.clone() {
-            self.send(source, msg, io);
-        }
+        let Some(order) = branch.outbox.clone() else { return };
+        let begins = matches!(order, ToAgent::Execute { round: 0, .. });
+        let earlier = if begins { self.own_commits(session, source) } else { Vec::new() };
+        let msg = if earlier.is_empty() {
+            order
+        } else {
+            ToAgent::After { earlier, order: Box::new(order) }
+        };
+        self.send(source, msg, io);
     }
 
     pub(super) fn rtt(&self, source: NodeId) -> Duration {

@@ -24,8 +24,8 @@ use orthodrome_core::txn::Key;
 
 use self::waits::Seen;
 use crate::contract::{
-    Effect, Fence, FromAgent, Io, Isolation, Kind, Last, Note, Part, Reason, Record, Then, Timer,
-    ToAgent, Work, Xid,
+    Effect, Fence, FromAgent, Io, Isolation, Kind, Last, Note, Part, Reason, Record, SessionId,
+    Then, Timer, ToAgent, Work, Xid,
 };
 use crate::hotspot::{HotRecord, Hotspots, SourceKey};
 use crate::schedule::{Average, postpone};
@@ -86,7 +86,8 @@ pub struct Config {
     pub admission_tries: u32,
     /// What is not answered is sent again after this.
     pub resend_after: Duration,
-    /// A transaction whose statements or votes are not there after this is aborted. Longer than sources wait for locks.
+    /// A transaction whose statements or votes are not there after this is aborted, if a source has been silent for so long.
+    /// Longer than sources wait for locks.
     pub give_up_after: Duration,
     /// How often agents are asked for prepared branches that nobody ended.
     pub scan_interval: Duration,
@@ -197,6 +198,7 @@ enum Phase<W: Work> {
 #[derive(Clone, Debug)]
 struct Open<W: Work> {
     label: Option<TxnId>,
+    session: Option<SessionId>,
     isolation: Isolation,
     branches: BTreeMap<NodeId, Branch<W>>,
     phase: Phase<W>,
@@ -219,6 +221,7 @@ struct Open<W: Work> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Decided<W: Work> {
     label: Option<TxnId>,
+    session: Option<SessionId>,
     at: Timestamp,
     branches: BTreeMap<NodeId, bool>,
     unacknowledged: BTreeSet<NodeId>,
@@ -278,6 +281,8 @@ pub struct Middleware<W: Work> {
     sources: BTreeMap<NodeId, Source>,
     open: BTreeMap<Xid, Open<W>>,
     decided: BTreeMap<Xid, Decided<W>>,
+    /// Those of `decided` whose session may still go on.
+    of_sessions: BTreeMap<SessionId, BTreeSet<Xid>>,
     /// Sources that have not reported that they have rolled back.
     aborting: BTreeMap<Xid, BTreeSet<NodeId>>,
     /// Answers to sessions of transactions in `aborting`. Each waits until the branch that failed
@@ -311,8 +316,10 @@ impl<W: Work> Middleware<W> {
                 Record::Commit { xid, label, at, branches } => {
                     labels.extend(label.map(|label| (label, at)));
                     let unacknowledged = branches.keys().copied().collect();
-                    decided
-                        .insert(xid, Decided { label, at, branches, unacknowledged, news: None });
+                    decided.insert(
+                        xid,
+                        Decided { label, session: None, at, branches, unacknowledged, news: None },
+                    );
                 }
                 Record::Ended(xid) => drop(decided.remove(&xid)),
             }
@@ -334,6 +341,7 @@ impl<W: Work> Middleware<W> {
             sources,
             open: BTreeMap::new(),
             decided,
+            of_sessions: BTreeMap::new(),
             aborting: BTreeMap::new(),
             untold: BTreeMap::new(),
             labels,
@@ -449,6 +457,7 @@ impl<W: Work> Middleware<W> {
         self.by_label.extend(label.map(|label| (label, xid)));
         let open = Open {
             label,
+            session: None,
             isolation,
             branches: BTreeMap::new(),
             phase: Phase::Idle,
@@ -462,6 +471,14 @@ impl<W: Work> Middleware<W> {
         };
         self.open.insert(xid, open);
         xid
+    }
+
+    /// A transaction that has just begun sees what earlier transactions of `session` have committed: its first statements
+    /// at a source wait there until the source has committed those.
+    pub fn follow(&mut self, xid: Xid, session: SessionId) {
+        if let Some(open) = self.open.get_mut(&xid) {
+            open.session = Some(session);
+        }
     }
 
     /// A message from the agent of a source.
@@ -525,7 +542,11 @@ impl<W: Work> Middleware<W> {
             io.push(Effect::CancelTimer(Timer::Resend(xid)));
             return;
         };
-        let is_overdue = io.now.since(open.since) > self.config.give_up_after;
+        let is_overdue = io.now.since(open.since) > self.config.give_up_after
+            && open
+                .branches
+                .iter()
+                .any(|(&source, branch)| branch.outbox.is_some() && self.is_silent(source, io.now));
         let is_committing =
             open.branches.values().any(|branch| branch.is_committing() && branch.is_sent);
         match open.phase {
@@ -552,6 +573,13 @@ impl<W: Work> Middleware<W> {
                 self.count_votes(xid, io);
             }
         }
+    }
+
+    /// Nothing has been heard of a source for longer than sources wait for locks. One that answers pings may be at work on a
+    /// long statement: then it is asked again, and knows.
+    fn is_silent(&self, source: NodeId, now: Time) -> bool {
+        let confirmed = self.sources.get(&source).map(|known| known.confirmed);
+        confirmed.is_none_or(|confirmed| now.since(confirmed) > self.config.give_up_after)
     }
 
     fn persist(&mut self, record: Record, io: Out<'_, '_, W>) -> Ticket {
@@ -642,6 +670,15 @@ impl<W: Work> Middleware<W> {
         for (xid, decided) in &self.decided {
             assert!(!decided.unacknowledged.is_empty(), "{xid} is kept for nobody");
             assert!(!self.aborting.contains_key(xid), "{xid} is decided and aborted");
+        }
+        for (session, committed) in &self.of_sessions {
+            assert!(!committed.is_empty(), "{session:?} is kept for nothing");
+            for xid in committed {
+                assert!(
+                    self.decided.contains_key(xid),
+                    "{xid} committed everywhere and is waited for"
+                );
+            }
         }
         for xid in self.untold.keys() {
             assert!(

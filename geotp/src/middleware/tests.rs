@@ -1,4 +1,5 @@
 use orthodrome_core::rng::Rng;
+use orthodrome_core::txn::Outcome;
 
 use super::*;
 use crate::contract::Wait;
@@ -20,6 +21,10 @@ struct Rig {
     middleware: Middleware<Bare>,
     rng: Rng,
     now: Time,
+    /// What the last step sent.
+    sent: Vec<(NodeId, ToAgent<Bare>)>,
+    /// The names of transactions of which the last step said that they committed.
+    committed: Vec<Xid>,
 }
 
 impl Rig {
@@ -30,12 +35,21 @@ impl Rig {
         act: impl FnOnce(&mut Middleware<Bare>, &mut Io<'_, Effect<Bare>>),
     ) -> Vec<Reason> {
         let mut effects = Vec::new();
-        let Self { middleware, rng, now } = self;
+        let Self { middleware, rng, now, sent, committed } = self;
         let mut io = Io { now: *now, clock: Timestamp::ZERO, rng, effects: &mut effects };
         act(middleware, &mut io);
         middleware.assert_invariants();
+        sent.clear();
+        committed.clear();
         let told = |effect| {
-            let Effect::Finished { failure, .. } = effect else { return None };
+            if let Effect::Send { to, msg } = effect {
+                sent.push((to, msg));
+                return None;
+            }
+            let Effect::Finished { xid, outcome, failure, .. } = effect else { return None };
+            if matches!(outcome, Outcome::Committed(_)) {
+                committed.push(xid);
+            }
             failure.map(|(_, failure)| failure.reason)
         };
         effects.into_iter().filter_map(told).collect()
@@ -46,8 +60,15 @@ impl Rig {
     }
 }
 
-/// A transaction whose statements are under way at two sources.
-fn under_way() -> (Rig, Xid) {
+/// Which life both sources are in.
+const FENCE: Fence = Fence { agent: 1, source: 1 };
+
+fn part() -> Part<Bare> {
+    Part { statements: vec![()], records: Vec::new(), writes: true }
+}
+
+/// A middleware with two sources.
+fn rig() -> Rig {
     let millis = Duration::from_millis;
     let config = Config {
         sources: [(NEAR, Kind::Postgres), (FAR, Kind::MariaDb)].into(),
@@ -76,21 +97,49 @@ fn under_way() -> (Rig, Xid) {
     let mut effects = Vec::new();
     let mut io = Io { now, clock: Timestamp::ZERO, rng: &mut rng, effects: &mut effects };
     let middleware = Middleware::new(NodeId(1), config, Vec::new(), &mut io);
-    let mut rig = Rig { middleware, rng, now };
+    let mut rig = Rig { middleware, rng, now, sent: Vec::new(), committed: Vec::new() };
     rig.step(|middleware, io| middleware.on_durable(Ticket(1), io));
     for source in [NEAR, FAR] {
-        let fence = Fence { agent: 1, source: 1 };
-        rig.hear(source, FromAgent::Attached { epoch: 1, fence });
+        rig.hear(source, FromAgent::Attached { epoch: 1, fence: FENCE });
     }
-    let part = || Part { statements: vec![()], records: Vec::new(), writes: true };
-    let mut xid = None;
-    rig.step(|middleware, io| {
-        let begun = middleware.begin(None, Isolation::Serializable, io);
-        let parts = [(NEAR, part()), (FAR, part())].into();
-        middleware.round(begun, parts, Last::Commit, io);
-        xid = Some(begun);
-    });
-    (rig, xid.unwrap())
+    rig
+}
+
+impl Rig {
+    /// Begins a transaction of a session with statements at these sources.
+    fn begin(&mut self, session: u64, sources: &[NodeId], last: Last) -> Xid {
+        let mut xid = None;
+        self.step(|middleware, io| {
+            let begun = middleware.begin(None, Isolation::Serializable, io);
+            middleware.follow(begun, SessionId(session));
+            let parts = sources.iter().map(|source| (*source, part())).collect();
+            middleware.round(begun, parts, last, io);
+            xid = Some(begun);
+        });
+        xid.unwrap()
+    }
+
+    fn answered(&mut self, from: NodeId, xid: Xid, round: u32) {
+        let (answers, took) = (vec![()], Duration::ZERO);
+        self.hear(from, FromAgent::Answered { xid, round, answers, fence: FENCE, took });
+    }
+
+    fn prepared(&mut self, from: NodeId, xid: Xid) {
+        let (wrote, floor) = (true, Timestamp::ZERO);
+        self.hear(from, FromAgent::Prepared { xid, fence: FENCE, wrote, floor });
+    }
+
+    /// Everything persisted is durable.
+    fn durable(&mut self) {
+        self.step(|middleware, io| middleware.on_durable(Ticket(1_000), io));
+    }
+}
+
+/// A transaction whose statements are under way at two sources.
+fn under_way() -> (Rig, Xid) {
+    let mut rig = rig();
+    let xid = rig.begin(0, &[NEAR, FAR], Last::Commit);
+    (rig, xid)
 }
 
 fn failed(xid: Xid, reason: Reason) -> FromAgent<Bare> {
@@ -140,4 +189,78 @@ fn a_session_does_not_wait_for_a_cause_that_nobody_says() {
     let told = rig.step(|middleware, io| middleware.on_timer(Timer::Resend(xid), io));
     assert_eq!(told, [Reason::Peer]);
     assert_eq!(rig.hear(NEAR, FromAgent::RolledBack { xid }), []);
+}
+
+/// The first statements of a session's next transaction name what the source must have committed before.
+#[test]
+fn statements_follow_the_commits_of_their_own_session() {
+    let (mut rig, first) = under_way();
+    for source in [NEAR, FAR] {
+        rig.answered(source, first, 0);
+        rig.prepared(source, first);
+    }
+    rig.durable();
+    assert_eq!(rig.committed, [first]);
+    let earlier_of = |rig: &Rig, source: NodeId| {
+        let (_, msg) = rig.sent.iter().find(|(to, _)| *to == source).unwrap();
+        if let ToAgent::After { earlier, .. } = msg { earlier.clone() } else { Vec::new() }
+    };
+    rig.begin(1, &[NEAR], Last::Commit);
+    assert_eq!(earlier_of(&rig, NEAR), [], "of another session");
+    let second = rig.begin(0, &[NEAR], Last::No);
+    assert_eq!(earlier_of(&rig, NEAR), [first]);
+    rig.answered(NEAR, second, 0);
+    rig.step(|middleware, io| {
+        middleware.round(second, [(NEAR, part())].into(), Last::No, io);
+    });
+    assert_eq!(earlier_of(&rig, NEAR), [], "its first statements have waited");
+    rig.hear(NEAR, FromAgent::Committed { xid: first, at: Timestamp::ZERO });
+    rig.begin(0, &[NEAR, FAR], Last::Commit);
+    assert_eq!(earlier_of(&rig, NEAR), []);
+    assert_eq!(earlier_of(&rig, FAR), [first]);
+    rig.hear(FAR, FromAgent::Committed { xid: first, at: Timestamp::ZERO });
+    rig.begin(0, &[FAR], Last::Commit);
+    assert_eq!(earlier_of(&rig, FAR), []);
+}
+
+#[test]
+fn a_branch_whose_only_statement_failed_does_not_stop_a_commit() {
+    let mut rig = rig();
+    let xid = rig.begin(0, &[FAR], Last::No);
+    let failure = Reason::Statement.into();
+    rig.hear(FAR, FromAgent::StatementFailed { xid, round: 0, statement: 0, failure });
+    rig.step(|middleware, io| middleware.round(xid, [(NEAR, part())].into(), Last::No, io));
+    rig.answered(NEAR, xid, 0);
+    let told = rig.step(|middleware, io| middleware.commit(xid, io));
+    assert_eq!(told, []);
+    rig.prepared(NEAR, xid);
+    rig.prepared(FAR, xid);
+    rig.durable();
+    assert_eq!(rig.committed, [xid]);
+}
+
+#[test]
+fn a_long_statement_is_waited_for_while_its_source_answers() {
+    for (sources, is_answering) in
+        [(&[NEAR][..], true), (&[NEAR, FAR], true), (&[NEAR], false), (&[NEAR, FAR], false)]
+    {
+        let mut rig = rig();
+        let xid = rig.begin(0, sources, Last::Commit);
+        let mut told = Vec::new();
+        for _ in 0..20 {
+            let sent = rig.now;
+            rig.now = rig.now + Duration::from_millis(500);
+            if is_answering {
+                for source in [NEAR, FAR] {
+                    rig.hear(source, FromAgent::Pong { sent, fence: FENCE, is_attached: true });
+                }
+            }
+            told.extend(rig.step(|middleware, io| middleware.on_timer(Timer::Resend(xid), io)));
+            let is_open = rig.middleware.open.contains_key(&xid);
+            if !is_open {
+                break;
+            }
+        }
+        assert_eq!(rig.middleware.open.contains_key(&xid), is_answering, "{sources:?}");
+    }
 }

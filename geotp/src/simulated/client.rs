@@ -10,7 +10,7 @@ use orthodrome_core::machine::{Claim, Cx, Input, Leak, Machine, Setup, UNKNOWABL
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Op, Outcome, Reads, Txn, Writes};
 
 use super::{Config, GeoTp, Msg, Record, Timer};
-use crate::contract::{Effect, Io, Isolation, Last, Part, Xid};
+use crate::contract::{Effect, Io, Isolation, Last, Part, SessionId, Xid};
 use crate::middleware::{Commit, Known, Middleware};
 use crate::source::{Action, Answer, Model, Statement};
 
@@ -222,6 +222,9 @@ impl Client {
         let mut begun = None;
         self.with(cx, |dm, io| begun = Some(dm.begin(Some(id), Isolation::Serializable, io)));
         let Some(xid) = begun else { return };
+        if self.config.follows {
+            self.middleware.follow(xid, SessionId(id.client.0));
+        }
         let (stage, parts, last) = match &txn.kind {
             Kind::Procedure(ops) if ops.iter().all(|op| !matches!(op, Op::Call(_))) => {
                 let parts = self.parts(id, ops.iter().cloned().map(Action::Apply));

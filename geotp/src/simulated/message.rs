@@ -54,6 +54,21 @@ fn statement_size(statement: &Statement) -> usize {
     STATEMENT + key + value
 }
 
+/// The statements that a message has for its source.
+fn statements_of(msg: &ToAgent<Model>) -> &[Statement] {
+    match msg {
+        ToAgent::Execute { statements, .. } => statements,
+        ToAgent::After { order, .. } => statements_of(order),
+        ToAgent::Attach { .. }
+        | ToAgent::Ping { .. }
+        | ToAgent::Prepare { .. }
+        | ToAgent::Commit { .. }
+        | ToAgent::Rollback { .. }
+        | ToAgent::Interrupt { .. }
+        | ToAgent::Scan { .. } => &[],
+    }
+}
+
 impl Message for Msg {
     fn kind(&self) -> &'static str {
         match self {
@@ -61,6 +76,7 @@ impl Message for Msg {
                 ToAgent::Attach { .. } => "Attach",
                 ToAgent::Ping { .. } => "Ping",
                 ToAgent::Execute { .. } => "Execute",
+                ToAgent::After { .. } => "After",
                 ToAgent::Prepare { .. } => "Prepare",
                 ToAgent::Commit { .. } => "Commit",
                 ToAgent::Rollback { .. } => "Rollback",
@@ -88,19 +104,30 @@ impl Message for Msg {
 
     fn txn(&self) -> Option<TxnId> {
         match self {
-            Self::ToAgent(ToAgent::Execute { statements, .. }) => {
-                statements.first().map(|statement| statement.txn)
-            }
+            Self::ToAgent(msg) => statements_of(msg).first().map(|statement| statement.txn),
             Self::Ask { txn } | Self::Told { txn, .. } => Some(*txn),
             // They carry the name that middleware and agents have for it.
-            Self::ToAgent(_) | Self::FromAgent(_) | Self::Peer(_) => None,
+            Self::FromAgent(_) | Self::Peer(_) => None,
         }
     }
 
     fn wire_size(&self) -> usize {
         HEAD + match self {
-            Self::ToAgent(ToAgent::Execute { statements, peers, .. }) => {
-                statements.iter().map(statement_size).sum::<usize>() + 4 * peers.len()
+            Self::ToAgent(msg) => {
+                let names = match msg {
+                    ToAgent::Execute { peers, .. } => 4 * peers.len(),
+                    ToAgent::After { earlier, order } => {
+                        return Self::ToAgent((**order).clone()).wire_size() + 24 * earlier.len();
+                    }
+                    ToAgent::Attach { .. }
+                    | ToAgent::Ping { .. }
+                    | ToAgent::Prepare { .. }
+                    | ToAgent::Commit { .. }
+                    | ToAgent::Rollback { .. }
+                    | ToAgent::Interrupt { .. }
+                    | ToAgent::Scan { .. } => 0,
+                };
+                statements_of(msg).iter().map(statement_size).sum::<usize>() + names
             }
             Self::FromAgent(FromAgent::Answered { answers, .. }) => {
                 let row = |read: &crate::source::Answer| {
@@ -110,23 +137,15 @@ impl Message for Msg {
             }
             Self::FromAgent(FromAgent::Scanned { prepared, .. }) => 24 * prepared.len(),
             Self::FromAgent(FromAgent::Waits { waits, .. }) => 48 * waits.len(),
-            Self::ToAgent(_)
-            | Self::FromAgent(_)
-            | Self::Peer(_)
-            | Self::Ask { .. }
-            | Self::Told { .. } => 0,
+            Self::FromAgent(_) | Self::Peer(_) | Self::Ask { .. } | Self::Told { .. } => 0,
         }
     }
 
     fn keys(&self) -> usize {
         match self {
-            Self::ToAgent(ToAgent::Execute { statements, .. }) => statements.len(),
+            Self::ToAgent(msg) => statements_of(msg).len(),
             Self::FromAgent(FromAgent::Answered { answers, .. }) => answers.len(),
-            Self::ToAgent(_)
-            | Self::FromAgent(_)
-            | Self::Peer(_)
-            | Self::Ask { .. }
-            | Self::Told { .. } => 0,
+            Self::FromAgent(_) | Self::Peer(_) | Self::Ask { .. } | Self::Told { .. } => 0,
         }
     }
 }

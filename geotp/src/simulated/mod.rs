@@ -17,6 +17,7 @@
 //! | `Attach`, `Attached` | middleware ↔ agent | the middleware has started, or the agent has |
 //! | `Ping`, `Pong` | middleware ↔ agent | every now and then: distance, incarnation, what may be forgotten |
 //! | `Execute`, `Answered` | middleware ↔ agent | statements of a round (§III-A) |
+//! | `After` | middleware → agent | the first statements at a source that has not committed the session's earlier transactions |
 //! | `StatementFailed` | agent → middleware | a statement failed and the transaction goes on there |
 //! | `Prepare`, `Prepared` | middleware ↔ agent | 2PC, first phase; with O1 the vote comes unasked (§IV-A, Alg. 1 l. 1-16) |
 //! | `Failed` | agent → middleware | the branch has failed and is rolled back |
@@ -101,6 +102,9 @@ pub struct Config {
     pub source: source::Config,
     /// Statements of a round that read go before those that write (QURO).
     pub writes_last: bool,
+    /// A client's statements at a source wait there for its own earlier transactions, as in front of real servers. The paper
+    /// has nothing of this; the swarm switches it on.
+    pub follows: bool,
     /// A middleware that was asked by another and is silent is asked again after this.
     pub ask_after: Duration,
 }
@@ -217,6 +221,7 @@ impl Protocol for GeoTp {
                 mutations: source::Mutations::default(),
             },
             writes_last: name == QURO,
+            follows: false,
             ask_after: round_trip * 2 + Duration::from_millis(200),
         }
     }
@@ -272,6 +277,7 @@ impl Protocol for GeoTp {
         }
         config.source.checkpoint_records = u32::try_from(rng.range(5, 500)).unwrap_or(500);
         config.agent.master_timeout = Duration::from_millis(rng.range(300, 5_000));
+        config.follows = rng.chance(1, 2);
     }
 
     fn limit(config: &mut Config, limits: Limits) -> bool {

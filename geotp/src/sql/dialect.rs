@@ -8,9 +8,9 @@ use std::ops::ControlFlow;
 
 use sqlparser::ast::{
     BinaryOperator, CastKind, DataType, ExactNumberInfo, Expr, Function, FunctionArg,
-    FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident, LockType, ObjectName,
-    ObjectNamePart, OrderByExpr, OrderByKind, OrderBySort, Query, SetExpr, Statement,
-    UnaryOperator, Value as SqlValue, ValueWithSpan, VisitMut, VisitorMut,
+    FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident, LimitClause, LockType,
+    ObjectName, ObjectNamePart, Offset, OffsetRows, OrderByExpr, OrderByKind, OrderBySort, Query,
+    SetExpr, Statement, UnaryOperator, Value as SqlValue, ValueWithSpan, VisitMut, VisitorMut,
 };
 use sqlparser::tokenizer::Span;
 
@@ -174,6 +174,14 @@ impl VisitorMut for Translator<'_> {
     }
 
     fn pre_visit_query(&mut self, query: &mut Query) -> Flow {
+        if self.to == Dialect::PostgreSql
+            && let Some(LimitClause::OffsetCommaLimit { offset, limit }) = &query.limit_clause
+        {
+            let offset = Offset { value: offset.clone(), rows: OffsetRows::None };
+            let (limit, offset) = (Some(limit.clone()), Some(offset));
+            query.limit_clause =
+                Some(LimitClause::LimitOffset { limit, offset, limit_by: Vec::new() });
+        }
         if let Some(order) = &mut query.order_by
             && let OrderByKind::Expressions(keys) = &mut order.kind
         {
@@ -394,7 +402,7 @@ fn constant_of_bytes(expr: &Expr) -> Option<&str> {
 }
 
 /// The bytes that a text is as `bytea`, in hexadecimal digits.
-fn hex_of(text: &str) -> Result<String, Refusal> {
+pub(super) fn hex_of(text: &str) -> Result<String, Refusal> {
     let wrong =
         || Refusal { message: "invalid input syntax for type bytea".into(), sqlstate: "22P02" };
     if let Some(digits) = text.strip_prefix("\\x") {

@@ -132,8 +132,10 @@ pub fn merge(how: &Merge, mut answers: Vec<Answer>) -> Result<Answer, Refusal> {
             Ok(answers.pop().unwrap_or_default())
         }
         Merge::Concatenate => {
+            let columns = unify(&mut answers)?;
             let mut all = answers.drain(..);
             let mut whole = all.next().unwrap_or_default();
+            whole.columns = columns;
             for answer in all {
                 whole.affected += answer.affected;
                 whole.rows.extend(answer.rows);
@@ -148,8 +150,8 @@ pub fn merge(how: &Merge, mut answers: Vec<Answer>) -> Result<Answer, Refusal> {
 }
 
 impl RowMerge {
-    fn merge(&self, answers: Vec<Answer>) -> Result<Answer, Refusal> {
-        let columns = common_columns(&answers)?;
+    fn merge(&self, mut answers: Vec<Answer>) -> Result<Answer, Refusal> {
+        let columns = unify(&mut answers)?;
         let order = self.resolved(&columns)?;
         if !self.is_aggregated {
             check_sorted(&answers, &columns, &order)?;
@@ -275,6 +277,22 @@ impl RowMerge {
 /// PostgreSQL's number of `numeric`.
 const NUMERIC: u32 = 1700;
 
+/// The columns of all answers, whose values get the same form: MariaDB's truth is a number.
+fn unify(answers: &mut [Answer]) -> Result<Vec<Column>, Refusal> {
+    let columns = common_columns(answers)?;
+    for answer in answers {
+        for (place, (column, own)) in columns.iter().zip(&answer.columns).enumerate() {
+            if column.kind != Kind::Bool || own.kind == Kind::Bool {
+                continue;
+            }
+            for cell in answer.rows.iter_mut().filter_map(|row| row.get_mut(place)?.as_mut()) {
+                *cell = if is_true(cell) { b"t".to_vec() } else { b"f".to_vec() };
+            }
+        }
+    }
+    Ok(columns)
+}
+
 /// The columns of all answers; kinds of two sources are widened to one that holds both.
 fn common_columns(answers: &[Answer]) -> Result<Vec<Column>, Refusal> {
     let mut answers = answers.iter();
@@ -308,6 +326,11 @@ fn wider(left: Kind, right: Kind) -> Kind {
         Kind::Float8 => 7,
         _ => 0,
     };
+    let is_whole = |kind| matches!(kind, Kind::Int2 | Kind::Int4 | Kind::Int8);
+    if (left == Kind::Bool && is_whole(right)) || (right == Kind::Bool && is_whole(left)) {
+        // What is true or false at PostgreSQL is a number at MariaDB.
+        return Kind::Bool;
+    }
     match (rank(left), rank(right)) {
         (0, _) | (_, 0)
             if matches!(

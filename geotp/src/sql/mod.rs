@@ -22,6 +22,7 @@ mod schema;
 pub mod set;
 #[cfg(test)]
 mod tests;
+pub mod typed;
 pub mod value;
 
 pub use catalog::{Catalogue, CatalogueError, Dialect, SourceEntry, SourceId, TableEntry};

@@ -6,7 +6,7 @@ use sqlparser::ast::{Ident, Statement, Visit as _, Visitor};
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
 use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
-use sqlparser::tokenizer::{Token, Tokenizer};
+use sqlparser::tokenizer::{Token, Tokenizer, Whitespace};
 
 use super::Refusal;
 use super::catalog::Dialect;
@@ -478,6 +478,9 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         Ok(tokens) => tokens,
         Err(error) => return unread(0, error.to_string()),
     };
+    if dialect == Dialect::MariaDb {
+        read_share_locks(&mut tokens);
+    }
     let parameters = number_parameters(&mut tokens);
     if let Some(problem) = chains_too_long(&tokens) {
         return Err(Refusal { message: problem, sqlstate: "54001" });
@@ -494,6 +497,37 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         return unread(parameters, "a constant of this type cannot be read; use CAST".into());
     }
     done(verb(statement, dialect)?, parameters)
+}
+
+/// Writes `LOCK IN SHARE MODE` as `FOR SHARE`, which the parser can read.
+fn read_share_locks(tokens: &mut [Token]) {
+    let words: Vec<(usize, Keyword)> = tokens
+        .iter()
+        .enumerate()
+        .filter_map(|(at, token)| match token {
+            Token::Whitespace(_) => None,
+            Token::Word(word) if word.quote_style.is_none() => Some((at, word.keyword)),
+            _ => Some((at, Keyword::NoKeyword)),
+        })
+        .collect();
+    for four in words.windows(4) {
+        let [
+            (lock, Keyword::LOCK),
+            (of, Keyword::IN),
+            (share, Keyword::SHARE),
+            (mode, Keyword::MODE),
+        ] = four
+        else {
+            continue;
+        };
+        let blank = || Token::Whitespace(Whitespace::Space);
+        let written = [Token::make_keyword("FOR"), Token::make_keyword("SHARE"), blank(), blank()];
+        for (at, token) in [lock, of, share, mode].into_iter().zip(written) {
+            if let Some(place) = tokens.get_mut(*at) {
+                *place = token;
+            }
+        }
+    }
 }
 
 /// Words and signs between two commas or parentheses, at most. Operators of one level build a tree as

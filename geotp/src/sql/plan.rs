@@ -27,6 +27,7 @@ use super::dialect::{bind, render, translate};
 use super::merge::Merge;
 use super::parse::Isolation;
 use super::route::{Names, RECORDS_MAX, Route, Router, one_place, subqueries};
+use super::typed::{self, Kinds};
 use super::value::Value;
 
 /// What one source is told.
@@ -66,6 +67,9 @@ pub struct Context {
     pub isolation: Isolation,
     /// Where to read what several sources have: the first of these that has it.
     pub prefer: Vec<SourceId>,
+    /// Columns of tables at MariaDB sources, where the statement has constants whose meaning depends on them
+    /// ([`tables_to_know`](super::typed::tables_to_know)).
+    pub kinds: Kinds,
     /// Every row that is read or changed must be named by its key, and what is written must be the same when it is
     /// written again: concurrency is controlled record by record, as by [`crate::scalardb`].
     pub by_key: bool,
@@ -156,6 +160,9 @@ impl Planner<'_> {
         let keys = self.keys(statement, to, &named)?;
         let records = named.records;
         let mut statement = statement.clone();
+        if (from, to) == (Dialect::PostgreSql, Dialect::MariaDb) {
+            typed::convert(&mut statement, &self.context.kinds)?;
+        }
         let mut prelude = Vec::new();
         if self.context.isolation == Isolation::Serializable {
             let mut locker = Locker { to, depth: 0, prelude: Vec::new(), router: self.router };

@@ -14,6 +14,7 @@ use super::merge::merge;
 use super::parse::{Isolation, Savepoint, Verb, parse, unread};
 use super::plan::{Context, Keys, Plan, Record, plan};
 use super::set::{self, Change, Term, effects};
+use super::typed::{Kinds, tables_to_know};
 use super::value::{Answer, Cell, Column, Kind, Value};
 
 const FILE: &str = r#"
@@ -55,7 +56,7 @@ fn catalogue() -> Catalogue {
 }
 
 fn context(client: Dialect, isolation: Isolation) -> Context {
-    Context { client, isolation, prefer: vec![], by_key: false }
+    Context { client, isolation, prefer: vec![], kinds: Kinds::new(), by_key: false }
 }
 
 fn planned(
@@ -1191,4 +1192,123 @@ fn no_name_ends_its_quotes() {
     // PostgreSQL's constants of a type are no names.
     let parsed = parse(r"SELECT name'\''; x'", PG).unwrap().remove(0);
     assert_eq!(parsed.verb, Verb::Other);
+}
+
+/// What a MariaDB source is told of a PostgreSQL client's statement about `audit`, whose columns are these.
+fn typed(text: &str, parameters: &[Value]) -> Result<String, String> {
+    let catalogue = catalogue();
+    let parsed = parse(text, PG).unwrap().remove(0);
+    let Verb::Data(statement) = &parsed.verb else { panic!("{text}") };
+    let mut context = context(PG, RR);
+    for table in tables_to_know(&catalogue, statement, parameters) {
+        let columns = [
+            ("id", Kind::Int4),
+            ("data", Kind::Bytes),
+            ("is_open", Kind::Int2),
+            ("note", Kind::Text),
+        ];
+        let columns = columns.map(|(name, kind)| (name.to_owned(), kind));
+        context.kinds.insert(table, columns.to_vec());
+    }
+    let plan = plan(&catalogue, statement, parameters, &context);
+    plan.map(|plan| plan.parts[0].text.clone()).map_err(|refusal| refusal.sqlstate.to_owned())
+}
+
+#[test]
+fn constants_without_a_type_have_the_type_of_their_column() {
+    let text = |text: &str| vec![Value::Text(text.to_owned())];
+    for (statement, parameters, told) in [
+        (
+            r"INSERT INTO audit VALUES (1, '\xdead', 't', '\xdead')",
+            vec![],
+            r"INSERT INTO audit VALUES (1, X'dead', true, '\xdead')",
+        ),
+        (
+            r"INSERT INTO audit (note, data, is_open) VALUES ('yes', $1, 'off'), ('n', 'a\\b', '1')",
+            text(r"\x00ff"),
+            r"INSERT INTO audit (note, data, is_open) VALUES ('yes', X'00ff', false), ('n', X'615c62', '1')",
+        ),
+        (
+            r"UPDATE audit SET data = $1, note = '\x61', is_open = 'TRUE' WHERE data = E'\\x61'",
+            text(r"\xBEEF"),
+            r"UPDATE audit SET data = X'BEEF', note = '\x61', is_open = true WHERE data = X'61'",
+        ),
+        (
+            r"SELECT id FROM audit a WHERE a.is_open = 'f' AND data IN ('\x01', 'b') AND note <> 'f'",
+            vec![],
+            r"SELECT id FROM audit a WHERE a.is_open = false AND data IN (X'01', 'b') AND note <> 'f'",
+        ),
+        (
+            "DELETE FROM audit WHERE ('no') <> is_open OR note = $1",
+            text("no"),
+            "DELETE FROM audit WHERE ('no') <> is_open OR note = 'no'",
+        ),
+        (
+            "DELETE FROM audit WHERE $1 <> is_open",
+            text("no"),
+            "DELETE FROM audit WHERE false <> is_open",
+        ),
+    ] {
+        let found = typed(statement, &parameters).unwrap_or_else(|e| panic!("{statement}: {e}"));
+        assert_eq!(found, told);
+    }
+    assert_eq!(typed(r"INSERT INTO audit (data) VALUES ('\xq')", &[]), Err("22P02".into()));
+    // Other statements need not wait for anything to be known.
+    let catalogue = catalogue();
+    for (text, is_wanted) in [
+        ("SELECT * FROM audit WHERE note = 'abc'", false),
+        ("SELECT * FROM audit WHERE note = 'true'", true),
+        (r"SELECT * FROM audit WHERE note = 'a\b'", true),
+        ("SELECT * FROM audit WHERE note = '1'", false),
+    ] {
+        let Verb::Data(statement) = parse(text, PG).unwrap().remove(0).verb else {
+            panic!("{text}")
+        };
+        let tables = tables_to_know(&catalogue, &statement, &[]);
+        assert_eq!(tables, if is_wanted { vec!["audit"] } else { vec![] }, "{text}");
+    }
+}
+
+#[test]
+fn truth_of_both_kinds_of_sources_is_one_type() {
+    let answer = |kind, cells: &[&str]| Answer {
+        columns: vec![Column { name: "is".into(), kind, oid: 0 }],
+        rows: cells.iter().map(|cell| vec![Some(cell.as_bytes().to_vec())]).collect(),
+        ..Answer::default()
+    };
+    for first in [0, 1] {
+        let mut answers =
+            vec![answer(Kind::Bool, &["f", "t"]), answer(Kind::Int4, &["0", "1", "1"])];
+        answers.rotate_left(first);
+        let plan = planned("SELECT balance > 5 AS is FROM accounts ORDER BY is", PG, RR, &[]);
+        let merged = merge(&plan.unwrap().merge, answers).unwrap();
+        assert_eq!(merged.columns[0].kind, Kind::Bool);
+        let cells: Vec<_> =
+            merged.rows.iter().map(|row| text_of(row)[0].clone().unwrap()).collect();
+        assert_eq!(cells, ["f", "f", "t", "t", "t"]);
+    }
+}
+
+#[test]
+fn what_only_mysql_s_clients_say_is_understood_at_every_source() {
+    for (text, postgres, maria) in [
+        (
+            "SELECT balance FROM orders WHERE id = {} LOCK IN SHARE MODE",
+            "SELECT balance FROM orders WHERE id = 1 FOR SHARE",
+            "SELECT balance FROM orders WHERE id = 101 LOCK IN SHARE MODE",
+        ),
+        (
+            "SELECT balance FROM orders WHERE id = {} LIMIT 1,2",
+            "SELECT balance FROM orders WHERE id = 1 LIMIT 2 OFFSET 1",
+            "SELECT balance FROM orders WHERE id = 101 LIMIT 1, 2",
+        ),
+        (
+            "SELECT `lock` IN (1) FROM orders WHERE id = {}",
+            "SELECT \"lock\" IN (1) FROM orders WHERE id = 1",
+            "SELECT `lock` IN (1) FROM orders WHERE id = 101",
+        ),
+    ] {
+        assert_eq!(texts(&text.replace("{}", "1"), MARIA, RR), [(0, postgres.to_owned())]);
+        assert_eq!(texts(&text.replace("{}", "101"), MARIA, RR), [(1, maria.to_owned())]);
+    }
 }

@@ -8,7 +8,7 @@ use orthodrome_geotp::contract::{Failure, Isolation, Reason, Work, Xid};
 use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::{Answer, Dialect};
 
-use super::maria::Maria;
+use super::maria::{Maria, TOO_LONG};
 use super::postgres::Postgres;
 use super::trust::Trust;
 
@@ -500,6 +500,16 @@ impl Endpoint {
             (Dialect::MariaDb, ..) => (Reason::Statement, true),
         };
         (Failure { reason, fault: Some(fault) }, goes_on)
+    }
+
+    /// Whether a fault of a text's first statement may be of any of them: PostgreSQL reads a text as a whole before it
+    /// runs something of it, and no server runs anything of a text that is too long for it.
+    pub(super) fn reads_whole(&self, fault: Option<&Fault>) -> bool {
+        match self.kind {
+            // Class 57: somebody has interrupted it, or the server is ending.
+            Dialect::PostgreSql => fault.is_some_and(|fault| !fault.sqlstate.starts_with("57")),
+            Dialect::MariaDb => fault.is_some_and(|fault| fault.number == TOO_LONG),
+        }
     }
 
     /// Whether a fault says that there is no such prepared branch.

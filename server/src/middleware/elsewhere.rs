@@ -1,10 +1,13 @@
 //! What is no part of a transaction: statements that name no table of the catalogue, changes of the schema, and the
 //! columns that a statement will have.
 
+use std::time::{Duration, Instant};
+
 use orthodrome_geotp::sql::merge::merge;
 use orthodrome_geotp::sql::set::{effects, effects_of_words, set_config};
+use orthodrome_geotp::sql::typed::{Kinds, tables_to_know};
 use orthodrome_geotp::sql::{
-    Answer, Column, Context, Dialect, Isolation, Parsed, Plan, SourceId, Unread, Value, Verb,
+    Answer, Column, Context, Dialect, Isolation, Parsed, Part, Plan, SourceId, Unread, Value, Verb,
     deletes, parse, plan, unread,
 };
 
@@ -12,6 +15,9 @@ use super::errors::{SqlError, interrupted};
 use super::operators::{table, text_answer};
 use super::session::{Engine, Reply, Session};
 use super::words::translated;
+
+/// How long the proxy believes that a table at a source has the columns that it had.
+const KINDS_KEPT: Duration = Duration::from_secs(10);
 
 impl Session {
     /// A source of the client's kind, or any.
@@ -143,6 +149,10 @@ impl Session {
         };
         let mut answer = self.ask(at, &text, effects.calls_unknown).await?;
         self.correct(parsed, &mut answer);
+        let lower = text.to_lowercase();
+        if lower.contains("from") || lower.starts_with("show") {
+            answer.rows.retain(|row| !row.iter().flatten().any(|cell| is_own_table(cell)));
+        }
         Ok(answer)
     }
 
@@ -184,6 +194,38 @@ impl Session {
         })
     }
 
+    /// The columns at MariaDB sources that say what constants of this statement mean there.
+    pub(super) async fn kinds_for(&self, parsed: &Parsed, values: &[Value]) -> Kinds {
+        let Verb::Data(statement) = &parsed.verb else { return Kinds::new() };
+        if self.client == Dialect::MariaDb {
+            return Kinds::new();
+        }
+        let catalogue = &self.proxy.catalogue;
+        let is_maria =
+            |id: &SourceId| catalogue.source(*id).is_some_and(|s| s.kind == Dialect::MariaDb);
+        let mut kinds = Kinds::new();
+        for name in tables_to_know(catalogue, statement, values) {
+            let sources = catalogue.table(&name).map(|table| table.sources()).unwrap_or_default();
+            let Some(at) = sources.into_iter().find(is_maria) else { continue };
+            let kept = self.proxy.kinds().get(&name).cloned();
+            let columns = match kept.filter(|(since, _)| since.elapsed() < KINDS_KEPT) {
+                Some((_, columns)) => columns,
+                None => {
+                    let text = format!("SELECT * FROM `{}` LIMIT 0", name.replace('`', "``"));
+                    // If the table is not there, the statement itself is told so.
+                    let Ok(answer) = self.ask(at, &text, false).await else { continue };
+                    let columns = answer.columns.into_iter();
+                    let columns: Vec<_> =
+                        columns.map(|column| (column.name.to_lowercase(), column.kind)).collect();
+                    self.proxy.kinds().insert(name.clone(), (Instant::now(), columns.clone()));
+                    columns
+                }
+            };
+            kinds.insert(name, columns);
+        }
+        kinds
+    }
+
     pub(super) async fn schema(
         &mut self,
         parsed: &Parsed,
@@ -216,10 +258,12 @@ impl Session {
                 "TRUNCATE would empty records that have versions; delete rows by their keys, or choose another `mode`",
             ));
         }
-        let plan = self.planned(parsed, values)?;
+        let plan = self.planned(parsed, values).await?;
         for part in &plan.parts {
             // Defaults and constraints may call anything.
-            self.ask(part.source, &part.text, true).await?;
+            let changed = self.ask(part.source, &part.text, true).await;
+            self.proxy.kinds().clear();
+            changed?;
         }
         Ok(Reply::done(&parsed.schema_tag()))
     }
@@ -241,6 +285,7 @@ impl Session {
                     client: self.client,
                     isolation: Isolation::ReadCommitted,
                     prefer: self.prefer(),
+                    kinds: Kinds::new(),
                     by_key: false,
                 };
                 let plan = plan(&self.proxy.catalogue, statement, &nulls, &context)?;
@@ -260,7 +305,11 @@ impl Session {
     }
 
     async fn columns_of(&mut self, parsed: &Parsed, plan: &Plan) -> Result<Vec<Column>, SqlError> {
-        let Some(part) = plan.parts.first() else {
+        // A source of the client's kind knows its types best: MariaDB calls what is true or false a number.
+        let is_own = |part: &&Part| {
+            self.proxy.catalogue.source(part.source).is_some_and(|s| s.kind == self.client)
+        };
+        let Some(part) = plan.parts.iter().find(is_own).or(plan.parts.first()) else {
             let nulls = vec![Value::Null; parsed.parameters];
             return Ok(self.elsewhere(parsed, &nulls).await?.columns);
         };
@@ -281,6 +330,18 @@ impl Session {
         let merged = merge(&plan.merge, vec![answer.clone()]).unwrap_or(answer);
         Ok(merged.columns)
     }
+}
+
+/// Whether a catalogue of a source names a table of the proxy's own there.
+fn is_own_table(cell: &[u8]) -> bool {
+    const OWN: [&[u8]; 5] = [
+        b"orthodrome_branches",
+        b"orthodrome_proxies",
+        b"orthodrome_records",
+        b"orthodrome_redo",
+        b"orthodrome_states",
+    ];
+    OWN.contains(&cell)
 }
 
 /// Whether SQL has statements that begin with this word, which the parser may not all know.

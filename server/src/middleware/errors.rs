@@ -3,6 +3,7 @@
 use orthodrome_geotp::sql::{Dialect, Refusal};
 
 use super::driver::{Fault, Trouble};
+use super::maria::TOO_LONG;
 
 /// What a client is told is wrong.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,6 +30,10 @@ impl From<Fault> for SqlError {
         let (mut sqlstate, mut number) = (fault.sqlstate, fault.number);
         if number == 1205 {
             sqlstate = "55P03".into();
+        }
+        if number == TOO_LONG {
+            // Only the statement is lost, and not the connection, as MariaDB's own would say.
+            sqlstate = "54000".into();
         }
         if number == 0 {
             number = number_of(&sqlstate);

@@ -52,7 +52,9 @@ pub(super) fn before(effect: &Effect<Sql>) {
         return;
     }
     match effect {
-        Effect::Send { msg: ToAgent::Execute { .. }, .. } => reached("execute"),
+        Effect::Send { msg: ToAgent::Execute { .. } | ToAgent::After { .. }, .. } => {
+            reached("execute")
+        }
         Effect::Send { msg: ToAgent::Prepare { .. }, .. } => reached("prepare"),
         Effect::Send { msg: ToAgent::Commit { one_phase: false, .. }, .. } => reached("commit"),
         Effect::Persist { record: Record::Commit { .. }, .. } => reached("decide"),

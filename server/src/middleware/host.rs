@@ -12,7 +12,7 @@ use orthodrome_core::{NodeId, Outcome, Rng, Ticket, Time, Timestamp};
 use orthodrome_geotp::agent::{self, Agent};
 use orthodrome_geotp::contract::{
     AgentEffect, AgentTimer, Effect, Failure, FromAgent, FromSource, Io, Isolation, Last, Note,
-    Part, PeerRollback, Record, Timer, ToAgent, Xid,
+    Part, PeerRollback, Record, SessionId, Timer, ToAgent, Xid,
 };
 use orthodrome_geotp::middleware::{self, Middleware};
 use orthodrome_geotp::sql::Answer;
@@ -47,7 +47,7 @@ type Act = Box<dyn FnOnce(&mut Middleware<Sql>, &mut Io<'_, Effect<Sql>>) + Send
 enum Event {
     Message(NodeId, FromAgent<Sql>),
     Durable(Ticket),
-    Begin(Isolation, mpsc::UnboundedSender<Heard>, oneshot::Sender<Xid>),
+    Begin(Isolation, SessionId, mpsc::UnboundedSender<Heard>, oneshot::Sender<Xid>),
     Act(Act),
 }
 
@@ -210,14 +210,15 @@ impl MiddlewareHost {
         Ok(Self { inbox, notes })
     }
 
-    /// Begins a transaction; what it hears comes through the receiver.
+    /// Begins a transaction of a session; what it hears comes through the receiver.
     pub(super) async fn begin(
         &self,
         isolation: Isolation,
+        session: SessionId,
     ) -> Option<(Xid, mpsc::UnboundedReceiver<Heard>)> {
         let (hears, hearing) = mpsc::unbounded_channel();
         let (reply, named) = oneshot::channel();
-        self.inbox.push(Event::Begin(isolation, hears, reply));
+        self.inbox.push(Event::Begin(isolation, session, hears, reply));
         Some((named.await.ok()?, hearing))
     }
 
@@ -315,8 +316,9 @@ impl MiddlewareDriver {
                             std::mem::replace(begun, middleware.epoch()) != middleware.epoch()
                         });
                     }
-                    Event::Begin(isolation, hears, reply) => {
+                    Event::Begin(isolation, session, hears, reply) => {
                         let xid = middleware.begin(None, isolation, &mut io);
+                        middleware.follow(xid, session);
                         self.sessions.insert(xid, hears);
                         if reply.send(xid).is_err() {
                             middleware.rollback(xid, &mut io);

@@ -13,7 +13,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::warn;
 
 use super::messages::{Link, decode, encode};
-use super::stream::{MESSAGE_BYTES_MAX, Pipe, Stream, malformed};
+use super::stream::{Pipe, Stream, malformed};
 use super::trust::Trust;
 
 /// How long to wait before another call.
@@ -48,15 +48,14 @@ async fn write_one(
     write.write_all(&frame).await
 }
 
+/// Reads one message of a partner that has said who it is. Statements of a client and rows of a source are as long as they are:
+/// one that was refused here would be sent again for ever.
 async fn read_one(stream: &mut Stream) -> io::Result<Link> {
     stream.fill(4).await?;
     let length = match stream.peeked() {
         [a, b, c, d, ..] => u32::from_be_bytes([*a, *b, *c, *d]) as usize,
         _ => return Err(malformed("a frame is cut off")),
     };
-    if length > MESSAGE_BYTES_MAX {
-        return Err(malformed("a frame is too long"));
-    }
     stream.fill(4 + length).await?;
     stream.skip(4);
     decode(&stream.take(length)).ok_or_else(|| malformed("a frame cannot be read"))

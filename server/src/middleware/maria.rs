@@ -25,7 +25,12 @@ pub(super) struct Maria {
     pub(super) settings: Vec<Setting>,
     /// The server is a proxy.
     is_proxy: bool,
+    /// Longer packets end the connection.
+    packet_max: usize,
 }
+
+/// MariaDB's number for a packet above `max_allowed_packet`.
+pub(super) const TOO_LONG: u16 = 1153;
 
 /// What the version of a proxy ends with, as it tells MySQL's clients.
 pub(super) const PROXY: &str = "-orthodrome";
@@ -74,6 +79,7 @@ impl Maria {
             id: 0,
             settings: Vec::new(),
             is_proxy: false,
+            packet_max: usize::MAX,
         };
         session.enter(to).await?;
         session.set_initial(to.lock_wait).await?;
@@ -89,7 +95,12 @@ impl Maria {
             names.extend((!lock_wait.is_zero()).then_some("innodb_lock_wait_timeout"));
         }
         let all: Vec<String> = names.into_iter().map(|name| initial(name, lock_wait)).collect();
-        self.text(&format!("SET {}", all.join(", "))).await?.ok().map(drop)
+        let limit = if self.is_proxy { "" } else { ";SELECT @@max_allowed_packet" };
+        let done = self.text(&format!("SET {}{limit}", all.join(", "))).await?.ok()?;
+        let cell = done.get(1).and_then(|(answer, _)| answer.rows.first()?.first()?.clone());
+        let packet_max = cell.and_then(|cell| String::from_utf8(cell).ok()?.parse().ok());
+        self.packet_max = packet_max.unwrap_or(usize::MAX);
+        Ok(())
     }
 
     /// `COM_RESET_CONNECTION`, and the settings of a new session.
@@ -204,6 +215,17 @@ impl Maria {
     /// Sends a text and reads everything that comes of it.
     pub(super) async fn text(&mut self, text: &str) -> Result<Outcome, Trouble> {
         self.number = 0;
+        if text.len() >= self.packet_max {
+            // The server would end the connection, in which nobody would hear its error.
+            let message = format!(
+                "Got a packet bigger than 'max_allowed_packet' bytes: the statement has {} bytes, and its server takes {}; \
+                 split it, or raise max_allowed_packet at the server",
+                text.len(),
+                self.packet_max,
+            );
+            let fault = Fault { sqlstate: "08S01".into(), number: TOO_LONG, message };
+            return Ok(Outcome { done: Vec::new(), fault: Some(fault) });
+        }
         let mut packet = vec![3];
         packet.extend_from_slice(text.as_bytes());
         self.send(&packet).await?;

@@ -263,6 +263,8 @@ struct LinkMessage {
     failure: Option<FailureMessage>,
     #[prost(message, repeated, tag = "16")]
     prepared: Vec<XidMessage>,
+    #[prost(message, repeated, tag = "17")]
+    earlier: Vec<XidMessage>,
 }
 
 /// What travels between processes.
@@ -381,6 +383,10 @@ fn answer(message: AnswerMessage) -> Option<Answer> {
 
 /// The bytes of a message.
 pub(super) fn encode(link: &Link) -> Vec<u8> {
+    message(link).encode_to_vec()
+}
+
+fn message(link: &Link) -> LinkMessage {
     let empty = LinkMessage::default();
     let of = |what: u32, xid: &Xid| LinkMessage {
         what,
@@ -388,7 +394,7 @@ pub(super) fn encode(link: &Link) -> Vec<u8> {
         ..LinkMessage::default()
     };
     let numbers = |peers: &[NodeId]| peers.iter().map(|peer| peer.0).collect();
-    let message = match link {
+    match link {
         Link::Hello { node, secret } => LinkMessage {
             what: 1,
             round: node.0,
@@ -416,6 +422,10 @@ pub(super) fn encode(link: &Link) -> Vec<u8> {
                     ..of(12, xid)
                 }
             }
+            ToAgent::After { earlier, order } => LinkMessage {
+                earlier: earlier.iter().map(|xid| (*xid).into()).collect(),
+                ..message(&Link::Order((**order).clone()))
+            },
             ToAgent::Prepare { xid, peers } => LinkMessage { peers: numbers(peers), ..of(13, xid) },
             ToAgent::Commit { xid, at, one_phase } => {
                 LinkMessage { time: at.0, flag: *one_phase, ..of(14, xid) }
@@ -475,8 +485,7 @@ pub(super) fn encode(link: &Link) -> Vec<u8> {
                 }
             }
         }
-    };
-    message.encode_to_vec()
+    }
 }
 
 /// What [`encode`] wrote; nothing if it was something else.
@@ -495,16 +504,24 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
         2 => Some(Link::Peer(PeerRollback { xid: xid? })),
         10 => order(ToAgent::Attach { epoch: m.epoch }),
         11 => order(ToAgent::Ping { epoch: m.epoch, sent: Time(m.time), oldest: m.oldest }),
-        12 => order(ToAgent::Execute {
-            xid: xid?,
-            round: m.round,
-            life: m.life,
-            peers: peers(),
-            isolation: at(m.isolation, &ISOLATIONS)?,
-            statements: m.statements.into_iter().map(Statement::from).collect(),
-            writes: m.flag,
-            then: at(m.then, &THENS)?,
-        }),
+        12 => {
+            let execute = ToAgent::Execute {
+                xid: xid?,
+                round: m.round,
+                life: m.life,
+                peers: peers(),
+                isolation: at(m.isolation, &ISOLATIONS)?,
+                statements: m.statements.into_iter().map(Statement::from).collect(),
+                writes: m.flag,
+                then: at(m.then, &THENS)?,
+            };
+            let earlier: Vec<Xid> = m.earlier.into_iter().map(Xid::from).collect();
+            order(if earlier.is_empty() {
+                execute
+            } else {
+                ToAgent::After { earlier, order: Box::new(execute) }
+            })
+        }
         13 => order(ToAgent::Prepare { xid: xid?, peers: peers() }),
         14 => order(ToAgent::Commit { xid: xid?, at: Timestamp(m.time), one_phase: m.flag }),
         15 => order(ToAgent::Rollback { xid: xid? }),
@@ -592,6 +609,19 @@ mod tests {
                 statements: vec![statement],
                 writes: true,
                 then: Then::Commit,
+            }),
+            Link::Order(ToAgent::After {
+                earlier: vec![Xid { number: 7, ..xid }],
+                order: Box::new(ToAgent::Execute {
+                    xid,
+                    round: 0,
+                    life: 2,
+                    peers: Vec::new(),
+                    isolation: Isolation::Serializable,
+                    statements: Vec::new(),
+                    writes: false,
+                    then: Then::Wait,
+                }),
             }),
             Link::Order(ToAgent::Prepare { xid, peers }),
             Link::Order(ToAgent::Commit { xid, at: Timestamp(6), one_phase: true }),

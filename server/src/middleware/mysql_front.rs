@@ -10,16 +10,16 @@ use tokio::sync::Notify;
 
 use super::auth::{caching_sha2, is_same, native, random_bytes};
 use super::front::Front;
-use super::maria::PROXY;
+use super::maria::{PROXY, TOO_LONG};
 use super::mysql_text::{statement, text};
 use super::mysql_wire::{
     AUTOCOMMIT, Body, CONNECT_ATTRS, CONNECT_WITH_DB, DEPRECATE_EOF, FOUND_ROWS, IN_TRANSACTION,
     LONG, MORE_RESULTS, MULTI_RESULTS, MULTI_STATEMENTS, PLUGIN_AUTH, PLUGIN_AUTH_LENENC,
-    PROTOCOL_41, PS_MULTI_RESULTS, SECURE_CONNECTION, SSL, TRANSACTIONS, UTF8, code, put_bytes,
-    put_length, read, write,
+    PROTOCOL_41, PS_MULTI_RESULTS, SECURE_CONNECTION, SSL, TRANSACTIONS, UTF8, code, pass_over,
+    put_bytes, put_length, read, write,
 };
 use super::session::{Reply, Session, SqlError};
-use super::stream::{Stream, malformed};
+use super::stream::{MESSAGE_BYTES_MAX, Stream, TooLong, malformed};
 
 const NATIVE: &str = "mysql_native_password";
 const SHA2: &str = "caching_sha2_password";
@@ -168,6 +168,16 @@ fn switch_to_native(nonce: &[u8]) -> Vec<u8> {
     switch
 }
 
+fn too_long() -> SqlError {
+    SqlError {
+        sqlstate: "54000".into(),
+        number: TOO_LONG,
+        message: format!(
+            "Got a packet bigger than 'max_allowed_packet' bytes: the proxy takes {MESSAGE_BYTES_MAX}; split the statement"
+        ),
+    }
+}
+
 fn denied(user: &str) -> SqlError {
     SqlError::new("28000", format!("Access denied for user '{user}' (using password: YES)"))
 }
@@ -278,7 +288,18 @@ impl Connection {
 
     async fn talk(&mut self) -> io::Result<()> {
         loop {
-            let Some(packet) = self.next().await? else { return Ok(()) };
+            let packet = match self.next().await {
+                Ok(Some(packet)) => packet,
+                Ok(None) => return Ok(()),
+                // A piece of a parameter is not answered.
+                Err(failed) if TooLong::of(&failed).is_some_and(|long| long.tag != 24) => {
+                    pass_over(&mut self.stream, &mut self.number).await?;
+                    self.error(&too_long());
+                    self.stream.flush().await?;
+                    continue;
+                }
+                Err(failed) => return Err(failed),
+            };
             let mut body = Body(packet);
             match body.u8()? {
                 // COM_QUIT

@@ -5,7 +5,7 @@ use std::io;
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use orthodrome_geotp::sql::Kind;
 
-use super::stream::{MESSAGE_BYTES_MAX, Stream, malformed};
+use super::stream::{MESSAGE_BYTES_MAX, Stream, TooLong, malformed};
 
 const PART: usize = 0xff_ffff;
 
@@ -41,7 +41,8 @@ pub(super) async fn read(stream: &mut Stream, number: &mut u8) -> io::Result<Byt
             _ => return Err(malformed("a packet is cut off")),
         };
         if whole.len() + length > MESSAGE_BYTES_MAX {
-            return Err(malformed("a packet is too long"));
+            let tag = whole.first().copied().unwrap_or_default();
+            return Err(io::Error::other(TooLong { tag, bytes: whole.len() + length }));
         }
         stream.fill(4 + length).await?;
         stream.skip(4);
@@ -53,6 +54,22 @@ pub(super) async fn read(stream: &mut Stream, number: &mut u8) -> io::Result<Byt
         whole.extend_from_slice(&part);
         if length < PART {
             return Ok(whole.freeze());
+        }
+    }
+}
+
+/// Passes over the rest of a packet of which [`read`] said that it is too long, and sets the number of the next.
+pub(super) async fn pass_over(stream: &mut Stream, number: &mut u8) -> io::Result<()> {
+    loop {
+        stream.fill(4).await?;
+        let (length, sequence) = match stream.peeked() {
+            [a, b, c, n, ..] => (u32::from_le_bytes([*a, *b, *c, 0]) as usize, *n),
+            _ => return Err(malformed("a packet is cut off")),
+        };
+        *number = sequence.wrapping_add(1);
+        stream.discard(4 + length).await?;
+        if length < PART {
+            return Ok(());
         }
     }
 }

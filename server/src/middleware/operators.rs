@@ -33,7 +33,7 @@ impl Session {
         inner: &Parsed,
         values: &[Value],
     ) -> Result<Reply, SqlError> {
-        let plan = self.planned(inner, values)?;
+        let plan = self.planned(inner, values).await?;
         let mut lines = plan.explain(&self.proxy.catalogue);
         let mut records: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
         for part in &plan.parts {
@@ -153,13 +153,23 @@ impl Session {
             ["resolve", verb @ ("commit" | "rollback"), xid, "at", source] => {
                 let xid: Xid =
                     xid.parse().map_err(|error: String| SqlError::new("22023", error))?;
-                let id = proxy
+                let found = proxy
                     .catalogue
                     .find_source(source)
-                    .and_then(|id| proxy.nodes.get(&id).copied());
-                let node =
-                    id.ok_or_else(|| SqlError::new("22023", format!("unknown source `{source}`")))?;
-                proxy.engine.xa()?.settle(xid, node, *verb == "commit");
+                    .and_then(|id| Some((proxy.nodes.get(&id).copied()?, proxy.direct.get(&id)?)));
+                let (node, driver) = found
+                    .ok_or_else(|| SqlError::new("22023", format!("unknown source `{source}`")))?;
+                let xa = proxy.engine.xa()?;
+                if !driver.prepared().await?.contains(&xid) {
+                    return Err(SqlError::new(
+                        "42704",
+                        format!(
+                            "transaction {xid} is not prepared at source {source}; list its prepared transactions as the \
+                             documentation of lost decision logs says"
+                        ),
+                    ));
+                }
+                xa.settle(xid, node, *verb == "commit");
                 return Ok(Reply::done("RESOLVE"));
             }
             _ => {

@@ -17,7 +17,7 @@ use super::postgres_wire::{
 };
 use super::session::{Reply, Session, SqlError};
 use super::settings::SERVER_VERSION;
-use super::stream::{Stream, malformed};
+use super::stream::{Stream, TooLong, malformed};
 
 const SSL: i32 = 80_877_103;
 const GSS: i32 = 80_877_104;
@@ -273,15 +273,29 @@ impl Connection {
     async fn talk(mut self) -> io::Result<()> {
         self.ready().await?;
         loop {
-            let Some(message) = self.next().await? else { return Ok(()) };
-            if message.tag == b'X' {
+            let (tag, message) = match self.next().await {
+                Ok(Some(message)) => (message.tag, Ok(message)),
+                Ok(None) => return Ok(()),
+                Err(failed) => {
+                    let Some(long) = TooLong::of(&failed) else { return Err(failed) };
+                    self.stream.discard(long.bytes).await?;
+                    let why =
+                        format!("{failed}, which is what the proxy takes; split the statement");
+                    (long.tag, Err(SqlError::new("54000", why)))
+                }
+            };
+            if tag == b'X' {
                 return Ok(());
             }
-            if self.skips && message.tag != b'S' {
+            if self.skips && tag != b'S' {
                 continue;
             }
-            let is_simple = message.tag == b'Q';
-            let mut handled = match self.handle(message).await {
+            let is_simple = tag == b'Q';
+            let handled = match message {
+                Ok(message) => self.handle(message).await,
+                Err(too_long) => Ok(Err(too_long)),
+            };
+            let mut handled = match handled {
                 Err(failed) if is_not_utf8(&failed) => {
                     Err(SqlError::new("22021", failed.to_string()))
                 }

@@ -165,6 +165,8 @@ async fn start(
         writes_last: config.writes_last,
         databases: config.databases(),
         taken: std::sync::Mutex::default(),
+        kinds: std::sync::Mutex::default(),
+        sessions: std::sync::atomic::AtomicU64::new(0),
     })
 }
 

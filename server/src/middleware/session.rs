@@ -1,17 +1,18 @@
 //! One client's session, whatever protocol it speaks: statements become rounds of a transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use orthodrome_core::txn::Key;
 use orthodrome_core::{NodeId, Outcome};
-use orthodrome_geotp::contract::{self, Failure, Last, Part, Reason, Xid};
+use orthodrome_geotp::contract::{self, Failure, Last, Part, Reason, SessionId, Xid};
 use orthodrome_geotp::sql::merge::{Merge, merge};
 use orthodrome_geotp::sql::set::{Effects, effects, locks_rows, set_config};
 use orthodrome_geotp::sql::{
-    Answer, Catalogue, Context, Dialect, Isolation, Parsed, Plan, SourceId, Value, Verb, plan,
+    Answer, Catalogue, Context, Dialect, Isolation, Kind, Parsed, Plan, SourceId, Value, Verb, plan,
 };
 use tokio::sync::{Notify, mpsc};
 
@@ -23,6 +24,9 @@ use super::host::{Heard, MiddlewareHost};
 use super::settings::Settings;
 use super::source::Source;
 use super::words::translated;
+
+/// Names and kinds of a table's columns.
+type Columns = Vec<(String, Kind)>;
 
 /// What all sessions share.
 pub(super) struct Proxy {
@@ -41,11 +45,19 @@ pub(super) struct Proxy {
     pub(super) databases: BTreeSet<String>,
     /// Values of settings that sources have taken.
     pub(super) taken: Mutex<BTreeSet<String>>,
+    /// Columns of tables at MariaDB sources, and since when they are known.
+    pub(super) kinds: Mutex<BTreeMap<String, (Instant, Columns)>>,
+    /// How many sessions there have been.
+    pub(super) sessions: AtomicU64,
 }
 
 impl Proxy {
     pub(super) fn taken(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn kinds(&self) -> MutexGuard<'_, BTreeMap<String, (Instant, Columns)>> {
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -58,9 +70,13 @@ pub(super) enum Engine {
 }
 
 impl Engine {
-    async fn begin(&self, isolation: Isolation) -> Option<(Xid, mpsc::UnboundedReceiver<Heard>)> {
+    async fn begin(
+        &self,
+        isolation: Isolation,
+        session: SessionId,
+    ) -> Option<(Xid, mpsc::UnboundedReceiver<Heard>)> {
         match self {
-            Self::Xa(middleware) => middleware.begin(level(isolation)).await,
+            Self::Xa(middleware) => middleware.begin(level(isolation), session).await,
             Self::ByKey(consensus) => consensus.begin().await,
         }
     }
@@ -173,6 +189,7 @@ impl From<SqlError> for Missed {
 
 /// A client's session.
 pub(super) struct Session {
+    id: SessionId,
     pub(super) proxy: Arc<Proxy>,
     pub(super) client: Dialect,
     /// Of the transaction that begins next.
@@ -221,6 +238,7 @@ fn level(isolation: Isolation) -> contract::Isolation {
 impl Session {
     pub(super) fn new(proxy: Arc<Proxy>, client: Dialect) -> Self {
         Self {
+            id: SessionId(proxy.sessions.fetch_add(1, Ordering::Relaxed)),
             proxy,
             client,
             next_isolation: None,
@@ -419,7 +437,11 @@ impl Session {
         touched.chain(self.proxy.by_distance.iter().copied()).collect()
     }
 
-    pub(super) fn planned(&self, parsed: &Parsed, values: &[Value]) -> Result<Plan, SqlError> {
+    pub(super) async fn planned(
+        &self,
+        parsed: &Parsed,
+        values: &[Value],
+    ) -> Result<Plan, SqlError> {
         let (Verb::Data(statement) | Verb::Schema(statement)) = &parsed.verb else {
             return Err(SqlError::new("XX000", "internal error: the statement has no plan"));
         };
@@ -427,7 +449,9 @@ impl Session {
         let by_key = matches!(self.proxy.engine, Engine::ByKey(_));
         // It locks nothing at sources.
         let isolation = if by_key { Isolation::ReadCommitted } else { isolation };
-        let context = Context { client: self.client, isolation, prefer: self.prefer(), by_key };
+        let kinds = self.kinds_for(parsed, values).await;
+        let (client, prefer) = (self.client, self.prefer());
+        let context = Context { client, isolation, prefer, kinds, by_key };
         Ok(plan(&self.proxy.catalogue, statement, values, &context)?)
     }
 
@@ -449,7 +473,7 @@ impl Session {
         for (parsed, values) in batch {
             is_last |= parsed.is_last;
             let may_leave = self.check_may_run(parsed, values)?;
-            plans.push((self.planned(parsed, values)?, may_leave));
+            plans.push((self.planned(parsed, values).await?, may_leave));
         }
         if self.proxy.writes_last {
             order.sort_by_key(|&index| plans.get(index).is_some_and(|(plan, _)| plan.is_write));
@@ -548,7 +572,7 @@ impl Session {
         }
         self.check_effects(&effects)?;
         let word = parsed.word();
-        let locks = self.client == Dialect::PostgreSql && locks_rows(statement);
+        let locks = locks_rows(statement, self.client);
         if self.is_read_only() && (word != "SELECT" || locks) {
             return Err(self.cannot_write(if locks { "SELECT FOR UPDATE" } else { word }));
         }
@@ -647,8 +671,9 @@ impl Session {
     ) -> Result<BTreeMap<NodeId, Vec<Answer>>, Missed> {
         if self.open.is_none() {
             let isolation = self.isolation();
-            self.next_isolation = None;
-            let begun = self.proxy.engine.begin(isolation).await;
+            // A transaction that is chained to this one has it too.
+            self.next_isolation = Some(isolation);
+            let begun = self.proxy.engine.begin(isolation, self.id).await;
             let (xid, hearing) =
                 begun.ok_or_else(|| SqlError::new("57P01", "the proxy is shutting down"))?;
             self.open = Some(Open { xid, hearing, isolation, touched: BTreeSet::new() });
@@ -841,23 +866,37 @@ impl Session {
                 Ok(Reply::done("BEGIN"))
             }
             Verb::Commit { chain } => {
+                let kept = chain.then(|| self.characteristics());
                 let reply = self.commit().await?;
-                self.settings.begin();
-                self.in_block = *chain;
+                self.next(kept);
                 Ok(reply)
             }
             Verb::Rollback { chain } => {
+                let kept = chain.then(|| self.characteristics());
                 self.end().await;
                 self.is_failed = false;
                 self.over(false);
-                self.settings.begin();
-                self.in_block = *chain;
+                self.next(kept);
                 Ok(Reply::done("ROLLBACK"))
             }
             _ => {
                 self.check_failed()?;
                 self.setting(parsed, values).await
             }
+        }
+    }
+
+    /// What a transaction that is chained to this one has as well: its isolation, and whether it may write.
+    fn characteristics(&self) -> (Isolation, bool) {
+        (self.open_isolation(), self.is_read_only())
+    }
+
+    /// A transaction has ended, and another with its `kept` characteristics begins if there are any.
+    fn next(&mut self, kept: Option<(Isolation, bool)>) {
+        self.settings.begin();
+        self.in_block = kept.is_some();
+        if let Some((isolation, is_read_only)) = kept {
+            (self.next_isolation, self.read_only) = (Some(isolation), Some(is_read_only));
         }
     }
 

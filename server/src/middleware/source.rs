@@ -780,12 +780,18 @@ impl Source {
                     ran();
                     self.refuse(xid, slot, place, failure).await;
                 }
+                Some(Piece::Begin) if self.endpoint.reads_whole(failure.fault.as_ref()) => {
+                    // Nothing of the text has run: it is a statement that the source cannot read.
+                    let goes_on = false;
+                    (self.report)(FromSource::RunFailed { xid, statement: 0, failure, goes_on });
+                }
                 Some(Piece::Begin) | None => {
                     // Perhaps somebody took the table away.
                     self.is_numbering.store(false, Ordering::Release);
                     *place = None;
                     locked(&self.slots).remove(&xid);
-                    (self.report)(FromSource::SessionLost { xid });
+                    let (failure, goes_on) = (Reason::Connection.into(), false);
+                    (self.report)(FromSource::RunFailed { xid, statement: 0, failure, goes_on });
                 }
             }
             return;
@@ -1026,12 +1032,19 @@ impl Source {
         }
     }
 
+    /// The branches that are prepared at the source.
+    pub(super) async fn prepared(&self) -> Result<Vec<Xid>, Trouble> {
+        let mut session = self.session().await?;
+        let prepared = session.prepared(self.node, self.endpoint.one_way).await?;
+        self.give_back(session);
+        Ok(prepared)
+    }
+
     async fn list(&self) {
-        let Ok(mut session) = self.session().await else { return };
-        match session.prepared(self.node, self.endpoint.one_way).await {
-            Ok(prepared) => {
-                self.give_back(session);
-                (self.report)(FromSource::Listed { prepared });
+        match self.prepared().await {
+            Ok(prepared) => (self.report)(FromSource::Listed { prepared }),
+            Err(Trouble::Broken(trouble)) => {
+                debug!(source = %self.node, "cannot list prepared branches: {trouble}");
             }
             Err(trouble) => warn!(source = %self.node, "cannot list prepared branches: {trouble}"),
         }

@@ -26,6 +26,23 @@ pub(super) fn malformed(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
+/// A message of a client is longer than [`MESSAGE_BYTES_MAX`], and has not been taken from the stream.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("a message is longer than {MESSAGE_BYTES_MAX} bytes")]
+pub(super) struct TooLong {
+    /// What kind of message it is.
+    pub(super) tag: u8,
+    /// Its bytes, as far as its head tells.
+    pub(super) bytes: usize,
+}
+
+impl TooLong {
+    /// What an error says of a message, if it is this.
+    pub(super) fn of(error: &io::Error) -> Option<Self> {
+        error.get_ref().and_then(|inner| inner.downcast_ref::<Self>()).copied()
+    }
+}
+
 impl Stream {
     pub(super) fn new(pipe: impl Pipe + 'static) -> Self {
         Self { pipe: Some(Box::new(pipe)), input: BytesMut::new(), output: BytesMut::new() }
@@ -74,6 +91,17 @@ impl Stream {
             if pipe.read_buf(&mut self.input).await? == 0 {
                 return Err(closed());
             }
+        }
+        Ok(())
+    }
+
+    /// Passes over `count` bytes, however many.
+    pub(super) async fn discard(&mut self, mut count: usize) -> io::Result<()> {
+        while count > 0 {
+            self.fill(1).await?;
+            let part = count.min(self.input.len());
+            self.skip(part);
+            count -= part;
         }
         Ok(())
     }

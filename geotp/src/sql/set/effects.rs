@@ -2,8 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use sqlparser::ast::{Expr, Select, Statement, TableFactor, Visit, Visitor};
+use sqlparser::ast::{Expr, LockClause, LockType, Select, Statement, TableFactor, Visit, Visitor};
 
+use super::super::catalog::Dialect;
 use super::super::route::table_name;
 
 /// What a statement does to the session that executes it.
@@ -88,10 +89,14 @@ pub fn effects_of_words(words: &[String]) -> Effects {
     }
 }
 
-/// Whether a query locks the rows that it reads.
+/// Whether a query locks the rows that it reads, in a way that its server refuses in a transaction that only reads: MariaDB
+/// lets it lock rows that others may read.
 #[must_use]
-pub fn locks_rows(statement: &Statement) -> bool {
-    matches!(statement, Statement::Query(query) if !query.locks.is_empty())
+pub fn locks_rows(statement: &Statement, dialect: Dialect) -> bool {
+    let Statement::Query(query) = statement else { return false };
+    let counts =
+        |lock: &LockClause| dialect == Dialect::PostgreSql || lock.lock_type == LockType::Update;
+    query.locks.iter().any(counts)
 }
 
 fn is_user_variable(name: &str) -> bool {
