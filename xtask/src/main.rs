@@ -3,6 +3,7 @@
 // A task runner starts processes and reads the clock; it is no protocol.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod suites;
 mod tests;
 
 use std::path::PathBuf;
@@ -31,7 +32,7 @@ enum Task {
         #[arg(long)]
         quick: bool,
     },
-    /// Rewrites the golden traces. Read the diff as you would read code.
+    /// Rewrites the golden traces and the lists of fields. Read the diff as you would read code.
     Golden,
     /// Runs the benchmarks; `docs/performance.md` says what the figures were.
     Bench {
@@ -104,9 +105,11 @@ fn ci() -> Result<()> {
 }
 
 fn golden() -> Result<()> {
-    let mut test = command(&["test", "--release", "-p", "orthodrome-protocols", "golden"]);
+    let tests = ["--", "golden", "fields_keep_their_numbers"];
+    let mut test =
+        command(&[&["test", "--release", "-p", "orthodrome-protocols"], &tests[..]].concat());
     run(test.env("UPDATE_GOLDENFILES", "1"))?;
-    run(Command::new("git").args(["diff", "--stat", "--", "*/testdata/*"]))
+    run(Command::new("git").args(["diff", "--stat", "--", "*/testdata/*", "*/wire.txt"]))
 }
 
 /// A test of real processes that prints figures.

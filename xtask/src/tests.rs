@@ -1,10 +1,11 @@
 //! Runs the test suites and counts what ran.
 
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+
+use crate::suites;
 
 /// How many tests ran.
 #[derive(Default)]
@@ -23,6 +24,13 @@ impl Summary {
         self.passed += count(result, " passed");
         self.failed += count(result, " failed");
         self.skipped += count(result, " ignored");
+    }
+
+    /// Adds what the suites in this output say at their ends.
+    fn read(&mut self, output: &str) {
+        for result in output.lines().filter_map(|line| line.strip_prefix("test result: ")) {
+            self.add(result);
+        }
     }
 
     /// Takes the tests of `list` for skipped: to whoever ran them they seemed to pass.
@@ -97,32 +105,31 @@ pub fn run(quick: bool) -> Result<Summary> {
     if !quick {
         install_databases()?;
     }
-    let mut args = vec!["test", "--release", "--no-fail-fast"];
-    if quick {
-        args.extend(PURE.iter().flat_map(|name| ["-p", name]));
-    } else {
-        args.push("--workspace");
-    }
-    let mut cargo = super::command(&args);
-    if quick {
-        cargo.env("ORTHODROME_SEEDS", "20");
-    }
+    let scope = match quick {
+        true => PURE.iter().flat_map(|name| ["-p", name]).collect(),
+        false => vec!["--workspace"],
+    };
     let list = List::new()?;
-    cargo.env(SKIPPED, &list.path);
-    let mut child = cargo.stdout(Stdio::piped()).spawn().context("could not start cargo test")?;
-    let stdout = child.stdout.take().context("cargo test has no output")?;
+    let mut setting = vec![(SKIPPED.to_owned(), list.path.clone().into_os_string())];
+    if quick {
+        setting.push(("ORTHODROME_SEEDS".to_owned(), "20".into()));
+    }
+    let built = suites::build(&scope)?;
     let mut summary = Summary::default();
-    for line in BufReader::new(stdout).lines() {
-        let line = line.context("could not read the output of cargo test")?;
-        println!("{line}");
-        if let Some(result) = line.strip_prefix("test result: ") {
-            summary.add(result);
-        }
-    }
+    suites::run(&built, &setting, |suite, end| {
+        print!("{}", end.output);
+        println!("── {} ended after {:.0} s", suite.name, end.took.as_secs_f64());
+        summary.read(&end.output);
+        summary.broken += u64::from(!end.is_success);
+    })?;
+    let mut documentation = super::command(&["test", "--release", "--doc", "--no-fail-fast"]);
+    let output = documentation.args(&scope).stderr(Stdio::inherit()).output();
+    let output = output.context("could not start the tests of the documentation")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    print!("{text}");
+    summary.read(&text);
+    summary.broken += u64::from(!output.status.success());
     summary.skip(&list.read()?);
-    if !child.wait().context("could not wait for cargo test")?.success() {
-        summary.broken += 1;
-    }
     Ok(summary)
 }
 

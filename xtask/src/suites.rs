@@ -1,0 +1,138 @@
+//! Builds the test programs, and runs several of them at once: many wait for processes, disks and
+//! time-outs most of the time, so that one after another they would leave the processor idle.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// One test program.
+pub struct Suite {
+    /// Its package and target, as in `orthodrome-server node`.
+    pub name: String,
+    program: PathBuf,
+    /// The folder of its package, in which it runs.
+    folder: PathBuf,
+    /// The package's own programs, by name: tests of processes start them.
+    programs: BTreeMap<String, PathBuf>,
+}
+
+/// How a suite ended.
+pub struct End {
+    /// Everything that it printed.
+    pub output: String,
+    /// Whether all its tests passed.
+    pub is_success: bool,
+    /// How long it ran.
+    pub took: Duration,
+}
+
+/// Suites that take minutes, the longest first: they begin first, so that no core is idle at the end.
+const LONG: [&str; 6] = [
+    "orthodrome middleware",
+    "orthodrome-protocols swarm",
+    "orthodrome-geotp swarm",
+    "orthodrome-sim swarm",
+    "orthodrome families",
+    "orthodrome-protocols replication",
+];
+
+/// Builds the test programs of `scope`, which are arguments of `cargo test` that choose packages.
+pub fn build(scope: &[&str]) -> Result<Vec<Suite>> {
+    let mut cargo = super::command(&["test", "--release", "--no-run"]);
+    cargo.args(["--message-format", "json-render-diagnostics"]).args(scope);
+    let mut child = cargo.stdout(Stdio::piped()).spawn().context("could not start cargo test")?;
+    let stdout = child.stdout.take().context("cargo test has no output")?;
+    let (mut suites, mut programs) = (Vec::new(), BTreeMap::new());
+    for line in BufReader::new(stdout).lines() {
+        let line = line.context("could not read the output of cargo test")?;
+        let message: Value = serde_json::from_str(&line).unwrap_or_default();
+        let Some((suite, is_test)) = artifact(&message) else { continue };
+        if is_test {
+            suites.push(suite);
+        } else {
+            let name = suite.name.rsplit(' ').next().unwrap_or_default().to_owned();
+            programs.insert((suite.folder.clone(), name), suite.program);
+        }
+    }
+    ensure!(
+        child.wait().context("could not wait for cargo test")?.success(),
+        "the tests do not build"
+    );
+    for suite in &mut suites {
+        let own = programs.iter().filter(|((folder, _), _)| *folder == suite.folder);
+        suite.programs = own.map(|((_, name), program)| (name.clone(), program.clone())).collect();
+    }
+    let place = |suite: &Suite| LONG.iter().position(|name| *name == suite.name);
+    suites.sort_by_key(|suite| (place(suite).unwrap_or(LONG.len()), suite.name.clone()));
+    Ok(suites)
+}
+
+/// The program that a message of cargo says it has built, and whether that is a test.
+fn artifact(message: &Value) -> Option<(Suite, bool)> {
+    let program = PathBuf::from(message.get("executable")?.as_str()?);
+    let folder = Path::new(message.get("manifest_path")?.as_str()?).parent()?.to_owned();
+    let is_test = message.get("profile")?.get("test")?.as_bool()?;
+    let target = message.get("target")?.get("name")?.as_str()?;
+    // `path+file:///…/cli#orthodrome@0.1.0`, or `…/sim#0.1.0` if the folder has the package's name.
+    let package = message.get("package_id")?.as_str()?.rsplit(['#', '/']).next()?;
+    let package = package.split('@').next()?;
+    let name = format!("{package} {target}");
+    Some((Suite { name, program, folder, programs: BTreeMap::new() }, is_test))
+}
+
+/// Runs all `suites`, as many at once as there are cores, and hands over each one's end as it comes.
+pub fn run(
+    suites: &[Suite],
+    setting: &[(String, OsString)],
+    mut ended: impl FnMut(&Suite, End),
+) -> Result<()> {
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from).min(4);
+    let next = AtomicUsize::new(0);
+    let (send, receive) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            let (send, next) = (send.clone(), &next);
+            scope.spawn(move || {
+                while let Some(suite) = suites.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if send.send((suite, suite.run(setting))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(send);
+        for (number, (suite, end)) in (1..).zip(receive) {
+            ended(suite, end.with_context(|| format!("could not run {}", suite.name))?);
+            eprintln!("{number} of {} suites have ended", suites.len());
+        }
+        Ok(())
+    })
+}
+
+impl Suite {
+    fn run(&self, setting: &[(String, OsString)]) -> std::io::Result<End> {
+        let mut command = Command::new(&self.program);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command.envs(setting.iter().map(|(name, value)| (name, value)));
+        for (name, program) in &self.programs {
+            command.env(format!("CARGO_BIN_EXE_{name}"), program);
+        }
+        let start = Instant::now();
+        // A file, and no pipe: a process that a test has left running would hold a pipe open.
+        let path = self.program.with_extension("output");
+        let file = std::fs::File::create(&path)?;
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let is_success = command.status()?.success();
+        let output = std::fs::read(&path)?;
+        let output = format!("\n     Running {}\n{}", self.name, String::from_utf8_lossy(&output));
+        Ok(End { output, is_success, took: start.elapsed() })
+    }
+}
