@@ -242,14 +242,16 @@ impl<R: Gathering> Leading<'_, R> {
         let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
         let Participation { unforgotten, forget_asked, .. } = self.leader.participation();
         unforgotten.retain(|txn, asked| {
+            // First what costs nothing: there may be tens of thousands, and few are due.
+            if !asked.is_due(after, now) {
+                return true;
+            }
             // Else it is forgotten: its client acknowledged it.
             let Some(ended) = self.state.ended.get(txn) else { return false };
-            if asked.is_due(after, now) {
-                let batch = batches.entry(ended.coordinator).or_default();
-                if batch.len() < BATCH {
-                    *asked = asked.again(now);
-                    batch.push(*txn);
-                }
+            let batch = batches.entry(ended.coordinator).or_default();
+            if batch.len() < BATCH {
+                *asked = asked.again(now);
+                batch.push(*txn);
             }
             true
         });
