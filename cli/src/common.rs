@@ -16,6 +16,7 @@ use orthodrome_eval::workload::{
     self, Description, Distribution, Form, ReadOnlyAs, Workload, WorkloadError,
 };
 use orthodrome_lab::{Sources, Subject};
+use orthodrome_protocols::registry;
 use orthodrome_sim::load::Arrival;
 
 /// Where nodes and replicas are.
@@ -43,7 +44,7 @@ pub struct Placement {
     #[arg(long, value_name = "KIND", value_parser = sources)]
     pub sources: Option<Sources>,
     /// Number of shares into which each region's copy of the data is split, held by the region's servers in turn; only
-    /// for deterministic protocols (calvin, slog, slog-consensus, sloth)
+    /// for deterministic protocols, such as calvin
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub shares: u32,
     /// Regions that have gateways and clients: names, separated by commas [default: all regions]
@@ -73,9 +74,10 @@ impl Placement {
     pub fn cluster_of(&self, subject: &Subject) -> anyhow::Result<Cluster> {
         ensure!(
             self.shares == 1 || subject.has_shares,
-            "--shares {}: {} does not support sharding within a region; omit the option, or use calvin, slog, slog-consensus or sloth",
+            "--shares {}: {} does not support sharding within a region; omit the option, or use {}",
             self.shares,
-            subject.row.name
+            subject.row.name,
+            registry::names_with_shares()
         );
         self.placed(if subject.is_replicated { self.replicas } else { 1 })
     }

@@ -18,7 +18,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use orthodrome_client::{Client, Config, OrderState};
-use orthodrome_core::{NodeId, PartitionId};
+use orthodrome_core::topology::Topology;
+use orthodrome_core::{NodeId, PartitionId, Protocol};
+use orthodrome_protocols::registry::{self, Registered, Row, Visitor};
 use processes::{Cluster, Load, must_end_within, run, signal, text, until};
 
 /// How long one test may take: many times what it takes on a machine that does nothing else.
@@ -287,6 +289,52 @@ fn survives(protocol: &'static str, remedy: Remedy) {
     trial.wipe(remedy);
     trial.lose_everything();
     trial.judge();
+}
+
+/// Those that have a test of their own below, so that tests run at once; `slog-consensus` is like `slog`.
+const NAMED: [&str; 10] = [
+    "carousel-basic",
+    "carousel-fast",
+    "2pl",
+    "natto-recsf",
+    "tapir",
+    "ocean-vista",
+    "calvin",
+    "slog",
+    "slog-consensus",
+    "sloth",
+];
+
+impl Remedy {
+    /// What a protocol says that an operator can do.
+    fn of<P: Protocol>() -> Self {
+        let topology = Topology::built_in("local3").unwrap();
+        let cluster = orthodrome_core::Cluster::spread(topology, 2, 1, 3, 3).unwrap();
+        if !P::replaceable(&cluster).is_empty() {
+            Self::Replace
+        } else if P::MEMBERS {
+            Self::Move
+        } else {
+            Self::Mount
+        }
+    }
+}
+
+struct Survives;
+
+impl Visitor for Survives {
+    type Out = ();
+
+    fn visit<P: Registered>(self, row: &'static Row) {
+        survives(row.name, Remedy::of::<P>());
+    }
+}
+
+#[test]
+fn protocols_without_a_test_of_their_own_survive_kill_pause_and_lost_disk() {
+    for name in registry::representatives().filter(|name| !NAMED.contains(name)) {
+        registry::with(name, Survives).unwrap();
+    }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! `#[derive(Wire)]` writes the encoding. It is that of protobuf: a message is a list of fields,
 //! each with a number; a reader skips numbers that it does not know, and takes a number, a list or
 //! an option that is not there for zero, empty or none. So two versions understand each other as
-//! long as numbers keep their meaning; `protocols/wire.txt` lists them, and a test compares.
+//! long as numbers keep their meaning; `wire.txt` in each protocol's folder lists them, and a test
+//! compares.
 //!
 //! Decoding checks everything, never panics, and shares keys and values with the bytes that it
 //! reads.

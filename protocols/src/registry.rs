@@ -1,17 +1,12 @@
 //! Every protocol by name, with what it claims.
 //!
-//! A protocol registers itself with one name in the list at the end of this file: it then runs in the
-//! simulator, the swarm and real servers, and its encoding and golden traces are tested.
+//! A protocol is registered by the line that declares its module in `lib.rs`: `build.rs` lists every
+//! module whose folder implements [`Registered`]. The protocol then runs in the simulator, the swarm
+//! and real servers, and tests hold it to what they hold every protocol to
+//! (`docs/adding-a-protocol.md`).
 
 use orthodrome_core::Wire;
 use orthodrome_core::machine::Protocol;
-
-use crate::carousel::Carousel;
-use crate::deterministic::Deterministic;
-use crate::natto::Natto;
-use crate::ocean_vista::OceanVista;
-use crate::tapir::Tapir;
-use crate::two_phase_locking::Locking;
 
 /// What a protocol promises about the order of transactions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,15 +70,6 @@ impl UnknownProtocol {
     }
 }
 
-/// The row of the protocol called `name`.
-///
-/// # Errors
-/// If there is none; the error lists those there are.
-pub fn find(name: &str) -> Result<&'static Row, UnknownProtocol> {
-    let found = rows().find(|row| row.name == name);
-    found.ok_or_else(|| UnknownProtocol::new(name, rows()))
-}
-
 /// True if the protocol called `name` can divide a region's copy of everything into shares
 /// ([`Protocol::SHARES`]).
 ///
@@ -102,38 +88,88 @@ pub fn has_shares(name: &str) -> Result<bool, UnknownProtocol> {
     with(name, HasShares)
 }
 
+/// The names of the protocols that can, for people: `a, b or c`.
+#[must_use]
+pub fn names_with_shares() -> String {
+    let names = rows().map(|row| row.name);
+    let mut able: Vec<&str> = names.filter(|name| has_shares(name) == Ok(true)).collect();
+    match (able.pop(), able.is_empty()) {
+        (Some(last), false) => format!("{} or {last}", able.join(", ")),
+        (Some(only), true) => only.into(),
+        (None, _) => String::new(),
+    }
+}
+
+/// The variants that costly tests run ([`Registered::REPRESENTATIVES`]).
+pub fn representatives() -> impl Iterator<Item = &'static str> {
+    struct Represents;
+
+    impl Visitor for Represents {
+        type Out = bool;
+        fn visit<P: Registered>(self, row: &'static Row) -> bool {
+            P::REPRESENTATIVES.contains(&row.name)
+        }
+    }
+
+    rows().map(|row| row.name).filter(|name| with(name, Represents) == Ok(true))
+}
+
 /// A protocol that servers run and the simulator runs.
 pub trait Registered: Protocol<Msg: Wire, Record: Wire> {
     /// What is known of it and of its variants: a row for each of [`Protocol::NAMES`].
     const ROWS: &'static [Row];
+    /// The variants that costly tests run, such as tests of real processes: one for each that goes ways of
+    /// its own.
+    const REPRESENTATIVES: &'static [&'static str] = Self::NAMES;
+    /// Mutations that random seeds catch: of which variant, which one, and within how many seeds.
+    const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] = &[];
 }
 
-/// Every protocol of the list, in its order.
+/// A registry of these protocols, in this order: the functions `rows`, `find` and `with`. This
+/// module has that of all protocols; tests make one of protocols that are not shipped.
+#[macro_export]
 macro_rules! protocols {
     ($($protocol:ty),* $(,)?) => {
         /// What is known of every protocol.
-        pub fn rows() -> impl Iterator<Item = &'static Row> {
-            [$(<$protocol as Registered>::ROWS),*].into_iter().flatten()
+        pub fn rows() -> impl Iterator<Item = &'static $crate::registry::Row> {
+            [$(<$protocol as $crate::registry::Registered>::ROWS),*].into_iter().flatten()
+        }
+
+        /// The row of the protocol called `name`.
+        ///
+        /// # Errors
+        /// If there is none; the error lists those there are.
+        pub fn find(
+            name: &str,
+        ) -> Result<&'static $crate::registry::Row, $crate::registry::UnknownProtocol> {
+            let found = rows().find(|row| row.name == name);
+            found.ok_or_else(|| $crate::registry::UnknownProtocol::new(name, rows()))
         }
 
         /// Does something with the protocol called `name`.
         ///
         /// # Errors
         /// If there is no such protocol.
-        pub fn with<V: Visitor>(name: &str, visitor: V) -> Result<V::Out, UnknownProtocol> {
+        pub fn with<V: $crate::registry::Visitor>(
+            name: &str,
+            visitor: V,
+        ) -> Result<V::Out, $crate::registry::UnknownProtocol> {
             let row = find(name)?;
             $(
-                if <$protocol as Protocol>::NAMES.contains(&name) {
+                if <$protocol as $crate::registry::Registered>::ROWS
+                    .iter()
+                    .any(|own| own.name == name)
+                {
                     return Ok(visitor.visit::<$protocol>(row));
                 }
             )*
-            unreachable!("{name} has a row, and its protocol does not name it")
+            unreachable!("{name} has a row, and no protocol has that row")
         }
     };
 }
 
-// A new protocol is added here, and its module in `lib.rs`.
-protocols![Carousel, Locking, Tapir, Natto, OceanVista, Deterministic];
+// `protocols![…]` with every protocol.
+include!(concat!(env!("OUT_DIR"), "/protocols.rs"));
 
 #[cfg(test)]
 mod tests {
@@ -161,5 +197,22 @@ mod tests {
         }
         let error = with("carousal", Name).unwrap_err().to_string();
         assert!(error.contains("carousal") && error.contains("carousel-basic"), "{error}");
+    }
+
+    #[test]
+    fn names_are_listed_for_people() {
+        assert_eq!(names_with_shares(), "calvin, slog, slog-consensus or sloth");
+    }
+
+    #[test]
+    fn every_protocol_has_a_representative() {
+        struct Count;
+        impl Visitor for Count {
+            type Out = usize;
+            fn visit<P: Registered>(self, _: &'static Row) -> usize {
+                P::NAMES.iter().filter(|name| P::REPRESENTATIVES.contains(name)).count()
+            }
+        }
+        assert!(rows().all(|row| with(row.name, Count).unwrap() > 0));
     }
 }

@@ -42,6 +42,8 @@ impl Route {
 const REDIRECTIONS_MAX: u8 = 3;
 
 impl Routes {
+    /// Knows the placement only.
+    #[must_use]
     pub fn new(cluster: Arc<Cluster>) -> Self {
         Self { cluster, known: BTreeMap::new(), voters: BTreeMap::new() }
     }

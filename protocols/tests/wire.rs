@@ -2,17 +2,19 @@
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test")]
 
+#[path = "checks/wire.rs"]
+mod checks;
+
 use std::any::type_name;
-use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::path::Path;
 
 use bytes::Bytes;
+use checks::{Check, ComesBack, Each, IsNeverTakenForWhole, IsRefusedOrRead, SAMPLES, keep_fields};
 use orthodrome_core::store::Versions;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Op, Txn, Version};
-use orthodrome_core::wire::{Schema, decode, encode};
+use orthodrome_core::wire::{decode, encode};
 use orthodrome_core::{
     ClientId, Cluster, Key, Limits, Message as _, NodeId, Protocol, Rng, Time, Timestamp, TxnId,
     Wire,
@@ -25,31 +27,20 @@ use orthodrome_protocols::ocean_vista::{Body, Functor, Msg, OceanVista, RECENT_B
 use orthodrome_protocols::registry::{self, Registered, Row, Visitor};
 use orthodrome_protocols::replication::Members;
 
-/// A check of the messages or of the records of a protocol.
-trait Check {
-    fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str);
-}
-
-struct Each<'a, C>(&'a C);
-
-impl<C: Check> Visitor for Each<'_, C> {
-    type Out = ();
-
-    fn visit<P: Registered>(self, _: &'static Row) {
-        self.0.check::<P::Msg>(type_name::<P::Msg>());
-        self.0.check::<P::Record>(type_name::<P::Record>());
-    }
-}
-
 /// Checks messages and records of every protocol; variants have the same.
 fn of_every_protocol(check: &impl Check) {
-    let mut done = BTreeSet::new();
-    for row in registry::rows() {
-        if done.insert(registry::with(row.name, TypeName).unwrap()) {
-            registry::with(row.name, Each(check)).unwrap();
-        }
+    for name in names() {
+        registry::with(name, Each(check)).unwrap();
     }
-    assert!(done.len() > 5, "{done:?}");
+}
+
+/// One variant of each protocol.
+fn names() -> Vec<&'static str> {
+    let mut types = BTreeSet::new();
+    let is_first = |row: &&Row| types.insert(registry::with(row.name, TypeName).unwrap());
+    let names: Vec<_> = registry::rows().filter(is_first).map(|row| row.name).collect();
+    assert!(names.len() > 5, "{names:?}");
+    names
 }
 
 /// The name of a protocol's type.
@@ -63,73 +54,14 @@ impl Visitor for TypeName {
     }
 }
 
-const SAMPLES: usize = 500;
-
-struct ComesBack;
-
-impl Check for ComesBack {
-    fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str) {
-        let mut rng = Rng::stream(1, of, 0);
-        for _ in 0..SAMPLES {
-            let value = T::sample(&mut rng);
-            let bytes = encode(&value);
-            assert_eq!(bytes.len(), value.size(), "{of}: {value:?}");
-            assert_eq!(decode::<T>(&bytes).as_ref(), Ok(&value), "{of}");
-        }
-    }
-}
-
 #[test]
 fn every_message_and_record_comes_back_as_it_was() {
     of_every_protocol(&ComesBack);
 }
 
-/// A frame around the bytes says how long they are; without it, bytes that are cut between two fields
-/// are another message, but never the same.
-struct IsNeverTakenForWhole;
-
-impl Check for IsNeverTakenForWhole {
-    fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str) {
-        let mut rng = Rng::stream(2, of, 0);
-        for _ in 0..SAMPLES / 10 {
-            let value = T::sample(&mut rng);
-            let bytes = encode(&value);
-            for _ in 0..100 {
-                let cut = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
-                assert_ne!(decode::<T>(&bytes.slice(..cut)).as_ref(), Ok(&value), "{of} at {cut}");
-            }
-        }
-    }
-}
-
 #[test]
 fn a_message_cut_anywhere_is_never_taken_for_the_whole() {
     of_every_protocol(&IsNeverTakenForWhole);
-}
-
-struct IsRefusedOrRead;
-
-impl Check for IsRefusedOrRead {
-    fn check<T: Wire + PartialEq + Debug>(&self, of: &'static str) {
-        let mut rng = Rng::stream(3, of, 0);
-        for _ in 0..SAMPLES {
-            let mut bytes = encode(&T::sample(&mut rng)).to_vec();
-            for _ in 0..1 + rng.below(4) {
-                let at = usize::try_from(rng.below(bytes.len() as u64)).unwrap();
-                if let Some(byte) = bytes.get_mut(at) {
-                    *byte = rng.next_u64().to_le_bytes()[0];
-                }
-            }
-            let _ = decode::<T>(&bytes.into());
-            let noise: Vec<u8> =
-                (0..rng.below(200)).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
-            let _ = decode::<T>(&noise.into());
-        }
-        // A length that is longer than any memory.
-        let endless =
-            Bytes::from_static(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
-        assert!(decode::<T>(&endless).is_err(), "{of}");
-    }
 }
 
 #[test]
@@ -210,37 +142,13 @@ fn what_survives_fits_into_a_message() {
     assert!(msg.size() <= most, "{count} functors of {} bytes: {}", shortest.size(), msg.size());
 }
 
-/// Adds the fields of a type to a list.
-struct AddTo<'a>(RefCell<&'a mut BTreeSet<String>>);
-
-impl Check for AddTo<'_> {
-    fn check<T: Wire + PartialEq + Debug>(&self, _: &'static str) {
-        self.0.borrow_mut().append(&mut Schema::of::<T>().lines());
-    }
-}
-
-/// `wire.txt` lists every field that this version and earlier ones write. A field that is in the list
-/// keeps its number, name and type: nodes of two versions talk to each other, and a node reads what an
-/// earlier version of it remembered. With `UPDATE_GOLDENFILES=1` new fields are added to the list;
-/// whatever else differs has to be changed by hand, with a new version of the handshake and of the
-/// data directory.
+/// The folder of a protocol has `wire.txt`, which lists every field of it that this version and earlier
+/// ones write.
 #[test]
 fn fields_keep_their_numbers() {
-    let mut lines = BTreeSet::new();
-    of_every_protocol(&AddTo(RefCell::new(&mut lines)));
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("wire.txt");
-    let text = std::fs::read_to_string(&path).unwrap_or_default();
-    let known: BTreeSet<String> = text.lines().map(str::to_owned).collect();
-    let gone: Vec<_> = known.difference(&lines).collect();
-    assert!(
-        gone.is_empty(),
-        "earlier versions write these fields, and this one does not: {gone:#?}"
-    );
-    if std::env::var_os("UPDATE_GOLDENFILES").is_some() {
-        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        std::fs::write(&path, text).unwrap();
-        return;
+    for name in names() {
+        let module = registry::with(name, TypeName).unwrap().split("::").nth(1).unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(module).join("wire.txt");
+        keep_fields(&path, |check| registry::with(name, Each(check)).unwrap());
     }
-    let new: Vec<_> = lines.difference(&known).collect();
-    assert!(new.is_empty(), "UPDATE_GOLDENFILES=1 adds these fields to wire.txt: {new:#?}");
 }

@@ -22,21 +22,6 @@ use orthodrome_server::gateway::{Begun, Finished, Gateway, GatewayError, OrderEr
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
 use orthodrome_server::node::{Durability, StartError};
 
-/// One of each family: they die and are started again here. Processes that are killed are in the tests of the
-/// command line.
-const RECOVERING: [&str; 10] = [
-    carousel::BASIC,
-    carousel::FAST,
-    two_phase_locking::BY_AGE,
-    natto::RECSF,
-    tapir::NAME,
-    ocean_vista::NAME,
-    deterministic::CALVIN,
-    deterministic::SLOG,
-    deterministic::SLOG_CONSENSUS,
-    deterministic::SLOTH,
-];
-
 /// How long anything may take on a machine that is busy with other work.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -231,7 +216,7 @@ async fn every_protocol_of_the_registry_is_served() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_acknowledged_survives_the_death_of_every_process() {
-    for protocol in RECOVERING {
+    for protocol in registry::representatives() {
         acknowledged_survives(protocol).await;
     }
 }
@@ -297,7 +282,7 @@ async fn acknowledged_survives(protocol: &'static str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_dead_node_of_three_does_not_stop_the_others() {
-    for protocol in RECOVERING {
+    for protocol in registry::representatives() {
         others_go_on(protocol).await;
     }
 }

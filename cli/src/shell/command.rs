@@ -53,8 +53,9 @@ pub(super) const COMMANDS: &[Usage] = &[
         "KEY…",
         "read keys as of any consistent snapshot, however old",
         "Reads the state of the nearest server, which may miss earlier commits, even those of this shell. \
-         With calvin, slog,\nslog-consensus and sloth it needs no message to another region; with \
-         other protocols it is the same as `get`.",
+         With protocols \
+         that keep\na copy of everything in each region it needs no message to another region; with \
+         other protocols\nit is the same as `get`.",
     ),
     usage(
         "put",

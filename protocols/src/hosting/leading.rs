@@ -10,10 +10,15 @@ use crate::replication::Replica;
 
 /// What a leader's handler works on. It exists only while the replica leads.
 pub struct Leading<'p, R: Role> {
+    /// Which partition.
     pub id: PartitionId,
+    /// Its replicated state.
     pub state: &'p R::State,
+    /// What only the leader knows.
     pub leader: &'p mut R,
+    /// What the replica keeps beside the state.
     pub own: &'p mut R::Own,
+    /// Its replica of the log.
     pub replica: &'p mut Replica<R::Log>,
     backlog: &'p mut VecDeque<CommandOf<R>>,
 }

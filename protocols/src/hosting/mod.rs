@@ -93,7 +93,8 @@ pub struct Config {
 
 impl Config {
     /// Settings for a cluster whose longest round trip is `round_trip`.
-    pub(crate) fn for_round_trip(round_trip: Duration) -> Self {
+    #[must_use]
+    pub fn for_round_trip(round_trip: Duration) -> Self {
         Self {
             replication: replication::Config::with_election_timeout(round_trip * 4),
             checkpoint_bytes: 16 << 20,
@@ -108,7 +109,7 @@ impl Config {
     }
 
     /// Draws other settings, for swarms; what is promised must not rest on those that suit.
-    pub(crate) fn vary(&mut self, rng: &mut Rng) {
+    pub fn vary(&mut self, rng: &mut Rng) {
         self.version_retention = vary(self.version_retention, 1, 100, rng);
         let election_timeout = vary(self.replication.election_timeout, 75, 150, rng);
         self.checkpoint_bytes = size(10_000, 16 << 20, rng);
@@ -127,7 +128,7 @@ impl Config {
     }
 
     /// Keeps these limits.
-    pub(crate) fn limit(&mut self, limits: Limits) {
+    pub fn limit(&mut self, limits: Limits) {
         self.piece_bytes = limits.piece_bytes();
         self.batch_bytes = limits.batch_bytes();
         self.kept_bytes = limits.record_bytes;
@@ -197,11 +198,17 @@ pub trait Role: Debug + Sized + Send + 'static {
     /// Its rare events.
     type Note: From<Note>;
 
+    /// The settings of hosting among the protocol's own.
     fn hosting(config: &Self::Config) -> &Config;
+    /// The last log entry that the state reflects.
     fn applied(state: &Self::State) -> Index;
+    /// An entry is about to be applied.
     fn set_applied(state: &mut Self::State, index: Index);
+    /// A message of the partition's log, as a message of the protocol.
     fn log_message(partition: PartitionId, message: replication::Message<Self::Log>) -> Self::Msg;
+    /// A timer of the partition's log, as a timer of the protocol.
     fn log_timer(partition: PartitionId, timer: replication::Timer) -> Self::Timer;
+    /// The receiver does not lead `partition`; who does, if it knows, and which transaction it was asked about.
     fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Self::Msg;
     /// These vote in `partition` since the entry `since` of its log.
     fn members(partition: PartitionId, since: Index, voters: Vec<NodeId>) -> Self::Msg;

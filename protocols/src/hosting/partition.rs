@@ -21,8 +21,11 @@ const TELL_AGAIN: Duration = Duration::from_secs(5);
 /// leads, what only a leader knows.
 #[derive(Debug)]
 pub struct Partition<R: Role> {
+    /// Which partition.
     pub id: PartitionId,
+    /// The replica of its log.
     pub replica: Replica<R::Log>,
+    /// The state that the log gives, data apart.
     pub state: R::State,
     /// What the protocol keeps here beside the state, leading or not.
     pub own: R::Own,

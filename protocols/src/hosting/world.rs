@@ -60,13 +60,19 @@ pub(super) struct PendingWrites {
 
 /// Everything around one partition that its handlers need.
 pub struct World<'a, R: Role> {
+    /// The node that runs them.
     pub node: NodeId,
+    /// The placement.
     pub cluster: &'a Cluster,
+    /// The protocol's settings.
     pub config: &'a R::Config,
+    /// The data of all partitions of the node.
     pub store: &'a mut Store,
+    /// Who leads which partition.
     pub routes: &'a mut Routes,
     pub(super) local: &'a mut VecDeque<R::Msg>,
     pub(super) pending_writes: &'a mut PendingWrites,
+    /// The way out of the node.
     pub cx: Context<'a, R>,
     /// Of what the entry that is being applied has changed.
     pub(super) effects: Digest,

@@ -308,6 +308,10 @@ impl From<commit::Timer> for Timer {
 }
 
 impl Registered for Natto {
+    const REPRESENTATIVES: &'static [&'static str] = &[RECSF];
+    /// Golden traces show the others.
+    const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] =
+        &[(TS, "N1", 50), (TS, "N2", 50), (CP, "N3", 300)];
     const ROWS: &'static [Row] = &[
         row(TS, "Natto (SIGMOD 2022) §2.2, §3.1, §3.2"),
         row(LECSF, "Natto (SIGMOD 2022) §3.2, §3.4: local early committed state forwarding"),

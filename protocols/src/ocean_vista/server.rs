@@ -420,7 +420,7 @@ impl Server {
             members: membership.members(),
             marks: &self.marks,
             is_serving: has_lease && is_complete,
-            is_pressed: membership.is_pressed(now) && !self.config.mutations.no_lease,
+            is_pressed: membership.is_pressed(now) && !self.config.mutations.no_lease(),
             window,
             backup: self.backup,
             acceptors,

@@ -217,6 +217,8 @@ pub enum Timer {
 pub const NAME: &str = "tapir";
 
 impl Registered for Tapir {
+    const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] =
+        &[(NAME, "T1", 100), (NAME, "T2", 40), (NAME, "T3", 20)];
     const ROWS: &'static [Row] = &[Row {
         name: NAME,
         paper: "TAPIR (SOSP 2015; TOCS 2018) §3, §5",

@@ -258,6 +258,16 @@ impl From<commit::Timer> for Timer {
 }
 
 impl Registered for Locking {
+    const REPRESENTATIVES: &'static [&'static str] = &[BY_AGE];
+    /// The others need rarer coincidences: `docs/protocols/2pl.md` says what it took.
+    const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] = &[
+        (BY_AGE, "T4", 50),
+        (BY_AGE, "T4-rounds", 400),
+        (BY_AGE, "T5", 10),
+        (BY_AGE, "T5-early", 10),
+        (BY_AGE, "R3", 20),
+        (BY_AGE, "C13", 10),
+    ];
     const ROWS: &'static [Row] = &[
         row(BY_AGE, "Natto (SIGMOD 2022) §4: 2PL+2PC, wound-wait"),
         row(PREEMPT, "Natto (SIGMOD 2022) §4: 2PL+2PC with priority preemption"),

@@ -212,7 +212,8 @@ impl Checker<'_> {
         let name = &self.file.protocol;
         if shares > 1 && !registry::has_shares(name).map_err(|error| error.to_string())? {
             return Err(format!(
-                "placement.shares: {name} does not support sharding within a region; use 1, or calvin, slog, slog-consensus or sloth"
+                "placement.shares: {name} does not support sharding within a region; use 1, or {}",
+                registry::names_with_shares()
             ));
         }
         map.divided(shares).map_err(|error| format!("placement.shares: {error}"))

@@ -94,8 +94,7 @@ emulate_wan = {emulate_wan}
 #durability = "sync"
 # Maximum clock error in milliseconds. The node stops if its clock steps by more.
 #clock_error_ms = 10
-# Threads that run transactions without conflicts in parallel, for deterministic protocols (calvin, slog,
-# slog-consensus, sloth); 0: one per processor.
+# Threads that run transactions without conflicts in parallel, for deterministic protocols; 0: one per processor.
 #workers = 0
 # Check every page of the data before the node starts.
 #verify_state = true
@@ -133,8 +132,8 @@ replicas = {replicas}
             f.write_str("]\n")?;
         }
         f.write_str(
-            r#"# Number of shares into which each region's copy of the data is split, for deterministic protocols (calvin, slog,
-# slog-consensus, sloth). It cannot be changed later.
+            r#"# Number of shares into which each region's copy of the data is split, for deterministic protocols. It cannot be
+# changed later.
 #shares = 1
 # Instead of `partitions` and `replicas`, a list of all partitions. Without `start`, keys are hashed over the partitions:
 #   explicit = [

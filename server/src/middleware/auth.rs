@@ -1,5 +1,6 @@
 //! Passwords on the wire, both ends: SCRAM-SHA-256 (RFC 5802, 7677), and MySQL's two scrambles.
 
+use std::borrow::Cow;
 use std::num::NonZeroU32;
 
 use base64::Engine as _;
@@ -42,8 +43,14 @@ fn xor(left: &[u8], right: &[u8]) -> Vec<u8> {
     left.iter().zip(right).map(|(left, right)| left ^ right).collect()
 }
 
+/// The password in the form in which PostgreSQL's clients and servers use it: two spellings of one text
+/// are one password (SASLprep, RFC 4013). One that has no such form is taken as it is.
+fn prepared(password: &str) -> Cow<'_, str> {
+    stringprep::saslprep(password).unwrap_or(Cow::Borrowed(password))
+}
+
 fn salted(password: &str, salt: &[u8], iterations: NonZeroU32) -> [u8; 32] {
-    let mut out = [0; 32];
+    let (password, mut out) = (prepared(password), [0; 32]);
     pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, iterations, salt, password.as_bytes(), &mut out);
     out
 }
@@ -188,6 +195,17 @@ mod tests {
         }
         assert!(ScramServer::new(Some("x"), "p=tls-unique,,n=,r=abc").is_none());
         assert!(ScramServer::new(Some("x"), "").is_none());
+    }
+
+    /// The first two are examples of RFC 4013; the last has a character that SASLprep prohibits.
+    #[test]
+    fn passwords_are_the_same_in_every_spelling() {
+        let client = |password: &str| salted(password, b"salt", ITERATIONS);
+        assert_eq!(client("I\u{ad}X"), client("IX"));
+        assert_eq!(client("\u{2168}"), client("IX"));
+        assert_eq!(client("e\u{301}"), client("\u{e9}"));
+        assert_eq!(prepared("\u{7}"), "\u{7}");
+        assert_ne!(client("ix"), client("IX"));
     }
 
     /// As MariaDB's `PASSWORD()` and MySQL's documentation have it.

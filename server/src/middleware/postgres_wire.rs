@@ -210,3 +210,51 @@ pub(super) fn to_hex(bytes: &[u8]) -> Vec<u8> {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("\\x{hex}").into_bytes()
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    async fn stream(bytes: &[u8]) -> Stream {
+        let (mut client, server) = tokio::io::duplex(1 << 10);
+        client.write_all(bytes).await.unwrap();
+        Stream::new(server)
+    }
+
+    fn message(tag: u8, body: &[u8]) -> Vec<u8> {
+        let mut out = BytesMut::new();
+        write(&mut out, tag, |out| out.extend_from_slice(body));
+        out.to_vec()
+    }
+
+    /// What made `pgwire` 0.42 take bytes of the next message, change a text, or panic (ADR 36).
+    #[tokio::test]
+    async fn a_damaged_message_is_an_error_and_takes_nothing_of_the_next() {
+        for body in [&b""[..], b"SELECT 1", b"caf\xe9\0"] {
+            let next = message(b'Q', b"SELECT 2\0");
+            let mut stream = stream(&[message(b'Q', body), next].concat()).await;
+            let damaged = read(&mut stream).await.unwrap();
+            assert_eq!(damaged.body, body);
+            let error = Body(damaged.body).text().unwrap_err();
+            assert_eq!(is_not_utf8(&error), body.contains(&0xe9), "{error}");
+            let next = read(&mut stream).await.unwrap();
+            assert_eq!((next.tag, Body(next.body).text().unwrap().as_str()), (b'Q', "SELECT 2"));
+        }
+        let body = || Body(Bytes::from_static(b"\0"));
+        assert!(body().i16().is_err() && body().i32().is_err());
+        assert!(body().bytes(2).is_err() && body().value().is_err());
+        let longer_than_it_is = Bytes::from_static(b"\0\0\0\x09abc");
+        assert!(Body(longer_than_it_is).value().is_err());
+    }
+
+    #[tokio::test]
+    async fn an_impossible_length_is_refused_before_the_body_comes() {
+        for length in [0_u32, 3, (64 << 20) + 1, u32::MAX] {
+            let mut stream = stream(&[&b"Q"[..], &length.to_be_bytes()].concat()).await;
+            let error = read(&mut stream).await.unwrap_err();
+            assert!(error.to_string().contains("impossible length"), "{length}: {error}");
+        }
+    }
+}

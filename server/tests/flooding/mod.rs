@@ -4,19 +4,7 @@
 #![allow(dead_code, reason = "not every test needs all of it")]
 
 use orthodrome_core::txn::VALUE_BYTES_MAX;
-
-/// One of each family, and of those whose variants go other ways, more.
-const PROTOCOLS: [&str; 9] = [
-    "carousel-basic",
-    "carousel-fast",
-    "2pl",
-    "natto-recsf",
-    "tapir",
-    "ocean-vista",
-    "calvin",
-    "slog",
-    "sloth",
-];
+use orthodrome_protocols::registry;
 
 /// Transactions at once.
 pub const CALLERS: usize = 60;
@@ -24,11 +12,11 @@ pub const CALLERS: usize = 60;
 /// Values of the largest size in each.
 pub const VALUES: usize = 3;
 
-/// The protocols to run: all, or those that `ORTHODROME_PROTOCOLS` names.
+/// The protocols to run: one of each family and of those whose variants go other ways, or those that `ORTHODROME_PROTOCOLS` names.
 pub fn protocols() -> Vec<&'static str> {
     let wanted = std::env::var("ORTHODROME_PROTOCOLS").unwrap_or_default();
     let is_wanted = |name: &&str| wanted.is_empty() || wanted.split(',').any(|one| one == *name);
-    PROTOCOLS.into_iter().filter(is_wanted).collect()
+    registry::representatives().filter(is_wanted).collect()
 }
 
 /// The key of one value of a caller.
