@@ -153,8 +153,8 @@ configurations! {
         |m| times([write(3, 1), write(2, 0), Op::Read { at: 1 }, Op::Absent], 0, 4, m);
     Small "time-reader" "two writes; a read where both wrote" =
         |m| times([write(3, 1), write(2, 0), Op::Read { at: 2 }, Op::Absent], 0, 4, m);
-    Large "time-reads-2" "two writes and two readers" =
-        |m| times([write(3, 1), write(2, 0), Op::Read { at: 1 }, Op::Read { at: 3 }], 0, 4, m);
+    Large "time-reads-2" "two writes and two readers, 3 ticks" =
+        |m| times([write(3, 1), write(2, 0), Op::Read { at: 1 }, Op::Read { at: 2 }], 0, 3, m);
     Small "time-lease" "two writes and a local read at the holder of a lease" =
         |m| times([write(1, 0), write(1, 1), Op::Local, Op::Absent], 2, 5, m);
     Large "time-lease-2" "the same, one write on both partitions" =
