@@ -164,8 +164,8 @@ configurations! {
         |m| Values { ballots: [1, 1], attempts: 2, mutation: m };
     Large "values-3" "the same, 3 attempts" =
         |m| Values { ballots: [1, 1], attempts: 3, mutation: m };
-    Large "values-2" "the same, 2 attempts, 2 ballots for the second transaction" =
-        |m| Values { ballots: [1, 2], attempts: 2, mutation: m };
+    Large "values-2" "the same, 1 attempt, 2 ballots for the second transaction" =
+        |m| Values { ballots: [1, 2], attempts: 1, mutation: m };
     Small "members" "one of three members replaced, closings to 1" =
         |m| Members { ballots: 0, direct: false, closing_max: 1, mutation: m };
     Large "members-2" "the same, closings to 2" =
