@@ -153,8 +153,8 @@ configurations! {
         |m| times([write(3, 1), write(2, 0), Op::Read { at: 1 }, Op::Absent], 0, 4, m);
     Small "time-reader" "two writes; a read where both wrote" =
         |m| times([write(3, 1), write(2, 0), Op::Read { at: 2 }, Op::Absent], 0, 4, m);
-    Large "time-reads-2" "two writes and two readers" =
-        |m| times([write(3, 1), write(2, 0), Op::Read { at: 1 }, Op::Read { at: 3 }], 0, 4, m);
+    Large "time-reads-2" "two writes and two readers, 3 ticks" =
+        |m| times([write(3, 1), write(2, 0), Op::Read { at: 1 }, Op::Read { at: 2 }], 0, 3, m);
     Small "time-lease" "two writes and a local read at the holder of a lease" =
         |m| times([write(1, 0), write(1, 1), Op::Local, Op::Absent], 2, 5, m);
     Large "time-lease-2" "the same, one write on both partitions" =
@@ -164,8 +164,8 @@ configurations! {
         |m| Values { ballots: [1, 1], attempts: 2, mutation: m };
     Large "values-3" "the same, 3 attempts" =
         |m| Values { ballots: [1, 1], attempts: 3, mutation: m };
-    Large "values-2" "the same, 2 attempts, 2 ballots for the second transaction" =
-        |m| Values { ballots: [1, 2], attempts: 2, mutation: m };
+    Large "values-2" "the same, 1 attempt, 2 ballots for the second transaction" =
+        |m| Values { ballots: [1, 2], attempts: 1, mutation: m };
     Small "members" "one of three members replaced, closings to 1" =
         |m| Members { ballots: 0, direct: false, closing_max: 1, mutation: m };
     Large "members-2" "the same, closings to 2" =
