@@ -152,8 +152,8 @@ impl Coordinator {
         }
         let last = world.marks.visible + world.config.lag_max;
         let lags = world.window.is_some_and(|window| window.clock > last);
-        if lags && !world.is_serving {
-            // It does not know yet how far the Vwatermark is.
+        if world.is_pressed || (lags && !world.is_serving) {
+            // It has more to do than it can, or does not know yet how far the Vwatermark is.
             world.send(gateway, Msg::Declined { txn, reason: Reason::Inactive });
             return;
         }

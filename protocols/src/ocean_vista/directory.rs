@@ -16,6 +16,16 @@
 //! process of the same server: the message may be an old one. A new leader does not know what was
 //! granted before, but that it was before it led, and so lets one lease pass.
 //!
+//! # Leases that grow
+//!
+//! On links that deliver late for ever, lives that are well are ended again and again, and what each of
+//! them left has to be decided while nothing becomes visible. So a life has leases twice as long as
+//! the one before if that was ended although its process was well ([`Ask::ended`]), up to
+//! [`LEASE_MAX`] times the usual length; they halve again each time the life has lasted for [`CALM`]
+//! usual leases. The longest length that an incarnation may be granted is in the log with its joining
+//! ([`Standing::lease`]): a new leader lets so long a time pass for each. It is the usual one until
+//! every voter is known to keep lengths, for a voter of an earlier version would not wait for longer.
+//!
 //! # The limit
 //!
 //! No timestamp is assigned and no watermark reported above a *limit* that is in the log (R8): the
@@ -47,7 +57,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
 use orthodrome_core::machine::Claim;
 use orthodrome_core::rng::Rng;
-use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 
 use super::watermark::{Member, Members, Status};
 use crate::replication::{self, Event, Group, Index, Payload, Replica, Replicated};
@@ -57,6 +67,15 @@ pub const DIRECTORY: PartitionId = PartitionId(u32::MAX);
 
 /// Entries of the log that are kept for followers that lag.
 const KEEP_ENTRIES: usize = 64;
+
+/// The longest leases are so many times as long as the usual ones.
+const LEASE_MAX: u32 = 8;
+
+/// Little is left of a lease if that is less than one part of so many. Without a fault, half of it is.
+const PRESSED: u32 = 3;
+
+/// Leases of an incarnation halve each time it has taken part for so many usual ones.
+const CALM: u32 = 64;
 
 /// The servers that vote on the directory: those that hold the first partition, so that it outlives
 /// whatever leaves every partition a majority.
@@ -100,6 +119,16 @@ impl Config {
         }
     }
 
+    /// For how long a lease of that length may be used; of the usual length, if none is said.
+    fn held(&self, lease: Duration) -> Duration {
+        let usual = self.lease;
+        let lease = if lease.is_zero() { usual } else { lease };
+        // The margin grows with it.
+        let times = nanos(lease).div_ceil(nanos(usual).max(1));
+        let margin = self.lease_margin.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX));
+        lease.saturating_sub(margin)
+    }
+
     /// How often a server asks.
     #[must_use]
     pub fn ask_interval(&self) -> Duration {
@@ -122,6 +151,10 @@ pub enum Command {
         life: Life,
         /// See [`Ask::is_marked`].
         is_marked: bool,
+        /// See [`Standing::lease`].
+        lease: Duration,
+        /// See [`Ask::keeps_lengths`].
+        keeps_lengths: bool,
     },
     /// An incarnation is active no more, or somebody else than before is to decide what it left.
     Fence {
@@ -152,6 +185,18 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// About which server it is.
+    fn server(&self) -> Option<NodeId> {
+        match *self {
+            Self::Extend { .. } => None,
+            Self::Join { server, .. } | Self::Fence { server, .. } | Self::Out { server, .. } => {
+                Some(server)
+            }
+        }
+    }
+}
+
 /// What the directory knows of one server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Standing {
@@ -165,6 +210,27 @@ pub struct Standing {
     pub phase: Phase,
     /// See [`Member::disk`].
     pub disk: u32,
+    /// Leases of this incarnation are never longer. Leaders of an earlier version did not say: theirs
+    /// have the usual length, [`Config::lease`].
+    pub lease: Duration,
+    /// See [`Ask::keeps_lengths`].
+    pub keeps_lengths: bool,
+}
+
+impl Standing {
+    /// The longest that a lease of this incarnation can be.
+    fn lease_max(&self, usual: Duration) -> Duration {
+        if self.lease.is_zero() { usual } else { self.lease }
+    }
+
+    /// How long leases of this incarnation are when the limit is `limit`: they halve, down to the usual
+    /// length, each time it has taken part for [`CALM`] usual leases.
+    fn lease(&self, limit: Timestamp, usual: Duration) -> Duration {
+        let age = limit.0.saturating_sub(self.floor.0);
+        let halvings = age / nanos(usual * CALM).max(1);
+        let most = self.lease_max(usual);
+        (most / (1 << halvings.min(31))).max(usual).min(most)
+    }
 }
 
 /// Whether an incarnation takes part.
@@ -245,7 +311,7 @@ impl State {
                 self.limit = self.limit.max(limit);
                 false
             }
-            Command::Join { server, life, is_marked } => {
+            Command::Join { server, life, is_marked, lease, keeps_lengths } => {
                 self.servers.get_mut(&server).is_some_and(|s| {
                     let is_out = s.phase == Phase::Out && (s.incarnation == 0 || s.life != life);
                     if is_out {
@@ -257,6 +323,8 @@ impl State {
                             floor: limit,
                             phase: Phase::Active,
                             disk,
+                            lease,
+                            keeps_lengths,
                         };
                     }
                     is_out
@@ -348,6 +416,9 @@ pub struct Grant {
     pub floor: Timestamp,
     /// Timestamps, and watermarks that it reports, are not above this.
     pub limit: Timestamp,
+    /// How long the leader waits for the life, from when it granted; a leader of an earlier version does
+    /// not say, and waits as long as [`Config::lease`].
+    pub lease: Duration,
 }
 
 /// What is said to and by the directory.
@@ -578,6 +649,7 @@ impl Keeper {
         self.state.applied = index;
         let Payload::Command(command) = payload else { return };
         let has_changed = self.state.apply(**command);
+        let lease = command.server().map_or(self.config.lease, |server| self.lease_of(server));
         let Some(lead) = &mut self.lead else { return };
         match **command {
             Command::Extend { .. } => lead.is_extending = false,
@@ -585,7 +657,7 @@ impl Keeper {
                 lead.proposed.remove(&server);
                 lead.told.remove(&server);
                 // Of this life nothing was granted yet; it is given a lease's time to ask.
-                lead.granted.insert(server, io.now() + self.config.lease);
+                lead.granted.insert(server, io.now() + lease);
             }
             Command::Fence { server, .. } => {
                 lead.proposed.remove(&server);
@@ -603,12 +675,7 @@ impl Keeper {
 
     fn propose(&mut self, command: Command, io: &mut impl Io) {
         let Some(lead) = &mut self.lead else { return };
-        let server = match command {
-            Command::Extend { .. } => None,
-            Command::Join { server, .. }
-            | Command::Fence { server, .. }
-            | Command::Out { server, .. } => Some(server),
-        };
+        let server = command.server();
         let is_under_way = server.map_or(lead.is_extending, |of| lead.proposed.contains(&of));
         if is_under_way || self.replica.propose(command, io).is_none() {
             return;
@@ -642,14 +709,17 @@ impl Keeper {
         let is_own = standing.life == ask.life && standing.incarnation > 0;
         let is_active = is_own && standing.phase == Phase::Active;
         let is_granted = is_active && !lead.proposed.contains(&from);
+        let lease = standing.lease(self.state.limit, self.config.lease);
         if is_granted {
-            lead.granted.insert(from, now + self.config.lease);
+            let until = lead.granted.entry(from).or_insert(now);
+            *until = (*until).max(now + lease);
         }
         let grant = is_granted.then_some(Grant {
             incarnation: standing.incarnation,
             epoch: self.state.epoch,
             floor: standing.floor,
             limit: self.state.limit,
+            lease,
         });
         let members = (ask.epoch != self.state.epoch).then(|| self.state.members());
         let answer = Answer {
@@ -670,19 +740,43 @@ impl Keeper {
         }
         let is_known = ask.is_marked || standing.incarnation > 0;
         if standing.phase == Phase::Out && !is_own && is_known {
-            let (life, is_marked) = (ask.life, ask.is_marked);
-            self.propose(Command::Join { server: from, life, is_marked }, io);
+            self.propose(self.join(from, &standing, ask), io);
         }
         self.extend(now, io);
         self.replica.flush(io);
         self.drain(io);
     }
 
+    /// What lets the next life of a server join, which is out.
+    fn join(&self, server: NodeId, standing: &Standing, ask: &Ask) -> Command {
+        let Ask { life, is_marked, ended, keeps_lengths, .. } = *ask;
+        let usual = self.config.lease;
+        let are_kept = voters(&self.cluster)
+            .iter()
+            .all(|voter| self.state.servers.get(voter).is_some_and(|of| of.keeps_lengths));
+        let last = standing.lease(self.state.limit, usual);
+        let was_well = standing.incarnation > 0 && ended == Some(standing.life);
+        let next = if was_well { (last * 2).min(usual * LEASE_MAX) } else { last }.max(usual);
+        let lease = if are_kept { next } else { usual };
+        Command::Join { server, life, is_marked, lease, keeps_lengths }
+    }
+
+    /// How long leases of a server are now.
+    fn lease_of(&self, server: NodeId) -> Duration {
+        let (limit, usual) = (self.state.limit, self.config.lease);
+        self.state.servers.get(&server).map_or(usual, |standing| standing.lease(limit, usual))
+    }
+
+    /// True if a server has asked within its lease.
+    fn is_there(&self, server: NodeId, heard: &Heard, now: Time) -> bool {
+        now.since(heard.at) < self.lease_of(server)
+    }
+
     /// Moves the limit ahead of the clocks of those that asked lately.
     fn extend(&mut self, now: Time, io: &mut impl Io) {
         let Some(lead) = &self.lead else { return };
-        let recent = lead.heard.values().filter(|heard| now.since(heard.at) < self.config.lease);
-        let mut clocks: Vec<Timestamp> = recent.map(|heard| heard.clock).collect();
+        let recent = lead.heard.iter().filter(|&(&id, heard)| self.is_there(id, heard, now));
+        let mut clocks: Vec<Timestamp> = recent.map(|(_, heard)| heard.clock).collect();
         clocks.sort_unstable();
         let Some(&median) = clocks.get(clocks.len().saturating_sub(1) / 2) else { return };
         if self.state.limit < median + self.config.ahead * 3 / 4 {
@@ -701,7 +795,7 @@ impl Keeper {
                 Phase::Out => continue,
                 Phase::Active => {
                     let granted = lead.granted.get(&server).copied();
-                    if now < granted.unwrap_or(lead.since + self.config.lease) {
+                    if now < granted.unwrap_or(lead.since + standing.lease_max(self.config.lease)) {
                         continue;
                     }
                     (0, None)
@@ -734,9 +828,10 @@ impl Keeper {
             return false;
         }
         let last_heard = lead.heard.get(&by).map_or(lead.since, |heard| heard.at);
+        let lease = self.lease_of(by);
         let (told, times) = lead.told.get(&server).copied().unwrap_or((lead.since, 1));
         let timeout = self.config.takeover_timeout * (1 << times.saturating_sub(1).min(10));
-        now.since(last_heard) < self.config.lease && now.since(told) < timeout
+        now.since(last_heard) < lease && now.since(told) < timeout
     }
 
     /// Who is to decide what `server` left: one that asks for leases now, active rather than not, of
@@ -755,7 +850,7 @@ impl Keeper {
         };
         let ended = self.state.servers.get(&server)?.life;
         let is_there = |id: NodeId, heard: &Heard| {
-            now.since(heard.at) < self.config.lease && (id, heard.life) != (server, ended)
+            self.is_there(id, heard, now) && (id, heard.life) != (server, ended)
         };
         let heard = lead.heard.iter().filter(|&(&id, heard)| is_there(id, heard));
         let best = heard.min_by_key(|&(&id, heard)| {
@@ -787,6 +882,10 @@ pub struct Ask {
     /// Its disk remembers that it may have promised something. Nobody joins for the first time
     /// without: a disk without that mark, of a server that has joined before, is not the one it had.
     pub is_marked: bool,
+    /// The life of the same process before this one, which the directory ended.
+    pub ended: Option<Life>,
+    /// As a voter it knows how long leases are ([`Standing::lease`]); one of an earlier version does not.
+    pub keeps_lengths: bool,
 }
 
 /// What [`Message::Answer`] says.
@@ -852,15 +951,21 @@ pub struct Membership {
     /// Somebody else was named and asked since the last round.
     is_redirected: bool,
     life: Life,
+    /// See [`Ask::ended`].
+    ended: Option<Life>,
     members: Members,
     grant: Option<Grant>,
     /// When the lease ends; whether it has is judged by the time as it is.
     until: Time,
+    /// How long one may be used, from when it was asked for.
+    held: Duration,
     tasks: BTreeSet<Task>,
     /// The epoch of the answer that told the tasks.
     tasks_epoch: u64,
     done: BTreeSet<Task>,
     is_marked: bool,
+    /// The leader has answered this process.
+    is_told: bool,
 }
 
 impl Membership {
@@ -886,13 +991,16 @@ impl Membership {
             is_answered: true,
             is_redirected: false,
             life: Life(rng.next_u64()),
+            ended: None,
             members: Members::default(),
             grant: None,
             until: Time::ZERO,
+            held: Duration::ZERO,
             tasks: BTreeSet::new(),
             tasks_epoch: 0,
             done: BTreeSet::new(),
             is_marked,
+            is_told: false,
         }
     }
 
@@ -914,10 +1022,13 @@ impl Membership {
         self.is_marked = true;
     }
 
-    /// True if this server has never taken part, as far as is known; none if nothing is known.
+    /// True if this server has never taken part; none if that is not known. Only the leader's answer to
+    /// this process proves it: members that somebody else tells, or told before, may be those of an
+    /// epoch before this server joined, and lost its disk.
     #[must_use]
     pub fn is_new(&self) -> Option<bool> {
-        self.members.servers.get(&self.me).map(|member| member.incarnation == 0)
+        let is_first = self.members.servers.get(&self.me)?.incarnation == 0;
+        (self.is_told || !is_first).then_some(is_first)
     }
 
     fn question(&self, now: Time, clock: Timestamp) -> Message {
@@ -928,6 +1039,8 @@ impl Membership {
             clock,
             done: self.done.iter().copied().collect(),
             is_marked: self.is_marked,
+            ended: self.ended,
+            keeps_lengths: true,
         })
     }
 
@@ -952,6 +1065,7 @@ impl Membership {
     pub fn on_answer(&mut self, from: NodeId, answer: Answer, rng: &mut Rng) -> Vec<Change> {
         self.supposed = from;
         self.is_answered = true;
+        self.is_told |= answer.life == self.life;
         let mut changes = Vec::new();
         // Members and limit are taken over in one step: what is reported in an epoch is not above
         // the limit as of that epoch, which is what floors of later ones rest on.
@@ -961,7 +1075,7 @@ impl Membership {
             changes.push(Change::Members);
         }
         if answer.life != self.life {
-            // To an earlier life; only the members are news.
+            // To an earlier life, perhaps of an earlier process; only the members are news.
             self.end_if_over(false, rng, &mut changes);
             return changes;
         }
@@ -973,8 +1087,8 @@ impl Membership {
         if let Some(grant) = answer.grant.filter(is_active)
             && grant.epoch <= self.members.epoch
         {
-            let lease = self.config.lease.saturating_sub(self.config.lease_margin);
-            self.until = self.until.max(answer.sent + lease);
+            self.held = self.config.held(grant.lease);
+            self.until = self.until.max(answer.sent + self.held);
             let held = self.grant.get_or_insert_with(|| {
                 let Grant { incarnation, floor, .. } = grant;
                 changes.push(Change::Joined { incarnation, floor });
@@ -1011,7 +1125,7 @@ impl Membership {
         if !is_said && !self.grant.is_some_and(is_seen) {
             return;
         }
-        self.life = Life(rng.next_u64());
+        self.ended = Some(std::mem::replace(&mut self.life, Life(rng.next_u64())));
         self.grant = None;
         self.until = Time::ZERO;
         self.done.clear();
@@ -1057,6 +1171,14 @@ impl Membership {
     #[must_use]
     pub fn has_lease(&self, now: Time) -> bool {
         self.grant.is_some() && now < self.until
+    }
+
+    /// True if little is left of the lease: what extends it comes late, as a rule because this server or
+    /// the leader has more to do than it can. All that it takes now adds to that, and would have to be
+    /// taken over if the lease ended.
+    #[must_use]
+    pub fn is_pressed(&self, now: Time) -> bool {
+        self.until.since(now) < self.held / PRESSED
     }
 
     /// Between which timestamps this server may assign and report now; not at all without a lease. A

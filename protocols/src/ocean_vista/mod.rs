@@ -54,6 +54,8 @@ mod client;
 mod control;
 mod coordinator;
 pub mod directory;
+#[cfg(test)]
+mod directory_tests;
 mod execution;
 pub mod gossiper;
 mod inquiry;

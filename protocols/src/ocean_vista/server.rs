@@ -118,6 +118,8 @@ pub(super) struct World<'a, 'b> {
     pub marks: &'a Watermarks,
     /// Its replicas are complete, and it has a lease.
     pub is_serving: bool,
+    /// Its lease may end soon: it takes no more transactions.
+    pub is_pressed: bool,
     /// Between which timestamps it may assign now, if at all.
     pub window: Option<Window>,
     /// Whom to tell what is under way.
@@ -418,6 +420,7 @@ impl Server {
             members: membership.members(),
             marks: &self.marks,
             is_serving: has_lease && is_complete,
+            is_pressed: membership.is_pressed(now) && !self.config.mutations.no_lease,
             window,
             backup: self.backup,
             acceptors,
@@ -672,8 +675,17 @@ impl Server {
             directory::Message::Answer(answer) => membership.on_answer(from, answer, cx.rng()),
             directory::Message::Members(members) => membership.on_members(&members, cx.rng()),
         };
+        self.mark_if_new(cx);
         for change in changes {
             self.on_change(change, cx);
+        }
+    }
+
+    /// A server that has never taken part has promised nothing: its disk is whole.
+    fn mark_if_new(&mut self, cx: &mut Cx<'_, OceanVista>) {
+        let Control { membership, is_intact, mark, .. } = &mut self.control;
+        if !*is_intact && mark.is_none() && membership.is_new() == Some(true) {
+            *mark = Some(self.pending_writes.persist(Record::Intact, cx));
         }
     }
 
@@ -681,13 +693,6 @@ impl Server {
         match change {
             directory::Change::Members => {
                 let members = self.control.membership.members().clone();
-                if !self.control.is_intact
-                    && self.control.mark.is_none()
-                    && self.control.membership.is_new() == Some(true)
-                {
-                    // Nothing was ever promised from here.
-                    self.control.mark = Some(self.pending_writes.persist(Record::Intact, cx));
-                }
                 self.gossiper.on_members(&members);
                 self.choose_gossipers();
                 self.backup = backup_of(self.node, &self.cluster, &members);

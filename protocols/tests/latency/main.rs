@@ -8,6 +8,7 @@
 )]
 
 mod carousel;
+mod cold_start;
 mod natto;
 mod ocean_vista;
 mod support;
