@@ -117,16 +117,16 @@ impl Desk {
                 self.keeper.on_timer(timer, &mut self.out);
                 self.settle();
             }
-            if now.0 % 10_000_000 == 0 {
+            if now.0.is_multiple_of(10_000_000) {
                 self.hear(VOTER, Life(9), None);
             }
         }
     }
 
     fn hear(&mut self, from: NodeId, life: Life, ended: Option<Life>) {
-        let tasks = self.out.sent.drain(..).filter_map(|(to, msg)| match msg {
-            Message::Answer(answer) if to == from => Some(answer.tasks),
-            _ => None,
+        let tasks = self.out.sent.drain(..).filter_map(|(to, msg)| {
+            let Message::Answer(answer) = msg else { return None };
+            (to == from).then_some(answer.tasks)
         });
         let done = tasks.last().unwrap_or_default();
         let clock = Timestamp(self.out.now.0);
