@@ -17,21 +17,69 @@ pub type Record = hosting::Record<Log, State>;
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
     /// Gateway → leader: what do these keys hold?
-    Read { txn: TxnId, keys: Vec<Key> },
-    /// Leader → gateway: this; none if it is more than one message may hold.
-    Values { txn: TxnId, reads: Option<Vec<(Key, Read)>> },
-    /// Gateway → leader: append this. Repeated until it is answered.
-    Commit { txn: TxnId, asked: Time, request: Request },
+    Read {
+        /// The transaction.
+        txn: TxnId,
+        /// The keys.
+        keys: Vec<Key>,
+    },
+    /// Leader → gateway: what the keys hold.
+    Values {
+        /// The transaction.
+        txn: TxnId,
+        /// Every key; none if they hold more than one message may hold.
+        reads: Option<Vec<(Key, Read)>>,
+    },
+    /// Gateway → leader: commit this. Repeated until it is answered.
+    Commit {
+        /// The transaction.
+        txn: TxnId,
+        /// When the gateway asked first, by its own time: names the request.
+        asked: Time,
+        /// What to commit.
+        request: Request,
+    },
     /// Gateway → leader: what became of this? It is refused if nothing has.
-    Resolve { txn: TxnId, asked: Time },
-    /// Leader → gateway: the entry that was asked for then is chosen, and this is what became of it.
-    Ended { txn: TxnId, asked: Time, outcome: Outcome },
+    Resolve {
+        /// The transaction.
+        txn: TxnId,
+        /// Names the request.
+        asked: Time,
+    },
+    /// Leader → gateway: the entry is chosen.
+    Ended {
+        /// The transaction.
+        txn: TxnId,
+        /// Which request this answers.
+        asked: Time,
+        /// What became of it.
+        outcome: Outcome,
+    },
     /// Server → sender: this server does not lead.
-    NotLeader { partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId> },
-    /// Server → sender: these vote since the entry `since`.
-    Members { partition: PartitionId, since: Index, voters: Vec<NodeId> },
+    NotLeader {
+        /// Which group.
+        partition: PartitionId,
+        /// Who leads, if it is known.
+        leader: Option<NodeId>,
+        /// The transaction that it was about.
+        txn: Option<TxnId>,
+    },
+    /// Server → sender: others vote than the placement says.
+    Members {
+        /// Which group.
+        partition: PartitionId,
+        /// The entry of the log that named them.
+        since: Index,
+        /// The voters.
+        voters: Vec<NodeId>,
+    },
     /// Between replicas.
-    Log { partition: PartitionId, message: replication::Message<Log> },
+    Log {
+        /// Which group.
+        partition: PartitionId,
+        /// The log's message.
+        message: replication::Message<Log>,
+    },
 }
 
 /// What a gateway asks to commit.
