@@ -427,7 +427,7 @@ fn a_comparison_is_a_page_that_loads_nothing() {
     let journeys = journeys.as_array().unwrap();
     let names: Vec<_> =
         journeys.iter().map(|journey| journey["protocol"].as_str().unwrap()).collect();
-    assert_eq!(names, ["2pl", "ocean-vista"]);
+    assert_eq!(names, ["ocean-vista", "2pl"]);
     for journey in journeys {
         let took = journey["took_ms"].as_f64().unwrap();
         let steps = journey["steps"].as_array().unwrap();
