@@ -81,9 +81,12 @@ fn artifact(message: &Value) -> Option<(Suite, bool)> {
     let folder = Path::new(message.get("manifest_path")?.as_str()?).parent()?.to_owned();
     let is_test = message.get("profile")?.get("test")?.as_bool()?;
     let target = message.get("target")?.get("name")?.as_str()?;
-    // `path+file:///…/cli#orthodrome@0.1.0`, or `…/sim#0.1.0` if the folder has the package's name.
-    let package = message.get("package_id")?.as_str()?.rsplit(['#', '/']).next()?;
-    let package = package.split('@').next()?;
+    // `path+file:///…/cli#orthodrome@0.1.0`, or `…/xtask#0.1.0` if the folder has the package's name.
+    let (path, version) = message.get("package_id")?.as_str()?.split_once('#')?;
+    let package = match version.split_once('@') {
+        Some((package, _)) => package,
+        None => path.rsplit('/').next()?,
+    };
     let name = format!("{package} {target}");
     Some((Suite { name, program, folder, programs: BTreeMap::new() }, is_test))
 }
@@ -134,5 +137,34 @@ impl Suite {
         let output = std::fs::read(&path)?;
         let output = format!("\n     Running {}\n{}", self.name, String::from_utf8_lossy(&output));
         Ok(End { output, is_success, took: start.elapsed() })
+    }
+}
+
+#[cfg(test)]
+mod unit {
+    use serde_json::json;
+
+    use super::artifact;
+
+    #[test]
+    fn suites_are_named_after_their_packages() {
+        let name = |package_id: &str, is_test: bool| {
+            let message = json!({
+                "package_id": package_id,
+                "manifest_path": "/project/part/Cargo.toml",
+                "target": { "name": "documents" },
+                "profile": { "test": is_test },
+                "executable": "/project/target/documents-1",
+            });
+            artifact(&message).map(|(suite, is_test)| (suite.name, is_test))
+        };
+        let told = name("path+file:///project/cli#orthodrome@0.1.0", true);
+        assert_eq!(told, Some(("orthodrome documents".to_owned(), true)));
+        let told = name("path+file:///project/xtask#0.1.0", false);
+        assert_eq!(told, Some(("xtask documents".to_owned(), false)));
+        assert_eq!(
+            artifact(&json!({ "reason": "build-finished", "success": true })).map(|_| ()),
+            None
+        );
     }
 }
