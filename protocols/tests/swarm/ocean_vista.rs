@@ -35,15 +35,6 @@ fn transactions_end_on_slow_links_and_beside_dead_servers() {
     }
 }
 
-/// Seeds of which transactions did not end on links that lose packets and deliver late for ever: leases
-/// ended before their extensions came, and the epoch rose several times a second.
-#[test]
-fn transactions_end_on_links_that_deliver_late_for_ever() {
-    for seed in [8_002_017, 9_300_385] {
-        hold_every_promise(NAME, seed..seed + 1, 2);
-    }
-}
-
 /// The first server loses some of what it settles. Others go on; it finds that its digests differ from
 /// theirs, and stops.
 #[test]
