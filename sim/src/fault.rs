@@ -52,7 +52,7 @@ pub enum Fault {
         after_report: bool,
     },
     /// Nodes are lost with their disks; at the end new machines with empty disks take their places. For
-    /// servers that the protocol says may be ([`Protocol::replaceable`]), a minority of each partition;
+    /// servers that the protocol says may be ([`orthodrome_core::machine::Protocol::replaceable`]), a minority of each partition;
     /// a schedule that names others is refused.
     Replace {
         /// Which.
@@ -328,7 +328,7 @@ impl Schedule {
     }
 
     /// Looks every name up. Servers may be lost with their disks if `replaceable` names them, see
-    /// [`Protocol::replaceable`].
+    /// [`orthodrome_core::machine::Protocol::replaceable`].
     pub(crate) fn resolve(
         &self,
         cluster: &Cluster,

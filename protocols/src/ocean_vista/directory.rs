@@ -21,9 +21,9 @@
 //! On links that deliver late for ever, lives that are well are ended again and again, and what each of
 //! them left has to be decided while nothing becomes visible. So a life has leases twice as long as
 //! the one before if that was ended although its process was well ([`Ask::ended`]), up to
-//! [`LEASE_MAX`] times the usual length; they halve again each time the life has lasted for [`CALM`]
+//! `LEASE_MAX` times the usual length; they halve again each time the life has lasted for `CALM`
 //! usual leases. The longest length that an incarnation may be granted is in the log with its joining
-//! ([`Standing::lease`]): a new leader lets so long a time pass for each. It is the usual one until
+//! (`Standing::lease`): a new leader lets so long a time pass for each. It is the usual one until
 //! every voter is known to keep lengths, for a voter of an earlier version would not wait for longer.
 //!
 //! # The limit
@@ -151,7 +151,7 @@ pub enum Command {
         life: Life,
         /// See [`Ask::is_marked`].
         is_marked: bool,
-        /// See [`Standing::lease`].
+        /// See `Standing::lease`.
         lease: Duration,
         /// See [`Ask::keeps_lengths`].
         keeps_lengths: bool,
@@ -224,7 +224,7 @@ impl Standing {
     }
 
     /// How long leases of this incarnation are when the limit is `limit`: they halve, down to the usual
-    /// length, each time it has taken part for [`CALM`] usual leases.
+    /// length, each time it has taken part for `CALM` usual leases.
     fn lease(&self, limit: Timestamp, usual: Duration) -> Duration {
         let age = limit.0.saturating_sub(self.floor.0);
         let halvings = age / nanos(usual * CALM).max(1);
@@ -884,7 +884,7 @@ pub struct Ask {
     pub is_marked: bool,
     /// The life of the same process before this one, which the directory ended.
     pub ended: Option<Life>,
-    /// As a voter it knows how long leases are ([`Standing::lease`]); one of an earlier version does not.
+    /// As a voter it knows how long leases are (`Standing::lease`); one of an earlier version does not.
     pub keeps_lengths: bool,
 }
 

@@ -124,11 +124,16 @@ impl Desk {
     }
 
     fn hear(&mut self, from: NodeId, life: Life, ended: Option<Life>) {
-        let mut tasks = self.out.sent.drain(..).filter_map(|(to, msg)| {
-            let Message::Answer(answer) = msg else { return None };
-            (to == from).then_some(answer.tasks)
-        });
-        let done = tasks.next_back().unwrap_or_default();
+        let last = self
+            .out
+            .sent
+            .drain(..)
+            .filter_map(|(to, msg)| {
+                let Message::Answer(answer) = msg else { return None };
+                (to == from).then_some(answer.tasks)
+            })
+            .next_back();
+        let done = last.unwrap_or_default();
         let clock = Timestamp(self.out.now.0);
         let (sent, is_marked, keeps_lengths) = (self.out.now, true, self.keeps_lengths);
         let ask = Ask { life, sent, epoch: 0, clock, done, is_marked, ended, keeps_lengths };
