@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use sqlparser::ast::{Ident, Statement, Visit as _, Visitor};
+use sqlparser::ast::{Ident, Statement, Visitor};
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
 use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
@@ -12,6 +12,7 @@ use super::Refusal;
 use super::catalog::Dialect;
 use super::copy::{self, CopyForm};
 use super::set::{self, Change};
+use super::walk::walk;
 
 /// How deep expressions may nest.
 const DEPTH_MAX: usize = 200;
@@ -606,7 +607,7 @@ fn names_like_a_text(statement: &Statement) -> bool {
             ControlFlow::Continue(())
         }
     }
-    statement.visit(&mut Finder).is_break()
+    walk(statement, &mut Finder).is_break()
 }
 
 /// Gives each parameter written `?` the number of its place, so that `?` and `$n` are one thing from here on. How many there are.
