@@ -1,4 +1,4 @@
-//! Embeds every file of `topologies/`: adding one is all it takes to add a topology.
+//! Embeds every file of `topologies/`. To add a topology, add a file there.
 
 mod embed;
 

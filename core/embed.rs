@@ -1,14 +1,14 @@
-//! For build scripts: a table of the files of a folder, compiled in.
+//! Shared by build scripts: compiles the files of a folder into a table.
 
 use std::error::Error;
 use std::path::Path;
 use std::{env, fs};
 
-/// Writes `OUT_DIR/NAME.rs`: a list of the name and the text of each TOML file in the folder `NAME` of
-/// the workspace.
+/// Writes `OUT_DIR/NAME.rs`: a list with the name and the text of each TOML file in the folder
+/// `NAME` of the workspace.
 ///
 /// # Errors
-/// The folder cannot be read, or the list cannot be written.
+/// If the folder cannot be read, or the list cannot be written.
 pub fn embed(name: &str) -> Result<(), Box<dyn Error>> {
     let folder = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("..").join(name);
     println!("cargo::rerun-if-changed={}", folder.display());

@@ -1,4 +1,5 @@
-//! A waiting line, as a chain of keys: which keys a step touches, only reading tells.
+//! A waiting line, stored as a chain of keys. A step finds the keys that it touches only by
+//! reading.
 //!
 //! ```text
 //! cargo run -p orthodrome-client --example queue -- localhost:7400 join ada
@@ -6,8 +7,8 @@
 //! cargo run -p orthodrome-client --example queue -- localhost:7400 next
 //! ```
 //!
-//! `line/first` and `line/last` name people, and `line/after/NAME` who stands behind NAME. With a token in
-//! `ORTHODROME_TOKEN` if the cluster asks for one.
+//! `line/first` and `line/last` name people, and `line/after/NAME` names the person behind NAME. If
+//! the cluster needs a token, set `ORTHODROME_TOKEN`.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -61,9 +62,9 @@ fn usage() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Lets `name` stand behind whoever is last.
+/// Adds `name` at the end of the line.
 pub async fn join(client: &Client, name: &str) -> Result<Outcome, orthodrome_client::Error> {
-    // Called again after a conflict: it must do nothing but read and compute.
+    // It is called again after a conflict, so it must only read and compute.
     let step = |txn: orthodrome_client::GeneralTxn| async move {
         let ends = txn.get_all(["line/first", "line/last"]).await?;
         match ends.as_slice() {
@@ -82,7 +83,7 @@ pub async fn join(client: &Client, name: &str) -> Result<Outcome, orthodrome_cli
     client.general().run(step).await
 }
 
-/// Takes the first out of the line.
+/// Takes the first person out of the line.
 pub async fn next(client: &Client) -> Result<Outcome, orthodrome_client::Error> {
     let step = |txn: orthodrome_client::GeneralTxn| async move {
         let Some(first) = txn.text("line/first").await? else {

@@ -1,10 +1,10 @@
-//! Moves money between two accounts of a running cluster, and says what became of it.
+//! Moves money between two accounts of a running cluster, and prints the outcome.
 //!
 //! ```text
 //! cargo run -p orthodrome-client --example transfer -- localhost:7400 alice bob 10
 //! ```
 //!
-//! With a token in `ORTHODROME_TOKEN` if the cluster asks for one.
+//! If the cluster needs a token, set `ORTHODROME_TOKEN`.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
     }
     let client = Client::connect(config).await?;
 
-    // Called again after a conflict: it must do nothing but compute.
+    // It is called again after a conflict, so it must only compute.
     let transfer = |reads: &Reads| {
         let balance = |account: &str| reads.text(account).unwrap_or("100").parse::<i64>();
         let left = balance(&from)? - amount;

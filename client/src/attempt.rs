@@ -1,4 +1,4 @@
-//! Every attempt at a transaction, for callers that keep a history of what they saw.
+//! Attempts at transactions, for callers that record a history.
 
 use std::time::Instant;
 
@@ -11,28 +11,30 @@ use crate::values::Reads;
 use crate::wire::Ended;
 
 /// One attempt that the library made for `Transaction::run`, `General::run`, `Client::execute` or
-/// `Client::read`, when it had ended. One at a general transaction that goes by reconnaissance is seen
-/// as the reads and the interactive transaction that it consists of. Sent to whoever asked for it by [`crate::Config::attempts`].
+/// `Client::read`. The library sends it to the channel of [`crate::Config::attempts`] when it has
+/// ended. If a general transaction runs by reconnaissance, its reads and its interactive
+/// transaction appear as separate attempts.
 #[derive(Clone, Debug)]
 pub struct Attempt {
-    /// Its name.
+    /// The attempt's name.
     pub txn: TxnId,
-    /// The region that it was begun in: that of the gateway in use.
+    /// The region of the gateway that the library used.
     pub home: RegionId,
-    /// Not later than it was begun.
+    /// A moment no later than the attempt's start.
     pub began: Instant,
-    /// Not earlier than its outcome was known here.
+    /// A moment no earlier than the arrival of its outcome.
     pub ended: Instant,
-    /// What became of it. If nobody could tell in time, a later [`crate::InDoubt::resolve`] may know
-    /// more; that is not sent here.
+    /// The outcome. If it is unknown, a later [`crate::InDoubt::resolve`] may find it out; that
+    /// result is not sent here.
     pub outcome: Outcome,
-    /// What it read, if that was learned.
+    /// What it read, if the client received it.
     pub reads: Option<Reads>,
-    /// It was a read-only transaction: a `Client::read`, or reconnaissance for a general transaction.
+    /// True for a read-only transaction: a `Client::read`, or a reconnaissance read of a general
+    /// transaction.
     pub is_read_only: bool,
 }
 
-/// Where attempts are sent, if anywhere.
+/// The channel for attempts, if the caller wants them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recorder(pub(crate) Option<UnboundedSender<Attempt>>);
 
@@ -54,7 +56,7 @@ impl Recorder {
             Ended::Unknown(_) => Outcome::Unknown,
         };
         let reads = reads.cloned();
-        // Whoever asked may have stopped listening.
+        // The receiver may have been dropped.
         let ended = Instant::now();
         let _ = sender.send(Attempt { txn, home, began, ended, outcome, reads, is_read_only });
     }

@@ -1,4 +1,4 @@
-//! The client: one incarnation, known to the cluster by its id.
+//! The client: one incarnation, which the cluster knows by its id.
 
 use std::future::IntoFuture;
 use std::pin::Pin;
@@ -24,10 +24,10 @@ use crate::values::{Reads, Writes};
 use crate::wire::{self, Ended, api};
 use crate::{Config, Error};
 
-/// How often to look whether the nearest gateway is back.
+/// The interval between checks whether the nearest gateway is reachable again.
 const FAILBACK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A client of one cluster. Clones are handles on the same one, and cheap.
+/// A client of one cluster. Clones are cheap handles to the same client.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub(crate) inner: Arc<Inner>,
@@ -41,9 +41,9 @@ pub(crate) struct Inner {
     pub(crate) limits: api::Limits,
     pub(crate) deadline: Duration,
     pub(crate) recorder: Recorder,
-    /// The keyspace's protocol runs general transactions.
+    /// True if the keyspace's protocol runs general transactions.
     pub(crate) runs_general: bool,
-    /// What this client was told, and so must not be shown less than.
+    /// What this client already knows; later reads must not show anything older.
     session: Mutex<Session>,
     probing: AtomicBool,
 }
@@ -65,7 +65,7 @@ impl Client {
             let failure = match answer {
                 Ok(registered) => return Self::registered(gateways, at, registered, &config),
                 Err(Failure::Never(error)) => return Err(error),
-                // To register twice does no harm.
+                // Registering twice does no harm.
                 Err(Failure::Lost(text) | Failure::NotOpen(text)) => Failure::Unavailable(text),
                 Err(failure) => failure,
             };
@@ -106,18 +106,18 @@ impl Client {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// This incarnation's id: the first part of the names of its transactions.
+    /// The id of this incarnation: the first part of its transactions' names.
     #[must_use]
     pub fn id(&self) -> ClientId {
         self.inner.id
     }
 
-    /// Declares an interactive transaction: what it reads, and what it may write.
+    /// Declares an interactive transaction: the keys that it reads, and the keys that it may write.
     pub fn transaction(&self) -> Transaction {
         Transaction::new(Arc::clone(&self.inner))
     }
 
-    /// Runs guarded operations as one transaction. Await it.
+    /// Runs guarded operations as one transaction. Await the result.
     ///
     /// ```no_run
     /// # async fn example(client: orthodrome_client::Client) -> Result<(), orthodrome_client::Error> {
@@ -142,7 +142,7 @@ impl Client {
         }
     }
 
-    /// Reads keys as of one consistent snapshot. Await it.
+    /// Reads keys as of one consistent snapshot. Await the result.
     ///
     /// ```no_run
     /// # async fn example(client: orthodrome_client::Client) -> Result<(), orthodrome_client::Error> {
@@ -156,7 +156,7 @@ impl Client {
         Query::new(&self.inner, keys, Priority::LOW, self.inner.deadline)
     }
 
-    /// The cluster, as the gateway in use sees it.
+    /// Describes the cluster, as the gateway in use sees it.
     ///
     /// # Errors
     /// [`Error::Unreachable`] or [`Error::Deadline`] if no gateway answered in time.
@@ -175,7 +175,7 @@ impl Client {
 }
 
 impl Inner {
-    /// The gateway to begin a transaction at, and its region.
+    /// The gateway at which to begin a transaction, and its region.
     pub(crate) async fn home(
         self: &Arc<Self>,
         pace: &mut Pace,
@@ -190,7 +190,7 @@ impl Inner {
         }
     }
 
-    /// After a failure that had no effect: pauses, and changes the gateway where that helps.
+    /// Handles a failure that had no effect: pauses, and changes the gateway if that can help.
     pub(crate) async fn after_failure(
         &self,
         at: usize,
@@ -207,8 +207,8 @@ impl Inner {
         if pace.pause().await { Ok(()) } else { Err(failure.into_error()) }
     }
 
-    /// While another gateway than the nearest is in use, looks in the background whether the nearest
-    /// answers again.
+    /// While the client uses another gateway than the nearest, checks in the background whether the
+    /// nearest answers again.
     fn look_for_nearest(self: &Arc<Self>) {
         if self.gateways.current() == 0 || self.probing.swap(true, Ordering::Relaxed) {
             return;
@@ -227,8 +227,8 @@ impl Inner {
         });
     }
 
-    /// Asks what became of a transaction, at one gateway after the other, from the one after
-    /// `avoid`, until one can tell or time is up.
+    /// Asks one gateway after the other for a transaction's outcome, starting after gateway
+    /// `avoid`, until one knows it or the deadline passes.
     pub(crate) async fn ask(
         &self,
         question: &api::ResolveRequest,
@@ -273,7 +273,7 @@ impl Inner {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What this client knows of these keys.
+    /// What this client knows about these keys.
     pub(crate) fn known(&self, keys: &[bytes::Bytes]) -> Vec<api::KnownKey> {
         let keys: Vec<Key> = keys.iter().cloned().map(Key).collect();
         let floors = self.session().floors_of(&keys).into_iter();
@@ -290,8 +290,8 @@ impl Inner {
         self.session().is_ahead_of(&reads.0)
     }
 
-    /// A transaction that wrote this has committed, or one that read this.
-    pub(crate) fn told(&self, at: Timestamp, reads: Option<&Reads>, writes: &Writes) {
+    /// Records that a transaction with these reads and writes has committed.
+    pub(crate) fn learn_commit(&self, at: Timestamp, reads: Option<&Reads>, writes: &Writes) {
         let mut session = self.session();
         session.wrote(at, &writes.0);
         if let Some(reads) = reads {
@@ -299,8 +299,8 @@ impl Inner {
         }
     }
 
-    /// A procedure has committed.
-    fn told_of_procedure(&self, at: Timestamp, reads: Option<&Reads>, ops: &[Op]) {
+    /// Records that a procedure has committed.
+    fn learn_procedure(&self, at: Timestamp, reads: Option<&Reads>, ops: &[Op]) {
         let mut session = self.session();
         session.ran(at, ops);
         if let Some(reads) = reads {
@@ -308,7 +308,7 @@ impl Inner {
         }
     }
 
-    /// Refuses what the gateway could not even receive.
+    /// Refuses a request that is too large for the gateway to receive.
     pub(crate) fn check_size(&self, request: &impl Message) -> Result<(), Error> {
         let (have, most) = (request.encoded_len(), self.limits.request_bytes_max);
         if have > most as usize {
@@ -319,10 +319,10 @@ impl Inner {
     }
 }
 
-/// A procedure to run. Await it, after changing what needs to be changed.
+/// A procedure to run. Set its options, then await it.
 ///
 /// # Errors
-/// [`Error`]; a failed guard is no error but [`Outcome::Aborted`].
+/// [`Error`]. A failed guard is not an error but [`Outcome::Aborted`].
 #[derive(Debug)]
 #[must_use = "nothing runs before it is awaited"]
 pub struct Execute {
@@ -333,13 +333,13 @@ pub struct Execute {
 }
 
 impl Execute {
-    /// How much it matters. The default is low.
+    /// Sets the priority. The default is low.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// How long it may take, retries included.
+    /// Sets the deadline, retries included.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -368,7 +368,7 @@ impl Execute {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     ended @ Ended::Committed(timestamp) => {
                         let reads = (!answer.reads_omitted).then(|| wire::reads(answer.reads));
-                        client.told_of_procedure(timestamp, reads.as_ref(), &ops);
+                        client.learn_procedure(timestamp, reads.as_ref(), &ops);
                         client.recorder.record(
                             name.id(),
                             home,
@@ -391,7 +391,7 @@ impl Execute {
                 }
             };
             if let Ended::Committed(at) = ended {
-                client.told_of_procedure(at, None, &ops);
+                client.learn_procedure(at, None, &ops);
             }
             client.recorder.record(name.id(), home, began, &ended, None, false);
             if let Some(outcome) = conclude(ended, &mut pace, || InDoubt {
@@ -424,7 +424,7 @@ impl IntoFuture for Execute {
     }
 }
 
-/// Keys to read. Await it, after changing what needs to be changed.
+/// Keys to read. Set the options, then await it.
 ///
 /// # Errors
 /// [`Error`].
@@ -438,7 +438,7 @@ pub struct Query {
     is_stale: bool,
 }
 
-/// What keys held at one moment.
+/// The values of keys at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
     /// The moment.
@@ -457,23 +457,25 @@ impl Query {
         Self { client: Arc::clone(client), keys, priority, deadline, is_stale: false }
     }
 
-    /// How much it matters. The default is low.
+    /// Sets the priority. The default is low.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// How long it may take, retries included.
+    /// Sets the deadline, retries included.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Any consistent snapshot will do, however old: what the nearest copy has, without asking other regions. It shows
-    /// all of a transaction or nothing, and what that one saw, and nothing older than this client knows; but what
-    /// others were told before may be missing, and two of them may disagree on which of two independent transactions
-    /// came first.
-    /// Only the protocols that order transactions first (`calvin`, `slog`, `sloth`) have a shorter way for it.
+    /// Accepts any consistent snapshot, however old: the state of the nearest replica, without a
+    /// message to another region. The snapshot shows all of a transaction or nothing of it, and
+    /// also everything that the transaction itself had read. It shows nothing older than this
+    /// client knows. It may miss commits that were acknowledged to other clients, and two such
+    /// reads may disagree about the order of two independent transactions. Only the protocols that
+    /// order transactions before they run them (`calvin`, `slog`, `sloth`) have a shorter path for
+    /// it.
     pub fn stale(mut self) -> Self {
         self.is_stale = true;
         self
@@ -501,7 +503,7 @@ impl Query {
             if is_stale {
                 request.session = client.known(&request.keys);
                 if client.check_size(&request).is_err() {
-                    // What is read is checked here in any case.
+                    // The client checks here in any case that nothing it reads is too old.
                     request.session.clear();
                 }
             }
@@ -513,14 +515,14 @@ impl Query {
                     ended @ Ended::Committed(timestamp) => {
                         let reads = wire::reads(answer.reads);
                         if client.knows_more_than(&reads) {
-                            // From a gateway that does not ask what clients know.
+                            // The gateway does not compare reads with what clients know.
                             if !pace.pause().await {
                                 return Err(Error::Aborted(AbortReason::StaleRead));
                             }
                             name.retry();
                             continue;
                         }
-                        client.told(timestamp, Some(&reads), &Writes::new());
+                        client.learn_commit(timestamp, Some(&reads), &Writes::new());
                         client.recorder.record(name.id(), home, began, &ended, Some(&reads), true);
                         return Ok(Snapshot { timestamp, reads });
                     }
@@ -537,7 +539,7 @@ impl Query {
                 },
                 Err(failure) => client.after_failure(at, failure, &mut pace).await?,
             }
-            // A read has no effect, so that any failure may be retried under the next name.
+            // A read has no effect, so it may be retried after any failure, under the next name.
             name.retry();
         }
     }
@@ -552,7 +554,7 @@ impl IntoFuture for Query {
     }
 }
 
-/// The outcome to report, or none if the next attempt may succeed and there is time for it.
+/// The outcome to report; none if the next attempt may succeed before the deadline.
 pub(crate) async fn conclude(
     ended: Ended,
     pace: &mut Pace,
@@ -570,12 +572,12 @@ pub(crate) async fn conclude(
     }
 }
 
-/// What a gateway says of its cluster.
+/// A gateway's description of its cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClusterInfo {
     /// The cluster's name.
     pub cluster: String,
-    /// Counts changes of the map.
+    /// The number of the placement; every change of the placement increases it.
     pub epoch: u64,
     /// The region of the gateway in use.
     pub region: RegionId,
@@ -587,42 +589,43 @@ pub struct ClusterInfo {
     pub partitions: Vec<PartitionInfo>,
     /// Keyspaces.
     pub keyspaces: Vec<KeyspaceInfo>,
-    /// All of it as a map that says which partition holds a key; none if the gateway is too old to say
-    /// how keys map to partitions.
+    /// The placement, which says which partition holds a key; none if the gateway is too old to
+    /// describe how keys map to partitions.
     pub map: Option<Cluster>,
 }
 
 /// One region.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegionInfo {
-    /// What it is called.
+    /// The region's name.
     pub name: String,
-    /// Round trip to each region, by id.
+    /// Round trip to each region, by region id.
     pub rtt: Vec<Duration>,
 }
 
 /// One node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeInfo {
-    /// Its name.
+    /// The node's id.
     pub id: NodeId,
-    /// Where it is.
+    /// The node's region.
     pub region: RegionId,
-    /// It serves clients, rather than holding replicas.
+    /// True if the node serves clients; false if it holds replicas.
     pub is_gateway: bool,
 }
 
 /// One partition.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PartitionInfo {
-    /// Its name.
+    /// The partition's id.
     pub id: PartitionId,
-    /// Who holds a replica by the cluster's files, the preferred leader first.
+    /// The nodes with a replica according to the cluster's configuration, the preferred leader
+    /// first.
     pub placed: Vec<NodeId>,
-    /// The members that vote now, as far as the gateway's node knows; none if the partition is as
-    /// placed for all that it knows, or its replicas do not vote.
+    /// The members that vote now, as far as the gateway's node knows. Empty if it knows of no
+    /// change since the configuration, or if the protocol's replicas do not vote.
     pub voters: Vec<NodeId>,
-    /// The members that only receive.
+    /// The members that receive data but do not vote.
     pub learners: Vec<NodeId>,
     /// The member that leads now, if the gateway's node knows.
     pub leader: Option<NodeId>,
@@ -631,13 +634,13 @@ pub struct PartitionInfo {
 /// One keyspace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeyspaceInfo {
-    /// What it is called.
+    /// The keyspace's name.
     pub name: String,
     /// The protocol that commits its transactions.
     pub protocol: String,
-    /// What that promises: `strict serializability`, or `serializability`.
+    /// Its guarantee: `strict serializability`, or `serializability`.
     pub guarantee: String,
-    /// It runs general transactions; where it does not, this library reads ahead.
+    /// True if it runs general transactions. Otherwise this library uses reconnaissance.
     pub general: bool,
 }
 
@@ -685,7 +688,7 @@ impl ClusterInfo {
     }
 }
 
-/// The map that a gateway describes. Its regions go by their numbers.
+/// The placement that a gateway describes. Its regions are called by their numbers.
 fn map(about: &api::DescribeResponse) -> Option<Cluster> {
     use api::partitioning::Kind;
     let partitioning = match about.partitioning.as_ref()?.kind.as_ref()? {

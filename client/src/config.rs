@@ -1,4 +1,4 @@
-//! Where the gateways are and how to talk to them.
+//! The gateways' addresses, and how to connect to them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -25,11 +25,11 @@ pub struct Config {
 /// TLS to the gateways. Its debug form shows no key.
 #[derive(Clone, Default)]
 pub struct Tls {
-    /// The authority that signed the gateways' certificates, PEM.
+    /// The certificate of the authority that signed the gateways' certificates, in PEM.
     pub authority: Vec<u8>,
-    /// The name in the gateways' certificates, if it is not the host of the endpoint.
+    /// The name in the gateways' certificates, if it differs from the host of the endpoint.
     pub server_name: Option<String>,
-    /// This client's certificate chain and private key, PEM, if it proves itself by them.
+    /// This client's certificate chain and private key in PEM, if it authenticates with them.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -49,8 +49,8 @@ impl fmt::Debug for Config {
 }
 
 impl Config {
-    /// Gateways as `host:port`, the nearest first: the first that answers is used, and the others
-    /// in this order when it fails.
+    /// Gateways as `host:port`, the nearest first. The client uses the first that answers. If that
+    /// one fails, it tries the others in this order.
     pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -63,36 +63,37 @@ impl Config {
     }
 
     /// Sends every attempt that the library makes to `attempts` when it has ended, in order, for
-    /// those who keep a history. What is sent must be taken, or it fills the memory.
+    /// callers that record a history. The receiver must keep up, or the queue fills the memory.
     #[must_use]
     pub fn attempts(mut self, attempts: UnboundedSender<Attempt>) -> Self {
         self.recorder = Recorder(Some(attempts));
         self
     }
 
-    /// Proves who this client is. Without TLS, a token is sent only to a loopback address.
+    /// Authenticates with a token. Without TLS, the client sends a token only to a loopback
+    /// address.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
         self
     }
 
-    /// Talks TLS.
+    /// Connects with TLS.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// How long a call may take, retries included, unless it says otherwise. The default is 10 s.
+    /// Sets the default deadline of a call, retries included. The default is 10 s.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// How long to wait for one gateway to answer one request before asking another. It must be
-    /// longer than the slowest transaction. The default is 5 s.
+    /// Sets how long to wait for one gateway's answer to one request before asking another. It must
+    /// be longer than the slowest transaction takes. The default is 5 s.
     #[must_use]
     pub fn attempt_timeout(mut self, timeout: Duration) -> Self {
         self.attempt_timeout = timeout;
@@ -110,7 +111,7 @@ impl Config {
         Ok(Some(value))
     }
 
-    /// The endpoints, checked.
+    /// The endpoints, checked for errors.
     pub(crate) fn endpoints(&self) -> Result<Vec<(String, Endpoint)>, Error> {
         if self.endpoints.is_empty() {
             return Err(Error::Config("endpoints: use at least one, as host:port".into()));
@@ -157,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_that_cannot_be_used_are_refused_by_name() {
+    fn unusable_endpoints_are_rejected_by_name() {
         let cases = [
             (Config::new(Vec::<String>::new()), "at least one"),
             (Config::new(["example"]), "\"example\""),

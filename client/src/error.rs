@@ -1,8 +1,8 @@
-//! Why a call did not lead to an outcome.
+//! Errors of calls that have no outcome.
 
 use crate::outcome::AbortReason;
 
-/// Why there is no outcome. In every case nothing was committed, and nothing will be.
+/// Why a call has no outcome. In every case nothing was committed, and nothing will be.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,7 +15,7 @@ pub enum Error {
     /// The gateways were too busy until the deadline. Try later.
     #[error("the cluster is busy: {0}")]
     Busy(String),
-    /// The deadline passed first; the text is the last trouble before it. Try again, or allow more
+    /// The deadline passed; the text describes the last failure before it. Try again, or allow more
     /// time.
     #[error("the deadline passed: {0}")]
     Deadline(String),
@@ -25,20 +25,20 @@ pub enum Error {
     /// The token or certificate was not accepted.
     #[error("not authenticated: {0}")]
     Unauthenticated(String),
-    /// This client may not do that.
+    /// This client's role does not allow the call.
     #[error("not permitted: {0}")]
     PermissionDenied(String),
     /// The request breaks a rule or a bound; the text names the field.
     #[error("not a valid request: {0}")]
     Invalid(String),
-    /// No node took an operator's order; the text says why and what to do.
+    /// No node accepted an operator's order; the text says why and what to do.
     #[error("the order was refused: {0}")]
     Refused(String),
     /// The protocol of the cluster has no such orders; the text says what to do instead.
     #[error("not with this protocol: {0}")]
     Unsupported(String),
-    /// The gateway said something this library does not understand. One of the two is too old, or
-    /// it is a defect.
+    /// This library does not understand the gateway's answer. One of the two is too old, or has a
+    /// defect.
     #[error("unexpected answer from the gateway: {0}")]
     Unexpected(String),
 }

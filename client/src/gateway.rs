@@ -16,23 +16,23 @@ use crate::wire::api::admin_client::AdminClient;
 use crate::wire::api::orthodrome_client::OrthodromeClient;
 use crate::{Config, Error};
 
-/// Why a request got no answer.
+/// Why a request got no answer, or a refusal.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It had no effect and never will; another try may succeed after a pause.
+    /// It had no effect and never will. A retry may succeed after a pause.
     Busy(String),
-    /// It had no effect and never will; another gateway may take it.
+    /// It had no effect and never will. Another gateway may accept it.
     Unavailable(String),
-    /// It had no effect, for this gateway does not have the transaction as asked.
+    /// It had no effect: the transaction is not open at this gateway in the required state.
     NotOpen(String),
-    /// It had no effect, and trying again does not help.
+    /// It had no effect, and a retry would not help.
     Never(Error),
     /// It may have had any effect.
     Lost(String),
 }
 
 impl Failure {
-    /// The error of a call that ends because of this and that cannot have had an effect.
+    /// The error of a call that ends with this failure and cannot have had an effect.
     pub(crate) fn into_error(self) -> Error {
         match self {
             Self::Busy(text) => Error::Busy(text),
@@ -43,10 +43,10 @@ impl Failure {
     }
 }
 
-/// Where the gateway of a node is in the configuration.
+/// The position of a node's gateway in the configuration.
 pub(crate) enum Found {
     At(usize),
-    /// Some gateways did not say which node they belong to.
+    /// Some gateways have not said yet which node they belong to.
     NotYet,
     Nowhere,
 }
@@ -55,9 +55,9 @@ pub(crate) enum Found {
 struct Gateway {
     endpoint: String,
     channel: Channel,
-    /// Known once it has described itself, as is `node`.
+    /// Known once the gateway has described itself, like `node`.
     region: OnceLock<RegionId>,
-    /// The server that it shares a process with.
+    /// The server in the same process.
     node: OnceLock<NodeId>,
 }
 
@@ -113,12 +113,12 @@ impl Gateways {
         self.list.len()
     }
 
-    /// The gateway to use now, an index for the other methods.
+    /// The index of the gateway to use now.
     pub(crate) fn current(&self) -> usize {
         self.current.load(Ordering::Relaxed)
     }
 
-    /// The one after `at`.
+    /// The index after `at`.
     pub(crate) fn after(&self, at: usize) -> usize {
         (at + 1) % self.list.len().max(1)
     }
@@ -128,14 +128,14 @@ impl Gateways {
         self.current.store(at, Ordering::Relaxed);
     }
 
-    /// Leaves `at`, unless somebody else has already.
+    /// Stops using `at`, unless another task has already done so.
     pub(crate) fn leave(&self, at: usize) {
         let next = self.after(at);
-        // Failing to exchange means exactly that.
+        // If the exchange fails, another task has changed the gateway.
         let _ = self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Learns how large an answer can be.
+    /// Sets how large an answer can be.
     pub(crate) fn set_limits(&self, limits: &api::Limits) {
         // Besides keys and values, each entry has a version and a frame around it.
         let most =
@@ -143,7 +143,7 @@ impl Gateways {
         self.answer_bytes_max.store(usize::try_from(most).unwrap_or(usize::MAX), Ordering::Relaxed);
     }
 
-    /// The region of gateway `at`, which is asked if it has not said yet.
+    /// The region of gateway `at`. If it is not known yet, asks the gateway.
     pub(crate) async fn region(&self, at: usize, deadline: Instant) -> Result<RegionId, Failure> {
         if let Some(&region) = self.list.get(at).and_then(|gateway| gateway.region.get()) {
             return Ok(region);
@@ -153,8 +153,8 @@ impl Gateways {
         self.met(at, &about)
     }
 
-    /// The gateway that shares a process with the server `node`; every one is asked that has not said
-    /// yet where it is.
+    /// The gateway in the same process as the server `node`. Asks every gateway that has not said
+    /// yet which node it belongs to.
     pub(crate) async fn of_node(&self, node: NodeId, deadline: Instant) -> Found {
         let mut found = Found::Nowhere;
         for at in 0..self.list.len() {
@@ -169,12 +169,12 @@ impl Gateways {
         found
     }
 
-    /// What gateway `at` is called in the configuration.
+    /// The endpoint of gateway `at` in the configuration.
     pub(crate) fn endpoint(&self, at: usize) -> &str {
         self.list.get(at).map_or("?", |gateway| gateway.endpoint.as_str())
     }
 
-    /// Notes what gateway `at` says of itself.
+    /// Stores how gateway `at` describes itself.
     pub(crate) fn met(
         &self,
         at: usize,
@@ -198,8 +198,8 @@ impl Gateways {
         Ok(region)
     }
 
-    /// Sends one request to gateway `at` and waits until the deadline, or for as long as one attempt
-    /// may take.
+    /// Sends one request to gateway `at`, and waits until the deadline or for one attempt's
+    /// time-out.
     pub(crate) async fn send<Q, A, F>(
         &self,
         at: usize,
@@ -216,7 +216,7 @@ impl Gateways {
         })
     }
 
-    /// The same; what went wrong is the status as it came, or none if the time was up.
+    /// The same, but returns the raw status of a failure; none if the time was up.
     pub(crate) async fn ask<Q, A, F>(
         &self,
         at: usize,
@@ -247,8 +247,8 @@ impl Gateways {
     }
 }
 
-/// What a status means. Only one that carries the gateway's mark, or a connection that was never
-/// made, is known to have had no effect.
+/// The meaning of a status. A request is known to have had no effect only if the status has the
+/// gateway's mark, or if the connection was never made.
 pub(crate) fn failure(endpoint: &str, status: &Status) -> Failure {
     let text = format!("{endpoint}: {}", describe(status));
     if never_sent(status) {

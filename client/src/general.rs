@@ -1,10 +1,9 @@
-//! General transactions: which keys they touch follows from what they read.
+//! General transactions, which choose their keys while they read.
 //!
-//! Where the cluster's protocol runs them, every round of reads is a call of the gateway, under the
-//! transaction's locks. Where it does not, the library reads ahead with read-only transactions
-//! (*reconnaissance*), then declares every key that was seen in one interactive transaction, and
-//! commits only if that reads the very versions that were seen before. Callers see no difference but
-//! in speed.
+//! If the cluster's protocol runs them, every round of reads is a call to the gateway, under the
+//! transaction's locks. Otherwise the library first reads with read-only transactions
+//! (*reconnaissance*). It then declares every key that it has seen in one interactive transaction,
+//! and commits only if that reads the same versions. Callers see no difference except in speed.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +37,7 @@ impl Client {
     /// ```no_run
     /// # async fn example(client: orthodrome_client::Client) -> Result<(), orthodrome_client::Error> {
     /// use orthodrome_client::Abort;
-    /// // Whoever leads the queue is served; who that is, one key says.
+    /// // Serve the first of a queue; one key says who that is.
     /// let outcome = client
     ///     .general()
     ///     .run(|txn| async move {
@@ -64,31 +63,33 @@ impl Client {
 }
 
 impl General {
-    /// How much it matters. The default is low.
+    /// Sets the priority. The default is low.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// How long it may take, retries included; of one that is begun by [`General::begin`], how long
-    /// each call may take.
+    /// Sets the deadline, retries included. For a transaction begun with [`General::begin`], the
+    /// deadline holds for each call.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Runs the transaction: `compute` reads and says what to write, and that is committed. If it
-    /// aborts for a reason that may pass, all of it is tried again until the deadline, so that
-    /// `compute` may be called more than once and must have no effects of its own.
+    /// Runs the transaction: `compute` reads and buffers writes, and then the library commits them.
+    /// If the transaction aborts for a temporary reason, the library runs all of it again until the
+    /// deadline. So `compute` may be called more than once, and must have no side effects.
     ///
-    /// `compute` must also bear reads that do not fit together: a run of it that saw such reads does
-    /// not commit, nor is it believed when it gives up, but that is found out only afterwards.
+    /// `compute` must also tolerate reads that are inconsistent with each other. Such a run never
+    /// commits, and if `compute` gives up in such a run, the library calls it again. But the
+    /// library detects this only after the run.
     ///
-    /// Dropping the future aborts the transaction unless its commit was already asked for.
+    /// Dropping the future aborts the transaction, unless the library has already asked to commit
+    /// it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a bound is broken; otherwise as [`Error`] says. In every case nothing was
-    /// committed.
+    /// [`Error::Invalid`] if a bound is broken; otherwise as [`Error`] says. In every case nothing
+    /// was committed.
     pub async fn run<F, T>(self, mut compute: F) -> Result<Outcome, Error>
     where
         F: FnMut(GeneralTxn) -> T,
@@ -103,7 +104,7 @@ impl General {
                 writes: Mutex::default(),
             });
             let computed = compute(GeneralTxn(Arc::clone(&attempt))).await;
-            // What outlives its closure finds the transaction over.
+            // A handle that outlives its closure finds the transaction ended.
             let Some(mut rounds) = attempt.rounds.lock().await.take() else {
                 return Err(Error::Unexpected("the transaction ended twice".into()));
             };
@@ -124,8 +125,8 @@ impl General {
         }
     }
 
-    /// A transaction for a caller that needs more than a closure between its rounds. It is not tried
-    /// again after an abort. It is kept open until it is decided or dropped.
+    /// Begins a transaction for a caller that needs more than a closure between its rounds. It is
+    /// not retried after an abort. Its lease is extended until it is decided or dropped.
     pub fn begin(self) -> OpenGeneral {
         let name = self.client.names.take();
         OpenGeneral::new(&self, name, None)
@@ -145,10 +146,10 @@ impl Attempt {
     }
 }
 
-/// A general transaction as the closure of [`General::run`] sees it.
+/// A general transaction, as the closure of [`General::run`] sees it.
 ///
-/// If a read fails, so does everything after it; the closure should return the error, and what it
-/// returns then does not matter.
+/// If a read fails, every later call fails too. The closure should return the error; the library
+/// ignores any other result then.
 pub struct GeneralTxn(Arc<Attempt>);
 
 impl fmt::Debug for GeneralTxn {
@@ -158,10 +159,10 @@ impl fmt::Debug for GeneralTxn {
 }
 
 impl GeneralTxn {
-    /// What the key holds, the transaction's own writes included.
+    /// The value of the key, including the transaction's own writes.
     ///
     /// # Errors
-    /// The transaction cannot go on.
+    /// The transaction cannot continue.
     pub async fn get(&self, key: impl Into<Key>) -> Result<Option<Value>, Abort> {
         Ok(self.get_all([key]).await?.pop().flatten())
     }
@@ -169,16 +170,16 @@ impl GeneralTxn {
     /// The same, as text; none also if it is not UTF-8.
     ///
     /// # Errors
-    /// The transaction cannot go on.
+    /// The transaction cannot continue.
     pub async fn text(&self, key: impl Into<Key>) -> Result<Option<String>, Abort> {
         let value = self.get(key).await?;
         Ok(value.and_then(|value| String::from_utf8(value.0.to_vec()).ok()))
     }
 
-    /// What several keys hold, in their order, in one round.
+    /// The values of several keys, in their order, in one round.
     ///
     /// # Errors
-    /// The transaction cannot go on.
+    /// The transaction cannot continue.
     pub async fn get_all<K: Into<Key>>(
         &self,
         keys: impl IntoIterator<Item = K>,
@@ -199,12 +200,12 @@ impl GeneralTxn {
         Ok(keys.iter().map(value).collect())
     }
 
-    /// Sets a key when the transaction commits.
+    /// Sets a key. The write takes effect when the transaction commits.
     pub fn put(&self, key: impl Into<Key>, value: impl Into<Value>) {
         self.0.writes().0.insert(key.into(), Some(value.into()));
     }
 
-    /// Removes a key when the transaction commits.
+    /// Removes a key. The removal takes effect when the transaction commits.
     pub fn delete(&self, key: impl Into<Key>) {
         self.0.writes().0.insert(key.into(), None);
     }
@@ -216,20 +217,21 @@ pub struct OpenGeneral {
     client: Arc<Inner>,
     priority: Priority,
     deadline: Duration,
-    /// When all of it must be over, rather than each call after `deadline`.
+    /// The deadline of the whole transaction, if there is one; otherwise each call has `deadline`.
     until: Option<Instant>,
     name: Name,
-    /// What it read, in all rounds.
+    /// What it has read in all rounds.
     reads: Reads,
-    /// As the gateway has it, once there was a round.
+    /// The gateway's side of the transaction, after the first round.
     native: Option<Native>,
-    /// By reconnaissance: how many snapshots the reads are from, and when the last was taken.
+    /// With reconnaissance: the number of snapshots that the reads came from, and the timestamp of
+    /// the last.
     snapshots: (u32, Timestamp),
-    /// Why it cannot go on.
+    /// Why it cannot continue, if so.
     stopped: Option<Stop>,
 }
 
-/// A transaction that a gateway has.
+/// A transaction that is open at a gateway.
 struct Native {
     txn: OpenTransaction,
     home: RegionId,
@@ -258,22 +260,24 @@ impl OpenGeneral {
         }
     }
 
-    /// Its name. By reconnaissance, nothing is known of it in the cluster: it commits under a later one.
+    /// The transaction's name. With reconnaissance the cluster does not know this name: the
+    /// transaction commits under a later one.
     #[must_use]
     pub fn id(&self) -> TxnId {
         self.name.id()
     }
 
-    /// What it read, in all rounds.
+    /// What it has read in all rounds.
     #[must_use]
     pub fn reads(&self) -> &Reads {
         &self.reads
     }
 
-    /// Reads these keys, in one round; those that were read before stay as they were.
+    /// Reads these keys in one round. Values that were read before stay the same.
     ///
     /// # Errors
-    /// [`Error::Aborted`] if the transaction was aborted; otherwise as [`Error`] says. It cannot go on.
+    /// [`Error::Aborted`] if the transaction was aborted; otherwise as [`Error`] says. The
+    /// transaction cannot continue then.
     pub async fn read<K: Into<Key>>(
         &mut self,
         keys: impl IntoIterator<Item = K>,
@@ -298,15 +302,14 @@ impl OpenGeneral {
 
     /// Writes and commits.
     ///
-    /// # Errors
-    /// [`Error::Invalid`] if a bound is broken; otherwise as [`Error`] says. In every case nothing was
-    /// committed, and the transaction is aborted.
+    /// # Errors [`Error::Invalid`] if a bound is broken; otherwise as [`Error`] says. In every case
+    /// nothing was committed, and the transaction is aborted.
     pub async fn commit(mut self, writes: Writes) -> Result<Outcome, Error> {
         self.end(writes).await
     }
 
-    /// Gives up, and waits until the gateway knows. If it cannot be told, it finds out by itself when
-    /// the lease runs out.
+    /// Aborts the transaction, and waits for the gateway's answer. If the gateway cannot be
+    /// reached, the transaction ends when its lease runs out.
     pub async fn abort(mut self) {
         if let Some(native) = self.native.take() {
             native.txn.abort().await;
@@ -317,13 +320,13 @@ impl OpenGeneral {
         self.name
     }
 
-    /// How long the next call may take.
+    /// The time that the next call may take.
     fn left(&self) -> Duration {
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
         left.unwrap_or(self.deadline)
     }
 
-    /// One more round at the gateway; the first begins the transaction.
+    /// One more round at the gateway. The first round begins the transaction.
     async fn read_natively(&mut self, keys: Vec<Key>) -> Result<(), Stop> {
         let mut pace = Pace::new(self.left());
         match &mut self.native {
@@ -372,7 +375,7 @@ impl OpenGeneral {
         Ok(())
     }
 
-    /// Commits what the closure or caller made of the reads.
+    /// Commits the writes that the closure or the caller computed.
     async fn end(&mut self, writes: Writes) -> Result<Outcome, Error> {
         let ended = if self.stopped.is_some() {
             self.end_stopped()
@@ -401,7 +404,7 @@ impl OpenGeneral {
         })
     }
 
-    /// A round failed, so that the transaction has ended, or never was.
+    /// Ends a transaction of which a round failed: it has aborted, or was never begun.
     fn end_stopped(&mut self) -> Result<Ended, Error> {
         match self.stopped.take() {
             Some(Stop::Ended(ended)) => {
@@ -429,14 +432,14 @@ impl OpenGeneral {
         Ok(ended)
     }
 
-    /// Tells of this attempt, if a gateway had it.
+    /// Records this attempt, if a gateway knew it.
     fn record(&self, ended: &Ended) {
         if let Some(Native { txn, home, began }) = &self.native {
             self.client.recorder.record(txn.id(), *home, *began, ended, Some(&self.reads), false);
         }
     }
 
-    /// By reconnaissance: everything seen is declared, read again, and compared.
+    /// With reconnaissance: declares every key that was seen, reads them again, and compares.
     async fn end_ahead(&mut self, writes: Writes) -> Result<Outcome, Error> {
         if writes.is_empty() {
             return Ok(match self.is_one_snapshot().await? {
@@ -469,7 +472,7 @@ impl OpenGeneral {
         Ok(if has_changed { stale() } else { outcome })
     }
 
-    /// When all that was read held at once, if it did.
+    /// The timestamp at which all reads held together, if there was one.
     async fn is_one_snapshot(&mut self) -> Result<Option<Timestamp>, Error> {
         let (count, at) = self.snapshots;
         if count <= 1 {
@@ -479,13 +482,13 @@ impl OpenGeneral {
         Ok(is_same(&now.reads, &self.reads).then_some(now.timestamp))
     }
 
-    /// The closure gave up, for a reason of its own or because a round failed.
+    /// Ends a transaction whose closure gave up, for a reason of its own or because a round failed.
     async fn give_up(&mut self, abort: Abort) -> Result<Outcome, Error> {
         if self.stopped.is_some() {
             return self.end(Writes::new()).await;
         }
         if !self.client.runs_general && self.is_one_snapshot().await?.is_none() {
-            // It may have given up for something that never was.
+            // The closure may have given up because of inconsistent reads.
             return Ok(stale());
         }
         let because = Some(abort.into_reason());
@@ -502,7 +505,7 @@ fn stale() -> Outcome {
     Outcome::Aborted(Aborted { reason: AbortReason::StaleRead, retryable: true, because: None })
 }
 
-/// True if both saw the same writes.
+/// True if both saw the same versions.
 fn is_same(now: &Reads, before: &Reads) -> bool {
     let version = |reads: &Reads, key: &Key| reads.0.get(key).map(|read| read.version);
     before.0.keys().all(|key| version(now, key) == version(before, key))

@@ -25,17 +25,18 @@
 //! # }
 //! ```
 //!
-//! **An outcome has three cases.** *Committed* is durable; *aborted* had no effect; *unknown* may be
-//! either, and [`InDoubt::resolve`] asks again, as often as you like. The library asks by itself, at
-//! every gateway, until the deadline, so that you see *unknown* only if none could tell in time.
+//! **An outcome has three cases.** *Committed* is durable. *Aborted* had no effect. *Unknown* may
+//! be either, and [`InDoubt::resolve`] asks again, as often as you like. The library asks every
+//! gateway by itself until the deadline, so you see *unknown* only if none knew the outcome in
+//! time.
 //!
 //! **An [`Error`] means that nothing was committed,** and that nothing will be.
 //!
-//! **Transactions declare their keys, if they can.** [`Client::transaction`] reads its read keys in one
-//! round, computes in a closure, and writes among its write keys in a second; [`Client::execute`] runs
-//! guarded operations in one call; [`Client::read`] reads one consistent snapshot. Where one key leads to
-//! another, [`Client::general`] runs a closure that reads as it goes along, at the price of a round
-//! for every step.
+//! **Transactions declare their keys, if they can.** [`Client::transaction`] reads its read keys in
+//! one round, computes in a closure, and writes some of its write keys in a second round.
+//! [`Client::execute`] runs guarded operations in one call. [`Client::read`] reads one consistent
+//! snapshot. If a transaction finds its keys by reading, [`Client::general`] runs a closure that
+//! reads step by step, and each step costs a round.
 //!
 //! **Cancellation** is dropping the future: an undecided transaction is aborted in the background.
 

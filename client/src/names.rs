@@ -1,11 +1,11 @@
-//! Names of transactions, and which of them nobody will ask about again.
+//! Names of transactions, and which names are no longer needed.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use orthodrome_core::{ClientId, RegionId, TxnId};
 
-/// Gives out the names of one client incarnation.
+/// Assigns the names of one client incarnation.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     client: ClientId,
@@ -15,15 +15,16 @@ pub(crate) struct Names {
 #[derive(Debug)]
 struct State {
     next: u64,
-    /// Counters of transactions whose outcome somebody may still ask for.
+    /// Counters of transactions whose outcome a caller may still ask for.
     live: BTreeSet<u64>,
 }
 
-/// The name of one attempt at a transaction. While a clone exists, the cluster keeps the outcome.
+/// The name of one attempt at a transaction. While a clone of it exists, the cluster keeps the
+/// outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct Name {
     id: TxnId,
-    /// The region it was begun in, once it was.
+    /// The region in which it began, once it has begun.
     home: Option<RegionId>,
     live: Arc<Live>,
 }
@@ -60,7 +61,8 @@ impl Names {
         Name { id: TxnId::new(self.client, counter), home: None, live: Arc::new(live) }
     }
 
-    /// Everything below is over for good (`acknowledged_below` of the API).
+    /// All transactions below this counter have ended, and nobody will ask for their outcomes
+    /// (`acknowledged_below` of the API).
     pub(crate) fn acknowledged_below(&self) -> u64 {
         let state = self.lock();
         state.live.first().copied().unwrap_or(state.next)
@@ -72,9 +74,9 @@ impl Name {
         self.id
     }
 
-    /// Names an attempt that begins in region `home`. A transaction keeps its home for all attempts
-    /// (`orthodrome_core::Txn::home`), so that in another region it goes on as a new one; what went
-    /// before is known to have had no effect.
+    /// Names an attempt that begins in region `home`. All attempts at a transaction have the same
+    /// home (`orthodrome_core::Txn::home`). So in another region the work continues as a new
+    /// transaction; the earlier attempts are known to have had no effect.
     pub(crate) fn begin_in(&mut self, home: RegionId) {
         if self.home.is_some_and(|begun_in| begun_in != home) {
             *self = self.live.names.take();
@@ -93,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_below_every_live_name_is_acknowledged() {
+    fn names_below_every_live_name_are_acknowledged() {
         let names = Names::new(ClientId(4));
         assert_eq!(names.acknowledged_below(), 1);
         let (first, mut second, third) = (names.take(), names.take(), names.take());

@@ -1,4 +1,4 @@
-//! Orders of an operator. They find the node that leads the partition by themselves.
+//! Orders of an operator. The library finds the node that leads the partition.
 
 use orthodrome_core::{NodeId, PartitionId};
 use tokio::time::Instant;
@@ -11,27 +11,27 @@ use crate::pace::Pace;
 use crate::status::StatusInfo;
 use crate::wire::api;
 
-/// The trailer with the id of the node that leads.
+/// The trailer with the id of the leading node.
 const LEADER: &str = "orthodrome-leader";
 
-/// What a node answered that did not take an order.
+/// Why a node refused an order.
 enum Refused {
-    /// Another node leads, if the node knows which.
+    /// Another node leads. The node may know which.
     NotLeader { leader: Option<NodeId>, text: String },
-    /// As for any request.
+    /// A failure as with any other request.
     Failure(Failure),
 }
 
 impl Client {
-    /// Hands leadership of a partition to another of its voters. Needs the role `admin`. Returns the
-    /// node that took the order, which is the one that leads until then; it carries the order out in
-    /// the background.
+    /// Hands leadership of a partition to another of its voters. Needs the role `admin`. Returns
+    /// the node that accepted the order, which leads until the transfer; the node carries the order
+    /// out in the background.
     ///
     /// # Errors
-    /// [`Error::PermissionDenied`]; [`Error::Invalid`] if there is no such partition or node, or the
-    /// node does not vote; [`Error::Refused`] if no node takes the order now, and
-    /// [`Error::Unsupported`] if none ever does. [`Error::Deadline`] if no answer came: a node may
-    /// have taken the order.
+    /// [`Error::PermissionDenied`]; [`Error::Invalid`] if there is no such partition or node, or
+    /// the node does not vote; [`Error::Refused`] if no node accepts the order now;
+    /// [`Error::Unsupported`] if the protocol has no such orders. [`Error::Deadline`] if no answer
+    /// came: a node may have accepted the order.
     pub async fn transfer_leader(
         &self,
         partition: PartitionId,
@@ -47,15 +47,15 @@ impl Client {
         .await
     }
 
-    /// Replaces the voters and learners of a partition. Needs the role `admin`. Returns the node that
-    /// took the order; it carries the order out in the background, and [`Client::statuses`] tells what
-    /// becomes of it.
+    /// Replaces the voters and learners of a partition. Needs the role `admin`. Returns the node
+    /// that accepted the order, which carries it out in the background. [`Client::statuses`] shows
+    /// its progress.
     ///
     /// # Errors
-    /// [`Error::PermissionDenied`]; [`Error::Invalid`] if there is no such partition or node, one is
-    /// named twice, or the number of voters is even; [`Error::Refused`] if no node takes the order
-    /// now, and [`Error::Unsupported`] if none ever does. [`Error::Deadline`] if no answer came: a
-    /// node may have taken the order.
+    /// [`Error::PermissionDenied`]; [`Error::Invalid`] if there is no such partition or node, one
+    /// is named twice, or the number of voters is even; [`Error::Refused`] if no node accepts the
+    /// order now; [`Error::Unsupported`] if the protocol has no such orders. [`Error::Deadline`] if
+    /// no answer came: a node may have accepted the order.
     pub async fn change_members(
         &self,
         partition: PartitionId,
@@ -77,8 +77,8 @@ impl Client {
         .await
     }
 
-    /// Gives an order to one node after the other until one takes it: a node that does not lead the
-    /// partition names the one that does.
+    /// Sends an order to one node after the other until one accepts it. A node that does not lead
+    /// the partition names the leader.
     async fn order(
         &self,
         give: impl AsyncFn(usize, Instant) -> Result<NodeId, Option<Status>>,
@@ -100,7 +100,7 @@ impl Client {
                 Refused::NotLeader { leader: Some(leader), text } => {
                     match gateways.of_node(leader, pace.deadline).await {
                         Found::At(named) => (named, Error::Refused(text)),
-                        // There may be another leader soon.
+                        // A new leader may be elected soon.
                         Found::NotYet => (gateways.after(at), Error::Refused(text)),
                         Found::Nowhere => {
                             return Err(Error::Refused(format!(
@@ -131,8 +131,8 @@ impl Client {
         }
     }
 
-    /// How every gateway of the configuration does, with its endpoint, in order. The orders that a
-    /// node took, and what became of them, only that node tells.
+    /// The status of every gateway of the configuration, with its endpoint, in order. Only the node
+    /// that accepted an order reports on it.
     pub async fn statuses(&self) -> Vec<(String, Result<StatusInfo, Error>)> {
         let gateways = &self.inner.gateways;
         let deadline = Pace::new(self.inner.deadline).deadline;

@@ -1,4 +1,4 @@
-//! What became of a transaction.
+//! Outcomes of transactions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::pace::Pace;
 use crate::values::Reads;
 use crate::wire::{self, Ended, api};
 
-/// What became of a transaction.
+/// The outcome of a transaction.
 #[derive(Debug)]
 #[must_use = "a transaction may have aborted, or nobody may know yet"]
 pub enum Outcome {
@@ -20,33 +20,34 @@ pub enum Outcome {
     Committed(Committed),
     /// It had no effect.
     Aborted(Aborted),
-    /// It may have committed, or may yet: never take this for an abort.
+    /// It may have committed, or may still commit. Never treat this as an abort.
     Unknown(InDoubt),
 }
 
 /// A transaction that committed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Committed {
-    /// Its place in the serial order.
+    /// Its position in the serial order.
     pub timestamp: Timestamp,
-    /// What it read. None if the answer with the reads was lost and only the outcome could be
-    /// learned again, or if they were over the limit on the size of an answer.
+    /// What it read. None if the answer with the reads was lost and only the outcome could be asked
+    /// for again, or if the reads were larger than an answer may be.
     pub reads: Option<Reads>,
 }
 
 /// A transaction that aborted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Aborted {
-    /// Why.
+    /// The reason.
     pub reason: AbortReason,
-    /// True if it could succeed when tried again as it is. The library did, until the deadline.
+    /// True if the same transaction may succeed on a retry. The library has retried it until the
+    /// deadline.
     pub retryable: bool,
-    /// What the closure said, if it was the closure that gave up.
+    /// The closure's message, if the closure gave up.
     pub because: Option<String>,
 }
 
 impl Aborted {
-    /// A transaction that read less than its client knows.
+    /// A transaction whose reads were older than what its client knows.
     pub(crate) fn behind() -> Self {
         Self { reason: AbortReason::StaleRead, retryable: true, because: None }
     }
@@ -56,13 +57,13 @@ impl Aborted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum AbortReason {
-    /// It ran into another transaction on the same keys.
+    /// It conflicted with another transaction.
     Conflict,
-    /// What it read was overwritten before it could commit.
+    /// A value that it read was overwritten before it could commit.
     StaleRead,
-    /// Its closure, or its caller, gave up.
+    /// Its closure or its caller gave up.
     Client,
-    /// A guard of its procedure failed, or an operand was not of the right form.
+    /// A guard of its procedure failed, or an operand had the wrong form.
     Guard,
     /// Recovery found it unfinished and ended it.
     Recovery,
@@ -70,11 +71,11 @@ pub enum AbortReason {
     Abandoned,
     /// The cluster was too busy.
     Overload,
-    /// It can never succeed as it is.
+    /// It is invalid and can never succeed.
     Invalid,
     /// An append would have made a value longer than 1 MiB.
     TooLarge,
-    /// A reason that this version of the library does not know, by its number.
+    /// A reason that this version of the library does not know; the number is that of the API.
     Other(i32),
 }
 
@@ -95,7 +96,7 @@ impl fmt::Display for AbortReason {
     }
 }
 
-/// A transaction whose outcome could not be learned in time. Dropping it gives up asking.
+/// A transaction whose outcome could not be learned in time. If you drop it, nobody asks again.
 pub struct InDoubt {
     pub(crate) client: Arc<Inner>,
     pub(crate) name: Name,
@@ -120,15 +121,15 @@ impl InDoubt {
         self.name.id()
     }
 
-    /// Why its outcome could not be learned.
+    /// Why the library could not learn its outcome.
     #[must_use]
     pub fn trouble(&self) -> &str {
         &self.trouble
     }
 
-    /// Asks again, at one gateway after the other, for as long as [`crate::Config::deadline`] says.
-    /// The transaction is ended if it has not ended; whether it commits is decided once, however
-    /// often this is asked.
+    /// Asks one gateway after the other again, until [`crate::Config::deadline`] passes. A
+    /// transaction that is still pending is ended by this. Its outcome is decided only once,
+    /// however often you ask.
     pub async fn resolve(self) -> Outcome {
         let deadline = self.client.deadline;
         self.resolve_within(deadline).await
@@ -140,7 +141,7 @@ impl InDoubt {
         match self.client.ask(&self.question, None, &mut pace).await {
             Ended::Committed(timestamp) => {
                 let writes = wire::asked_writes(&self.question);
-                self.client.told(timestamp, self.reads.as_ref(), &writes);
+                self.client.learn_commit(timestamp, self.reads.as_ref(), &writes);
                 Outcome::Committed(Committed { timestamp, reads: self.reads })
             }
             Ended::Aborted(aborted) => Outcome::Aborted(aborted),

@@ -1,4 +1,4 @@
-//! Deadlines, and pauses between tries.
+//! Deadlines, and pauses between attempts.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 const PAUSE_MIN: Duration = Duration::from_millis(4);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// The time one call has, and how often it has failed within it.
+/// The deadline of one call, and how often it has failed so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
     pub(crate) deadline: Instant,
@@ -19,13 +19,13 @@ pub(crate) struct Pace {
 impl Pace {
     pub(crate) fn new(time: Duration) -> Self {
         let now = Instant::now();
-        // A time too long to count means no deadline; a year comes to the same.
+        // A duration too long to add means no deadline; a year has the same effect.
         let year = Duration::from_secs(365 * 24 * 3600);
         Self { deadline: now + time.min(year), failures: 0 }
     }
 
-    /// Waits after a failure: twice as long each time, up to a second, less a random part so that
-    /// clients which failed together do not come back together. False if the deadline comes first.
+    /// Pauses after a failure: twice as long each time, up to a second, minus a random part, so
+    /// that clients which failed together do not retry together. False if the deadline comes first.
     pub(crate) async fn pause(&mut self) -> bool {
         let span = PAUSE_MIN.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
         self.failures = self.failures.saturating_add(1);
@@ -38,7 +38,7 @@ impl Pace {
     }
 }
 
-/// Between half of `span` and all of it.
+/// A random duration between half of `span` and `span`.
 fn jittered(span: Duration, random: u64) -> Duration {
     let half = span / 2;
     let nanos = u64::try_from(half.as_nanos()).unwrap_or(u64::MAX).saturating_add(1);
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jitter_stays_between_half_and_all() {
+    fn jitter_stays_between_half_and_the_whole_span() {
         let span = Duration::from_millis(10);
         for random in [0, 1, 4_999_999, 5_000_000, 5_000_001, u64::MAX] {
             let pause = jittered(span, random);

@@ -1,4 +1,4 @@
-//! How a gateway does.
+//! The status of a gateway.
 
 use std::time::Duration;
 
@@ -10,33 +10,33 @@ use crate::gateway::Stubs;
 use crate::pace::Pace;
 use crate::wire::api;
 
-/// How a gateway does right now, and what it did since its process started.
+/// The status of a gateway, and its counters since its process started.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StatusInfo {
     /// The node that answers.
     pub node: NodeId,
-    /// Empty if it serves; otherwise why it does not.
+    /// Why it does not serve; empty if it serves.
     pub trouble: String,
-    /// Requests being worked on.
+    /// Requests in progress.
     pub requests: u64,
-    /// The most there may be.
+    /// The limit on requests in progress.
     pub requests_max: u64,
-    /// Transactions in flight.
+    /// Pending transactions.
     pub txns_in_flight: u64,
-    /// The most there may be.
+    /// The limit on pending transactions.
     pub txns_in_flight_max: u64,
-    /// Those of them that wait for their client.
+    /// Pending transactions that wait for their client.
     pub txns_open: u64,
-    /// The most there may be.
+    /// The limit on transactions that wait for their client.
     pub txns_open_max: u64,
-    /// Transactions it told to have committed.
+    /// Transactions that it acknowledged as committed.
     pub committed: u64,
-    /// Transactions it told to have aborted.
+    /// Transactions that it acknowledged as aborted.
     pub aborted: u64,
-    /// Transactions whose outcome it could not tell.
+    /// Transactions that it reported with an unknown outcome.
     pub unknown: u64,
-    /// Requests refused for lack of room.
+    /// Requests that it refused because a limit was reached.
     pub refused: u64,
     /// Transactions aborted because their lease ran out.
     pub leases_expired: u64,
@@ -44,56 +44,56 @@ pub struct StatusInfo {
     pub demoted: u64,
     /// How long the process has been up.
     pub uptime: Duration,
-    /// What the protocol has to show, such as the delays that it measures.
+    /// Gauges of the protocol, such as the delays that it measures.
     pub gauges: Vec<Gauge>,
-    /// Orders to change members that were given to its node since its process started: the latest of
+    /// Orders to change members that its node has accepted since its process started: the latest of
     /// each partition, oldest first.
     pub orders: Vec<MembershipOrder>,
 }
 
-/// An order to change the members of a partition, and what became of it.
+/// An order to change the members of a partition, and its progress.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MembershipOrder {
-    /// Which partition.
+    /// The partition.
     pub partition: PartitionId,
-    /// The wanted members that vote.
+    /// The new voters.
     pub voters: Vec<NodeId>,
-    /// The wanted members that only receive.
+    /// The new members that receive data but do not vote.
     pub learners: Vec<NodeId>,
-    /// What became of it.
+    /// Its progress.
     pub state: OrderState,
     /// What it waits for, or why it failed and what to do.
     pub detail: String,
-    /// How long ago it was given.
+    /// The time since it was given.
     pub age: Duration,
 }
 
-/// What became of an order.
+/// The progress of an order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OrderState {
-    /// It is being carried out.
+    /// The node is carrying it out.
     Pending,
-    /// These are the members, or were until a later order.
+    /// It was carried out. A later order may have changed the members again.
     Finished,
-    /// It is not being carried out and will not be.
+    /// It failed, and will not be carried out.
     Failed,
-    /// A newer server says something that this client does not know.
+    /// A newer server sent a state that this client does not know.
     Unknown,
 }
 
-/// A quantity that an operator may want to watch.
+/// A quantity for operators to watch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gauge {
-    /// What it is, its unit last: `delay_us`.
+    /// Its name, with the unit at the end: `delay_us`.
     pub name: String,
-    /// The node that it is about.
+    /// The node that it describes.
     pub node: NodeId,
-    /// How much.
+    /// Its value.
     pub value: i64,
 }
 
 impl Client {
-    /// How the gateway in use does.
+    /// The status of the gateway in use.
     ///
     /// # Errors
     /// [`Error::Unreachable`] or [`Error::Deadline`] if no gateway answered in time.

@@ -1,5 +1,5 @@
-//! Interactive transactions: read in one round, compute, write and commit in a second. Those of
-//! [`crate::general`] may read in several.
+//! Interactive transactions: read in one round, compute, write and commit in a second round.
+//! [`crate::general`] has transactions with several rounds of reads.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,14 +30,14 @@ pub struct Transaction {
     deadline: Duration,
 }
 
-/// A closure's wish to give up. Any error turns into one by `?`.
+/// The reason why a closure gives up. Any error turns into one by `?`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Abort {
     because: String,
 }
 
 impl Abort {
-    /// Gives up, for this reason, which [`Aborted::because`] repeats.
+    /// Gives up for this reason. [`Aborted::because`] contains it.
     pub fn because(reason: impl fmt::Display) -> Self {
         Self { because: reason.to_string() }
     }
@@ -53,12 +53,12 @@ impl<E: std::error::Error> From<E> for Abort {
     }
 }
 
-/// What [`Transaction::begin`] led to.
+/// The result of [`Transaction::begin`].
 #[derive(Debug)]
 pub enum Begun {
-    /// It has read, and waits for its decision.
+    /// It has read its keys, and waits for the decision.
     Open(OpenTransaction),
-    /// It aborted before it could be decided.
+    /// It aborted before it waited for a decision.
     Aborted(Aborted),
 }
 
@@ -75,29 +75,31 @@ impl Transaction {
         self
     }
 
-    /// May write this key. Name it in [`Transaction::read`] too if its value matters.
+    /// May write this key. If the transaction needs its value, name it in [`Transaction::read`]
+    /// too.
     pub fn write(mut self, key: impl Into<Key>) -> Self {
         self.writes.push(key.into());
         self
     }
 
-    /// How much it matters. The default is low.
+    /// Sets the priority. The default is low.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// How long it may take, retries included.
+    /// Sets the deadline, retries included.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Runs the transaction: reads, calls `compute` with what was read, writes what it returns, and
-    /// commits. If that aborts for a reason that may pass, all of it is tried again until the
-    /// deadline, so that `compute` may be called more than once and must have no effects of its own.
+    /// Runs the transaction: reads, calls `compute` with the values, writes what `compute` returns,
+    /// and commits. If it aborts for a temporary reason, the library runs all of it again until the
+    /// deadline. So `compute` may be called more than once, and must have no side effects.
     ///
-    /// Dropping the future aborts the transaction unless its commit was already asked for.
+    /// Dropping the future aborts the transaction, unless the library has already asked to commit
+    /// it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `compute` writes a key that was not declared, or a bound is broken;
@@ -145,7 +147,7 @@ impl Transaction {
     }
 
     /// Begins the transaction and reads, for a caller that needs more than a closure between the
-    /// two rounds. It is not tried again after an abort. It is kept open until it is decided or
+    /// two rounds. It is not retried after an abort. Its lease is extended until it is decided or
     /// dropped.
     ///
     /// ```no_run
@@ -162,8 +164,7 @@ impl Transaction {
     /// # }
     /// ```
     ///
-    /// # Errors
-    /// As [`Error`] says.
+    /// # Errors As [`Error`] says.
     pub async fn begin(self) -> Result<Begun, Error> {
         let mut pace = Pace::new(self.deadline);
         let mut name = self.client.names.take();
@@ -177,7 +178,7 @@ impl Transaction {
                     return Ok(Begun::Open(txn));
                 }
                 Begun::Aborted(aborted) => {
-                    // Nobody was shown what it read, so that it is as good as never begun.
+                    // The caller has not seen its reads, so it can be begun again.
                     let is_unseen = aborted.reason == AbortReason::StaleRead;
                     if !is_unseen || !pace.pause().await {
                         return Ok(Begun::Aborted(aborted));
@@ -206,7 +207,7 @@ impl Transaction {
     }
 }
 
-/// Why an open transaction cannot go on.
+/// Why an open transaction cannot continue.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// It has aborted.
@@ -234,7 +235,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// Begins one attempt, in the region that is returned.
+/// Begins one attempt. Also returns the region in which it began.
 pub(crate) async fn open(
     client: &Arc<Inner>,
     name: &mut Name,
@@ -252,10 +253,10 @@ pub(crate) async fn open(
             ..declared.clone()
         };
         if client.check_size(&begin).is_err() {
-            // What is read is checked here in any case.
+            // The client checks here in any case that nothing it reads is too old.
             begin.session.clear();
         }
-        // From here on a dropped future aborts the transaction.
+        // From here on, dropping the future aborts the transaction.
         let mut txn = OpenTransaction::new(Arc::clone(client), name.clone(), at, &begin);
         let rpc = |stubs: Stubs, request| async move { stubs.txns().begin(request).await };
         let answer = client.gateways.send(at, pace.deadline, begin, rpc).await;
@@ -264,7 +265,8 @@ pub(crate) async fn open(
                 Some(api::begin_response::Result::Opened(opened)) => {
                     let reads = wire::reads(opened.reads);
                     if client.knows_more_than(&reads) {
-                        // From a gateway that does not ask what clients know. Dropped, it is aborted.
+                        // The gateway does not compare reads with what clients know. Dropping the
+                        // transaction aborts it.
                         return Ok((home, Begun::Aborted(Aborted::behind())));
                     }
                     txn.set_reads(reads);
@@ -280,7 +282,7 @@ pub(crate) async fn open(
                 continue;
             }
         };
-        // Nobody asked to commit it, so that it cannot commit; ending it frees its keys.
+        // Nobody asked to commit it, so it cannot commit; ending it releases its keys.
         let ended = match ended {
             Ended::Unknown(_) => client.ask(&txn.question, Some(at), pace).await,
             known @ (Ended::Committed(_) | Ended::Aborted(_)) => known,
@@ -300,16 +302,18 @@ pub(crate) async fn open(
     }
 }
 
-/// An interactive transaction that has read and waits for its decision. Dropping it aborts it.
+/// An interactive transaction that has read its keys and waits for its decision. Dropping it aborts
+/// it.
 #[must_use = "dropping it aborts the transaction"]
 pub struct OpenTransaction {
     client: Arc<Inner>,
     name: Name,
     at: usize,
     reads: Reads,
-    /// Everything another gateway needs, the decision too once it is made.
+    /// Everything that another gateway needs in order to resolve it, including the decision once it
+    /// is made.
     question: Box<api::ResolveRequest>,
-    /// What it may write; none: anything.
+    /// The keys that it may write; if none, it may write any key.
     write_keys: Option<Vec<bytes::Bytes>>,
     deadline: Duration,
     is_undecided: bool,
@@ -324,7 +328,7 @@ impl fmt::Debug for OpenTransaction {
 
 impl OpenTransaction {
     fn new(client: Arc<Inner>, name: Name, at: usize, begin: &api::BeginRequest) -> Self {
-        // What was known then is of no use to whoever is asked later.
+        // A gateway that resolves the transaction later does not need what the client knew then.
         let begun = api::BeginRequest { session: Vec::new(), ..begin.clone() };
         let begun = Some(api::resolve_request::Begun::Interactive(begun));
         Self {
@@ -381,21 +385,21 @@ impl OpenTransaction {
         })
     }
 
-    /// Gives up and waits until the gateway knows. If it cannot be told, it finds out by itself when
-    /// the lease runs out.
+    /// Aborts the transaction, and waits for the gateway's answer. If the gateway cannot be
+    /// reached, the transaction ends when its lease runs out.
     pub async fn abort(mut self) {
-        if let Some(told) = self.tell_abort() {
-            told.await;
+        if let Some(sent) = self.send_abort() {
+            sent.await;
         }
     }
 
-    /// What to ask when its outcome is in doubt.
+    /// The request that resolves it if its outcome is in doubt.
     pub(crate) fn question(&self) -> Box<api::ResolveRequest> {
         self.question.clone()
     }
 
-    /// Reads more in a general transaction. A round that was lost is not sent again: nobody can tell
-    /// whether it is still under way, so the transaction is ended.
+    /// Reads more keys in a general transaction. If the answer to a round is lost, the round is not
+    /// sent again: it may still be pending, so the transaction is ended.
     pub(crate) async fn read_round(&mut self, keys: Vec<Key>, pace: &mut Pace) -> Result<(), Stop> {
         use api::read_round_response::Result as Answer;
         let request =
@@ -409,7 +413,8 @@ impl OpenTransaction {
                     Some(Answer::Opened(opened)) => {
                         let round = wire::reads(opened.reads);
                         if self.client.knows_more_than(&round) {
-                            // This round is not told; dropped, the transaction is aborted.
+                            // The caller does not see this round. Dropping the transaction aborts
+                            // it.
                             return Err(Stop::Ended(Ended::Aborted(Aborted::behind())));
                         }
                         let mut reads = std::mem::take(&mut self.reads);
@@ -429,7 +434,7 @@ impl OpenTransaction {
                 }
             };
         };
-        // Nobody asked to commit it, so that it cannot commit; ending it frees its keys.
+        // Nobody asked to commit it, so it cannot commit; ending it releases its keys.
         let ended = match ended {
             Ended::Unknown(_) => self.client.ask(&self.question, Some(self.at), pace).await,
             known @ (Ended::Committed(_) | Ended::Aborted(_)) => known,
@@ -452,7 +457,7 @@ impl OpenTransaction {
         let known = writes.clone();
         let ended = self.ask_to_commit(writes, pace).await?;
         if let Ended::Committed(at) = ended {
-            self.client.told(at, Some(&self.reads), &known);
+            self.client.learn_commit(at, Some(&self.reads), &known);
         }
         Ok(ended)
     }
@@ -467,10 +472,10 @@ impl OpenTransaction {
         let writes = wire::writes(writes);
         let commit = api::CommitRequest { txn: wire::txn_id(self.id()), writes: writes.clone() };
         self.question.decision = Some(Decision::Commit(api::Writes { writes }));
-        // It must be possible to ask again, and the question is longer than the request.
+        // The client may have to resolve the transaction, and that request is longer than this one.
         self.client.check_size(&self.question)?;
         loop {
-            // From here on a dropped future aborts nothing.
+            // From here on, dropping the future does not abort the transaction.
             self.is_undecided = false;
             let rpc = |stubs: Stubs, request| async move { stubs.txns().commit(request).await };
             let send = self.client.gateways.send(self.at, pace.deadline, commit.clone(), rpc);
@@ -506,7 +511,7 @@ impl OpenTransaction {
                 let request = api::KeepAliveRequest { txns: txns.clone() };
                 let until = tokio::time::Instant::now() + lease / 3;
                 let kept = client.gateways.send(at, until, request, rpc).await;
-                // Without its lease the transaction is gone; its commit will say so.
+                // Without its lease the transaction has ended; its commit will fail.
                 if kept.is_ok_and(|kept| !kept.not_open.is_empty()) {
                     return;
                 }
@@ -515,7 +520,7 @@ impl OpenTransaction {
     }
 
     /// Sends the abort in the background, once.
-    fn tell_abort(&mut self) -> Option<impl Future<Output = ()> + use<>> {
+    fn send_abort(&mut self) -> Option<impl Future<Output = ()> + use<>> {
         if let Some(keeper) = self.keeper.take() {
             keeper.abort();
         }
@@ -523,23 +528,23 @@ impl OpenTransaction {
             return None;
         }
         let client = Arc::clone(&self.client);
-        // The name lives until the gateway has answered.
+        // The cluster keeps the name until the gateway has answered.
         let (name, at) = (self.name.clone(), self.at);
-        // Outside a runtime nothing can be sent; the lease ends the transaction.
+        // Without a runtime nothing can be sent. The lease ends the transaction.
         let runtime = Handle::try_current().ok()?;
-        let told = runtime.spawn(async move {
+        let sent = runtime.spawn(async move {
             let request = api::AbortRequest { txn: wire::txn_id(name.id()) };
             let rpc = |stubs: Stubs, request| async move { stubs.txns().abort(request).await };
             let until = Pace::new(client.deadline).deadline;
             // If it fails, the lease ends the transaction.
             let _ = client.gateways.send(at, until, request, rpc).await;
         });
-        Some(async move { told.await.unwrap_or_default() })
+        Some(async move { sent.await.unwrap_or_default() })
     }
 }
 
 impl Drop for OpenTransaction {
     fn drop(&mut self) {
-        drop(self.tell_abort());
+        drop(self.send_abort());
     }
 }

@@ -1,4 +1,4 @@
-//! What transactions read and write.
+//! The values that transactions read and write.
 
 use std::collections::BTreeMap;
 
@@ -9,37 +9,37 @@ use orthodrome_core::txn::{Key, Read, Value, Version};
 pub struct Reads(pub(crate) orthodrome_core::txn::Reads);
 
 impl Reads {
-    /// What the key held; none if it held nothing, or was not read.
+    /// The value of the key; none if the key was absent or was not read.
     #[must_use]
     pub fn get(&self, key: impl Into<Key>) -> Option<&[u8]> {
         self.0.get(&key.into())?.value.as_ref().map(|value| value.0.as_ref())
     }
 
-    /// What the key held, as text; none if it held nothing, was not read, or is not UTF-8.
+    /// The value of the key as text; none if the key was absent, was not read, or is not UTF-8.
     #[must_use]
     pub fn text(&self, key: impl Into<Key>) -> Option<&str> {
         std::str::from_utf8(self.get(key)?).ok()
     }
 
-    /// Which write the read saw; none if the key was not read.
+    /// The version that was read; none if the key was not read.
     #[must_use]
     pub fn version(&self, key: impl Into<Key>) -> Option<Version> {
         self.0.get(&key.into()).map(|read| read.version)
     }
 
-    /// Every key that was read, with what it held and whose write that was.
+    /// Every key that was read, with its value and version.
     #[must_use]
     pub fn as_map(&self) -> &BTreeMap<Key, Read> {
         &self.0
     }
 
-    /// Every key that was read, in order, with what it held.
+    /// Every key that was read, in order, with its value.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&Key, Option<&Value>)> {
         self.0.iter().map(|(key, read)| (key, read.value.as_ref()))
     }
 }
 
-/// What a transaction writes. Of two writes to one key the later counts.
+/// The writes of a transaction. If it writes a key twice, the second write counts.
 ///
 /// ```
 /// let writes = orthodrome_client::Writes::new().put("a", "1").delete("b");
@@ -49,7 +49,7 @@ impl Reads {
 pub struct Writes(pub(crate) BTreeMap<Key, Option<Value>>);
 
 impl Writes {
-    /// Nothing.
+    /// No writes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -69,7 +69,7 @@ impl Writes {
         self
     }
 
-    /// How many keys are written.
+    /// The number of keys written.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()

@@ -1,4 +1,4 @@
-//! Between this library's types and the messages of the API.
+//! Converts between this library's types and the messages of the API.
 
 use orthodrome_core::procedure::Call;
 use orthodrome_core::txn::{Op, Priority, Read, Version};
@@ -13,12 +13,12 @@ pub(crate) mod api {
     tonic::include_proto!("orthodrome.v1");
 }
 
-/// What one answer says of a transaction.
+/// The outcome of a transaction in one answer.
 #[derive(Debug)]
 pub(crate) enum Ended {
     Committed(Timestamp),
     Aborted(Aborted),
-    /// With the reason why nobody can tell.
+    /// With the reason why the gateway does not know.
     Unknown(String),
 }
 
@@ -105,8 +105,8 @@ pub(crate) fn writes(writes: Writes) -> Vec<api::KeyWrite> {
     writes.0.into_iter().map(write).collect()
 }
 
-/// What a transaction wrote if it committed, as far as the question tells: of a procedure, only that it
-/// wrote, which counts like a deletion.
+/// The writes of a transaction if it committed, as far as the resolve request contains them. Of a
+/// procedure it contains only the keys written, which count like deletions.
 pub(crate) fn asked_writes(question: &api::ResolveRequest) -> Writes {
     use api::resolve_request::{Begun, Decision};
     let mut writes = Writes::new();

@@ -1,4 +1,5 @@
-//! The promises of the client library against gateways that refuse, stall, lie low and vanish.
+//! The promises of the client library, tested against gateways that refuse, stall, lose answers and
+//! vanish.
 
 #![allow(
     clippy::disallowed_types,
@@ -9,7 +10,7 @@
 )]
 
 mod gateways;
-/// The example is held to what it says.
+/// Tests the example against its description.
 #[allow(dead_code, reason = "its `main` runs elsewhere")]
 #[path = "../examples/queue.rs"]
 mod queue;
@@ -39,7 +40,8 @@ async fn two() -> (Arc<Node>, Arc<Node>, Client) {
     let (near, far) = (Node::start(&store, 0).await, Node::start(&store, 1).await);
     let config = Config::new([&near.address, &far.address])
         .deadline(Duration::from_secs(60))
-        // Longer than any pause of a busy machine, so that nothing is asked twice but what a test has lost.
+        // Longer than any pause of a busy machine, so that the library only repeats requests that a
+        // test has lost.
         .attempt_timeout(Duration::from_secs(3));
     (near, far, Client::connect(config).await.unwrap())
 }
@@ -78,12 +80,12 @@ async fn a_closure_reads_computes_and_writes() {
     assert_eq!(committed(run(&client).await).reads.unwrap().text("n"), Some("3"));
 }
 
-/// Gateways may be behind; the library does not show it, and asks again.
+/// Gateways may lag behind. The library asks again, and does not show old data.
 #[tokio::test]
-async fn a_client_is_never_shown_less_than_it_knows() {
+async fn reads_older_than_the_client_knows_are_retried() {
     let (node, client) = one().await;
     committed(client.execute([Op::Put("n".into(), "1".into())]).await);
-    // What it wrote: in a transaction, in a closure, in a later round, in a read of an old state.
+    // Its own writes: in a transaction, in a closure, in a later round, in a stale read.
     node.twist(Call::Begin, [Twist::Old, Twist::Old]);
     let begun = client.transaction().read("n").write("n").begin().await.unwrap();
     let Begun::Open(open) = begun else { panic!("{begun:?}") };
@@ -101,14 +103,14 @@ async fn a_client_is_never_shown_less_than_it_knows() {
     node.twist(Call::Begin, [Twist::Old]);
     let snapshot = client.read(["n"]).stale().await.unwrap();
     assert_eq!(snapshot.reads.text("n"), Some("2"));
-    // Another client knows nothing of that, and is shown whatever there is.
+    // Another client does not know of that write, so any state may be shown to it.
     let other = Client::connect(Config::new([&node.address])).await.unwrap();
     node.twist(Call::Begin, [Twist::Old]);
     let begun = other.transaction().read("n").begin().await.unwrap();
     let Begun::Open(open) = begun else { panic!("{begun:?}") };
     assert_eq!(open.reads().get("n"), None);
     open.abort().await;
-    // Once it has read something in a transaction that committed, it is shown nothing older.
+    // After it has read a version in a transaction that committed, no older version is shown to it.
     assert_eq!(other.read(["n"]).await.unwrap().reads.text("n"), Some("2"));
     node.twist(Call::Begin, [Twist::Old]);
     let begun = other.transaction().read("n").begin().await.unwrap();
@@ -132,7 +134,7 @@ async fn a_procedure_and_a_snapshot_see_each_other() {
 }
 
 #[tokio::test]
-async fn aborts_that_may_pass_are_tried_again_under_the_next_attempt() {
+async fn temporary_aborts_are_retried_under_the_next_attempt() {
     let (node, client) = one().await;
     node.twist(Call::Begin, [Twist::Abort(Why::Conflict), Twist::Do, Twist::Busy, Twist::Do]);
     node.twist(Call::Decide, [Twist::Abort(Why::StaleRead), Twist::Busy]);
@@ -144,7 +146,7 @@ async fn aborts_that_may_pass_are_tried_again_under_the_next_attempt() {
 }
 
 #[tokio::test]
-async fn aborts_that_cannot_pass_are_reported_at_once() {
+async fn permanent_aborts_are_reported_at_once() {
     let (node, client) = one().await;
     node.twist(Call::Begin, [Twist::Abort(Why::Invalid)]);
     assert_eq!(aborted(run(&client).await).reason, AbortReason::Invalid);
@@ -152,11 +154,11 @@ async fn aborts_that_cannot_pass_are_reported_at_once() {
     let giving_up = aborted(giving_up);
     assert_eq!(giving_up.reason, AbortReason::Client);
     assert_eq!(giving_up.because.as_deref(), Some("no funds"));
-    assert_eq!(node.store.open(), 0, "the gateway was told");
+    assert_eq!(node.store.open(), 0, "the gateway has ended it");
 }
 
 #[tokio::test]
-async fn a_conflict_that_lasts_is_an_abort_at_the_deadline() {
+async fn a_lasting_conflict_is_reported_as_an_abort_at_the_deadline() {
     let (node, client) = one().await;
     node.twist(Call::Begin, [Twist::Abort(Why::Conflict); 1_000]);
     let start = Instant::now();
@@ -180,7 +182,7 @@ async fn a_commit_whose_answer_is_lost_is_found_committed_and_not_applied_twice(
 }
 
 #[tokio::test]
-async fn a_commit_that_never_arrived_is_taken_up_by_another_gateway() {
+async fn a_commit_that_never_arrived_is_completed_by_another_gateway() {
     for twist in [Twist::Cut, Twist::Hang, Twist::Unknown, Twist::Stopping] {
         let (near, _far, client) = two().await;
         near.twist(Call::Decide, [twist]);
@@ -203,7 +205,7 @@ async fn a_lost_procedure_is_not_applied_twice() {
 }
 
 #[tokio::test]
-async fn an_outcome_nobody_can_tell_is_unknown_and_can_be_asked_for_later() {
+async fn an_outcome_that_no_gateway_knows_is_unknown_and_can_be_resolved_later() {
     for twist in [Twist::DoAndCut, Twist::Cut] {
         let (near, far, client) = two().await;
         near.twist(Call::Decide, [twist]);
@@ -216,12 +218,12 @@ async fn an_outcome_nobody_can_tell_is_unknown_and_can_be_asked_for_later() {
             other @ (Outcome::Committed(_) | Outcome::Aborted(_)) => panic!("{other:?}"),
         };
         assert!(doubt.trouble().contains("does not know the outcome"), "{}", doubt.trouble());
-        // Meanwhile it is not acknowledged, however many transactions come after it.
+        // Meanwhile it is not acknowledged, even after many later transactions.
         let after = committed(client.execute([Op::Put("b".into(), "1".into())]).await);
         assert!(after.timestamp > Timestamp::ZERO);
         assert_eq!(near.store.acknowledged_below(), doubt.txn().counter);
         for node in [&near, &far] {
-            // The gateways can tell again.
+            // The gateways know the outcome again.
             while node.untwist(Call::Resolve) {}
         }
         let outcome = doubt.resolve().await;
@@ -233,7 +235,7 @@ async fn an_outcome_nobody_can_tell_is_unknown_and_can_be_asked_for_later() {
 }
 
 #[tokio::test]
-async fn a_lost_begin_is_ended_and_begun_again() {
+async fn a_lost_begin_is_ended_and_retried() {
     for twist in [Twist::DoAndCut, Twist::Cut, Twist::Hang] {
         let (near, _far, client) = two().await;
         near.twist(Call::Begin, [twist]);
@@ -244,10 +246,11 @@ async fn a_lost_begin_is_ended_and_begun_again() {
 }
 
 #[tokio::test]
-async fn a_transaction_keeps_its_home_and_one_begun_elsewhere_is_a_new_one() {
+async fn a_retry_keeps_its_home_and_a_retry_in_another_region_is_a_new_transaction() {
     for is_procedure in [false, true] {
         let (near, _far, client) = two().await;
-        // The first attempt never arrives, is ended by the far gateway, and is made again there.
+        // The first attempt never arrives, the far gateway ends it, and the library retries it
+        // there.
         near.twist(Call::Begin, [Twist::Cut]);
         let outcome = if is_procedure {
             client.execute([Op::Add("n".into(), 1)]).await
@@ -263,7 +266,7 @@ async fn a_transaction_keeps_its_home_and_one_begun_elsewhere_is_a_new_one() {
 }
 
 #[tokio::test]
-async fn the_next_gateway_serves_while_the_nearest_is_away() {
+async fn the_next_gateway_serves_while_the_nearest_is_unreachable() {
     let (near, far, client) = two().await;
     committed(run(&client).await);
     near.go_away();
@@ -278,7 +281,7 @@ async fn the_next_gateway_serves_while_the_nearest_is_away() {
 }
 
 #[tokio::test]
-async fn a_client_connects_to_whatever_answers_and_gives_up_at_the_deadline() {
+async fn connect_uses_the_first_gateway_that_answers_and_fails_at_the_deadline() {
     let node = Node::start(&Arc::default(), 1).await;
     let client = Client::connect(Config::new(["127.0.0.1:1", &node.address])).await.unwrap();
     assert_eq!(client.describe().await.unwrap().region.0, 1);
@@ -288,7 +291,7 @@ async fn a_client_connects_to_whatever_answers_and_gives_up_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn gateways_of_two_clusters_are_not_mixed() {
+async fn gateways_of_two_clusters_are_rejected() {
     let store: Arc<Store> = Arc::default();
     let near = Node::start(&store, 0).await;
     let other = Node::start_with(&store, 1, "other", Access::open(), Limits::default()).await;
@@ -306,7 +309,7 @@ async fn a_dropped_transaction_is_aborted() {
     assert_eq!(node.store.open(), 1);
     drop(open);
     gone(&node).await;
-    // And so is one whose future is dropped while it waits for its reads.
+    // The same holds for a transaction whose future is dropped while it waits for its reads.
     node.twist(Call::Begin, [Twist::Hang]);
     let waiting = client.transaction().read("n").begin();
     assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
@@ -322,7 +325,7 @@ async fn gone(node: &Node) {
 }
 
 #[tokio::test]
-async fn an_open_transaction_outlives_its_lease_while_its_client_lives() {
+async fn an_open_transaction_keeps_its_lease_while_its_client_lives() {
     // Longer than any pause of a busy machine between two extensions.
     let limits = Limits { lease: Duration::from_secs(2), ..Limits::default() };
     let node = Node::start_with(&Arc::default(), 0, "test", Access::open(), limits).await;
@@ -343,7 +346,7 @@ async fn an_open_transaction_outlives_its_lease_while_its_client_lives() {
 }
 
 #[tokio::test]
-async fn what_breaks_a_rule_is_an_error_and_leaves_nothing_open() {
+async fn an_invalid_request_is_an_error_and_leaves_nothing_open() {
     let (node, client) = one().await;
     let stray = client.transaction().read("n").run(increment).await.unwrap_err();
     assert!(stray.to_string().contains("not declared"), "{stray}");
@@ -363,7 +366,7 @@ async fn what_breaks_a_rule_is_an_error_and_leaves_nothing_open() {
 }
 
 #[tokio::test]
-async fn roles_are_kept() {
+async fn a_call_beyond_the_clients_role_is_refused() {
     let token = |name: &str, role| {
         (
             Credential::token(&format!("{name}-token-of-sixteen")).unwrap(),
@@ -406,7 +409,7 @@ async fn roles_are_kept() {
 }
 
 #[tokio::test]
-async fn an_order_finds_the_leader_by_itself() {
+async fn an_order_is_sent_to_the_leader_that_a_refusal_names() {
     let (near, _far, client) = two().await;
     let partition = client.describe().await.unwrap().partitions[0].id;
     let lead = |node: u32| *near.store.leader.lock().unwrap() = node;
@@ -415,12 +418,12 @@ async fn an_order_finds_the_leader_by_itself() {
         let taken = client.change_members(partition, &[NodeId(1)], &[]).await;
         assert_eq!(taken, Ok(NodeId(leader)));
     }
-    // A node that no endpoint belongs to is named.
+    // The error names a leading node that belongs to no endpoint.
     lead(3);
     let error = client.change_members(partition, &[NodeId(1)], &[]).await.unwrap_err();
     assert!(matches!(error, Error::Refused(_)), "{error}");
     assert!(error.to_string().contains("none of the endpoints is the gateway of n3"), "{error}");
-    // While nobody leads, it asks again.
+    // While no node leads, the library retries.
     lead(0);
     let order = client.transfer_leader(partition, NodeId(2));
     let elected = async {
@@ -460,7 +463,7 @@ async fn set(client: &Client, pairs: &[(&str, &str)]) {
     committed(client.execute(puts).await);
 }
 
-/// Reads the key that `a` names, and writes what it holds to `c`.
+/// Reads the key that `a` names, and writes its value to `c`.
 async fn follow(txn: GeneralTxn) -> Result<(), Abort> {
     let next = txn.text("a").await?.unwrap_or_default();
     let found = txn.text(next).await?.unwrap_or_default();
@@ -469,7 +472,7 @@ async fn follow(txn: GeneralTxn) -> Result<(), Abort> {
 }
 
 #[tokio::test]
-async fn a_general_transaction_reads_what_its_reads_lead_to() {
+async fn a_general_transaction_reads_keys_found_by_its_reads() {
     for (node, client) in both().await {
         set(&client, &[("a", "b"), ("b", "treasure"), ("z", "0")]).await;
         let done = committed(client.general().priority(Priority::HIGH).run(follow).await);
@@ -487,7 +490,7 @@ async fn a_general_transaction_reads_what_its_reads_lead_to() {
         });
         assert_eq!(committed(own.await).reads.unwrap().iter().len(), 1);
         assert_eq!((node.store.text("a").as_deref(), node.store.text("b")), (Some("mine"), None));
-        // One that only reads, in two rounds; one that does nothing.
+        // A transaction that only reads, in two rounds; and one without any operation.
         let two = |txn: GeneralTxn| async move {
             txn.get("z").await?;
             txn.get("a").await.map(drop)
@@ -499,7 +502,7 @@ async fn a_general_transaction_reads_what_its_reads_lead_to() {
 }
 
 #[tokio::test]
-async fn what_changes_between_its_rounds_makes_it_begin_again() {
+async fn a_change_between_rounds_makes_a_general_transaction_retry() {
     for (node, client) in both().await {
         set(&client, &[("a", "b"), ("b", "old"), ("d", "new")]).await;
         let calls = AtomicU32::new(0);
@@ -523,12 +526,12 @@ async fn what_changes_between_its_rounds_makes_it_begin_again() {
 }
 
 #[tokio::test]
-async fn who_gives_up_for_something_that_never_was_is_not_believed() {
+async fn a_closure_that_gave_up_on_inconsistent_reads_is_called_again() {
     let node = Node::start_plain(&Arc::default(), 0).await;
     let client = Client::connect(Config::new([&node.address])).await.unwrap();
     set(&client, &[("a", "1"), ("b", "1")]).await;
     let calls = AtomicU32::new(0);
-    // The two are always equal; reads of different snapshots are not.
+    // The two values are always equal; reads of different snapshots may differ.
     let step = |writes: bool| {
         let (calls, client) = (&calls, &client);
         move |txn: GeneralTxn| {
@@ -553,7 +556,7 @@ async fn who_gives_up_for_something_that_never_was_is_not_believed() {
         assert_eq!(done.text("a"), done.text("b"));
         assert_eq!(calls.load(Ordering::Relaxed), 2);
     }
-    // One whose reads fit together is believed at once.
+    // A closure whose reads are consistent may give up at once.
     let giving_up = |txn: GeneralTxn| async move {
         txn.get("a").await?;
         txn.get("b").await?;
@@ -564,7 +567,7 @@ async fn who_gives_up_for_something_that_never_was_is_not_believed() {
 }
 
 #[tokio::test]
-async fn rounds_that_abort_are_tried_again_and_busy_ones_under_the_same_name() {
+async fn aborted_rounds_are_retried_and_busy_rounds_keep_their_name() {
     let (node, client) = one().await;
     set(&client, &[("a", "b"), ("b", "found")]).await;
     node.twist(Call::Read, [Twist::Busy, Twist::Abort(Why::Conflict), Twist::Do]);
@@ -579,11 +582,11 @@ async fn rounds_that_abort_are_tried_again_and_busy_ones_under_the_same_name() {
         Err(Abort::because("no funds"))
     };
     assert_eq!(aborted(client.general().run(giving_up).await).because.as_deref(), Some("no funds"));
-    assert_eq!(node.store.open(), 0, "the gateway was told");
+    assert_eq!(node.store.open(), 0, "the gateway has ended it");
 }
 
 #[tokio::test]
-async fn a_lost_round_is_ended_and_all_begins_again() {
+async fn a_lost_round_ends_the_attempt_and_the_closure_is_called_again() {
     for twist in [Twist::DoAndCut, Twist::Cut, Twist::Hang] {
         let (near, _far, client) = two().await;
         set(&client, &[("a", "b"), ("b", "found")]).await;
@@ -596,7 +599,7 @@ async fn a_lost_round_is_ended_and_all_begins_again() {
 }
 
 #[tokio::test]
-async fn a_general_commit_that_is_lost_is_found_or_taken_up_and_not_applied_twice() {
+async fn a_lost_general_commit_is_found_or_completed_and_not_applied_twice() {
     for twist in [Twist::DoAndCut, Twist::Cut, Twist::Hang, Twist::Unknown, Twist::Stopping] {
         let (near, _far, client) = two().await;
         set(&client, &[("a", "b"), ("b", "found")]).await;
@@ -610,7 +613,7 @@ async fn a_general_commit_that_is_lost_is_found_or_taken_up_and_not_applied_twic
 }
 
 #[tokio::test]
-async fn an_open_general_transaction_reads_on_and_one_that_is_dropped_is_aborted() {
+async fn an_open_general_transaction_reads_more_rounds_and_aborts_when_dropped() {
     for (node, client) in both().await {
         set(&client, &[("a", "b"), ("b", "found")]).await;
         let mut open = client.general().begin();
@@ -637,7 +640,7 @@ async fn an_open_general_transaction_reads_on_and_one_that_is_dropped_is_aborted
 }
 
 #[tokio::test]
-async fn the_line_of_the_example_moves_in_order() {
+async fn the_queue_of_the_example_serves_in_order() {
     for (node, client) in both().await {
         for name in ["ada", "bob", "cy"] {
             committed(queue::join(&client, name).await);

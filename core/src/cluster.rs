@@ -1,4 +1,5 @@
-//! Who is where: nodes in regions, partitions of the key space, replicas and preferred leaders.
+//! The placement of a cluster: nodes in regions, partitions of the key space, replicas and
+//! preferred leaders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,56 +7,57 @@ use crate::id::{NodeId, PartitionId, RegionId, ShareId};
 use crate::topology::Topology;
 use crate::txn::Key;
 
-/// What a node does.
+/// The role of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// Holds replicas.
     Server,
-    /// Runs the client side of the protocol for callers in its region.
+    /// Runs the client side of the protocol for clients in its region.
     Gateway,
 }
 
 /// One node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// Its address.
+    /// Its id.
     pub id: NodeId,
-    /// Where it is.
+    /// Its region.
     pub region: RegionId,
-    /// What it does.
+    /// Its role.
     pub role: Role,
 }
 
-/// One partition and its replicas as first placed. Membership changes later are the group's own
-/// affair; the placement says where to look first.
+/// One partition and its initial replicas. Later changes of members are known only to the group
+/// itself; the placement says where to look first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Partition {
-    /// Its name.
+    /// Its id.
     pub id: PartitionId,
-    /// Servers that hold a replica; 2f + 1 of them, in different regions where possible.
+    /// Servers that hold a replica: 2f + 1 of them, in different regions where possible.
     pub replicas: Vec<NodeId>,
-    /// The replica that should lead while it can.
+    /// The replica that should lead whenever it can.
     pub preferred_leader: NodeId,
 }
 
 /// How keys map to partitions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Partitioning {
-    /// Consistent hashing: each partition owns many arcs of a ring. Keys whose first part in braces is
-    /// the same lie together, such as `savings{17}` and `checking{17}`.
+    /// Consistent hashing: each partition owns many arcs of a ring. Keys with the same text in
+    /// their first braces, such as `savings{17}` and `checking{17}`, are in the same partition.
     Hash {
-        /// End of each arc and its owner, sorted.
+        /// End and owner of each arc, sorted.
         ring: Vec<(u64, PartitionId)>,
     },
-    /// Explicit ranges: each begins at its key and ends before the next; the first begins at the
-    /// empty key.
+    /// Explicit ranges: each begins at its key and ends before the next one. The first begins at
+    /// the empty key.
     Range {
-        /// Start of each range and its owner, sorted.
+        /// Start and owner of each range, sorted.
         starts: Vec<(Key, PartitionId)>,
     },
 }
 
-/// Arcs of the hash ring per partition: enough for shares within a few per cent of each other.
+/// Arcs of the hash ring for each partition: enough that the partitions' sizes differ by only a few
+/// per cent.
 const ARCS: u64 = 256;
 
 impl Partitioning {
@@ -90,9 +92,9 @@ impl Partitioning {
     }
 }
 
-/// The part of a key that decides where it lies under [`Partitioning::Hash`]: what is between its
-/// first `{` and the next `}`, if there is anything, otherwise all of it. Keys with the same such
-/// part lie together.
+/// The part of a key that is hashed under [`Partitioning::Hash`]: the text between its first `{`
+/// and the next `}`, or the whole key if there is none. Keys with the same part are in the same
+/// partition.
 fn tag(key: &[u8]) -> &[u8] {
     let inner = key.iter().position(|&byte| byte == b'{').and_then(|open| key.get(open + 1..));
     let tag = inner.and_then(|inner| inner.split(|&byte| byte == b'}').next());
@@ -100,84 +102,86 @@ fn tag(key: &[u8]) -> &[u8] {
     tag.filter(|tag| !tag.is_empty()).filter(is_closed).unwrap_or(key)
 }
 
-/// FNV-1a with a final mix; stable by definition, for it decides where data lives.
+/// FNV-1a with a final mix. It must never change, because it decides where data is stored.
 fn hash(key: &Key) -> u64 {
     mix(tag(&key.0).iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     }))
 }
 
-/// The finalizer of SplitMix64: every input bit moves every output bit.
+/// The finalizer of SplitMix64: every input bit affects every output bit.
 fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)
 }
 
-/// The map of one cluster. Fixed for one epoch; shared by every machine.
+/// The topology and placement of one cluster. Fixed during one epoch, and shared by all machines.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cluster {
-    /// Regions and distances.
+    /// The regions, and the round trips between them.
     pub topology: Topology,
-    /// Counts changes of the map; messages of another epoch are refused.
+    /// The number of this placement, increased by every change. Nodes refuse messages of another
+    /// epoch.
     pub epoch: u64,
     nodes: BTreeMap<NodeId, Node>,
     partitions: BTreeMap<PartitionId, Partition>,
     partitioning: Partitioning,
-    /// Into how many shares the servers of a region divide its copy of everything.
+    /// The number of shares into which each region's copy of the data is divided.
     shares: u32,
 }
 
-/// A map that contradicts itself.
+/// The definition of a cluster contradicts itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
-    /// Two nodes with one name.
+    /// Two nodes have the same id.
     #[error("node {0} is listed twice; give each node an id of its own")]
     DuplicateNode(NodeId),
-    /// A node in a region that is not on the map.
+    /// A node is in a region that the topology does not have.
     #[error("node {0} is in {1}, which the topology does not have")]
     UnknownRegion(NodeId, RegionId),
-    /// Two partitions with one name.
+    /// Two partitions have the same id.
     #[error("partition {0} is listed twice")]
     DuplicatePartition(PartitionId),
-    /// A replica on a node that is not a server of this cluster.
+    /// A replica is on a node that is not a server of this cluster.
     #[error("partition {0} has a replica on {1}, which is not a server of this cluster")]
     UnknownReplica(PartitionId, NodeId),
-    /// An even or empty set of replicas, or one node twice.
+    /// The number of replicas is even or zero, or one node holds two of them.
     #[error("partition {0} has {1} replicas; it needs an odd number of different nodes (2f + 1)")]
     ReplicaCount(PartitionId, usize),
-    /// A leader that holds no replica.
+    /// The preferred leader holds no replica.
     #[error("partition {0} prefers {1} as leader, which holds no replica of it")]
     Leader(PartitionId, NodeId),
-    /// The key space names a partition that does not exist, or none owns the start of it.
+    /// The partitioning names a partition that does not exist, or no partition owns the start of
+    /// the key space.
     #[error("the key space is not covered: {0}")]
     KeySpace(String),
-    /// A share that no server of a region would hold.
+    /// A region has too few servers for all shares.
     #[error(
         "{shares} shares need {wanted} servers in each region that has any; {region} has {servers}"
     )]
     Shares {
-        /// Shares asked for.
+        /// The number of shares.
         shares: u32,
-        /// Servers that they need.
+        /// The number of servers that they need.
         wanted: u32,
         /// The region.
         region: RegionId,
-        /// Its servers.
+        /// The number of its servers.
         servers: u32,
     },
-    /// More replicas than nodes.
+    /// There are fewer nodes than replicas.
     #[error("{wanted} replicas of each partition need {wanted} servers; there are {have}")]
     TooFewServers {
-        /// Replicas asked for.
+        /// The number of replicas.
         wanted: usize,
-        /// Servers there are.
+        /// The number of servers.
         have: usize,
     },
 }
 
 impl Cluster {
-    /// Puts a map together.
+    /// Builds a cluster and checks it.
     ///
     /// # Errors
     /// The first contradiction found.
@@ -257,13 +261,13 @@ impl Cluster {
         }
     }
 
-    /// The placement of the papers: `partitions` of `replicas` each; partition i prefers a leader
-    /// in region i (modulo the number of regions), its other replicas are in the regions that
-    /// follow, so that each region leads and holds about the same number. Servers are numbered from
-    /// 1, region by region, then gateways.
+    /// The placement of the papers: `partitions` partitions with `replicas` replicas each.
+    /// Partition i prefers a leader in region i (modulo the number of regions), and its other
+    /// replicas are in the following regions. So each region leads and holds about the same number
+    /// of partitions. Servers have the first ids, region by region; gateways follow.
     ///
     /// # Errors
-    /// Fewer servers than replicas, or an even number of replicas.
+    /// If there are fewer servers than replicas, or the number of replicas is even.
     pub fn spread(
         topology: Topology,
         servers_per_region: u32,
@@ -287,10 +291,11 @@ impl Cluster {
         Self::spread_over(topology, 1, nodes, partitions, replicas)
     }
 
-    /// The same placement over nodes that are given; regions without servers are passed over.
+    /// The same placement over the given nodes. Regions without servers are skipped.
     ///
     /// # Errors
-    /// Fewer servers than replicas, an even number of replicas, or nodes that contradict each other.
+    /// If there are fewer servers than replicas, the number of replicas is even, or the nodes
+    /// contradict each other.
     pub fn spread_over(
         topology: Topology,
         epoch: u64,
@@ -328,14 +333,16 @@ impl Cluster {
         Self::new(topology, epoch, nodes, placed, partitioning)
     }
 
-    /// The same map, with each region's copy of everything divided into so many shares, for protocols that keep a
-    /// whole copy in each region: the servers of a region hold them in turns.
+    /// The same cluster, with each region's copy of the data divided into `shares` shares. The
+    /// servers of a region hold the shares in turn. This is for protocols that keep a complete copy
+    /// in each region.
     ///
     /// # Errors
-    /// No shares, or a region with too few servers for all of them.
+    /// If there are no shares, or a region has too few servers for all of them.
     pub fn divided(self, shares: u32) -> Result<Self, ClusterError> {
         let regions = self.servers_by_region();
-        // A server that is far behind takes a state from another that holds the same share.
+        // Each share needs a second holder: a server that lags far behind copies the state of
+        // another server with the same share.
         let wanted =
             if regions.len() == 1 && shares > 1 { shares.saturating_mul(2) } else { shares.max(1) };
         for (region, servers) in regions {
@@ -355,21 +362,23 @@ impl Cluster {
         servers
     }
 
-    /// Into how many shares each region's copy is divided; one unless [`Cluster::divided`] said otherwise.
+    /// The number of shares of each region's copy; one unless [`Cluster::divided`] changed it.
     #[must_use]
     pub fn shares(&self) -> u32 {
         self.shares
     }
 
-    /// The share that `key` is in. Keys that lie together are in one.
+    /// The share that contains `key`. Keys that are hashed alike are in one share.
     #[must_use]
     pub fn share_of(&self, key: &Key) -> ShareId {
-        // Mixed once more: arcs of the ring, which decide about partitions, take neighbours.
+        // The hash is mixed once more, because the ring's arcs, which decide about partitions,
+        // group neighbouring hashes.
         let share = mix(hash(key)) % u64::from(self.shares.max(1));
         ShareId(u32::try_from(share).unwrap_or_default())
     }
 
-    /// The share that a server holds, and how many servers of its region before it hold the same.
+    /// The share that a server holds, and how many earlier servers of its region hold the same
+    /// share.
     #[must_use]
     pub fn share_at(&self, server: NodeId) -> (ShareId, u32) {
         let region = self.region_of(server);
@@ -394,13 +403,13 @@ impl Cluster {
         self.nodes.values().filter(|node| node.role == Role::Gateway)
     }
 
-    /// The node of that id.
+    /// The node with this id.
     #[must_use]
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(&id)
     }
 
-    /// The region of a node; region 0 for one that is not in the cluster.
+    /// The region of a node; region 0 if the cluster does not have the node.
     #[must_use]
     pub fn region_of(&self, id: NodeId) -> RegionId {
         self.nodes.get(&id).map_or(RegionId(0), |node| node.region)
@@ -411,7 +420,7 @@ impl Cluster {
         self.partitions.values()
     }
 
-    /// The partition of that id.
+    /// The partition with this id.
     #[must_use]
     pub fn partition(&self, id: PartitionId) -> Option<&Partition> {
         self.partitions.get(&id)
@@ -429,7 +438,7 @@ impl Cluster {
         &self.partitioning
     }
 
-    /// Region where the partition's preferred leader is.
+    /// The region of the partition's preferred leader.
     #[must_use]
     pub fn leader_region(&self, partition: PartitionId) -> RegionId {
         self.partitions
@@ -605,7 +614,7 @@ mod tests {
         );
         let share = |key: &str| cluster.share_of(&Key::from(key));
         assert_eq!(share("savings{17}"), share("checking{17}"));
-        // Shares cut through partitions, and are about as large as each other.
+        // Shares are independent of partitions, and of about equal size.
         let mut held: BTreeMap<(PartitionId, ShareId), usize> = BTreeMap::new();
         for number in 0..10_000 {
             let key = Key::from(format!("k{number}"));
@@ -621,7 +630,7 @@ mod tests {
         let error = cluster.clone().divided(3).unwrap_err().to_string();
         assert!(error.contains("3 shares") && error.contains("has 2"), "{error}");
         assert!(cluster.divided(0).is_err());
-        // Somebody else must have each share.
+        // Each share needs a second holder.
         let one = Topology::uniform(1, Duration::from_micros(500), Duration::from_millis(1));
         let cluster = Cluster::spread(one, 3, 1, 1, 3).unwrap();
         assert!(cluster.divided(2).unwrap_err().to_string().contains("need 4 servers"));

@@ -1,9 +1,10 @@
-//! Running hashes, to compare traces without keeping them and copies of state without moving them.
+//! Running hashes, which compare traces without storing them and replicas without copying their
+//! state.
 
 use std::fmt::{self, Write};
 
-/// A hash of everything added to it, in order. The same on every machine and in every build; cheap,
-/// and not for adversaries.
+/// A hash of all added values, in order. It is the same on every machine and in every build. It is
+/// fast, and does not resist adversaries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Digest(u64);
 
@@ -19,7 +20,7 @@ impl Digest {
         self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
     }
 
-    /// Adds a text.
+    /// Adds a string.
     pub fn add_text(&mut self, text: &str) {
         self.add_bytes(text.as_bytes());
     }
@@ -35,12 +36,12 @@ impl Digest {
 
     /// Adds a value by its `Debug` form.
     pub fn add_debug(&mut self, value: &impl fmt::Debug) {
-        // Writing to a digest cannot fail; a `Debug` form that fails ends early, and the same way
-        // for equal values.
+        // Writing to a digest cannot fail. A `Debug` form that fails ends early, and does so in the
+        // same way for equal values.
         let _ = write!(self, "{value:?};");
     }
 
-    /// The hash of everything added.
+    /// The hash of all values so far.
     #[must_use]
     pub fn value(&self) -> u64 {
         self.0 ^ (self.0 >> 32)

@@ -1,4 +1,4 @@
-//! The one interpreter of a machine's timers and tickets. The simulator and the server each drive
+//! The only interpreter of a machine's timers and tickets. The simulator and the server each drive
 //! hosts, and only move messages, bytes and deadlines.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,10 +8,10 @@ use crate::machine::{Cx, Effect, Input, Machine, Protocol, Setup};
 use crate::rng::Rng;
 use crate::time::{Clock, Time};
 
-/// What a host's driver must carry out, in order; the same as the machine's effects.
+/// The outputs that a host's driver must carry out, in order. They are the machine's effects.
 pub type Output<P> = Effect<P>;
 
-/// The timers of one machine: each name runs at most once.
+/// The timers of one machine. Each timer runs at most once at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timers<T: Ord> {
     deadlines: BTreeMap<T, Time>,
@@ -60,7 +60,8 @@ impl<T: Copy + Ord> Timers<T> {
     }
 }
 
-/// One running machine. A crash is dropping it; a restart is [`Host::start`] with what survived.
+/// One running machine. A crash drops the host; a restart calls [`Host::start`] with the surviving
+/// records.
 #[derive(Debug)]
 pub struct Host<P: Protocol, M: Machine<P>> {
     machine: M,
@@ -72,7 +73,7 @@ pub struct Host<P: Protocol, M: Machine<P>> {
 }
 
 impl<P: Protocol, M: Machine<P>> Host<P, M> {
-    /// Starts a machine with what survived of its records. `rng` must be a stream of its own, and a
+    /// Starts a machine with its surviving records. `rng` must be a stream of its own, and a
     /// different one after each restart.
     #[must_use]
     pub fn start(
@@ -97,7 +98,7 @@ impl<P: Protocol, M: Machine<P>> Host<P, M> {
         Self { machine, rng, timers, effects, last_ticket, durable: Ticket(0) }
     }
 
-    /// Gives the machine one input. The outputs are in [`Host::drain`] after [`Host::flush`].
+    /// Gives the machine one input. After [`Host::flush`], [`Host::drain`] returns the outputs.
     pub fn step(&mut self, now: Time, clock: Clock, input: Input<P>) {
         if let Input::Durable(ticket) = input {
             assert!(
@@ -111,24 +112,25 @@ impl<P: Protocol, M: Machine<P>> Host<P, M> {
         self.with(now, clock, |machine, cx| machine.step(input, cx));
     }
 
-    /// Expires every timer that is due, earliest first. Returns how many there were.
+    /// Expires every timer that is due, earliest first. Returns how many expired.
     pub fn fire(&mut self, now: Time, clock: Clock) -> usize {
         let mut fired = 0;
-        // A handler may set a timer that is due at once; the bound stops a machine that always does.
+        // A handler may set a timer that is due at once. The bound stops a machine that always does
+        // so.
         while fired < 10_000 && self.fire_next(now, clock).is_some() {
             fired += 1;
         }
         fired
     }
 
-    /// Expires the earliest timer that is due, and names it.
+    /// Expires the earliest timer that is due, and returns it.
     pub fn fire_next(&mut self, now: Time, clock: Clock) -> Option<P::Timer> {
         let timer = self.timers.pop_due(now)?;
         self.with(now, clock, |machine, cx| machine.step(Input::Timer(timer), cx));
         Some(timer)
     }
 
-    /// Lets the machine send what the inputs since the last flush can share.
+    /// Lets the machine send messages that combine several inputs since the last flush.
     pub fn flush(&mut self, now: Time, clock: Clock) {
         self.with(now, clock, Machine::flush);
     }
@@ -145,24 +147,24 @@ impl<P: Protocol, M: Machine<P>> Host<P, M> {
         act(&mut self.machine, &mut cx);
     }
 
-    /// Takes the outputs so far, in the order they must be carried out.
+    /// Takes the outputs so far, in the order in which they must be carried out.
     pub fn drain(&mut self) -> std::vec::Drain<'_, Output<P>> {
         self.effects.drain(..)
     }
 
-    /// When the host next has a timer to fire.
+    /// The deadline of the host's next timer.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         self.timers.next_deadline()
     }
 
-    /// The machine, to look at.
+    /// The machine, for inspection.
     #[must_use]
     pub fn machine(&self) -> &M {
         &self.machine
     }
 
-    /// The running timers, to look at.
+    /// The running timers, for inspection.
     #[must_use]
     pub fn timers(&self) -> &Timers<P::Timer> {
         &self.timers

@@ -1,6 +1,6 @@
-//! Names of things, as newtypes with short displays: `r2`, `n7`, `p3`, `c4`, `c4.19`.
+//! Ids, as newtypes with short displays: `r2`, `n7`, `p3`, `c4`, `c4.19`.
 //!
-//! Ids are counters, never random, so that a trace reads the same in every run.
+//! Ids are counters, never random, so that a trace is the same in every run.
 
 use std::fmt;
 use std::str::FromStr;
@@ -42,37 +42,38 @@ macro_rules! id {
 }
 
 id!(
-    /// A region: a place on the map; its index in the topology's list of regions.
+    /// A region: its index in the topology's list of regions.
     RegionId(u16), "r");
 id!(
-    /// Anything that sends or receives messages: a server node, or a gateway that runs the client
-    /// side of a protocol. The two kinds share one number space; [`crate::Cluster`] tells them apart.
+    /// A node: a server, or a gateway, which runs the client side of a protocol. Both share one
+    /// number space; [`crate::Cluster`] knows which is which.
     NodeId(u32), "n");
 id!(
-    /// A partition of a keyspace; also its replication group.
+    /// A partition of a keyspace, and its replication group.
     PartitionId(u32), "p");
 id!(
-    /// A share of the values of a region's copy, for protocols that keep a whole copy in each region.
+    /// A share of the values in a region's copy, for protocols that keep a complete copy in each
+    /// region.
     ShareId(u32), "s");
 id!(
     /// One *incarnation* of a client. A client that restarts gets a new id, so that (client,
     /// counter) names one transaction for ever (`protocol-pitfalls` R6).
     ClientId(u64), "c");
 id!(
-    /// A write to durable storage, numbered by its host from 1 in the order of issue. Durability is
-    /// a prefix: when ticket `t` is durable, so is every ticket before it.
+    /// The number of a write to durable storage. The host numbers writes from 1 in the order of
+    /// issue. Durability is a prefix: when ticket `t` is durable, so is every ticket before it.
     Ticket(u64), "t");
 
 /// One attempt at one transaction: `c4.19`, and `c4.19#2` for its third attempt.
 ///
-/// The attempt is part of the name, so that every message that names a transaction also names the
-/// attempt it belongs to (`protocol-pitfalls` R3), and no state of one attempt can be mistaken for
-/// another's. Ordered by client, then counter, then attempt.
+/// The attempt is part of the name. So every message that names a transaction also names the
+/// attempt (`protocol-pitfalls` R3), and no state of one attempt can be mistaken for another's.
+/// Ordered by client, then counter, then attempt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
 pub struct TxnId {
-    /// The client incarnation that began the transaction.
+    /// The client incarnation that submitted the transaction.
     pub client: ClientId,
-    /// The client's own count of transactions, from 1.
+    /// The client's counter of its transactions, from 1.
     pub counter: u64,
     /// 0 for the first attempt; a retry after a known abort adds one.
     pub attempt: u32,
@@ -130,7 +131,7 @@ impl FromStr for TxnId {
     }
 }
 
-/// A text that does not name what it should.
+/// The string is not an id of the expected type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is not a name of the form {expected}")]
 pub struct ParseIdError {

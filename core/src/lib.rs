@@ -1,13 +1,13 @@
-//! What every part of Orthodrome agrees on: names of things, time, chance, transactions, the map of
-//! the cluster, and the contract between a protocol and whatever runs it.
+//! The foundation that all crates of Orthodrome share: ids, time, random numbers, transactions, the
+//! placement of the cluster, and the contract between a protocol and its host.
 //!
 //! This crate is *pure*: it has no clock, no I/O, no threads and no global state. A protocol is a
-//! pair of [`Machine`]s; a [`Host`] drives one machine; the simulator and the server each drive
+//! pair of [`Machine`]s. A [`Host`] drives one machine. The simulator and the server each drive
 //! hosts. Reading order: [`id`], [`time`], [`txn`], [`cluster`], [`machine`], [`host`], [`store`].
 
 #![deny(clippy::float_arithmetic)]
 
-// What `#[derive(Wire)]` writes names this crate.
+// The code that `#[derive(Wire)]` generates names this crate.
 extern crate self as orthodrome_core;
 
 pub mod cluster;

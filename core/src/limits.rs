@@ -1,34 +1,34 @@
-//! How large a single record and a single message may be, and what follows from that for what batches
-//! several transactions.
+//! The maximum sizes of a single record and of a single message, and the resulting sizes of
+//! batches.
 //!
-//! Many things that are each bounded add up. So whatever puts several transactions into one record or
-//! one message counts bytes, and begins another at [`Limits::batch_bytes`]: only a single transaction
-//! may be larger, and [`TXN_BYTES_MAX`] bounds that one.
+//! Many bounded items add up. So code that puts several transactions into one record or one message
+//! counts bytes, and begins a new one at [`Limits::batch_bytes`]. Only a single transaction may be
+//! larger, and [`TXN_BYTES_MAX`] bounds it.
 
 use crate::txn::{Value, Writes};
 
-/// The largest single record and the largest single message that a host takes from its machines.
+/// The largest record and the largest message that a host accepts from its machines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Of a record, in bytes. A host that is given a larger one cannot go on.
+    /// The largest record, in bytes. A host that is given a larger one cannot continue.
     pub record_bytes: usize,
-    /// Of a message, in bytes. A host that is given a larger one drops it.
+    /// The largest message, in bytes. A host that is given a larger one drops it.
     pub message_bytes: usize,
 }
 
 impl Limits {
-    /// What servers hold machines to.
+    /// The limits of servers.
     pub const SERVER: Self = Self { record_bytes: 64 << 20, message_bytes: 16 << 20 };
 
-    /// Where a record or a message that holds several transactions must end: half of the smaller bound,
-    /// so that sizes which are only nearly right do no harm.
+    /// The size at which a record or a message with several transactions must end: half of the
+    /// smaller bound, so that approximate sizes do no harm.
     #[must_use]
     pub fn batch_bytes(&self) -> usize {
         self.record_bytes.min(self.message_bytes) / 2
     }
 
-    /// How large pieces are that somebody waits for, such as those of a copied state: small beside
-    /// [`Limits::batch_bytes`], for what waits behind them on a slow link.
+    /// The size of pieces of large data, such as a copied state. It is small compared with
+    /// [`Limits::batch_bytes`], because other messages wait behind a piece on a slow link.
     #[must_use]
     pub fn piece_bytes(&self) -> usize {
         self.batch_bytes() / 8
@@ -41,34 +41,35 @@ impl Default for Limits {
     }
 }
 
-/// Keys and values that one transaction may write, in bytes; hosts may allow their callers less. With the
-/// names and versions of what it read they still fit into one message.
+/// The largest total of keys and values that one transaction may write, in bytes. Hosts may allow
+/// less. Together with the names and versions that the transaction read, they still fit into one
+/// message.
 pub const TXN_BYTES_MAX: usize = 8 << 20;
 
-/// Bytes of these keys and values.
+/// The number of bytes of these keys and values.
 #[must_use]
 pub fn bytes_of(writes: &Writes) -> usize {
     writes.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, Value::len)).sum()
 }
 
-/// A state in pieces, each with at most so many bytes unless one item alone has more.
+/// A state in pieces. Each has at most a given number of bytes, unless a single item is larger.
 #[derive(Debug)]
 pub struct Pieces<S> {
-    /// What each piece has besides its items.
+    /// The content of each piece besides its items.
     empty: S,
     bytes_max: usize,
-    /// Those that are full, and last the one that is being filled.
+    /// The pieces; the last one is still being filled.
     pieces: Vec<S>,
     bytes: usize,
 }
 
 impl<S: Clone> Pieces<S> {
-    /// One piece, which is `empty`; so is every further one until it is filled.
+    /// Starts with one piece, a clone of `empty`, as every later piece.
     pub fn new(empty: S, bytes_max: usize) -> Self {
         Self { pieces: vec![empty.clone()], empty, bytes_max, bytes: 0 }
     }
 
-    /// The piece that the next item, of so many bytes, goes into.
+    /// The piece for the next item, which has `bytes` bytes.
     pub fn of(&mut self, bytes: usize) -> &mut S {
         if self.bytes > 0 && self.bytes + bytes > self.bytes_max {
             self.pieces.push(self.empty.clone());
@@ -81,7 +82,7 @@ impl<S: Clone> Pieces<S> {
         }
     }
 
-    /// All of them, at least one.
+    /// All pieces; at least one.
     #[must_use]
     pub fn finish(self) -> Vec<S> {
         self.pieces

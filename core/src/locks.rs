@@ -1,4 +1,4 @@
-//! Which keys pending transactions read and write: the conflict check of optimistic protocols.
+//! The keys that pending transactions read and write: the conflict check of optimistic protocols.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 use crate::id::TxnId;
 use crate::txn::Key;
 
-/// Who holds one key. Several may read it, or one may write it (and perhaps read it too).
+/// The transactions that hold one key. Several may read it, or one may write it (and perhaps read
+/// it too).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Holders {
     readers: SmallVec<[TxnId; 2]>,
@@ -20,8 +21,8 @@ struct Holders {
 pub struct PendingKeys(BTreeMap<Key, Holders>);
 
 impl PendingKeys {
-    /// A pending transaction, other than `txn` itself, that conflicts with these sets; the first
-    /// found in order of keys, reads before writes.
+    /// A pending transaction, other than `txn`, that conflicts with these sets: the first one in
+    /// the order of keys, reads before writes.
     #[must_use]
     pub fn conflict(&self, txn: TxnId, reads: &[Key], writes: &[Key]) -> Option<TxnId> {
         let not_me = |holder: &TxnId| *holder != txn;
@@ -42,7 +43,7 @@ impl PendingKeys {
     /// Adds a transaction's sets.
     ///
     /// # Panics
-    /// If they conflict with a transaction that is pending: the caller must have checked.
+    /// If they conflict with a pending transaction: the caller must have checked.
     pub fn insert<'a>(
         &mut self,
         txn: TxnId,
@@ -79,7 +80,7 @@ impl PendingKeys {
         }
     }
 
-    /// How many keys are held.
+    /// The number of keys held.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -102,7 +103,7 @@ mod tests {
         TxnId::new(ClientId(1), counter)
     }
 
-    /// The table against the definition of a conflict, over random sets.
+    /// Compares the table with the definition of a conflict, over random sets.
     #[test]
     fn agrees_with_the_definition_of_a_conflict() {
         let mut rng = Rng::stream(11, "locks", 0);

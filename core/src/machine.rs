@@ -1,10 +1,10 @@
-//! The contract between a protocol and whatever runs it.
+//! The contract between a protocol and its host.
 //!
 //! A protocol is two state machines, [`Protocol::Client`] and [`Protocol::Server`]. A machine takes
-//! one [`Input`] at a time and answers through [`Cx`], its only door to the world: the time, its
-//! clock, its random stream, messages, timers, durable records and answers to its caller. It never
-//! waits: what must follow a write is held by the machine and sent when the write's ticket is
-//! reported [`Input::Durable`].
+//! one [`Input`] at a time. Its only connection to the outside is [`Cx`], which gives the time, the
+//! node's clock and a random stream, and which takes messages, timers, durable records and answers
+//! to clients. A machine never waits. If a message must follow a write, the machine keeps the
+//! message and sends it when [`Input::Durable`] reports the write's ticket.
 
 use std::fmt::{Debug, Display};
 use std::sync::Arc;
@@ -19,258 +19,266 @@ use crate::time::{Clock, Time};
 use crate::txn::{Decision, Key, Outcome, Reads, Txn};
 use crate::workers::Workers;
 
-/// A zero-sized name for a family of types: one transaction protocol.
+/// One transaction protocol: a zero-sized type that names the protocol's other types.
 pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
-    /// The names under which it goes on the command line and in results: one, or one for each variant.
-    /// Variants share every machine and message and differ by their settings, so that all of them are
+    /// The protocol's names on the command line and in results: one, or one for each variant.
+    /// Variants share all machines and messages and differ only in their settings, so that they are
     /// compiled once.
     const NAMES: &'static [&'static str];
-    /// Transactions wait in line for locks, or for what others come to, so that what piled up while a fault lasted ends one by one
-    /// after it. Tests then bound the time from one end to the next; of other protocols, the time
-    /// until the last.
+    /// True if transactions queue for locks or for the outcomes of others. After a fault such
+    /// queues drain serially, one transaction after the other. For such a protocol, tests bound the
+    /// time between two transactions that end; for other protocols, they bound the time until the
+    /// last one ends.
     const QUEUES: bool = false;
-    /// Runs general transactions ([`crate::txn::Kind::General`]), whose keys are not declared. One
-    /// that does not refuses them as invalid.
+    /// True if the protocol runs general transactions ([`crate::txn::Kind::General`]), whose keys
+    /// are not declared. Otherwise it refuses them as invalid.
     const GENERAL: bool = false;
-    /// It has a shorter way for reads of old states ([`crate::txn::Kind::StaleReadOnly`]). One that does not
-    /// treats them as any read-only transaction.
+    /// True if stale reads ([`crate::txn::Kind::StaleReadOnly`]) have a shorter path. Otherwise the
+    /// protocol treats them like other read-only transactions.
     const STALE_READS: bool = false;
-    /// Every region has a copy of everything, and its servers may hold shares of that
-    /// ([`crate::Cluster::divided`]). Others do not look at shares.
+    /// True if every region has a complete copy of the data, whose shares the region's servers may
+    /// divide ([`crate::Cluster::divided`]). Other protocols ignore shares.
     const SHARES: bool = false;
-    /// What it does with priorities needs coincidences of its own to go wrong: a swarm then draws seeds
-    /// that are mostly about those.
+    /// Enables the swarm's fault profile "priority races", for protocols that use priorities.
     const RANKS: bool = false;
-    /// Partitions have replicas. Those of a protocol that has none are placed on one server each, and that comes
-    /// back after it has failed.
+    /// True if partitions have replicas. Otherwise each partition is on one server, which comes
+    /// back after it fails.
     const REPLICATED: bool = true;
-    /// What some replicas hold is used before the last one has it, so that mistakes show only where
-    /// single replicas lag: a swarm then draws seeds that are mostly about those.
+    /// Enables the swarm's fault profile "lagging replicas", for protocols that use the state of
+    /// some replicas before all have it. Their bugs appear only while single replicas lag.
     const LAGS: bool = false;
-    /// Strict serializability needs clocks that keep their stated error bound; without them
-    /// serializability remains. If false, faulty clocks lower no promise.
+    /// True if strict serializability needs clocks that keep their stated error bound; with faulty
+    /// clocks, serializability remains. If false, faulty clocks weaken no guarantee.
     const NEEDS_CLOCKS: bool = true;
-    /// Why the protocol needs links that deliver the messages of one node to another in order and
-    /// once each. If none, messages may overtake each other and arrive twice, and a swarm draws that.
+    /// The reason why the protocol needs links that deliver the messages between two nodes in order
+    /// and once each. If none, messages may overtake each other and arrive twice, and the swarm
+    /// tests that.
     const NEEDS_ORDERED_LINKS: Option<&'static str> = None;
-    /// An operator may change the members of a partition's group ([`Admin::ChangeMembers`]). One that does
-    /// not refuses such orders.
+    /// True if an operator may change the members of a partition's group
+    /// ([`Admin::ChangeMembers`]). Otherwise the protocol refuses such orders.
     const MEMBERS: bool = false;
-    /// Other nodes end the transactions of a gateway that never comes back. Two-phase commit cannot: what is
-    /// prepared waits for the gateway that decides. A swarm then lets every gateway come back at the end.
+    /// True if other nodes end the transactions of a gateway that never comes back. Two-phase
+    /// commit by a gateway cannot do that: prepared transactions wait for the gateway's decision.
+    /// If false, the swarm restarts every gateway at the end.
     const OUTLIVES_GATEWAYS: bool = true;
 
     /// Settings shared by all machines of one keyspace.
     type Config: Clone + Eq + Debug + Send + Sync + 'static;
-    /// What machines say to each other.
+    /// Messages between machines.
     type Msg: Message;
-    /// Names of timers; setting one again moves it.
+    /// Names of timers. Setting a running timer again moves it.
     type Timer: Copy + Ord + Debug + Send + 'static;
-    /// What a server must remember.
+    /// Durable records of a server.
     type Record: Clone + Eq + Debug + Send + 'static;
-    /// Rare events worth counting; tests report those that never happened.
+    /// Rare events to count. Tests report those that never happened.
     type Note: Copy + Ord + Debug + Send + 'static;
-    /// Begins transactions for callers in one region.
+    /// Runs transactions for clients in one region.
     type Client: Machine<Self>;
-    /// Every role that one server node plays.
+    /// Plays every role of one server node.
     type Server: Machine<Self>;
 
-    /// Servers that may be lost with their disks, for new ones with empty disks to take their places
-    /// while everything runs, as long as a majority of each partition's replicas is not among them.
+    /// Servers that may lose their disks and be replaced by new ones with empty disks, while the
+    /// cluster runs. A majority of each partition's replicas must not be among the lost ones.
     fn replaceable(_cluster: &Cluster) -> Vec<NodeId> {
         Vec::new()
     }
 
-    /// Settings of the variant `name`, one of [`Protocol::NAMES`], that suit `cluster`: time-outs follow
+    /// Settings of the variant `name`, one of [`Protocol::NAMES`], for `cluster`: time-outs follow
     /// from its round-trip times.
     fn configure(cluster: &Cluster, name: &str) -> Self::Config;
 
-    /// The variant that has these settings.
+    /// The name of the variant with these settings.
     fn name(config: &Self::Config) -> &'static str;
 
-    /// Names of the unsafe variants of `name` that exist as test-only switches: behaviours of the paper
-    /// (or mistakes of implementers) that the simulator must catch (`reliability` F11).
+    /// The names of the mutations of the variant `name`. A mutation is a test-only switch that
+    /// enables an unsafe behaviour, which the simulator must catch (`reliability` F11).
     fn mutations(name: &str) -> &'static [&'static str];
 
-    /// Switches on the unsafe variant `mutation`, one of [`Protocol::mutations`]. Tests only: nothing
-    /// that serves users calls this.
+    /// Enables `mutation`, one of [`Protocol::mutations`]. Only tests call this.
     fn enable_mutation(config: &mut Self::Config, mutation: &str);
 
-    /// Promises of `name` that a replica gives before a log has them, by a record of its own: a swarm
-    /// then draws seeds in which several replicas lose power while their leader is cut off.
+    /// True if a replica of the variant `name` makes promises on the strength of a record of its
+    /// own, before the log has them. The swarm then also uses the fault profile "power cuts":
+    /// several replicas lose power while their leader is cut off.
     fn promises_alone(_name: &str) -> bool {
         false
     }
 
-    /// Draws other settings, any that an operator may choose: what a protocol promises must not
-    /// rest on time-outs that suit the network, nor on buffers that are never full. A swarm calls
-    /// this for some of its seeds; without an implementation settings stay as they are.
+    /// Draws other settings, any that an operator may choose. A protocol's guarantees must not
+    /// depend on time-outs that suit the network, or on buffers that are never full. The swarm
+    /// calls this for some of its seeds. The default changes nothing.
     fn vary(_config: &mut Self::Config, _rng: &mut Rng) {}
 
-    /// Encoded bytes of a record; within a tenth of what the server's codec produces.
+    /// Size of an encoded record in bytes, within a tenth of the codec's result.
     fn record_size(record: &Self::Record) -> usize;
 
-    /// Makes machines keep these limits in whatever holds several transactions. False: they keep
-    /// [`Limits::SERVER`] and cannot be told to keep others, and nothing was changed.
+    /// Sets the limits for records and messages that hold several transactions. Returns false, and
+    /// changes nothing, if the protocol always uses [`Limits::SERVER`].
     fn limit(_config: &mut Self::Config, _limits: Limits) -> bool {
         false
     }
 }
 
-/// What transports, models and traces need to know of a message without knowing the protocol.
+/// The properties of a message that transports, models and traces need without knowing the
+/// protocol.
 pub trait Message: Clone + Eq + Debug + Send + 'static {
     /// The name of the message, as in its paper.
     fn kind(&self) -> &'static str;
-    /// The transaction it is about, if it is about one.
+    /// The transaction that it belongs to, if it belongs to one.
     fn txn(&self) -> Option<TxnId>;
-    /// Its encoded size in bytes; within a tenth of what the server's codec produces.
+    /// Its encoded size in bytes, within a tenth of the codec's result.
     fn wire_size(&self) -> usize;
-    /// How many keys the receiver has to look at: an input of the CPU-time model.
+    /// The number of keys that the receiver processes: an input of the CPU-time model.
     fn keys(&self) -> usize;
-    /// The lane of the link that it takes.
+    /// The lane of the link that it uses.
     fn lane(&self) -> Lane {
         Lane::Data
     }
 }
 
-/// A lane of a link between two nodes. Each keeps the order of its messages; there is none between them.
+/// A lane of a link between two nodes. Messages of one lane keep their order; messages of different
+/// lanes may overtake each other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Lane {
-    /// Goes first: short messages on which depends whether anything goes on at all, such as leases and
-    /// watermarks. On a slow link they must not wait for data.
+    /// Goes first: short messages that are needed for any progress, such as leases and watermarks.
+    /// On a slow link they must not wait for data.
     Control,
-    /// Everything else.
+    /// All other messages.
     #[default]
     Data,
 }
 
-/// What a machine is told when it starts.
+/// The arguments with which a machine starts.
 #[derive(Debug)]
 pub struct Setup<P: Protocol> {
-    /// Its own address.
+    /// The machine's own node.
     pub node: NodeId,
-    /// The map.
+    /// The cluster: its nodes, topology and placement.
     pub cluster: Arc<Cluster>,
     /// The protocol's settings.
     pub config: Arc<P::Config>,
-    /// Where versions live that earlier checkpoints made durable; empty for a client.
+    /// The durable versions of earlier checkpoints; empty for a client.
     pub engine: Box<dyn StateEngine>,
-    /// Who does pieces of its work at once.
+    /// Runs independent parts of a step in parallel.
     pub workers: Arc<dyn Workers>,
 }
 
-/// A protocol's client side or server side. `Display` is its one-line state, shown in goldens.
+/// A protocol's client side or server side. `Display` is its one-line state, shown in golden
+/// traces.
 pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
-    /// Starts, or starts again after a crash: `recovered` holds the records of the last durable
-    /// checkpoint and every durable record after it, in the order they were persisted, and perhaps
-    /// a prefix of those that were never reported durable.
+    /// Starts the machine, for the first time or after a crash. `recovered` has the records of the
+    /// last durable checkpoint and every durable record after it, in the order in which they were
+    /// persisted. It may also have a prefix of the records that were never reported durable.
     fn new(setup: Setup<P>, recovered: Vec<P::Record>, cx: &mut Cx<'_, P>) -> Self;
 
-    /// Takes one input.
+    /// Processes one input.
     fn step(&mut self, input: Input<P>, cx: &mut Cx<'_, P>);
 
-    /// Called when no further input is ready: the place to send what several inputs can share.
-    /// Hosts call it at least once after every input, before time moves on.
+    /// Called when no further input is ready. The machine can now send messages that combine
+    /// several inputs. Hosts call it at least once after every input, before time advances.
     fn flush(&mut self, cx: &mut Cx<'_, P>);
 
-    /// Panics if the state contradicts itself. Called after every step in tests and simulations.
+    /// Panics if the state contradicts itself. Tests and simulations call it after every step.
     fn assert_invariants(&self);
 
-    /// What is held here that must be gone some time after every transaction has ended and every
-    /// fault has healed, and how much of it: locks, prepared transactions, waiters, outcomes that
-    /// nobody can ask about any more. Simulations wait until everything is zero, and fail if it
-    /// never is.
+    /// State that must disappear some time after every transaction has ended and every fault has
+    /// healed, with its amount: locks, prepared transactions, waiting requests, outcomes that
+    /// nobody can ask for any more. Simulations wait until all amounts are zero, and fail if that
+    /// never happens.
     fn leaks(&self) -> Vec<Leak> {
         Vec::new()
     }
 
-    /// What an operator may want to watch, as of now.
+    /// Quantities for operators to watch.
     fn gauges(&self, _now: Time) -> Vec<Gauge> {
         Vec::new()
     }
 
-    /// Orders to change members that were given to this machine since it started, the latest of each
+    /// Orders to change members that this machine has received since it started: the latest of each
     /// partition, oldest first.
     fn orders(&self) -> Vec<MembershipOrder> {
         Vec::new()
     }
 
-    /// Why a server would not take this order now; none if it would. Whoever talks to operators asks
-    /// before the order becomes an input, so that nobody is told that a server has taken an order
-    /// which it ignores.
+    /// Why a server would refuse this order now; none if it would accept it. The service asks
+    /// before it passes the order on as an input. So no operator is told that a server accepted an
+    /// order which it then ignores.
     fn refusal(&self, _order: &Admin) -> Option<Refusal> {
         Some(Refusal::Never("this protocol takes no orders of operators".into()))
     }
 
-    /// The groups that a server knows something of that the placement does not say.
+    /// The groups about which a server knows more than the placement says.
     fn groups(&self, _now: Time) -> Vec<GroupView> {
         Vec::new()
     }
 
-    /// The copies of replicated state that this machine holds. Simulations compare them once
-    /// nothing is left over.
+    /// Digests of the replicated states on this machine. Simulations compare them once all leaks
+    /// are gone.
     fn replica_digests(&self) -> Vec<ReplicaDigest> {
         Vec::new()
     }
 }
 
-/// The unsafe variant of every protocol that may show old values: clients forget what they were told
-/// ([`crate::session`]). It is a mistake of callers, so those who drive callers switch it on, beside
-/// [`Protocol::enable_mutation`].
+/// A mutation of every protocol that may show old values: clients forget what they have seen
+/// ([`crate::session`]). The mutation is in the clients, so the code that drives clients enables
+/// it, together with [`Protocol::enable_mutation`].
 pub const NO_SESSIONS: &str = "R11";
 
-/// The path of an unknown outcome that stays unknown: nobody can ever tell, and whoever asks again is told the same.
+/// The path of an unknown outcome that stays unknown: no node can ever find it out, and every later
+/// request gets the same answer.
 pub const UNKNOWABLE: &str = "unknowable";
 
-/// A quantity that an operator may want to watch.
+/// A quantity for operators to watch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gauge {
-    /// What it is, its unit last.
+    /// Its name, with the unit at the end.
     pub name: &'static str,
-    /// The node that it is about.
+    /// The node that it describes.
     pub node: NodeId,
-    /// How much.
+    /// Its value.
     pub value: i64,
 }
 
-/// Something that a machine holds, and how much of it.
+/// The name of something that a machine still holds, and its amount.
 pub type Leak = (&'static str, usize);
 
-/// One machine's copy of a group's replicated state. Copies at the same position are equal.
+/// The digest of one replica's state. Replicas at the same position have equal digests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReplicaDigest {
-    /// Whose state it is.
+    /// The partition.
     pub partition: PartitionId,
-    /// How much of the group's history it reflects.
+    /// The position in the group's history that the state reflects.
     pub position: u64,
-    /// A hash of it, see [`crate::digest`].
+    /// A hash of the state, see [`crate::digest`].
     pub digest: u64,
-    /// How many nodes keep the state at this position, if that changes: who has left keeps an old copy.
+    /// The number of nodes that keep the state at this position, if that number changes. A node
+    /// that has left keeps an old state.
     pub members: Option<usize>,
 }
 
-/// A statement about the whole cluster on which a machine acts. Simulations hold all the claims of a
-/// run, and what callers were told, against each other; servers drop them.
+/// A statement about the whole cluster on which a machine acts. Simulations compare all claims of a
+/// run with each other and with the outcomes that clients received. Servers drop claims.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
-    /// This node leads the partition's group in this term: no other node ever does.
+    /// This node leads the partition's group in this term, and no other node ever does.
     Leads {
-        /// Whose group.
+        /// The partition.
         partition: PartitionId,
         /// The term.
         term: u64,
     },
-    /// This entry of the log of the partition's group is chosen: no other ever is at its place.
+    /// This entry of the log of the partition's group is chosen, and no other entry ever is at its
+    /// index.
     Chosen {
-        /// Whose log.
+        /// The partition.
         partition: PartitionId,
-        /// The entry's place.
+        /// The entry's index.
         index: u64,
-        /// The term it was appended in, which together with the place names the entry.
+        /// The term in which it was appended. Term and index together name the entry.
         term: u64,
     },
-    /// The transaction's outcome is decided: no other ever is, for this attempt, nor is its caller
-    /// told another.
+    /// The outcome of this attempt is decided. No other outcome is ever decided for it, and no
+    /// client ever receives another one.
     Decided {
         /// The attempt.
         txn: TxnId,
@@ -279,29 +287,29 @@ pub enum Claim {
     },
 }
 
-/// Orders from an operator.
+/// Orders of an operator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Admin {
-    /// Hand leadership of a partition's group to another of its voters.
+    /// Transfer leadership of a partition's group to another of its voters.
     TransferLeader {
-        /// Whose leader is to change.
+        /// The partition.
         partition: PartitionId,
-        /// The wanted leader.
+        /// The new leader.
         to: NodeId,
     },
-    /// Make these nodes the voters and learners of a partition's group.
+    /// Replace the voters and learners of a partition's group.
     ChangeMembers {
-        /// Whose members are to change.
+        /// The partition.
         partition: PartitionId,
-        /// Members that vote.
+        /// The new voters.
         voters: Vec<NodeId>,
-        /// Members that only receive.
+        /// The new members that receive entries but do not vote.
         learners: Vec<NodeId>,
     },
 }
 
 impl Admin {
-    /// The partition that the order is about.
+    /// The partition of the order.
     #[must_use]
     pub fn partition(&self) -> PartitionId {
         match self {
@@ -312,65 +320,65 @@ impl Admin {
     }
 }
 
-/// Why a server does not take an operator's order. A refused order has no effect.
+/// Why a server refuses an operator's order. A refused order has no effect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// The server does not lead the partition's group; who does, if the server knows.
+    /// The server does not lead the partition's group. It names the leader, if it knows.
     NotLeader(Option<NodeId>),
-    /// The server leads, but cannot carry the order out now; why, and what to do.
+    /// The server leads, but cannot carry the order out now. The text says why and what to do.
     NotNow(String),
-    /// The order contradicts the cluster's settings; why.
+    /// The order contradicts the cluster's settings. The text says why.
     Invalid(String),
-    /// The protocol has no such orders; why, and what to do instead.
+    /// The protocol has no such orders. The text says why and what to do instead.
     Never(String),
 }
 
-/// What a server knows of the group of one partition. Members may differ from the placement.
+/// What a server knows about the group of one partition. The members may differ from the placement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupView {
-    /// Whose group it is.
+    /// The partition.
     pub partition: PartitionId,
-    /// Members that vote; during a change, the new ones.
+    /// The voters; during a change, the new ones.
     pub voters: Vec<NodeId>,
-    /// Members that only receive, as far as the server knows.
+    /// The members that receive entries but do not vote, as far as the server knows.
     pub learners: Vec<NodeId>,
-    /// The member that leads, if the server knows.
+    /// The leader, if the server knows it.
     pub leader: Option<NodeId>,
-    /// If this server leads: the voter to which it should hand leadership before it ends.
+    /// If this server leads: the voter to which it should transfer leadership before it stops.
     pub successor: Option<NodeId>,
 }
 
-/// An order to change the members of a partition's group, and what became of it.
+/// An order to change the members of a partition's group, and its progress.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MembershipOrder {
-    /// Whose members are to change.
+    /// The partition.
     pub partition: PartitionId,
-    /// The wanted members that vote.
+    /// The new voters.
     pub voters: Vec<NodeId>,
-    /// The wanted members that only receive.
+    /// The new members that receive entries but do not vote.
     pub learners: Vec<NodeId>,
-    /// When it was given.
+    /// When the order was given.
     pub given: Time,
-    /// What became of it.
+    /// Its progress.
     pub state: OrderState,
 }
 
-/// What became of an order to change members.
+/// The progress of an order to change members.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum OrderState {
-    /// It is being carried out; what it waits for.
+    /// The leader is carrying it out. The text says what it waits for.
     Pending(String),
-    /// These are the members, or were until a later order.
+    /// It was carried out. A later order may have changed the members again.
     Finished,
-    /// It is not being carried out, and will not be; why, and what to do.
+    /// It failed, and will not be carried out. The text says why and what to do.
     Failed(String),
-    /// It was given to a node that does not lead the group; who does, if that is known. It had no
-    /// effect.
+    /// The node that received it does not lead the group. It names the leader, if it knows. The
+    /// order had no effect.
     NotLeader(Option<NodeId>),
 }
 
 impl OrderState {
-    /// Its name in what programs read.
+    /// Its name in machine-readable output.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -380,7 +388,7 @@ impl OrderState {
         }
     }
 
-    /// What there is to say besides the name; empty if nothing.
+    /// The details besides the name; empty if there are none.
     #[must_use]
     pub fn detail(&self) -> String {
         match self {
@@ -398,108 +406,108 @@ impl OrderState {
     }
 }
 
-/// What a machine takes.
+/// An input of a machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Input<P: Protocol> {
-    /// To a client: run this transaction.
+    /// For a client machine: run this transaction.
     Begin(Txn),
-    /// To a client: the next round of reads of a general transaction that it began and that waits
-    /// for its caller. Keys that it has read already are told again as they were then. Ignored if the
-    /// transaction has ended, or a round is under way.
+    /// For a client machine: the next round of reads of a general transaction that it began and
+    /// that waits for its client. Keys that it has already read keep their values. Ignored if the
+    /// transaction has ended, or a round is pending.
     Read {
-        /// Which transaction.
+        /// The transaction.
         txn: TxnId,
-        /// What its caller wants to know.
+        /// The keys to read.
         keys: Vec<Key>,
     },
-    /// To a client: the end of an interactive or general transaction that it began and that waits
-    /// for its caller. Ignored if the transaction has ended.
+    /// For a client machine: the decision on an interactive or general transaction that it began
+    /// and that waits for its client. Ignored if the transaction has ended.
     Decide {
-        /// Which transaction.
+        /// The transaction.
         txn: TxnId,
-        /// What its caller wants.
+        /// The client's decision.
         decision: Decision,
     },
-    /// To a client: this transaction was begun here or elsewhere, and its caller does not know what
-    /// became of it. With a decision, the caller had asked for that; `reads` are the versions it
-    /// was based on. Finish with its one outcome, ending the transaction if it has none.
+    /// For a client machine: find out the outcome of a transaction that began here or at another
+    /// gateway, and end it if it is still pending. `decision` is set if the client had decided;
+    /// `reads` has the versions on which that decision was based.
     Resolve {
-        /// The transaction as it was begun.
+        /// The transaction as it was submitted.
         txn: Txn,
-        /// What its reads returned, if they did, in all rounds.
+        /// The values that its reads returned, in all rounds, as far as the client received them.
         reads: Reads,
-        /// What its caller had decided, if it had.
+        /// The client's decision, if it had decided.
         decision: Option<Decision>,
     },
     /// A message arrived.
     Message {
         /// Its sender.
         from: NodeId,
-        /// What it says.
+        /// The message.
         msg: P::Msg,
     },
     /// A timer that the machine set has expired.
     Timer(P::Timer),
     /// Everything persisted up to and including this ticket is durable.
     Durable(Ticket),
-    /// To a server: an operator's order.
+    /// For a server machine: an operator's order.
     Admin(Admin),
 }
 
-/// What a machine wants done. Effects are carried out first in, first out.
+/// An effect that a machine requests. Effects are carried out in the order of the requests.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect<P: Protocol> {
-    /// Send a message. It may be lost or delayed. It may arrive twice or after a later one, unless the
-    /// protocol says that it needs ordered links ([`Protocol::NEEDS_ORDERED_LINKS`]).
+    /// Send a message. It may be lost or delayed. It may arrive twice or after a later one, unless
+    /// the protocol says that it needs ordered links ([`Protocol::NEEDS_ORDERED_LINKS`]).
     Send {
-        /// To whom.
+        /// The receiver.
         to: NodeId,
-        /// What.
+        /// The message.
         msg: P::Msg,
     },
     /// Make a record durable, after all records before it.
     Persist {
-        /// Reported when it is done.
+        /// The ticket that is reported when the record is durable.
         ticket: Ticket,
-        /// What to remember.
+        /// The record.
         record: P::Record,
     },
-    /// Make `versions` durable in the state engine, then let `records` replace every record
-    /// persisted before: the bound on restart time and on the size of the log.
+    /// Make `versions` durable in the state engine, and then replace all earlier records by
+    /// `records`. Checkpoints bound the restart time and the size of the log.
     Checkpoint {
-        /// Reported when it is done.
+        /// The ticket that is reported when the checkpoint is durable.
         ticket: Ticket,
-        /// Versions to merge into the state engine first.
+        /// The versions to merge into the state engine first.
         versions: Arc<Memtable>,
-        /// What to remember instead of everything before.
+        /// The records that replace all earlier ones.
         records: Vec<P::Record>,
     },
-    /// To the caller: what the transaction read. Once per attempt at most; of a general transaction
-    /// once for each round, with the keys of that round.
+    /// For the client: the values that the transaction read. At most once per attempt; in a general
+    /// transaction once for each round, with the keys of that round.
     Reads {
-        /// Which transaction.
+        /// The transaction.
         txn: TxnId,
-        /// What it read.
+        /// The values.
         reads: Reads,
     },
-    /// To the caller: what became of the transaction. Once per attempt. For a read-only
-    /// transaction or a procedure that commits, its `Reads` went before, unless the caller had
-    /// lost track and what was read is gone.
+    /// For the client: the outcome of the transaction, once per attempt. If a read-only transaction
+    /// or a procedure commits, `Reads` comes first, unless the transaction was resolved later and
+    /// its reads are no longer known.
     Finish {
-        /// Which transaction.
+        /// The transaction.
         txn: TxnId,
-        /// What became of it.
+        /// Its outcome.
         outcome: Outcome,
-        /// Which of the protocol's paths it took: `fast`, `slow`, `read-only`, …
+        /// The protocol's path that it took: `fast`, `slow`, `read-only`, …
         path: &'static str,
     },
-    /// Something rare happened.
+    /// A rare event happened.
     Note(P::Note),
-    /// Something that no other machine may contradict.
+    /// A claim that no other machine may contradict.
     Claim(Claim),
 }
 
-/// The context of a machine's step: its only way to read a clock, to send and to write.
+/// The handler context: a machine's only way to read a clock, to send and to write.
 #[derive(Debug)]
 pub struct Cx<'a, P: Protocol> {
     pub(crate) now: Time,
@@ -511,7 +519,7 @@ pub struct Cx<'a, P: Protocol> {
 }
 
 impl<P: Protocol> Cx<'_, P> {
-    /// The same context, to keep in a struct for the length of a borrow.
+    /// The same context with a shorter lifetime.
     pub fn reborrow(&mut self) -> Cx<'_, P> {
         let Self { now, clock, rng, timers, effects, last_ticket } = self;
         Cx { now: *now, clock: *clock, rng, timers, effects, last_ticket }
@@ -539,7 +547,7 @@ impl<P: Protocol> Cx<'_, P> {
         self.effects.push(Effect::Send { to, msg });
     }
 
-    /// Sets `timer` to expire at `at`, or moves it there.
+    /// Sets `timer` to expire at `at`. A running timer moves there.
     pub fn set_timer(&mut self, timer: P::Timer, at: Time) {
         self.timers.set(timer, at);
     }
@@ -549,37 +557,37 @@ impl<P: Protocol> Cx<'_, P> {
         self.timers.cancel(timer);
     }
 
-    /// Persists `record` after all those before it; the ticket is reported when it is durable.
+    /// Persists `record` after all earlier ones. The ticket is reported when the record is durable.
     pub fn persist(&mut self, record: P::Record) -> Ticket {
         let ticket = self.next_ticket();
         self.effects.push(Effect::Persist { ticket, record });
         ticket
     }
 
-    /// Replaces everything persisted before by `records`, once `versions` are in the state engine.
-    /// At most one checkpoint may be under way.
+    /// Replaces all earlier records by `records`, once `versions` are in the state engine. At most
+    /// one checkpoint may be pending.
     pub fn checkpoint(&mut self, versions: Arc<Memtable>, records: Vec<P::Record>) -> Ticket {
         let ticket = self.next_ticket();
         self.effects.push(Effect::Checkpoint { ticket, versions, records });
         ticket
     }
 
-    /// Answers the caller of `txn` with what it read.
+    /// Sends the client of `txn` the values read.
     pub fn reads(&mut self, txn: TxnId, reads: Reads) {
         self.effects.push(Effect::Reads { txn, reads });
     }
 
-    /// Tells the caller of `txn` what became of it.
+    /// Sends the client of `txn` its outcome.
     pub fn finish(&mut self, txn: TxnId, outcome: Outcome, path: &'static str) {
         self.effects.push(Effect::Finish { txn, outcome, path });
     }
 
-    /// Counts something rare.
+    /// Counts a rare event.
     pub fn note(&mut self, note: P::Note) {
         self.effects.push(Effect::Note(note));
     }
 
-    /// States what no other machine may contradict, as this one acts on it.
+    /// Makes a claim, at the moment when this machine acts on it.
     pub fn claim(&mut self, claim: Claim) {
         self.effects.push(Effect::Claim(claim));
     }

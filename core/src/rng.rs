@@ -1,13 +1,13 @@
-//! Seeded randomness whose values are stable for ever: ChaCha8, one independent stream per
+//! Seeded random numbers whose values never change: ChaCha8, one independent stream for each
 //! component and node, and integer draws only.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng};
 
-/// A stream of random numbers determined by a seed and a label.
+/// A stream of random numbers, determined by a seed and a label.
 ///
-/// An extra draw in one stream never shifts another, so adding a draw to the network model does
-/// not reshuffle the workload.
+/// An extra draw in one stream never shifts another. So a new draw in the network model does not
+/// change the workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rng(ChaCha8Rng);
 
@@ -16,7 +16,7 @@ impl Rng {
     #[must_use]
     pub fn stream(seed: u64, label: &str, index: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        // FNV-1a over the label and the index picks the stream; stable by definition.
+        // FNV-1a over the label and the index selects the stream. It must never change.
         let bytes = label.bytes().chain([0xff]).chain(index.to_le_bytes());
         let stream = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -51,7 +51,7 @@ impl Rng {
         self.below(denominator) < numerator
     }
 
-    /// A uniform number in `[0, 1)` with 53 random bits, for the models outside protocols.
+    /// A uniform number in `[0, 1)` with 53 random bits, for models outside of protocols.
     #[expect(
         clippy::float_arithmetic,
         reason = "used by workloads and models, never by a protocol"
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn streams_are_stable_and_independent() {
-        // The literal values pin the generator: a dependency upgrade that changes them breaks
-        // every recorded seed, and must not pass unnoticed.
+        // The literals fix the generator's values. A dependency upgrade that changes them would
+        // break every recorded seed, and must fail here.
         let mut rng = Rng::stream(1, "network", 0);
         let first: Vec<u64> = (0..3).map(|_| rng.below(1_000_000)).collect();
         assert_eq!(first, PINNED);

@@ -1,10 +1,11 @@
-//! What a client has been told, so that nothing that it reads later is older: read your writes, and
-//! monotonic reads (`docs/pitfalls.md`, R11).
+//! The versions that a client has seen, so that none of its later reads is older: read your writes,
+//! and monotonic reads (`docs/pitfalls.md`, R11).
 //!
-//! A [`Session`] remembers the newest version of each key that its client wrote or read in a committed
-//! transaction. A transaction carries those of its own keys as [`Floors`]; a read below its floor is
-//! stale, and whoever holds it waits for a newer one or ends the attempt. A session that never
-//! touched a key asks nothing of it, so that reads without a conflict cost what they cost before.
+//! A [`Session`] remembers the newest version of each key that its client wrote or read in a
+//! committed transaction. A transaction has the versions of its own keys as [`Floors`]. A read
+//! below its floor is stale: the node that serves it waits for a newer version or ends the attempt.
+//! A key that the session never touched has no floor, so sessions cost nothing for transactions
+//! without conflicts.
 
 use crate::wire::Wire;
 use std::collections::BTreeMap;
@@ -19,13 +20,13 @@ use crate::txn::{Key, Op, Read, Reads, Version, Writes};
 pub struct Floor {
     /// Its commit timestamp.
     pub timestamp: Timestamp,
-    /// It deleted the key, or may have. Servers forget deletions in the end, so a key that was never
-    /// written fits such a floor too.
+    /// True if this version is, or may be, a deletion. Servers drop old deletions, so a read that
+    /// finds the key absent also satisfies such a floor.
     pub is_deletion: bool,
 }
 
 impl Floor {
-    /// True if this read is not older.
+    /// True if this read is not older than the floor.
     #[must_use]
     pub fn admits(self, read: &Read) -> bool {
         read.version.timestamp >= self.timestamp
@@ -33,7 +34,7 @@ impl Floor {
     }
 }
 
-/// Floors of several keys. A key without one was never touched.
+/// Floors by key. A key that the session never touched has none.
 pub type Floors = BTreeMap<Key, Floor>;
 
 /// True if one of these reads is older than its floor.
@@ -44,7 +45,7 @@ pub fn is_below<'a>(floors: &Floors, reads: impl IntoIterator<Item = (&'a Key, &
             .any(|(key, read)| floors.get(key).is_some_and(|floor| !floor.admits(read)))
 }
 
-/// The highest floor of these keys; zero if none has one.
+/// The highest floor of these keys; zero if none has a floor.
 pub fn highest<'a>(floors: &Floors, keys: impl IntoIterator<Item = &'a Key>) -> Timestamp {
     if floors.is_empty() {
         return Timestamp::ZERO;
@@ -53,17 +54,18 @@ pub fn highest<'a>(floors: &Floors, keys: impl IntoIterator<Item = &'a Key>) -> 
     floors.map(|floor| floor.timestamp).max().unwrap_or_default()
 }
 
-/// Keys that one session remembers, at most. Beyond, it forgets those it was told longest ago.
+/// The largest number of keys that one session remembers. When it is full, it forgets the keys that
+/// it saw longest ago.
 pub const KEYS_MAX: usize = 4_096;
 
-/// Bytes of keys that one session remembers, at most.
+/// The largest total length of the keys that one session remembers, in bytes.
 pub const BYTES_MAX: usize = 1 << 20;
 
-/// What one client was told of each key.
+/// The versions that one client has seen, by key.
 #[derive(Clone, Debug)]
 pub struct Session {
     floors: BTreeMap<Key, (Floor, u64)>,
-    /// Keys in the order in which they were last told.
+    /// Keys in the order in which they were last seen.
     order: BTreeMap<u64, Key>,
     told: u64,
     bytes: usize,
@@ -72,39 +74,39 @@ pub struct Session {
 }
 
 impl Default for Session {
-    /// One that remembers [`KEYS_MAX`] keys of [`BYTES_MAX`] bytes.
+    /// A session with the limits [`KEYS_MAX`] and [`BYTES_MAX`].
     fn default() -> Self {
         Self::bounded(KEYS_MAX, BYTES_MAX)
     }
 }
 
 impl Session {
-    /// One that remembers so many keys of so many bytes together.
+    /// A session with these limits on the number of keys and on their total bytes.
     #[must_use]
     pub fn bounded(keys_max: usize, bytes_max: usize) -> Self {
         let (floors, order) = (BTreeMap::new(), BTreeMap::new());
         Self { floors, order, told: 0, bytes: 0, keys_max, bytes_max }
     }
 
-    /// A transaction committed and had read this.
+    /// A transaction with these reads committed.
     pub fn read(&mut self, reads: &Reads) {
         for (key, Read { value, version }) in reads {
             self.raise(key, version.timestamp, value.is_none());
         }
     }
 
-    /// A transaction committed at `at` and wrote this.
+    /// A transaction with these writes committed at `at`.
     pub fn wrote(&mut self, at: Timestamp, writes: &Writes) {
         for (key, value) in writes {
             self.raise(key, at, value.is_none());
         }
     }
 
-    /// A procedure of these operations committed at `at`.
+    /// A procedure with these operations committed at `at`.
     pub fn ran(&mut self, at: Timestamp, ops: &[Op]) {
         let mut writes: BTreeMap<&Key, bool> = BTreeMap::new();
         for op in ops {
-            // What a stored procedure wrote is not known here.
+            // The value that a stored procedure wrote is not known here.
             let is_deletion = matches!(op, Op::Delete(_) | Op::Call(_));
             writes.extend(op.writes().iter().map(|key| (key, is_deletion)));
         }
@@ -131,7 +133,7 @@ impl Session {
             }
             None => {
                 self.bytes += key.len();
-                // A copy: a key may share the buffer of a whole answer.
+                // It copies the key, because the key may share the buffer of a whole answer.
                 let key = Key(Bytes::copy_from_slice(&key.0));
                 self.order.insert(told, key.clone());
                 self.floors.insert(key, (Floor { timestamp, is_deletion }, told));
@@ -151,7 +153,7 @@ impl Session {
         keys.into_iter().filter_map(floor).collect()
     }
 
-    /// True if something here is older than what the client was told before.
+    /// True if one of these reads is older than the client's floor.
     #[must_use]
     pub fn is_ahead_of(&self, reads: &Reads) -> bool {
         is_below(&self.floors_of(reads.keys()), reads)
@@ -181,7 +183,7 @@ mod tests {
         assert!(!session.is_ahead_of(&reads("other", 0, None)));
         session.read(&reads("k", 7, Some("w")));
         assert!(session.is_ahead_of(&reads("k", 5, Some("v"))));
-        // What is older says nothing new.
+        // An older version changes nothing.
         session.read(&reads("k", 6, Some("x")));
         assert!(session.is_ahead_of(&reads("k", 6, Some("x"))));
         assert_eq!(highest(&session.floors_of([&"k".into()]), [&"k".into()]), Timestamp(7));

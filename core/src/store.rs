@@ -1,9 +1,9 @@
 //! The multi-version store: versions of keys, by partition.
 //!
-//! A machine owns a [`Store`]: a [`Memtable`] of what was applied since its last checkpoint, over a
-//! [`StateEngine`] of what earlier checkpoints made durable. Reads are synchronous; writes go to the
-//! memtable and reach the engine with [`crate::Effect::Checkpoint`]. A crash loses the memtable,
-//! and replaying the log rebuilds it: putting the same version twice changes nothing.
+//! A machine owns a [`Store`]: a [`Memtable`] with the versions since its last checkpoint, above a
+//! [`StateEngine`] with the durable versions of earlier checkpoints. Reads are synchronous. Writes
+//! go to the memtable, and reach the engine with [`crate::Effect::Checkpoint`]. A crash loses the
+//! memtable, and replaying the log rebuilds it: putting the same version twice changes nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,16 +19,16 @@ use crate::time::Timestamp;
 use crate::txn::{Key, Read, Value, Version};
 use crate::wire::{Wire, WireError};
 
-/// One version of a key; no value means that this version deleted it.
+/// One version of a key. No value means that this version deleted the key.
 pub type Versioned = (Version, Option<Value>);
 
 /// All versions of one key, oldest first.
 pub type Versions = SmallVec<[Versioned; 1]>;
 
-/// Checks that the versions of each key are in order, oldest first: what a table relies on.
+/// Checks that the versions of each key are in order, oldest first. Tables rely on it.
 ///
 /// # Errors
-/// They are not.
+/// If they are not.
 pub fn check_versions(keys: &[(Key, Versions)]) -> Result<(), WireError> {
     for (key, versions) in keys {
         if !versions.is_sorted_by(|(a, _), (b, _)| a < b) {
@@ -40,17 +40,16 @@ pub fn check_versions(keys: &[(Key, Versions)]) -> Result<(), WireError> {
     Ok(())
 }
 
-/// Keys with versions that pass [`check_versions`].
+/// Random keys with versions that pass [`check_versions`].
 pub fn sample_versions(rng: &mut Rng) -> Vec<(Key, Versions)> {
     let keys = Vec::<(Key, BTreeMap<Version, Option<Value>>)>::sample(rng);
     keys.into_iter().map(|(key, versions)| (key, versions.into_iter().collect())).collect()
 }
 
-/// Where durable versions are read from. Written only by the driver, when it carries out a
-/// checkpoint.
+/// The durable versions. Only the driver writes them, when it carries out a checkpoint.
 ///
 /// Reads cannot fail: an engine that cannot read its medium must stop the process and say why,
-/// for a machine has no safe way to go on without its state.
+/// because a machine cannot continue safely without its state.
 pub trait StateEngine: Debug + Send + Sync {
     /// The newest version of `key` that is not after `at`.
     fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<Versioned>;
@@ -68,9 +67,9 @@ pub trait StateEngine: Debug + Send + Sync {
 /// Versions of one partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// Everything the layers below hold for this partition is void.
+    /// True if the layers below have no valid data for this partition.
     pub cleared: bool,
-    /// Versions that are not the newest of their key and older than this may be dropped.
+    /// Versions older than this may be dropped, except the newest of them for each key.
     pub collect_below: Timestamp,
     /// The versions.
     pub keys: BTreeMap<Key, Versions>,
@@ -85,7 +84,7 @@ pub struct Memtable {
 }
 
 impl Memtable {
-    /// About how many bytes of keys and values it holds.
+    /// The approximate size of its keys and values in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -109,8 +108,8 @@ impl Memtable {
         self.tables.get(&partition).is_some_and(|table| table.cleared)
     }
 
-    /// Merges `above`, the layer on top, into this one, and drops the versions that it allows to
-    /// be dropped among the keys it touches.
+    /// Merges the layer `above` into this one. Among the keys that it touches, it drops the
+    /// versions that may be dropped.
     pub fn merge(&mut self, above: &Self) {
         for (&partition, table) in &above.tables {
             if table.cleared {
@@ -134,7 +133,7 @@ impl Memtable {
     }
 }
 
-/// Drops versions that nobody can read any more: those older than the newest version below
+/// Drops versions that no transaction can read any more: those older than the newest version below
 /// `below`, and that one too if it is a deletion.
 pub fn collect(versions: &mut Versions, below: Timestamp) {
     let old = versions.partition_point(|(version, _)| version.timestamp < below);
@@ -153,8 +152,8 @@ pub fn newest(versions: &[Versioned], at: Timestamp) -> Option<&Versioned> {
     after.checked_sub(1).and_then(|last| versions.get(last))
 }
 
-/// An engine in memory: what survives a crash on the simulated disk, and what a server without a
-/// data directory uses. Clones share one state.
+/// An engine in memory. The simulated disk uses it as the state that survives a crash, and a server
+/// without a data directory uses it too. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryEngine(Arc<RwLock<Memtable>>);
 
@@ -185,7 +184,7 @@ impl StateEngine for MemoryEngine {
     }
 }
 
-/// About how many bytes a version takes.
+/// The approximate size of a version in bytes.
 fn size(key: &Key, value: Option<&Value>) -> usize {
     key.len() + value.map_or(0, Value::len) + 64
 }
@@ -194,12 +193,12 @@ fn from(after: Option<&Key>) -> Bound<&Key> {
     after.map_or(Bound::Unbounded, Bound::Excluded)
 }
 
-/// A piece of a partition's state is cut when it has so many bytes: far below what one message may
-/// have, so that a piece of long values is one, too.
+/// The size at which a piece of a partition's state ends, in bytes. It is far below the size of a
+/// message, so that a piece with one more long value is, too.
 pub const PIECE_BYTES: usize = 1 << 20;
 
-/// How many of `keys`, from the first on, are not much more than `bytes_max` bytes together; one at least if
-/// there is any.
+/// The number of `keys`, from the first on, that together have about `bytes_max` bytes; at least
+/// one if there are any.
 #[must_use]
 pub fn piece_len(keys: &[(Key, Versions)], bytes_max: usize) -> usize {
     let mut bytes = 0;
@@ -211,35 +210,35 @@ pub fn piece_len(keys: &[(Key, Versions)], bytes_max: usize) -> usize {
     fits.count()
 }
 
-/// A piece of a partition's state, for another replica.
+/// A piece of a partition's state, to copy to another replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Piece {
     /// Keys in order, each with all its versions.
     pub keys: Vec<(Key, Versions)>,
-    /// The last of them, if others follow.
+    /// The last key of the piece, if more follow.
     pub next: Option<Key>,
 }
 
-/// Where a part of a partition's state begins that may be cut within a key.
+/// A position in a partition's state, possibly within the versions of a key.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Start {
-    /// After this key; at the first, if none.
+    /// After this key; at the first key if none.
     pub after: Option<Key>,
-    /// Of this one of the keys that follow, versions up to this one were told already.
+    /// In this following key, after this version: earlier ones were sent already.
     pub within: Option<(Key, Version)>,
 }
 
-/// Keys that one scan of [`Store::cut`] asks for: values may be long.
+/// The number of keys that one scan of [`Store::cut`] requests. Values may be long.
 const SCAN_KEYS: usize = 64;
 
 /// A machine's versioned state: memory over the state engine.
 #[derive(Debug)]
 pub struct Store {
     active: Memtable,
-    /// What a checkpoint under way is making durable.
+    /// The versions that a pending checkpoint is making durable.
     frozen: Option<Arc<Memtable>>,
     engine: Box<dyn StateEngine>,
-    /// Of what was put since it was last taken.
+    /// The digest of the versions put since it was last taken.
     puts: Digest,
 }
 
@@ -273,7 +272,7 @@ impl Store {
         self.read_at(partition, key, Timestamp::MAX)
     }
 
-    /// Adds a version of `key`; nothing happens if it is there already.
+    /// Adds a version of `key`. Adding a version that exists changes nothing.
     pub fn put(
         &mut self,
         partition: PartitionId,
@@ -289,25 +288,25 @@ impl Store {
         self.active.put(partition, key, version, value);
     }
 
-    /// A digest of every version that was put since this was last called, in order.
+    /// A digest, in order, of all versions put since the last call.
     pub fn take_puts(&mut self) -> u64 {
         std::mem::take(&mut self.puts).value()
     }
 
-    /// Forgets everything about a partition, to be filled anew.
+    /// Drops all data of a partition, so that it can be filled again.
     pub fn clear(&mut self, partition: PartitionId) {
         let table = Table { cleared: true, ..Table::default() };
         self.active.tables.insert(partition, table);
     }
 
-    /// Allows versions older than `below` to be dropped at the next checkpoint, except the newest
-    /// such version of each key.
+    /// Allows the next checkpoint to drop versions older than `below`, except the newest such
+    /// version of each key.
     pub fn collect_below(&mut self, partition: PartitionId, below: Timestamp) {
         let table = self.active.tables.entry(partition).or_default();
         table.collect_below = table.collect_below.max(below);
     }
 
-    /// The first `limit` keys after `after`, each with all its versions: a piece of a snapshot.
+    /// The first `limit` keys after `after`, each with all its versions.
     #[must_use]
     pub fn scan(
         &self,
@@ -338,19 +337,20 @@ impl Store {
         if !hidden {
             add(self.engine.scan(partition, after, limit));
         }
-        // Each layer gave its first `limit` keys, so the first `limit` of their union are complete.
+        // Each layer returned its first `limit` keys, so the first `limit` keys of their union are
+        // complete.
         merged.into_iter().take(limit).collect()
     }
 
-    /// The keys after `after`, as many as one message can carry: at most `keys_max`, and not much more
-    /// than [`PIECE_BYTES`], but one at least if there is any.
+    /// The keys after `after` that fit into one message: at most `keys_max`, and about
+    /// [`PIECE_BYTES`] bytes, but at least one if there are any.
     #[must_use]
     pub fn piece(&self, partition: PartitionId, after: Option<&Key>, keys_max: usize) -> Piece {
         self.piece_within(partition, after, (keys_max, PIECE_BYTES))
     }
 
-    /// The keys after `after`: at most `keys_max`, and not much more than `bytes_max`, but one at least if
-    /// there is any.
+    /// The keys after `after`: at most `keys_max`, and about `bytes_max` bytes, but at least one if
+    /// there are any.
     #[must_use]
     pub fn piece_within(
         &self,
@@ -366,8 +366,9 @@ impl Store {
         Piece { keys, next }
     }
 
-    /// What is there from `start` on, and where the next part begins, if there is more: at most `keys_max` keys, and
-    /// at most one version more than `bytes_max`, for a key may have any number of versions.
+    /// The state from `start` on, and where the next piece begins, if there is more. At most
+    /// `keys_max` keys. The size exceeds `bytes_max` by at most one version, because a key may have
+    /// any number of versions.
     #[must_use]
     pub fn cut(
         &self,
@@ -414,16 +415,16 @@ impl Store {
         (keys, Some(at))
     }
 
-    /// About how many bytes the next checkpoint would write.
+    /// The approximate size of the next checkpoint in bytes.
     #[must_use]
     pub fn active_bytes(&self) -> usize {
         self.active.bytes()
     }
 
-    /// Begins a checkpoint: everything applied so far, to be made durable.
+    /// Begins a checkpoint of everything applied so far.
     ///
     /// # Panics
-    /// If a checkpoint is under way already.
+    /// If a checkpoint is already pending.
     pub fn freeze(&mut self) -> Arc<Memtable> {
         assert!(self.frozen.is_none(), "a second checkpoint began before the first was durable");
         let frozen = Arc::new(std::mem::take(&mut self.active));
@@ -431,12 +432,12 @@ impl Store {
         frozen
     }
 
-    /// The checkpoint is durable: the engine holds what was frozen.
+    /// Ends the checkpoint: the engine now has the frozen versions.
     pub fn thaw(&mut self) {
         self.frozen = None;
     }
 
-    /// True while a checkpoint is under way.
+    /// True while a checkpoint is pending.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.frozen.is_some()
@@ -479,7 +480,7 @@ mod tests {
         engine.merge(&frozen);
         store.thaw();
         assert_eq!(value(&store.read_at(P, &key, Timestamp(19))).as_deref(), Some("a"));
-        // A replay puts the old version above the newer one; the newer one still wins.
+        // A replay puts the old version above the newer one. Reads still return the newer one.
         let mut replayed = Store::new(Box::new(engine.clone()));
         replayed.put(P, key.clone(), version(5), Some("old".into()));
         assert_eq!(value(&replayed.read(P, &key)).as_deref(), Some("a"));
@@ -585,7 +586,7 @@ mod tests {
     #[test]
     fn a_piece_ends_where_one_message_would_grow_too_long() {
         let mut store = Store::new(Box::new(MemoryEngine::default()));
-        // Some short ones, one that is longer than a piece by itself, and some of a third.
+        // Some short keys, one that is longer than a piece, and some of a third of a piece.
         let third = PIECE_BYTES / 3;
         let lengths = [1, 1, 2 * PIECE_BYTES, third, third, third, third, 1];
         for (number, length) in lengths.into_iter().enumerate() {

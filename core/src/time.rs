@@ -1,12 +1,12 @@
-//! Two clocks, two types: [`Time`] is monotonic and for timers and measurements; [`Timestamp`] is
-//! what a node's physical clock claims, and the only source of protocol timestamps.
+//! Two clocks with two types. [`Time`] is monotonic, for timers and measurements. [`Timestamp`] is
+//! a reading of a node's physical clock, and the only source of protocol timestamps.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 
 use serde::{Deserialize, Serialize};
 
-/// A span of time; whole nanoseconds.
+/// A duration in whole nanoseconds.
 pub type Duration = std::time::Duration;
 
 /// Nanoseconds since the run (or the process) started; monotonic, comparable only within one run.
@@ -17,7 +17,7 @@ pub struct Time(pub u64);
 impl Time {
     /// The start of the run.
     pub const ZERO: Self = Self(0);
-    /// Later than everything.
+    /// Later than every other time.
     pub const MAX: Self = Self(u64::MAX);
 
     /// The time that is `millis` milliseconds after the start.
@@ -80,9 +80,9 @@ pub fn nanos(span: Duration) -> u64 {
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// Before everything: the version of a key that was never written.
+    /// Before every other timestamp: the version of a key that was never written.
     pub const ZERO: Self = Self(0);
-    /// After everything.
+    /// After every other timestamp.
     pub const MAX: Self = Self(u64::MAX);
 
     /// The smallest timestamp after this one.
@@ -121,18 +121,18 @@ impl fmt::Debug for Timestamp {
 /// One reading of a node's physical clock.
 ///
 /// The promise: true time lies in `now - error ..= now + error`. A node whose clock may have broken
-/// the promise must not serve; the hosts see to that, and protocols may rely on it.
+/// the promise must not serve. Hosts ensure that, and protocols may rely on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// What the clock says.
+    /// The clock's reading.
     pub now: Timestamp,
-    /// How far from true time it may be, either way.
+    /// The largest difference from true time, in either direction.
     pub error: Duration,
 }
 
 impl Clock {
-    /// True if `timestamp` lies in the past by every clock in the cluster, given that all clocks
-    /// keep the same error bound: the wait that makes timestamp order agree with real time.
+    /// True if `timestamp` has passed on every clock of the cluster, if all clocks keep the same
+    /// error bound. Waiting for this makes the order of timestamps agree with real time.
     #[must_use]
     pub fn has_passed_everywhere(&self, timestamp: Timestamp) -> bool {
         timestamp + self.error * 2 < self.now

@@ -7,12 +7,12 @@ use serde::Deserialize;
 use crate::id::RegionId;
 use crate::time::Duration;
 
-/// A map: named regions and how far apart they are.
+/// A topology: named regions, and the round-trip times between them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Topology {
-    /// What it is called: the file's name without its ending.
+    /// Its name: the file's name without its ending.
     pub name: String,
-    /// Where the numbers come from.
+    /// The source of the numbers.
     pub source: String,
     regions: Vec<String>,
     rtt: Vec<Vec<Duration>>,
@@ -29,14 +29,14 @@ struct File {
     /// Round trip between two nodes of one region.
     local_rtt_ms: f64,
     regions: Vec<String>,
-    /// Round trips between regions; each pair once, either way round.
+    /// Round trips between regions; each pair once, in either order.
     rtt_ms: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
-/// A topology file that does not describe a map.
+/// The file does not describe a topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
-    /// Not TOML, or not of this shape; the text says where.
+    /// It is not TOML, or has the wrong fields; the text says where.
     #[error("not a topology: {0}")]
     Syntax(String),
     /// A name in `rtt_ms` is not in `regions`.
@@ -48,15 +48,15 @@ pub enum TopologyError {
     /// A pair of regions has two different times.
     #[error("`rtt_ms` gives two different times between {0:?} and {1:?}; delete one")]
     Twice(String, String),
-    /// A number that is not a time.
+    /// A number is not a valid time.
     #[error("{field}: {value} ms is not a round-trip time; use a number from 0 to 100000")]
     OutOfRange {
-        /// Where it stands.
+        /// The field.
         field: String,
-        /// What it says.
+        /// Its content.
         value: String,
     },
-    /// No regions, one name twice, or too many.
+    /// There are no regions, two have the same name, or there are too many.
     #[error("`regions` must list between 1 and 1000 different names")]
     Regions,
 }
@@ -65,7 +65,7 @@ impl Topology {
     /// Reads a topology from the text of a TOML file.
     ///
     /// # Errors
-    /// What is wrong with the text, and where.
+    /// The first problem found, and where it is.
     pub fn parse(text: &str) -> Result<Self, TopologyError> {
         let file: File =
             toml::from_str(text).map_err(|error| TopologyError::Syntax(error.to_string()))?;
@@ -108,12 +108,12 @@ impl Topology {
         Ok(Self { name: file.name, source: file.source, regions: file.regions, rtt })
     }
 
-    /// Names of the topologies that come with the program.
+    /// Names of the built-in topologies.
     pub fn built_in_names() -> impl Iterator<Item = &'static str> {
         BUILT_IN.iter().map(|&(name, _)| name)
     }
 
-    /// The topology of that name that comes with the program, if there is one.
+    /// The built-in topology with this name.
     #[must_use]
     pub fn built_in(name: &str) -> Option<Self> {
         let &(_, text) = BUILT_IN.iter().find(|(known, _)| *known == name)?;
@@ -122,13 +122,14 @@ impl Topology {
         Some(map.unwrap_or_else(|error| unreachable!("topologies/{name}.toml: {error}")))
     }
 
-    /// A map of `count` regions `R0`, `R1`, …, all `rtt` apart, for tests and drawn clusters.
+    /// A topology of `count` regions `R0`, `R1`, …, with the round trip `rtt` between any two; for
+    /// tests and random clusters.
     #[must_use]
     pub fn uniform(count: u16, local: Duration, rtt: Duration) -> Self {
         Self::from_fn(count, local, |_, _| rtt)
     }
 
-    /// A map of `count` regions with the round trips that `rtt(a, b)` gives for `a < b`.
+    /// A topology of `count` regions with the round trips that `rtt(a, b)` gives for `a < b`.
     #[must_use]
     pub fn from_fn(count: u16, local: Duration, mut rtt: impl FnMut(u16, u16) -> Duration) -> Self {
         let size = usize::from(count);
@@ -159,32 +160,32 @@ impl Topology {
         (0..self.regions.len()).map(|at| RegionId(at as u16))
     }
 
-    /// How many regions there are.
+    /// The number of regions.
     #[must_use]
     pub fn len(&self) -> usize {
         self.regions.len()
     }
 
-    /// False: a map has at least one region.
+    /// False: a topology has at least one region.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 
-    /// The name of a region; `?` for one that is not on the map.
+    /// The name of a region; `?` if the topology does not have it.
     #[must_use]
     pub fn name_of(&self, region: RegionId) -> &str {
         self.regions.get(usize::from(region.0)).map_or("?", String::as_str)
     }
 
-    /// The region of that name.
+    /// The region with this name.
     #[must_use]
     pub fn region_named(&self, name: &str) -> Option<RegionId> {
         self.regions().find(|&region| self.name_of(region) == name)
     }
 
-    /// Round-trip time between nodes in `a` and `b`; between two nodes of one region if they are
-    /// the same. Zero for a region that is not on the map.
+    /// Round-trip time between nodes in `a` and `b`; if they are the same region, between two of
+    /// its nodes. Zero for a region that the topology does not have.
     #[must_use]
     pub fn rtt(&self, a: RegionId, b: RegionId) -> Duration {
         self.rtt
@@ -194,7 +195,7 @@ impl Topology {
             .unwrap_or_default()
     }
 
-    /// The longest round trip on the map.
+    /// The longest round trip.
     #[must_use]
     pub fn rtt_max(&self) -> Duration {
         self.rtt.iter().flatten().copied().max().unwrap_or_default()

@@ -1,9 +1,10 @@
-//! The text form of a run: one line for each thing that happened, equal byte for byte whenever seed
-//! and commit are equal.
+//! The text form of a run: one line for each event. The text is equal byte for byte if seed and
+//! commit are equal.
 //!
-//! A line is `<at> <node> <event> <peer> <sent> <txn> <kind> <detail…>`, separated by single spaces:
-//! times in nanoseconds, `-` where a field does not apply, the detail to the end of the line. In a
-//! file, lines that begin with `#` are comments: how the run is repeated, where its nodes are.
+//! A line is `<at> <node> <event> <peer> <sent> <txn> <kind> <detail…>`, separated by single
+//! spaces. Times are in nanoseconds, `-` means that a field does not apply, and the detail extends
+//! to the end of the line. In a file, lines that begin with `#` are comments: the command that
+//! repeats the run, and where its nodes are.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,14 +12,14 @@ use std::str::FromStr;
 use crate::id::{NodeId, TxnId};
 use crate::time::Time;
 
-/// What happened.
+/// The kinds of events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Event {
-    /// A caller began a transaction.
+    /// A client submitted a transaction.
     Begin,
-    /// A caller decided an interactive or general transaction.
+    /// A client decided an interactive or general transaction.
     Decide,
-    /// A caller asked what became of a transaction.
+    /// A client asked for the outcome of a transaction.
     Resolve,
     /// A message arrived from `peer`, sent at `sent`.
     Receive,
@@ -28,15 +29,15 @@ pub enum Event {
     Timer,
     /// Records became durable.
     Durable,
-    /// A caller got its reads.
+    /// A client received its reads.
     Reads,
-    /// A caller got its outcome.
+    /// A client received its outcome.
     Finish,
-    /// A machine noted something rare.
+    /// A machine noted a rare event.
     Note,
     /// The environment changed: a crash, a partition, a clock.
     Fault,
-    /// A caller wants the next round of reads of a general transaction.
+    /// A client asked for the next round of reads of a general transaction.
     Read,
 }
 
@@ -67,21 +68,21 @@ impl fmt::Display for Event {
 /// One line of a trace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Line {
-    /// When.
+    /// The time of the event.
     pub at: Time,
-    /// Where.
+    /// The node.
     pub node: NodeId,
-    /// What.
+    /// The kind of event.
     pub event: Event,
-    /// The other end of a message.
+    /// The other node, for a message.
     pub peer: Option<NodeId>,
-    /// When the message was sent.
+    /// The time when the message was sent.
     pub sent: Option<Time>,
-    /// The transaction it is about.
+    /// The transaction.
     pub txn: Option<TxnId>,
-    /// Kind of message, name of timer, …: one word; `-` if there is none.
+    /// One word, such as the kind of a message or the name of a timer; `-` if there is none.
     pub kind: String,
-    /// Everything else, on one line.
+    /// Further details, on one line.
     pub detail: String,
 }
 
@@ -104,7 +105,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// A line that is not of a trace.
+/// The text is not a line of a trace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a trace line: field {field} is {found:?}")]
 pub struct ParseLineError {

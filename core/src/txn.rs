@@ -1,4 +1,4 @@
-//! Transactions as every protocol sees them: what is read, what is written, and what became of it.
+//! Transactions as every protocol sees them: their reads, writes and outcomes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::session::Floors;
 use crate::time::Timestamp;
 use crate::wire::{Wire, WireError};
 
-/// A key: any bytes. Bounds on its length belong to the service that accepts it.
+/// A key: any bytes. The service that accepts it bounds its length.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
 pub struct Key(pub Bytes);
 
@@ -73,7 +73,7 @@ macro_rules! bytes_like {
 bytes_like!(Key);
 bytes_like!(Value);
 
-/// How much a transaction matters: higher is more important.
+/// The priority of a transaction: higher is more important.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize, Wire,
 )]
@@ -81,9 +81,9 @@ bytes_like!(Value);
 pub struct Priority(pub u8);
 
 impl Priority {
-    /// The default.
+    /// The default priority.
     pub const LOW: Self = Self(0);
-    /// For the transactions whose tail matters.
+    /// For transactions whose tail latency matters.
     pub const HIGH: Self = Self(1);
 }
 
@@ -97,10 +97,10 @@ impl fmt::Display for Priority {
     }
 }
 
-/// Which write a read saw: the commit timestamp and name of the transaction that wrote it.
+/// The write that a read saw: commit timestamp and name of the transaction that wrote it.
 ///
-/// Versions of one key are totally ordered, by timestamp. [`Version::INITIAL`] is the version of a
-/// key that nobody wrote.
+/// Versions of one key are totally ordered by timestamp. [`Version::INITIAL`] is the version of a
+/// key that was never written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Wire)]
 pub struct Version {
     /// Commit timestamp of the writer.
@@ -123,35 +123,35 @@ impl fmt::Display for Version {
     }
 }
 
-/// What one key held: its value, if it has one, and the version of that value.
+/// The value of one key, if it has one, and its version.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Wire)]
 pub struct Read {
-    /// None if the key was never written, or deleted.
+    /// None if the key was never written, or was deleted.
     pub value: Option<Value>,
-    /// Whose write this is.
+    /// The version.
     pub version: Version,
 }
 
-/// What a transaction read, by key.
+/// The reads of a transaction, by key.
 pub type Reads = BTreeMap<Key, Read>;
 
-/// What a transaction writes, by key; none deletes.
+/// The writes of a transaction, by key; none deletes the key.
 pub type Writes = BTreeMap<Key, Option<Value>>;
 
-/// The end of a transaction's read round: write and commit, or give up.
+/// The decision of the client of an interactive or general transaction.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Decision {
-    /// Commit these writes: of keys declared to be written, or, in a general transaction, of any.
+    /// Commit these writes: of keys declared as writes, or, in a general transaction, of any keys.
     Commit(Writes),
     /// Abort; nothing is written.
     Abort,
 }
 
 impl Outcome {
-    /// For what holds only decisions.
+    /// Refuses the outcome `Unknown`, for containers of decided outcomes.
     ///
     /// # Errors
-    /// It is unknown.
+    /// If the outcome is unknown.
     pub fn check_decided(&self) -> Result<(), WireError> {
         if *self == Self::Unknown {
             let (field, found) = ("Outcome", "unknown".into());
@@ -161,13 +161,13 @@ impl Outcome {
     }
 }
 
-/// One guarded operation of a built-in procedure. Operations run in order; later ones see the
+/// One guarded operation of a built-in procedure. Operations run in order, and later ones see the
 /// effects of earlier ones.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Op {
     /// Reads a key.
     Get(Key),
-    /// Aborts the transaction unless the key holds exactly this (none: holds nothing).
+    /// Aborts the transaction unless the key has exactly this value (none: the key is absent).
     Compare(Key, Option<Value>),
     /// Sets the key.
     Put(Key, Value),
@@ -178,7 +178,7 @@ pub enum Op {
     Append(Key, Value),
     /// Removes the key.
     Delete(Key),
-    /// Calls a stored procedure, which sees and sets several keys.
+    /// Calls a stored procedure, which may read and write several keys.
     Call(Call),
 }
 
@@ -208,53 +208,55 @@ impl Op {
     }
 }
 
-/// What kind of transaction this is, and so how its writes come about.
+/// The kind of a transaction: how its writes are determined.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Kind {
-    /// Two rounds, fixed sets: the reads go back to the caller, who answers with a [`Decision`]
+    /// Two rounds and fixed sets: the client receives the reads and answers with a [`Decision`]
     /// (Carousel §3.2).
     Interactive,
-    /// As many rounds of reads as the caller likes, each of keys that it chose after the round before;
-    /// then a [`Decision`], which may write any key. Not every protocol runs them
-    /// ([`crate::Protocol::GENERAL`]); for the others the client library reads first and declares
-    /// what it found (reconnaissance).
+    /// Any number of rounds of reads, whose keys the client chooses round by round; then a
+    /// [`Decision`], which may write any key. Not every protocol runs them
+    /// ([`crate::Protocol::GENERAL`]). For the other protocols the client library reads first and
+    /// then declares the keys that it found (reconnaissance).
     General,
     /// A deterministic function of its reads: guarded operations.
     Procedure(Vec<Op>),
     /// Reads only; one consistent snapshot.
     ReadOnly,
-    /// Reads only; one consistent snapshot that may be old: what the nearest copy has. It sees nothing of a transaction or all of
-    /// it, and what that one saw; but what was told before it began may be missing, and two of them need not
-    /// agree on which of two independent transactions came first. Protocols that have no shorter way for it treat it as
-    /// [`Kind::ReadOnly`], which promises more.
+    /// Reads one consistent snapshot, which may be old: the state of the nearest replica. The
+    /// snapshot has all effects of a transaction or none, and also the transactions on which it
+    /// depends. It may miss commits that were acknowledged before it began, and two such reads may
+    /// disagree about the order of two independent transactions. Protocols without a shorter path
+    /// treat it as [`Kind::ReadOnly`], which promises more.
     StaleReadOnly,
 }
 
 /// One attempt at a transaction, as its client declares it.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Txn {
-    /// Its name, attempt included.
+    /// Its id, which includes the attempt.
     pub id: TxnId,
-    /// The region it began in. Fixed for all attempts and retries, so that whoever picks the
-    /// transaction up again finds the same coordinator.
+    /// The region of the gateway where it began. It stays the same for all attempts, so that
+    /// another node that resolves the transaction finds the same coordinator.
     pub home: RegionId,
-    /// How much it matters.
+    /// Its priority.
     pub priority: Priority,
-    /// How its writes come about.
+    /// How its writes are determined.
     pub kind: Kind,
-    /// Keys it reads, in a general transaction those of its first round, if any; sorted, without
-    /// duplicates.
+    /// Keys that it reads, sorted and without duplicates. In a general transaction, the keys of the
+    /// first round, if it has one.
     #[wire(ascending)]
     pub reads: Vec<Key>,
-    /// Keys it may write; sorted, without duplicates; may overlap `reads`. In a general transaction, which
-    /// declares none, at most a hint: those of them that it reads are better locked for writing at once.
+    /// Keys that it may write, sorted and without duplicates; may overlap `reads`. A general
+    /// transaction declares none: there it is only a hint which keys to lock for writing when they
+    /// are read.
     #[wire(ascending)]
     pub writes: Vec<Key>,
-    /// The client knows the outcome of every transaction of its own with a smaller counter, and
-    /// will never ask again (`protocol-pitfalls` R6).
+    /// The client knows the outcomes of all its transactions with a smaller counter, and will never
+    /// ask for them again (`protocol-pitfalls` R6).
     pub acknowledged_below: u64,
-    /// The oldest versions that its client may still be shown, of keys that it reads or writes
-    /// (`docs/pitfalls.md`, R11). An older read is no answer.
+    /// The oldest versions that may still be shown to its client, for keys that it reads or writes
+    /// (`docs/pitfalls.md`, R11). An older read must not be returned.
     pub floors: Floors,
 }
 
@@ -265,7 +267,7 @@ impl Txn {
         Self::new(id, home, Kind::Interactive, reads, writes)
     }
 
-    /// A general transaction, whose first round reads these keys.
+    /// A general transaction whose first round reads these keys.
     #[must_use]
     pub fn general(id: TxnId, home: RegionId, reads: Vec<Key>) -> Self {
         Self::new(id, home, Kind::General, reads, Vec::new())
@@ -277,14 +279,14 @@ impl Txn {
         Self::new(id, home, Kind::ReadOnly, reads, Vec::new())
     }
 
-    /// A read-only transaction that takes what the nearest copy has ([`Kind::StaleReadOnly`]).
+    /// A stale read ([`Kind::StaleReadOnly`]).
     #[must_use]
     pub fn stale_read_only(id: TxnId, home: RegionId, reads: Vec<Key>) -> Self {
         Self::new(id, home, Kind::StaleReadOnly, reads, Vec::new())
     }
 
-    /// A procedure of guarded operations; its key sets follow from the operations. One that writes
-    /// nothing is a read-only transaction whose comparisons the caller's host checks.
+    /// A procedure of guarded operations; its key sets follow from the operations. A procedure that
+    /// writes nothing is a read-only transaction whose comparisons the gateway checks.
     #[must_use]
     pub fn procedure(id: TxnId, home: RegionId, ops: Vec<Op>) -> Self {
         let reads = ops.iter().flat_map(Op::reads).cloned().collect();
@@ -302,7 +304,7 @@ impl Txn {
         txn
     }
 
-    /// True if it is known from the start that it writes nothing, so that a snapshot will do.
+    /// True if it certainly writes nothing, so that a snapshot suffices.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         match self.kind {
@@ -317,7 +319,7 @@ impl Txn {
         writes.keys().all(|key| self.writes.binary_search(key).is_ok())
     }
 
-    /// Runs the transaction's procedure over what it read.
+    /// Runs a procedure on the values read.
     ///
     /// # Errors
     /// The reason to abort, if a guard failed or an operand has the wrong form.
@@ -359,7 +361,7 @@ impl Txn {
                 }
             }
         }
-        // Few operations may make many long values a little longer.
+        // A few operations may extend many long values.
         if bytes_of(&writes) > TXN_BYTES_MAX { Err(AbortReason::TooLarge) } else { Ok(writes) }
     }
 }
@@ -369,35 +371,35 @@ fn number(value: Option<&Value>) -> Option<i64> {
     value.map_or(Some(0), |value| std::str::from_utf8(&value.0).ok()?.parse().ok())
 }
 
-/// The longest value that any transaction may write, in bytes; hosts may allow their callers less.
-/// Procedures are held to it where they run, because a value may grow by [`Op::Append`].
+/// The longest value that any transaction may write, in bytes; hosts may allow less. Procedures
+/// check it when they run, because [`Op::Append`] may extend a value.
 pub const VALUE_BYTES_MAX: usize = 1 << 20;
 
-/// Why a transaction aborted: definitely, with no effect, safe to try again.
+/// The reason why a transaction aborted: definitely, without effect, and safe to retry.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, Wire,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum AbortReason {
-    /// It ran into another transaction on the same keys. Try again.
+    /// It conflicted with another transaction. Retry.
     Conflict,
-    /// What it read was overwritten before it could commit. Try again.
+    /// A value that it read was overwritten before it could commit. Retry.
     StaleRead,
-    /// The caller gave up.
+    /// The client aborted it.
     Client,
-    /// A guard of its procedure failed, or an operand had the wrong form. Trying again helps only
-    /// if the data changed.
+    /// A guard of its procedure failed, or an operand had the wrong form. A retry helps only if the
+    /// data changed.
     Guard,
-    /// Recovery found it unfinished and ended it. Try again.
+    /// Recovery found it unfinished and aborted it. Retry.
     Recovery,
-    /// Its client stopped sending heartbeats before it asked to commit.
+    /// Its client stopped extending its lease before it asked to commit.
     Abandoned,
-    /// The cluster was too busy to take it on. Try again later.
+    /// The cluster was too busy to accept it. Retry later.
     Overload,
-    /// The request itself can never succeed: unknown keys, wrong map epoch, reused name.
+    /// The request can never succeed: unknown keys, wrong epoch of the placement, or a reused name.
     Invalid,
-    /// A value would have grown beyond [`VALUE_BYTES_MAX`], what it writes beyond [`TXN_BYTES_MAX`], or what it
-    /// reads at one partition is more than one message may hold. Trying again helps only if the data changed.
+    /// A value would exceed [`VALUE_BYTES_MAX`], its writes [`TXN_BYTES_MAX`], or its reads at one
+    /// partition the size of a message. A retry helps only if the data changed.
     TooLarge,
 }
 
@@ -417,14 +419,15 @@ impl fmt::Display for AbortReason {
     }
 }
 
-/// What became of a transaction, as its client is told.
+/// The outcome of a transaction that its client receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub enum Outcome {
-    /// Committed, durably, at this timestamp.
+    /// Committed at this timestamp, and durable.
     Committed(Timestamp),
     /// Aborted, with no effect.
     Aborted(AbortReason),
-    /// Nobody here can tell. Never reported as aborted; asking again with the same name is safe.
+    /// This node does not know the outcome. It is never reported as aborted. Asking again under the
+    /// same name is safe.
     Unknown,
 }
 

@@ -1,13 +1,12 @@
-//! Bytes of what machines send and remember, derived from the definitions of the types.
+//! The bytes of messages and records, derived from the definitions of their types.
 //!
-//! `#[derive(Wire)]` writes the encoding. It is that of protobuf: a message is a list of fields,
-//! each with a number; a reader skips numbers that it does not know, and takes a number, a list or
-//! an option that is not there for zero, empty or none. So two versions understand each other as
-//! long as numbers keep their meaning; `wire.txt` in each protocol's folder lists them, and a test
-//! compares.
+//! `#[derive(Wire)]` generates the encoding, which is that of protobuf. A message is a list of
+//! numbered fields. A reader skips numbers that it does not know; a missing number, list or option
+//! is zero, empty or none. So two versions understand each other as long as field numbers keep
+//! their meaning. `wire.txt` in each protocol's folder lists the numbers, and a test compares.
 //!
-//! Decoding checks everything, never panics, and shares keys and values with the bytes that it
-//! reads.
+//! Decoding checks everything and never panics. Decoded keys and values share the buffer from which
+//! they were read.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -22,24 +21,24 @@ pub use orthodrome_derive::Wire;
 use crate::procedure::Procedure;
 use crate::{Rng, Time, Timestamp};
 
-/// Where bytes are written.
+/// The buffer to which bytes are written.
 pub type Out = BytesMut;
 
-/// Bytes that are not what they should be.
+/// Bytes that cannot be decoded.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WireError {
     /// The bytes are not a list of fields.
     #[error("the bytes are not a message: {0}")]
     Malformed(&'static str),
-    /// A field that must be there is missing.
+    /// A required field is missing.
     #[error("field {0} is missing")]
     Missing(&'static str),
-    /// A field has another type than this version gives it.
+    /// A field has another wire type than this version expects.
     #[error("{wanted} was expected, and the bytes hold {found}")]
     Shape {
-        /// The type that was expected.
+        /// The expected type.
         wanted: &'static str,
-        /// What the bytes hold.
+        /// The type found.
         found: &'static str,
     },
     /// A variant that this version does not know.
@@ -50,26 +49,26 @@ pub enum WireError {
         /// The number of the variant.
         number: u64,
     },
-    /// A field holds a value that it cannot hold.
+    /// A field has an invalid value.
     #[error("{field} holds {found}, which is not {wanted}")]
     Value {
-        /// Which field or type.
+        /// The field or type.
         field: &'static str,
-        /// What it holds.
+        /// The value found.
         found: String,
-        /// What it may hold.
+        /// The values allowed.
         wanted: &'static str,
     },
 }
 
 impl WireError {
-    /// A variant that this version does not know.
+    /// An unknown variant.
     #[must_use]
     pub fn unknown(of: &'static str, number: u64) -> Self {
         Self::Unknown { of, number }
     }
 
-    /// The same, if it is about a value, about the value of `field`.
+    /// The same error, with the name of the field if it is about a value.
     #[must_use]
     pub fn of(self, field: &'static str) -> Self {
         match self {
@@ -81,14 +80,14 @@ impl WireError {
     }
 }
 
-/// How a value stands in a field: the wire types of protobuf.
+/// The wire type of a field, as in protobuf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shape {
     /// A number of 1 to 10 bytes.
     Varint,
     /// Eight bytes.
     Fixed,
-    /// A length, and so many bytes.
+    /// A length and as many bytes.
     Bytes,
 }
 
@@ -102,7 +101,7 @@ impl Shape {
     }
 }
 
-/// The value of one field, not yet looked into.
+/// The encoded value of one field.
 #[derive(Clone, Copy, Debug)]
 pub enum Raw<'a> {
     /// A number.
@@ -125,7 +124,7 @@ impl<'a> Raw<'a> {
     /// The fields of a message named `wanted`.
     ///
     /// # Errors
-    /// It is a number.
+    /// If it is a number.
     pub fn message(self, wanted: &'static str) -> Result<Source<'a>, WireError> {
         match self {
             Self::Bytes(source) => Ok(source),
@@ -145,7 +144,7 @@ impl<'a> Raw<'a> {
     }
 }
 
-/// Bytes that are read: a part of a shared buffer.
+/// Bytes to decode: a part of a shared buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     all: &'a Bytes,
@@ -164,7 +163,7 @@ impl<'a> Source<'a> {
         self.at == self.end
     }
 
-    /// What is left, shared.
+    /// The remaining bytes, shared.
     fn bytes(&self) -> Bytes {
         self.all.slice(self.at..self.end)
     }
@@ -214,10 +213,10 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The next field, by number.
+    /// The next field, with its number.
     ///
     /// # Errors
-    /// The bytes are not a list of fields.
+    /// If the bytes are not a list of fields.
     pub fn next_field(&mut self) -> Result<Option<(u32, Raw<'a>)>, WireError> {
         if self.is_empty() {
             return Ok(None);
@@ -229,33 +228,33 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A value with bytes. Derive it: `#[derive(Wire)]`.
+/// A type with an encoding. Derive it: `#[derive(Wire)]`.
 pub trait Wire: Sized {
-    /// How it stands in a field.
+    /// The wire type of its field.
     const SHAPE: Shape;
 
     /// False for a type without values.
     const IS_POSSIBLE: bool = true;
 
-    /// How many bytes [`Wire::put`] writes.
+    /// The number of bytes that [`Wire::put`] writes.
     fn size(&self) -> usize;
 
-    /// Writes it, without a number and a length.
+    /// Writes the value, without field number and length.
     fn put(&self, out: &mut Out);
 
-    /// Reads it.
+    /// Reads the value.
     ///
     /// # Errors
-    /// The bytes hold something else.
+    /// If the bytes do not encode such a value.
     fn take(raw: Raw<'_>) -> Result<Self, WireError>;
 
-    /// Any value, for tests that send everything there and back.
+    /// A random value, for tests that encode and decode.
     fn sample(rng: &mut Rng) -> Self;
 
-    /// Its name in the list of all fields; adds what it is made of to the list.
+    /// Its name in the list of all fields. Adds its own fields to the list.
     fn schema(schema: &mut Schema) -> String;
 
-    /// How many bytes it takes as a field that is there.
+    /// The size of the field if it is written.
     fn present_size(&self, number: u32) -> usize {
         let size = self.size();
         key_size(number)
@@ -263,7 +262,7 @@ pub trait Wire: Sized {
             + if Self::SHAPE == Shape::Bytes { varint_size(size as u64) } else { 0 }
     }
 
-    /// Writes it as a field that is there.
+    /// Writes the field.
     fn put_present(&self, number: u32, out: &mut Out) {
         put_key(number, Self::SHAPE, out);
         if Self::SHAPE == Shape::Bytes {
@@ -272,32 +271,32 @@ pub trait Wire: Sized {
         self.put(out);
     }
 
-    /// How many bytes it takes as a field that may be left out.
+    /// The size of the field, which is 0 if it is omitted.
     fn field_size(&self, number: u32) -> usize {
         self.present_size(number)
     }
 
-    /// Writes it as a field, or leaves it out if [`Wire::absent`] says the same.
+    /// Writes the field, or omits it if the value equals [`Wire::absent`].
     fn put_field(&self, number: u32, out: &mut Out) {
         self.put_present(number, out);
     }
 
-    /// Takes one more occurrence of the field.
+    /// Processes one more occurrence of the field.
     ///
     /// # Errors
-    /// The bytes hold something else.
+    /// If the bytes do not encode such a value.
     fn take_field(slot: &mut Option<Self>, raw: Raw<'_>) -> Result<(), WireError> {
         *slot = Some(Self::take(raw)?);
         Ok(())
     }
 
-    /// Its value where the field is not there; none if the field must be there.
+    /// The value that a missing field means; none if the field is required.
     fn absent() -> Option<Self> {
         None
     }
 }
 
-/// The bytes of a value.
+/// Encodes a value.
 #[must_use]
 pub fn encode<T: Wire>(value: &T) -> Bytes {
     let mut out = Out::with_capacity(value.size());
@@ -305,26 +304,26 @@ pub fn encode<T: Wire>(value: &T) -> Bytes {
     out.freeze()
 }
 
-/// A value from its bytes, which it shares.
+/// Decodes a value. The value shares the bytes.
 ///
 /// # Errors
-/// The bytes hold something else.
+/// If the bytes do not encode such a value.
 pub fn decode<T: Wire>(bytes: &Bytes) -> Result<T, WireError> {
     T::take(Raw::Bytes(Source::new(bytes)))
 }
 
-/// What was found of a field, or what its absence means.
+/// The decoded field, or the value that its absence means.
 ///
 /// # Errors
-/// Field `name` must be there, and is not.
+/// If field `name` is required and missing.
 pub fn or_absent<T: Wire>(found: Option<T>, name: &'static str) -> Result<T, WireError> {
     found.or_else(T::absent).ok_or(WireError::Missing(name))
 }
 
-/// Checks that items ascend, each once: `#[wire(ascending)]`.
+/// Checks that items ascend strictly: `#[wire(ascending)]`.
 ///
 /// # Errors
-/// They do not.
+/// If they do not.
 pub fn check_ascending<T: Ord>(items: &[T]) -> Result<(), WireError> {
     if items.is_sorted_by(|a, b| a < b) {
         return Ok(());
@@ -333,7 +332,7 @@ pub fn check_ascending<T: Ord>(items: &[T]) -> Result<(), WireError> {
     Err(WireError::Value { field: "list", found, wanted: "ascending, each once" })
 }
 
-/// Some items that ascend, each once.
+/// Some random items that ascend strictly.
 pub fn sample_ascending<T: Wire + Ord>(rng: &mut Rng) -> Vec<T> {
     BTreeSet::sample(rng).into_iter().collect()
 }
@@ -360,13 +359,13 @@ fn put_key(number: u32, shape: Shape, out: &mut Out) {
     put_varint(u64::from(number) << 3 | shape.tag(), out);
 }
 
-/// How many bytes a field takes that holds a message of `size` bytes.
+/// The size of a field that contains a message of `size` bytes.
 #[must_use]
 pub fn nested_size(number: u32, size: usize) -> usize {
     key_size(number) + varint_size(size as u64) + size
 }
 
-/// Writes the number and the length of a field that holds a message of `size` bytes.
+/// Writes the number and the length of a field that contains a message of `size` bytes.
 pub fn put_nested(number: u32, size: usize, out: &mut Out) {
     put_key(number, Shape::Bytes, out);
     put_varint(size as u64, out);
@@ -422,7 +421,8 @@ macro_rules! number {
 
 number!(u8, u16, u32, u64, usize);
 
-/// A type whose bytes are those of another: how to turn one into the other, and how to draw one.
+/// Implements [`Wire`] for a type with the encoding of another type: how to convert one into the
+/// other, and how to draw a random value.
 macro_rules! as_other {
     ($type:ty as $other:ty, $to:expr, $from:expr, $draw:expr) => {
         impl Wire for $type {
@@ -516,7 +516,7 @@ as_other!(
     |rng: &mut Rng| rng.pick(&Procedure::ALL).copied().unwrap_or(Procedure::TpccPayment)
 );
 
-/// Eight bytes whatever the value: for times, which are large.
+/// Eight bytes for any value: for times, which are large.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fixed(pub u64);
 
@@ -752,7 +752,7 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
-/// Several numbers stand in one field together, after its length; all else has a field each.
+/// Several numbers are packed into one field after its length. Other values have one field each.
 fn several_size<'a, T: Wire + 'a>(
     number: u32,
     items: impl Iterator<Item = &'a T> + Clone,
@@ -780,7 +780,7 @@ fn put_several<'a, T: Wire + 'a>(
     }
 }
 
-/// Takes one more field of several values.
+/// Processes one more field of a list.
 fn take_several<T: Wire>(
     raw: Raw<'_>,
     mut push: impl FnMut(T) -> Result<(), WireError>,
@@ -789,7 +789,7 @@ fn take_several<T: Wire>(
         return push(T::take(raw)?);
     }
     let Raw::Bytes(mut numbers) = raw else {
-        // One by itself, as protobuf allows.
+        // A single number, which protobuf also allows.
         return push(T::take(raw)?);
     };
     while !numbers.is_empty() {
@@ -872,7 +872,7 @@ several! {
     };
 }
 
-/// Two values that stand in one message, as fields 1 and 2.
+/// Two values in one message, as fields 1 and 2.
 fn pair_size<K: Wire, V: Wire>(key: &K, value: &V) -> usize {
     key.field_size(1) + value.field_size(2)
 }
@@ -974,7 +974,7 @@ tuple!("of a pair": A 1 a, B 2 b);
 tuple!("of a triple": A 1 a, B 2 b, C 3 c);
 tuple!("of four": A 1 a, B 2 b, C 3 c, D 4 d);
 
-/// A pointer to a value has the bytes of the value.
+/// A pointer has the encoding of its value.
 macro_rules! pointer {
     ($($pointer:ident, $unwrap:expr;)*) => {$(
         impl<T: Wire> Wire for $pointer<T> {
@@ -1063,14 +1063,14 @@ pub struct Member {
     pub of: String,
 }
 
-/// The fields and variants of types, and of all that they are made of.
+/// The fields and variants of a type, and of all types that it contains.
 #[derive(Clone, Default, Debug)]
 pub struct Schema {
     types: BTreeMap<&'static str, Option<Vec<Member>>>,
 }
 
 impl Schema {
-    /// All that `T` is made of.
+    /// The schema of `T` and of all types that it contains.
     #[must_use]
     pub fn of<T: Wire>() -> Self {
         let mut schema = Self::default();
@@ -1231,20 +1231,20 @@ mod tests {
         }
         let error = pass::<_, Old>(&Other::Read { key: 5 }).unwrap_err();
         assert!(matches!(error, WireError::Shape { found: "a number", .. }), "{error}");
-        // A wire type that protobuf had once: the begin of a group.
+        // A wire type that protobuf once had: the start of a group.
         let group = Bytes::from_static(&[0x0b]);
         let error = WireError::Malformed("a field of an unknown wire type");
         assert_eq!(decode::<Old>(&group), Err(error));
     }
 
-    /// A list with a promise.
+    /// A list that must ascend.
     #[derive(Wire, Clone, PartialEq, Eq, Debug)]
     struct Sorted {
         #[wire(ascending)]
         nodes: Vec<u32>,
     }
 
-    /// The same without it.
+    /// The same list without that rule.
     #[derive(Wire)]
     struct Unsorted {
         nodes: Vec<u32>,

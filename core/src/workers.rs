@@ -1,17 +1,17 @@
-//! Pieces of a machine's work that do not depend on each other, done at once where the host has threads for it.
+//! Runs independent parts of a machine's work in parallel, if the host has threads for it.
 
 use std::fmt::Debug;
 use std::sync::OnceLock;
 
-/// Whoever does pieces of work for a machine, in the middle of a step. The machine waits for all of them, and what
-/// comes of a step is the same however many there are.
+/// Runs parts of a machine's work during a step. The machine waits for all of them. The result of a
+/// step does not depend on the number of workers.
 pub trait Workers: Debug + Send + Sync {
-    /// Does `work` for each of `0..costs.len()` once, in any order and several at once. `costs` says how many
-    /// keys each touches.
+    /// Runs `work` once for each of `0..costs.len()`, in any order and several at once. `costs` has
+    /// the number of keys that each touches.
     fn each(&self, costs: &[usize], work: &(dyn Fn(usize) + Sync));
 }
 
-/// One piece after the other, on the machine's own thread.
+/// Runs one part after the other, on the machine's own thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -21,10 +21,11 @@ impl Workers for Alone {
     }
 }
 
-/// What `work` makes of each of `items`, in their order. `cost` says how many keys one touches.
+/// The results of `work` for each of `items`, in their order. `cost` is the number of keys that an
+/// item touches.
 ///
 /// # Panics
-/// If `workers` leave one out.
+/// If `workers` skip an item.
 pub fn each<T: Sync, R: Send + Sync>(
     workers: &dyn Workers,
     items: &[T],

@@ -1,7 +1,7 @@
-//! How fast histories are read and judged.
+//! Measures how fast the checker reads and judges histories.
 //!
-//! The histories are what a correct store makes of a closed loop of clients whose transactions
-//! overlap, so that nothing is found and everything is looked at.
+//! The histories come from a simulated correct store and a closed loop of overlapping transactions.
+//! The checker therefore finds no anomaly and has to look at every operation.
 #![allow(missing_docs, reason = "the benchmark macros make items that cannot be documented")]
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot run should say so at once")]
 
@@ -20,7 +20,7 @@ fn main() {
 const SIZES: [u64; 1] = [1_000_000];
 const CLIENTS: u64 = 500;
 
-/// Appends to a key after which the workload turns to a new one, as list-append workloads do.
+/// Appends to a key before the workload moves to a new key, as in list-append workloads.
 const APPENDS_A_KEY: usize = 32;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,15 +31,15 @@ enum Form {
     Versions,
 }
 
-/// Calls `take` with each attempt of a run of `count` transactions, one in twenty of which fails
-/// and one in a hundred of which is left unknown.
+/// Calls `take` with each attempt of a run of `count` transactions. One in twenty fails, and one in
+/// a hundred has an unknown outcome.
 fn generate(form: Form, count: u64, mut take: impl FnMut(&Entry)) {
     let mut rng = Rng::stream(1, "bench", 0);
     let mut lists: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     let mut versions: BTreeMap<u64, String> = BTreeMap::new();
     let mut first_key = 0;
-    // A transaction takes effect at its number in tens of microseconds, and is under way for up to
-    // a whole round of clients on either side.
+    // A transaction takes effect at its number times ten microseconds. It is pending for up to a
+    // whole round of clients before and after that moment.
     for number in 1..=count {
         let client = 1 + number % CLIENTS;
         let at = number * 10 + CLIENTS * 10;
@@ -143,8 +143,8 @@ fn lists_check(bencher: Bencher<'_, '_>, count: u64) {
     bench_check(bencher, Form::Lists, count);
 }
 
-/// One read in a thousand is stale, which entangles most of the history: finding the cycles to show
-/// must not take for ever.
+/// One read in a thousand is stale. Most transactions then lie on some cycle, and the search for
+/// cycles to show must still end soon.
 #[divan::bench(args = SIZES, sample_count = 1, sample_size = 1)]
 fn broken_lists_check(bencher: Bencher<'_, '_>, count: u64) {
     let mut history = History::new();

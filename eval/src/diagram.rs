@@ -1,11 +1,11 @@
-//! One transaction of a trace as a sequence diagram, in the language of Mermaid or as a drawing.
+//! Draws one transaction of a trace as a sequence diagram, in Mermaid's language or as SVG.
 //!
-//! Messages are arrows in the order of their arrival, each with the times of sending and arrival in
-//! milliseconds since the transaction's first event. What its client asked and was told are notes.
-//! Events that the trace does not ascribe to the transaction are left out: timers, flushes, and
-//! messages about several transactions at once, such as those of a replicated log.
+//! Messages are arrows in the order of their arrival, each with its times of sending and arrival,
+//! in milliseconds since the transaction's first event. Requests and answers of the client are
+//! notes. Events that the trace does not ascribe to the transaction are left out: timers, flushes,
+//! and messages about several transactions at once, such as those of a replicated log.
 //!
-//! A trace may open with comments that say where nodes are: `# node n6 VA gateway`.
+//! A trace may begin with comments that say where nodes are: `# node n6 VA gateway`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::time::Time;
 use orthodrome_core::trace::{Event, Line, ParseLineError};
 
-/// The comments for the head of a trace that say where the nodes of `cluster` are.
+/// The comments for the start of a trace that say where the nodes of `cluster` are.
 #[must_use]
 pub fn places(cluster: &Cluster) -> String {
     let mut text = String::new();
@@ -31,11 +31,13 @@ pub fn places(cluster: &Cluster) -> String {
     text
 }
 
-/// Pixels from the edge to the first column, from the last to the other edge, and from one column to the next.
+/// In pixels: from the edge to the first column, from the last column to the other edge, and from
+/// one column to the next.
 const MARGIN: f64 = 90.0;
 const LAST: f64 = 260.0;
 const COLUMN: f64 = 210.0;
-/// Where time begins; what a row takes at least; and what a millisecond takes.
+/// In pixels: the position of time zero, the least height of a row, and the height of a
+/// millisecond.
 const HEAD: f64 = 44.0;
 const ROW: f64 = 18.0;
 const PER_MS: f64 = 2.0;
@@ -46,7 +48,7 @@ rect{fill:var(--paper)}line{stroke:var(--ink)}.life{stroke:var(--faint)}path,cir
 text{fill:var(--ink);text-anchor:middle;paint-order:stroke;stroke:var(--paper);stroke-width:3px}\
 .node{font-weight:bold}.note{text-anchor:start}";
 
-/// A diagram in the making: takes a trace line by line and keeps what belongs in it.
+/// Builds a diagram: reads a trace line by line and keeps the lines of one transaction.
 #[derive(Clone, Debug)]
 pub struct Diagram {
     txn: TxnId,
@@ -62,10 +64,10 @@ impl Diagram {
         Self { txn, all_attempts, places: BTreeMap::new(), lines: Vec::new() }
     }
 
-    /// Takes one line of a trace, without its line break.
+    /// Reads one line of a trace, without its line break.
     ///
     /// # Errors
-    /// When it is neither a comment nor a line of a trace.
+    /// If it is neither a comment nor a line of a trace.
     pub fn read_line(&mut self, text: &str) -> Result<(), ParseLineError> {
         if let Some(comment) = text.strip_prefix('#') {
             self.read_comment(comment);
@@ -115,8 +117,9 @@ impl Diagram {
         Some(text)
     }
 
-    /// The diagram as an SVG drawing, in which time runs downwards and messages slant by how long they were under way; none if
-    /// no line was about the transaction. Where much happens at once time is stretched, so that everything can be read.
+    /// The diagram as an SVG drawing; none if no line was about the transaction. Time runs
+    /// downwards, and messages slant by the time that they travelled. Busy moments are stretched so
+    /// that the labels do not overlap.
     #[must_use]
     pub fn to_svg(&self) -> Option<String> {
         let start = self.lines.iter().map(|line| line.sent.unwrap_or(line.at)).min()?;
@@ -174,7 +177,7 @@ impl Diagram {
         Some(text)
     }
 
-    /// Where each moment is: every row a step below the last, or further if more time has passed.
+    /// The height of each moment: each row is at least one step below the last.
     fn moments(&self, start: Time) -> Vec<(u64, f64)> {
         let mut moments: Vec<(u64, f64)> = vec![(0, HEAD)];
         for line in &self.lines {
@@ -185,7 +188,7 @@ impl Diagram {
         moments
     }
 
-    /// What stands at a line of the drawing.
+    /// The label of a line of the drawing.
     fn label(&self, line: &Line, start: Time) -> String {
         let attempt = match line.txn {
             Some(txn) if self.all_attempts && txn.attempt > 0 => format!(" {txn}"),
@@ -283,7 +286,7 @@ fn micros(at: Time, start: Time) -> u64 {
     at.since(start).as_micros() as u64
 }
 
-/// Where the moment `at` is among these.
+/// The height of the moment `at`.
 fn height(moments: &[(u64, f64)], at: u64) -> f64 {
     let after = moments.partition_point(|(moment, _)| *moment <= at);
     let (before, after) = (moments.get(after.wrapping_sub(1)), moments.get(after));
@@ -302,12 +305,12 @@ fn millis(at: Time, start: Time) -> String {
     format!("{}.{:03}", micros / 1_000, micros % 1_000)
 }
 
-/// Text between the tags of XML.
+/// Escapes text for XML.
 fn escape_xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// Text that Mermaid takes as it is: `#` would start a character code, `;` would end the row.
+/// Escapes text for Mermaid: `#` would start a character code, `;` would end the row.
 fn escape(text: &str) -> String {
     text.chars().fold(String::new(), |mut text, letter| {
         match letter {

@@ -1,8 +1,8 @@
-//! Histories: one line of JSON for each attempt at a transaction, in the form that `check` reads.
+//! Histories: one line of JSON for each attempt at a transaction. `check` reads this format.
 //!
-//! [`Entry`] is one line. [`Reader`] and [`Writer`] stream lines; [`History`] is the compact form
-//! that the checker works on: keys, transactions and versions are numbers, and a read of a list is
-//! the length of a prefix, so that ten million transactions fit in memory.
+//! [`Entry`] is one line. [`Reader`] and [`Writer`] stream lines. [`History`] is the compact form
+//! for the checker: keys, transactions and versions are numbers, and a read of a list is the length
+//! of a prefix, so that ten million transactions fit in memory.
 
 mod compact;
 pub(crate) mod dense;
@@ -19,13 +19,13 @@ pub use compact::{FormError, History};
 pub(crate) use compact::{KeyId, ListRef, NEVER, NOBODY, OpRef, UNKNOWN};
 pub use lines::{ReadError, Reader, Writer};
 
-/// What became of an attempt, as its client saw it.
+/// The outcome of an attempt, as its client saw it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// Committed.
     Ok,
-    /// Aborted: it must have had no effect.
+    /// Aborted: it must have no effect.
     Fail,
     /// Unknown: it may have committed at any time after it was invoked, or never.
     Info,
@@ -37,24 +37,25 @@ pub enum Status {
 pub struct Entry {
     /// The attempt's name: `c4.19`, `c4.19#2`.
     pub txn: String,
-    /// The client; its transactions follow each other.
+    /// The client. Its transactions follow each other.
     pub process: u64,
-    /// The region it was begun in.
+    /// The region of its client.
     pub region: String,
     /// `high` or `low`.
     pub priority: String,
-    /// When the client began it, in microseconds since the run started.
+    /// When the client submitted it, in microseconds since the run started.
     pub invoke_us: u64,
-    /// When the client was told; absent if it never was.
+    /// When the client received the outcome; absent if it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub complete_us: Option<u64>,
-    /// What the client was told.
+    /// The outcome that the client received.
     pub status: Status,
-    /// It asked for any consistent state, however old: no model's order of all transactions is held against what it read, only
-    /// the order of those that write ([`crate::checker`]).
+    /// True for a stale read: it asked for any consistent state, however old. Its reads are checked
+    /// only against the order of the transactions that write, and not against the model's order of
+    /// all transactions ([`crate::checker`]).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stale: bool,
-    /// What it did, reads first.
+    /// Its operations, reads first.
     pub ops: Vec<Op>,
 }
 

@@ -1,5 +1,5 @@
-//! What is asked of a protocol and how its answers are judged: workloads, histories, the
-//! serializability checker, latency figures and reports.
+//! Workloads, histories, the serializability checker, latency figures and reports: what tests a
+//! protocol, and what judges its answers.
 
 pub mod checker;
 pub mod diagram;

@@ -1,4 +1,4 @@
-//! Latency histograms, counters, and the result of a run in its published form.
+//! Latency histograms, counters, and the published form of a run's result.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ impl Samples {
         self.max = self.max.max(value);
     }
 
-    /// Adds everything that `other` holds.
+    /// Adds all numbers of `other`.
     pub fn merge(&mut self, other: &Self) {
         let merged = self.histogram.add(&other.histogram);
         assert!(merged.is_ok(), "a histogram that resizes itself can hold every number");
@@ -49,50 +49,50 @@ impl Samples {
         self.max = self.max.max(other.max);
     }
 
-    /// How many numbers there are.
+    /// The number of samples.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// True if there are none.
+    /// True if there are no samples.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.histogram.is_empty()
     }
 
-    /// The mean; 0 if there are no numbers.
+    /// The mean; 0 if there are no samples.
     #[must_use]
     pub fn mean(&self) -> f64 {
         ratio(self.sum as f64, self.len() as f64)
     }
 
-    /// The smallest number that a share `quantile` of all is not above, to three digits; 0 if there
-    /// are no numbers.
+    /// The smallest number that is not below a share `quantile` of all, to three digits; 0 if there
+    /// are no samples.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> u64 {
-        // The histogram answers with the upper end of a bin, which may lie above the maximum.
+        // The histogram returns the upper end of a bin, which may be above the maximum.
         self.histogram.value_at_quantile(quantile).min(self.max)
     }
 
-    /// The largest number; 0 if there are none.
+    /// The largest number; 0 if there are no samples.
     #[must_use]
     pub fn max(&self) -> u64 {
         self.max
     }
 }
 
-/// `a / b`, and 0 where there is nothing to divide by.
+/// `a / b`; 0 if `b` is 0.
 fn ratio(a: f64, b: f64) -> f64 {
     if b > 0.0 { a / b } else { 0.0 }
 }
 
-/// Three decimals: microseconds, where the unit is a millisecond.
+/// Rounds to three decimals: microseconds, if the unit is a millisecond.
 fn round(value: f64) -> f64 {
     (value * 1_000.0).round() / 1_000.0
 }
 
-/// Latencies of committed requests by priority and region, and by kind, retries included.
+/// Latencies of committed requests by priority and region, and by kind. They include retries.
 #[derive(Clone, Default, Debug)]
 pub struct Latencies {
     by_place: BTreeMap<(Priority, RegionId), Samples>,
@@ -105,13 +105,12 @@ impl Latencies {
         self.by_place.entry((priority, region)).or_default().record(nanos(latency));
     }
 
-    /// Adds the latency of one request to those of a kind: the name of its transaction, or how far it
-    /// reaches.
+    /// Adds the latency of one request to a kind: the name of its transaction, or its reach.
     pub fn record_kind(&mut self, kind: &'static str, latency: Duration) {
         self.by_kind.entry(kind).or_default().record(nanos(latency));
     }
 
-    /// Adds everything that `other` holds.
+    /// Adds all latencies of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (key, samples) in &other.by_place {
             self.by_place.entry(*key).or_default().merge(samples);
@@ -121,7 +120,7 @@ impl Latencies {
         }
     }
 
-    /// Those of each kind.
+    /// The latencies of each kind.
     #[must_use]
     pub fn by_kind(&self) -> BTreeMap<String, OfKind> {
         let of = |samples: &Samples| OfKind {
@@ -131,7 +130,8 @@ impl Latencies {
         self.by_kind.iter().map(|(kind, samples)| ((*kind).to_owned(), of(samples))).collect()
     }
 
-    /// The distribution function of all latencies, as [`OfKind::cdf_ms`]; empty if there are none.
+    /// The distribution function of all latencies, as in [`OfKind::cdf_ms`]; empty if there are
+    /// none.
     #[must_use]
     pub fn cdf_ms(&self) -> Vec<f64> {
         let all = self.merged(|_, _| true);
@@ -144,25 +144,25 @@ impl Latencies {
         self.select(|_, _| true)
     }
 
-    /// Those of transactions above [`Priority::LOW`].
+    /// Latencies of transactions above [`Priority::LOW`].
     #[must_use]
     pub fn high(&self) -> Summary {
         self.select(|priority, _| priority > Priority::LOW)
     }
 
-    /// Those of transactions of [`Priority::LOW`].
+    /// Latencies of transactions of [`Priority::LOW`].
     #[must_use]
     pub fn low(&self) -> Summary {
         self.select(|priority, _| priority == Priority::LOW)
     }
 
-    /// Those of transactions begun in one region.
+    /// Latencies of transactions that clients in one region submitted.
     #[must_use]
     pub fn of_region(&self, region: RegionId) -> Summary {
         self.select(|_, at| at == region)
     }
 
-    /// Those of each region that has some. `names` are the regions', by id.
+    /// Latencies of each region that has any. `names` has the names of the regions, by id.
     #[must_use]
     pub fn by_region<'a>(
         &self,
@@ -173,7 +173,7 @@ impl Latencies {
         summaries.filter(|(_, summary)| summary.n > 0).collect()
     }
 
-    /// A summary of those whose priority and region `wanted` accepts.
+    /// A summary of the latencies whose priority and region `wanted` accepts.
     #[must_use]
     pub fn select(&self, wanted: impl Fn(Priority, RegionId) -> bool) -> Summary {
         Summary::of_nanos(&self.merged(wanted))
@@ -190,7 +190,7 @@ impl Latencies {
     }
 }
 
-/// Points of a distribution function in results.
+/// The number of points of a distribution function in results.
 const CDF_POINTS: f64 = 50.0;
 
 fn cdf_ms(samples: &Samples) -> Vec<f64> {
@@ -202,17 +202,17 @@ fn cdf_ms(samples: &Samples) -> Vec<f64> {
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfKind {
-    /// In short.
+    /// The summary.
     pub latency_ms: Summary,
-    /// The distribution function: the latencies that 2 %, 4 %, … 100 % of them are not above.
+    /// The distribution function: 2 %, 4 %, … 100 % of the latencies are at most these.
     pub cdf_ms: Vec<f64>,
 }
 
-/// A distribution of latencies in milliseconds. All zero if `n` is.
+/// A distribution of latencies in milliseconds. All fields are zero if `n` is.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Summary {
-    /// How many there are.
+    /// The number of latencies.
     pub n: u64,
     /// Mean.
     pub mean: f64,
@@ -249,7 +249,7 @@ impl Summary {
     }
 }
 
-/// What happened in the measured part of a run. Fields are counted by whoever runs it.
+/// Counts of the measured part of a run. The caller that runs it increments the fields.
 #[derive(Clone, Default, Debug)]
 pub struct Counters {
     /// Requests that arrived.
@@ -258,28 +258,29 @@ pub struct Counters {
     pub committed: u64,
     /// Attempts that aborted, by reason; including those whose request committed later.
     pub aborted: BTreeMap<AbortReason, u64>,
-    /// Requests given up: out of attempts, refused by their own guard, or of unknown outcome.
+    /// Requests that failed: they ran out of attempts, their own guard refused them, or their
+    /// outcome is unknown.
     pub failed: u64,
-    /// Attempts that ended by each of the protocol's paths.
+    /// Attempts by the protocol's path on which they ended.
     pub path: BTreeMap<String, u64>,
     /// Messages sent between nodes.
     pub messages: u64,
     /// Bytes sent between nodes.
     pub bytes: u64,
-    /// Latency of each committed request over the lowest that its topology allows, in thousandths.
+    /// Latency of each committed request, divided by its latency floor, in thousandths.
     pub floor_ratio_millis: Samples,
     /// Wide-area round trips of each committed request, in thousandths (one way is 500).
     pub wan_round_trip_millis: Samples,
 }
 
 impl Counters {
-    /// Attempts that aborted, for whatever reason.
+    /// Attempts that aborted, for any reason.
     #[must_use]
     pub fn aborted_attempts(&self) -> u64 {
         self.aborted.values().sum()
     }
 
-    /// Adds everything that `other` counted.
+    /// Adds all counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.offered += other.offered;
         self.committed += other.committed;
@@ -297,7 +298,7 @@ impl Counters {
     }
 }
 
-/// Which run it was, and how long it took.
+/// Describes a run.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Run {
     /// The protocol's name.
@@ -308,11 +309,11 @@ pub struct Run {
     pub workload: String,
     /// The seed.
     pub seed: u64,
-    /// Length of the part that was measured, by the run's own clock.
+    /// Duration of the measured part, by the run's own clock.
     pub measured: Duration,
-    /// Length of the whole run by the simulated clock.
+    /// Duration of the whole run, by the simulated clock.
     pub simulated: Duration,
-    /// How long it took on this machine.
+    /// Real time that the run took on this machine.
     pub wall: Duration,
     /// Message deliveries, timers and disk completions handled in the whole run.
     pub events: u64,
@@ -324,13 +325,13 @@ pub struct Run {
 pub struct LatencyMs {
     /// All requests.
     pub all: Summary,
-    /// Those of high priority.
+    /// Requests of high priority.
     pub high: Summary,
-    /// Those of low priority.
+    /// Requests of low priority.
     pub low: Summary,
 }
 
-/// Latency over the lowest possible on the topology.
+/// Latency divided by the latency floor.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FloorRatio {
@@ -350,15 +351,15 @@ pub struct WanRoundTrips {
     pub max: f64,
 }
 
-/// What the checker said of the run's history.
+/// The checker's verdict on the run's history.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Check {
-    /// The guarantee it was held to: `strict-serializable` or `serializable`.
+    /// The guarantee that was checked: `strict-serializable` or `serializable`.
     pub model: String,
     /// True if it holds.
     pub ok: bool,
-    /// The kind of the first thing that breaks it, and what it is; null if nothing does.
+    /// The first anomaly and its kind; null if there is none.
     pub anomaly: Option<String>,
 }
 
@@ -385,9 +386,9 @@ pub struct RunResult {
     pub workload: String,
     /// The seed.
     pub seed: u64,
-    /// Length of the run by the simulated clock.
+    /// Duration of the run by the simulated clock.
     pub simulated_seconds: f64,
-    /// How long it took on this machine.
+    /// Real time that the run took on this machine.
     pub wall_seconds: f64,
     /// Message deliveries, timers and disk completions handled.
     pub events: u64,
@@ -399,17 +400,18 @@ pub struct RunResult {
     pub committed: u64,
     /// Attempts that aborted.
     pub aborted_attempts: u64,
-    /// Requests given up.
+    /// Requests that failed.
     pub failed: u64,
-    /// Committed requests as a share of the attempts that committed or aborted; 0 without any.
+    /// Committed requests as a share of the attempts that committed or aborted; 0 if there are
+    /// none.
     pub commit_rate: f64,
     /// Latency of committed requests in milliseconds.
     pub latency_ms: LatencyMs,
-    /// The same by kind: by the names of the workload's transactions, and by how far they reach: `local`,
+    /// The same by kind: by the names of the workload's transactions, and by reach: `local`,
     /// `close` or `far`. Absent if nothing committed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub kinds: BTreeMap<String, OfKind>,
-    /// Latency over the lowest possible on the topology.
+    /// Latency divided by the latency floor.
     pub floor_ratio: FloorRatio,
     /// Wide-area round trips per committed request.
     pub wan_round_trips: WanRoundTrips,
@@ -417,15 +419,15 @@ pub struct RunResult {
     pub bytes_per_txn: f64,
     /// Messages sent between nodes per committed request.
     pub messages_per_txn: f64,
-    /// Attempts that ended by each of the protocol's paths.
+    /// Attempts by the protocol's path on which they ended.
     pub path: BTreeMap<String, u64>,
-    /// What the checker said; absent if no history was kept.
+    /// The checker's verdict; absent if no history was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<Check>,
 }
 
 impl RunResult {
-    /// Puts the figures of a run together.
+    /// Computes the result of a run.
     #[must_use]
     pub fn new(run: Run, latencies: &Latencies, counters: &Counters, check: Option<Check>) -> Self {
         let (committed, aborted) = (counters.committed as f64, counters.aborted_attempts() as f64);
@@ -466,7 +468,7 @@ impl RunResult {
     }
 }
 
-/// When a client tries an aborted request again: at once, as in Natto §5.1.
+/// When a client retries an aborted request: at once, as in Natto §5.1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retry {
     /// Attempts a request gets, the first included.
@@ -482,15 +484,15 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// So many attempts whatever the priority.
+    /// The same number of attempts for every priority.
     #[must_use]
     pub fn up_to(attempts: u32) -> Self {
         Self { attempts, attempts_low: attempts }
     }
 
-    /// The name of the next attempt after attempt `txn` aborted for `reason`; none if the client
-    /// gives up: out of attempts, or because it or its own guard refused, which trying again at
-    /// once would not change.
+    /// The name of the attempt after `txn`, which aborted for `reason`. None if the client gives
+    /// up: it is out of attempts, or the client or the transaction's own guard refused, so that an
+    /// immediate retry would change nothing.
     #[must_use]
     pub fn after(self, txn: TxnId, priority: Priority, reason: AbortReason) -> Option<TxnId> {
         let is_worth_it = match reason {

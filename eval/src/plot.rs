@@ -1,25 +1,26 @@
-//! Figures as SVG: one line a system, or one dot each where nothing was swept, with what somebody else reported drawn in in the same
-//! colour. As a document of its own, legible in light and dark, or as a part of a page that gives it its colours.
+//! Figures as SVG. Each system is a line, or a dot if nothing was swept. Values reported by others
+//! have the same colour. A figure is a document of its own, legible in light and dark, or an
+//! element of a page, which supplies the colours.
 
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 use thiserror::Error;
 
-/// A figure that could not be drawn.
+/// The figure could not be drawn.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("the figure cannot be drawn: {0}")]
 pub struct PlotError(String);
 
-/// What was reported at a point.
+/// How a reported value relates to its point.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Mark {
-    /// This value.
+    /// It is this value.
     Value,
-    /// More than this.
+    /// It is more than this.
     Above,
-    /// Less than this.
+    /// It is less than this.
     Below,
-    /// This, if what was reported is a ratio to, or a distance from, something else that was measured.
+    /// It was reported as a ratio to, or a difference from, another measured value.
     Derived,
 }
 
@@ -51,22 +52,22 @@ impl Mark {
 pub struct Series {
     /// Its name in the legend.
     pub name: String,
-    /// What was measured, by what was swept.
+    /// The measured values, each with the swept parameter.
     pub measured: Vec<(f64, f64)>,
-    /// What was reported.
+    /// The reported values.
     pub reported: Vec<(Mark, (f64, f64))>,
 }
 
-/// What a figure shows.
+/// The content of a figure.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Figure {
-    /// Above it.
+    /// The title.
     pub title: String,
-    /// Below the title, in smaller letters: where it is from, how it was measured.
+    /// The note below the title: the source of the figure, and how it was measured.
     pub note: String,
-    /// What was swept, with its unit.
+    /// The swept parameter, with its unit.
     pub x: String,
-    /// What was measured, with its unit.
+    /// The measured quantity, with its unit.
     pub y: String,
     /// The systems, in the order of their colours.
     pub series: Vec<Series>,
@@ -80,7 +81,7 @@ enum Place {
 }
 
 impl Place {
-    /// Stands for a colour of the place, and is replaced by it.
+    /// A placeholder for a colour; the final SVG has the colour of its surroundings instead.
     fn color(series: usize) -> RGBAColor {
         RGBColor(1, 2, series as u8).to_rgba()
     }
@@ -126,13 +127,14 @@ fn style() -> String {
     )
 }
 
-/// Of a figure that stands alone.
+/// The size of a figure that stands alone.
 const SIZE: (u32, u32) = (900, 480);
-/// The part of its width that the legend has.
+/// The width of the legend.
 const LEGEND: u32 = 180;
-/// Letters in a line of its title, and of the note below it.
+/// Letters in a line of the title, and in a line of the note.
 const LETTERS: (usize, usize) = (96, 130);
-/// From this ratio of the largest to the smallest value on, the vertical axis is logarithmic.
+/// The vertical axis is logarithmic if the ratio of the largest to the smallest value is at least
+/// this.
 const LOG_FROM: f64 = 12.0;
 
 impl Figure {
@@ -148,8 +150,9 @@ impl Figure {
         Ok(format!("{head}\n{}{rest}", style()))
     }
 
-    /// The figure as an element of a page, of this width and height, without title and legend. Text and axes have the colour of the text
-    /// around it; what belongs to the `n`th of at most 256 systems has the class `sn` and the colour `--sn`.
+    /// The figure as an element of a page, of this width and height, without title and legend. Text
+    /// and axes have the colour of the surrounding text. The parts of the `n`th of at most 256
+    /// systems have the class `sn` and the colour `--sn`.
     ///
     /// # Errors
     /// As [`Figure::svg`].
@@ -200,7 +203,7 @@ impl Figure {
         Ok(svg)
     }
 
-    /// Writes title, note and legend, and answers with what is left for the rest.
+    /// Draws title, note and legend, and returns the remaining area.
     fn surround<'a>(&self, area: &Area<'a>) -> Result<Area<'a>, PlotError> {
         let black = BLACK.to_rgba();
         let write = |text: &str, at: (i32, i32), size: u32| {
@@ -246,7 +249,7 @@ impl Figure {
         Ok(chart)
     }
 
-    /// More than one value of what may be swept.
+    /// True if the swept parameter has more than one value.
     fn is_swept(&self) -> bool {
         let mut at = self.series.iter().flat_map(|one| &one.measured).map(|(x, _)| *x);
         at.next().is_some_and(|first| at.any(|x| x != first))
@@ -306,7 +309,7 @@ impl Figure {
     }
 }
 
-/// The words of a text in lines of at most so many letters, unless a word has more.
+/// Breaks a text into lines of at most `letters` letters. A longer word has a line of its own.
 fn wrapped(text: &str, letters: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -1,4 +1,4 @@
-//! From attempts at transactions, as a client sees them, to lines of a history.
+//! Turns attempts at transactions, as a client sees them, into lines of a history.
 
 use orthodrome_core::id::TxnId;
 use orthodrome_core::time::Time;
@@ -10,19 +10,19 @@ use crate::workload::{Request, Values, list_elements};
 /// One attempt at a request, as its client saw it.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt<'a> {
-    /// What was wanted.
+    /// The request.
     pub request: &'a Request,
     /// The attempt's name.
     pub txn: TxnId,
-    /// Name of the region it was begun in.
+    /// Name of the client's region.
     pub region: &'a str,
-    /// When it was begun.
+    /// When the client submitted it.
     pub invoked: Time,
-    /// When the client was told what became of it, and what; none if it never was.
+    /// When the client received the outcome, and the outcome; none if it never did.
     pub completed: Option<(Time, Outcome)>,
-    /// What it read, if the client was told.
+    /// The values read, if the client received them.
     pub reads: Option<&'a Reads>,
-    /// What the client of an interactive transaction answered, if it came to that.
+    /// The decision of the client of an interactive transaction, if it made one.
     pub decision: Option<&'a Decision>,
     /// It aborted, and the client makes another attempt at the same request.
     pub is_retried: bool,
@@ -39,10 +39,10 @@ pub enum RecordError {
         /// The key.
         key: Key,
     },
-    /// An interactive transaction committed whose client had not asked for that.
+    /// An interactive transaction committed although its client had not asked for it.
     #[error("{0} is interactive and committed, but its client did not decide to commit")]
     Undecided(TxnId),
-    /// A value that no sequence of appends can have made.
+    /// A value that no sequence of appends can have produced.
     #[error("{txn} read {length} bytes at {key}; a list has a multiple of 8")]
     NoList {
         /// The attempt.
@@ -54,14 +54,14 @@ pub enum RecordError {
     },
 }
 
-/// The line of a history that tells of `attempt`.
+/// The line of a history that describes `attempt`.
 ///
-/// A list element belongs to a request, not to an attempt, and must be unique in a history; so of
-/// a request's attempts only the last one's appends are listed. Nothing is lost by that: if an
-/// earlier, aborted attempt had an effect all the same, the element is in the list twice.
+/// A list element belongs to a request, not to an attempt, and must be unique in a history. So only
+/// the last attempt of a request lists its appends. The checker still sees an aborted attempt that
+/// had an effect: the element is then in the list twice.
 ///
 /// # Errors
-/// What contract the protocol broke. That is a finding about the run, as bad as an anomaly.
+/// If the protocol broke its contract. Such an error is as serious as an anomaly.
 pub fn entry(attempt: &Attempt<'_>, values: Values) -> Result<Entry, RecordError> {
     let &Attempt { request, txn, region, invoked, completed, .. } = attempt;
     let status = match completed {
@@ -124,7 +124,7 @@ fn write_ops(
         (Kind::Interactive | Kind::General, Some(Decision::Abort) | None) if is_committed => {
             return Err(RecordError::Undecided(attempt.txn));
         }
-        // What its client never asked for cannot have been written.
+        // A client that never asked to commit cannot have written anything.
         (Kind::Interactive | Kind::General, Some(Decision::Abort) | None) => Vec::new(),
         // A procedure whose guards hold writes every key that it declared.
         (Kind::Procedure(_), _) => attempt.request.writes.iter().collect(),

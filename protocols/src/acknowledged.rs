@@ -1,5 +1,5 @@
-//! Clients say below which counter they know the outcomes of all their transactions; nobody need
-//! remember those any more (R6).
+//! Each client sends the counter below which it knows the outcomes of all its transactions. No node
+//! needs to remember those outcomes any more (R6).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,8 +9,8 @@ use orthodrome_core::time::{Duration, Time};
 
 use crate::waiting::BATCH;
 
-/// Notes that `client` knows what became of its transactions below a counter. Returns the names of
-/// those that were not known to be acknowledged before.
+/// Records that `client` knows the outcomes of its transactions below a counter. Returns the names
+/// that were not known to be acknowledged before.
 pub(crate) fn advance(
     acknowledged: &mut BTreeMap<ClientId, u64>,
     client: ClientId,
@@ -24,12 +24,14 @@ pub(crate) fn advance(
     Some(first..TxnId { client, counter: below, attempt: 0 })
 }
 
-/// Outcomes that a group keeps for clients that have not acknowledged them: with their names some 30 MiB.
+/// The most outcomes that a group keeps for clients that have not acknowledged them; with their
+/// names some 30 MiB.
 const OUTCOMES_MAX: usize = 1 << 20;
 
-/// The clients that have let outcomes lie for so long that a leader acknowledges in their stead, and
-/// below which counters. `since` says when outcomes were first seen; those that are not kept any more go. If there are
-/// more than [`OUTCOMES_MAX`], the oldest have lain for too long, whatever the time.
+/// The clients that have not acknowledged outcomes for so long that a leader does it for them, with
+/// the counters. `since` has the time when each outcome was first seen; outcomes that are not kept
+/// any more are removed from it. If there are more than [`OUTCOMES_MAX`], the oldest are overdue,
+/// whatever their age.
 pub(crate) fn overdue(
     since: &mut BTreeMap<TxnId, Time>,
     is_kept: impl Fn(&TxnId) -> bool,

@@ -1,9 +1,9 @@
-//! When a server makes its next checkpoint.
+//! Decides when a server makes its next checkpoint.
 
-/// Counts what a server has persisted since its last checkpoint. A checkpoint repeats what is still
-/// needed, so a small amount of new records must not make a server write a large checkpoint: the next
-/// one is due when as much has been written as the last one took. Then checkpoints take no more bytes
-/// than the records, up to what the state grew by.
+/// Counts the bytes that a server has persisted since its last checkpoint. A checkpoint repeats
+/// what is still needed, so a few new records must not cause a large checkpoint. The next one is
+/// due when the records are as large as the last checkpoint. So checkpoints take no more bytes than
+/// the records, except for the growth of the state.
 #[derive(Debug, Default)]
 pub struct CheckpointPace {
     /// Bytes of records since the last checkpoint.
@@ -13,18 +13,18 @@ pub struct CheckpointPace {
 }
 
 impl CheckpointPace {
-    /// A record of so many bytes was persisted.
+    /// A record of this many bytes was persisted.
     pub fn wrote(&mut self, bytes: usize) {
         self.written = self.written.saturating_add(bytes);
     }
 
-    /// True if it is time; never before `least` bytes of records.
+    /// True if a checkpoint is due; never before `least` bytes of records.
     pub fn is_due(&self, least: usize) -> bool {
         self.written >= least.max(self.last)
     }
 
-    /// A checkpoint of so many bytes was made. After a start the size of the last one is not known, and
-    /// the first one comes after `least` bytes.
+    /// A checkpoint of this many bytes was made. After a start the size of the last one is not
+    /// known, and the first one is due after `least` bytes.
     pub fn made(&mut self, bytes: usize) {
         *self = Self { written: 0, last: bytes };
     }
@@ -37,8 +37,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Records of any sizes, of which any part is still needed at a checkpoint, together with any
-        /// part of what was needed before.
+        /// Records of any sizes, of which any part is still needed at a checkpoint, together with
+        /// any part of what was needed before.
         #[test]
         fn checkpoints_take_no_more_than_twice_the_records(
             records in proptest::collection::vec((1_usize..5_000, 0_usize..=100, 0_usize..=100), 1..300),

@@ -1,5 +1,5 @@
-//! A transaction as a function of what it reads, for protocols that order it before they run it:
-//! every replica that runs it at the same place in the order comes to the same result (R10).
+//! A transaction as a function of its reads, for protocols that order it before they run it. Every
+//! replica that runs it at the same position in the order gets the same result (R10).
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use orthodrome_core::Wire;
 use orthodrome_core::id::TxnId;
 use orthodrome_core::txn::{AbortReason, Key, Op, Reads, Txn, Version, Writes};
 
-/// A transaction with everything needed to compute what it writes. Ocean Vista stores it in the place
-/// of those values (§3.1); the deterministic protocols keep it in their logs.
+/// A transaction with everything needed to compute its writes. Ocean Vista stores it in place of
+/// the values (§3.1); the deterministic protocols keep it in their logs.
 #[derive(Clone, PartialEq, Eq, Wire)]
 pub struct Functor {
     /// Its name.
@@ -20,9 +20,9 @@ pub struct Functor {
     /// Keys it writes; sorted.
     #[wire(ascending)]
     pub writes: Vec<Key>,
-    /// How what it writes follows from what it reads.
+    /// How its writes follow from its reads.
     pub body: Body,
-    /// Its client knows the outcome of everything below (R6).
+    /// Its client knows the outcomes of all its transactions below this counter (R6).
     pub acknowledged_below: u64,
 }
 
@@ -31,17 +31,17 @@ pub struct Functor {
 pub enum Body {
     /// A procedure.
     Ops(Vec<Op>),
-    /// The caller decided after a look at the database (Ocean Vista §3.4; reconnaissance): if what it saw still is what there
-    /// is, its writes; else nothing.
+    /// The client decided after reading (Ocean Vista §3.4; reconnaissance). If the versions that it
+    /// read are still the current ones, these writes take effect; otherwise nothing does.
     Validate {
-        /// The versions it saw.
+        /// The versions that it read.
         expected: Vec<(Key, Version)>,
-        /// What it wants to write.
+        /// Its writes.
         writes: Writes,
     },
 }
 
-/// What a functor comes to: final values, or a logic abort, which is final too (V12).
+/// The result of a functor: final values, or a logic abort, which is final too (V12).
 pub type Output = Result<Writes, AbortReason>;
 
 impl Functor {
@@ -53,7 +53,7 @@ impl Functor {
         Arc::new(Self { txn: txn.id, reads, writes, body: Body::Ops(ops), acknowledged_below })
     }
 
-    /// What commits if everything still is as it was seen.
+    /// Writes that commit if the versions seen are still current.
     #[must_use]
     pub fn validation(txn: &Txn, seen: &Reads, writes: Writes) -> Arc<Self> {
         let expected = seen.iter().map(|(key, read)| (key.clone(), read.version)).collect();
@@ -66,10 +66,10 @@ impl Functor {
         })
     }
 
-    /// Computes what the transaction writes.
+    /// Computes the transaction's writes.
     ///
     /// # Errors
-    /// The reason for which it aborts instead.
+    /// The reason why it aborts.
     pub fn execute(&self, reads: &Reads) -> Output {
         match &self.body {
             Body::Ops(ops) => Txn::execute(ops, reads),
@@ -83,7 +83,7 @@ impl Functor {
         }
     }
 
-    /// True if it stores nothing, so that a snapshot would do.
+    /// True if it writes nothing, so that a snapshot would suffice.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.writes.is_empty()
@@ -97,7 +97,7 @@ impl Functor {
 }
 
 impl fmt::Debug for Functor {
-    /// Short, for goldens: name, keys, what it does.
+    /// A short form for goldens: name, keys, body.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.txn)?;
         match &self.body {

@@ -1,5 +1,5 @@
-//! What the gateways of all protocols with leaders do alike: find out who takes part in a
-//! transaction and who coordinates it, and read snapshots.
+//! What the gateways of all protocols with leaders share: they find the participants and the
+//! coordinator of a transaction, and read snapshots.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use orthodrome_core::session::{self, Floors};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{Key, Kind, Outcome, Read, Reads, Txn};
 
-/// A partition's share of a transaction's read and write sets.
+/// One partition's part of a transaction's read and write sets.
 #[derive(Clone, PartialEq, Eq, Wire)]
 pub struct Participant {
     /// The partition.
@@ -20,13 +20,13 @@ pub struct Participant {
     pub reads: Vec<Key>,
     /// Keys of this partition that it may write.
     pub writes: Vec<Key>,
-    /// Its client knows versions of these keys up to this timestamp, and must not be shown older ones
-    /// (R11). Zero if it knows none.
+    /// The largest timestamp among the versions of these keys that the client knows; older versions
+    /// must not be shown to it (R11). Zero if it knows none.
     pub floor: Timestamp,
 }
 
 impl fmt::Debug for Participant {
-    /// As derived, without a floor that is zero.
+    /// As derived, but without the floor if it is zero.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { partition, reads, writes, floor } = self;
         let mut text = f.debug_struct("Participant");
@@ -39,13 +39,13 @@ impl fmt::Debug for Participant {
 }
 
 impl Participant {
-    /// One whose keys are not known, or not yet.
+    /// A participant whose keys are not known, or not yet.
     pub(crate) fn bare(partition: PartitionId) -> Self {
         Self { partition, reads: vec![], writes: vec![], floor: Timestamp::ZERO }
     }
 }
 
-/// Which keys lie where.
+/// Splits the keys by partition.
 pub(crate) fn split<'a>(
     cluster: &Cluster,
     reads: impl IntoIterator<Item = &'a Key>,
@@ -63,8 +63,8 @@ pub(crate) fn split<'a>(
     participants
 }
 
-/// Says to each participant what the client of the transaction knows of the keys that it touches
-/// there (R11).
+/// Sets the floor of each participant to what the transaction's client knows of its keys there
+/// (R11).
 pub(crate) fn set_floors(participants: &mut BTreeMap<PartitionId, Participant>, floors: &Floors) {
     for participant in participants.values_mut() {
         let keys = participant.reads.iter().chain(&participant.writes);
@@ -73,8 +73,9 @@ pub(crate) fn set_floors(participants: &mut BTreeMap<PartitionId, Participant>, 
 }
 
 /// The group that coordinates a transaction (Carousel §3.3): a participant that is led in the
-/// client's region if there is one, else any group led there, else the group led nearest to it. By
-/// preferred leaders, so that the answer depends on the transaction and the map alone.
+/// client's region if there is one; otherwise any group led there; otherwise the group led nearest
+/// to it. It uses preferred leaders, so that the result depends only on the transaction and the
+/// placement.
 #[must_use]
 pub fn coordinator_of(
     cluster: &Cluster,
@@ -96,29 +97,29 @@ pub fn coordinator_of(
     near.get(usize::try_from(turn).unwrap_or(0)).copied().unwrap_or_default()
 }
 
-/// A partition's answer to a read-only transaction: the latest committed values, and a promise
-/// that no other version of these keys will have a timestamp up to `valid_until`.
+/// A partition's answer to a read-only transaction: the latest committed values, and a promise that
+/// these keys will have no other version with a timestamp up to `valid_until`.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Snapshot {
-    /// Every key asked for.
+    /// Every key of the request.
     pub reads: Vec<(Key, Read)>,
     /// The end of the promise, inclusive.
     pub valid_until: Timestamp,
 }
 
-/// How far a read-only transaction is (Carousel §4.4.2, with C11 to C13).
+/// The progress of a read-only transaction (Carousel §4.4.2, with C11 to C13).
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
-    /// What each partition answered.
+    /// The answer of each partition.
     parts: BTreeMap<PartitionId, Snapshot>,
-    /// The promises of this round must reach it.
+    /// The timestamp that the promises of this round must reach.
     pub at_least: Timestamp,
-    /// Some partitions were asked again.
+    /// True if some partitions were asked again.
     is_later_round: bool,
 }
 
 impl Snapshots {
-    /// True if this answers the round of now, not the one before.
+    /// True if this answers the current round, and not the previous one.
     pub fn is_current(&self, snapshot: &Snapshot) -> bool {
         snapshot.valid_until >= self.at_least
     }
@@ -127,9 +128,9 @@ impl Snapshots {
         self.parts.insert(partition, snapshot);
     }
 
-    /// Every part is here. They form a snapshot if some timestamp is at or above every version read
-    /// and within every promise: then what `txn` read, and how it ended. Else those must be asked
-    /// again whose promises fall short.
+    /// All parts are here. They form a snapshot if some timestamp is at or above every version
+    /// read, and within every promise: returns the reads of `txn` and its outcome. Otherwise
+    /// returns the partitions to ask again, whose promises fall short.
     pub fn complete(&mut self, txn: &Txn) -> Result<(Reads, Outcome), Vec<PartitionId>> {
         let reads = self.parts.values().flat_map(|part| &part.reads);
         let at = reads.map(|(_, read)| read.version.timestamp).max().unwrap_or_default();
@@ -155,7 +156,7 @@ impl Snapshots {
         Ok((reads, outcome))
     }
 
-    /// How it went, for reports.
+    /// The path of the transaction, for reports.
     pub fn path(&self) -> &'static str {
         if self.is_later_round { "read-only-again" } else { "read-only" }
     }

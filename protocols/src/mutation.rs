@@ -1,17 +1,17 @@
 //! Mutations: deliberate mistakes that the tests must catch, one at a time (ADR 35).
 //!
-//! Each protocol lists its own in its `mutations.rs`, with [`mutations!`]. A handler asks for one by
-//! its name, as in `config.mutations.skips_readers()`. Without the feature `mutations` none can be
-//! enabled: every answer is the constant `false`, and the compiler removes what would follow from
-//! another answer.
+//! Each protocol lists its mutations in its `mutations.rs`, with [`mutations!`]. A handler tests
+//! one by its name, as in `config.mutations.skips_readers()`. Without the feature `mutations` none
+//! can be enabled: every test is the constant `false`, and the compiler removes the unsafe code.
 
-/// Names of mutations that can be enabled: all of these, or none without the feature `mutations`.
+/// The names of mutations that can be enabled: all of these, or none without the feature
+/// `mutations`.
 pub(crate) const fn compiled(names: &'static [&'static str]) -> &'static [&'static str] {
     if cfg!(feature = "mutations") { names } else { &[] }
 }
 
-/// Declares `Mutations`. Each has a comment that says what goes wrong, its own name, and the names
-/// that callers enable it by, if it has some. Several mutations may share a name.
+/// Declares `Mutations`. Each mutation has a comment that describes the mistake, its own name, and,
+/// if it has any, further names by which callers can enable it. Several mutations may share a name.
 macro_rules! mutations {
     ($($(#[$comment:meta])+ $mutation:ident $(: $($name:literal),+)?;)+) => {
         /// Mutations: deliberate mistakes that the tests must catch. None is enabled in real use.

@@ -1,24 +1,25 @@
-//! Lists that may be larger than one message, sent in several.
+//! Splits lists that may be larger than one message over several messages.
 
 use std::collections::BTreeMap;
 
 use orthodrome_core::time::Time;
 use orthodrome_core::{Rng, Wire, WireError};
 
-/// Which part of a list a message holds.
+/// The part of a list that a message contains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 #[wire(check = "Portion::check", sample = "Portion::draw")]
 pub struct Portion {
-    /// When its sender sent the list: parts of lists of two moments are never put together.
+    /// When its sender sent the list. Parts of lists that were sent at different moments are never
+    /// combined.
     pub sent_at: Time,
-    /// Which of the parts, from 0.
+    /// The number of the part, from 0.
     pub number: u32,
-    /// How many there are.
+    /// The number of parts.
     pub of: u32,
 }
 
 impl Portion {
-    /// All of it.
+    /// The whole list.
     pub const WHOLE: Self = Self { sent_at: Time::ZERO, number: 0, of: 1 };
 
     fn check(&self) -> Result<(), WireError> {
@@ -30,7 +31,7 @@ impl Portion {
         Err(WireError::Value { field: "Portion", found, wanted: "one of the parts" })
     }
 
-    /// Any portion, for tests of its bytes.
+    /// A random portion, for tests of its encoding.
     fn draw(rng: &mut Rng) -> Self {
         let of = 1 + u32::from(u8::sample(rng));
         let number = u32::sample(rng) % of;
@@ -45,7 +46,7 @@ impl Portion {
     }
 }
 
-/// What has come of a list so far.
+/// The parts of a list that have arrived so far.
 #[derive(Debug)]
 pub struct Assembly<T> {
     sent_at: Time,
@@ -59,8 +60,8 @@ impl<T> Default for Assembly<T> {
 }
 
 impl<T> Assembly<T> {
-    /// A part arrived. All of them, in order, if none is missing any more. A list of another moment takes
-    /// the place of one that is not complete: whoever sends it again sends all of it.
+    /// A part arrived. Returns the whole list, in order, if no part is missing any more. A newer
+    /// list replaces an incomplete older one: a sender that repeats a list sends all of it.
     pub(crate) fn add(&mut self, portion: Portion, part: T) -> Option<Vec<T>> {
         if self.sent_at != portion.sent_at {
             self.sent_at = portion.sent_at;

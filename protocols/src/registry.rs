@@ -1,14 +1,14 @@
-//! Every protocol by name, with what it claims.
+//! Every protocol by name, with its guarantee.
 //!
-//! A protocol is registered by the line that declares its module in `lib.rs`: `build.rs` lists every
-//! module whose folder implements [`Registered`]. The protocol then runs in the simulator, the swarm
-//! and real servers, and tests hold it to what they hold every protocol to
+//! A protocol is registered by the line that declares its module in `lib.rs`: `build.rs` lists
+//! every module whose folder implements [`Registered`]. The protocol then runs in the simulator,
+//! the swarm and real servers, and the tests for all protocols include it
 //! (`docs/adding-a-protocol.md`).
 
 use orthodrome_core::Wire;
 use orthodrome_core::machine::Protocol;
 
-/// What a protocol promises about the order of transactions.
+/// A protocol's guarantee about the order of transactions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guarantee {
     /// Some serial order explains every result, and it agrees with real time.
@@ -28,32 +28,32 @@ impl Guarantee {
     }
 }
 
-/// What is known of a protocol before it runs.
+/// Facts about a protocol that are known before it runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
     /// Its name.
     pub name: &'static str,
-    /// The paper it comes from, and the sections it covers.
+    /// Its paper, and the sections that it covers.
     pub paper: &'static str,
-    /// What it promises; histories are held to it.
+    /// Its guarantee, against which histories are checked.
     pub guarantee: Guarantee,
-    /// What the promise rests on.
+    /// The conditions of the guarantee.
     pub conditions: &'static str,
-    /// Which transactions it runs natively.
+    /// The kinds of transactions that it runs natively.
     pub model: &'static str,
     /// Wide-area round trips of a transaction without conflicts or failures.
     pub round_trips: &'static str,
 }
 
-/// Something to do with a protocol that is known only by name.
+/// An operation on a protocol that is known only by name.
 pub trait Visitor {
-    /// What comes of it.
+    /// The result.
     type Out;
-    /// Does it.
+    /// Runs the operation.
     fn visit<P: Registered>(self, row: &'static Row) -> Self::Out;
 }
 
-/// A name that no protocol has.
+/// No protocol has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown protocol {name:?}; use one of {known}")]
 pub struct UnknownProtocol {
@@ -62,7 +62,7 @@ pub struct UnknownProtocol {
 }
 
 impl UnknownProtocol {
-    /// `name` is none of `known`.
+    /// The error for a `name` that is not among `known`.
     #[must_use]
     pub fn new<'a>(name: &str, known: impl Iterator<Item = &'a Row>) -> Self {
         let known = known.map(|row| row.name).collect::<Vec<_>>().join(", ");
@@ -70,7 +70,7 @@ impl UnknownProtocol {
     }
 }
 
-/// True if the protocol called `name` can divide a region's copy of everything into shares
+/// True if the protocol called `name` can divide a region's copy of the data into shares
 /// ([`Protocol::SHARES`]).
 ///
 /// # Errors
@@ -88,7 +88,7 @@ pub fn has_shares(name: &str) -> Result<bool, UnknownProtocol> {
     with(name, HasShares)
 }
 
-/// The names of the protocols that can, for people: `a, b or c`.
+/// The names of the protocols with shares, for people: `a, b or c`.
 #[must_use]
 pub fn names_with_shares() -> String {
     let names = rows().map(|row| row.name);
@@ -114,23 +114,24 @@ pub fn representatives() -> impl Iterator<Item = &'static str> {
     rows().map(|row| row.name).filter(|name| with(name, Represents) == Ok(true))
 }
 
-/// A protocol that servers run and the simulator runs.
+/// A protocol that servers and the simulator can run.
 pub trait Registered: Protocol<Msg: Wire, Record: Wire> {
-    /// What is known of it and of its variants: a row for each of [`Protocol::NAMES`].
+    /// Facts about the protocol and its variants: a row for each of [`Protocol::NAMES`].
     const ROWS: &'static [Row];
-    /// The variants that costly tests run, such as tests of real processes: one for each that goes ways of
-    /// its own.
+    /// The variants that costly tests run, such as tests of real processes: one for each different
+    /// path through the code.
     const REPRESENTATIVES: &'static [&'static str] = Self::NAMES;
-    /// Mutations that random seeds catch: of which variant, which one, and within how many seeds.
+    /// Mutations that random seeds catch: variant, mutation, and the number of seeds.
     const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] = &[];
 }
 
-/// A registry of these protocols, in this order: the functions `rows`, `find` and `with`. This
-/// module has that of all protocols; tests make one of protocols that are not shipped.
+/// Builds a registry of these protocols, in this order: the functions `rows`, `find` and `with`.
+/// This module has the registry of all protocols; tests build one of protocols that are not
+/// shipped.
 #[macro_export]
 macro_rules! protocols {
     ($($protocol:ty),* $(,)?) => {
-        /// What is known of every protocol.
+        /// Facts about every protocol.
         pub fn rows() -> impl Iterator<Item = &'static $crate::registry::Row> {
             [$(<$protocol as $crate::registry::Registered>::ROWS),*].into_iter().flatten()
         }
@@ -138,7 +139,7 @@ macro_rules! protocols {
         /// The row of the protocol called `name`.
         ///
         /// # Errors
-        /// If there is none; the error lists those there are.
+        /// If there is none; the error lists the known names.
         pub fn find(
             name: &str,
         ) -> Result<&'static $crate::registry::Row, $crate::registry::UnknownProtocol> {
@@ -146,7 +147,7 @@ macro_rules! protocols {
             found.ok_or_else(|| $crate::registry::UnknownProtocol::new(name, rows()))
         }
 
-        /// Does something with the protocol called `name`.
+        /// Runs an operation on the protocol called `name`.
         ///
         /// # Errors
         /// If there is no such protocol.

@@ -1,4 +1,4 @@
-//! Who has which partition and who leads it, as far as this node knows.
+//! The voters and the leader of each partition, as far as this node knows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,25 +9,26 @@ use orthodrome_core::time::Time;
 
 use crate::replication::Index;
 
-/// A cache of leaders and voters: the placement's until something better is known.
+/// A cache of leaders and voters. It starts with the placement.
 #[derive(Debug)]
 pub struct Routes {
     cluster: Arc<Cluster>,
     known: BTreeMap<PartitionId, Route>,
-    /// Voters that are not the placement's, and the entry of the partition's log that named them.
+    /// Voters that differ from the placement, and the log entry that named them.
     voters: BTreeMap<PartitionId, (Index, Vec<NodeId>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Route {
     leader: NodeId,
-    /// When the leader was last heard of, or first supposed to be one.
+    /// When the last message of the leader arrived, or when it was first supposed to lead.
     heard: Time,
-    /// This node's own replica knows the leader: its election timer is what doubts.
+    /// True if this node's own replica knows the leader: its election timer then decides whether
+    /// the leader has failed.
     is_followed: bool,
-    /// Followed by redirection this many times since a leader was last heard.
+    /// The number of redirections followed since a leader last answered.
     redirections: u8,
-    /// Tried by turns this many times since a leader was last heard.
+    /// The number of replicas tried in turn since a leader last answered.
     tries: usize,
 }
 
@@ -37,8 +38,8 @@ impl Route {
     }
 }
 
-/// Redirections that are followed at once. Replicas of different terms may each name the other, and
-/// every turn between them multiplies what was asked.
+/// The most redirections followed at once. Replicas of different terms may each name the other, and
+/// every hop between them would multiply the request.
 const REDIRECTIONS_MAX: u8 = 3;
 
 impl Routes {
@@ -48,14 +49,14 @@ impl Routes {
         Self { cluster, known: BTreeMap::new(), voters: BTreeMap::new() }
     }
 
-    /// Where to send what is for the leader of `partition`.
+    /// The node to which messages for the leader of `partition` are sent.
     pub fn leader(&self, partition: PartitionId) -> NodeId {
         self.known.get(&partition).map(|route| route.leader).unwrap_or_else(|| {
             self.cluster.partition(partition).map(|p| p.preferred_leader).unwrap_or_default()
         })
     }
 
-    /// The leader of `partition`, if this node was told of it and has had no reason since to doubt it.
+    /// The leader of `partition`, if this node has learned it and has no reason to doubt it.
     pub fn learnt_leader(&self, partition: PartitionId) -> Option<NodeId> {
         self.known.get(&partition).filter(|route| route.tries == 0).map(|route| route.leader)
     }
@@ -68,13 +69,13 @@ impl Routes {
         self.cluster.partition(partition).map_or(&[], |placed| &placed.replicas)
     }
 
-    /// The voters of `partition` that were learnt, and the entry of its log that named them.
+    /// The voters of `partition` that this node has learned, and the log entry that named them.
     pub fn learnt_voters(&self, partition: PartitionId) -> Option<(Index, &[NodeId])> {
         self.voters.get(&partition).map(|(since, voters)| (*since, voters.as_slice()))
     }
 
-    /// Who votes in `partition` since the entry `since` of its log, which is chosen: of two such
-    /// statements the one about the later entry is the newer one.
+    /// Learns the voters of `partition` since the chosen log entry `since`. Of two such statements,
+    /// the one about the later entry is newer.
     pub fn learn_voters(&mut self, partition: PartitionId, since: Index, voters: &[NodeId]) {
         let is_known = self.voters.get(&partition).is_some_and(|(known, _)| *known >= since);
         if !voters.is_empty() && !is_known {
@@ -82,7 +83,8 @@ impl Routes {
         }
     }
 
-    /// This node holds a replica of `partition`, which knows best who leads, if it knows at all.
+    /// This node has a replica of `partition`, which knows the leader better than this cache, if it
+    /// knows one at all.
     pub fn follow(&mut self, partition: PartitionId, leader: Option<NodeId>, now: Time) {
         match (leader, self.known.get_mut(&partition)) {
             (Some(leader), _) => {
@@ -94,15 +96,15 @@ impl Routes {
         }
     }
 
-    /// `leader` leads: it answered as one, or somebody who should know says so.
+    /// `leader` leads: it answered as leader, or a node that knows named it.
     pub fn learn(&mut self, partition: PartitionId, leader: NodeId, heard: Time) {
         self.replace(partition, Route::new(leader, heard));
     }
 
-    /// `from` says that it does not lead `partition`, and who does if it knows. True if what it was
-    /// asked should go out again at once: not if it would come back to `from`, which would answer
-    /// the same, nor if this has happened several times in a row. What is not sent now is when the
-    /// asker's own timer expires.
+    /// `from` does not lead `partition`, and names the leader if it knows it. Returns true if the
+    /// request should be sent again at once. It should not if it would return to `from`, which
+    /// would give the same answer, or if this has happened several times in a row. Then the
+    /// sender's own timer sends it later.
     pub fn redirect(
         &mut self,
         partition: PartitionId,
@@ -124,8 +126,9 @@ impl Routes {
         redirections <= REDIRECTIONS_MAX && self.leader(partition) != from
     }
 
-    /// `from`, which was supposed to lead, does not and knows nobody who does. If it votes no more, the
-    /// next one may lead: worth asking at once. Among voters, there will be a leader soon.
+    /// `from` was supposed to lead, but does not, and knows no leader. If it does not vote any
+    /// more, the next node may lead and is worth asking at once. If it votes, there will be a
+    /// leader soon.
     fn on_no_leader(&mut self, partition: PartitionId, from: NodeId, now: Time) -> bool {
         let redirections = self.known.get(&partition).map_or(0, |route| route.redirections);
         let is_voter = self.voters(partition).contains(&from);
@@ -147,17 +150,18 @@ impl Routes {
         }
     }
 
-    /// The supposed leader of `partition` was asked something at `asked` and has not answered: try
-    /// the next replica, unless it was heard of since, or has only been supposed since.
+    /// The supposed leader of `partition` has not answered a request sent at `asked`. Tries the
+    /// next replica, unless a message of the leader has arrived since, or the leader was chosen
+    /// only later.
     pub fn suspect(&mut self, partition: PartitionId, asked: Time, now: Time) {
         if self.known.get(&partition).is_none_or(|route| route.heard < asked) {
             self.try_next(partition, now);
         }
     }
 
-    /// The voters by turns. If none of them has led for two turns of all, they may all have been
-    /// replaced, or be gone, without this node having heard of it. From then on every other try is
-    /// another server: whoever has held the partition since, or has talked to it, knows more.
+    /// Tries the voters in turn. If none of them has led for two turns, all may have been replaced
+    /// or lost without this node's knowledge. From then on every second try goes to another server:
+    /// any server that has held the partition since, or has communicated with it, knows more.
     fn try_next(&mut self, partition: PartitionId, now: Time) {
         let silent = self.leader(partition);
         let tries = self.known.get(&partition).map_or(0, |route| route.tries);
@@ -211,7 +215,7 @@ mod tests {
             followed += u32::from(routes.redirect(P, from, Some(named), Time(turn)));
         }
         assert_eq!(followed, u32::from(REDIRECTIONS_MAX));
-        // A leader's answer begins a new count.
+        // An answer of a leader starts a new count.
         routes.learn(P, a, Time(200));
         assert!(routes.redirect(P, a, Some(b), Time(201)));
         assert_eq!(routes.leader(P), b);
@@ -232,7 +236,7 @@ mod tests {
         assert_eq!(routes.leader(P), b);
     }
 
-    /// All first voters have been replaced, and this node has not heard of it.
+    /// All original voters have been replaced, and this node does not know it.
     #[test]
     fn every_server_is_asked_in_time() {
         let map = Topology::built_in("local3").unwrap();
@@ -260,7 +264,7 @@ mod tests {
         assert!(!routes.redirect(P, a, Some(a), Time(1)), "it names itself");
         assert!(!routes.redirect(P, a, None, Time(1)), "it knows nobody");
         assert_eq!(routes.leader(P), b, "but the next replica may");
-        // Own knowledge stays, even if others contradict it.
+        // The node's own knowledge stays, even if other nodes contradict it.
         routes.follow(P, Some(a), Time(2));
         assert!(!routes.redirect(P, a, Some(b), Time(3)));
         assert!(routes.redirect(P, b, Some(NodeId(3)), Time(3)), "ask the one that is followed");

@@ -1,8 +1,8 @@
-//! Sizes that a machine needs before it has what is to be encoded.
+//! Sizes that a machine needs before it has the value to encode.
 
-/// Of a transaction's name, with its field header.
+/// Size of a transaction's name, with its field header.
 pub(crate) const TXN: usize = 12;
 
-/// Keys and values of one partition that one answer may hold, in bytes: with what stands around them
-/// it still fits into one message.
+/// The most bytes of keys and values of one partition in one answer. With the rest of the answer
+/// they still fit into one message.
 pub(crate) const READ_BYTES_MAX: usize = 15 << 20;

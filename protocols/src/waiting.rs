@@ -1,4 +1,5 @@
-//! What leaders and gateways wait for: answers, timestamps that must pass, servers that do not answer.
+//! What leaders and gateways wait for: answers, timestamps that must pass, servers that do not
+//! answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +7,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Clock, Duration, Time, Timestamp};
 
-/// When and how often somebody was asked.
+/// When a request was last sent, and how often.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryState {
     pub at: Time,
@@ -14,31 +15,31 @@ pub struct RetryState {
 }
 
 impl RetryState {
-    /// First asked at `now`.
+    /// A request first sent at `now`.
     pub fn new(now: Time) -> Self {
         Self { at: now, times: 0 }
     }
 
     /// How long to wait for an answer: `timeout` at first, then twice as long each time, up to four
-    /// times, or a second if that is longer: whoever is slow must not drown in questions of askers
-    /// whose timeout was set too short.
+    /// times `timeout`, or a second if that is longer. A slow node must not receive ever more
+    /// requests because of a time-out that is too short.
     pub fn timeout(&self, timeout: Duration) -> Duration {
         let longest = (timeout * 4).max(Duration::from_secs(1));
         (timeout * (1 << self.times.min(10))).min(longest)
     }
 
-    /// Time to ask again.
+    /// True if the request should be sent again.
     pub fn is_due(&self, timeout: Duration, now: Time) -> bool {
         now.since(self.at) >= self.timeout(timeout)
     }
 
-    /// Asked again at `now`.
+    /// The request was sent again at `now`.
     pub fn again(self, now: Time) -> Self {
         Self { at: now, times: self.times + 1 }
     }
 }
 
-/// Takes note that whatever is due is asked now, and says when each was last.
+/// Records that all due requests are sent now, and returns when each was last sent.
 pub(crate) fn take_due(
     asked: &mut BTreeMap<TxnId, RetryState>,
     timeout: Duration,
@@ -48,36 +49,36 @@ pub(crate) fn take_due(
     due.map(|(&txn, asked)| (txn, std::mem::replace(asked, asked.again(now)))).collect()
 }
 
-/// Servers that did not answer, until they are heard of again; since when, and how often they were tried all
-/// the same.
+/// Servers that did not answer and from which nothing has arrived since; since when, and how often
+/// they were tried again.
 #[derive(Debug)]
 pub(crate) struct Suspects {
-    /// How long one is left alone at first.
+    /// How long a suspect is not tried at first.
     alone: Duration,
     asked: BTreeMap<NodeId, RetryState>,
 }
 
 impl Suspects {
-    /// Nobody, to one who waits so long for an answer.
+    /// No suspects, for a node whose time-out is `answer_after`.
     pub fn new(answer_after: Duration) -> Self {
         let alone = answer_after.max(Duration::from_secs(1)) * 4;
         Self { alone, asked: BTreeMap::new() }
     }
 
-    /// True if a server is not to be asked for now. It is tried again after a while, for nobody hears of a
-    /// server that is back unless it is asked: after so long that others were asked meanwhile, and
-    /// twice as long each time.
+    /// True if a server should not be asked now. It is tried again after a while, because a server
+    /// that is back is noticed only if it is asked. The first pause is several time-outs long, so
+    /// that other servers are asked meanwhile, and each later pause is twice as long.
     pub fn is(&self, server: NodeId, now: Time) -> bool {
         let suspect = self.asked.get(&server);
         suspect.is_some_and(|asked| now.since(asked.at) < self.alone * (1 << asked.times.min(6)))
     }
 
-    /// True if a server did not answer, however long ago, and has not been heard of since.
+    /// True if a server did not answer, however long ago, and nothing has arrived from it since.
     pub fn was(&self, server: NodeId) -> bool {
         self.asked.contains_key(&server)
     }
 
-    /// A server did not answer. True if that is news.
+    /// A server did not answer. True if it was not a suspect before.
     pub fn add(&mut self, server: NodeId, now: Time) -> bool {
         let was_suspect = self.is(server, now);
         let asked = self.asked.get(&server).map_or(RetryState::new(now), |asked| {
@@ -87,25 +88,25 @@ impl Suspects {
         !was_suspect
     }
 
-    /// A server was heard of.
+    /// A message of a server arrived.
     pub fn remove(&mut self, server: NodeId) {
         self.asked.remove(&server);
     }
 }
 
-/// Servers that a gateway gives its transactions to: those of one region in turns, the nearest region that has
-/// any, and those that did not answer not for a while.
+/// The servers to which a gateway gives its transactions: those of the nearest region that has any,
+/// in turn. Suspects are left out for a while.
 #[derive(Debug)]
 pub(crate) struct Helpers {
     /// Every server, by region, the nearest first.
     regions: Vec<Vec<NodeId>>,
     turn: usize,
-    /// Those that did not answer, or have too much to do.
+    /// Servers that did not answer, or are overloaded.
     pub suspects: Suspects,
 }
 
 impl Helpers {
-    /// The servers as `gateway` sees them, which waits so long for an answer.
+    /// The servers as seen from `gateway`, whose time-out is `answer_after`.
     pub fn new(cluster: &Cluster, gateway: NodeId, answer_after: Duration) -> Self {
         let home = cluster.region_of(gateway);
         let mut regions: BTreeMap<_, Vec<NodeId>> = BTreeMap::new();
@@ -123,17 +124,17 @@ impl Helpers {
         self.regions.iter().flatten().copied()
     }
 
-    /// It is the next server's turn.
+    /// Moves on to the next server.
     pub fn turn(&mut self) {
         self.turn = self.turn.wrapping_add(1);
     }
 
-    /// The one whose turn it is in the nearest region that has any such server.
+    /// The next server in turn, in the nearest region that has one which `is_able`.
     pub fn nearest(&self, is_able: impl Fn(NodeId) -> bool) -> Option<NodeId> {
         self.regions.iter().find_map(|servers| self.by_turn(servers.iter().copied(), &is_able))
     }
 
-    /// The one whose turn it is among all such servers, wherever they are.
+    /// The next server in turn among all that are able, in any region.
     pub fn any(&self, is_able: impl Fn(NodeId) -> bool) -> Option<NodeId> {
         self.by_turn(self.regions.iter().flatten().copied(), is_able)
     }
@@ -147,13 +148,13 @@ impl Helpers {
         self.turn.checked_rem(able.len()).and_then(|at| able.get(at)).copied()
     }
 
-    /// The server to ask, nearby if possible. What others have not answered (not `is_first`) goes to nobody
-    /// who was suspected, however long ago.
+    /// The server to ask, nearby if possible. A request that others have not answered (not
+    /// `is_first`) is not sent to any suspect, however old the suspicion.
     pub fn next(&mut self, is_first: bool, now: Time) -> NodeId {
         self.next_of(is_first, now, |_| true)
     }
 
-    /// The same among those servers.
+    /// The same among given servers.
     pub fn next_of(
         &mut self,
         is_first: bool,
@@ -167,13 +168,13 @@ impl Helpers {
     }
 }
 
-/// How many bytes there are in a piece of a long answer: what else is said to a peer waits until the piece
-/// has left, and a link that loses packets carries little. Pieces grow while the next one is asked for soon,
-/// and shrink when it is asked for late.
+/// The size of the pieces of a long answer. Other messages to a peer wait until a piece has left,
+/// and a link that loses packets is slow. Pieces grow while the next one is requested soon, and
+/// shrink when it is requested late.
 #[derive(Debug)]
 pub(crate) struct Paces {
     most: usize,
-    /// Of each answer that is under way, or was, to a peer: how long the last piece was, and when it left.
+    /// For each answer to a peer, pending or past: the size of the last piece, and when it left.
     answers: BTreeMap<(NodeId, PartitionId), (usize, Time)>,
 }
 
@@ -181,13 +182,13 @@ impl Paces {
     const FIRST: usize = 16 << 10;
     const LEAST: usize = 4 << 10;
 
-    /// Pieces of `most` bytes at most.
+    /// Pieces of at most `most` bytes.
     pub fn new(most: usize) -> Self {
         Self { most, answers: BTreeMap::new() }
     }
 
-    /// The length of a piece that leaves now: the first of an answer, or else one that was asked for by a peer
-    /// who is expected to do that within so long.
+    /// The size of a piece that leaves now: the first of an answer, or one that a peer requested,
+    /// where requests are expected within a given time.
     pub fn next(
         &mut self,
         answer: (NodeId, PartitionId),
@@ -209,15 +210,15 @@ impl Paces {
     }
 }
 
-/// Transactions named in one housekeeping message or log entry.
+/// The most transactions named in one housekeeping message or log entry.
 pub(crate) const BATCH: usize = 4_096;
 
-/// Takes the first of these, no more than one message or entry may name.
+/// Takes the first of these, at most as many as one message or entry may name.
 pub(crate) fn take_batch(txns: &mut BTreeSet<TxnId>) -> Vec<TxnId> {
     std::iter::from_fn(|| txns.pop_first()).take(BATCH).collect()
 }
 
-/// Commits decided whose timestamps have not passed on every clock yet (C13).
+/// Decided commits whose timestamps have not passed on every clock yet (C13).
 #[derive(Debug, Default)]
 pub struct CommitWait(BTreeSet<(Timestamp, TxnId)>);
 
@@ -237,7 +238,7 @@ impl CommitWait {
         Some(Time(now.0.saturating_add(left)))
     }
 
-    /// Takes out those that have passed.
+    /// Removes and returns those that have passed.
     pub fn pop_passed(&mut self, clock: Clock) -> Vec<TxnId> {
         let mut passed = Vec::new();
         while let Some(&(timestamp, txn)) = self.0.first()

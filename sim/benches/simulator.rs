@@ -1,4 +1,4 @@
-//! How many events a second the queue and whole runs handle on one core.
+//! Measures how many events a second the queue and whole runs process on one core.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -29,7 +29,7 @@ fn main() {
     divan::main();
 }
 
-/// The classical hold model: take one event, schedule another a random while later.
+/// The classical hold model: take one event, and schedule another at a random later time.
 #[divan::bench(args = [100, 10_000, 1_000_000], sample_count = 20)]
 fn queue_hold(bencher: Bencher<'_, '_>, size: u64) {
     let mut rng = Rng::stream(1, "bench", 0);
@@ -47,8 +47,7 @@ fn queue_hold(bencher: Bencher<'_, '_>, size: u64) {
     });
 }
 
-/// The simulator's own cost: a protocol that does nothing but answer, over fifteen nodes. The items
-/// are events.
+/// The simulator's own cost: a protocol that only answers, on fifteen nodes. The items are events.
 #[divan::bench(args = [false, true], sample_count = 5)]
 fn echo(bencher: Bencher<'_, '_>, cpu: bool) {
     let run = move || {
@@ -70,8 +69,8 @@ fn echo(bencher: Bencher<'_, '_>, cpu: bool) {
     bencher.counter(ItemsCount::new(run())).bench_local(run);
 }
 
-/// Simulated seconds of the toy protocol; the items are events. Most of the time is the toy's own
-/// and the workload's.
+/// Simulated seconds of the toy protocol; the items are events. Most of the time goes to the toy
+/// protocol and the workload.
 #[divan::bench(args = [false, true], sample_count = 3)]
 fn whole_run(bencher: Bencher<'_, '_>, cpu: bool) {
     let run = move || {
@@ -87,7 +86,7 @@ fn whole_run(bencher: Bencher<'_, '_>, cpu: bool) {
             cpu: cpu.then(Default::default),
             ..Options::default()
         };
-        // The toy's checkpoints copy everything; they would be all that is measured.
+        // The toy protocol's checkpoints copy everything, and would dominate the measurement.
         let config = toy::Config { checkpoint_every: 1_000_000, ..Toy::configure(&cluster, "toy") };
         let workload = workload::parse("ycsbt", &workload::Options::default()).unwrap();
         let mut simulation =

@@ -1,23 +1,26 @@
-//! Node clocks: each off by a bounded, slowly wandering amount, unless a fault breaks the bound.
+//! Node clocks. Each deviates from true time by a bounded amount that changes slowly, unless a
+//! fault breaks the bound.
 
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Clock, Duration, Time, Timestamp, nanos};
 
-/// What physical clocks read at the start of a run unless a model says otherwise, in nanoseconds
-/// since the Unix epoch: far from zero, so that a protocol that mixes up [`Time`] and [`Timestamp`]
-/// fails at once.
+/// The default reading of physical clocks at the start of a run, in nanoseconds since the Unix
+/// epoch. It is far from zero, so that a protocol that confuses [`Time`] and [`Timestamp`] fails at
+/// once.
 pub const EPOCH: u64 = 1_700_000_000_000_000_000;
 
-/// How well clocks agree.
+/// The accuracy of clocks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ClockModel {
-    /// The bound that every node states with each reading.
+    /// The error bound that every node states with each reading.
     pub error: Duration,
-    /// How far clocks really are from true time, at most; within `error`, or the bound is a lie.
+    /// The largest real deviation from true time. It must be within `error`, or else the bound is
+    /// false.
     pub skew: Duration,
-    /// How long a clock takes to wander from one end of its range to the other and back.
+    /// The period in which a clock's deviation moves from one end of its range to the other and
+    /// back.
     pub period: Duration,
-    /// What true time is at the start of the run, in nanoseconds since the Unix epoch.
+    /// True time at the start of the run, in nanoseconds since the Unix epoch.
     pub epoch: u64,
 }
 
@@ -32,8 +35,8 @@ impl Default for ClockModel {
     }
 }
 
-/// One node's clock. Half of its skew is a constant offset; the other half wanders up and down as a
-/// triangle wave, which is what drift under periodic correction looks like without its steps.
+/// One node's clock. Half of its skew is a constant offset. The other half is a triangle wave,
+/// which resembles drift under periodic correction without its steps.
 #[derive(Clone, Debug)]
 pub struct NodeClock {
     epoch: u64,
@@ -42,9 +45,9 @@ pub struct NodeClock {
     amplitude: i64,
     period: i64,
     phase: i64,
-    /// Sum of the steps that faults made, in nanoseconds.
+    /// Sum of the steps made by faults, in nanoseconds.
     step: i64,
-    /// Parts per million by which a fault makes the clock fast, and since when.
+    /// The drift caused by faults, in parts per million, and when it began.
     drift: (i64, Time),
 }
 
@@ -65,7 +68,7 @@ impl NodeClock {
         Self { epoch, error, offset, amplitude, period, phase, step: 0, drift }
     }
 
-    /// What the clock reads at true time `now`.
+    /// The clock's reading at true time `now`.
     #[must_use]
     pub fn read(&self, now: Time) -> Clock {
         let away = self.offset_at(now);
@@ -101,8 +104,8 @@ impl NodeClock {
         self.step = self.step.saturating_add(nanoseconds);
     }
 
-    /// A fault makes the clock run fast by `ppm` from `now` on, in addition to earlier ones. What
-    /// was gained so far stays, as a step.
+    /// A fault makes the clock run fast by `ppm` from `now` on, in addition to earlier drift. The
+    /// deviation so far remains, as a step.
     pub fn drift(&mut self, ppm: i64, now: Time) {
         let before = self.offset_at(now);
         self.drift = (self.drift.0.saturating_add(ppm), now);
@@ -117,7 +120,7 @@ impl NodeClock {
     }
 }
 
-/// `a * b / c` without overflow in between. Wide division is slow, and clocks are read at every
+/// `a * b / c` without intermediate overflow. Wide division is slow, and clocks are read at every
 /// event.
 fn ratio(a: i64, b: i64, c: i64) -> i64 {
     match a.checked_mul(b) {

@@ -1,25 +1,25 @@
-//! The CPU-time model: a node is one queue served by its cores.
+//! The CPU-time model: a node is one queue that its cores serve.
 
 use std::sync::{Mutex, PoisonError};
 
 use orthodrome_core::time::{Duration, Time, nanos};
 use orthodrome_core::workers::Workers;
 
-/// What handling a message costs. The defaults are fitted to the processor time that real servers
-/// spent (`docs/simulator.md` says how).
+/// The cost of processing messages. The defaults are fitted to the processor time of real servers
+/// (`docs/simulator.md`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CpuModel {
     /// Cores of each node.
     pub cores: u32,
-    /// How many of them a machine's workers use at most ([`Workers`]); all if not said.
+    /// The most cores that a machine's workers use ([`Workers`]); all cores if none.
     pub workers: Option<u32>,
-    /// Receiving and handling one message, whatever it says.
+    /// The cost of receiving and processing one message, whatever its content.
     pub message: Duration,
-    /// Encoding and sending one message.
+    /// The cost of encoding and sending one message.
     pub send: Duration,
-    /// Each byte received or sent, in picoseconds.
+    /// The cost of each byte received or sent, in picoseconds.
     pub byte_ps: u64,
-    /// Each key looked at.
+    /// The cost of each key accessed.
     pub key: Duration,
 }
 
@@ -37,7 +37,7 @@ impl Default for CpuModel {
 }
 
 impl CpuModel {
-    /// Core time to receive and handle a message of that size that touches so many keys.
+    /// Core time to receive and process a message with `bytes` bytes that accesses `keys` keys.
     #[must_use]
     pub fn receive_cost(&self, bytes: usize, keys: usize) -> Duration {
         let bytes = (bytes as u64).saturating_mul(self.byte_ps) / 1_000;
@@ -45,7 +45,7 @@ impl CpuModel {
         self.message + Duration::from_nanos(bytes.saturating_add(keys))
     }
 
-    /// Core time to send a message of that size.
+    /// Core time to send a message of `bytes` bytes.
     #[must_use]
     pub fn send_cost(&self, bytes: usize) -> Duration {
         self.send + Duration::from_nanos((bytes as u64).saturating_mul(self.byte_ps) / 1_000)
@@ -55,13 +55,13 @@ impl CpuModel {
 /// The cores of one node.
 #[derive(Clone, Debug)]
 pub struct Cpu {
-    /// None: as fast as need be.
+    /// None: infinitely fast.
     model: Option<CpuModel>,
-    /// When each core is next idle.
+    /// When each core becomes idle.
     idle_at: Vec<Time>,
-    /// When the last admitted input is handled.
+    /// When the last admitted input will have been processed.
     last: Time,
-    /// Faults make everything take this many times as long.
+    /// The factor by which faults slow everything down.
     slowdown: u32,
     busy: Duration,
 }
@@ -75,8 +75,8 @@ impl Cpu {
         Self { model, idle_at, last: Time::ZERO, slowdown: 1, busy: Duration::ZERO }
     }
 
-    /// True if handling takes no time. Just after a slow spell it still does: what arrives now must
-    /// not overtake what is waiting.
+    /// True if processing takes no time. Just after a slow period it still takes time: an input
+    /// that arrives now must not overtake those that wait.
     #[must_use]
     pub fn is_infinite(&self, now: Time) -> bool {
         self.costs_nothing() && self.last <= now
@@ -86,8 +86,8 @@ impl Cpu {
         self.model.is_none() && self.slowdown == 1
     }
 
-    /// When an input that arrives now has been handled. Inputs are handled in order of arrival: a
-    /// cheap one on another core does not overtake the one before it.
+    /// The time at which an input that arrives now will have been processed. Inputs are processed
+    /// in order of arrival: a cheap input on another core does not overtake the previous one.
     pub fn admit(&mut self, now: Time, bytes: usize, keys: usize) -> Time {
         if self.costs_nothing() {
             self.last = self.last.max(now);
@@ -98,7 +98,8 @@ impl Cpu {
         self.last
     }
 
-    /// Charges for a message sent now. It leaves at once; the work delays what comes after it.
+    /// Charges for a message sent now. The message leaves at once, and the work delays later
+    /// inputs.
     pub fn charge_send(&mut self, now: Time, bytes: usize) {
         if !self.costs_nothing() {
             let cost = self.costs().send_cost(bytes);
@@ -106,8 +107,9 @@ impl Cpu {
         }
     }
 
-    /// Charges for what a machine's workers did in a step: all pieces of a round at once, as far as there are
-    /// workers, and one round after the other. It delays what comes after the step, as sending does.
+    /// Charges for the work of a machine's workers in a step: the parts of a round run in parallel,
+    /// as far as there are workers, and rounds run one after the other. Like sending, it delays
+    /// later inputs.
     pub fn charge_work(&mut self, now: Time, rounds: &[Vec<usize>]) {
         if self.costs_nothing() {
             return;
@@ -116,7 +118,7 @@ impl Cpu {
         let workers = workers.map_or(self.idle_at.len(), |workers| workers.max(1) as usize);
         let mut begins = now;
         for round in rounds {
-            // The cores that are idle first; the others go on with something else.
+            // Idle cores first; the others first finish their current work.
             let mut cores: Vec<usize> = (0..self.idle_at.len()).collect();
             cores.sort_by_key(|&core| self.idle_at.get(core).copied());
             cores.truncate(workers);
@@ -135,13 +137,14 @@ impl Cpu {
         self.busy
     }
 
-    /// A fault makes everything from now on take `factor` times as long. An infinite CPU becomes a
-    /// slow one of default cost.
+    /// A fault slows everything down by `factor` from now on. An infinite CPU becomes a slow one
+    /// with the default costs.
     pub fn slow_down(&mut self, factor: u32) {
         self.slowdown = factor.max(1);
     }
 
-    /// The fault ends; what is still waiting is done so many times sooner, counted from now.
+    /// The fault ends. The remaining work speeds up by the same factor, counted from now. Returns
+    /// that factor.
     pub fn speed_up(&mut self, now: Time) -> u32 {
         let factor = std::mem::replace(&mut self.slowdown, 1);
         for at in self.idle_at.iter_mut().chain([&mut self.last]) {
@@ -150,7 +153,7 @@ impl Cpu {
         factor
     }
 
-    /// Work under way is lost.
+    /// Drops all pending work.
     pub fn reset(&mut self, now: Time) {
         self.idle_at.iter_mut().for_each(|at| *at = now);
         self.last = now;
@@ -180,13 +183,13 @@ impl Cpu {
     }
 }
 
-/// Does a machine's work piece by piece, for time stands still in a step, and keeps what there was to do for the
-/// CPU-time model: the keys of each piece, by rounds.
+/// Runs a machine's work one part after the other, because time stands still during a step. It
+/// records the work for the CPU-time model: the keys of each part, by rounds.
 #[derive(Debug, Default)]
 pub struct Tally(Mutex<Vec<Vec<usize>>>);
 
 impl Tally {
-    /// What was done since the last time somebody asked.
+    /// The work recorded since the last call.
     pub fn take(&self) -> Vec<Vec<usize>> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -201,7 +204,7 @@ impl Workers for Tally {
     }
 }
 
-/// What was to end at `at` is done `factor` times sooner, counted from now.
+/// The new end of work that was to end at `at`, if the rest is `factor` times faster from `now` on.
 pub(crate) fn sooner(at: Time, now: Time, factor: u32) -> Time {
     if at > now { now + at.since(now) / factor } else { at }
 }
@@ -211,7 +214,7 @@ mod tests {
     use super::*;
     use orthodrome_core::rng::Rng;
 
-    /// Mean waiting time, in units of the service time, of Poisson arrivals at a given load.
+    /// Mean waiting time of Poisson arrivals at a given load, in units of the service time.
     fn mean_wait(cores: u32, load: f64) -> f64 {
         let service = Duration::from_micros(10);
         let model = CpuModel {
@@ -259,7 +262,7 @@ mod tests {
         cpu.slow_down(10);
         let ready = cpu.admit(Time::ZERO, 0, 0);
         assert_eq!(ready, Time::ZERO + CpuModel::default().message * 10);
-        // When it is fast again, what comes next still waits for what came before.
+        // When the node is fast again, new inputs still wait for earlier ones.
         cpu.slow_down(1);
         assert!(!cpu.is_infinite(Time(1)));
         assert_eq!(cpu.admit(Time(1), 0, 0), ready);

@@ -1,9 +1,9 @@
-//! Disks: a log with group commit under the machine's tickets, and a state engine under its
-//! checkpoints. A crash keeps what was flushed and a prefix of what was not.
+//! Disks: a log with group commit for the machine's tickets, and a state engine for its
+//! checkpoints. A crash keeps what was flushed, and a prefix of the rest.
 //!
-//! A disk also carries what a server's storage checks when it opens a data directory: whose data it
-//! is, checksums, and once a second how much of the log is durable. So a simulated node refuses the
-//! same disks as a real one, see [`Disk::open`].
+//! A disk also has the data that a server's storage checks when it opens a data directory: the id
+//! of its owner, checksums, and a note, written once a second, of how much of the log is durable.
+//! So a simulated node refuses the same disks as a real one, see [`Disk::open`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{MemoryEngine, Memtable};
 use orthodrome_core::time::{Duration, Time, nanos};
 
-/// How fast disks are.
+/// The speed of disks.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DiskModel {
-    /// Writing one record into the operating system's buffers.
+    /// The time to write one record into the operating system's buffers.
     pub write: Duration,
-    /// Making everything written so far durable.
+    /// The time to make everything written so far durable.
     pub flush: Duration,
-    /// Each flush takes up to this much longer, uniformly.
+    /// Each flush takes up to this much longer, uniformly distributed.
     pub jitter: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Default for DiskModel {
     }
 }
 
-/// What a machine asked to remember.
+/// A write of a machine.
 #[derive(Debug)]
 enum Entry<P: Protocol> {
     Record(P::Record),
@@ -50,28 +50,29 @@ struct Pending<P: Protocol> {
     entry: Entry<P>,
 }
 
-/// How a fault makes the disk fail at its next flush.
+/// How the disk fails at its next flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DiskFailure {
-    /// Nothing more can be written.
+    /// The disk is full.
     Full,
-    /// A flush returned an error; what it covered may or may not be durable.
+    /// The flush returns an error. The data that it covered may or may not be durable.
     FsyncError,
-    /// The node crashes as its next flush completes, before it hears of it.
+    /// The node crashes when its next flush completes, before the machine receives the report.
     CrashBeforeReport,
-    /// The node crashes when its next flush has completed and it has acted on that.
+    /// The node crashes after its next flush has completed and the machine has processed the
+    /// report.
     CrashAfterReport,
 }
 
 /// Why a node refuses to start from a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refusal {
-    /// The data is another node's.
+    /// The disk belongs to another node.
     #[error("the data belongs to {found}, and this is {expected}; give each node its own disk")]
     WrongOwner {
-        /// Whose it is.
+        /// The owner of the disk.
         found: NodeId,
-        /// Who wants to start from it.
+        /// The node that tries to start from it.
         expected: NodeId,
     },
     /// A checksum does not match.
@@ -82,38 +83,38 @@ pub enum Refusal {
 /// One node's disk. It survives the node's crashes.
 #[derive(Debug)]
 pub struct Disk<P: Protocol> {
-    /// Whose data it is: in the header of every file.
+    /// The owner, which the header of every file names.
     owner: NodeId,
     model: DiskModel,
     engine: MemoryEngine,
     records: Vec<P::Record>,
     pending: VecDeque<Pending<P>>,
-    /// How many of the pending entries the flush under way covers; 0 if there is none.
+    /// How many of the pending entries the current flush covers; 0 if there is no flush.
     flushing: usize,
-    /// Faults make each flush take this much longer.
+    /// Faults extend each flush by this.
     extra: Duration,
-    /// What a fault has in store.
+    /// The failure that a fault has planned.
     pub failure: Option<DiskFailure>,
-    /// A bit of it is wrong.
+    /// True if one of its bits is wrong.
     is_damaged: bool,
-    /// Which of `records`, from here on, are the last batch of the log; none after a checkpoint.
+    /// The index in `records` where the last batch of the log begins; none after a checkpoint.
     tail: usize,
-    /// How many of the last batch were reported durable.
+    /// How many entries of the last batch were reported durable.
     tail_reported: usize,
-    /// When the flush under way, or the last one, is done.
+    /// When the current or last flush is done.
     flush_done: Time,
-    /// Flushes report what is not durable.
+    /// True while flushes report data as durable that is not.
     is_lying: bool,
-    /// Writes that were reported durable and are not.
+    /// The number of writes that were reported durable and are not.
     unsafe_writes: u64,
-    /// Writes that were reported durable, of all times.
+    /// The number of writes ever reported durable.
     reported: u64,
-    /// `reported` when somebody copied the disk.
+    /// The value of `reported` when the disk was copied.
     copied: Option<u64>,
 }
 
 impl<P: Protocol> Disk<P> {
-    /// An empty disk of `owner`.
+    /// An empty disk that belongs to `owner`.
     #[must_use]
     pub fn new(owner: NodeId, model: DiskModel) -> Self {
         Self {
@@ -136,21 +137,21 @@ impl<P: Protocol> Disk<P> {
         }
     }
 
-    /// An empty disk takes the place of this one.
+    /// Replaces this disk by an empty one.
     pub fn replace(&mut self) {
         *self = Self::new(self.owner, self.model);
     }
 
-    /// Whose data it holds.
+    /// The node to which the disk belongs.
     #[must_use]
     pub fn owner(&self) -> NodeId {
         self.owner
     }
 
-    /// `node` starts from this disk: every record that it recovers, oldest first.
+    /// Starts `node` from this disk. Returns every record that it recovers, oldest first.
     ///
     /// # Errors
-    /// The data is another node's, or damaged: the node must not start.
+    /// If the disk belongs to another node or is damaged: the node must not start.
     pub fn open(&mut self, node: NodeId) -> Result<Vec<P::Record>, Refusal> {
         if self.owner != node {
             return Err(Refusal::WrongOwner { found: self.owner, expected: node });
@@ -158,15 +159,15 @@ impl<P: Protocol> Disk<P> {
         if self.is_damaged {
             return Err(Refusal::Damaged);
         }
-        // The node acts on everything it recovers.
+        // The node acts on everything that it recovers.
         self.tail_reported = self.records.len().saturating_sub(self.tail);
         Ok(self.records.clone())
     }
 
-    /// A bit of the log flips while the node is down at `now`. Returns how many writes that were
-    /// reported durable are lost without a trace: if the bit is in the last batch, and the batch is
-    /// younger than the last note of how much is durable, the log looks as if the batch had been
-    /// under way when the node stopped, and the batch is cut off.
+    /// Flips a bit of the log while the node is down at `now`. Returns the number of reported
+    /// writes that are lost without a trace. This happens if the bit is in the last batch, and the
+    /// last note of the durable length is older than the batch. The log then looks as if the node
+    /// had stopped while it wrote the batch, and the batch is cut off.
     pub fn flip_bit(&mut self, now: Time, rng: &mut Rng) -> u64 {
         let at = usize::try_from(rng.below(self.records.len() as u64)).unwrap_or(0);
         let is_noted = now.as_micros() / 1_000_000 > self.flush_done.as_micros() / 1_000_000;
@@ -178,24 +179,24 @@ impl<P: Protocol> Disk<P> {
         std::mem::take(&mut self.tail_reported) as u64
     }
 
-    /// The data is restored from a good copy.
+    /// Restores the data from a good copy.
     pub fn restore(&mut self) {
         self.is_damaged = false;
     }
 
-    /// From now on flushes report what is not durable; or no longer, and everything is durable.
+    /// If `is_lying`, flushes report data as durable that is not. Otherwise everything is durable.
     pub fn lie(&mut self, is_lying: bool) {
         self.is_lying = is_lying;
         self.unsafe_writes = 0;
     }
 
-    /// Somebody copies the disk.
+    /// Copies the disk.
     pub fn copy(&mut self) {
         self.copied.get_or_insert(self.reported);
     }
 
-    /// The copy comes back in place of the disk. Returns how many writes are lost that were reported
-    /// durable since: nothing on the copy tells that there were any.
+    /// Puts the copy in place of the disk. Returns the number of writes that were reported durable
+    /// since the copy was made: nothing on the copy shows that they existed.
     pub fn roll_back(&mut self) -> u64 {
         self.copied.take().map_or(0, |copied| self.reported.saturating_sub(copied))
     }
@@ -206,13 +207,13 @@ impl<P: Protocol> Disk<P> {
         self.engine.clone()
     }
 
-    /// Every record that a restart would recover, oldest first.
+    /// The records that a restart would recover, oldest first.
     #[must_use]
     pub fn records(&self) -> &[P::Record] {
         &self.records
     }
 
-    /// How many writes are not durable yet.
+    /// The number of writes that are not durable yet.
     #[must_use]
     pub fn unflushed(&self) -> usize {
         self.pending.len()
@@ -235,8 +236,8 @@ impl<P: Protocol> Disk<P> {
         self.pending.push_back(Pending { ticket, hops, entry });
     }
 
-    /// Starts a flush of everything written so far, if there is something and no flush is under
-    /// way. Returns when it will be done.
+    /// Starts a flush of everything written so far, if there is anything and no flush is pending.
+    /// Returns when it will be done.
     pub fn start_flush(&mut self, now: Time, rng: &mut Rng) -> Option<Time> {
         if self.flushing > 0 || self.pending.is_empty() {
             return None;
@@ -251,8 +252,8 @@ impl<P: Protocol> Disk<P> {
         Some(self.flush_done)
     }
 
-    /// The flush under way is done. Returns the last ticket that is durable now, and the longest
-    /// causal path to a write it covered.
+    /// Ends the current flush. Returns the last durable ticket, and the longest causal path to a
+    /// write that it covered.
     pub fn finish_flush(&mut self) -> Option<(Ticket, u16)> {
         let mut last = None;
         self.tail = self.records.len();
@@ -268,12 +269,13 @@ impl<P: Protocol> Disk<P> {
         last
     }
 
-    /// The node crashed: of what was not durable, a random prefix survives. With `torn`, the cut
-    /// goes through a record of the unflushed tail if there is one; a record that is cut fails its
-    /// checksum and counts as lost. Returns how many writes are lost that were reported durable.
+    /// The node crashes. A random prefix of the writes that were not durable survives. With `torn`,
+    /// the cut goes through a record of the unflushed tail, if there is one; such a record fails
+    /// its checksum and counts as lost. Returns the number of lost writes that had been reported
+    /// durable.
     pub fn crash(&mut self, torn: bool, rng: &mut Rng) -> u64 {
         let unsafe_writes = std::mem::take(&mut self.unsafe_writes);
-        // Drawn only for a disk that lies, so that other runs draw what they always drew.
+        // It draws only for a disk that lies, so that other runs keep their draws.
         let lost = if unsafe_writes > 0 { rng.range(0, unsafe_writes) } else { 0 };
         let most = if torn { self.pending.len().saturating_sub(1) } else { self.pending.len() };
         let survive = rng.range(0, most as u64);
@@ -285,8 +287,8 @@ impl<P: Protocol> Disk<P> {
                 self.keep(kept.entry);
             }
         }
-        // A checkpoint merges its versions before it replaces the records, so the crash may fall
-        // in between.
+        // A checkpoint merges its versions before it replaces the records, so a crash may come in
+        // between.
         if let Some(Pending { entry: Entry::Checkpoint { versions, .. }, .. }) =
             self.pending.front()
             && rng.chance(1, 2)
@@ -298,8 +300,8 @@ impl<P: Protocol> Disk<P> {
         lost
     }
 
-    /// Makes everything written survive the next crash, or nothing of what was not flushed: for
-    /// scripts, which leave nothing to chance.
+    /// For scripts, which leave nothing to chance: all pending writes survive the next crash, or
+    /// none does.
     pub fn settle(&mut self, keep: bool) {
         self.flushing = if keep { self.pending.len() } else { 0 };
         if keep {
@@ -309,7 +311,7 @@ impl<P: Protocol> Disk<P> {
         }
     }
 
-    /// A fault makes each flush take `extra` longer; zero ends it.
+    /// A fault extends each flush by `extra`; zero ends the fault.
     pub fn slow_down(&mut self, extra: Duration) {
         self.extra = extra;
     }
@@ -320,7 +322,7 @@ impl<P: Protocol> Disk<P> {
             Entry::Checkpoint { versions, records } => {
                 self.engine.merge(&versions);
                 self.records = records;
-                // A checkpoint is a file of its own, which must be whole.
+                // A checkpoint is a separate file, which must be complete.
                 self.tail = self.records.len();
             }
         }

@@ -1,4 +1,4 @@
-//! Faults as data: what goes wrong, where, from when until when.
+//! Faults as data: which fault, where, from when until when.
 //!
 //! A schedule is a list of entries in TOML:
 //!
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Nodes are named by id (`n4`), by region (`VA`), or all at once (`*`). A fault without `until_ms`
-//! lasts. A new kind of fault is a variant of [`Fault`], its arms in `resolve.rs` and `apply.rs`, and
-//! its weight in [`Fault::draw`].
+//! lasts until the end. A new kind of fault is a variant of [`Fault`], its arms in `resolve.rs` and
+//! `apply.rs`, and its weight in [`Fault::draw`].
 
 mod apply;
 mod draw;
@@ -29,66 +29,68 @@ use self::resolve::Names;
 use crate::disk::DiskFailure;
 use crate::network::{Disturbance, NetworkModel};
 
-/// Something that goes wrong. Durations are in milliseconds, probabilities in per cent.
+/// A fault. Durations are in milliseconds, probabilities in per cent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Fault {
-    /// Nodes lose power; at the end they start again. Of what was not flushed, a random prefix
-    /// survives; of what they had in flight, what was sent before a random moment arrives.
+    /// Nodes lose power, and start again at the end. A random prefix of their unflushed writes
+    /// survives. Of their messages in flight, those sent before a random moment arrive.
     Crash {
-        /// Which.
+        /// The nodes.
         nodes: Vec<String>,
     },
-    /// The same, with a record of the unflushed tail cut in two if there is any.
+    /// The same, and a record of the unflushed tail is cut in two, if there is one.
     TornWrite {
-        /// Which nodes.
+        /// The nodes.
         nodes: Vec<String>,
     },
-    /// Nodes lose power just as their next flush is done.
+    /// Nodes lose power when their next flush completes.
     CrashAtFlush {
-        /// Which.
+        /// The nodes.
         nodes: Vec<String>,
-        /// After the node acted on what was flushed, rather than before it heard of it.
+        /// True: after the node has processed the report. False: before the node receives the
+        /// report.
         after_report: bool,
     },
-    /// Nodes are lost with their disks; at the end new machines with empty disks take their places. For
-    /// servers that the protocol says may be ([`orthodrome_core::machine::Protocol::replaceable`]), a minority of each partition;
-    /// a schedule that names others is refused.
+    /// Nodes are lost together with their disks. At the end new machines with empty disks replace
+    /// them. Allowed for servers that the protocol can replace
+    /// ([`orthodrome_core::machine::Protocol::replaceable`]), a minority of each partition; a
+    /// schedule that names others is refused.
     Replace {
-        /// Which.
+        /// The nodes.
         nodes: Vec<String>,
     },
-    /// Nodes stand still, as in a long garbage collection; then they get everything that arrived
+    /// Nodes stop, as in a long garbage collection. At the end they receive everything that arrived
     /// meanwhile.
     Pause {
-        /// Which.
+        /// The nodes.
         nodes: Vec<String>,
     },
-    /// Messages do not get through. Ordered links hold them, and lose what they held for too long.
+    /// Messages are blocked. Ordered links hold them, and lose those that they held for too long.
     Partition {
         /// Senders.
         from: Vec<String>,
-        /// Receivers; empty: everyone else.
+        /// Receivers; if empty, all other nodes.
         #[serde(default)]
         to: Vec<String>,
-        /// Cut the way back too.
+        /// True: also in the other direction.
         both_ways: bool,
     },
-    /// Packets are lost; on ordered links that means they are late and throughput falls.
+    /// Packets are lost. On ordered links this delays messages and reduces throughput.
     Loss {
         /// Senders.
         from: Vec<String>,
-        /// Receivers; empty: everyone else.
+        /// Receivers; if empty, all other nodes.
         #[serde(default)]
         to: Vec<String>,
         /// Share of packets, in per cent.
         percent: u8,
     },
-    /// Messages arrive twice, with up to a round trip in between; unordered links only.
+    /// Messages arrive twice, up to a round trip apart; on unordered links only.
     Duplicate {
         /// Senders.
         from: Vec<String>,
-        /// Receivers; empty: everyone else.
+        /// Receivers; if empty, all other nodes.
         #[serde(default)]
         to: Vec<String>,
         /// Share of messages, in per cent.
@@ -98,91 +100,92 @@ pub enum Fault {
     Delay {
         /// Senders.
         from: Vec<String>,
-        /// Receivers; empty: everyone else.
+        /// Receivers; if empty, all other nodes.
         #[serde(default)]
         to: Vec<String>,
-        /// By how much, one way.
+        /// The additional one-way delay.
         extra_ms: u32,
-        /// On the way back too.
+        /// True: also in the other direction.
         both_ways: bool,
     },
-    /// Nodes compute this many times slower.
+    /// Nodes compute more slowly.
     SlowCpu {
-        /// Which.
+        /// The nodes.
         nodes: Vec<String>,
-        /// How many times.
+        /// The factor.
         factor: u32,
     },
-    /// Clocks jump; at the end they are right again.
+    /// Clocks jump. At the end they are correct again.
     ClockStep {
-        /// Whose.
+        /// The nodes.
         nodes: Vec<String>,
-        /// Forward, or back if negative.
+        /// The jump: forward, or back if negative.
         by_ms: i64,
     },
-    /// Clocks run fast or slow; at the end they are right again.
+    /// Clocks run fast or slow. At the end they are correct again.
     ClockDrift {
-        /// Whose.
+        /// The nodes.
         nodes: Vec<String>,
-        /// By how many parts per million; slow if negative.
+        /// The drift in parts per million; slow if negative.
         ppm: i64,
     },
-    /// Disks are full: nodes stop at their next write, and start again when there is room.
+    /// Disks are full. Nodes stop at their next write, and start again when there is space.
     DiskFull {
-        /// Whose.
+        /// The nodes.
         nodes: Vec<String>,
     },
-    /// The next flush reports an error: nodes stop, and start again on repaired disks.
+    /// The next flush reports an error. Nodes stop, and start again with repaired disks.
     FsyncError {
-        /// Whose.
+        /// The nodes.
         nodes: Vec<String>,
     },
     /// Flushes take longer.
     SlowDisk {
-        /// Whose.
+        /// The nodes.
         nodes: Vec<String>,
-        /// By how much.
+        /// The additional time of each flush.
         extra_ms: u32,
     },
     /// Nodes lose power, and one bit of their log is wrong when they start again. A node that
-    /// notices refuses to start; at the end of the fault its data is restored from a good copy.
+    /// notices refuses to start. At the end of the fault its data is restored from a good copy.
     FlipBit {
-        /// Whose.
+        /// The nodes.
         nodes: Vec<String>,
     },
-    /// Two servers lose power and start with each other's disks, which both refuse; at the end of the
-    /// fault each gets its own disk back.
+    /// Two servers lose power and start with each other's disks, which both refuse. At the end of
+    /// the fault each gets its own disk back.
     SwapDisks {
-        /// Which two.
+        /// The two servers.
         nodes: Vec<String>,
     },
-    /// Flushes report what is not durable, and a crash may lose it. At the end everything is durable.
-    /// If writes are lost, the run is judged up to that moment ([`crate::promise::Beyond`]).
+    /// Flushes report data as durable that is not, and a crash may lose it. At the end everything
+    /// is durable. If writes are lost, the run is checked only up to that moment
+    /// ([`crate::promise::Beyond`]).
     LyingFsync {
-        /// Whose.
+        /// The nodes.
         nodes: Vec<String>,
     },
-    /// Somebody copies disks at the beginning and puts the copies in the places of the disks at the
-    /// end, while the nodes are down for a moment. No node can see that its data is old. If writes
-    /// are lost, the run is judged up to that moment ([`crate::promise::Beyond`]).
+    /// Disks are copied at the beginning. At the end the copies replace the disks while the nodes
+    /// are down for a moment. No node can see that its data is old. If writes are lost, the run is
+    /// checked only up to that moment ([`crate::promise::Beyond`]).
     OldCopy {
-        /// Whose.
+        /// The nodes.
         nodes: Vec<String>,
     },
-    /// An operator wants another leader.
+    /// An operator transfers leadership.
     TransferLeader {
-        /// Of which partition.
+        /// The partition.
         partition: u32,
-        /// Which node.
+        /// The new leader.
         to: String,
     },
-    /// An operator changes a partition's group.
+    /// An operator changes the members of a partition's group.
     ChangeMembers {
-        /// Which partition.
+        /// The partition.
         partition: u32,
-        /// Members that vote.
+        /// The new voters.
         voters: Vec<String>,
-        /// Members that only receive.
+        /// The new members that receive entries but do not vote.
         #[serde(default)]
         learners: Vec<String>,
     },
@@ -194,10 +197,10 @@ pub enum Fault {
 pub struct Entry {
     /// When the fault begins, in milliseconds of the run.
     pub at_ms: u64,
-    /// When it ends; none: it lasts.
+    /// When it ends; none if it lasts until the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_ms: Option<u64>,
-    /// What goes wrong.
+    /// The fault.
     pub fault: Fault,
 }
 
@@ -205,7 +208,7 @@ pub struct Entry {
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// What the schedule is for.
+    /// The purpose of the schedule.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
     /// The faults, in any order.
@@ -213,30 +216,30 @@ pub struct Schedule {
     pub faults: Vec<Entry>,
 }
 
-/// A schedule that cannot be carried out.
+/// The schedule cannot be carried out.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ScheduleError {
-    /// Not TOML, or not of this shape; the text says where.
+    /// It is not TOML, or has the wrong fields; the text says where.
     #[error("not a fault schedule: {0}")]
     Syntax(String),
-    /// A name that means nothing in this cluster.
+    /// A name has no meaning in this cluster.
     #[error("fault {entry} at {at_ms} ms names {name:?}; {expected}")]
     Name {
-        /// Which entry, from 1.
+        /// The number of the entry, from 1.
         entry: usize,
-        /// When it begins.
+        /// When the entry begins.
         at_ms: u64,
         /// The name.
         name: String,
-        /// What it should be.
+        /// What the name should be.
         expected: &'static str,
     },
-    /// A number out of range.
+    /// A number is out of range.
     #[error("fault {entry} at {at_ms} ms: {problem}")]
     Value {
-        /// Which entry, from 1.
+        /// The number of the entry, from 1.
         entry: usize,
-        /// When it begins.
+        /// When the entry begins.
         at_ms: u64,
         /// What is wrong, and what to do.
         problem: String,
@@ -253,7 +256,7 @@ pub(crate) struct Planned {
 }
 
 impl Planned {
-    /// If it is an order to change members: whose, and the wanted voters.
+    /// For an order to change members: the partition and its new voters.
     pub(crate) fn membership(&self) -> Option<(PartitionId, &[NodeId])> {
         match &self.action {
             Action::Admin { order: Admin::ChangeMembers { partition, voters, .. }, .. } => {
@@ -305,7 +308,7 @@ impl Schedule {
     /// Reads a schedule from the text of a TOML file.
     ///
     /// # Errors
-    /// What is wrong with the text, and where.
+    /// The first problem found, and where it is.
     pub fn parse(text: &str) -> Result<Self, ScheduleError> {
         toml::from_str(text).map_err(|error| ScheduleError::Syntax(error.to_string()))
     }
@@ -327,7 +330,7 @@ impl Schedule {
             .any(|entry| matches!(entry.fault, Fault::ClockStep { .. } | Fault::ClockDrift { .. }))
     }
 
-    /// Looks every name up. Servers may be lost with their disks if `replaceable` names them, see
+    /// Looks up every name. Servers may lose their disks if `replaceable` names them, see
     /// [`orthodrome_core::machine::Protocol::replaceable`].
     pub(crate) fn resolve(
         &self,

@@ -1,4 +1,4 @@
-//! The latency floor: the least time any protocol needs for a transaction on a topology.
+//! The latency floor: the least time that any protocol needs for a transaction on a topology.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,19 @@ use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{Key, Kind};
 use orthodrome_eval::workload::{Reach, Request};
 
-/// Distances that bound what is possible, worked out once for each cluster.
+/// The distances that bound latency, computed once for each cluster.
 ///
-/// With R(P) the round trip from the client to the nearest replica of partition P, *read* the
-/// largest R over the partitions read, *reach* the largest R over all partitions touched, and
-/// *durable* the round trip to a majority of the replicas of whichever partition has one nearest
-/// to the client:
+/// R(P) is the round trip from the client to the nearest replica of partition P. *Read* is the
+/// largest R over the partitions read, and *reach* the largest R over all partitions accessed.
+/// *Durable* is the round trip to the nearest majority of any partition's replicas.
 ///
-/// - read-only: *read*;
-/// - procedure: max(*reach*, *durable*), for its text can be made durable while its reads travel;
-/// - interactive: max(*reach*, *read* + *durable*), for what it writes is known only after its
-///   reads have returned;
-/// - general: *read* + *durable*, with the keys of the first round, for the others may be anywhere.
+/// - Read-only: *read*.
+/// - Procedure: max(*reach*, *durable*), because the request can be made durable while its reads
+///   travel.
+/// - Interactive: max(*reach*, *read* + *durable*), because the writes are known only after the
+///   reads have returned.
+/// - General: *read* + *durable*, with the keys of the first round, because the other keys may be
+///   anywhere.
 #[derive(Clone, Debug)]
 pub struct Floor {
     cluster: Cluster,
@@ -28,7 +29,7 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// The floor under every transaction of a cluster.
+    /// Computes the floor of a cluster.
     #[must_use]
     pub fn new(cluster: &Cluster) -> Self {
         let mut nearest = BTreeMap::new();
@@ -48,7 +49,8 @@ impl Floor {
         Self { cluster: cluster.clone(), nearest, durable }
     }
 
-    /// The least time in which any protocol could tell a client in `home` that `request` committed.
+    /// The least time until any protocol could acknowledge to a client in `home` that `request`
+    /// committed.
     #[must_use]
     pub fn of(&self, home: RegionId, request: &Request) -> Duration {
         let read = self.furthest(home, request.reads.iter());
@@ -63,7 +65,8 @@ impl Floor {
         }
     }
 
-    /// How far from `home` the furthest region is that leads something `request` declares.
+    /// The reach of `request` from `home`: the distance to the farthest region that leads one of
+    /// its partitions.
     #[must_use]
     pub fn reach(&self, home: RegionId, request: &Request) -> Reach {
         let keys = request.reads.iter().chain(&request.writes);
@@ -85,8 +88,8 @@ mod tests {
     use orthodrome_core::topology::Topology;
     use orthodrome_core::txn::Priority;
 
-    /// Five partitions on Azure's map, three replicas each: p0 in VA, WA, PR; p1 in WA, PR, NSW;
-    /// p2 in PR, NSW, SG; p3 in NSW, SG, VA; p4 in SG, VA, WA.
+    /// Five partitions on the topology azure5, with three replicas each: p0 in VA, WA, PR; p1 in
+    /// WA, PR, NSW; p2 in PR, NSW, SG; p3 in NSW, SG, VA; p4 in SG, VA, WA.
     #[test]
     fn floors_worked_out_by_hand_on_azure5() {
         let text = include_str!("../../topologies/azure5.toml");

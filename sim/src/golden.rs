@@ -1,8 +1,8 @@
-//! Golden scripts: a protocol driven step by step from a text file, with everything it does written
-//! back. One file is one behaviour; its diff is reviewed as code.
+//! Golden scripts: a text file drives a protocol step by step, and the results are written back into
+//! it. One file describes one behaviour, and its diff is reviewed like code.
 //!
-//! A script starts a cluster and then gives commands (goldenscript syntax: commands, `---`, what
-//! came of them):
+//! A script starts a cluster and then gives commands (goldenscript syntax: commands, `---`,
+//! results):
 //!
 //! | command | effect |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [stale] [general] [put="k:v,…"] [add="k:n,…"] [high] [below=N] [knows=T]` | begins a transaction: interactive; read-only with `ro`, of any consistent state with `stale`; general with `general`; a procedure with `put` or `add`; its client knows of versions of its keys at the timestamp `knows` |
 //! | `read TXN KEY…` | the next round of a general transaction |
 //! | `decide TXN [k=v …] [abort]` | answers the reads of an interactive or general transaction |
-//! | `resolve GATEWAY TXN` | asks another gateway what became of a transaction |
+//! | `resolve GATEWAY TXN` | asks another gateway for the outcome of a transaction |
 //! | `run [for=MS] [until=MS] [quiet]` | lets time pass; shows nothing if `quiet` |
 //! | `messages` | lists what is in flight (with `steps`) |
 //! | `deliver [N…] [kind=K] [from=n1] [to=n2] [txn=c1.1] [all]` | delivers what is in flight and matches; with `all`, also what is sent thereby, until nothing is left |
@@ -19,11 +19,11 @@
 //! | `durable [NODE…]` | completes flushes, of every node if none is named (with `steps`) |
 //! | `fire NODE [COUNT]` | moves time to a node's earliest timer and expires it |
 //! | `advance MS` | moves time, and nothing else (with `steps`) |
-//! | `crash NODE… [keep] [lost]`, `restart NODE…` | a power cut that keeps no unflushed record, unless `keep` is given, and none at all with `lost`; a start |
-//! | `pause NODE…`, `resume NODE…` | stands still; goes on |
-//! | `partition from="n1,n2" [to=n3] [oneway]`, `heal` | cuts links; mends all |
+//! | `crash NODE… [keep] [lost]`, `restart NODE…` | a power cut: unflushed records are lost, unless `keep` is given; with `lost` all records are lost. Then a start |
+//! | `pause NODE…`, `resume NODE…` | pauses nodes; resumes them |
+//! | `partition from="n1,n2" [to=n3] [oneway]`, `heal` | cuts links; heals all |
 //! | `clock NODE by=MS` | a clock jumps |
-//! | `slow-disk NODE… by=MS` | flushes that begin from now on take so much longer; 0 ends that |
+//! | `slow-disk NODE… by=MS` | flushes that begin from now on take this much longer; 0 ends it |
 //! | `transfer PARTITION NODE`, `members PARTITION voters="n1,n2" [learners=n3]` | an operator's orders |
 //! | `state [NODE…]`, `timers [NODE…]` | shows machines; servers if none is named |
 //! | `auto` | ends step-by-step control |
@@ -57,8 +57,8 @@ use crate::simulation::{InFlight, Options, Simulation};
 /// Runs the script at `path` for the protocol's variant `name`.
 ///
 /// # Errors
-/// What is wrong with the script. A result that differs from what the script says is a panic that
-/// shows the difference, unless `UPDATE_GOLDENFILES=1` is set, which writes it back.
+/// If the script is wrong. A result that differs from the script's is a panic that shows the
+/// difference. If `UPDATE_GOLDENFILES=1` is set, the result is written back instead.
 pub fn run<P: Protocol>(name: &'static str, path: impl AsRef<Path>) -> std::io::Result<()> {
     goldenscript::run(&mut Golden::<P>::new(name), path)
 }
@@ -66,7 +66,7 @@ pub fn run<P: Protocol>(name: &'static str, path: impl AsRef<Path>) -> std::io::
 /// Runs every script (`*.txt`) in a folder.
 ///
 /// # Errors
-/// A folder or script that cannot be read.
+/// If a folder or script cannot be read.
 ///
 /// # Panics
 /// If a script's result differs, or if there is no script.
@@ -80,10 +80,10 @@ pub fn run_all<P: Protocol>(name: &'static str, folder: impl AsRef<Path>) -> std
     paths.into_iter().try_for_each(|path| run::<P>(name, path))
 }
 
-/// What a script's text makes of `script`, without comparing.
+/// The result of a script, without comparing it.
 ///
 /// # Errors
-/// What is wrong with the script.
+/// If the script is wrong.
 pub fn generate<P: Protocol>(name: &'static str, script: &str) -> std::io::Result<String> {
     goldenscript::generate(&mut Golden::<P>::new(name), script)
 }
@@ -98,14 +98,14 @@ struct Golden<P: Protocol> {
     begun: BTreeMap<TxnId, Begun>,
 }
 
-/// A transaction that the script began.
+/// A transaction that the script submitted.
 struct Begun {
     txn: Txn,
     gateway: NodeId,
     decision: Option<Decision>,
 }
 
-/// Scripts begin transactions themselves.
+/// No workload: scripts submit transactions themselves.
 #[derive(Debug)]
 struct NoWorkload;
 
@@ -246,7 +246,7 @@ impl<P: Protocol> Golden<P> {
         self.begun.clear();
         run.start_nodes();
         self.run = Some(run);
-        // That every node started is no news.
+        // The start of the nodes is not shown.
         let news = self.output.take();
         for line in news.lines().filter(|line| !line.ends_with(" start")) {
             self.say(line);
@@ -359,7 +359,7 @@ impl<P: Protocol> Golden<P> {
 
     fn deliver(&mut self, args: &mut ArgumentConsumer<'_>, arrives: bool, stays: bool) -> Outcome {
         let (choice, all) = Choice::parse(args)?;
-        // More rounds than any protocol needs for what one script begins.
+        // More rounds than any protocol needs for the transactions of one script.
         for _ in 0..if all { 1_000 } else { 1 } {
             let run = self.simulation()?;
             let network = &run.env.network;
@@ -549,7 +549,7 @@ impl<P: Protocol> Golden<P> {
         Ok(())
     }
 
-    /// The nodes that are named, or every server.
+    /// The named nodes, or every server.
     fn chosen(&mut self, args: &mut ArgumentConsumer<'_>) -> Outcome<Vec<NodeId>> {
         let named: Vec<NodeId> = self
             .indices(args)?
@@ -582,7 +582,7 @@ impl<P: Protocol> Golden<P> {
 
 const NOT_STEPS: &str = "this needs a cluster with `steps`";
 
-/// Which messages a command is about.
+/// The messages that a command selects.
 #[derive(Default)]
 struct Choice {
     numbers: Vec<u32>,
@@ -624,8 +624,8 @@ fn sending<P: Protocol>(number: u32, flight: &InFlight<P>, ids: &[NodeId]) -> St
     format!("  {} -> {} [{number}] {:?}", id(flight.from), id(flight.to), flight.msg)
 }
 
-/// A line of the trace as goldens show it. With steps, times and what was shown on sending are left
-/// out.
+/// A line of the trace as goldens show it. With `steps`, times and details that were already shown
+/// on sending are left out.
 struct Short<'a>(&'a Line, bool);
 
 impl std::fmt::Display for Short<'_> {
@@ -701,7 +701,8 @@ fn transaction(id: TxnId, home: RegionId, args: &mut ArgumentConsumer<'_>) -> Ou
     Ok(txn)
 }
 
-/// The cluster that `cluster` describes, with this many replicas of a partition unless it says so.
+/// The cluster that `cluster` describes, with this many replicas of each partition unless the
+/// command says otherwise.
 fn cluster(args: &mut ArgumentConsumer<'_>, replicas: u64) -> Outcome<Cluster> {
     let topology = match args.take_key("topology") {
         Some(name) => Topology::built_in(name)

@@ -1,9 +1,9 @@
-//! A planet in one thread: any protocol's machines under simulated time, network, disks, clocks,
-//! CPUs, clients and faults. One seed, one run, byte for byte.
+//! A whole cluster in one thread: any protocol's machines under simulated time, network, disks,
+//! clocks, CPUs, clients and faults. One seed gives one run, byte for byte.
 //!
-//! This crate is generic over the protocol and can name none. Reading order: [`simulation`], then
-//! the models [`network`], [`disk`], [`clock`], [`cpu`] and [`load`], then [`fault`]. What the
-//! models leave out is said in `docs/simulator.md`.
+//! This crate is generic over the protocol and cannot name any. Reading order: [`simulation`], then
+//! the models [`network`], [`disk`], [`clock`], [`cpu`] and [`load`], then [`fault`].
+//! `docs/simulator.md` says what the models leave out.
 
 pub mod clock;
 pub mod cpu;

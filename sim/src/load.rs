@@ -1,5 +1,5 @@
-//! The clients of a simulation: they submit a workload's transactions to the gateways of their region,
-//! retry what aborts, and use another gateway when one dies.
+//! The clients of a simulation: they submit a workload's transactions to the gateways of their
+//! region, retry what aborts, and use another gateway when one dies.
 
 mod active;
 mod answers;
@@ -25,63 +25,63 @@ use self::record::shows_reads;
 use crate::floor::Floor;
 use crate::oracle::Oracle;
 
-/// How long a client waits before it asks again after an answer that tells it to come back later.
+/// How long a client waits before it retries after an answer that asks it to come back later.
 const BACK_OFF: Duration = Duration::from_millis(20);
 
-/// Name of the reads that the run itself adds at the end, which no workload knows.
+/// Name of the final reads that the run itself adds, which no workload knows.
 const FINAL_READ: &str = "final-read";
 
-/// A wake-up that a client wants.
+/// A wake-up for a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Due {
-    /// When.
+    /// The time.
     pub at: Time,
-    /// Which client.
+    /// The client.
     pub client: u32,
-    /// Its serial number then.
+    /// The client's serial number at that time.
     pub serial: u32,
 }
 
-/// Where a history goes.
+/// The receiver of a history.
 pub type HistorySink = Box<dyn FnMut(Entry)>;
 
 /// All clients.
 pub struct Load {
     model: LoadModel,
     workload: Box<dyn Workload>,
-    /// The protocol runs general transactions.
+    /// True if the protocol runs general transactions.
     runs_general: bool,
     rng: Rng,
     floor: Floor,
     clients: Vec<Client>,
-    /// The client slot that each client id (less one) belongs to.
+    /// The slot of each client id (minus one).
     slot_of: Vec<u32>,
     /// Idle clients of each gateway, for open loops.
     idle: BTreeMap<u32, Vec<u32>>,
     /// Dense number, id and region of every gateway.
     gateways: Vec<(u32, NodeId, RegionId)>,
-    /// Their parts of the load; none if all have the same.
+    /// The regions' shares of the load; none if all gateways have the same share.
     origins: Option<Origins>,
     regions: Vec<String>,
     region_distance: Vec<Vec<Duration>>,
     begun: u64,
     outstanding: u32,
     stopped: bool,
-    /// What clients want to be woken for; the simulation takes it.
+    /// Wake-ups for clients; the simulation takes them.
     pub due: Vec<Due>,
-    /// Which part of the run is measured.
+    /// The measured part of the run.
     pub measured: std::ops::Range<Time>,
     /// Latencies of the measured part.
     pub latencies: Latencies,
     /// Counts of the measured part.
     pub counters: Counters,
-    /// What the workload's last transactions read.
+    /// The values that the workload's final requests read.
     final_state: Reads,
-    /// Where the history goes, if one is kept.
+    /// The receiver of the history, if one is kept.
     pub history: Option<HistorySink>,
-    /// The white-box judge, if there is one.
+    /// The white-box checker, if there is one.
     pub oracle: Option<Oracle>,
-    /// The first promise that was broken.
+    /// The first broken promise.
     pub failure: Option<String>,
 }
 
@@ -92,7 +92,7 @@ impl std::fmt::Debug for Load {
 }
 
 impl Load {
-    /// Clients of the gateways `gateways` (dense number and id) of a protocol that runs general
+    /// Clients of the gateways `gateways` (dense number and id), of a protocol that runs general
     /// transactions or does not.
     #[must_use]
     pub fn new(
@@ -154,22 +154,22 @@ impl Load {
         self.workload.values()
     }
 
-    /// The workload's own audit of the whole database, if it has one.
+    /// The requests of the workload's audit of the whole database, if it has one.
     #[must_use]
     pub fn final_requests(&self) -> Vec<Request> {
         self.workload.final_requests()
     }
 
-    /// What the workload says to everything that its final requests read.
+    /// Lets the workload check everything that its final requests read.
     ///
     /// # Errors
-    /// What does not hold.
+    /// If an invariant does not hold.
     pub fn audit_end(&self) -> Result<(), String> {
         self.workload.audit_end(&self.final_state)
     }
 
-    /// Read-only transactions over every key that a committed transaction touched, if there is an
-    /// oracle to judge what they find.
+    /// Read-only transactions over every key that a committed transaction accessed, if there is an
+    /// oracle to check the results.
     #[must_use]
     pub fn final_reads(&self) -> Vec<Request> {
         let keys: Vec<Key> = self.oracle.iter().flat_map(Oracle::keys).cloned().collect();
@@ -184,19 +184,19 @@ impl Load {
         keys.chunks(32).map(request).collect()
     }
 
-    /// Transactions begun and not ended.
+    /// The number of pending transactions.
     #[must_use]
     pub fn outstanding(&self) -> u32 {
         self.outstanding
     }
 
-    /// Transactions begun so far.
+    /// The number of transactions submitted so far.
     #[must_use]
     pub fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// The transactions under way, oldest client first, each with the gateway that has it.
+    /// The pending transactions, those of the oldest client first, each with its gateway.
     pub fn under_way(&self) -> impl Iterator<Item = (TxnId, u32)> + '_ {
         self.clients.iter().filter_map(|c| c.active.as_ref().map(|a| (a.txn, a.gateway)))
     }
@@ -225,12 +225,12 @@ impl Load {
         }
     }
 
-    /// No new transactions from now on; those under way go on.
+    /// Submits no new transactions from now on. Pending ones continue.
     pub fn stop(&mut self) {
         self.stopped = true;
     }
 
-    /// An open-loop arrival: some client begins a transaction. Returns when the next is due.
+    /// An open-loop arrival: a client submits a transaction. Returns when the next arrival is due.
     pub fn arrive(&mut self, now: Time) -> Option<Time> {
         if self.stopped || self.begun >= self.model.transactions_max {
             return None;
@@ -266,7 +266,7 @@ impl Load {
         slot
     }
 
-    /// A new client id: the first, or one after the last incarnation gave up not knowing.
+    /// A new client id: the client's first, or a new incarnation after an unknown outcome.
     fn incarnate(&mut self, slot: u32) -> ClientId {
         self.slot_of.push(slot);
         ClientId(self.slot_of.len() as u64)
@@ -287,8 +287,8 @@ impl Load {
         self.issue(slot, request, now, false);
     }
 
-    /// Lets one more client begin `request` now, from the first gateway's region, even if the load
-    /// was stopped. Its failure to commit fails the run.
+    /// Lets one more client submit `request` now, from the first gateway's region, even if the load
+    /// was stopped. If it does not commit, the run fails.
     pub fn issue_final(&mut self, request: Request, now: Time) {
         let Some(&(gateway, _, region)) = self.gateways.first() else { return };
         let slot = self.add_client(gateway, region);
@@ -341,8 +341,8 @@ impl Load {
         self.due.push(Due { at, client: slot, serial });
     }
 
-    /// A client's wake-up: which gateway gets which input, and how many WAN hops led to it.
-    /// Nothing, if the client has moved on or no gateway is up.
+    /// Wakes a client. Returns the gateway, the input, and the number of WAN hops before it. None
+    /// if the client has moved on, or no gateway is up.
     pub fn wake<P: Protocol>(
         &mut self,
         now: Time,
@@ -364,7 +364,7 @@ impl Load {
             return Some((active.gateway, input, active.hops));
         }
         let Some(gateway) = self.nearest_gateway(slot, is_up) else {
-            // Every gateway is down; ask again later.
+            // Every gateway is down; retry later.
             let next = active.next;
             self.schedule(slot, now + BACK_OFF * 5, next);
             return None;
@@ -372,7 +372,8 @@ impl Load {
         let no_sessions = self.model.no_sessions;
         let client = self.client(slot);
         let home = client.region;
-        // The client knows the outcome of everything before: it gives its id up when it does not.
+        // The client knows the outcomes of all its earlier transactions: it changes its id when it
+        // does not.
         let below = client.counter;
         let Client { active, session, .. } = client;
         let active = active.as_mut()?;
@@ -399,7 +400,7 @@ impl Load {
         Some((gateway, input, 0))
     }
 
-    /// The client's own gateway if it is up, else the nearest that is.
+    /// The client's own gateway if it is up, else the nearest gateway that is up.
     fn nearest_gateway(&self, slot: u32, is_up: impl Fn(u32) -> bool) -> Option<u32> {
         let client = self.clients.get(slot as usize)?;
         if is_up(client.gateway) {
@@ -413,7 +414,7 @@ impl Load {
         nearest.map(|&(dense, ..)| dense)
     }
 
-    /// The client that has `txn` under way at `gateway`; none if it has moved on.
+    /// The client with the pending transaction `txn` at `gateway`; none if it has moved on.
     fn holder(&self, txn: TxnId, gateway: u32) -> Option<u32> {
         let index = usize::try_from(txn.client.0).ok()?.checked_sub(1)?;
         let slot = *self.slot_of.get(index)?;
@@ -421,8 +422,8 @@ impl Load {
         (active.txn == txn && active.gateway == gateway).then_some(slot)
     }
 
-    /// True if a client waits for this attempt and it only reads. That has no effect, so who is asked
-    /// what became of it may read again in its name, at another time.
+    /// True if a client waits for this attempt and the attempt only reads. It has no effect, so a
+    /// node that resolves it may read again under its name, at another time.
     pub fn only_reads(&self, txn: TxnId) -> bool {
         let index = usize::try_from(txn.client.0).ok().and_then(|client| client.checked_sub(1));
         let slot = index.and_then(|index| self.slot_of.get(index));

@@ -1,8 +1,8 @@
 //! The wide-area network: one link for each ordered pair of nodes.
 //!
-//! Links are *ordered* (like a TCP connection: nothing overtakes, loss becomes delay, a partition
-//! stalls) or *unordered* (like UDP: loss, duplication and overtaking). `docs/simulator.md` states
-//! the rules and what they leave out.
+//! Links are *ordered* (like a TCP connection: messages never overtake, loss becomes delay, a
+//! partition holds messages) or *unordered* (like UDP: loss, duplication and overtaking).
+//! `docs/simulator.md` states the rules, and what they leave out.
 
 use std::collections::VecDeque;
 
@@ -15,50 +15,50 @@ use orthodrome_core::time::{Duration, Time, nanos};
 /// Payload of one packet: Ethernet's 1500 bytes less the IP and TCP headers.
 const SEGMENT: u64 = 1_460;
 
-/// The least time TCP waits before it retransmits for the second time.
+/// The least time for which TCP waits before its second retransmission.
 const RETRANSMIT_MIN: u64 = 200_000_000;
 
-/// How one-way delays vary around half the topology's round trip. Deviations are ratios of the
+/// How one-way delays vary around half of the topology's round trip. Deviations are ratios of the
 /// standard deviation to the mean.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Delay {
-    /// They do not.
+    /// Constant delays.
     Constant,
-    /// Normally, cut off at zero.
+    /// Normally distributed, cut off at zero.
     Normal(f64),
-    /// Pareto: a floor, and a heavy tail.
+    /// Pareto distributed: a minimum, and a heavy tail.
     Pareto(f64),
 }
 
-/// What kind of links connect nodes.
+/// The kind of links between nodes.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Links {
     /// Like TCP connections.
     Ordered,
-    /// Like UDP: each message is duplicated with probability `duplicate`, and held back by up to
-    /// one round trip with probability `reorder`.
+    /// Like UDP: each message is duplicated with probability `duplicate`, and delayed by up to one
+    /// round trip with probability `reorder`.
     Unordered {
         /// Probability that a message arrives twice.
         duplicate: f64,
-        /// Probability that a message is held back.
+        /// Probability that a message is delayed.
         reorder: f64,
     },
 }
 
-/// How the network behaves when no fault is under way.
+/// The behaviour of the network without faults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct NetworkModel {
     /// How delays vary.
     pub delay: Delay,
-    /// What kind of links there are.
+    /// The kind of links.
     pub links: Links,
     /// Probability that a packet between regions is lost.
     pub loss: f64,
-    /// Bytes per second of each link between regions; none: no limit.
+    /// Bytes per second of each link between regions; none if unlimited.
     pub bandwidth: Option<u64>,
-    /// How long an ordered link holds what it cannot deliver, or what waits for earlier messages to
-    /// leave and lost packets to be repeated, before the connection counts as broken and what it
-    /// held as lost.
+    /// The longest time for which an ordered link holds a message: during a partition, behind
+    /// earlier messages, or until lost packets have been repeated. After that the connection is
+    /// broken, and the messages that it held are lost.
     pub timeout: Duration,
 }
 
@@ -74,10 +74,10 @@ impl Default for NetworkModel {
     }
 }
 
-/// What a fault does to a link; effects of several faults add up.
+/// The effect of a fault on a link. The effects of several faults add up.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Disturbance {
-    /// Nothing gets through.
+    /// The link is blocked.
     pub blocked: bool,
     /// Added to the probability of loss, in millionths.
     pub loss_ppm: u32,
@@ -87,14 +87,14 @@ pub struct Disturbance {
     pub delay: Duration,
 }
 
-/// What happens to a message that is sent.
+/// The fate of a message that is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// It arrives at that time, and perhaps again.
+    /// It arrives at this time, and perhaps again at the second time.
     Arrives(Time, Option<Time>),
     /// It is lost.
     Lost,
-    /// An ordered link holds it until the partition heals; see [`Network::stall`].
+    /// An ordered link holds it until the partition heals, see [`Network::stall`].
     Stalls,
 }
 
@@ -107,25 +107,26 @@ struct Link<M> {
     loss_ppm: u32,
     duplicate_ppm: u32,
     extra: u64,
-    /// What goes first.
+    /// The lane for control messages, which goes first.
     control: Track,
-    /// Everything else.
+    /// The lane for all other messages.
     data: Track,
-    /// When the sender last crashed, and after which moment of sending messages were lost by that.
+    /// When the sender last crashed, and the moment after which messages sent were lost by that
+    /// crash.
     cut: Option<(Time, Time)>,
     stalled: VecDeque<(Time, M)>,
 }
 
-/// How far one lane of a link is.
+/// The progress of one lane of a link.
 #[derive(Clone, Copy, Debug, Default)]
 struct Track {
-    /// An ordered link delivers nothing of this lane before this.
+    /// An ordered link delivers nothing of this lane before this time.
     last_arrival: Time,
-    /// The link is transmitting until then.
+    /// The link is transmitting until this time.
     busy_until: Time,
 }
 
-/// All links. `M` is what a stalled message is kept as.
+/// All links. `M` is the type of a held message.
 #[derive(Debug)]
 pub struct Network<M> {
     model: NetworkModel,
@@ -180,7 +181,7 @@ impl<M> Network<M> {
         self.send_in(Lane::Data, now, (from, to), bytes)
     }
 
-    /// Sends a message of `bytes` bytes in a lane. Control goes first, whatever waits to be transmitted.
+    /// Sends a message of `bytes` bytes in a lane. Control messages leave before waiting data.
     pub fn send_in(&mut self, lane: Lane, now: Time, (from, to): (u32, u32), bytes: usize) -> Fate {
         if from == to {
             return Fate::Arrives(now, None);
@@ -208,8 +209,8 @@ impl<M> Network<M> {
                 };
                 let late = retransmission(loss, bytes as u64, 2 * mean, rng);
                 if link.track(lane).busy_until.since(now) + late > model.timeout {
-                    // The connection breaks. Without this a link that was slow would owe for ever,
-                    // long after it has healed, what was sent while it was.
+                    // The connection breaks. Otherwise a slow link would accumulate messages
+                    // without bound, and deliver them long after it has healed.
                     return Fate::Lost;
                 }
                 let sent = link.transmit(lane, now, bytes as u64, bandwidth);
@@ -239,8 +240,8 @@ impl<M> Network<M> {
         }
     }
 
-    /// Keeps a message that [`Fate::Stalls`] until the partition heals. What has waited longer
-    /// than the connection's time-out is lost; it is returned.
+    /// Holds a message that [`Fate::Stalls`] until the partition heals. Messages that have waited
+    /// longer than the connection's time-out are lost; they are returned.
     pub fn stall(&mut self, now: Time, from: u32, to: u32, message: M) -> Vec<M> {
         let timeout = self.model.timeout;
         let link = self.link(from, to);
@@ -258,8 +259,8 @@ impl<M> Network<M> {
         link.extra += nanos(by.delay);
     }
 
-    /// Takes a disturbance away. If the link lets messages through again, those that it held are
-    /// returned to be sent now, in order, with those that timed out marked lost.
+    /// Removes a disturbance. If the link becomes unblocked, the messages that it held are returned
+    /// in order, to be sent now. Those that timed out are marked as lost.
     pub fn calm(&mut self, now: Time, from: u32, to: u32, by: Disturbance) -> Released<M> {
         let timeout = self.model.timeout;
         let link = self.link(from, to);
@@ -270,7 +271,7 @@ impl<M> Network<M> {
         link.release(now, timeout)
     }
 
-    /// Takes every disturbance of a link away.
+    /// Removes all disturbances of a link.
     pub fn calm_all(&mut self, now: Time, from: u32, to: u32) -> Released<M> {
         let timeout = self.model.timeout;
         let link = self.link(from, to);
@@ -278,8 +279,9 @@ impl<M> Network<M> {
         link.release(now, timeout)
     }
 
-    /// Node `node` crashed: what it held for others is lost, and so is what others held for it. Of
-    /// what it had in flight, what was sent before a random moment still arrives.
+    /// Node `node` crashed. The messages that it held for others are lost, and so are those that
+    /// others held for it. Of its messages in flight, those sent before a random moment still
+    /// arrive.
     pub fn crash(&mut self, now: Time, node: u32) -> Vec<M> {
         let mut lost = Vec::new();
         for other in 0..u32::try_from(self.nodes).unwrap_or(u32::MAX) {
@@ -295,7 +297,7 @@ impl<M> Network<M> {
         lost
     }
 
-    /// True if nothing gets through.
+    /// True if the link is blocked.
     #[must_use]
     pub fn is_blocked(&self, from: u32, to: u32) -> bool {
         self.links.get(self.at(from, to)).is_some_and(|link| link.blocked > 0)
@@ -305,7 +307,7 @@ impl<M> Network<M> {
         self.links.get(self.at(from, to)).map_or(0, |link| link.base + link.extra)
     }
 
-    /// True if a message sent at `sent` was lost because its sender crashed since.
+    /// True if a message sent at `sent` was lost because its sender has crashed since.
     #[must_use]
     pub fn was_cut(&self, from: u32, to: u32, sent: Time) -> bool {
         let link = self.links.get(self.at(from, to));
@@ -314,7 +316,7 @@ impl<M> Network<M> {
     }
 }
 
-/// What comes out of a link that was blocked.
+/// The messages of a link that was blocked.
 #[derive(Debug)]
 pub struct Released<M> {
     /// To be sent now, in this order.
@@ -331,8 +333,8 @@ impl<M> Link<M> {
         }
     }
 
-    /// When the last byte of a message has left, given that earlier ones of its lane leave first, and
-    /// that data waits for control.
+    /// When the last byte of a message leaves: after earlier messages of its lane, and data after
+    /// control.
     fn transmit(&mut self, lane: Lane, now: Time, bytes: u64, bandwidth: Option<u64>) -> Time {
         let Some(bandwidth) = bandwidth else { return now };
         let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth.max(1));
@@ -359,7 +361,7 @@ fn expire<M>(stalled: &mut VecDeque<(Time, M)>, now: Time, timeout: Duration) ->
     stalled.drain(..expired).map(|(_, message)| message).collect()
 }
 
-/// What TCP carries at most over a path that loses packets: segment / rtt × √(3/2) / √loss
+/// The most that TCP transmits over a path that loses packets: segment / rtt × √(3/2) / √loss
 /// (Mathis, Semke, Mahdavi, Ott: "The macroscopic behavior of the TCP congestion avoidance
 /// algorithm", 1997, eq. 3). Bytes per second; none without loss.
 #[must_use]
@@ -371,9 +373,9 @@ pub fn throughput_ceiling(loss: f64, rtt_ns: u64) -> Option<u64> {
     Some(rate as u64)
 }
 
-/// By how much losses delay a message: the packet that is lost most often decides. The first loss
-/// costs one round trip (fast retransmit); each further one the retransmission time-out, doubled
-/// every time.
+/// The delay that losses add to a message: that of the packet that is lost most often. The first
+/// loss costs one round trip (fast retransmit); each further loss costs the retransmission
+/// time-out, doubled every time.
 fn retransmission(loss: f64, bytes: u64, rtt: u64, rng: &mut Rng) -> Duration {
     if loss <= 0.0 {
         return Duration::ZERO;
@@ -387,18 +389,18 @@ fn retransmission(loss: f64, bytes: u64, rtt: u64, rng: &mut Rng) -> Duration {
     })
 }
 
-/// One draw of a delay with that mean.
+/// One random delay with this mean.
 fn sample(delay: Delay, mean: u64, rng: &mut Rng) -> u64 {
     match delay {
         Delay::Constant => mean,
         Delay::Normal(deviation) => {
-            // Box–Muller; the second normal number is not worth keeping.
+            // Box–Muller. The second normal number is not worth storing.
             let radius = (-2.0 * (1.0 - rng.unit()).ln()).sqrt();
             let normal = radius * (std::f64::consts::TAU * rng.unit()).cos();
             (mean as f64 * (1.0 + deviation * normal)).max(0.0) as u64
         }
         Delay::Pareto(deviation) if deviation > 0.0 => {
-            // Mean and deviation of a Pareto distribution fix its shape and its least value.
+            // Mean and deviation of a Pareto distribution determine its shape and its minimum.
             let shape = 1.0 + (1.0 + 1.0 / (deviation * deviation)).sqrt();
             let least = mean as f64 * (shape - 1.0) / shape;
             (least / (1.0 - rng.unit()).powf(1.0 / shape)) as u64
@@ -423,7 +425,7 @@ mod tests {
         Network::new(model, &cluster, &ids, Rng::stream(5, "network", 0))
     }
 
-    /// Delays of messages so far apart that none waits for another, in milliseconds.
+    /// Delays in milliseconds of messages that are too far apart to wait for each other.
     fn delays(model: NetworkModel, bytes: usize, count: u64) -> Vec<f64> {
         let mut network = network(model);
         let delay = |number: u64| {
@@ -527,7 +529,7 @@ mod tests {
         let fates: Vec<Fate> = (0..20).map(|_| network.send(Time::ZERO, 0, 1, 1_000)).collect();
         let through = fates.iter().filter(|fate| matches!(fate, Fate::Arrives(..))).count();
         assert_eq!((through, fates.last()), (6, Some(&Fate::Lost)));
-        // Once it has caught up everything gets through again.
+        // Once it has caught up, every message gets through again.
         let later = network.send(Time::from_millis(6_000), 0, 1, 1_000);
         assert_eq!(later, Fate::Arrives(Time::from_millis(7_050), None));
     }
@@ -578,7 +580,7 @@ mod tests {
             let cut: Vec<bool> = (0..5)
                 .map(|step| network.was_cut(0, 1, crash - Duration::from_millis(step * 10)))
                 .collect();
-            // The older a message, the less likely it is lost: once kept, always kept.
+            // Earlier messages are less likely to be lost: if one is kept, all earlier ones are.
             assert!(cut.windows(2).all(|pair| pair[0] >= pair[1]), "{cut:?}");
             lost += cut.iter().filter(|&&is_cut| is_cut).count();
             kept += cut.iter().filter(|&&is_cut| !is_cut).count();

@@ -1,5 +1,5 @@
-//! The white-box judge of what clients were told: one outcome for each attempt, nothing told
-//! aborted that is seen later, nothing acknowledged that is lost.
+//! The white-box checker of outcomes that clients received: each attempt has one outcome, no effect
+//! of an acknowledged abort is seen later, and no acknowledged write is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +8,13 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Reads, Version};
 use orthodrome_eval::workload::{Values, list_elements};
 
-/// Remembers everything clients were told. Its size grows with the run, so long measurements do
-/// without it.
+/// Remembers everything that clients received. Its size grows with the run, so long measurements do
+/// not use it.
 #[derive(Debug)]
 pub struct Oracle {
     values: Values,
     outcomes: BTreeMap<TxnId, Outcome>,
-    /// Writers whose versions committed transactions read: at which timestamp, and one reader.
+    /// Writers whose versions committed transactions read, with the timestamp and one reader.
     seen: BTreeMap<TxnId, (Timestamp, TxnId)>,
     /// The newest acknowledged version of each key.
     newest: BTreeMap<Key, Version>,
@@ -24,7 +24,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// An oracle for a workload with such values.
+    /// An oracle for a workload with this kind of values.
     #[must_use]
     pub fn new(values: Values) -> Self {
         Self {
@@ -37,10 +37,10 @@ impl Oracle {
         }
     }
 
-    /// A client was told `outcome`.
+    /// A client received `outcome`.
     ///
     /// # Errors
-    /// What contradicts it.
+    /// If it contradicts an earlier observation.
     pub fn told(&mut self, txn: TxnId, outcome: Outcome) -> Result<(), String> {
         if outcome == Outcome::Unknown {
             return Ok(());
@@ -61,11 +61,11 @@ impl Oracle {
         }
     }
 
-    /// A client was told that `txn` committed with these reads, having written these keys;
-    /// `element` is what it appended to each, if values are lists.
+    /// A client received the commit of `txn`, which read `reads` and wrote these keys. `element` is
+    /// the element that it appended to each key, if values are lists.
     ///
     /// # Errors
-    /// What contradicts it.
+    /// If it contradicts an earlier observation.
     pub fn committed(
         &mut self,
         txn: TxnId,
@@ -102,15 +102,15 @@ impl Oracle {
         Ok(())
     }
 
-    /// Every key that a committed transaction touched.
+    /// Every key that a committed transaction accessed.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.touched.iter()
     }
 
-    /// Judges what a transaction read that began after every other one had ended.
+    /// Checks the reads of a transaction that began after all others had ended.
     ///
     /// # Errors
-    /// The acknowledged write that is missing.
+    /// If an acknowledged write is missing.
     pub fn judge_final(&self, reads: &Reads) -> Result<(), String> {
         for (key, read) in reads {
             if let Some(newest) = self.newest.get(key)
@@ -173,7 +173,7 @@ mod tests {
         let mut oracle = Oracle::new(Values::Versions);
         oracle.committed(txn(2), Timestamp(9), &saw(1, 5, &[]), &none, 0).unwrap();
         assert!(oracle.told(txn(1), aborted).unwrap_err().contains("c1.2 read its write"));
-        // Nor may it be read under another timestamp than was told.
+        // A version must not be read under another timestamp than the acknowledged one.
         let mut oracle = Oracle::new(Values::Versions);
         oracle.committed(txn(2), Timestamp(9), &saw(1, 5, &[]), &none, 0).unwrap();
         assert!(oracle.told(txn(1), Outcome::Committed(Timestamp(6))).is_err());

@@ -1,4 +1,4 @@
-//! What became of the orders to change members that a fault schedule gave.
+//! The results of the orders to change members in a fault schedule.
 
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::{Machine, MembershipOrder, OrderState, Protocol};
@@ -7,22 +7,23 @@ use serde::Serialize;
 
 use crate::simulation::{Process, Simulation};
 
-/// An order to change members that the schedule gave to every server, and what became of it.
+/// An order to change members that the schedule gave to every server, and its result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct OrderReport {
     /// When it was given, in milliseconds of the run.
     pub at_ms: u64,
-    /// Whose members were to change.
+    /// The partition.
     pub partition: u32,
-    /// The wanted voters.
+    /// The new voters.
     pub voters: Vec<String>,
-    /// `pending`, `finished`, `failed`, or `unknown` if the server that took it has restarted since.
+    /// `pending`, `finished`, `failed`, or `unknown` if the server that accepted it has restarted
+    /// since.
     pub state: &'static str,
     /// What it waits for, or why it failed.
     pub detail: String,
 }
 
-/// What is known of an order that the schedule gave.
+/// An order that the schedule gave.
 struct Given {
     at: Time,
     partition: PartitionId,
@@ -30,8 +31,8 @@ struct Given {
 }
 
 impl Given {
-    /// True if a server that remembers `order` was given this one, and not `later`, the next that
-    /// wants the same.
+    /// True if a server that reports `order` means this order and not `later`, the next one with
+    /// the same members.
     fn is(&self, order: &MembershipOrder, later: Option<Time>) -> bool {
         self.wants_as_much(order.partition, &order.voters)
             && order.given >= self.at
@@ -45,7 +46,7 @@ impl Given {
     }
 
     fn report(&self, told: &[OrderState]) -> OrderReport {
-        // The leader's word counts.
+        // The leader's report takes precedence.
         let rank = |state: &&OrderState| match state {
             OrderState::Finished => 3,
             OrderState::Pending(_) => 2,
@@ -70,7 +71,7 @@ impl Given {
 }
 
 impl<P: Protocol> Simulation<P> {
-    /// What has become of the orders to change members that the schedule has given so far.
+    /// The results so far of the orders to change members.
     pub(crate) fn orders(&self) -> Vec<OrderReport> {
         let given: Vec<Given> = self
             .plan

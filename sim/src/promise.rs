@@ -1,4 +1,4 @@
-//! What a run must keep, given what went wrong in it. `sim` and `swarm` both decide it here.
+//! The guarantees that a run must keep, given its faults. `sim` and `swarm` both decide it here.
 
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::time::Time;
@@ -6,17 +6,16 @@ use orthodrome_eval::checker::Model;
 
 use crate::fault::Schedule;
 
-/// The consistency model that a history of `P` is held to under `schedule`, if `claimed` is what the
-/// protocol claims without faults. Clocks that break their bound leave serializability to protocols
-/// whose strict serializability needs clocks ([`Protocol::NEEDS_CLOCKS`]), and lower nothing for the
-/// others.
+/// The consistency model for checking a history of `P` under `schedule`, if the protocol claims
+/// `claimed` without faults. If clocks break their bound, protocols that need clocks
+/// ([`Protocol::NEEDS_CLOCKS`]) keep serializability, and the others keep their full claim.
 #[must_use]
 pub fn model_under<P: Protocol>(claimed: Model, schedule: &Schedule) -> Model {
     if P::NEEDS_CLOCKS && schedule.breaks_clocks() { Model::Serializable } else { claimed }
 }
 
-/// A disk lost writes that it had reported durable. No protocol here promises anything after that,
-/// so a run ends at this moment, and only what happened before is judged.
+/// A disk lost writes that it had reported as durable. No protocol here promises anything after
+/// that. So the run ends at this moment, and only its earlier part is checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Beyond {
     /// When the writes were lost.

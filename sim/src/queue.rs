@@ -1,12 +1,12 @@
-//! The event queue: what happens next, ordered by time and then by order of scheduling.
+//! The event queue, ordered by time and then by order of scheduling.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use orthodrome_core::time::Time;
 
-/// When an event happens, and which slot holds it. The sequence number makes the order total, so
-/// events of one instant happen in the order they were scheduled.
+/// The time of an event, and the slot that holds it. The sequence number makes the order total:
+/// events of one instant happen in the order in which they were scheduled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Ticket {
     at: Time,
@@ -14,8 +14,8 @@ struct Ticket {
     slot: u32,
 }
 
-/// A priority queue of events. The heap moves small tickets; the events themselves stay where they
-/// were put in a slab whose slots are used again, so that a steady run allocates nothing.
+/// A priority queue of events. The heap moves small tickets. The events themselves stay in a slab
+/// whose slots are reused, so a steady run allocates nothing.
 #[derive(Debug)]
 pub struct Queue<E> {
     heap: BinaryHeap<Reverse<Ticket>>,
@@ -31,7 +31,7 @@ impl<E> Default for Queue<E> {
 }
 
 impl<E> Queue<E> {
-    /// Schedules `event` at `at`, after everything already scheduled for that instant.
+    /// Schedules `event` at `at`, after all events already scheduled for that instant.
     ///
     /// # Panics
     /// If more than 2^32 events are scheduled at once.
@@ -64,8 +64,8 @@ impl<E> Queue<E> {
         Some((at, event.unwrap_or_else(|| unreachable!("a ticket in the heap owns its slot"))))
     }
 
-    /// Gives every event the time that `when` says for it. Events that then share an instant happen
-    /// in the order in which they were scheduled.
+    /// Reschedules every event to the time that `when` returns for it. Events of the same instant
+    /// keep the order in which they were scheduled.
     pub fn reschedule(&mut self, when: impl Fn(&E, Time) -> Time) {
         let Self { heap, slots, .. } = self;
         let anew = std::mem::take(heap).into_iter().map(|Reverse(ticket)| {
@@ -78,19 +78,19 @@ impl<E> Queue<E> {
         *heap = anew.collect();
     }
 
-    /// When the next event is due.
+    /// The time of the next event.
     #[must_use]
     pub fn next_at(&self) -> Option<Time> {
         self.heap.peek().map(|Reverse(ticket)| ticket.at)
     }
 
-    /// How many events are scheduled.
+    /// The number of scheduled events.
     #[must_use]
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// True if nothing is scheduled.
+    /// True if no event is scheduled.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
@@ -107,7 +107,7 @@ mod tests {
         fn events_come_out_as_a_stable_sort_would_order_them(
             times in proptest::collection::vec((0_u64..50, any::<bool>()), 0..200)
         ) {
-            // `true` takes one event out in between, so that slots are used again.
+            // `true` takes one event out in between, so that slots are reused.
             let mut queue = Queue::default();
             let mut model: Vec<(Time, usize)> = Vec::new();
             let mut low = Time::ZERO;

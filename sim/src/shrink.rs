@@ -1,5 +1,5 @@
-//! Shrinking: from a list that makes something fail to a smaller one that still does, and from a failing
-//! scenario to one that draws less.
+//! Shrinking: finds a smaller list that still causes a failure, and a simpler scenario that still
+//! fails.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use crate::simulation::{Failure, FailureKind};
 use crate::swarm::{Found, Scenario, ScenarioResult, SwarmError};
 use crate::unusual::Unusual;
 
-/// Makes a failing scenario smaller as long as it fails in the same way. It leaves out unusual draws one by
-/// one, then faults, then more of the draws while the remaining faults stay as they are, then transactions.
-/// `draw` draws the seed again without some of its draws. A scenario that cannot be drawn or set up is no
-/// simpler one: its error says nothing about the failure.
+/// Shrinks a failing scenario while it fails in the same way. It leaves out unusual draws one by
+/// one, then faults, then more draws with the remaining faults fixed, then transactions. `draw`
+/// draws the seed again without some of its draws. If a scenario cannot be drawn or set up, it is
+/// not simpler: its error says nothing about the failure.
 pub(crate) fn shrink(
     scenario: &Scenario,
     original: Failure,
@@ -77,9 +77,9 @@ fn leave_out(
     }
 }
 
-/// Makes `items` smaller for as long as `fails` says yes to what remains, in at most `budget`
-/// trials: delta debugging (Zeller, Hildebrandt: "Simplifying and Isolating Failure-Inducing
-/// Input", 2002, fig. 7). If the budget suffices, no single item of the result can be left out.
+/// Shrinks `items` while `fails` returns true for the rest, in at most `budget` trials: delta
+/// debugging (Zeller, Hildebrandt: "Simplifying and Isolating Failure-Inducing Input", 2002, fig.
+/// 7). If the budget suffices, no single item of the result can be left out.
 pub fn minimize<T: Clone>(
     items: &[T],
     budget: &mut u32,
@@ -91,7 +91,7 @@ pub fn minimize<T: Clone>(
         *budget = budget.saturating_sub(1);
         fails(candidate)
     };
-    // Most failures need no item at all, or none but one: ask that first.
+    // Most failures need no item, or only one: try that first.
     if !kept.is_empty() && *budget > 0 && test(&[], budget) {
         return Vec::new();
     }

@@ -1,4 +1,4 @@
-//! A cluster, its clients and its faults in virtual time: one seed, one run.
+//! A cluster, its clients and its faults in virtual time: one seed gives one run.
 
 mod delivery;
 mod manual;
@@ -37,10 +37,10 @@ use crate::queue::Queue;
 use crate::traffic::Traffic;
 use crate::watch::Watch;
 
-/// Everything about a run that is not the cluster, the protocol or the workload.
+/// All parameters of a run except the cluster, the protocol and the workload.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Decides every draw.
+    /// The seed of every random draw.
     pub seed: u64,
     /// The network.
     pub network: NetworkModel,
@@ -48,22 +48,23 @@ pub struct Options {
     pub clock: ClockModel,
     /// Disks.
     pub disk: DiskModel,
-    /// CPU time; none: infinitely fast.
+    /// The CPU-time model; none if processing takes no time.
     pub cpu: Option<CpuModel>,
-    /// How large a record and a message may be; a run in which a machine makes a larger one has failed.
+    /// The limits of a record and of a message. A run in which a machine exceeds one has failed.
     pub limits: Limits,
     /// Clients.
     pub load: LoadModel,
-    /// How long the run goes on before it is measured.
+    /// The part of the run before measurement begins.
     pub warmup: Duration,
-    /// How long clients begin transactions; the measured part ends then.
+    /// How long clients submit transactions. The measured part ends then.
     pub duration: Duration,
-    /// How long what is under way then has to end, before it counts as stuck.
+    /// How long pending transactions have to end after that, before they count as stuck.
     pub drain: Duration,
-    /// Call a machine's `assert_invariants` after its input at every so-many-th event; 1: after every
+    /// Call a machine's `assert_invariants` after its input at every `n`th event; 1: after every
     /// input, 0: never.
     pub invariants_every: u64,
-    /// Remember everything that clients are told and machines claim, and hold the protocol to it.
+    /// Record every outcome that clients receive and every claim of machines, and check them
+    /// against each other.
     pub check_outcomes: bool,
 }
 
@@ -86,7 +87,7 @@ impl Default for Options {
     }
 }
 
-/// Where trace lines go.
+/// The receiver of trace lines.
 pub type TraceSink = Box<dyn FnMut(&Line)>;
 
 #[derive(Debug)]
@@ -107,13 +108,13 @@ enum Event<P: Protocol> {
     Fault { entry: u32, is_heal: bool },
 }
 
-/// Everything of a run but its nodes.
+/// All parts of a run except its nodes.
 pub(crate) struct Environment<P: Protocol> {
     pub(crate) now: Time,
     queue: Queue<Event<P>>,
     pub(crate) network: Network<InFlight<P>>,
     pub(crate) load: Load,
-    /// How often each node has crashed.
+    /// The number of crashes of each node.
     incarnations: Vec<u32>,
     pub(crate) up: Vec<bool>,
     ids: Vec<NodeId>,
@@ -124,15 +125,15 @@ pub(crate) struct Environment<P: Protocol> {
     trace: Option<TraceSink>,
     hash: Digest,
     pub(crate) disk_rng: Rng,
-    /// Step-by-step control: messages are held, flushes and timers wait to be asked for.
+    /// Step-by-step control: messages are held, and flushes and timers wait for a command.
     pub(crate) manual: Option<Manual<P>>,
     events: u64,
     /// See [`Simulation::limit_events`].
     events_max: u64,
     pub(crate) failure: Option<Failure>,
-    /// Claims, if they are held against each other.
+    /// Checks claims against each other, if enabled.
     watch: Option<Watch>,
-    /// A disk lost what it had reported durable: the run is over.
+    /// Set when a disk has lost writes that it had reported as durable: the run is over.
     pub(crate) beyond: Option<Beyond>,
     limits: Limits,
 }
@@ -145,19 +146,19 @@ pub struct Simulation<P: Protocol> {
     pub(crate) nodes: Vec<Node<P>>,
     pub(crate) env: Environment<P>,
     pub(crate) plan: Plan,
-    /// How often each kind of fault was injected.
+    /// The number of faults injected, by kind.
     pub(crate) injected: BTreeMap<&'static str, u64>,
-    /// The database was read at the end, and the workload found nothing wrong.
+    /// True if the final audit read the database and the workload found no violation.
     is_audited: bool,
 }
 
-/// A simulation, whatever its protocol.
+/// A simulation of any protocol.
 pub trait Simulated {
     /// See [`Simulation::keep_history`].
     fn keep_history(&mut self, sink: HistorySink);
     /// See [`Simulation::keep_trace`].
     fn keep_trace(&mut self, sink: TraceSink);
-    /// The time.
+    /// The simulated time.
     fn now(&self) -> Time;
     /// See [`Simulation::run`].
     ///
@@ -190,14 +191,14 @@ impl<P: Protocol> Simulated for Simulation<P> {
     }
 }
 
-/// More events than any run has at one instant: past this, time has stopped.
+/// More events than any run has at one instant. Beyond this, time has stopped.
 const EVENTS_AT_ONCE: u64 = 2_000_000;
 
 impl<P: Protocol> Simulation<P> {
-    /// Starts every node at time zero. Clients begin with [`Simulation::run`].
+    /// Starts every node at time zero. Clients start with [`Simulation::run`].
     ///
     /// # Errors
-    /// What in the schedule does not fit the cluster.
+    /// If the schedule does not fit the cluster.
     pub fn new(
         cluster: Cluster,
         config: P::Config,
@@ -264,8 +265,8 @@ impl<P: Protocol> Simulation<P> {
         Ok(simulation)
     }
 
-    /// Fails the run as stuck after this many events. A limit on simulated time does not bound the
-    /// work of a message storm.
+    /// Fails the run as stuck after this many events. A limit on simulated time does not bound a
+    /// storm of messages.
     pub fn limit_events(&mut self, events: u64) {
         self.env.events_max = events;
     }
@@ -280,23 +281,23 @@ impl<P: Protocol> Simulation<P> {
         self.env.trace = Some(sink);
     }
 
-    /// The time.
+    /// The simulated time.
     #[must_use]
     pub fn now(&self) -> Time {
         self.env.now
     }
 
-    /// Events handled so far.
+    /// The number of events processed so far.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.env.events
     }
 
-    /// Runs to the end: clients arrive for [`Options::duration`], what is under way then has
-    /// [`Options::drain`] to end, and the workload's final audit closes the run.
+    /// Runs to the end. Clients submit transactions for [`Options::duration`], pending ones then
+    /// have [`Options::drain`] to end, and the workload's final audit closes the run.
     ///
     /// # Errors
-    /// The first promise that was broken.
+    /// The first broken promise.
     pub fn run(&mut self) -> Result<Report, Failure> {
         self.start_nodes();
         self.start_load();
@@ -309,14 +310,14 @@ impl<P: Protocol> Simulation<P> {
         Ok(self.report())
     }
 
-    /// True if a disk lost writes that it had reported durable. Nothing that follows is judged, and
-    /// [`Simulation::run_until`] goes no further.
+    /// True if a disk has lost writes that it had reported as durable. Later events are not
+    /// checked, and [`Simulation::run_until`] stops.
     #[must_use]
     pub fn is_beyond(&self) -> bool {
         self.env.beyond.is_some()
     }
 
-    /// Lets clients begin.
+    /// Starts the clients.
     pub fn start_load(&mut self) {
         let now = self.env.now;
         if let Some(first) = self.env.load.start(now) {
@@ -325,10 +326,10 @@ impl<P: Protocol> Simulation<P> {
         self.env.take_due();
     }
 
-    /// Handles every event due by `limit`.
+    /// Processes every event due by `limit`.
     ///
     /// # Errors
-    /// The first promise that was broken.
+    /// The first broken promise.
     pub fn run_until(&mut self, limit: Time) -> Result<(), Failure> {
         let (mut instant, mut at_once) = (self.env.now, 0);
         if self.is_beyond() {
@@ -427,7 +428,7 @@ impl<P: Protocol> Environment<P> {
         self.failure.get_or_insert(Failure { at, kind, detail });
     }
 
-    /// Schedules what clients want, and notices what they complain of.
+    /// Schedules the clients' wake-ups, and takes their first complaint.
     fn take_due(&mut self) {
         for due in self.load.due.drain(..) {
             let event = Event::Client { client: due.client, serial: due.serial };

@@ -1,5 +1,5 @@
-//! Swarm runs: a seed draws a cluster, a load and a fault schedule; the run must stay safe while
-//! faults go on, and come to an end after they have healed.
+//! Swarm runs: a seed draws a cluster, a load and a fault schedule. The run must stay safe during
+//! the faults, and every transaction must end after they have healed.
 
 mod draw;
 
@@ -27,52 +27,53 @@ use crate::shrink::shrink;
 use crate::simulation::{Failure, FailureKind, Options, Report, Simulation, TraceSink};
 pub use crate::unusual::Unusual;
 
-/// What a swarm may draw, and what it holds protocols to.
+/// What a swarm may draw, and what it checks.
 #[derive(Clone)]
 pub struct SwarmOptions {
-    /// Which protocol, or variant of one: one of [`Protocol::NAMES`].
+    /// The protocol or variant: one of [`Protocol::NAMES`].
     pub name: &'static str,
-    /// What the protocol claims; [`promise::model_under`] says what remains of it under faults.
+    /// The protocol's claimed guarantee. [`promise::model_under`] says what remains of it under
+    /// faults.
     pub model: Model,
-    /// One unsafe variant of the protocol, which the swarm should catch.
+    /// A mutation of the protocol, which the swarm should catch.
     pub mutation: Option<String>,
-    /// What every seed is mostly about; none: each seed draws it.
+    /// The fault profile of every seed; none: each seed draws it.
     pub profile: Option<FaultProfile>,
-    /// Run every seed twice and compare.
+    /// Run every seed twice and compare the traces.
     pub twins: bool,
-    /// Runs that may be spent on shrinking a failure.
+    /// The number of runs that may be spent on shrinking a failure.
     pub shrink_budget: u32,
-    /// Draw links that lose, duplicate and reorder messages for some seeds, unless the protocol needs
+    /// Some seeds have links that lose, duplicate and reorder messages, unless the protocol needs
     /// ordered links ([`Protocol::NEEDS_ORDERED_LINKS`]).
     pub unordered: bool,
-    /// Draw disks that damage, swap, lose or bring back data in some seeds.
+    /// Some seeds have disks that damage, swap, lose or roll back data.
     pub bad_disks: bool,
-    /// Draw clusters, loads and runs of unusual size for some seeds, and power cuts
+    /// Some seeds have clusters, loads and runs of unusual size, and power cuts
     /// ([`FaultProfile::PowerCuts`]).
     pub unusual: bool,
-    /// Draw membership changes and leader transfers.
+    /// Seeds may have membership changes and leader transfers.
     pub admin: bool,
-    /// Let clocks break their bound in some seeds.
+    /// In some seeds clocks break their bound.
     pub clock_faults: bool,
-    /// Leave a minority of the servers down for ever in some seeds.
+    /// In some seeds a minority of the servers stays down for ever.
     pub losses: bool,
-    /// Draws that are left out, whatever the seed; all others stay as they are.
+    /// Draws to leave out; all other draws stay the same.
     pub without: BTreeSet<Unusual>,
-    /// Transactions of one seed, at most.
+    /// The most transactions of one seed.
     pub transactions: u64,
-    /// How long faults go on, in simulated time; some seeds go on longer.
+    /// How long faults last, in simulated time; in some seeds they last longer.
     pub safety: Duration,
-    /// How long it may take until every transaction has ended after they have healed, in simulated
-    /// time; until the next one ends, if the protocol queues ([`Protocol::QUEUES`]) or the links
-    /// go on losing packets.
+    /// How long every transaction may take to end after the faults have healed, in simulated time.
+    /// If the protocol queues ([`Protocol::QUEUES`]) or links keep losing packets, the bound is on
+    /// the time until the next transaction ends.
     pub liveness: Duration,
-    /// The most events of one seed; a seed that takes more fails. Seeds that simulate minutes take
-    /// some hundred thousand.
+    /// The most events of one seed; a seed with more fails. A seed that simulates minutes has some
+    /// hundred thousand.
     pub events: u64,
 }
 
 impl SwarmOptions {
-    /// What suits the protocol called `name`.
+    /// Options for the protocol called `name`.
     #[must_use]
     pub fn of(name: &'static str) -> Self {
         Self {
@@ -97,12 +98,12 @@ impl SwarmOptions {
     }
 }
 
-/// Everything that a seed drew.
+/// All draws of a seed.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The seed.
     pub seed: u64,
-    /// What it is mostly about.
+    /// The fault profile.
     pub profile: FaultProfile,
     /// Regions, nodes and partitions.
     pub cluster: Cluster,
@@ -112,81 +113,81 @@ pub struct Scenario {
     pub workload_options: workload::Options,
     /// Models and load.
     pub options: Options,
-    /// The protocol's settings are drawn too, rather than those that suit the cluster.
+    /// True if the protocol's settings are drawn too. Otherwise they follow from the cluster.
     pub varies_settings: bool,
-    /// How long faults go on.
+    /// How long faults last.
     pub safety: Duration,
-    /// What goes wrong.
+    /// The fault schedule.
     pub schedule: Schedule,
-    /// Nodes that stay down when everything else heals.
+    /// Nodes that stay down when all other faults heal.
     pub down: Vec<NodeId>,
-    /// What it draws that not every seed does.
+    /// The unusual draws that it has.
     pub unusual: BTreeSet<Unusual>,
-    /// What of that was left out.
+    /// The unusual draws that were left out.
     pub without: BTreeSet<Unusual>,
 }
 
-/// What a seed is mostly about. Trouble is coincidence, and the rarer kinds need more of it than even
-/// ten thousand even-handed seeds bring about: a profile makes one kind common.
+/// The fault profile of a seed: it biases the seed to one class of faults. Rare bugs need several
+/// rare events at once, which even ten thousand unbiased seeds may not contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultProfile {
-    /// Anything, at any rate.
+    /// No bias.
     Mixed,
-    /// Clocks as far apart as several round trips, within the bound they state; late messages; many
-    /// reads of a few keys at once.
+    /// Clocks differ by several round trips, within their stated bound; messages are late; many
+    /// transactions read several of the same few keys.
     ClockSkew,
-    /// Leaders change all the time, by order and by crashes with short gaps, while some clients are
-    /// far away and ask again early.
+    /// Leaders change all the time, by order and by crashes with short gaps. Some clients are far
+    /// away and retry early.
     LeaderChurn,
-    /// Servers and regions are cut off for long, from others more than from their clients.
+    /// Servers and regions are cut off for long, more from other servers than from their clients.
     Partitions,
-    /// Half of the transactions have high priority. All meet on a few keys whose leaders are far
-    /// apart, so that what one leader has decided another does not know yet; leaders change. For
-    /// protocols with [`Protocol::RANKS`].
+    /// Half of the transactions have high priority, and all of them share a few keys whose leaders
+    /// are far apart. So one leader often does not know yet what another has decided. Leaders
+    /// change. For protocols with [`Protocol::RANKS`].
     PriorityRaces,
-    /// What one server says is late at another one, and clients ask again early, so that replicas hold
-    /// different things for long; disks are slow, and crashes lose what they have not written. Few
-    /// keys, read as often as written. For protocols with [`Protocol::LAGS`].
+    /// One server's messages arrive late at another, and clients retry early, so that replicas
+    /// differ for long. Disks are slow, and crashes lose unsynced writes. There are few keys, read
+    /// as often as written. For protocols with [`Protocol::LAGS`].
     LaggingReplicas,
-    /// A leader is cut off from its followers and then loses power for long, together with some of
-    /// the followers for a moment: what replicas promised must be on their disks. For protocols with
+    /// A leader is cut off from its followers and then loses power for long; some followers lose
+    /// power for a moment. So the promises of replicas must be on their disks. For protocols with
     /// [`Protocol::promises_alone`].
     PowerCuts,
 }
 
-/// A failing seed, shrunk.
+/// A failing seed after shrinking.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// What went wrong, in the smallest run found.
+    /// The failure in the smallest run found.
     pub failure: Failure,
-    /// What went wrong in the run as it was drawn.
+    /// The failure in the run as it was drawn.
     pub original: Failure,
-    /// The smallest run found: same seed, fewer unusual draws, fewer faults, fewer transactions.
+    /// The smallest run found: the same seed with fewer unusual draws, faults and transactions.
     pub scenario: Scenario,
-    /// Runs spent on shrinking.
+    /// The number of runs spent on shrinking.
     pub trials: u32,
 }
 
-/// What one seed showed.
+/// The result of one seed.
 #[derive(Clone, Debug)]
 pub struct SeedResult {
     /// The seed.
     pub seed: u64,
-    /// What went wrong, if anything did.
+    /// The failure, if there was one.
     pub found: Option<Found>,
-    /// The run of everything that was drawn.
+    /// The result of the run with all draws.
     pub first: ScenarioResult,
 }
 
-/// Runs what `seed` draws for protocol `P`, and shrinks it if it fails.
+/// Runs `seed` for protocol `P`, and shrinks it if it fails.
 ///
 /// # Errors
-/// A mutation that the protocol does not have, or a cluster that cannot be drawn.
+/// If the protocol does not have the mutation, or the cluster cannot be drawn.
 pub fn run_seed<P: Protocol>(seed: u64, options: &SwarmOptions) -> Result<SeedResult, SwarmError> {
     run_seed_with::<P>(seed, options, None)
 }
 
-/// The same with settings that `change` has changed, after everything that is drawn.
+/// The same, but `change` changes the settings after everything is drawn.
 ///
 /// # Errors
 /// As [`run_seed`].
@@ -228,32 +229,32 @@ pub fn run_seed_with<P: Protocol>(
     Ok(SeedResult { seed, found, first })
 }
 
-/// A swarm that cannot start.
+/// The swarm cannot start.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SwarmError {
-    /// No unsafe variant has that name.
+    /// No mutation has this name.
     #[error("{mutation:?} is not a mutation of this protocol; use one of {known}")]
     Mutation {
         /// The name.
         mutation: String,
-        /// Those there are.
+        /// The mutations of the protocol.
         known: String,
     },
-    /// A drawn cluster contradicts itself.
+    /// The drawn cluster contradicts itself.
     #[error("the seed's cluster is invalid: {0}")]
     Cluster(#[from] ClusterError),
-    /// A drawn workload cannot be had.
+    /// The drawn workload cannot be built.
     #[error("the seed's workload is invalid: {0}")]
     Workload(#[from] workload::WorkloadError),
-    /// A schedule that does not fit the cluster.
+    /// The schedule does not fit the cluster.
     #[error(transparent)]
     Schedule(#[from] fault::ScheduleError),
 }
 
-/// What one run of a scenario showed.
+/// The result of one run of a scenario.
 #[derive(Clone, Debug)]
 pub struct ScenarioResult {
-    /// What went wrong, if anything did.
+    /// The failure, if there was one.
     pub failure: Option<Failure>,
     /// Faults injected, by kind.
     pub injected: BTreeMap<&'static str, u64>,
@@ -261,9 +262,9 @@ pub struct ScenarioResult {
     pub notes: BTreeMap<String, u64>,
     /// Simulated time.
     pub simulated: Duration,
-    /// Events handled.
+    /// The number of events processed.
     pub events: u64,
-    /// Attempts in the history, and those of unknown outcome among them.
+    /// The number of attempts in the history, and how many of them have an unknown outcome.
     pub attempts: (u64, u64),
     /// Hash of the trace.
     pub trace_hash: u64,
@@ -272,7 +273,7 @@ pub struct ScenarioResult {
 /// Runs one scenario: safety phase, liveness phase, final audit, history check.
 ///
 /// # Errors
-/// A scenario that does not fit together.
+/// If the parts of the scenario do not fit together.
 pub fn run_scenario<P: Protocol>(
     scenario: &Scenario,
     options: &SwarmOptions,
@@ -281,10 +282,10 @@ pub fn run_scenario<P: Protocol>(
     record::<P>(scenario, options, None, trace, None)
 }
 
-/// The same, and sends the history to `keep` as it comes about.
+/// The same, and sends the history to `keep`.
 ///
 /// # Errors
-/// A scenario that does not fit together.
+/// If the parts of the scenario do not fit together.
 pub fn record_scenario<P: Protocol>(
     scenario: &Scenario,
     options: &SwarmOptions,
@@ -383,10 +384,10 @@ fn phases<P: Protocol>(
         return Ok(());
     }
     run.heal_all(&scenario.down);
-    // New transactions keep coming for a while: a system that only finishes old ones is not alive.
+    // New transactions continue for a while: a system that only finishes old ones is not live.
     run.run_until(Time::ZERO + scenario.options.duration)?;
-    // Loss lowers what a link carries, as it does with TCP, for ever: more may have come than fits
-    // through, and then the rest is slow, not stuck.
+    // Loss permanently reduces a link's throughput, as in TCP. More transactions may have arrived
+    // than the links sustain; then the rest is slow, not stuck.
     if P::QUEUES || scenario.options.network.loss > 0.0 {
         run.drain_while_moving(options.liveness)?;
     } else {
@@ -407,12 +408,12 @@ impl Scenario {
 }
 
 thread_local! {
-    /// True while this thread expects panics and wants their text rather than their noise.
+    /// True while this thread expects panics, and wants their messages without printing them.
     static CATCHING: Cell<bool> = const { Cell::new(false) };
     static CAUGHT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs `act`; a panic in it becomes its text and place.
+/// Runs `act`. A panic becomes its message and location.
 fn catch<T>(act: impl FnOnce() -> T + std::panic::UnwindSafe) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -486,8 +487,8 @@ mod tests {
             Failure { at, kind, detail: detail.into() }
         };
         let none = || SwarmError::Workload(workload::WorkloadError::Unknown("none".into()));
-        // Without so few keys nothing can be drawn; the workload needs the shares, and half of its
-        // transactions.
+        // Without the draw of few keys nothing can be drawn. The workload needs the shares, and
+        // half of its transactions.
         let draw = |without: &BTreeSet<Unusual>| {
             if without.contains(&Unusual::Keys) { Err(none()) } else { Ok(scenario(without)) }
         };

@@ -1,4 +1,4 @@
-//! What travels: messages and bytes by kind of message, by role and by region.
+//! Messages and bytes by kind of message, by role and by region.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use serde::Serialize;
 /// Messages and bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Count {
-    /// How many messages.
+    /// The number of messages.
     pub messages: u64,
-    /// Their sizes, added up.
+    /// The sum of their sizes.
     pub bytes: u64,
 }
 
@@ -22,27 +22,28 @@ impl Count {
     }
 }
 
-/// What one node sent and received.
+/// Messages and bytes that one node sent and received.
 #[derive(Clone, Copy, Debug)]
 struct OfNode {
     role: Role,
     region: RegionId,
     sent: Count,
     received: Count,
-    /// Of what it sent, what crossed regions.
+    /// The part of the sent messages that crossed regions.
     wide_area: Count,
 }
 
-/// What was sent in the measured part of a run.
+/// Traffic of the measured part of a run.
 #[derive(Clone, Default, Debug)]
 pub struct Traffic {
-    /// Few kinds, looked up for every message: a list with the commonest in front beats a map.
+    /// There are few kinds, and each message looks one up: a list with the most frequent kind in
+    /// front is faster than a map.
     kinds: Vec<(&'static str, Count)>,
     nodes: Vec<OfNode>,
 }
 
 impl Traffic {
-    /// Nothing yet, between nodes of these roles and in these regions.
+    /// No traffic yet, between nodes of these roles and in these regions.
     pub fn between(nodes: impl IntoIterator<Item = (Role, RegionId)>) -> Self {
         let none = Count::default();
         let node =
@@ -50,7 +51,7 @@ impl Traffic {
         Self { kinds: Vec::new(), nodes: nodes.into_iter().map(node).collect() }
     }
 
-    /// Counts one message from one node to another, by their places in the list of nodes.
+    /// Counts one message from one node to another, by their positions in the list of nodes.
     pub fn count(&mut self, kind: &'static str, from: u32, to: u32, is_wan: bool, bytes: usize) {
         if let Some(node) = self.nodes.get_mut(from as usize) {
             node.sent.add(bytes);
@@ -62,7 +63,7 @@ impl Traffic {
             node.received.add(bytes);
         }
         let same = |(name, _): &(&'static str, Count)| {
-            // The same text is nearly always the same constant.
+            // Equal strings are nearly always the same constant.
             std::ptr::eq(name.as_ptr(), kind.as_ptr()) && name.len() == kind.len() || *name == kind
         };
         match self.kinds.iter().position(same) {
@@ -88,19 +89,19 @@ impl Traffic {
         })
     }
 
-    /// Everything.
+    /// All traffic.
     #[must_use]
     pub fn total(&self) -> Count {
         self.sum(|node| Some(node.sent))
     }
 
-    /// What crossed regions and left this one.
+    /// Traffic that left this region for another.
     #[must_use]
     pub fn leaving(&self, region: RegionId) -> Count {
         self.sum(|node| (node.region == region).then_some(node.wide_area))
     }
 
-    /// Bytes that a node of this role sent and received, on average; none without such nodes.
+    /// Mean number of bytes that a node of this role sent and received; none without such nodes.
     #[must_use]
     pub fn of_each(&self, role: Role) -> Option<(f64, f64)> {
         let count = self.nodes.iter().filter(|node| node.role == role).count();

@@ -1,6 +1,6 @@
-//! What only some seeds of a swarm draw: unusual sizes, links that keep no order, bad disks, a region
-//! that dies for good. Each draw has a stream of its own, so that seeds without it draw everything
-//! else as they did before it existed.
+//! Unusual draws of some seeds: unusual sizes, links that keep no order, bad disks, a region that
+//! dies for ever. Each has a separate random stream, so the other draws are the same with and
+//! without it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,11 +15,11 @@ use crate::fault::{Entry, Fault};
 use crate::network::Links;
 use crate::swarm::{SwarmOptions, leaves_majorities};
 
-/// A draw that some seeds have and others lack. A failing seed is easier to understand without those that
-/// it does not need, so the shrinker tries to leave each of them out.
+/// A draw that only some seeds have. A failing seed is easier to understand without the unusual
+/// draws that it does not need, so the shrinker tries to leave out each of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Unusual {
-    /// One replica of each partition, or seven.
+    /// One or seven replicas of each partition.
     Replicas,
     /// Nine partitions.
     Partitions,
@@ -27,7 +27,7 @@ pub enum Unusual {
     Keys,
     /// Several shares of each copy.
     Shares,
-    /// Reads of old states.
+    /// Stale reads.
     StaleReads,
     /// Faults for minutes.
     Length,
@@ -39,7 +39,7 @@ pub enum Unusual {
     Processors,
     /// Small limits of records and messages.
     Limits,
-    /// Settings other than those that suit the cluster.
+    /// Random settings instead of those that follow from the cluster.
     Settings,
     /// Operators who move partitions.
     Moves,
@@ -47,14 +47,14 @@ pub enum Unusual {
     Replaced,
     /// Servers that stay down for ever.
     Losses,
-    /// Disks that damage, swap, lose or bring back data.
+    /// Disks that damage, swap, lose or roll back data.
     Disks,
-    /// A region that dies for good.
+    /// A region that dies for ever.
     DeadRegion,
 }
 
 impl Unusual {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 16] = [
         Self::Replicas,
         Self::Partitions,
@@ -110,22 +110,22 @@ impl fmt::Display for Unusual {
     }
 }
 
-/// Which of these draws a seed has.
+/// The unusual draws of a seed.
 #[derive(Debug)]
 pub(crate) struct Draws<'a> {
-    /// Those that are left out.
+    /// The draws to leave out.
     without: &'a BTreeSet<Unusual>,
-    /// Those that it has.
+    /// The draws that it has.
     pub(crate) taken: BTreeSet<Unusual>,
 }
 
 impl<'a> Draws<'a> {
-    /// All but those `without`.
+    /// All draws except those in `without`.
     pub(crate) fn new(without: &'a BTreeSet<Unusual>) -> Self {
         Self { without, taken: BTreeSet::new() }
     }
 
-    /// What a draw came to; none if it came to nothing, or is left out.
+    /// Records a draw and returns it; none if there was nothing to draw, or it is left out.
     pub(crate) fn take<T>(&mut self, draw: Unusual, drawn: Option<T>) -> Option<T> {
         let drawn = drawn.filter(|_| !self.without.contains(&draw));
         if drawn.is_some() {
@@ -135,7 +135,7 @@ impl<'a> Draws<'a> {
     }
 }
 
-/// Sizes that replace those that a seed draws otherwise.
+/// Sizes that replace the usual ones.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub(crate) struct Sizes {
     /// Replicas of each partition.
@@ -146,7 +146,7 @@ pub(crate) struct Sizes {
     pub(crate) keys: Option<u64>,
     /// Share of the packets between regions that are lost.
     pub(crate) loss: Option<f64>,
-    /// How long faults go on.
+    /// How long faults last.
     pub(crate) safety: Option<Duration>,
 }
 
@@ -193,8 +193,8 @@ pub(crate) fn draw_links<P: Protocol>(seed: u64, options: &SwarmOptions) -> Opti
     is_drawn.then(|| Links::Unordered { duplicate: rng.unit() / 10.0, reorder: rng.unit() / 5.0 })
 }
 
-/// Bad disks. Those that nodes refuse are faults like any other. Those that lose what they reported
-/// durable are rarer, since such a run is judged only up to that moment.
+/// Bad disks. Disks that nodes refuse are drawn like other faults. Disks that lose writes reported
+/// as durable are rarer, because such a run is checked only up to that moment.
 pub(crate) fn draw_disks(seed: u64, cluster: &Cluster, options: &SwarmOptions) -> Vec<Entry> {
     let mut rng = Rng::stream(seed, "bad disks", 0);
     let roll = rng.below(48);
@@ -229,9 +229,10 @@ pub(crate) fn draw_disks(seed: u64, cluster: &Cluster, options: &SwarmOptions) -
     entries
 }
 
-/// A region that dies for good while faults go on, with its gateways, in one seed of 24: any whose
-/// servers leave a majority of each partition's replicas besides `lost`. It comes back when everything heals
-/// if the protocol does not outlive its gateways ([`Protocol::OUTLIVES_GATEWAYS`]).
+/// A region that dies for ever with its gateways, in one seed of 24. It may be any region whose
+/// servers, together with `lost`, leave a majority of each partition's replicas. If the protocol
+/// does not outlive its gateways ([`Protocol::OUTLIVES_GATEWAYS`]), the region comes back when
+/// everything heals.
 pub(crate) fn draw_dead_region(
     seed: u64,
     cluster: &Cluster,

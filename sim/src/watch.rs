@@ -1,6 +1,6 @@
-//! What machines claim about the whole cluster, held against each other and against what clients
-//! were told; and what they still hold when everything should be over. Knows no protocol: machines
-//! speak for themselves ([`Claim`], [`Machine::leaks`], [`Machine::replica_digests`]).
+//! Compares the claims of machines about the whole cluster with each other and with the outcomes
+//! that clients received, and collects their leaks at the end. It knows no protocol: machines
+//! report by themselves ([`Claim`], [`Machine::leaks`], [`Machine::replica_digests`]).
 
 use std::collections::BTreeMap;
 
@@ -8,33 +8,33 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Machine, Protocol, ReplicaDigest};
 use orthodrome_core::txn::Outcome;
 
-/// Why a run is not over, or never will be.
+/// Why a run has not settled.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Unrest {
-    /// Something is left over; it may still go.
+    /// There are leaks, which may still disappear.
     Left(String),
-    /// Two copies of the same state differ; that never mends.
+    /// Two digests of the same state differ, which never heals.
     Differs(String),
 }
 
-/// Every claim of a run.
+/// All claims of a run.
 #[derive(Clone, Default, Debug)]
 pub struct Watch {
-    /// Who led which term.
+    /// The leader of each term.
     leaders: BTreeMap<(PartitionId, u64), NodeId>,
-    /// The term of every chosen entry, by its place from 1, and who said so first.
+    /// The term of every chosen entry, by its index from 1, and the node that claimed it first.
     chosen: BTreeMap<PartitionId, Vec<Option<(u64, NodeId)>>>,
-    /// How every attempt was decided, and who said so first.
+    /// The decision on every attempt, and the node that claimed it first.
     decided: BTreeMap<TxnId, (Outcome, NodeId)>,
-    /// What clients were told.
+    /// The outcomes that clients received.
     told: BTreeMap<TxnId, Outcome>,
 }
 
 impl Watch {
-    /// A machine makes a claim.
+    /// Records a machine's claim.
     ///
     /// # Errors
-    /// The earlier one that it contradicts.
+    /// If it contradicts an earlier claim.
     pub fn claim(&mut self, node: NodeId, claim: Claim) -> Result<(), String> {
         match claim {
             Claim::Leads { partition, term } => {
@@ -80,10 +80,10 @@ impl Watch {
         ))
     }
 
-    /// A client was told an outcome, of a transaction that writes.
+    /// Records an outcome that a client received, of a transaction that writes.
     ///
     /// # Errors
-    /// If it was decided otherwise.
+    /// If the decision was different.
     pub fn told(&mut self, txn: TxnId, outcome: Outcome) -> Result<(), String> {
         if outcome == Outcome::Unknown {
             return Ok(());
@@ -92,7 +92,7 @@ impl Watch {
         self.compare(txn)
     }
 
-    /// R7: told is decided.
+    /// R7: the outcome that a client received is the one that was decided.
     fn compare(&self, txn: TxnId) -> Result<(), String> {
         match (self.told.get(&txn), self.decided.get(&txn)) {
             (Some(&told), Some(&(decided, whose))) if !agree(told, decided) => {
@@ -103,7 +103,7 @@ impl Watch {
     }
 }
 
-/// Two words for one outcome. Whoever refused and whoever decided may give different reasons.
+/// True if two reports of an outcome agree. The reasons for an abort may differ.
 fn agree(a: Outcome, b: Outcome) -> bool {
     match (a, b) {
         (Outcome::Aborted(_), Outcome::Aborted(_)) => true,
@@ -111,10 +111,10 @@ fn agree(a: Outcome, b: Outcome) -> bool {
     }
 }
 
-/// What `machine` still holds.
+/// Fails if `machine` has leaks.
 ///
 /// # Errors
-/// What that is, if it is anything.
+/// The leaks.
 pub fn leaks<P: Protocol, M: Machine<P>>(node: NodeId, machine: &M) -> Result<(), Unrest> {
     let held = machine.leaks();
     let left: Vec<String> = held
@@ -128,21 +128,21 @@ pub fn leaks<P: Protocol, M: Machine<P>>(node: NodeId, machine: &M) -> Result<()
     Err(Unrest::Left(format!("leaks at {node}: {}", left.join(", "))))
 }
 
-/// Copies of state seen since nothing was left over.
+/// Replica digests seen since the leaks disappeared.
 #[derive(Clone, Default, Debug)]
 pub struct Copies {
-    /// By group and position: whose copy was first, and its digest.
+    /// The first digest for each group and position, and its node.
     first: BTreeMap<(PartitionId, u64), (NodeId, u64)>,
-    /// Every group, and whether some two copies of its state could be compared.
+    /// Every group, and whether two digests of its state have been compared.
     compared: BTreeMap<PartitionId, bool>,
 }
 
 impl Copies {
-    /// Compares the copies that there are now with each other and with those seen before: a group
-    /// that goes on appending never stands still everywhere at once.
+    /// Compares the current digests with each other and with earlier ones. A group that keeps
+    /// appending never has all replicas at one position at the same time.
     ///
     /// # Errors
-    /// Two copies at one position that differ, or a group none of whose copies have met yet.
+    /// If two digests at one position differ, or two digests of a group have not been compared yet.
     pub fn compare(&mut self, now: &[(NodeId, ReplicaDigest)]) -> Result<(), Unrest> {
         for &(node, ReplicaDigest { partition, position, digest, .. }) in now {
             let (first, theirs) =
@@ -248,7 +248,7 @@ mod tests {
         );
         let differs = copies.compare(&[(A, copy(10, 1)), (B, copy(10, 2))]);
         assert!(matches!(differs, Err(Unrest::Differs(_))), "{differs:?}");
-        // Also when they come to the same position one after the other.
+        // The comparison also works if they reach the same position one after the other.
         let mut copies = Copies::default();
         let alone = copies.compare(&[(A, copy(9, 1)), (B, copy(8, 2))]);
         assert!(matches!(alone, Err(Unrest::Left(_))), "{alone:?}");
@@ -256,7 +256,7 @@ mod tests {
         let differs = copies.compare(&[(A, copy(11, 1)), (B, copy(10, 4))]);
         assert!(matches!(differs, Err(Unrest::Differs(_))), "{differs:?}");
         assert_eq!(Copies::default().compare(&[(A, copy(9, 1))]), Ok(()));
-        // A group of one has no second copy; who was a member before has an old one.
+        // A group of one replica has nothing to compare. A former member has an old state.
         let moved = [(A, of(Some(2), 8, 1)), (B, of(Some(1), 9, 2))];
         assert_eq!(Copies::default().compare(&moved), Ok(()));
         let lagging = [(A, of(Some(1), 8, 1)), (B, of(Some(2), 9, 2))];

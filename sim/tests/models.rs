@@ -1,4 +1,4 @@
-//! What the models do to a running protocol: disks, crashes, clocks, CPUs, partitions.
+//! Tests the effects of the models on a running protocol: disks, crashes, clocks, CPUs, partitions.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -142,7 +142,7 @@ fn a_node_refuses_a_disk_that_is_damaged_or_another_nodes() {
         }
         assert_eq!(disk.open(NodeId(2)), Err(wrong));
         assert_eq!(disk.crash(false, rng), 0);
-        // The node notes once a second how much of its log is durable.
+        // Once a second the node notes how much of its log is durable.
         let is_noted = seed % 2 == 0;
         let lost = disk.flip_bit(Time::from_millis(if is_noted { 3_500 } else { 2_900 }), rng);
         seen.insert((is_noted, lost));
@@ -239,7 +239,7 @@ fn partitions_are_as_wide_and_as_long_as_the_schedule_says() {
         fault.partition = { from = ["R1"], to = ["n1"], both_ways = false }
     "#;
     let (_, lines) = run(schedule, |_| {});
-    // n5 is the gateway of R1: what it sends stalls, what it is sent arrives.
+    // n5 is the gateway of R1: the messages that it sends are held, and messages to it arrive.
     let sent: Vec<u64> = times(&lines, " n1 recv n5 ");
     let got: Vec<u64> = times(&lines, " n5 recv n1 ");
     assert!(!sent.iter().any(|at| (1_040..2_029).contains(at)), "{sent:?}");
@@ -251,7 +251,7 @@ fn partitions_are_as_wide_and_as_long_as_the_schedule_says() {
 #[test]
 fn a_saturated_cpu_caps_throughput_and_an_infinite_one_does_not() {
     let messages_per_second = |cpu| {
-        // Nobody asks again while the leader's queue is long, or the queue would grow by itself.
+        // Nobody retries while the leader's queue is long, or the queue would keep growing.
         let (_, lines) = run_with("", Some(Duration::from_secs(60)), |options| {
             options.cpu = cpu;
             options.duration = Duration::from_secs(2);

@@ -74,8 +74,8 @@ fn a_run_without_faults_keeps_every_promise_and_measures_it() {
     let result = &report.result;
     assert_eq!(report.outstanding, 0);
     assert!((900..1_100).contains(&result.committed), "{result:?}");
-    // Clients are spread evenly; the toy needs two round trips to its leader in VA, and none of
-    // them crosses regions for the fifth of clients that are there.
+    // Clients are spread evenly. The toy protocol needs two round trips to its leader in VA, and
+    // for the fifth of the clients in VA none of them crosses regions.
     let rtt = [0.5, 67.0, 80.0, 196.0, 214.0];
     let mean = rtt.iter().sum::<f64>() / 5.0 * 2.0;
     assert!((result.latency_ms.all.mean / mean - 1.0).abs() < 0.2, "{result:?}");
@@ -84,7 +84,8 @@ fn a_run_without_faults_keeps_every_promise_and_measures_it() {
     assert!((3.9..4.6).contains(&result.messages_per_txn), "{result:?}");
 }
 
-/// Each flush writes what came during the one before it, ever more. All of it takes longer than any single one.
+/// Each flush writes everything that arrived during the previous one, so flushes grow. Together
+/// they take longer than any single one.
 #[test]
 fn what_is_slow_is_not_stuck_as_long_as_less_is_left() {
     let slow_disk = || {
@@ -105,7 +106,7 @@ fn what_is_slow_is_not_stuck_as_long_as_less_is_left() {
     run.settle_while_moving(limit).unwrap();
     let took = run.now().since(Time::ZERO + Duration::from_secs(4));
     assert!(took > limit, "{took:?}");
-    // A step that takes longer than the limit is one too many.
+    // A single step that exceeds the limit fails the run.
     let stuck = slow_disk().settle_while_moving(Duration::from_secs(5)).unwrap_err();
     assert!(stuck.detail.contains("records that are not on disk"), "{stuck}");
 }
@@ -146,7 +147,7 @@ fn nothing_is_lost_through_crashes_and_partitions() {
     }
 }
 
-/// The toy runs no general transactions.
+/// The toy protocol runs no general transactions.
 #[test]
 fn general_transactions_find_their_keys_by_reading_ahead() {
     for (workload, name) in [("list-append:dependent", "follow"), ("tpcc", "stock-level")] {
@@ -168,7 +169,7 @@ fn general_transactions_find_their_keys_by_reading_ahead() {
     }
 }
 
-/// A run of the toy, whose leader is n1, under a fault from 2 s to 3 s.
+/// A run of the toy protocol, with leader n1, under a fault from 2 s to 3 s.
 fn run_under(fault: &str) -> (orthodrome_sim::Report, Simulation<Toy>) {
     let entry = format!("[[faults]]\nat_ms = 2000\nuntil_ms = 3000\nfault.{fault}\n");
     let mut run = simulation("list-append", &entry, options(1, 60.0));
@@ -227,7 +228,7 @@ fn an_old_copy_of_a_disk_is_judged_until_it_comes_back() {
     let (report, run) = run_under("old-copy = { nodes = [\"n1\"] }");
     let beyond = report.beyond.unwrap();
     assert_eq!((beyond.at, run.now()), (Time::from_millis(3_000), Time::from_millis(3_000)));
-    // Nothing was written since the copy was made: n2 does not store anything in the toy.
+    // Nothing was written since the copy was made: n2 stores nothing in the toy protocol.
     let (report, _) = run_under("old-copy = { nodes = [\"n2\"] }");
     assert_eq!((report.outstanding, report.beyond), (0, None));
 }

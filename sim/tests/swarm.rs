@@ -1,4 +1,4 @@
-//! Swarms of a small protocol: the right one survives, and each planted mistake is found.
+//! Swarms of a small protocol: the correct protocol passes, and each mutation is caught.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -16,7 +16,8 @@ use orthodrome_sim::FailureKind;
 use orthodrome_sim::swarm::{Found, Scenario, SwarmOptions, run_scenario, run_seed};
 use toy::Toy;
 
-/// The toy has one leader, so no server may stay down, and knows nothing of operators.
+/// The toy protocol has one leader, so no server may stay down, and it takes no orders of
+/// operators.
 fn options(mutation: Option<&str>) -> SwarmOptions {
     SwarmOptions {
         mutation: mutation.map(Into::into),
@@ -50,12 +51,12 @@ fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
     assert_eq!(notes.len(), 3, "some rare events never happened: {notes:?}");
 }
 
-/// The first seed that finds a mistake; none within `seeds`.
+/// The first seed that catches a mutation; none within `seeds`.
 fn seeds_to_find(mutation: &str, seeds: u64) -> Option<(u64, Found)> {
     seeds_to_find_as(mutation, seeds, |_| true)
 }
 
-/// The first seed whose shrunk failure is such a one; none within `seeds`.
+/// The first seed whose shrunk failure satisfies a condition; none within `seeds`.
 fn seeds_to_find_as(
     mutation: &str,
     seeds: u64,
@@ -74,13 +75,14 @@ fn seeds_to_find_as(
 
 #[test]
 fn an_answer_before_it_is_durable_is_found_and_shrunk_to_one_crash() {
-    // A lost write needs one crash; a cycle in the history may need more that goes wrong.
+    // A lost write needs one crash; a cycle in the history may need more faults.
     let is_small = |found: &Found| {
         found.scenario.schedule.faults.len() <= 2
             && found.scenario.options.load.transactions_max < 150
     };
     let (_, found) = seeds_to_find_as("told-before-durable", 100, is_small).unwrap();
-    // What was shrunk still fails, and its schedule survives the way through a file.
+    // The shrunk scenario still fails, and its schedule survives being written to a file and read
+    // back.
     let mut again = found.scenario.clone();
     let text = found.scenario.schedule.to_toml();
     again.schedule = orthodrome_sim::Schedule::parse(&text).unwrap();
@@ -88,7 +90,7 @@ fn an_answer_before_it_is_durable_is_found_and_shrunk_to_one_crash() {
     assert_eq!(result.failure, Some(found.failure));
 }
 
-/// Draws that a failure does not need are left out, and what remains fails again by itself.
+/// Draws that a failure does not need are left out, and the rest fails again by itself.
 #[test]
 fn a_failure_is_explained_without_the_draws_that_it_does_not_need() {
     let options = options(Some("no-validation"));

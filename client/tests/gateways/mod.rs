@@ -1,5 +1,5 @@
-//! Gateways to test a client against: the real service, in front of a small serial store whose
-//! answers a test can script, behind a proxy whose connections a test can cut.
+//! Gateways for tests of the client: the real service, in front of a small serial store whose
+//! answers a test can script, and behind a proxy whose connections a test can cut.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -17,30 +17,30 @@ use orthodrome_server::service::{self, Access, Limits, ServiceConfig, Transactio
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What a gateway does with one call instead of the usual.
+/// What a gateway does with one call instead of executing it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Twist {
     /// Refuses it as too busy.
     Busy,
     /// Refuses it because it is stopping.
     Stopping,
-    /// Says that nobody can tell, and does nothing.
+    /// Answers that the outcome is unknown, and does nothing.
     Unknown,
     /// Aborts the transaction.
     Abort(AbortReason),
-    /// Does it, then cuts the connection instead of answering.
+    /// Executes it, then cuts the connection instead of answering.
     DoAndCut,
-    /// Cuts the connection instead of doing it.
+    /// Cuts the connection instead of executing it.
     Cut,
     /// Never answers, and does nothing.
     Hang,
-    /// Does it with the data of before everything.
+    /// Executes it on the initial data.
     Old,
-    /// Does it.
+    /// Executes it.
     Do,
 }
 
-/// The calls that can be twisted.
+/// The calls that a test can script.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Call {
     Begin,
@@ -52,7 +52,7 @@ pub enum Call {
 #[derive(Default)]
 pub struct Store {
     state: Mutex<State>,
-    /// The node that takes orders; 0: nobody leads.
+    /// The node that accepts orders; 0 if no node leads.
     pub leader: Mutex<u32>,
 }
 
@@ -66,7 +66,8 @@ struct State {
     /// Every call that arrived, with the transaction's name.
     calls: Vec<(Call, TxnId)>,
     acknowledged_below: u64,
-    /// The region each transaction was first begun in, and how often a later attempt named another.
+    /// The region in which each transaction first began, and how often a later attempt named
+    /// another region.
     homes: BTreeMap<(ClientId, u64), RegionId>,
     moves: u32,
     /// How often each transaction's writes were applied.
@@ -125,8 +126,8 @@ impl State {
         }
     }
 
-    /// Another round of a general transaction; it holds no locks, for its versions are compared at the
-    /// end.
+    /// Another round of a general transaction. It holds no locks, because its versions are compared
+    /// at the end.
     fn read_on(&mut self, id: TxnId, keys: &[Key]) -> Result<Begun, GatewayError> {
         let now = self.read(keys);
         let Some((_, before)) = self.open.get_mut(&id) else {
@@ -137,8 +138,8 @@ impl State {
         for (key, read) in now {
             before.entry(key).or_insert(read);
         }
-        let told = before.iter().filter(|(key, _)| keys.contains(key));
-        Ok(Begun::Reads(told.map(|(key, read)| (key.clone(), read.clone())).collect()))
+        let answer = before.iter().filter(|(key, _)| keys.contains(key));
+        Ok(Begun::Reads(answer.map(|(key, read)| (key.clone(), read.clone())).collect()))
     }
 
     fn resolve(&mut self, txn: &Txn, reads: &Reads, decision: Option<Decision>) -> Outcome {
@@ -171,12 +172,12 @@ impl Store {
         self.state.lock().unwrap().acknowledged_below
     }
 
-    /// How often an attempt named another home than the transaction's first.
+    /// How often an attempt named another home than the first attempt of its transaction.
     pub fn moves(&self) -> u32 {
         self.state.lock().unwrap().moves
     }
 
-    /// The most often that one transaction was applied.
+    /// The largest number of times that one transaction was applied.
     pub fn applied_max(&self) -> u32 {
         self.state.lock().unwrap().applied.values().copied().max().unwrap_or(0)
     }
@@ -193,7 +194,8 @@ pub struct Node {
     proxy: watch::Sender<Proxy>,
 }
 
-/// What the proxy is told: how often to have cut so far, and whether to let anybody in.
+/// The test's instructions to the proxy: how often it should have cut all connections so far, and
+/// whether it accepts new ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Proxy {
     cuts: u32,
@@ -201,12 +203,12 @@ struct Proxy {
 }
 
 impl Node {
-    /// Starts gateway `number` (its region too) in front of `store`.
+    /// Starts gateway `number` in the region of the same number, in front of `store`.
     pub async fn start(store: &Arc<Store>, number: u16) -> Arc<Self> {
         Self::start_with(store, number, "test", Access::open(), Limits::default()).await
     }
 
-    /// The same, of a protocol that runs no general transactions.
+    /// The same, with a protocol that runs no general transactions.
     pub async fn start_plain(store: &Arc<Store>, number: u16) -> Arc<Self> {
         Self::start_as(store, number, "test", false, Access::open(), Limits::default()).await
     }
@@ -253,23 +255,23 @@ impl Node {
         node
     }
 
-    /// The next calls of this kind are twisted so.
+    /// Scripts the next calls of this kind.
     pub fn twist(&self, call: Call, twists: impl IntoIterator<Item = Twist>) {
         self.twists.lock().unwrap().entry(call).or_default().extend(twists);
     }
 
-    /// Takes back one twist; false if there is none left.
+    /// Removes one scripted call; false if none is left.
     pub fn untwist(&self, call: Call) -> bool {
         let mut twists = self.twists.lock().unwrap();
         twists.get_mut(&call).and_then(VecDeque::pop_front).is_some()
     }
 
-    /// Cuts every connection; new ones are let in.
+    /// Cuts every connection, and accepts new ones.
     pub fn cut(&self) {
         self.proxy.send_modify(|proxy| proxy.cuts += 1);
     }
 
-    /// Cuts every connection and lets nobody in until [`Node::come_back`].
+    /// Cuts every connection, and accepts none until [`Node::come_back`].
     pub fn go_away(&self) {
         self.proxy.send_modify(|proxy| *proxy = Proxy { cuts: proxy.cuts + 1, open: false });
     }
@@ -321,7 +323,7 @@ fn map() -> Cluster {
     Cluster::spread(topology, 1, 1, 3, 3).unwrap()
 }
 
-/// The service's door to a node.
+/// The service's handle to a node.
 struct Handle(Arc<Node>);
 
 fn finished(outcome: Outcome) -> Finished {
@@ -408,11 +410,11 @@ impl Transactions for Handle {
     }
 }
 
-async fn proxy(front: TcpListener, back: SocketAddr, told: watch::Receiver<Proxy>) {
+async fn proxy(front: TcpListener, back: SocketAddr, orders: watch::Receiver<Proxy>) {
     loop {
         let (client, _) = front.accept().await.unwrap();
-        let mut told = told.clone();
-        let before = *told.borrow_and_update();
+        let mut orders = orders.clone();
+        let before = *orders.borrow_and_update();
         if !before.open {
             continue;
         }
@@ -421,7 +423,7 @@ async fn proxy(front: TcpListener, back: SocketAddr, told: watch::Receiver<Proxy
             let mut server = TcpStream::connect(back).await.unwrap();
             tokio::select! {
                 _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
-                _ = told.wait_for(|now| now.cuts != before.cuts) => {}
+                _ = orders.wait_for(|now| now.cuts != before.cuts) => {}
             }
         });
     }

@@ -1,9 +1,9 @@
-//! Stored procedures: named deterministic functions of what a transaction reads and of arguments.
+//! Stored procedures: named deterministic functions of a transaction's reads and of arguments.
 //!
-//! They are compiled in, so that whoever runs a transaction (a gateway, or every replica of a protocol
-//! that orders transactions before it runs them) runs the same code; a version that does not know a
-//! name refuses the call where it enters (ADR 16). A new one is a function of this shape, a variant of
-//! [`Procedure`] and an arm in `Procedure::run`; the compiler lists the rest.
+//! They are compiled in. So every node that runs a transaction (a gateway, or every replica of a
+//! protocol that orders transactions before it runs them) runs the same code. A program that does
+//! not know a name refuses the call at its gateway (ADR 16). A new procedure is a function of this
+//! shape, a variant of [`Procedure`] and an arm in `Procedure::run`; the compiler lists the rest.
 
 pub mod movr;
 pub mod row;
@@ -27,16 +27,16 @@ pub enum Procedure {
     MovrEndRide,
 }
 
-/// What a procedure comes to: a value for each key that its call writes, in their order, none for one
-/// that is deleted; or the reason to abort.
+/// The result of a procedure: a value for each key that its call writes, in their order (none
+/// deletes the key), or the reason to abort.
 pub type Results = Result<Vec<Option<Value>>, AbortReason>;
 
 impl Procedure {
-    /// All of them.
+    /// All procedures.
     pub const ALL: [Self; 4] =
         [Self::TpccNewOrder, Self::TpccPayment, Self::MovrBeginRide, Self::MovrEndRide];
 
-    /// Its name, on the wire and in interfaces. Never changes its meaning.
+    /// Its name, on the wire and in interfaces. A name never changes its meaning.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl Procedure {
     /// Runs it on the values of the keys that its call reads, in their order.
     ///
     /// # Errors
-    /// The reason to abort: what it read or was given is not what it needs.
+    /// The reason to abort: the values read or the arguments have the wrong form.
     fn run(self, reads: &[Option<Value>], arguments: &Value) -> Results {
         match self {
             Self::TpccNewOrder => tpcc::new_order(reads, arguments),
@@ -67,26 +67,25 @@ impl Procedure {
     }
 }
 
-/// A call of a stored procedure, with every key that it may touch.
+/// A call of a stored procedure, with every key that it may access.
 #[derive(Clone, PartialEq, Eq, Wire)]
 pub struct Call {
-    /// What is called.
+    /// The procedure.
     pub procedure: Procedure,
-    /// The keys whose values it gets, in the order in which it wants them.
+    /// The keys that it reads, in the order that it expects.
     pub reads: Vec<Key>,
-    /// The keys that it sets or deletes, all of them, in the order in which it gives their values; each
-    /// once.
+    /// All keys that it sets or deletes, in the order in which it returns their values, each once.
     pub writes: Vec<Key>,
-    /// Everything else that it depends on.
+    /// Its other arguments.
     pub arguments: Value,
 }
 
 impl Call {
-    /// Runs it on those values.
+    /// Runs it on these values.
     ///
     /// # Errors
-    /// The reason to abort. A call whose keys are not as many as its procedure gives values for fails
-    /// its guard.
+    /// The reason to abort. A call whose number of keys differs from the number of values that its
+    /// procedure returns fails its guard.
     pub fn run(&self, reads: &[Option<Value>]) -> Results {
         let results = self.procedure.run(reads, &self.arguments)?;
         if results.len() == self.writes.len() { Ok(results) } else { Err(AbortReason::Guard) }
@@ -94,7 +93,7 @@ impl Call {
 }
 
 impl fmt::Debug for Call {
-    /// Short, for traces: what is called with what, and what it writes.
+    /// A short form for traces: procedure, arguments and keys written.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { procedure, reads, writes, arguments } = self;
         write!(f, "{}({arguments}, {reads:?}) -> {writes:?}", procedure.name())

@@ -1,26 +1,26 @@
 //! MovR's rides (Cockroach Labs' car-sharing application; Sloth §5.2): a user takes a vehicle, and
-//! gives it back.
+//! returns it.
 //!
-//! A ride begins if the vehicle is free and the user rides nothing; otherwise it is refused. That is an
-//! answer, not an abort: the ride is stored as refused, and every key is written either way, so what a
-//! transaction touches does not depend on how busy the vehicles are.
+//! A ride begins if the vehicle is free and the user has no ride. Otherwise the ride is refused. A
+//! refusal is an answer, not an abort: the ride is stored as refused, and every key is written in
+//! both cases. So the write set of a transaction does not depend on how busy the vehicles are.
 
 use super::{Results, row};
 use crate::txn::{AbortReason, Value};
 
-/// Who takes what; a user and a vehicle have the same row.
+/// A user or a vehicle; both have the same row.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Rider {
-    /// The ride that is under way; 0 is none.
+    /// The active ride; 0 if there is none.
     pub ride: i64,
-    /// Rides begun so far, without those refused.
+    /// The number of rides begun, without refused ones.
     pub begun: i64,
-    /// Rides ended so far.
+    /// The number of rides ended.
     pub ended: i64,
 }
 
 impl Rider {
-    /// From its row; a missing one is a rider, or a vehicle, without a ride so far.
+    /// Reads a row. A missing row is a user or a vehicle without any ride.
     #[must_use]
     pub fn parse(value: Option<&Value>) -> Option<Self> {
         let Some(value) = value else { return Some(Self::default()) };
@@ -40,21 +40,21 @@ impl Rider {
     }
 }
 
-/// What became of a ride.
+/// The state of a ride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Course {
-    /// The vehicle was taken, or the user was riding.
+    /// The vehicle was taken, or the user had another ride.
     Refused,
-    /// Under way.
+    /// The ride is active.
     Active,
-    /// Over.
+    /// The ride has ended.
     Ended,
 }
 
 /// A ride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ride {
-    /// What became of it.
+    /// Its state.
     pub course: Course,
     /// The user's city and number.
     pub user: (i64, i64),
@@ -93,11 +93,12 @@ impl Ride {
     }
 }
 
-/// Begins a ride. Reads the user and the vehicle; writes the user, the vehicle and the ride. Arguments:
-/// the ride's number, above 0; city and number of the user; those of the vehicle.
+/// Begins a ride. Reads the user and the vehicle; writes the user, the vehicle and the ride.
+/// Arguments: the ride's number, above 0; city and number of the user; city and number of the
+/// vehicle.
 ///
 /// # Errors
-/// A guard, if rows or arguments are none.
+/// A guard, if rows or arguments have the wrong form.
 pub fn begin_ride(reads: &[Option<Value>], arguments: &Value) -> Results {
     let (number, mut ride) = ride_of(arguments)?;
     let [user, vehicle] = reads else { return Err(AbortReason::Guard) };
@@ -113,18 +114,18 @@ pub fn begin_ride(reads: &[Option<Value>], arguments: &Value) -> Results {
     Ok(vec![Some(user.value()), Some(vehicle.value()), Some(ride.value())])
 }
 
-/// Ends a ride, if it is under way. Reads and writes the user, the vehicle and the ride. Arguments as of
-/// [`begin_ride`].
+/// Ends a ride, if it is active. Reads and writes the user, the vehicle and the ride. Arguments as
+/// for [`begin_ride`].
 ///
 /// # Errors
-/// A guard, if rows or arguments are none, or do not fit together.
+/// A guard, if rows or arguments have the wrong form, or contradict each other.
 pub fn end_ride(reads: &[Option<Value>], arguments: &Value) -> Results {
     let (number, asked) = ride_of(arguments)?;
     let [user, vehicle, ride] = reads else { return Err(AbortReason::Guard) };
     let mut user = Rider::parse(user.as_ref()).ok_or(AbortReason::Guard)?;
     let mut vehicle = Rider::parse(vehicle.as_ref()).ok_or(AbortReason::Guard)?;
     let Some(ride) = ride else {
-        // It has not begun. What is missing stays missing, but a key that is written holds something.
+        // The ride has not begun. Its row stays missing, but the other rows are written.
         return Ok(vec![Some(user.value()), Some(vehicle.value()), None]);
     };
     let mut ride = Ride::parse(ride).ok_or(AbortReason::Guard)?;

@@ -1,9 +1,9 @@
-//! Rows as text: groups of decimal numbers, separated by spaces, the groups by bars. Short, the same
-//! everywhere, and readable in a trace.
+//! Rows as text: groups of decimal numbers, separated by spaces; bars separate the groups. The form
+//! is short, the same everywhere, and readable in a trace.
 
 use crate::txn::Value;
 
-/// The groups of numbers that a text holds; none if it is no such text.
+/// The groups of numbers in a text; none if the text has another form.
 #[must_use]
 pub fn parse(value: &Value) -> Option<Vec<Vec<i64>>> {
     let text = std::str::from_utf8(&value.0).ok()?;

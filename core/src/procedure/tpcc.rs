@@ -1,16 +1,16 @@
 //! TPC-C's rows, and the transactions whose keys are known beforehand: NewOrder and Payment (TPC
 //! Benchmark C, revision 5.11, clauses 1.3, 2.4, 2.5, 4.3.3).
 //!
-//! Amounts are cents, taxes and discounts hundredths of a per cent. Rows hold what transactions change;
-//! what never changes is a function of the row's key: names, credit, taxes, discounts, and the whole
-//! catalogue of items. A missing row is as clause 4.3.3 populates it, again by its key, so a database of
-//! any size is there without being loaded.
+//! Amounts are cents; taxes and discounts are hundredths of a per cent. Rows hold only data that
+//! transactions change. Data that never changes is a function of the row's key: names, credit,
+//! taxes, discounts, and the whole catalogue of items. A missing row has the content that clause
+//! 4.3.3 prescribes, again a function of its key. So a database of any size needs no loading.
 //!
-//! An order is stored under a *number* that its client chose beforehand, and holds the `O_ID` that its
-//! district gave it: with the `O_ID` in its key it could not be declared before the district was read.
-//! Numbers up to [`INITIAL_ORDERS`] are those of the initial orders. The row of a district names its
-//! last orders, the queue of a district those that are not delivered (the table NEW-ORDER), oldest
-//! first. An order's lines lie in its row.
+//! An order is stored under a *number* that its client chose beforehand, and contains the `O_ID`
+//! that its district assigned. With the `O_ID` in its key, the key could not be declared before the
+//! district was read. Numbers up to [`INITIAL_ORDERS`] belong to the initial orders. The row of a
+//! district lists its last orders. The queue of a district lists the undelivered orders (the table
+//! NEW-ORDER), oldest first. An order's row contains its lines.
 
 use std::collections::VecDeque;
 
@@ -25,21 +25,22 @@ pub const CUSTOMERS: i64 = 3_000;
 pub const ITEMS: i64 = 100_000;
 /// Orders of a district at the start.
 pub const INITIAL_ORDERS: i64 = 3_000;
-/// Those of them that are delivered.
+/// The number of initial orders that are delivered.
 pub const INITIAL_DELIVERED: i64 = 2_100;
 /// Last names.
 pub const NAMES: i64 = 1_000;
-/// How many of a district's orders StockLevel looks at.
+/// The number of a district's last orders that StockLevel reads.
 pub const RECENT: usize = 20;
 
-/// What a warehouse has taken at first.
+/// The initial `W_YTD` of a warehouse.
 pub const WAREHOUSE_YTD: i64 = 30_000_000;
-/// What a district has taken at first.
+/// The initial `D_YTD` of a district.
 pub const DISTRICT_YTD: i64 = 3_000_000;
-/// What a customer has paid at first.
+/// The initial `C_YTD_PAYMENT` of a customer.
 pub const INITIAL_PAID: i64 = 1_000;
 
-/// Numbers of a customer's history that a row keeps, for those with bad credit; about 500 characters.
+/// The length of the payment history in the row of a customer with bad credit, in numbers: about
+/// 500 characters.
 const DATA: usize = 120;
 
 /// The key of a warehouse.
@@ -54,7 +55,7 @@ pub fn district_key(w: i64, d: i64) -> Key {
     format!("district{{{w}}}:{d}").into()
 }
 
-/// The key of a district's orders that are not delivered.
+/// The key of a district's queue of undelivered orders.
 #[must_use]
 pub fn queue_key(w: i64, d: i64) -> Key {
     format!("new-order{{{w}}}:{d}").into()
@@ -90,7 +91,7 @@ pub fn history_key(w: i64, number: i64) -> Key {
     format!("history{{{w}}}:{number}").into()
 }
 
-/// The numbers of a key: what is in braces, then what follows, separated by colons.
+/// The numbers in a key: those in braces, then those that follow, separated by colons.
 #[must_use]
 pub fn key_numbers(key: &Key) -> Option<Vec<i64>> {
     let text = std::str::from_utf8(&key.0).ok()?;
@@ -100,15 +101,15 @@ pub fn key_numbers(key: &Key) -> Option<Vec<i64>> {
     std::iter::once(first).chain(rest).map(|word| word.parse().ok()).collect()
 }
 
-/// A number that stands for chance: from 0 to below `bound`, a function of what it is for and of the
-/// row that it is in.
+/// A pseudo-random number from 0 to below `bound`: a function of its purpose and of the row.
 fn drawn(purpose: i64, ids: [i64; 4], bound: i64) -> i64 {
     let mut bits = 0x9e37_79b9_7f4a_7c15_u64;
     for word in ids.into_iter().chain([purpose]) {
         bits = (bits ^ word.cast_unsigned()).wrapping_mul(0xff51_afd7_ed55_8ccd);
         bits ^= bits >> 32;
     }
-    // Two purposes differ in their last bits only; without this so would what is drawn for them.
+    // Two purposes differ only in their last bits. Without this step their numbers would be
+    // similar.
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^= bits >> 31;
@@ -133,14 +134,14 @@ pub fn discount(w: i64, d: i64, c: i64) -> i64 {
     drawn(3, [w, d, c, 0], 5_001)
 }
 
-/// True if the customer has bad credit (`C_CREDIT`), as one in ten does.
+/// True if the customer has bad credit (`C_CREDIT`), as one in ten customers has.
 #[must_use]
 pub fn has_bad_credit(w: i64, d: i64, c: i64) -> bool {
     drawn(4, [w, d, c, 0], 10) == 0
 }
 
-/// The number of the customer's last name (`C_LAST`, clause 4.3.2.3): each of the first thousand
-/// customers has one of their own, the others have NURand(255, 0, 999) with a constant of 0.
+/// The number of the customer's last name (`C_LAST`, clause 4.3.2.3). Each of the first thousand
+/// customers has a different one; the others have NURand(255, 0, 999) with a constant of 0.
 #[must_use]
 pub fn last_name(w: i64, d: i64, c: i64) -> i64 {
     if c <= NAMES {
@@ -150,7 +151,7 @@ pub fn last_name(w: i64, d: i64, c: i64) -> i64 {
     }
 }
 
-/// Where the customer's first name stands in order (`C_FIRST`).
+/// The position of the customer's first name in alphabetical order (`C_FIRST`).
 #[must_use]
 pub fn first_name(w: i64, d: i64, c: i64) -> i64 {
     drawn(7, [w, d, c, 0], i64::MAX)
@@ -162,8 +163,8 @@ pub fn customers_named(w: i64, d: i64, name: i64) -> Vec<i64> {
     (1..=CUSTOMERS).filter(|&c| last_name(w, d, c) == name).collect()
 }
 
-/// Which of the customers of one name is meant: the one in the middle by first name, rounded up (clause
-/// 2.5.2.2).
+/// The customer to choose among those with one last name: the one in the middle by first name,
+/// rounded up (clause 2.5.2.2).
 #[must_use]
 pub fn middle(w: i64, d: i64, mut customers: Vec<i64>) -> Option<i64> {
     customers.sort_unstable_by_key(|&c| (first_name(w, d, c), c));
@@ -176,8 +177,8 @@ pub fn price(item: i64) -> Option<i64> {
     (1..=ITEMS).contains(&item).then(|| 100 + drawn(8, [item, 0, 0, 0], 9_901))
 }
 
-/// Multiplies a customer's number into an order's: `A` and 3000 have no common divisor, so each customer
-/// has one of the initial orders.
+/// Maps customers to initial orders by multiplication. `A` and 3000 have no common divisor, so each
+/// customer has one of the initial orders.
 const A: i64 = 1_783;
 
 /// The customer of an initial order.
@@ -196,7 +197,7 @@ pub fn initial_order_of(w: i64, d: i64, c: i64) -> i64 {
     if number == 0 { CUSTOMERS } else { number }
 }
 
-/// What a row that is one group of numbers holds.
+/// The numbers of a row that is a single group.
 fn group<const N: usize>(value: &Value) -> Option<[i64; N]> {
     let groups = row::parse(value)?;
     match groups.as_slice() {
@@ -235,7 +236,7 @@ pub struct District {
     pub next: i64,
     /// `D_YTD`.
     pub ytd: i64,
-    /// Numbers of its last orders, oldest first: as many of [`RECENT`] as came after the initial ones.
+    /// Numbers of its last orders, oldest first: at most [`RECENT`], without the initial ones.
     pub recent: Vec<i64>,
 }
 
@@ -263,7 +264,7 @@ impl District {
         row::format([[self.next, self.ytd].as_slice(), self.recent.as_slice()])
     }
 
-    /// Numbers of its last [`RECENT`] orders, initial ones too.
+    /// Numbers of its last [`RECENT`] orders, including initial ones.
     #[must_use]
     pub fn last_orders(&self) -> Vec<i64> {
         let missing = i64::try_from(RECENT.saturating_sub(self.recent.len())).unwrap_or_default();
@@ -271,10 +272,10 @@ impl District {
     }
 }
 
-/// A district's orders that are not delivered: the table NEW-ORDER.
+/// A district's undelivered orders: the table NEW-ORDER.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Queue {
-    /// The first of the initial orders that is not delivered; [`INITIAL_ORDERS`] + 1 if all are.
+    /// The first initial order that is not delivered; [`INITIAL_ORDERS`] + 1 if all are.
     pub initial: i64,
     /// `O_ID` and number of the others, oldest first.
     pub orders: VecDeque<(i64, i64)>,
@@ -311,7 +312,7 @@ impl Queue {
         }
     }
 
-    /// Takes the oldest order out.
+    /// Removes the oldest order.
     pub fn pop(&mut self) {
         if self.initial <= INITIAL_ORDERS {
             self.initial += 1;
@@ -320,7 +321,7 @@ impl Queue {
         }
     }
 
-    /// How many there are.
+    /// The number of undelivered orders.
     #[must_use]
     pub fn count(&self) -> i64 {
         let others = i64::try_from(self.orders.len()).unwrap_or(i64::MAX);
@@ -331,7 +332,7 @@ impl Queue {
 /// A customer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Customer {
-    /// `C_BALANCE`: what was delivered, less what was paid.
+    /// `C_BALANCE`: the total of delivered orders, minus payments.
     pub balance: i64,
     /// `C_YTD_PAYMENT`.
     pub paid: i64,
@@ -339,7 +340,8 @@ pub struct Customer {
     pub payments: i64,
     /// `C_DELIVERY_CNT`.
     pub deliveries: i64,
-    /// `C_DATA`: of those with bad credit, their last payments; six numbers each, the last first.
+    /// `C_DATA`: for customers with bad credit, their last payments; six numbers each, the last
+    /// payment first.
     pub data: Vec<i64>,
 }
 
@@ -388,7 +390,7 @@ pub struct Line {
     pub quantity: i64,
     /// `OL_AMOUNT`.
     pub amount: i64,
-    /// `OL_DELIVERY_D`: which delivery brought it, 0 if none did.
+    /// `OL_DELIVERY_D`: the number of the delivery; 0 before it.
     pub delivered: i64,
 }
 
@@ -399,18 +401,18 @@ pub struct Order {
     pub id: i64,
     /// `O_C_ID`.
     pub customer: i64,
-    /// `O_CARRIER_ID`, 0 if there is none yet.
+    /// `O_CARRIER_ID`; 0 if there is none yet.
     pub carrier: i64,
     /// `O_OL_CNT`.
     pub count: i64,
-    /// What the customer pays, with discount and taxes.
+    /// The price for the customer, with discount and taxes.
     pub total: i64,
     /// Its order lines.
     pub lines: Vec<Line>,
 }
 
 impl Order {
-    /// From its row; none if there is no such order.
+    /// Reads a row; none if there is no such order.
     #[must_use]
     pub fn parse(value: Option<&Value>, w: i64, d: i64, number: i64) -> Option<Self> {
         let Some(value) = value else { return Self::initial(w, d, number) };
@@ -457,7 +459,7 @@ impl Order {
         row::format(std::iter::once(first.as_slice()).chain(lines))
     }
 
-    /// What its lines come to.
+    /// The sum of its lines.
     #[must_use]
     pub fn amount(&self) -> i64 {
         self.lines.iter().fold(0, |sum, line| line.amount.saturating_add(sum))
@@ -495,7 +497,7 @@ impl Stock {
         row::format([[self.quantity, self.ytd, self.orders, self.remote].as_slice()])
     }
 
-    /// Takes from it, and fills it up where less than ten would be left (clause 2.4.2.2).
+    /// Takes `quantity` items. Restocks if fewer than ten would be left (clause 2.4.2.2).
     fn take(&mut self, quantity: i64, is_remote: bool) {
         let refill = if self.quantity >= quantity + 10 { 0 } else { 91 };
         self.quantity += refill - quantity;
@@ -510,7 +512,7 @@ impl Stock {
 pub struct History {
     /// `H_D_ID`: the district that was paid.
     pub district: i64,
-    /// Who paid: warehouse, district and number.
+    /// The customer who paid: warehouse, district and number.
     pub customer: (i64, i64, i64),
     /// `H_AMOUNT`.
     pub amount: i64,
@@ -534,14 +536,14 @@ impl History {
 
 /// NewOrder (clause 2.4).
 ///
-/// Arguments: warehouse, district, customer and number of the order; then for each line item, supplying
-/// warehouse and quantity, no two lines with the same item of the same warehouse. Reads the warehouse,
-/// the district, its queue, the customer, and the stock of each line; writes the district, the queue,
-/// the order, the customer's last order, and the stock of each line.
+/// Arguments: warehouse, district, customer and number of the order; then for each line the item,
+/// the supplying warehouse and the quantity. No two lines have the same item of the same warehouse.
+/// Reads the warehouse, the district, its queue, the customer, and the stock of each line. Writes
+/// the district, the queue, the order, the customer's last order, and the stock of each line.
 ///
 /// # Errors
-/// A guard, if an item is not in the catalogue, as the last one of one order in a hundred is; or if rows
-/// or arguments are none.
+/// A guard, if an item is not in the catalogue, as in the last line of one order in a hundred; or
+/// if rows or arguments have the wrong form.
 pub fn new_order(reads: &[Option<Value>], arguments: &Value) -> Results {
     new_order_of(reads, arguments).ok_or(AbortReason::Guard)
 }
@@ -595,13 +597,14 @@ pub fn last_order(value: Option<&Value>, w: i64, d: i64, c: i64) -> Option<i64> 
 
 /// Payment (clause 2.5).
 ///
-/// Arguments: warehouse and district that are paid; warehouse, district and number of the customer; the
-/// amount; the payment's number; then the customers that are looked at. Those are all with one last
-/// name, of whom the customer is the one in the middle, or the customer alone. Reads the warehouse, the
-/// district and those customers; writes the warehouse, the district, the customer and the payment.
+/// Arguments: the warehouse and district that receive the payment; warehouse, district and number
+/// of the customer; the amount; the payment's number; then the customers to read. Those are all
+/// customers with one last name, of whom the paying customer is the one in the middle, or the
+/// paying customer alone. Reads the warehouse, the district and those customers. Writes the
+/// warehouse, the district, the customer and the payment.
 ///
 /// # Errors
-/// A guard, if rows or arguments are none, or the customer is not the one in the middle.
+/// A guard, if rows or arguments have the wrong form, or the customer is not the one in the middle.
 pub fn payment(reads: &[Option<Value>], arguments: &Value) -> Results {
     payment_of(reads, arguments).ok_or(AbortReason::Guard)
 }
@@ -695,8 +698,8 @@ mod tests {
             assert_eq!(customers.iter().filter(before).count(), customers.len().div_ceil(2) - 1);
         }
         assert_eq!(seen, 3_000);
-        // If the two draws of NURand are independent, a name that a client asks for, with its constant of
-        // 87, has 1.97 bearers on average; here over all draws and five districts.
+        // If the two draws of NURand are independent, a name that a client asks for, with its
+        // constant of 87, has 1.97 bearers on average; here over all draws and five districts.
         let names = (0..256_i64).flat_map(|low| (0..1_000).map(move |y| ((low | y) + 87) % NAMES));
         let mut bearers = vec![0_u64; 1_000];
         for w in 0..5 {
@@ -764,7 +767,7 @@ mod tests {
         let args = "1 2 30 4001|11 1 3|100001 1 1";
         assert_eq!(new_order(&vec![None; 6], &args.into()), Err(AbortReason::Guard));
         assert_eq!(new_order(&vec![None; 5], &args.into()), Err(AbortReason::Guard));
-        // The number of an initial order is not to be taken.
+        // The number of an initial order must not be reused.
         let args = "1 2 30 3000|11 1 3";
         assert_eq!(new_order(&vec![None; 5], &args.into()), Err(AbortReason::Guard));
     }
@@ -793,7 +796,7 @@ mod tests {
         assert_eq!((customer.balance, customer.paid, customer.payments), (-1_500, 1_500, 2));
         let history = History::parse(writes[3].as_ref().unwrap()).unwrap();
         assert_eq!(history, History { district: 2, customer: (cw, cd, c), amount: 500 });
-        // Whoever is not in the middle is refused.
+        // A customer who is not in the middle is refused.
         let other = named.iter().find(|other| **other != c);
         if let Some(other) = other {
             let args = format!("1 2 {cw} {cd} {other} 500 77|{list}");

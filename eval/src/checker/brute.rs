@@ -11,24 +11,24 @@ use crate::history::{Entry, History, Op, Status};
 #[derive(Clone, Default)]
 struct Cell {
     list: Vec<u64>,
-    /// The version, as a reader names it; none if its timestamp is one that nobody ever read.
+    /// The version, as a reader names it; none if nobody read its timestamp.
     version: Option<String>,
-    /// The newest timestamp so far that is known.
+    /// The newest known timestamp so far.
     timestamp: u64,
 }
 
 type State = BTreeMap<String, Cell>;
 
-/// True if some serial order of all `ok` entries and some of the `info` ones explains every read;
-/// for strict serializability an order that also agrees with the clock.
+/// True if some serial order of all `ok` entries and some `info` entries explains every read. For
+/// strict serializability the order must also agree with the clock.
 fn is_explained(entries: &[Entry], model: Model) -> bool {
     let left: Vec<&Entry> = entries.iter().filter(|entry| entry.status != Status::Fail).collect();
     let stamps = left.iter().map(|entry| (entry.txn.as_str(), stamps(entry, entries))).collect();
     can_go_on(&left, &State::new(), &stamps, model)
 }
 
-/// The commit timestamps that an entry can have had: the one it states, or else any that somebody
-/// read, or one that nobody did.
+/// The possible commit timestamps of an entry: the stated one, or else any that somebody read, or
+/// none of those.
 fn stamps(entry: &Entry, entries: &[Entry]) -> Vec<Option<u64>> {
     let of = |version: &str| {
         let (writer, timestamp) = version.split_once('@').unwrap();
@@ -75,7 +75,7 @@ fn can_go_on(
     })
 }
 
-/// The state after an entry, if all its reads come out as recorded.
+/// The state after an entry, if every read returns the recorded value.
 fn run(entry: &Entry, stamp: Option<u64>, state: &State) -> Option<State> {
     let mut state = state.clone();
     let mut written = BTreeSet::new();
@@ -111,7 +111,7 @@ fn run(entry: &Entry, stamp: Option<u64>, state: &State) -> Option<State> {
     Some(state)
 }
 
-/// How a kind of random history came out.
+/// Counts the verdicts on one kind of random history.
 #[derive(Default, Debug)]
 struct Tally {
     explained: u32,
@@ -122,14 +122,14 @@ struct Tally {
     kinds: BTreeMap<String, u32>,
 }
 
-/// True if nothing is wrong with the order of all transactions. What a client saw in an attempt that
-/// did not commit is no part of that.
+/// True if the checker found nothing wrong with the order of all transactions. Reads of attempts
+/// that did not commit are not part of that order.
 fn has_order(verdict: &Verdict) -> bool {
     let of_session = [Phenomenon::ReadYourWrites, Phenomenon::MonotonicReads];
     verdict.anomalies.iter().all(|anomaly| of_session.contains(&anomaly.kind.phenomenon))
 }
 
-/// Holds the checker to brute force on `count` histories of a kind.
+/// Compares the checker with brute force on `count` histories of one kind.
 fn compare(name: &str, count: u64, generate: fn(&mut Rng) -> Vec<Entry>) -> Tally {
     let mut tally = Tally::default();
     for seed in 0..count {
@@ -170,7 +170,8 @@ fn compare(name: &str, count: u64, generate: fn(&mut Rng) -> Vec<Entry>) -> Tall
     tally
 }
 
-/// A cycle is closed, passes each transaction once, and has the edges that its kind says.
+/// Asserts that a cycle is closed, visits each transaction once, and has the edges that its kind
+/// requires.
 fn check_cycle(anomaly: &super::Anomaly, show: &dyn Fn() -> String) {
     use super::{Dependency, Order, Phenomenon};
     let count = |dependency| anomaly.cycle.iter().filter(|s| s.dependency == dependency).count();
@@ -230,7 +231,7 @@ fn key(rng: &mut Rng, keys: u64) -> String {
     format!("k{}", rng.below(keys))
 }
 
-/// A list of elements that are appended to the key somewhere, with a little garbage.
+/// A list of elements that some transaction appends to the key, with a little garbage.
 fn random_list(rng: &mut Rng, appended: &[u64]) -> Vec<u64> {
     let mut left = appended.to_vec();
     // Mostly ascending, so that lists agree often enough to get past the first reads.
@@ -250,7 +251,7 @@ fn random_list(rng: &mut Rng, appended: &[u64]) -> Vec<u64> {
     list
 }
 
-/// Lists, entirely at random.
+/// Random histories of lists.
 fn random_lists(rng: &mut Rng) -> Vec<Entry> {
     let keys = 1 + rng.below(3);
     let mut entries: Vec<Entry> = (0..2 + rng.below(4)).map(|number| blank(number, rng)).collect();
@@ -281,7 +282,7 @@ fn random_lists(rng: &mut Rng) -> Vec<Entry> {
     entries
 }
 
-/// Versions, entirely at random.
+/// Random histories of versions.
 fn random_versions(rng: &mut Rng) -> Vec<Entry> {
     let keys = 1 + rng.below(3);
     let mut entries: Vec<Entry> = (0..2 + rng.below(4)).map(|number| blank(number, rng)).collect();
@@ -318,7 +319,7 @@ fn random_versions(rng: &mut Rng) -> Vec<Entry> {
     entries
 }
 
-/// What a correct store makes of random transactions, with the outcome of some forgotten.
+/// The history of a correct store under random transactions; some outcomes are forgotten.
 fn from_store(rng: &mut Rng, is_list: bool) -> Vec<Entry> {
     let keys = 1 + rng.below(3);
     let mut state: BTreeMap<String, (Vec<u64>, String)> = BTreeMap::new();
@@ -376,7 +377,7 @@ fn from_store(rng: &mut Rng, is_list: bool) -> Vec<Entry> {
     entries
 }
 
-/// Breaks something, or what may be nothing.
+/// Injects one change, which may or may not be an anomaly.
 fn inject(rng: &mut Rng, entries: &mut [Entry]) {
     let versions: Vec<String> = entries
         .iter()
@@ -420,7 +421,7 @@ fn inject(rng: &mut Rng, entries: &mut [Entry]) {
     }
 }
 
-/// Enough of either outcome that the comparison means something.
+/// Asserts that both verdicts occurred often enough to make the comparison meaningful.
 #[track_caller]
 fn assert_varied(tally: &Tally, count: u32) {
     println!("{tally:?}");
@@ -472,7 +473,7 @@ fn correct_stores_are_never_blamed() {
             if is_list { |rng| from_store(rng, true) } else { |rng| from_store(rng, false) },
         );
         assert_eq!(u64::from(tally.explained), COUNT, "{tally:?}");
-        // Nor for what it shows to those that abort.
+        // The same holds for reads of aborted attempts.
         assert_eq!(tally.old_reads, 0, "{tally:?}");
     }
 }

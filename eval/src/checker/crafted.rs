@@ -1,9 +1,10 @@
-//! Every anomaly by itself, named; and the same history without the operation at fault, clean.
+//! Every anomaly by itself, with its name; and the same history without the faulty operation, which
+//! must pass.
 //!
 //! Histories are written one attempt a line: name, status, invocation and completion in
 //! milliseconds, operations. `a k 1` appends, `r k 1 2` reads a list, `v k c1.1@5` reads a version,
-//! `w k 5` writes one and `w k ?` writes one whose timestamp is not known. The operation at fault is
-//! marked with `!`.
+//! `w k 5` writes one and `w k ?` writes one whose timestamp is not known. `!` marks the faulty
+//! operation.
 
 use super::{Kind, Model, Order, Phenomenon, Verdict, check};
 use crate::history::{Entry, History, Op, Status};
@@ -59,7 +60,8 @@ fn kinds(verdict: &Verdict) -> Vec<String> {
     verdict.anomalies.iter().map(|anomaly| anomaly.kind.to_string()).collect()
 }
 
-/// The history has exactly these anomalies under each model, and none without its fault.
+/// Asserts that the history has exactly these anomalies under each model, and none without the
+/// marked operation.
 #[track_caller]
 fn caught(text: &str, strict: &[&str], serializable: &[&str]) {
     for (model, expected) in
@@ -82,7 +84,7 @@ fn caught(text: &str, strict: &[&str], serializable: &[&str]) {
     }
 }
 
-/// Wrong whatever the model.
+/// Asserts that the history is wrong under both models.
 #[track_caller]
 fn always_caught(text: &str, expected: &[&str]) {
     caught(text, expected, expected);
@@ -243,7 +245,7 @@ fn lists_process() {
                 c2.1 ok  0 40 | a x 1 | !r y
                 c1.1 ok  0 10 | a y 1";
     caught(skew, &["G2-item-process"], &[]);
-    // Pipelined by one client, so in no order.
+    // One client ran them concurrently, so they have no order.
     let pipelined = "c1.1 ok 0 10 | a x 1
                      c1.2 ok 5 30 | r x
                      c1.3 ok 10 30 | r x | !r y 9";
@@ -266,11 +268,11 @@ fn unknown_outcomes_of_appends() {
                 c2.1 ok   10 20 | r x 1
                 c3.1 ok   30 40 | !r x";
     caught(text, &["G-single-realtime"], &[]);
-    // Not before it was invoked.
+    // It cannot take effect before it was invoked.
     let text = "c1.1 info 20 25 | a x 1
                 c2.1 ok   10 15 | !r x 1";
     caught(text, &["G1c-realtime"], &[]);
-    // What it wrote elsewhere happened too, and what it read counts.
+    // Its other writes happened too, and its reads count.
     let text = "c1.1 info 0 5 | a x 1 | a y 1
                 c2.1 ok   0 9 | r x 1 | !r y";
     always_caught(text, &["G-single"]);
@@ -278,7 +280,7 @@ fn unknown_outcomes_of_appends() {
                 c2.1 info 0 5 | a y 2
                 c3.1 ok   0 9 | r x 1 | !r y";
     always_caught(text, &["G-single"]);
-    // What an attempt read that nobody saw does not count.
+    // The reads of an attempt whose writes nobody saw do not count.
     assert!(judge("c1.1 info 0 5 | r x 7 \n c2.1 fail 0 5 | r x 8", Model::Serializable).ok);
 }
 
@@ -354,7 +356,7 @@ fn versions_in_time() {
 
 #[test]
 fn unknown_outcomes_of_versions() {
-    // The reader tells the timestamp, which places the writer's other versions too.
+    // The reader states the timestamp, which places the writer's other versions too.
     let text = "c1.1 info 0 5 | w x ? | w y ?
                 c2.1 ok   0 9 | v x c1.1@5 | !v y c0.0@0";
     always_caught(text, &["G-single"]);
@@ -362,13 +364,14 @@ fn unknown_outcomes_of_versions() {
                 c2.1 ok   10 20 | v x c0.0@0
                 c3.1 ok   30 40 | v x c1.1@5 | !v z c1.1@5";
     always_caught(text, &["garbage-read"]);
-    // Committed, but nobody knows at which timestamp: said to be incomplete.
+    // Committed, but nobody knows at which timestamp: the verdict is reported as incomplete.
     let verdict =
         judge("c1.1 ok 0 5 | w x ? \n c2.1 ok 6 9 | v x c0.0@0", Model::StrictSerializable);
     assert!(verdict.ok);
     assert_eq!(verdict.unplaced_writes, 1);
     assert!(verdict.to_string().contains("incomplete: 1 committed"));
-    // Of unknown outcome with a timestamp, but unread: it may never have happened.
+    // The outcome is unknown, the timestamp is stated, and nobody read it: it may never have
+    // happened.
     assert!(
         judge("c1.1 info 0 5 | w x 5 \n c2.1 ok 6 9 | v x c0.0@0", Model::StrictSerializable).ok
     );
@@ -433,7 +436,7 @@ fn reasons_for_every_kind_of_edge() {
 
 #[test]
 fn the_shortest_cycle_is_shown() {
-    // A ring of ten write skews with a chord that closes a ring of three.
+    // A cycle of ten write skews with a chord that closes a cycle of three.
     let mut text = String::new();
     for number in 0..10 {
         let chord = if number == 2 { "| r k0" } else { "" };
@@ -472,17 +475,18 @@ fn a_deep_history_needs_no_deep_stack() {
         text += &format!("c1.{number} ok {invoke} {complete} | r k{before} 1 | a k{number} 1\n");
     }
     assert!(judge(&text, Model::StrictSerializable).ok);
-    // Closing the circle makes the whole history one cycle.
+    // The last append makes the whole history one cycle.
     text += "c2.1 ok 0 1 | r k199999 1 | r k1\n";
     let verdict = judge(&text, Model::Serializable);
     assert_eq!(kinds(&verdict), ["G-single"]);
     assert_eq!(verdict.anomalies[0].cycle.len(), 200_000);
 }
 
-/// What such a read may not have seen, and what nobody may.
+/// What a stale read may miss, and what no read may miss.
 #[test]
 fn reads_of_old_states_are_held_to_one_state_each() {
-    // Told before it began; and two of them that disagree on what does not conflict.
+    // Commits that were acknowledged before it began; and two stale reads that disagree on
+    // independent transactions.
     for text in [
         "c1.1 ok 0 1 | a x 1
          c2.1 stale 5 9 | r x",
@@ -505,7 +509,7 @@ fn reads_of_old_states_are_held_to_one_state_each() {
     let text = "c1.1 ok 0 9 | a x 1 | a y 1
                 c2.1 stale 0 9 | r x 1 | !r y";
     always_caught(text, &["G-single"]);
-    // What somebody wrote who had read what it has not.
+    // It sees the write of a transaction whose own reads it has not seen.
     let text = "c1.1 ok 0 1 | w x 5
                 c1.2 ok 2 3 | v x c1.1@5 | w y 7
                 c5.1 ok 2 3 | v x c1.1@5 | v y c1.2@7
@@ -520,7 +524,7 @@ fn reads_of_old_states_are_held_to_one_state_each() {
     always_caught(text, &["G-single"]);
 }
 
-/// What a client saw is judged, also in attempts that aborted; but only by what it had been told.
+/// Reads of aborted attempts are judged too, but only against what their client already knew.
 #[test]
 fn a_client_is_not_shown_less_than_it_was_told() {
     for (text, kind) in [
@@ -541,11 +545,11 @@ fn a_client_is_not_shown_less_than_it_was_told() {
         caught(text, &[kind], &[]);
     }
     for text in [
-        // Another client; an attempt that began before; one that nobody was told of.
+        // Another client; an attempt that was invoked earlier; a commit that was not acknowledged.
         "c1.1 ok 0 1 | a x 1\nc2.1 fail 2 3 | r x",
         "c1.1 ok 0 2 | a x 1\nc1.2 fail 1 3 | r x",
         "c1.1 info 0 - | a x 1\nc1.2 fail 2 3 | r x",
-        // What an attempt read that aborted may never have been.
+        // What an aborted attempt read may never have existed.
         "c2.1 fail 0 9 | a x 1\nc1.1 fail 0 1 | r x 1\nc1.2 fail 2 3 | r x",
         "c1.1 ok 0 1 | a x 1\nc1.2 fail 2 3 | r x 1 | a x 2\nc1.3 fail 4 5 | r x 1",
     ] {

@@ -10,11 +10,13 @@ use crate::history::dense::Dense;
 
 const NONE: u32 = u32::MAX;
 
-/// How many groups of entangled transactions are searched for cycles to show. The rest are counted.
+/// The largest number of groups of entangled transactions that are searched for cycles to show.
+/// Further groups are only counted.
 const MAX_GROUPS: usize = 8 * MAX_OF_A_KIND;
 
-/// How many edges the searches for the shortest cycles may follow in all. When that is used up each
-/// search is content with the first cycle that it meets; it never misses that there is one.
+/// The total number of edges that the searches for shortest cycles may follow. When it is used up,
+/// each search returns the first cycle that it finds. A search never misses the existence of a
+/// cycle.
 const BUDGET: u64 = 100_000_000;
 
 const WRITES: Reasons = Reasons::NONE.with(Reason::Ww);
@@ -29,7 +31,7 @@ pub(super) struct Hop {
     pub(super) label: Label,
 }
 
-/// Reports the cycles of a graph whose first nodes are attempts; a bounded number, but at least one
+/// Reports the cycles of a graph whose first nodes are attempts: a bounded number, and at least one
 /// if there is any.
 pub(super) fn report(graph: &Graph, words: &Words<'_>, findings: &mut Findings) {
     let groups = graph.components(Reasons::ALL).cyclic();
@@ -42,8 +44,8 @@ pub(super) fn report(graph: &Graph, words: &Words<'_>, findings: &mut Findings) 
     findings.leave_out(groups.len().saturating_sub(MAX_GROUPS) as u64);
 }
 
-/// Reports those of the attempts that are no part of the graph that fit nowhere into it: one reads what another wrote, which depends
-/// on somebody that came after what it read elsewhere.
+/// Judges each attempt outside the graph (a stale read) by itself. It is reported if it reads a
+/// write that depends on a transaction which came after another of its reads.
 pub(super) fn report_apart(graph: &Graph, words: &Words<'_>, findings: &mut Findings) {
     let apart = graph.apart();
     if apart.is_empty() {
@@ -102,10 +104,10 @@ pub(super) fn report_apart(graph: &Graph, words: &Words<'_>, findings: &mut Find
     }
 }
 
-/// One strongly connected component as a graph of its own.
+/// One strongly connected component, stored as a separate graph.
 struct Group<'g> {
     graph: Graph,
-    /// The nodes of the whole graph, by number in this one.
+    /// The nodes of the whole graph, indexed by their numbers in this one.
     nodes: &'g [u32],
     /// Nodes of the whole graph from here on are junctions.
     attempts: u32,
@@ -133,9 +135,10 @@ impl<'g> Group<'g> {
         self.nodes.get(number as usize).copied().unwrap_or(NONE)
     }
 
-    /// Reports one cycle of each kind that needs nothing but dependencies; only if there is none,
-    /// those that also need the order within processes, and only then real time. What is wrong
-    /// whatever the order is the stronger finding, and it usually is what broke the order too.
+    /// Reports one cycle of each kind that needs only dependencies. Only if there is none, it
+    /// reports cycles that also need the order within processes, and only then cycles that need
+    /// real time. A cycle that is wrong in any order is the stronger finding, and usually the cause
+    /// of the others.
     fn report(&self, words: &Words<'_>, budget: &mut u64, findings: &mut Findings) {
         let process = Reasons::NONE.with(Reason::Process);
         for order in [Reasons::NONE, process, process.with(Reason::RealTime)] {
@@ -154,8 +157,8 @@ impl<'g> Group<'g> {
         }
     }
 
-    /// At most one cycle of each phenomenon, given an order, the strongest phenomenon first. If
-    /// there is a cycle at all then there is one here.
+    /// At most one cycle of each phenomenon for this order, the strongest phenomenon first. If any
+    /// cycle exists, at least one is returned.
     fn cycles(&self, order: Reasons, history: &History, budget: &mut u64) -> Vec<Vec<Hop>> {
         let mut cycles = Vec::new();
         let all = self.graph.components(DEPENDENCIES.and(order));
@@ -168,8 +171,9 @@ impl<'g> Group<'g> {
             let search = Search { group: self, history, through, along, within: &within };
             cycles.extend(search.shortest(budget));
         }
-        // One read that missed a write, closed without another; and any number of them. The cycles
-        // leave the components of writes and reads of what was written, so seek them in all.
+        // First cycles with exactly one read that missed a write; then cycles with any number of
+        // them. These cycles leave the components of writes and reads-of-writes, so the search
+        // covers all components.
         let mut has_single = false;
         for along in [INFORMATION, DEPENDENCIES] {
             let along = along.and(order);
@@ -185,8 +189,8 @@ impl<'g> Group<'g> {
         cycles
     }
 
-    /// The cycle of `edge` and the path just found from its end back to its start, as hops between
-    /// attempts, starting at the attempt that stands first in the history.
+    /// The cycle of `edge` and the path from its end back to its start, as hops between attempts.
+    /// It begins with the attempt that is first in the history.
     fn hops(&self, paths: &Paths, start: u32, edge: Edge) -> Vec<Hop> {
         let mut edges = Vec::new();
         let mut node = start;
@@ -216,8 +220,8 @@ impl<'g> Group<'g> {
     }
 }
 
-/// The search for a short cycle of one edge for the reason `through` and otherwise edges for the
-/// reasons `along`. Only edges within one component of `within` are tried.
+/// The search for a short cycle that has one edge with the reason `through`, and whose other edges
+/// have the reasons `along`. Only edges within one component of `within` are tried.
 struct Search<'s> {
     group: &'s Group<'s>,
     history: &'s History,
@@ -227,14 +231,14 @@ struct Search<'s> {
 }
 
 impl Search<'_> {
-    /// The shortest such cycle, or if the budget runs out the shortest found so far; at least one
-    /// if `along` connects the ends of every edge tried.
+    /// The shortest such cycle, or, if the budget runs out, the shortest found so far. It finds at
+    /// least one if `along` connects the ends of every edge tried.
     fn shortest(&self, budget: &mut u64) -> Option<Vec<Hop>> {
         if let Some(cycle) = self.two_by_time() {
             return Some(cycle);
         }
         let mut paths = Paths::new(self.group.graph.len());
-        // Short cycles first: in a large group they are many, and one search for a long path may
+        // Short cycles first. A large group has many of them, and one search for a long path may
         // cost as much as a million searches for short ones.
         for limit in [1, 2, 4, NONE] {
             let reserve = if limit == NONE { 0 } else { *budget / 2 };
@@ -270,8 +274,8 @@ impl Search<'_> {
         })
     }
 
-    /// A cycle of one dependency and the clock. Most violations of real time have one, and this
-    /// finds it without following the clock through the whole group.
+    /// A cycle of one dependency and one real-time edge. Most violations of real time contain such
+    /// a cycle, and this search finds it without following real-time edges through the whole group.
     fn two_by_time(&self) -> Option<Vec<Hop>> {
         let closing = |later: u32, earlier: u32| {
             let is_before = self.history.complete_us(earlier) < self.history.invoke_us(later);
@@ -299,7 +303,7 @@ struct Paths {
     far: Dense<u32>,
     round: Dense<u32>,
     this_round: u32,
-    /// Whence each node was reached, and by which edge.
+    /// The node and the edge by which each node was reached.
     came: Dense<(u32, Label)>,
     queue: VecDeque<(u32, u32)>,
 }
@@ -316,7 +320,8 @@ impl Paths {
     }
 
     /// The length of the shortest path from the end of `edge` to `target`, if it is at most
-    /// `limit`. Takes what it looks at off the budget, but does not stop when that is used up.
+    /// `limit`. It subtracts its cost from the budget, but does not stop when the budget is used
+    /// up.
     fn find(
         &mut self,
         search: &Search<'_>,

@@ -6,18 +6,18 @@ use super::lists::Appends;
 use crate::history::dense::Dense;
 use crate::history::{History, KeyId, ListRef, NOBODY, OpRef, Status, UNKNOWN};
 
-/// What happened to each attempt, as far as anybody saw.
+/// The effect of each attempt, as far as the history shows it.
 #[derive(Debug)]
 pub(super) struct Effects {
-    /// True for attempts that committed, and for those of unknown outcome whose writes were read by
-    /// an attempt for which this is true.
+    /// True for attempts that committed. Also true for attempts of unknown outcome whose writes
+    /// were read by an attempt for which this is true.
     pub(super) took: Dense<bool>,
     /// The commit timestamp, stated by the writer or by its first reader, or [`UNKNOWN`].
     pub(super) timestamps: Dense<u64>,
 }
 
 impl Effects {
-    /// Finds out. Every attempt is looked at once, and everything that it read.
+    /// Computes the effects. It looks at every attempt, and at everything that it read, once.
     pub(super) fn new(history: &History, appends: &Appends) -> Self {
         let mut effects = Self {
             took: Dense::from(
@@ -98,7 +98,7 @@ pub(super) fn writes(history: &History, attempt: u32, key: KeyId) -> bool {
     history.ops(attempt).any(|op| op == OpRef::Write { key })
 }
 
-/// Trunks that grow by what attempts of unknown outcome read, once they turn out to have committed.
+/// Trunks that grow by the reads of attempts of unknown outcome which turn out to have committed.
 pub(super) fn longer_trunks(history: &History, effects: &Effects) -> BTreeMap<KeyId, Vec<u64>> {
     let mut longer: BTreeMap<KeyId, Vec<u64>> = BTreeMap::new();
     if history.odd_lists_len() == 0 {

@@ -1,9 +1,10 @@
-//! The graph of what must come before what, and its strongly connected components.
+//! The graph of the order that the history forces, and its strongly connected components.
 //!
-//! Nodes below the number of attempts are attempts; the rest are *junctions*, which stand for no
-//! transaction and keep the graph linear where every one of many must precede every one of many
-//! others. An edge into a junction says why; edges out of one say [`Reason::Junction`] and cost
-//! nothing, so a path through junctions counts as the one edge that it stands for.
+//! Nodes below the number of attempts are attempts. The other nodes are *junctions*: they stand for
+//! no transaction, and keep the graph linear where each of many attempts must precede each of many
+//! others. An edge into a junction has the reason; edges out of a junction have
+//! [`Reason::Junction`] and cost nothing. So a path through junctions counts as the one edge that
+//! it stands for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,17 +14,17 @@ use crate::history::dense::Dense;
 /// Why one node precedes another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reason {
-    /// Wrote the version before.
+    /// It wrote the previous version.
     Ww,
-    /// Wrote the version that was read.
+    /// It wrote the version that the other read.
     Wr,
-    /// Read the version before the one written.
+    /// It read the version before the one that the other wrote.
     Rw,
-    /// Completed before its own client invoked the next.
+    /// It completed before its own client invoked the other.
     Process,
-    /// Completed before the other was invoked.
+    /// It completed before the other was invoked.
     RealTime,
-    /// Whatever led into the junction.
+    /// The reason is that of the edge into the junction.
     Junction,
 }
 
@@ -32,17 +33,17 @@ pub(super) enum Reason {
 pub(super) struct Reasons(u8);
 
 impl Reasons {
-    /// Only junctions, which every path may pass.
+    /// No reason but junctions, which every path may pass.
     pub(super) const NONE: Self = Self(1 << Reason::Junction as u8);
     /// Every reason.
     pub(super) const ALL: Self = Self(u8::MAX);
 
-    /// With one more.
+    /// This set and one more reason.
     pub(super) const fn with(self, reason: Reason) -> Self {
         Self(self.0 | 1 << reason as u8)
     }
 
-    /// With all of another set.
+    /// The union of two sets.
     pub(super) const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
@@ -93,19 +94,20 @@ pub(super) struct Edge {
 pub(super) struct Builder {
     nodes: u32,
     edges: Vec<(u32, Edge)>,
-    /// Attempts that are no part of the graph.
+    /// Attempts outside the graph.
     apart: BTreeSet<u32>,
-    /// Edges to and from those.
+    /// Edges to and from those attempts.
     aside: Vec<(u32, Edge)>,
 }
 
 impl Builder {
-    /// A graph of that many attempts and no edges.
+    /// A graph of `attempts` attempts without edges.
     pub(super) fn new(attempts: u32) -> Self {
         Self { nodes: attempts, edges: Vec::new(), apart: BTreeSet::new(), aside: Vec::new() }
     }
 
-    /// The same, of which some are looked at one by one: edges to and from them are kept aside.
+    /// The same, with some attempts outside the graph. Their edges are stored separately, because
+    /// each of them is judged by itself.
     pub(super) fn with_apart(attempts: u32, apart: BTreeSet<u32>) -> Self {
         Self { apart, ..Self::new(attempts) }
     }
@@ -164,15 +166,15 @@ impl Graph {
         self.edges.slice(self.starts[node]..self.starts[node + 1])
     }
 
-    /// The attempts that are no part of it, each with the edges that lead to it, by where they start, and those that start
-    /// at it.
+    /// Each attempt outside the graph, with the edges that lead to it (by where they start) and the
+    /// edges that start at it.
     pub(super) fn apart(&self) -> BTreeMap<u32, Aside> {
         let mut apart: BTreeMap<u32, Aside> = BTreeMap::new();
         for &(from, edge) in &self.aside {
             match (self.apart.contains(&from), self.apart.contains(&edge.to)) {
                 (true, false) => apart.entry(from).or_default().after.push(edge),
                 (false, true) => apart.entry(edge.to).or_default().before.push((from, edge.label)),
-                // None of them writes, so that none depends on another.
+                // None of them writes, so none depends on another.
                 (true, true) | (false, false) => {}
             }
         }
@@ -202,7 +204,7 @@ impl Graph {
     }
 }
 
-/// Edges of an attempt that is no part of the graph.
+/// Edges of an attempt outside the graph.
 #[derive(Debug, Default)]
 pub(super) struct Aside {
     pub(super) before: Vec<(u32, Label)>,
@@ -321,7 +323,8 @@ mod tests {
         }
     }
 
-    /// Components must agree with mutual reachability, found the slow way, under any set of reasons.
+    /// Components must agree with mutual reachability, found the slow way, under any set of
+    /// reasons.
     #[test]
     fn components_are_mutual_reachability() {
         let mut rng = orthodrome_core::rng::Rng::stream(1, "components", 0);

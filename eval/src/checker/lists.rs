@@ -1,10 +1,10 @@
-//! What list-append histories tell without any help from the database.
+//! What list-append histories show without any help from the database.
 //!
-//! Lists only grow, so every committed read of a key is a prefix of the same final list, and the
-//! longest of them, the *trunk*, gives the order of the versions up to its length. Appends that
-//! committed but that nobody read (the *tail*) come after the whole trunk, in an order that nobody
-//! can have observed. Hence the graph is exact: an order of the attempts that respects it explains
-//! all reads, and any order that explains all reads respects it.
+//! Lists only grow, so every committed read of a key is a prefix of the same final list. The
+//! longest of these reads, the *trunk*, gives the order of the versions up to its length. Appends
+//! that committed but that nobody read (the *tail*) come after the whole trunk, in an order that
+//! nobody can have observed. Hence the graph is exact: an order of the attempts explains all reads
+//! if and only if it respects the graph.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,8 +35,8 @@ pub(super) struct Appends {
 }
 
 impl Appends {
-    /// Gathers them. Where several attempts append the same element, the one that did not fail
-    /// stands for all.
+    /// Collects all appends. If several attempts append the same element, the one that did not fail
+    /// represents all of them.
     pub(super) fn new(history: &History, findings: &mut Findings) -> Self {
         let mut all = gather(history);
         all.sort_unstable_by_key(|(key, append)| {
@@ -103,12 +103,12 @@ pub(super) struct Lists<'a> {
     effects: &'a Effects,
     appends: &'a Appends,
     trunks: Dense<&'a [u64]>,
-    /// For each place in each trunk, the append that put the element there, if one did.
+    /// For each position in each trunk, the append that put the element there, if one did.
     placed: Dense<u32>,
     placed_starts: Dense<u32>,
-    /// For each append, its first place in its trunk, or [`NONE`].
+    /// For each append, its first position in its trunk, or [`NONE`].
     place_of: Dense<u32>,
-    /// Appends that took effect and are in no trunk, by key: their attempts in ascending order.
+    /// By key, the attempts whose appends took effect and are in no trunk, in ascending order.
     tails: Dense<u32>,
     tail_starts: Dense<u32>,
     /// Junctions of each key's tail; see [`Self::add_tails`].
@@ -121,13 +121,13 @@ impl<'a> Lists<'a> {
         self.trunks[key]
     }
 
-    /// How long a list is that has the element, if a committed transaction read it.
+    /// The length of the shortest list that has the element, if a committed transaction read it.
     pub(super) fn length_with(&self, key: KeyId, element: u64) -> Option<u32> {
         let place = self.place_of[self.appends.find(key, element)?];
         (place != NONE).then(|| place + 1)
     }
 
-    /// Derives the version orders; reports elements that cannot be there.
+    /// Derives the version orders, and reports elements that cannot be there.
     pub(super) fn new(
         history: &'a History,
         effects: &'a Effects,
@@ -260,8 +260,8 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// The attempt that put the element at a place of the trunk, if that is certain, and whether it
-    /// appended nothing more to the key.
+    /// The attempt that put the element at a position of the trunk, if that is certain, and whether
+    /// this was its last append to the key.
     fn writer(&self, key: KeyId, place: usize) -> Option<(u32, bool)> {
         let append = self.placed[self.placed_starts[key] + place as u32];
         (append != NONE).then(|| {
@@ -274,7 +274,7 @@ impl<'a> Lists<'a> {
         self.tails.slice(self.tail_starts[key]..self.tail_starts[key + 1])
     }
 
-    /// Adds all edges; reports reads that contradict each other or the trunk.
+    /// Adds all edges, and reports reads that contradict each other or the trunk.
     pub(super) fn add_edges(&mut self, builder: &mut Builder, findings: &mut Findings) {
         self.add_tails(builder);
         for key in self.trunks.ids() {
@@ -296,10 +296,11 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// The tail of a key is a set of `n` attempts, and whoever read the whole trunk precedes all of
-    /// them but itself. Two chains of junctions make that linear: junction `i` of the first leads to
-    /// attempt `i` and to junction `i + 1`, so to attempts `i..n`; junction `i` of the second leads
-    /// to attempt `i` and to junction `i - 1`, so to attempts `0..=i`.
+    /// The tail of a key is a set of `n` attempts. Every attempt that read the whole trunk precedes
+    /// all of them except itself. Two chains of junctions keep that linear. Junction `i` of the
+    /// first chain leads to attempt `i` and to junction `i + 1`, so to attempts `i..n`. Junction
+    /// `i` of the second chain leads to attempt `i` and to junction `i - 1`, so to attempts
+    /// `0..=i`.
     fn add_tails(&mut self, builder: &mut Builder) {
         for key in self.trunks.ids() {
             let tail = self.tail(key).to_vec();
@@ -323,7 +324,7 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// Adds that an attempt precedes the whole tail of a key, itself excepted.
+    /// Records that an attempt precedes the whole tail of a key, except itself.
     fn before_tail(&self, attempt: u32, label: Label, builder: &mut Builder) {
         let tail = self.tail(label.key());
         let first = self.tail_junctions[label.key()];
@@ -428,8 +429,8 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// Of two appends by one attempt to one key, the later must not be in the list before the
-    /// earlier, nor without it.
+    /// Checks two appends by one attempt to one key: the later one must not be in the list before
+    /// the earlier one, nor without it.
     fn check_program_order(
         &self,
         attempt: u32,
@@ -489,10 +490,10 @@ impl<'a> Lists<'a> {
     }
 }
 
-/// What a transaction found in a key before its own appends.
+/// What a transaction read of a key before its own appends.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen<'a> {
-    /// The attempt it is about, plus one.
+    /// The number of the attempt, plus one.
     by: u32,
     before: &'a [u64],
 }

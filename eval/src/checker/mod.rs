@@ -12,18 +12,19 @@
 //! # Method
 //! 1. `effects`: an attempt took effect if it is `ok`, or `info` and read by one that took effect.
 //!    An `info` attempt that nobody read may be taken never to have happened.
-//! 2. `lists` and `versions`: the order of versions of each key gives edges *ww* (to the writer
-//!    of the next version), *wr* (from the writer to each reader) and *rw* (from each reader to the
+//! 2. `lists` and `versions`: the order of versions of each key gives edges *ww* (to the writer of
+//!    the next version), *wr* (from the writer to each reader) and *rw* (from each reader to the
 //!    writer of the next version). Reads that fit no order at all are reported by themselves.
 //! 3. `order`: for strict serializability, edges from what completed to what was invoked later.
 //! 4. `graph`: Tarjan's strongly connected components, in one pass over a graph whose size is
 //!    linear in the history. No component, no anomaly.
 //! 5. `cycles`: in each component, the shortest cycle of each kind, from G0 down to G2-item.
 //!
-//! Reads of any consistent state, however old ([`crate::history::Entry::stale`]), are no part of that graph, whatever the model:
-//! each by itself must fit into the order of those that are, by dependencies alone. So each saw a state that could have
-//! been (update serializability, PL-3U: Adya); two of them may disagree on the order of what does not conflict, and none says
-//! anything of real time.
+//! Reads of any consistent state, however old ([`crate::history::Entry::stale`]), are no part of
+//! that graph, whatever the model: each by itself must fit into the order of those that are, by
+//! dependencies alone. So each saw a state that could have been (update serializability, PL-3U:
+//! Adya); two of them may disagree on the order of what does not conflict, and none says anything
+//! of real time.
 //!
 //! # What a verdict is worth
 //! - *Sound*: what is reported is wrong in every order that could explain the history.
@@ -33,9 +34,9 @@
 //! - *Complete for versions* under the order that the database states, except for committed writes
 //!   whose timestamp neither writer nor reader knew: see [`Verdict::unplaced_writes`].
 //! - What failed and unknown attempts read is not held to the order of all transactions, unless the
-//!   attempt proves to have committed. But their clients saw it, so it must not be older than what they
-//!   had been told (`session`, for strict serializability; stale reads too). Intermediate versions (G1b) exist only for lists, since a transaction writes at most
-//!   one version of a key.
+//!   attempt proves to have committed. But their clients saw it, so it must not be older than what
+//!   they had been told (`session`, for strict serializability; stale reads too). Intermediate
+//!   versions (G1b) exist only for lists, since a transaction writes at most one version of a key.
 //! - Time is strict: what completes in the microsecond in which another is invoked may be
 //!   concurrent with it. Real time includes the order within processes; cycles that need only the
 //!   latter are named so.

@@ -1,21 +1,21 @@
-//! Edges from time: what completed before what was invoked.
+//! Edges from time: an attempt that completed precedes each attempt that was invoked later.
 //!
-//! Naming every such pair takes quadratic space. Instead, a chain of junctions follows the clock:
-//! there is one for each invocation that finds new completions behind it. Attempts lead into the
-//! first junction after they complete, and the last junction before an attempt's invocation leads
-//! to the attempt. There is a path from one attempt to another through junctions exactly if the one
-//! completed before the other was invoked; at most three edges an attempt.
+//! Storing every such pair takes quadratic space. Instead, a chain of junctions follows the clock.
+//! It has one junction for each invocation that has new completions before it. Attempts lead into
+//! the first junction after they complete. The last junction before an attempt's invocation leads
+//! to the attempt. So there is a path through junctions from one attempt to another exactly if the
+//! first completed before the second was invoked, and there are at most three edges an attempt.
 
 use super::graph::{Builder, Label, Reason};
 use crate::history::{History, NEVER};
 
-/// Adds the order of time among `attempts`, all of which took effect.
+/// Adds the real-time order of `attempts`, all of which took effect.
 pub(super) fn real_time(history: &History, attempts: &[u32], builder: &mut Builder) {
     sweep(history, attempts.to_vec(), Reason::RealTime, builder);
 }
 
-/// Adds the order of time among those of `attempts` that belong to the same process. Clients may
-/// have several transactions under way, so invocations alone order nothing.
+/// Adds the real-time order among those of `attempts` that belong to the same process. A client may
+/// have several pending transactions, so invocations alone give no order.
 pub(super) fn process(history: &History, attempts: &[u32], builder: &mut Builder) {
     let mut attempts = attempts.to_vec();
     attempts.sort_by_key(|attempt| history.process(*attempt));
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use crate::history::{Entry, Status};
 
-    /// Reachability through the chain must equal the definition, pair by pair.
+    /// Reachability through the chain must equal the definition, for every pair.
     #[test]
     fn junctions_order_exactly_the_pairs_that_time_orders() {
         let mut rng = orthodrome_core::rng::Rng::stream(1, "order", 0);

@@ -1,10 +1,10 @@
-//! Session guarantees (Terry et al., PDIS 1994): what a client reads is not older than what it was
-//! told before: *read your writes*, and *monotonic reads*.
+//! Session guarantees (Terry et al., PDIS 1994): what a client reads is not older than what it
+//! already knew: *read your writes*, and *monotonic reads*.
 //!
-//! For committed transactions they follow from strict serializability. But a client also sees what it
-//! reads in an attempt that then aborts, and reads of old states are held to no order; so these are
-//! judged by what had committed for the same process before they were invoked. What an attempt read
-//! that did not commit says nothing about later ones: it may never have been.
+//! For committed transactions they follow from strict serializability. But a client also sees the
+//! reads of an attempt that then aborts, and stale reads have no place in the order. So this module
+//! compares them with what had committed for the same process before they were invoked. The reads
+//! of an attempt that did not commit say nothing about later attempts: they may never have existed.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,8 @@ use super::lists::Lists;
 use super::verdict::{Findings, Phenomenon};
 use crate::history::{History, KeyId, ListRef, NEVER, OpRef, Status, UNKNOWN};
 
-/// How far something was: the length of a list, or a commit timestamp; and which attempt told.
+/// A position: the length of a list, or a commit timestamp; and the attempt that showed it to the
+/// process.
 type Known = (u64, u32);
 
 /// What one process knows of one key.
@@ -21,7 +22,8 @@ type Known = (u64, u32);
 struct Told {
     written: Option<Known>,
     read: Option<Known>,
-    /// Elements that it appended and no committed transaction read; they have no place in the list.
+    /// Elements that it appended and no committed transaction read. They have no position in the
+    /// list.
     unplaced: Vec<(u64, u32)>,
 }
 
@@ -39,7 +41,7 @@ struct Judge<'a> {
     findings: &'a mut Findings,
 }
 
-/// Judges what no order of all transactions judges.
+/// Judges the reads that the order of all transactions does not judge.
 pub(super) fn judge(
     history: &History,
     effects: &Effects,
@@ -55,8 +57,8 @@ pub(super) fn judge(
 }
 
 impl Judge<'_> {
-    /// Clients may have several transactions under way, so only what completed before an attempt was
-    /// invoked counts for it.
+    /// A client may have several pending transactions, so only attempts that completed before an
+    /// attempt was invoked count for it.
     fn process(&mut self, attempts: &[u32]) {
         let history = self.history;
         let is_told = |attempt: &u32| {
@@ -74,7 +76,7 @@ impl Judge<'_> {
             while let Some(earlier) = completed.next_if(|a| history.complete_us(*a) < now) {
                 self.learn(earlier, &mut told);
             }
-            // The order of all transactions judges the others.
+            // The other attempts are judged by the order of all transactions.
             let is_apart = !self.effects.took[attempt] || history.is_stale(attempt);
             if is_apart && !told.is_empty() {
                 self.attempt(attempt, &told);
@@ -82,7 +84,7 @@ impl Judge<'_> {
         }
     }
 
-    /// The process was told of this commit.
+    /// The process now knows this commit.
     fn learn(&self, attempt: u32, told: &mut BTreeMap<KeyId, Told>) {
         let at = self.effects.timestamps[attempt];
         for op in self.history.ops(attempt) {
@@ -109,7 +111,7 @@ impl Judge<'_> {
         }
     }
 
-    /// How many elements a list has in common with what committed transactions read.
+    /// The length of the common prefix of a list and what committed transactions read.
     fn agreed(&self, key: KeyId, list: ListRef) -> u64 {
         match list {
             ListRef::Prefix(length) => length.into(),
@@ -120,7 +122,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Holds what an attempt read against what its process was told.
+    /// Compares what an attempt read with what its process knew.
     fn attempt(&mut self, attempt: u32, told: &BTreeMap<KeyId, Told>) {
         let history = self.history;
         let mut own = Vec::new();

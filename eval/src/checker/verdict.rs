@@ -1,4 +1,4 @@
-//! What the checker says.
+//! The checker's verdict.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use orthodrome_core::id::TxnId;
 use serde::{Serialize, Serializer};
 
-/// What a history is held to.
+/// The guarantee against which a history is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Model {
@@ -27,7 +27,7 @@ impl fmt::Display for Model {
     }
 }
 
-/// A text that names no [`Model`].
+/// The string that names no [`Model`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a consistency model; use strict-serializable or serializable")]
 pub struct ParseModelError(String);
@@ -44,60 +44,60 @@ impl FromStr for Model {
     }
 }
 
-/// What is wrong, by the names of Adya (1999) and of Kingsbury and Alvaro (2020) where they have
-/// one.
+/// The kinds of anomaly, named as in Adya (1999) and in Kingsbury and Alvaro (2020) where they have
+/// a name there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Phenomenon {
-    /// The history breaks the rule that of all attempts that append an element to a key at most one
-    /// may take effect. Nothing can be said about such an element; the recorder is at fault.
+    /// Several attempts that may have taken effect append the same element to a key. The history
+    /// format forbids that: the recorder is at fault, and nothing can be said about the element.
     AmbiguousAppend,
-    /// A read of something that nobody wrote, or that its writer wrote differently.
+    /// A read of a value that nobody wrote, or that its writer wrote differently.
     GarbageRead,
-    /// A read of something that a failed transaction wrote.
+    /// A read of a failed transaction's write.
     G1a,
-    /// A read of a list between two appends of one transaction.
+    /// A read of a list in the middle of one transaction's appends.
     G1b,
-    /// An element that is in a list twice.
+    /// An element occurs twice in a list.
     DuplicateAppend,
-    /// Two reads of a list neither of which is a prefix of the other, or a list with the appends of
-    /// one transaction in another order than it made them.
+    /// Two reads of a list of which neither is a prefix of the other; or a list that has the
+    /// appends of one transaction in the wrong order.
     IncompatibleOrder,
     /// A transaction's reads contradict each other or its own writes.
     Internal,
     /// Two versions of a key with the same commit timestamp.
     TimestampTie,
-    /// An append that committed but is in no list read later.
+    /// A committed append is missing from every list read later.
     LostAppend,
-    /// A cycle of writes only.
+    /// A cycle of write dependencies only.
     G0,
-    /// A cycle of writes and reads of what was written.
+    /// A cycle of write dependencies and reads of written values.
     G1c,
     /// A cycle with one read that missed a write.
     GSingle,
     /// A cycle with several reads that missed a write.
     G2Item,
-    /// A client read less than what it had written before. Whether the attempt that read it committed
-    /// does not matter: its client saw it.
+    /// A client did not see its own earlier write. The attempt that read it need not have
+    /// committed: its client saw the result.
     ReadYourWrites,
-    /// A client read less than what it had read before in a committed transaction.
+    /// A client saw less than it had read before in a committed transaction.
     MonotonicReads,
 }
 
-/// Which order of invocations and completions a cycle needs, beside what was read and written.
+/// The order of invocations and completions that a cycle needs, in addition to reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Order {
     /// The order within a client.
     Process,
-    /// The order between clients too.
+    /// The order between clients as well.
     RealTime,
 }
 
-/// The kind of an anomaly; its text is as in `G-single-realtime`.
+/// The kind of an anomaly. Its display form is like `G-single-realtime`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Kind {
-    /// What is wrong.
+    /// The phenomenon.
     pub phenomenon: Phenomenon,
-    /// The weakest order that makes it wrong; none if it is wrong whatever the order.
+    /// The weakest order under which it is an anomaly; none if it is one under any order.
     pub order: Option<Order>,
 }
 
@@ -150,7 +150,7 @@ pub enum Dependency {
     Wr,
     /// It read what the other overwrote.
     Rw,
-    /// Their client saw it complete before invoking the other.
+    /// Their client saw it complete before it invoked the other.
     Process,
     /// It completed before the other was invoked.
     RealTime,
@@ -159,15 +159,15 @@ pub enum Dependency {
 /// One edge of a cycle.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Step {
-    /// The transaction that must come first.
+    /// The transaction that must precede.
     #[serde(serialize_with = "as_text")]
     pub from: TxnId,
-    /// The transaction that must come later.
+    /// The transaction that must follow.
     #[serde(serialize_with = "as_text")]
     pub to: TxnId,
-    /// Why.
+    /// The reason.
     pub dependency: Dependency,
-    /// Why, in words, with key and values.
+    /// The reason as a sentence, with key and values.
     pub reason: String,
 }
 
@@ -175,15 +175,15 @@ fn as_text<S: Serializer>(txn: &TxnId, serializer: S) -> Result<S::Ok, S::Error>
     serializer.collect_str(txn)
 }
 
-/// One thing that is wrong.
+/// One anomaly.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Anomaly {
     /// Its kind.
     pub kind: Kind,
-    /// What is wrong, in a sentence.
+    /// A sentence that describes it.
     pub problem: String,
-    /// The cycle, where the anomaly is one: each step leads to where the next starts, and the last
-    /// to where the first started.
+    /// The cycle, if the anomaly is one. Each step ends where the next starts, and the last ends
+    /// where the first starts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cycle: Vec<Step>,
 }
@@ -191,36 +191,36 @@ pub struct Anomaly {
 /// How many attempts the history has, by status.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Counts {
-    /// Committed.
+    /// Attempts that committed.
     pub ok: u64,
-    /// Aborted.
+    /// Attempts that aborted.
     pub fail: u64,
-    /// Unknown.
+    /// Attempts of unknown outcome.
     pub info: u64,
-    /// Of the unknown, those whose writes a committed transaction read, so that they committed.
+    /// Attempts of unknown outcome whose writes a committed transaction read: they committed.
     pub info_committed: u64,
-    /// Reads of any consistent state, which are not among the committed: no model was held against them, but that each saw
-    /// one.
+    /// Stale reads, which are not counted as committed. The checker only requires that each saw one
+    /// consistent state.
     pub stale: u64,
 }
 
 /// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Verdict {
-    /// What the history was held to.
+    /// The guarantee that was checked.
     pub model: Model,
-    /// True if nothing is wrong.
+    /// True if no anomaly was found.
     pub ok: bool,
-    /// What was checked.
+    /// The number of attempts that were checked, by status.
     pub transactions: Counts,
-    /// What is wrong: at most [`MAX_OF_A_KIND`] of each kind.
+    /// The anomalies: at most [`MAX_OF_A_KIND`] of each kind.
     pub anomalies: Vec<Anomaly>,
-    /// Further findings, counted but not described. One group of transactions that are all on
+    /// Further anomalies, counted but not described. One group of transactions that are all on
     /// cycles with each other counts once.
     pub unreported: u64,
-    /// Committed writes of versions whose place in the version order nothing tells, because neither
-    /// their writer nor any reader knew the timestamp. If there are any, anomalies that involve them
-    /// may have been missed.
+    /// Committed writes whose position in the version order is unknown, because neither the writer
+    /// nor any reader knew the timestamp. If there are any, the checker may have missed anomalies
+    /// that involve them.
     pub unplaced_writes: u64,
 }
 
@@ -259,7 +259,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Anomalies as they are found, a bounded number of each kind.
+/// Collects anomalies, a bounded number of each kind.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     anomalies: Vec<Anomaly>,
@@ -268,7 +268,7 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Adds a finding; describes it only if there is room.
+    /// Adds an anomaly, and describes it if there is room.
     pub(super) fn add(&mut self, kind: Kind, describe: impl FnOnce() -> (String, Vec<Step>)) {
         let count = self.counts.entry(kind).or_insert(0);
         *count += 1;
@@ -280,17 +280,17 @@ impl Findings {
         self.anomalies.push(Anomaly { kind, problem, cycle });
     }
 
-    /// Adds a finding that is no cycle.
+    /// Adds an anomaly that is not a cycle.
     pub(super) fn note(&mut self, phenomenon: Phenomenon, describe: impl FnOnce() -> String) {
         self.add(phenomenon.into(), || (describe(), Vec::new()));
     }
 
-    /// Counts what is not described at all.
+    /// Counts anomalies without describing them.
     pub(super) fn leave_out(&mut self, count: u64) {
         self.unreported += count;
     }
 
-    /// Everything found, the kinds in order.
+    /// All anomalies, ordered by kind.
     pub(super) fn finish(mut self) -> (Vec<Anomaly>, u64) {
         self.anomalies.sort_by_key(|anomaly| anomaly.kind);
         (self.anomalies, self.unreported)

@@ -1,8 +1,8 @@
-//! What histories of versions tell: the database states the order, by commit timestamp.
+//! What histories of versions show: the database states the version order, by commit timestamp.
 //!
-//! Nothing needs inferring but the timestamps of writes whose client never learnt them; the first
-//! committed read of any such version tells. A transaction commits at one timestamp
-//! ([`orthodrome_core::txn::Version`]), so that tells the place of all its writes.
+//! The only unknowns are the timestamps of writes whose client never learnt them. The first
+//! committed read of any such version states its timestamp. A transaction commits at one timestamp
+//! ([`orthodrome_core::txn::Version`]), so this also gives the positions of its other writes.
 
 use orthodrome_core::txn::Version;
 
@@ -17,7 +17,7 @@ use crate::history::{History, KeyId, NOBODY, OpRef, Status, UNKNOWN};
 pub(super) struct Versions<'a> {
     history: &'a History,
     effects: &'a Effects,
-    /// Timestamp and writer, by key and then ascending.
+    /// Timestamp and writer of each version, by key and then by timestamp.
     written: Dense<(u64, u32)>,
     /// Where each key's rows start; one more at the end.
     starts: Dense<u32>,
@@ -34,7 +34,7 @@ struct ReadOf {
 }
 
 impl<'a> Versions<'a> {
-    /// Gathers the versions; reports those that share a timestamp.
+    /// Collects the versions, and reports those that share a timestamp.
     pub(super) fn new(history: &'a History, effects: &'a Effects, findings: &mut Findings) -> Self {
         let mut unplaced = 0;
         let mut all = Vec::new();
@@ -75,7 +75,7 @@ impl<'a> Versions<'a> {
         self.written.slice(self.starts[key]..self.starts[key + 1])
     }
 
-    /// Adds all edges; reports reads that cannot have happened.
+    /// Adds all edges, and reports impossible reads.
     pub(super) fn add_edges(&self, builder: &mut Builder, findings: &mut Findings) {
         for key in 0..self.history.keys_len() {
             let versions = self.of_key(key);
@@ -169,7 +169,7 @@ impl<'a> Versions<'a> {
         }
     }
 
-    /// Reports the read of a version that is not there.
+    /// Reports the read of a version that does not exist.
     fn report(&self, attempt: u32, key: KeyId, read: ReadOf, findings: &mut Findings) {
         let (txn, name) = (self.history.txn(attempt), self.history.key_name(key));
         let version = self.text(read);
@@ -201,7 +201,7 @@ impl<'a> Versions<'a> {
 /// What an attempt has done with a key so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// The attempt it is about, plus one.
+    /// The number of the attempt, plus one.
     by: u32,
     has_written: bool,
     read: Option<ReadOf>,

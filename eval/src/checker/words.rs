@@ -1,4 +1,4 @@
-//! Reasons in words.
+//! Describes the reasons for edges in words.
 
 use super::cycles::Hop;
 use super::effects::Effects;
@@ -7,7 +7,7 @@ use super::verdict::{Dependency, Step};
 use crate::history::dense::Dense;
 use crate::history::{History, KeyId, ListRef, OpRef, UNKNOWN};
 
-/// How many elements of a list are shown: the last ones, where the news are.
+/// How many elements of a list are shown: the last ones.
 const SHOWN: usize = 8;
 
 /// A list, abridged at its start if it is long.
@@ -56,7 +56,7 @@ fn time_text(micros: u64) -> String {
     format!("{} ms", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// A version, or what stands for it.
+/// A version, or a placeholder for it.
 fn version_text(history: &History, name: u32, timestamp: u64) -> String {
     if timestamp == 0 {
         return "its initial version".into();
@@ -64,7 +64,7 @@ fn version_text(history: &History, name: u32, timestamp: u64) -> String {
     format!("{}@{timestamp}", history.name(name))
 }
 
-/// Finds words for the edges of cycles.
+/// Describes the edges of cycles in words.
 #[derive(Debug)]
 pub(super) struct Words<'a> {
     pub(super) history: &'a History,
@@ -104,13 +104,13 @@ impl Words<'_> {
         elements.collect()
     }
 
-    /// True if no read list holds the element that the hop's read missed.
+    /// True if no list that was read has the element which the hop's reader missed.
     pub(super) fn is_lost(&self, hop: Hop) -> bool {
         hop.label.reason() == Reason::Rw
             && self.missed(hop).is_some_and(|e| !self.trunks[hop.label.key()].contains(&e))
     }
 
-    /// The first element that the hop's reader did not see of what the hop's writer appended.
+    /// The first element that the hop's writer appended and the hop's reader did not see.
     fn missed(&self, hop: Hop) -> Option<u64> {
         let key = hop.label.key();
         let list = read_list(self.history, self.trunks, hop.from, key)?;
@@ -127,7 +127,7 @@ impl Words<'_> {
                 (self.effects.timestamps[hop.from], self.effects.timestamps[hop.to]);
             return format!("{from} wrote {name} at {earlier}, before {to} did at {later} (ww)");
         };
-        // Of all pairs, show the closest: our last element before one of theirs.
+        // Of all pairs, show the closest: our last element before one of the other transaction.
         let mut before = None;
         for element in self.trunks[key] {
             if let Some(before) = before.filter(|_| theirs.contains(element)) {

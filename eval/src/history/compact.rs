@@ -1,4 +1,4 @@
-//! The compact form of a history, and the rules that a history must keep to be judged at all.
+//! The compact form of a history, and the rules for a history that can be checked.
 
 use orthodrome_core::id::TxnId;
 use orthodrome_core::txn::Version;
@@ -10,19 +10,20 @@ use super::{Entry, Op, ReadError, Reader, Status};
 /// A key's number.
 pub(crate) type KeyId = u32;
 
-/// A time of completion that never came.
+/// The completion time of an attempt that never completed.
 pub(crate) const NEVER: u64 = u64::MAX;
 /// No attempt.
 pub(crate) const NOBODY: u32 = u32::MAX;
-/// A commit timestamp that the history does not say.
+/// A commit timestamp that the history does not state.
 pub(crate) const UNKNOWN: u64 = u64::MAX;
 
-/// The most attempts, and the most keys, of one history: what fits the checker's edge labels.
+/// The most attempts, and the most keys, of one history. The checker's edge labels have room for so
+/// many.
 const LIMIT_ROWS: u32 = 1 << 28;
-/// The most operations of one history: keeps every edge number below `u32::MAX`.
+/// The most operations of one history. It keeps every edge number below `u32::MAX`.
 pub(crate) const LIMIT_OPS: u32 = 1 << 29;
 
-/// What is wrong with an entry, apart from where it stands.
+/// What is wrong with an entry, without the line number.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("field `{field}`: {problem}; {remedy}")]
 pub struct FormError {
@@ -81,8 +82,8 @@ struct Attempt {
 #[derive(Clone, Copy, Debug)]
 struct Name {
     id: TxnId,
-    /// The first timestamp mentioned together with this name, or [`UNKNOWN`]. Only a way to store
-    /// versions briefly; it proves nothing.
+    /// The first timestamp that was mentioned with this name, or [`UNKNOWN`]. It only saves space,
+    /// and proves nothing.
     claimed: u64,
     /// The attempt of this name, or [`NOBODY`].
     attempt: u32,
@@ -105,7 +106,7 @@ enum CompactOp {
     Write { key: KeyId },
 }
 
-/// A list that was read: the first elements of the key's trunk, or a list of its own.
+/// A list that was read: a prefix of the key's trunk, or a list stored separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ListRef {
     Prefix(u32),
@@ -123,7 +124,8 @@ pub(crate) enum OpRef {
         key: KeyId,
         list: ListRef,
     },
-    /// `writer` is the attempt that the version names, or [`NOBODY`]; `name` its name's number.
+    /// `writer` is the attempt that the version names, or [`NOBODY`]; `name` is the number of its
+    /// name.
     ReadVersion {
         key: KeyId,
         name: u32,
@@ -136,7 +138,7 @@ pub(crate) enum OpRef {
 }
 
 impl History {
-    /// A history of nothing.
+    /// An empty history.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -145,8 +147,8 @@ impl History {
     /// Reads a whole history.
     ///
     /// # Errors
-    /// When the input cannot be read, or a line is not an entry, or breaks one of the rules of
-    /// [`Self::push`]; the error names the line, the field and the remedy.
+    /// If the input cannot be read, if a line is not an entry, or if a line breaks a rule of
+    /// [`Self::push`]. The error names the line, the field and the remedy.
     pub fn read(input: impl std::io::BufRead) -> Result<Self, ReadError> {
         let mut history = Self::new();
         let mut reader = Reader::new(input);
@@ -169,13 +171,14 @@ impl History {
         self.len() == 0
     }
 
-    /// Adds an attempt. On an error the history is unfit for checking: it may hold a part of it.
+    /// Adds an attempt. After an error the history must not be checked: it may contain a part of
+    /// the attempt.
     ///
     /// # Errors
-    /// When the name is no name of a transaction, reserved or already taken; when an attempt
-    /// completes before it begins or is `ok` without having completed; when a version written names
-    /// another writer or a second commit timestamp; when a key holds both lists and versions; when
-    /// the history outgrows what 32-bit ids can number.
+    /// If the name is not a transaction's name, is reserved, or is already taken; if an attempt
+    /// completes before it begins, or is `ok` without completion; if a written version names
+    /// another writer or a second commit timestamp; if a key has both lists and versions; or if the
+    /// history needs more than 32-bit ids.
     pub fn push(&mut self, entry: &Entry) -> Result<(), FormError> {
         let name = self.claim_name(&entry.txn)?;
         let complete_us = completion(entry)?;
@@ -302,7 +305,7 @@ impl History {
         if trunk.starts_with(list) {
             return Ok(CompactOp::ReadPrefix { key, len });
         }
-        // Only what committed transactions read says anything about the order of versions.
+        // Only reads of committed transactions say anything about the order of versions.
         if status == Status::Ok && list.starts_with(trunk) {
             self.trunk_elements += list.len() - trunk.len();
             *trunk = list.to_vec();
@@ -353,28 +356,27 @@ impl History {
         self.names[name].id
     }
 
-    /// What its client was told.
+    /// The outcome that its client received.
     pub(crate) fn status(&self, attempt: u32) -> Status {
         self.attempts[attempt].status
     }
 
-    /// True if it asked for any consistent state.
+    /// True if it is a stale read.
     pub(crate) fn is_stale(&self, attempt: u32) -> bool {
         self.attempts[attempt].is_stale
     }
 
-    /// Whose it is.
+    /// The process that submitted it.
     pub(crate) fn process(&self, attempt: u32) -> u64 {
         self.attempts[attempt].process
     }
 
-    /// When it began, in microseconds.
+    /// When it was invoked, in microseconds.
     pub(crate) fn invoke_us(&self, attempt: u32) -> u64 {
         self.attempts[attempt].invoke_us
     }
 
-    /// When it was over for everybody, in microseconds; [`NEVER`] unless it is known to have
-    /// committed.
+    /// When it completed, in microseconds; [`NEVER`] unless it is known to have committed.
     pub(crate) fn complete_us(&self, attempt: u32) -> u64 {
         self.attempts[attempt].complete_us
     }
@@ -384,7 +386,7 @@ impl History {
         self.attempts[attempt].timestamp
     }
 
-    /// What it did, in order.
+    /// Its operations, in order.
     pub(crate) fn ops(&self, attempt: u32) -> impl DoubleEndedIterator<Item = OpRef> + '_ {
         let start = if attempt == 0 { 0 } else { self.attempts[attempt - 1].ops_end };
         let ops = self.ops.slice(start..self.attempts[attempt].ops_end);
@@ -431,13 +433,13 @@ impl History {
         &self.odd_lists[odd]
     }
 
-    /// The number of lists of their own.
+    /// The number of lists stored separately.
     pub(crate) fn odd_lists_len(&self) -> u32 {
         self.odd_lists.len()
     }
 }
 
-/// When the attempt was over, [`NEVER`] if it may still take effect.
+/// When the attempt completed; [`NEVER`] if it may still take effect.
 fn completion(entry: &Entry) -> Result<u64, FormError> {
     match (entry.status, entry.complete_us) {
         (_, Some(complete_us)) if complete_us < entry.invoke_us => {
@@ -521,7 +523,7 @@ mod tests {
         let mut history = History::new();
         let ops = vec![read(&[1]), read(&[1, 2, 3]), read(&[]), read(&[1, 4])];
         history.push(&entry("c1.1", Status::Ok, ops)).unwrap();
-        // What a failed transaction read must not decide the order.
+        // The reads of a failed transaction must not decide the order.
         history.push(&entry("c1.2", Status::Fail, vec![read(&[1, 2, 3, 9])])).unwrap();
         assert_eq!(history.trunk(0), [1, 2, 3]);
         let ops: Vec<_> =

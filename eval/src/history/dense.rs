@@ -1,12 +1,12 @@
-//! Tables indexed by the `u32` ids that they hand out themselves.
+//! Tables indexed by `u32` ids, which the tables assign.
 
 use std::ops::{Index, IndexMut, Range};
 
 /// A table whose indices are ids.
 ///
 /// Ids come from [`Dense::push`] or from the length given to [`Dense::filled`], never from outside
-/// the program, so an id out of range is a bug in this crate and indexing may panic. Everything that
-/// a history file says is turned into ids by lookups that can fail.
+/// the program. So an id out of range is a bug in this crate, and indexing may panic. Data from a
+/// history file becomes an id only by a lookup that can fail.
 #[derive(Clone, Debug)]
 pub(crate) struct Dense<T>(Vec<T>);
 

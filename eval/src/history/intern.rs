@@ -1,10 +1,11 @@
-//! Numbering things by hash. Iteration order never escapes: ids are given in order of first sight.
+//! Numbers keys and names by hash. Iteration order never escapes: ids are given in order of first
+//! sight.
 
 use super::dense::Dense;
 
-/// An open-addressing hash index from things, kept elsewhere, to their ids.
+/// An open-addressing hash index to the ids of items that are stored elsewhere.
 ///
-/// A file made to collide can make this slow, never wrong.
+/// A file that is made to collide can make this slow, but never wrong.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HashIndex {
     /// Hash in the upper half, id + 1 in the lower; zero is an empty slot.
@@ -13,7 +14,7 @@ pub(crate) struct HashIndex {
 }
 
 impl HashIndex {
-    /// The id of the thing with this hash for which `is_same(id)` holds.
+    /// The id of the item with this hash for which `is_same(id)` holds.
     pub(crate) fn find(&self, hash: u32, is_same: impl Fn(u32) -> bool) -> Option<u32> {
         if self.used == 0 {
             return None;
@@ -33,7 +34,7 @@ impl HashIndex {
         }
     }
 
-    /// Adds a thing that [`Self::find`] did not find.
+    /// Adds an item that [`Self::find`] did not find.
     pub(crate) fn add(&mut self, hash: u32, id: u32) {
         if self.used >= self.slots.len() / 2 {
             self.grow();
@@ -106,7 +107,7 @@ impl Keys {
         self.index.find(hash_bytes(name.as_bytes()), |key| self.name(key) == name)
     }
 
-    /// The id of a name, new if need be.
+    /// The id of a name; a new id if the name is new.
     pub(crate) fn intern(&mut self, name: &str) -> u32 {
         if let Some(key) = self.find(name) {
             return key;

@@ -1,4 +1,4 @@
-//! JSON lines in and out.
+//! Reads and writes JSON lines.
 
 use std::io::{self, BufRead, Write};
 
@@ -14,7 +14,7 @@ pub enum ReadError {
     Io {
         /// The line being read, from 1.
         line: u64,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A line is not an entry.
@@ -22,12 +22,13 @@ pub enum ReadError {
     Form {
         /// The line, from 1.
         line: u64,
-        /// The field, what is wrong with it, what to do.
+        /// The field, what is wrong with it, and what to do.
         form: FormError,
     },
 }
 
-/// Entries from JSON lines, one at a time. Blank lines are skipped. Stops after the first error.
+/// Reads entries from JSON lines, one at a time. It skips blank lines, and stops after the first
+/// error.
 #[derive(Debug)]
 pub struct Reader<R> {
     input: R,
@@ -42,7 +43,7 @@ impl<R: BufRead> Reader<R> {
         Self { input, line: 0, text: Vec::new(), is_done: false }
     }
 
-    /// The number of the line last read, from 1; 0 before the first.
+    /// The number of the line that was read last, from 1; 0 before the first.
     #[must_use]
     pub fn line(&self) -> u64 {
         self.line
@@ -76,7 +77,7 @@ impl<R: BufRead> Iterator for Reader<R> {
     }
 }
 
-/// Entries to JSON lines.
+/// Writes entries as JSON lines.
 #[derive(Debug)]
 pub struct Writer<W> {
     output: W,
@@ -91,23 +92,23 @@ impl<W: Write> Writer<W> {
     /// Writes one line.
     ///
     /// # Errors
-    /// What the output says.
+    /// If the output fails.
     pub fn write(&mut self, entry: &Entry) -> io::Result<()> {
         serde_json::to_writer(&mut self.output, entry)?;
         self.output.write_all(b"\n")
     }
 
-    /// Flushes the output and gives it back.
+    /// Flushes the output and returns it.
     ///
     /// # Errors
-    /// What the output says.
+    /// If the output fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.output.flush()?;
         Ok(self.output)
     }
 }
 
-/// Finds the field at fault by reading the line again, field by field.
+/// Finds the faulty field by reading the line again, field by field.
 fn diagnose(text: &[u8], error: &serde_json::Error) -> FormError {
     let value: Value = match serde_json::from_slice(text) {
         Ok(value) => value,

@@ -1,9 +1,9 @@
-//! `bank`: money moves between accounts and none is made or lost.
+//! `bank`: money moves between accounts, and the total never changes.
 //!
-//! The value of an account is the *change* of its balance since it was opened, as a decimal number,
-//! so a missing key is an account that still holds its initial balance, and `Op::Add` can move
-//! money without anything being loaded first. Whoever reads all accounts must find the initial
-//! total; nobody may ever find a negative balance.
+//! The value of an account is the *change* of its balance since it was opened, as a decimal number.
+//! So a missing key is an account with its initial balance, and `Op::Add` can move money without a
+//! loading phase. A transaction that reads all accounts must find the initial total. No transaction
+//! may find a negative balance.
 
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Read, Reads, Value, Writes};
@@ -12,11 +12,11 @@ use super::options::{Priorities, bounded, share};
 use super::spread::{Spread, Zipf, chance};
 use super::{Form, Issuer, Options, Request, Values, Workload, WorkloadError};
 
-/// What every account holds at first.
+/// The initial balance of every account.
 pub const INITIAL_BALANCE: i64 = 1_000;
 
-/// Largest amount that one account receives in one transfer: large enough that some transfers
-/// find too little.
+/// The largest amount that one account receives in one transfer: large enough that some payers have
+/// too little.
 const AMOUNT_MAX: u64 = 100;
 
 const TRANSFER: &str = "transfer";
@@ -34,11 +34,11 @@ pub struct Bank {
 }
 
 impl Bank {
-    /// A bank with `keys` accounts (100), `accounts_per_transfer` of them in each transfer (2),
-    /// chosen by `zipf` (0), a share `read_only` (0.1) of transactions reading all accounts.
+    /// A bank with `keys` accounts (100) and `accounts_per_transfer` accounts in each transfer (2),
+    /// chosen by `zipf` (0). A share `read_only` (0.1) of the transactions reads all accounts.
     ///
     /// # Errors
-    /// Which option makes no sense.
+    /// If an option makes no sense.
     pub fn new(options: &Options) -> Result<Self, WorkloadError> {
         options.only("bank", &["keys", "zipf", "read_only", "form", "accounts_per_transfer"])?;
         let accounts = bounded("keys", options.keys, 100, (2, 10_000))?;
@@ -74,7 +74,7 @@ impl Bank {
     }
 }
 
-/// What an account holds, given what was read of it.
+/// The balance of an account, computed from the value read.
 fn balance(key: &Key, reads: &Reads) -> Result<i64, String> {
     let read = reads.get(key).ok_or_else(|| format!("{key} was requested but not read"))?;
     change(read)
@@ -86,14 +86,14 @@ fn change(read: &Read) -> Option<i64> {
     read.value.as_ref().map_or(Some(0), |value| std::str::from_utf8(&value.0).ok()?.parse().ok())
 }
 
-/// Operations by which the first key pays `amount` to each of the others, or that abort if it
-/// holds too little.
+/// Operations by which the first key pays `amount` to each of the others. They abort if it has too
+/// little money.
 fn transfer_ops(keys: &[Key], amount: i64) -> Vec<Op> {
     let Some((payer, payees)) = keys.split_first() else { return Vec::new() };
     let debit = payees.iter().fold(0_i64, |sum, _| sum.saturating_add(amount));
-    // There is no guard for "at least", but addition aborts on overflow: moved down so far that a
-    // balance of nothing is the smallest number there is, a negative balance cannot be
-    // represented. Moving up again restores the value.
+    // There is no guard for "at least", but addition aborts on overflow. The value is first moved
+    // down so far that the balance 0 is the smallest representable number. A negative balance then
+    // overflows. Moving the value up again restores it.
     let down = i64::MIN + INITIAL_BALANCE;
     let up = i64::MAX - INITIAL_BALANCE + 1;
     let mut ops = [-debit, down, up]
@@ -151,7 +151,7 @@ impl Workload for Bank {
         for (key, amount) in
             std::iter::once((payer, -debit)).chain(payees.iter().map(|payee| (payee, amount)))
         {
-            // A malformed value cannot be added to; the next audit reports it.
+            // Nothing can be added to a malformed value; the next audit reports it.
             let Ok(after) = balance(key, reads).map(|before| before.saturating_add(amount)) else {
                 return Decision::Abort;
             };

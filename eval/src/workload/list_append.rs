@@ -1,12 +1,12 @@
-//! `list-append`: transactions read lists and append unique elements to them, so that the lists
-//! themselves tell in which order transactions took effect (the idea of K. Kingsbury and P. Alvaro,
+//! `list-append`: transactions read lists and append unique elements to them. The lists themselves
+//! then show in which order the transactions took effect (the idea of K. Kingsbury and P. Alvaro,
 //! "Elle: Inferring Isolation Anomalies from Experimental Observations", PVLDB 14(3), 2020, §3).
 //!
-//! Lists stay short, and a long history stays checkable, because the keys in use are a window: a
-//! key that got its share of appends is replaced by a fresh one.
+//! The keys in use form a window: a fresh key replaces a key that has received its share of
+//! appends. So lists stay short, and a long history can be checked.
 //!
-//! A *dependent* transaction (`list-append:dependent`) reads one list, chooses another by the last
-//! element that it found there, reads that too, and appends to it, or to both: its keys follow from
+//! A *dependent* transaction (`list-append:dependent`) reads one list, chooses another list by the
+//! last element of the first, reads that too, and appends to it or to both. Its keys follow from
 //! what it reads.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,8 +26,8 @@ const READ: &str = "read";
 const KEYS_MAX: u64 = 4;
 
 /// Bits of an element that count the issuer's appending transactions; the bits above are the
-/// issuer's index. Elements stay below 2^53, which every JSON reader can represent, for the first
-/// two million clients.
+/// issuer's index. For the first two million clients, elements stay below 2^53, which every JSON
+/// reader can represent.
 const COUNTER_BITS: u32 = 32;
 
 /// One key of the window.
@@ -48,17 +48,18 @@ pub struct ListAppend {
     dependent: f64,
     form: Form,
     priorities: Priorities,
-    /// How many appending transactions each issuer, by index, has begun.
+    /// The number of appending transactions of each issuer, by its index.
     counters: BTreeMap<u32, u64>,
 }
 
 impl ListAppend {
-    /// A window of `keys` lists (16), chosen by `zipf` (0), each replaced after `appends_per_key`
-    /// (64) appends; a share `read_only` (0.2) of transactions appends nothing, and of the others a
-    /// share `dependent` (0, or 1 with the parameter `dependent`) is dependent.
+    /// A window of `keys` lists (16), chosen by `zipf` (0). Each list is replaced after
+    /// `appends_per_key` (64) appends. A share `read_only` (0.2) of the transactions appends
+    /// nothing. Of the others a share `dependent` (0, or 1 with the parameter `dependent`) is
+    /// dependent.
     ///
     /// # Errors
-    /// Which option makes no sense.
+    /// If an option makes no sense.
     pub fn new(parameter: Option<&str>, options: &Options) -> Result<Self, WorkloadError> {
         let known = ["keys", "zipf", "read_only", "form", "appends_per_key", "dependent"];
         options.only("list-append", &known)?;
@@ -91,7 +92,7 @@ impl ListAppend {
         })
     }
 
-    /// The key in slot `slot` of the window; counts an append to it, if there is to be one.
+    /// The key in slot `slot` of the window. If `is_append`, counts an append to it.
     fn key(&mut self, slot: u64, is_append: bool) -> Option<Key> {
         let list = self.window.get_mut(usize::try_from(slot).ok()?)?;
         let key = name(list.number);
@@ -139,7 +140,8 @@ impl Workload for ListAppend {
 
     fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request {
         let is_read_only = chance(self.read_only, rng);
-        // Nothing is drawn where there is nothing to choose, so that other runs stay as they are.
+        // If there is nothing to choose, nothing is drawn, so that the draws of other
+        // configurations stay the same.
         if !is_read_only && self.dependent > 0.0 && chance(self.dependent, rng) {
             return self.next_dependent(issuer, rng);
         }
@@ -147,8 +149,8 @@ impl Workload for ListAppend {
         let slots = self.spread.pick(usize::try_from(count).unwrap_or(1), issuer, rng);
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         for slot in slots {
-            // The first key is always appended to; the others are half the time only read, so that
-            // transactions that read what others write, and the reverse, occur.
+            // The transaction always appends to the first key, and only reads the others half of
+            // the time. So some transactions read what others write, and the reverse.
             let is_append = !is_read_only && (reads.is_empty() || rng.chance(1, 2));
             if let Some(key) = self.key(slot, is_append) {
                 if is_append {
@@ -205,7 +207,8 @@ impl Workload for ListAppend {
         let first = request.reads.first().and_then(|key| reads.get(key));
         let elements = list_elements(first.and_then(|read| read.value.as_ref()));
         let last = elements.and_then(|elements| elements.last().copied()).unwrap_or_default();
-        // The first key is the first of those it may write; the others are what it may lead to.
+        // The first key is the first that it may write; the others are those that the first may
+        // lead to.
         let others = request.writes.get(1..).unwrap_or_default();
         let turn =
             last.checked_rem(others.len() as u64).and_then(|turn| usize::try_from(turn).ok());
@@ -234,7 +237,7 @@ impl Workload for ListAppend {
         Ok(())
     }
 
-    /// Reads the lists in use, so that the last appends are seen by somebody.
+    /// Reads the lists in use, so that some transaction sees the last appends.
     fn final_requests(&self) -> Vec<Request> {
         vec![Request {
             name: READ,

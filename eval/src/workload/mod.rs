@@ -1,6 +1,6 @@
-//! Workloads: what clients ask for, and what must hold of the answers.
+//! Workloads: the transactions of clients, and the invariants of their results.
 //!
-//! A new workload is one file that implements [`Workload`] and one arm in [`parse`].
+//! A new workload is one file that implements [`Workload`], and one arm in [`parse`].
 
 mod bank;
 mod list_append;
@@ -39,13 +39,13 @@ pub use properties::read_properties;
 pub const NAMES: &[&str] =
     &["ycsbt", "ycsb", "retwis", "smallbank", "tpcc", "movr", "bank", "list-append"];
 
-/// A workload that cannot be had.
+/// The workload cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WorkloadError {
     /// No workload has that name.
     #[error("unknown workload {0:?}; use one of {known}, or a file", known = NAMES.join(", "))]
     Unknown(String),
-    /// What follows the colon in the name makes no sense.
+    /// The parameter after the colon in the name makes no sense.
     #[error("workload {spec:?}: {problem}; {remedy}")]
     Parameter {
         /// The whole name.
@@ -65,7 +65,7 @@ pub enum WorkloadError {
         /// What to do.
         remedy: String,
     },
-    /// Not a workload file; the text says where and why.
+    /// The text is not a workload file; the message says where and why.
     #[error("not a workload file: {0}")]
     Syntax(String),
 }
@@ -74,7 +74,7 @@ pub enum WorkloadError {
 /// `list-append:dependent`, `tpcc:new-order`, `tpcc:payment`, `movr:begin-ride`).
 ///
 /// # Errors
-/// What is wrong with the name or an option, and what to do.
+/// If the name or an option is wrong; the error says what to do.
 pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, WorkloadError> {
     let (name, parameter) =
         spec.split_once(':').map_or((spec, None), |(name, after)| (name, Some(after)));
@@ -100,10 +100,11 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
     Ok(read_as(workload, options))
 }
 
-/// The recorded transactions in `text`, a trace or a history (`replay.rs` has the form), called `name` in results.
+/// The recorded transactions in `text`, a trace or a history (`replay.rs` defines the format),
+/// called `name` in results.
 ///
 /// # Errors
-/// What is wrong in which line, or with an option.
+/// If a line or an option is wrong.
 pub fn replay(
     name: &str,
     text: &str,
@@ -127,7 +128,7 @@ fn boxed<W: Workload + 'static>(
     Ok(Box::new(workload?))
 }
 
-/// What a workload file says.
+/// The content of a workload file.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
@@ -136,24 +137,25 @@ pub struct Description {
     /// Its settings.
     #[serde(default)]
     pub options: Options,
-    /// Which share of the transactions begins in each region, by name, in proportion; the same everywhere if absent.
+    /// The relative share of transactions that clients in each region submit, by the region's name.
+    /// If absent, all regions have the same share.
     #[serde(default)]
     pub origins: BTreeMap<String, f64>,
-    /// What matters, for whoever plans a cluster for it.
+    /// The goal of a plan for this workload.
     #[serde(default)]
     pub goal: Goal,
 }
 
-/// What matters of a cluster.
+/// The goal of a plan.
 #[derive(Clone, PartialEq, Default, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Goal {
-    /// The figure that is to be best: `p95-high`.
+    /// The figure to optimize: `p95-high`.
     pub objective: Option<String>,
     /// How many regions may die.
     pub survive: Option<u32>,
-    /// What a gigabyte (10⁹ bytes) costs that leaves a region for another, in dollars, by region; if anything is
-    /// said, something is of each region.
+    /// The price in dollars of a gigabyte (10⁹ bytes) that leaves a region for another, by region.
+    /// Empty, or with an entry for each region.
     #[serde(default)]
     pub egress_price: BTreeMap<String, f64>,
 }
@@ -161,42 +163,42 @@ pub struct Goal {
 /// Reads a workload file.
 ///
 /// # Errors
-/// What is wrong with the text, and where.
+/// If the text is not a workload file; the error says where.
 pub fn read_file(text: &str) -> Result<Description, WorkloadError> {
     toml::from_str(text).map_err(|error| WorkloadError::Syntax(error.to_string()))
 }
 
-/// Who asks.
+/// The client that asks for a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Issuer {
     /// The client.
     pub client: ClientId,
     /// Its index among all clients of the run, from 0.
     pub index: u32,
-    /// Where it is.
+    /// Its region.
     pub region: RegionId,
 }
 
-/// One transaction a client wants done; attempted again under the same counter until it commits or
-/// the retry policy gives up.
+/// One transaction that a client wants to run. The client retries it under the same counter until
+/// it commits or the retry policy gives up.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
     /// Which of the workload's transactions this is: `transfer`, `post-tweet`, …
     pub name: &'static str,
-    /// How its writes come about.
+    /// The kind of transaction: how its writes are determined.
     pub kind: Kind,
-    /// Keys it reads; of a general transaction those of its first round.
+    /// Keys that it reads; for a general transaction, the keys of its first round.
     pub reads: Vec<Key>,
-    /// Keys it writes; of a general transaction some that it may.
+    /// Keys that it writes; for a general transaction, some keys that it may write.
     pub writes: Vec<Key>,
-    /// How much it matters.
+    /// Its priority.
     pub priority: Priority,
-    /// The workload's own parameter: an amount, an element to append, …
+    /// A parameter of the workload: an amount, an element to append, …
     pub parameter: u64,
 }
 
 impl Request {
-    /// The request as a transaction of that name.
+    /// The request as a transaction with the given id.
     #[must_use]
     pub fn to_txn(&self, id: TxnId, home: RegionId, acknowledged_below: u64) -> Txn {
         let (reads, writes) = (self.reads.clone(), self.writes.clone());
@@ -204,7 +206,7 @@ impl Request {
             Kind::Interactive => Txn::interactive(id, home, reads, writes),
             Kind::General => {
                 let mut txn = Txn::general(id, home, reads);
-                // `SELECT … FOR UPDATE`, where the protocol has it.
+                // `SELECT … FOR UPDATE`, if the protocol has it.
                 if ycsb::IN_ROUNDS.contains(&self.name) {
                     txn.writes = writes;
                     txn.writes.sort_unstable();
@@ -220,7 +222,8 @@ impl Request {
         txn
     }
 
-    /// Reads of all these keys at the end of a run, some at a time, under one name.
+    /// Requests under one name that read all these keys at the end of a run, some keys in each
+    /// request.
     fn checks(name: &'static str, keys: &[Key]) -> Vec<Self> {
         let request = |keys: &[Key]| Self {
             name,
@@ -234,25 +237,25 @@ impl Request {
     }
 }
 
-/// Keys of one read at the end of a run.
+/// The number of keys that one request reads at the end of a run.
 const CHECK_KEYS: usize = 500;
 
 /// How a workload's values appear in a history.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Values {
-    /// Values are lists of 8-byte little-endian elements, each transaction appends one
-    /// ([`Request::parameter`]) to each key it writes: a black-box check is possible.
+    /// Values are lists of 8-byte little-endian elements. Each transaction appends one element
+    /// ([`Request::parameter`]) to each key that it writes. A black-box check is possible.
     Lists,
-    /// Histories keep which version each read saw: a white-box check.
+    /// Histories state which version each read saw: a white-box check.
     Versions,
 }
 
-/// What the issuer of a general transaction wants next.
+/// The next step of the issuer of a general transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Another round of reads.
     Read(Vec<Key>),
-    /// The end.
+    /// The decision, which ends the transaction.
     Decide(Decision),
 }
 
@@ -264,44 +267,46 @@ pub trait Workload: Debug + Send {
     /// How its values appear in a history.
     fn values(&self) -> Values;
 
-    /// Says where its keys lie, before it is asked for anything: a workload may have data in every region.
+    /// Tells the workload which cluster it runs on, before the first request: a workload may have
+    /// data in every region.
     fn place(&mut self, _cluster: &Cluster) {}
 
-    /// The next transaction that `issuer` wants.
+    /// The next transaction of `issuer`.
     fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request;
 
-    /// What the issuer of an interactive transaction answers to its reads. A function of its
-    /// arguments alone.
+    /// The decision of the issuer of an interactive transaction, given its reads. A pure function.
     fn decide(&self, request: &Request, reads: &Reads) -> Decision;
 
-    /// What the issuer of a general transaction wants after it has read this much, in all rounds so
-    /// far. A function of its arguments alone.
+    /// The next step of the issuer of a general transaction, given the reads of all rounds so far.
+    /// A pure function.
     fn step(&self, request: &Request, reads: &Reads) -> Step {
         Step::Decide(self.decide(request, reads))
     }
 
-    /// True if some of its transactions are general, which not every protocol runs.
+    /// True if some of its transactions are general. Not every protocol runs general transactions.
     fn is_general(&self) -> bool {
         false
     }
 
-    /// Checks what a committed transaction read against the workload's invariant, if it can tell.
+    /// Checks the reads of one committed transaction against the workload's invariant, as far as
+    /// they suffice.
     ///
     /// # Errors
-    /// What does not hold.
+    /// If the invariant does not hold.
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String>;
 
-    /// Read-only transactions whose [`Workload::audit`] judges the whole database at the end of a run,
-    /// one by one, and then [`Workload::audit_end`] what all of them read; none if the workload has no
-    /// such thing.
+    /// Read-only transactions to run at the end. [`Workload::audit`] checks each of them, and
+    /// [`Workload::audit_end`] checks all their reads together. None if the workload does not check
+    /// the whole database.
     fn final_requests(&self) -> Vec<Request> {
         Vec::new()
     }
 
-    /// Checks what the [`Workload::final_requests`] read together, when nothing else happened meanwhile.
+    /// Checks the reads of all [`Workload::final_requests`] together. No other transaction may have
+    /// run in between.
     ///
     /// # Errors
-    /// What does not hold.
+    /// If the invariant does not hold.
     fn audit_end(&self, _reads: &Reads) -> Result<(), String> {
         Ok(())
     }

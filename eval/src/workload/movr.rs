@@ -1,14 +1,16 @@
-//! `movr`: MovR, Cockroach Labs' car-sharing application, with its load generator's mix (`workload run
-//! movr`), and the locality that Sloth §5.2 adds: users ride in their own city, but now and then in a
-//! region close to theirs, or far from it. Rows of users, vehicles and rides, and the procedures that
-//! begin and end rides, are in [`orthodrome_core::procedure::movr`].
+//! `movr`: MovR, Cockroach Labs' car-sharing application, with the mix of its load generator
+//! (`workload run movr`), and the locality that Sloth §5.2 adds: users ride in their own city, and
+//! sometimes in a region close to theirs or far from it. [`orthodrome_core::procedure::movr`] has
+//! the rows of users, vehicles and rides, and the procedures that begin and end rides.
 //!
-//! All data of a city lies in one partition: its users, its vehicles, and the rides of its vehicles. So a
-//! ride of a user who travels concerns two regions, and everything else one, but for promotion codes,
-//! which lie anywhere. A user or vehicle without a row has not ridden yet; a code exists without one.
+//! All data of a city lies in one partition: its users, its vehicles, and the rides of its
+//! vehicles. So a ride of a user who travels concerns two regions. All other transactions concern
+//! one region, except that promotion codes may lie anywhere. A user or vehicle without a row has
+//! had no ride yet; a code exists without a row.
 //!
-//! A vehicle is in at most one ride that is under way, and so is a user; who asks for a second one is
-//! refused, which is an answer (a commit). The published generator does not look, but writes as much.
+//! A vehicle is in at most one active ride, and so is a user. A request for a second ride is
+//! refused, and the refusal is a commit. The published generator does not check, but writes as
+//! much.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -44,8 +46,8 @@ const NAMES: [&str; 8] = [
     APPLY_CODE,
 ];
 
-/// What is not a read of vehicles, in the generator's weights: every writing transaction comes with an
-/// update of the rides under way.
+/// The transactions that do not read vehicles, in the generator's weights. Every writing
+/// transaction comes with an update of the active rides.
 const WRITING: [(u64, &str); 7] = [
     (100, UPDATE_RIDES),
     (40, BEGIN_RIDE),
@@ -59,22 +61,22 @@ const WRITING: [(u64, &str); 7] = [
 /// The generator's share of reads.
 const READ_ONLY: f64 = 0.95;
 
-/// Vehicles that are shown at once.
+/// The number of vehicles that are shown at once.
 const SHOWN: i64 = 25;
 
-/// Rides whose places are updated at once.
+/// The number of rides whose locations are updated at once.
 const UPDATED: usize = 10;
 
-/// Rides that a client remembers to end.
+/// The number of rides that a client remembers in order to end them.
 const REMEMBERED: usize = 100;
 
-/// Promotion codes at the start.
+/// The number of promotion codes at the start.
 const CODES: u64 = 1_000;
 
-/// Vehicles of a city all of whose rides are checked at the end of a run.
+/// In each city, the vehicles all of whose rides are checked at the end of a run.
 const CHECKED: i64 = 40;
 
-/// A ride that was asked for.
+/// A ride that a client requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Asked {
     number: i64,
@@ -131,13 +133,14 @@ pub struct Movr {
 }
 
 impl Movr {
-    /// `cities` (3) in each region, and in each region `users` (1 M) and `vehicles` (10 000); a user takes
-    /// a vehicle of a close region with probability `p_close` (0.1) and of a far one with `p_far`
-    /// (0.05); or both follow from `multi_region`, of which two thirds are close. A share `read_only`
-    /// (0.95, or 0 with the parameter `begin-ride`, where all others begin a ride) shows vehicles.
+    /// `cities` (3) in each region, and in each region `users` (1 M) and `vehicles` (10 000). A
+    /// user takes a vehicle of a close region with probability `p_close` (0.1), and of a far region
+    /// with `p_far` (0.05). Alternatively `multi_region` is the sum of both, two thirds of it
+    /// close. A share `read_only` of the transactions shows vehicles: 0.95, or 0 with the parameter
+    /// `begin-ride`. With that parameter all other transactions begin a ride.
     ///
     /// # Errors
-    /// Which option makes no sense.
+    /// If an option makes no sense.
     pub fn new(parameter: Option<&str>, options: &Options) -> Result<Self, WorkloadError> {
         let known =
             ["cities", "users", "vehicles", "p_close", "p_far", "multi_region", "read_only"];
@@ -258,12 +261,13 @@ impl Movr {
         Some(self.procedure(END_RIDE, vec![Op::Call(call)], rng))
     }
 
-    /// Where vehicles are: one place for each ride, which replaces the one before.
+    /// Updates the locations of vehicles: one location for each ride, which replaces the previous
+    /// one.
     fn update_rides(&self, issuer: Issuer, rng: &mut Rng) -> Option<Request> {
         let mine = self.under_way.get(&issuer.index)?;
         let mut ops = Vec::new();
         for asked in mine.iter().take(UPDATED) {
-            // A place belongs to a ride that exists.
+            // A location belongs to a ride that exists.
             ops.push(Op::Get(asked.key()));
             let key = format!("location{{{}}}:{}", asked.vehicle.0, asked.number);
             let (latitude, longitude) = (rng.below(180_000), rng.below(360_000));
@@ -314,7 +318,7 @@ impl Movr {
             return Some(self.begin_ride(issuer, home, city, rng));
         }
         let (name, number) = (weighted(&WRITING, rng).copied()?, self.next_number());
-        // Beyond those that there are at the start.
+        // A number above those that exist at the start.
         let fresh = |known: u64| known.cast_signed().saturating_add(number);
         match name {
             BEGIN_RIDE => Some(self.begin_ride(issuer, home, city, rng)),
@@ -363,7 +367,8 @@ fn found(key: &Key, value: Option<&Value>) -> Result<Found, String> {
     }
 }
 
-/// What rows must have in common, whichever were read: who is in a ride has it, and who is not has not.
+/// Checks the invariants of any rows that were read together: a vehicle and a user agree with their
+/// rides.
 fn audit(reads: &Reads) -> Result<(), String> {
     for (key, read) in reads {
         let (Found::Ride(Some(ride)), Some((_, number))) = (
@@ -406,12 +411,12 @@ impl Workload for Movr {
         let city = self.places.pick(home, rng);
         let writing =
             if chance(self.read_only, rng) { None } else { self.writing(issuer, home, city, rng) };
-        // Who has no ride to end or to update looks for a vehicle.
+        // A client without a ride to end or to update looks for a vehicle.
         writing.unwrap_or_else(|| self.read_vehicles(city, rng))
     }
 
     fn decide(&self, _: &Request, _: &Reads) -> Decision {
-        // None of its transactions is interactive.
+        // This workload has no interactive transactions.
         Decision::Abort
     }
 
@@ -431,7 +436,7 @@ impl Workload for Movr {
         Request::checks(CHECK, &keys)
     }
 
-    /// Every vehicle that is checked has as many rides as its row says, and is in at most one.
+    /// Checks that each checked vehicle has as many rides as its row says, and is in at most one.
     fn audit_end(&self, reads: &Reads) -> Result<(), String> {
         audit(reads)?;
         let mut rides: BTreeMap<(i64, i64), [i64; 2]> = BTreeMap::new();

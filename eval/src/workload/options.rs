@@ -1,5 +1,5 @@
-//! Settings of workloads: one flat table, of which each workload takes what has a meaning for it
-//! and refuses the rest.
+//! Settings of workloads: one flat table. Each workload uses the settings that it knows, and
+//! refuses the others.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,30 +9,31 @@ use orthodrome_core::txn::Priority;
 use super::WorkloadError;
 use super::spread::{Spread, Zipf, chance};
 
-/// How a workload's transactions are put to the database.
+/// The kind of a workload's transactions.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Form {
-    /// Reads come back to the client, who answers with its writes.
+    /// The client receives the reads, and answers with its writes.
     #[default]
     Interactive,
-    /// Guarded operations, sent whole.
+    /// Guarded operations, sent in one request.
     Procedure,
     /// Half of each, drawn for every transaction.
     Mixed,
 }
 
-/// How transactions that only read are put to the database.
+/// The kind of transactions that only read.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadOnlyAs {
-    /// As what they are: the protocol may have a shorter way for them.
+    /// Read-only transactions: the protocol may have a shorter path for them.
     #[default]
     ReadOnly,
-    /// As interactive transactions that happen to write nothing, which prepare and commit like any
-    /// other: what a prototype without a way of their own does.
+    /// Interactive transactions without writes, which prepare and commit like any other. Prototypes
+    /// without a read-only path do this.
     ReadWrite,
-    /// As reads of any consistent state, however old ([`orthodrome_core::txn::Kind::StaleReadOnly`]).
+    /// Stale reads: reads of any consistent state, however old
+    /// ([`orthodrome_core::txn::Kind::StaleReadOnly`]).
     Stale,
 }
 
@@ -43,18 +44,19 @@ pub enum Distribution {
     /// Each key by a Zipf distribution with exponent `zipf`.
     #[default]
     Zipf,
-    /// One hot key and cold ones; `contention_index` of all keys are hot (Ocean Vista §6.1).
+    /// One hot key and otherwise cold ones. A share `contention_index` of all keys is hot (Ocean
+    /// Vista §6.1).
     ContentionIndex,
     /// The same, but each client has its own hot key and its own cold keys (Ocean Vista §6.2.3).
     ContentionIndexFixed,
 }
 
-/// Settings of a workload. What is absent has the workload's own default.
+/// Settings of a workload. A setting that is absent has the workload's own default.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// How many keys there are: for `bank` accounts, for `smallbank` users, for `list-append`
-    /// lists in use at a time.
+    /// The number of keys: of accounts for `bank`, of users for `smallbank`, of lists in use for
+    /// `list-append`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keys: Option<u64>,
     /// Zipf exponent, from 0 (uniform) to 10.
@@ -64,9 +66,9 @@ pub struct Options {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keys_per_rank: Option<u64>,
     /// With `keys_per_rank`: the share of the draws that choose among the keys of their rank; the
-    /// others take the key whose number is the rank. 1 if absent. With as many keys a rank as there
-    /// are partitions, and 0.35, keys are nearly as popular as Natto's published generator makes
-    /// them (its search for a rank returns before the rank is spread, more often than not).
+    /// other draws take the key whose number is the rank. 1 if absent. With as many keys a rank as
+    /// there are partitions, and 0.35, keys are nearly as popular as in Natto's published
+    /// generator. (There, the search for a rank mostly returns before the rank is spread.)
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank_share: Option<f64>,
     /// How keys are chosen.
@@ -84,82 +86,82 @@ pub struct Options {
     /// Share of transactions with high priority; 0.1 if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub high_priority: Option<f64>,
-    /// Names of the transactions that have high priority, all others having low priority; instead
-    /// of `high_priority`.
+    /// Names of the transactions that have high priority; all others have low priority. Instead of
+    /// `high_priority`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub high_priority_names: Option<Vec<String>>,
     /// Share of transactions that only read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only: Option<f64>,
-    /// How transactions that only read are put to the database; as read-only ones if absent.
+    /// The kind of transactions that only read; read-only if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only_as: Option<ReadOnlyAs>,
     /// `ycsb`: share of the operations that only read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reads: Option<f64>,
-    /// `ycsb`: share of the transactions that have rows in two regions. `tpcc`: share of NewOrder and Payment that do, of which
-    /// each has its warehouse in any region.
+    /// `ycsb`: share of the transactions that have rows in two regions. `tpcc`: share of NewOrder
+    /// and Payment that have rows in two regions; each has its warehouse in any region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distributed: Option<f64>,
     /// `ycsb`: rounds in which the operations of a transaction are sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rounds: Option<u64>,
-    /// How transactions are put to the database; interactive if absent.
+    /// The kind of transactions; interactive if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub form: Option<Form>,
-    /// `bank`: accounts in one transfer, the first of which pays all others; from 2.
+    /// `bank`: number of accounts in one transfer, from 2; the first pays all others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accounts_per_transfer: Option<u64>,
-    /// `list-append`: appends to one key before a fresh key takes its place; from 1.
+    /// `list-append`: number of appends to one key before a fresh key replaces it; from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub appends_per_key: Option<u64>,
-    /// `list-append`: share of the appending transactions that are general, and append to a list that
-    /// depends on what they read first.
+    /// `list-append`: share of the appending transactions that are general: they append to a list
+    /// that depends on their first read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dependent: Option<f64>,
-    /// `smallbank`: how many of the users are hot.
+    /// `smallbank`: number of hot users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hot_users: Option<u64>,
     /// `smallbank`: share of transactions on hot users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hot_share: Option<f64>,
-    /// `tpcc`: warehouses of each region.
+    /// `tpcc`: number of warehouses in each region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warehouses: Option<u64>,
-    /// `tpcc`: share of transactions that are NewOrder; the others keep their proportions.
+    /// `tpcc`: share of NewOrder; the other transactions keep their proportions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub new_order_share: Option<f64>,
-    /// `tpcc`: share of the orders that take one line from another warehouse; if absent, each line is
-    /// of another one with a probability of 1 %.
+    /// `tpcc`: share of the orders that take exactly one line from another warehouse; if absent,
+    /// each line is of another warehouse with a probability of 1 %.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub multi_warehouse: Option<f64>,
-    /// `tpcc`: share of what concerns two warehouses that concerns two regions; if absent, the other
-    /// warehouse is any. `movr`: share of the rides that are taken in another region, two thirds of
-    /// them in a close one.
+    /// `tpcc`: of the transactions over two warehouses, the share over two regions; if absent, the
+    /// other warehouse is any. `movr`: share of the rides in another region, two thirds of them in
+    /// a close one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub multi_region: Option<f64>,
-    /// `tpcc`: share of the orders that ask for an item that does not exist, and abort.
+    /// `tpcc`: share of the orders for an item that does not exist; they abort.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollbacks: Option<f64>,
-    /// `movr`: cities of each region.
+    /// `movr`: number of cities in each region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cities: Option<u64>,
-    /// `movr`: users of each region.
+    /// `movr`: number of users in each region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub users: Option<u64>,
-    /// `movr`: vehicles of each region.
+    /// `movr`: number of vehicles in each region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vehicles: Option<u64>,
-    /// `movr`: share of the rides that are taken in a close region.
+    /// `movr`: share of the rides in a close region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p_close: Option<f64>,
-    /// `movr`: share of the rides that are taken in a far region.
+    /// `movr`: share of the rides in a far region.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p_far: Option<f64>,
 }
 
-/// Each of these fields by its name, and whether it is present. The options are taken apart, so that a
-/// new field cannot be forgotten.
+/// Lists each of these fields by its name, and whether it is present. It destructures the options,
+/// so that a new field cannot be forgotten.
 macro_rules! present {
     ($options:expr; $($field:ident),* $(,)?) => {{
         let Options { $($field),* } = $options;
@@ -183,8 +185,8 @@ impl Options {
         .collect()
     }
 
-    /// Refuses settings that have no meaning for `workload`, which understands `known` and those that
-    /// every workload does.
+    /// Refuses settings that `workload` does not know. It knows `known`, and the settings that
+    /// every workload has.
     pub(super) fn only(&self, workload: &str, known: &[&str]) -> Result<(), WorkloadError> {
         let common = ["high_priority", "high_priority_names", "read_only_as"];
         for field in self.present() {
@@ -199,7 +201,7 @@ impl Options {
         Ok(())
     }
 
-    /// Who gets high priority, in a workload whose transactions have these names.
+    /// Which transactions have high priority, in a workload whose transactions have these names.
     pub(super) fn priorities(&self, names: &[&str]) -> Result<Priorities, WorkloadError> {
         let Some(high) = &self.high_priority_names else {
             return Ok(Priorities::Share(share("high_priority", self.high_priority, 0.1)?));
@@ -221,7 +223,7 @@ impl Options {
         }
     }
 
-    /// How keys are chosen, out of `keys`; every transaction must find `per_txn` different ones.
+    /// How keys are chosen from `keys` keys; every transaction must find `per_txn` different ones.
     pub(super) fn spread(
         &self,
         keys: u64,
@@ -298,7 +300,7 @@ impl Options {
     }
 }
 
-/// A share, checked to be one.
+/// A share, checked to lie between 0 and 1.
 pub(super) fn share(
     field: &'static str,
     value: Option<f64>,
@@ -347,9 +349,9 @@ impl Form {
 /// Which transactions have high priority.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Priorities {
-    /// This share, drawn for every transaction.
+    /// This share of them, drawn for every transaction.
     Share(f64),
-    /// Those with these names.
+    /// The transactions with these names.
     Names(Vec<String>),
 }
 

@@ -1,5 +1,5 @@
-//! Where the data of a workload lies: names, such as a warehouse's number in braces, by the region that
-//! leads their partition.
+//! The placement of a workload's data: names, such as a warehouse's number in braces, grouped by
+//! the region that leads their partition.
 
 use std::collections::BTreeMap;
 
@@ -9,23 +9,23 @@ use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
-/// Regions with a shorter round trip between them are close, others far: Sloth §5.1 calls those on one
-/// continent close, and none of those is further apart on its map, nor is any other pair nearer.
+/// Regions with a shorter round trip between them are close; others are far. Sloth §5.1 calls
+/// regions of one continent close. On its topology those are exactly the pairs below this bound.
 pub const CLOSE: Duration = Duration::from_millis(50);
 
-/// How far a transaction reaches from the region that it is begun in.
+/// The reach of a transaction: how far its data is from the client's region.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Reach {
-    /// It touches what that region leads, and nothing else.
+    /// It touches only partitions that the client's region leads.
     Local,
-    /// Also what is led from a region less than 50 ms away.
+    /// It also touches partitions led from a region less than 50 ms away.
     Close,
-    /// Also what is led from further away.
+    /// It also touches partitions led from further away.
     Far,
 }
 
 impl Reach {
-    /// All of them, nearest first.
+    /// All values, nearest first.
     pub const ALL: [Self; 3] = [Self::Local, Self::Close, Self::Far];
 
     /// Its name in results.
@@ -38,7 +38,7 @@ impl Reach {
         }
     }
 
-    /// From one region to another.
+    /// The reach from one region to another.
     #[must_use]
     pub fn between(cluster: &Cluster, from: RegionId, to: RegionId) -> Self {
         if from == to {
@@ -54,22 +54,22 @@ impl Reach {
 /// The same number of names in each region that leads a partition.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
-    /// Names by region, in the order of the regions' ids, without those that lead nothing.
+    /// Names by region, in the order of the regions' ids. Regions that lead nothing are left out.
     names: Vec<Vec<i64>>,
-    /// For each region of the cluster, which of `names` is nearest.
+    /// For each region of the cluster, the index of the nearest entry of `names`.
     homes: BTreeMap<RegionId, usize>,
-    /// How far it is between two of `names`.
+    /// The reach between two entries of `names`.
     reach: Vec<Vec<Reach>>,
-    /// Which of `names` is nearest to each, itself left out.
+    /// For each entry of `names`, the nearest other one.
     nearest: Vec<Option<usize>>,
 }
 
-/// Names tried for each that is wanted, before a region that gets too few goes without the rest. A region
-/// that leads one partition of a thousand is still served.
+/// How many names are tried for each wanted name, before a region stays with fewer. A region that
+/// leads one partition of a thousand still gets its names.
 const TRIES: i64 = 20_000;
 
 impl Places {
-    /// `count` names in one region, for whoever knows of no cluster.
+    /// `count` names in one region, for callers without a cluster.
     pub fn alone(count: i64) -> Self {
         Self {
             names: vec![(0..count).collect()],
@@ -79,7 +79,7 @@ impl Places {
         }
     }
 
-    /// `count` names for each region: the first numbers whose keys are led from there.
+    /// `count` names for each region: the first numbers whose keys it leads.
     pub fn of(cluster: &Cluster, count: i64) -> Self {
         let mut by_region: BTreeMap<RegionId, Vec<i64>> = BTreeMap::new();
         for partition in cluster.partitions() {
@@ -119,27 +119,27 @@ impl Places {
         }
     }
 
-    /// Which place is at home for a client in `region`.
+    /// The home of a client in `region`.
     pub fn home(&self, region: RegionId) -> usize {
         self.homes.get(&region).copied().unwrap_or_default()
     }
 
-    /// The names of a place.
+    /// The names of an entry.
     pub fn names(&self, place: usize) -> &[i64] {
         self.names.get(place).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The names of every place.
+    /// The names of every entry.
     pub fn all(&self) -> impl Iterator<Item = &[i64]> {
         self.names.iter().map(Vec::as_slice)
     }
 
-    /// A name of a place; 0 if it has none.
+    /// One name of an entry; 0 if it has none.
     pub fn pick(&self, place: usize, rng: &mut Rng) -> i64 {
         rng.pick(self.names(place)).copied().unwrap_or_default()
     }
 
-    /// Another place, any of them equally likely; the same one if there is no other.
+    /// Another entry, all equally likely; the same one if there is no other.
     pub fn other(&self, home: usize, rng: &mut Rng) -> usize {
         let others = (self.names.len() as u64).saturating_sub(1);
         let drawn = usize::try_from(rng.below(others)).unwrap_or_default();
@@ -150,7 +150,7 @@ impl Places {
         }
     }
 
-    /// A place as far as that from `home`, any of them equally likely. If none is close, the nearest one;
+    /// An entry with this reach from `home`, all equally likely. If none is close, the nearest one;
     /// if none is far, any other.
     pub fn other_at(&self, home: usize, reach: Reach, rng: &mut Rng) -> usize {
         let distances = self.reach.get(home).map(Vec::as_slice).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! YCSB's property files: the core workload's settings, as far as there is a transaction for them.
+//! YCSB's property files: the settings of the core workload, as far as they map to transactions.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,12 @@ use super::{Description, Goal, Options, WorkloadError};
 /// YCSB's constant for `zipfian`.
 const ZIPFIAN: f64 = 0.99;
 
-/// The workload that a property file of YCSB's core workload describes: every operation is a transaction of its own. Fields
-/// of a record are one value. What concerns YCSB's client (threads, operations, tables, measurements) is not looked at.
+/// The workload that a property file of YCSB's core workload describes: every operation is a
+/// transaction of its own. The fields of a record are one value. Settings of YCSB's client
+/// (threads, operations, tables, measurements) are ignored.
 ///
 /// # Errors
-/// What in the file has no counterpart, and why.
+/// If a setting has no counterpart; the error gives the reason.
 pub fn read_properties(text: &str) -> Result<Description, WorkloadError> {
     let mut properties: BTreeMap<&str, &str> = BTreeMap::new();
     for (number, line) in (1..).zip(text.lines()) {

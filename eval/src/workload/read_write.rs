@@ -1,4 +1,4 @@
-//! Any workload with its read-only transactions put to the database in another way.
+//! Any workload, with its read-only transactions submitted as another kind.
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::rng::Rng;
@@ -6,9 +6,9 @@ use orthodrome_core::txn::{Decision, Kind, Reads, Writes};
 
 use super::{Issuer, ReadOnlyAs, Request, Step, Values, Workload};
 
-/// The workload inside, except that what only reads is an interactive transaction that writes
-/// nothing, which every partition that it reads prepares and which commits like any other; or that it takes any consistent
-/// state. What is read at the end is read as ever.
+/// The inner workload, with one difference. Its read-only transactions become interactive
+/// transactions without writes, which prepare and commit at every partition that they read; or they
+/// become stale reads. Final requests do not change.
 #[derive(Debug)]
 pub(super) struct ReadAs {
     pub workload: Box<dyn Workload>,

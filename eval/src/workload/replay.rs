@@ -1,15 +1,17 @@
-//! Recorded transactions, begun again: a trace that somebody made, or the history of a run.
+//! Recorded transactions, submitted again: from a trace file, or from the history of a run.
 //!
-//! One JSON object a line. A trace's has the keys that a transaction reads and writes,
+//! The file has one JSON object a line. A line of a trace has the keys that a transaction reads and
+//! writes:
 //!
 //! ```json
 //! {"region": "VA", "priority": "high", "reads": ["cart:17"], "writes": ["order:4711", "stock:9"]}
 //! ```
 //!
-//! where all but one of `reads` and `writes` may be left out. A history's is as [`crate::history`] has it; attempts after the
-//! first of a transaction are passed over, since who asks for it again is the run's affair. In each region transactions come
-//! in the order of those lines that name it, from the beginning again after the last; where no line names the region, all
-//! lines count. How many a second is not the file's to say.
+//! One of `reads` and `writes` is required; all other fields are optional. A line of a history has
+//! the format of [`crate::history`]. Attempts after the first of a transaction are skipped, because
+//! the run decides about retries. Each region submits the transactions of the lines that name it,
+//! in order, and begins again after the last. If no line names a region, the region submits all
+//! lines. The file does not determine the rate.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,12 +29,12 @@ use crate::history;
 const UPDATE: &str = "update";
 const READ: &str = "read";
 
-/// Lines that are kept in memory, at most.
+/// The most lines kept in memory.
 const LINES_MAX: usize = 1_000_000;
-/// Keys of one transaction, at most: as many as servers take without being told otherwise.
+/// The most keys of one transaction: the default limit of servers.
 const KEYS_MAX: usize = 1_000;
 
-/// One line; of a history only what matters here.
+/// One line; of a history only the fields that matter here.
 #[derive(Deserialize)]
 struct Line {
     region: Option<String>,
@@ -67,11 +69,11 @@ struct Recorded {
 pub struct Replay {
     name: String,
     recorded: Vec<Recorded>,
-    /// Which of them each region has, by its name.
+    /// The transactions of each region, by its name.
     by_name: BTreeMap<String, Vec<usize>>,
-    /// The same by its number, once the cluster is known.
+    /// The same by the region's id, once the cluster is known.
     by_region: BTreeMap<RegionId, Vec<usize>>,
-    /// How many each region has begun.
+    /// How many transactions each region has submitted.
     begun: BTreeMap<RegionId, usize>,
     rows: Rows,
     form: Form,
@@ -79,11 +81,11 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// The transactions in `text`, called `name` in results. Values have `value_bytes` (64); lines that do not say have high
-    /// priority with the probability `high_priority`.
+    /// The transactions in `text`, called `name` in results. Values have `value_bytes` (64). Lines
+    /// without a priority have high priority with the probability `high_priority`.
     ///
     /// # Errors
-    /// What is wrong in which line, or with an option.
+    /// If a line or an option is wrong.
     pub fn new(name: &str, text: &str, options: &Options) -> Result<Self, WorkloadError> {
         options.only("a recorded workload", &["value_bytes", "form"])?;
         let mut replay = Self {
@@ -134,7 +136,7 @@ impl Replay {
         let writes = keys(writes, of_history(false).collect());
         let all: BTreeSet<&Key> = reads.iter().chain(&writes).collect();
         match all.len() {
-            // An attempt that ended before it had read anything.
+            // An attempt that ended before its first read.
             0 if !txn.is_empty() => return Ok(()),
             0 => return Err("the transaction has neither `reads` nor `writes`".into()),
             keys if keys > KEYS_MAX => {
@@ -237,7 +239,7 @@ mod tests {
             (line("x y", "", true), line("x", "z", false), line("", "w", false));
         assert_eq!(begun(&mut replay, 0, 3), [one.clone(), three.clone(), one.clone()]);
         assert_eq!(begun(&mut replay, 1, 2), [two.clone(), two.clone()]);
-        // No line is of the third region.
+        // No line names the third region.
         assert_eq!(begun(&mut replay, 2, 4), [one.clone(), two, three, one]);
     }
 

@@ -1,11 +1,10 @@
 //! `retwis`: the Twitter-like mix that TAPIR introduced (Carousel Table 2, Ocean Vista Table 3,
 //! Natto §5.2.2).
 //!
-//! The tables give only the numbers of gets and puts. As in TAPIR's published client, the keys of
-//! a transaction are put in the order of their popularity, the gets are on the first of them, and
-//! the puts are on all, so that every get of an updating transaction is of a key that it also
-//! writes. Unlike there, the keys of a transaction are always different ones, so that the numbers
-//! in the table hold.
+//! The tables give only the numbers of gets and puts. As in TAPIR's published client, the keys of a
+//! transaction are ordered by popularity, the gets are on the first of them, and the puts are on
+//! all. So an updating transaction also writes every key that it gets. Unlike there, the keys of a
+//! transaction are always different, so that the numbers in the table hold.
 
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Reads};
@@ -47,7 +46,7 @@ impl Retwis {
     /// The mix over `keys` keys (1 M) chosen by `distribution` (Zipf with exponent 0.65).
     ///
     /// # Errors
-    /// Which option makes no sense.
+    /// If an option makes no sense.
     pub fn new(options: &Options) -> Result<Self, WorkloadError> {
         options.only(
             "retwis",

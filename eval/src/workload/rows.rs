@@ -1,4 +1,4 @@
-//! Numbered rows of fixed size: what the key-value benchmarks have in common.
+//! Numbered rows of fixed size, which the key-value benchmarks share.
 
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value};
@@ -27,8 +27,8 @@ impl Rows {
         numbers.iter().map(|&number| self.key(number)).collect()
     }
 
-    /// Written digit by digit: `format!` pads one character at a time, and a simulation makes
-    /// millions of keys.
+    /// It writes the number digit by digit: `format!` pads one character at a time, and a
+    /// simulation makes millions of keys.
     fn key(self, number: u64) -> Key {
         let mut bytes = vec![b'0'; self.key_bytes];
         let mut left = number;
@@ -51,7 +51,8 @@ impl Rows {
         digits.into_bytes().into_iter().cycle().take(self.value_bytes).collect::<Vec<u8>>().into()
     }
 
-    /// A transaction that reads some rows and sets others to a value that is drawn; one without writes only reads.
+    /// A transaction that reads some rows and sets others to a random value. Without writes it only
+    /// reads.
     pub(super) fn request(
         self,
         (name, priority): (&'static str, Priority),
@@ -83,7 +84,7 @@ impl Rows {
         Decision::Commit(writes.collect())
     }
 
-    /// Checks that every row read is whole: missing, or one value from end to end.
+    /// Checks that every row read is missing, or is one value repeated from start to end.
     pub(super) fn audit(self, request: &Request, reads: &Reads) -> Result<(), String> {
         for key in &request.reads {
             let read = reads.get(key).ok_or_else(|| format!("{key} was requested but not read"))?;

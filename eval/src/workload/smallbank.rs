@@ -1,19 +1,19 @@
 //! `smallbank`: M. Cahill's banking benchmark (SIGMOD 2008, "Serializable Isolation for Snapshot
 //! Databases") in the form of OLTP-Bench, which adds payments between users (Natto §5.2.3).
 //!
-//! Every user has a savings and a checking account, one key each, which lie in one partition where
-//! keys are hashed; values are cents as decimal numbers, and a missing key is an account that still
-//! holds its initial balance. What a transaction writes depends on what it reads by more than
-//! addition, so there is no procedure form; protocols that want procedures get interactive
-//! transactions by reconnaissance.
+//! Every user has a savings and a checking account. Each is one key, and if keys are hashed both
+//! lie in one partition. Values are cents as decimal numbers, and a missing key is an account with
+//! its initial balance. The writes of a transaction depend on its reads by more than addition, so
+//! there is no procedure form. Protocols that need procedures run interactive transactions by
+//! reconnaissance.
 //!
-//! Whoever finds too little money commits without writing anything, where OLTP-Bench aborts: the
-//! refusal is an answer too, and only a commit says that what it rests on was consistent. It also
-//! keeps refusals, which grow more frequent as amalgamations empty the hot users' accounts, apart
-//! from aborts by the protocol.
+//! A transaction that finds too little money commits without writing, where OLTP-Bench aborts. The
+//! refusal is an answer too, and only a commit guarantees that its reads were consistent. This also
+//! separates refusals, which become frequent as amalgamations empty the hot users' accounts, from
+//! aborts by the protocol.
 //!
-//! Checking accounts may be overdrawn, but no transaction pays into savings or takes more from
-//! them than they hold, so savings always lie between nothing and the initial balance.
+//! Checking accounts may be overdrawn. But no transaction pays into savings, or takes more from
+//! them than they hold, so savings always lie between zero and the initial balance.
 
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Kind, Reads, Value, Writes};
@@ -22,10 +22,10 @@ use super::options::{Priorities, bounded, share};
 use super::spread::{chance, weighted};
 use super::{Issuer, Options, Request, Values, Workload, WorkloadError};
 
-/// What every account holds at first, in cents: 10 000.00, the least that OLTP-Bench gives.
+/// The initial balance of every account, in cents: 10 000.00, the least that OLTP-Bench gives.
 pub const INITIAL_CENTS: i64 = 1_000_000;
 
-/// What an overdraft costs, in cents.
+/// The penalty for an overdraft, in cents.
 const PENALTY_CENTS: i64 = 100;
 
 /// The transactions; amounts are OLTP-Bench's.
@@ -39,9 +39,9 @@ enum Action {
     DepositChecking,
     /// Moves 5.00 between two users' checking accounts, if the payer has it.
     SendPayment,
-    /// Takes 20.20 from savings, if they hold as much.
+    /// Takes 20.20 from savings, if they hold so much.
     TransactSavings,
-    /// Takes 5.00 from checking, and a penalty if the two accounts together do not hold as much.
+    /// Takes 5.00 from checking, and a penalty if the two accounts together hold less.
     WriteCheck,
 }
 
@@ -122,7 +122,7 @@ impl Action {
                 let penalty = if savings + checking < cents { PENALTY_CENTS } else { 0 };
                 Some(vec![checking - cents - penalty])
             }
-            // Not the balances of its read keys: `decide` has checked their number.
+            // Cannot happen: `decide` checks the number of balances.
             (
                 Self::Amalgamate
                 | Self::DepositChecking
@@ -143,8 +143,8 @@ fn checking(user: u64) -> Key {
     format!("checking{{{user}}}").into()
 }
 
-/// The balance at `key`; balances that no sequence of transactions can reach are refused, which
-/// also keeps sums of a few of them from overflowing.
+/// The balance at `key`. It refuses balances that no sequence of transactions can reach, so that
+/// sums of a few balances cannot overflow.
 fn balance(key: &Key, reads: &Reads) -> Result<i64, String> {
     let read = reads.get(key).ok_or_else(|| format!("{key} was requested but not read"))?;
     let Some(value) = &read.value else { return Ok(INITIAL_CENTS) };
@@ -165,11 +165,11 @@ pub struct SmallBank {
 }
 
 impl SmallBank {
-    /// `keys` users (1 M), of whom `hot_users` (1 000) are hot; a share `hot_share` (0.9) of
-    /// transactions is on hot users and the others on the rest.
+    /// `keys` users (1 M), of whom `hot_users` (1 000) are hot. A share `hot_share` (0.9) of the
+    /// transactions is on hot users, the others on the rest.
     ///
     /// # Errors
-    /// Which option makes no sense.
+    /// If an option makes no sense.
     pub fn new(options: &Options) -> Result<Self, WorkloadError> {
         options.only("smallbank", &["keys", "hot_users", "hot_share"])?;
         let users = bounded("keys", options.keys, 1_000_000, (4, 1 << 40))?;
@@ -221,8 +221,7 @@ impl Workload for SmallBank {
         else {
             return Decision::Abort;
         };
-        // A malformed balance shortens the list; whoever reads it in a committed transaction
-        // reports it.
+        // A malformed balance shortens the list; a committed transaction that reads it reports it.
         let before: Vec<i64> =
             request.reads.iter().filter_map(|key| balance(key, reads).ok()).collect();
         if before.len() != request.reads.len() {

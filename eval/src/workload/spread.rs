@@ -1,8 +1,9 @@
-//! Which keys a transaction touches: Zipf and contention-index distributions, and weighted choice.
+//! The choice of a transaction's keys: Zipf and contention-index distributions, and weighted
+//! choice.
 //!
-//! Floating point appears here and nowhere else in the workloads. `exp`, `ln` and their kin come
-//! from the platform's mathematical library, so a seed draws the same keys in debug and release
-//! builds of one platform, and may draw others on another platform.
+//! Of all workload code, only this file uses floating point. `exp`, `ln` and the like come from the
+//! platform's mathematical library. So a seed draws the same keys in debug and release builds of
+//! one platform, and may draw others on another platform.
 
 use orthodrome_core::rng::Rng;
 
@@ -19,12 +20,12 @@ pub struct Zipf {
     theta: f64,
     /// The area under the hat left of the first rank's own rectangle, and of all ranks.
     area: (f64, f64),
-    /// Points at most this far below their rank are accepted without looking at the weight.
+    /// Points at most this far below their rank are accepted without computing the weight.
     squeeze: f64,
 }
 
-/// Draws before [`Zipf::draw`] gives up on rejection. Each is accepted with a probability above
-/// one half, so the bound is never met in practice; it is there so that the loop has one.
+/// The most draws before [`Zipf::draw`] gives up on rejection. Each is accepted with a probability
+/// above one half, so the bound is never reached in practice; it only bounds the loop.
 const DRAWS_MAX: u32 = 200;
 
 impl Zipf {
@@ -43,7 +44,7 @@ impl Zipf {
         self.ranks
     }
 
-    /// A rank, from 0; the smallest is the most likely.
+    /// A rank, from 0; smaller ranks are more likely.
     pub fn draw(&self, rng: &mut Rng) -> u64 {
         if self.theta == 0.0 {
             return rng.below(self.ranks);
@@ -91,8 +92,8 @@ pub enum Spread {
         ranks: Zipf,
         /// How many keys share each rank, all equally likely.
         keys_per_rank: u64,
-        /// Share of the draws that choose among them; the others take the key that has the rank's
-        /// number.
+        /// Share of the draws that choose among the keys of a rank; the others take the key that
+        /// has the rank's number.
         rank_share: f64,
     },
     /// One of `hot` hot keys, and cold keys otherwise (Ocean Vista §6.1).
@@ -102,7 +103,7 @@ pub enum Spread {
         /// How many keys there are.
         keys: u64,
     },
-    /// Each client its own hot key and its own range of cold keys, so that no two of the first
+    /// Each client has its own hot key and its own range of cold keys, so that no two of the first
     /// `hot` clients ever conflict (Ocean Vista §6.2.3).
     ContentionIndexFixed {
         /// How many of the keys, the first ones, are hot.
@@ -112,8 +113,8 @@ pub enum Spread {
     },
 }
 
-/// Rejected draws per key before the rest of a set is filled with the most popular keys left: only
-/// skews so extreme that nearly every draw hits the same few keys get there.
+/// Rejected draws per key before the rest of a set is filled with the most popular remaining keys.
+/// Only extreme skews, where nearly every draw hits the same few keys, reach it.
 const REPEATS_MAX: usize = 64;
 
 impl Spread {
@@ -160,7 +161,7 @@ impl Spread {
     /// The contention-index distribution in which a share `index` of `keys` keys is hot.
     ///
     /// # Errors
-    /// If there would be no hot key, or no cold one.
+    /// If no key would be hot, or none would be cold.
     pub fn contention_index(keys: u64, index: f64, is_fixed: bool) -> Result<Self, WorkloadError> {
         let hot = (keys as f64 * index).round() as u64;
         if hot == 0 || hot >= keys {
@@ -178,8 +179,7 @@ impl Spread {
     }
 }
 
-/// Adds draws to `keys` until it holds `count` different ones, all but the given ones from
-/// `low..high`.
+/// Adds draws to `keys` until it has `count` different ones; the new ones are in `low..high`.
 fn distinct(
     mut keys: Vec<u64>,
     count: usize,
@@ -278,7 +278,8 @@ mod tests {
                     *counts.last_mut().unwrap() += count;
                     *weights.last_mut().unwrap() += weight;
                 }
-                // A uniform distribution puts next to nothing on the first ranks; merge there too.
+                // A uniform distribution expects almost nothing on the first ranks; merge bins
+                // there too.
                 while counts.len() > 1 && weights[0] < least {
                     let (count, weight) = (counts.remove(0), weights.remove(0));
                     counts[0] += count;

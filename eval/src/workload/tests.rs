@@ -1,5 +1,5 @@
-//! What holds of every workload, shown by a serial executor: one transaction after the other over
-//! a map in memory.
+//! Invariants of every workload, checked with a serial executor: one transaction after the other
+//! over a map in memory.
 
 mod tables;
 
@@ -17,7 +17,7 @@ use crate::checker::{self, Model, Verdict};
 use crate::history::{Entry, History, Status};
 use crate::record::{self, Attempt};
 
-/// Every name, and every form where there is a choice.
+/// Every name, and every kind of transaction where there is a choice.
 fn every() -> Vec<(&'static str, Options)> {
     let mut all = vec![("smallbank", Options::default())];
     for name in ["tpcc", "tpcc:new-order", "tpcc:payment", "movr:begin-ride"] {
@@ -49,7 +49,7 @@ struct Serial {
     data: BTreeMap<Key, Read>,
     counter: u64,
     entries: Vec<Entry>,
-    /// Forgets every so many writes, to show that audits notice.
+    /// Loses every `n`th write, to show that audits notice.
     loses_every: Option<u64>,
 }
 
@@ -59,7 +59,7 @@ impl Serial {
         keys.iter().map(read).collect()
     }
 
-    /// Runs one request to its end, audits what it read if it commits, and records it.
+    /// Runs one request to its end, audits its reads if it commits, and records it.
     fn run(
         &mut self,
         workload: &dyn Workload,
@@ -124,8 +124,8 @@ impl Serial {
         Ok(writes.is_ok())
     }
 
-    /// Runs `count` requests of ten clients and the workload's own last word. Returns the requests
-    /// with whether they committed.
+    /// Runs `count` requests of ten clients and then the workload's final requests. Returns the
+    /// requests, each with whether it committed.
     fn run_many(
         &mut self,
         workload: &mut dyn Workload,
@@ -150,7 +150,7 @@ impl Serial {
     }
 }
 
-/// A request's sets are those of the transaction it becomes, and name no key twice.
+/// The key sets of a request are those of its transaction, and name no key twice.
 fn assert_sets(request: &Request, txn: &Txn) {
     let writes = if request.kind == Kind::General { &Vec::new() } else { &request.writes };
     for (declared, derived) in [(&request.reads, &txn.reads), (writes, &txn.writes)] {
@@ -198,7 +198,7 @@ fn a_serial_run_of_every_workload_keeps_its_invariants() {
         let forms: BTreeSet<&str> = requests
             .iter()
             .map(|(request, _)| match request.kind {
-                // Whatever the form: what it reads decides what it reads next.
+                // For every kind, the reads decide about the next reads.
                 Kind::Interactive | Kind::General => "interactive",
                 Kind::Procedure(_) => "procedure",
                 Kind::ReadOnly => "read-only",
@@ -225,7 +225,7 @@ fn one_seed_draws_the_same_transactions_again() {
         let (_, second) = run(spec, &options, 300);
         assert_eq!(first, second, "{spec} {options:?}");
     }
-    // The literals pin the draws: a change of them invalidates every recorded seed, and debug and
+    // The literals fix the draws. A change of them invalidates every recorded seed, and debug and
     // release builds must agree on them.
     let mut workload = parse("ycsbt:6", &Options::default()).unwrap();
     let mut rng = Rng::stream(1, "workload", 0);
@@ -447,7 +447,7 @@ fn both_forms_of_a_transfer_do_the_same_to_the_last_coin() {
     for _ in 0..5_000 {
         let request = procedures.next(issuer(0), &mut rng);
         let Kind::Procedure(ops) = &request.kind else { continue };
-        // Balances around what the payer needs, and accounts that were never written.
+        // Balances around the payer's need, and accounts that were never written.
         let mut reads = Reads::new();
         for key in &request.reads {
             let need = request.parameter.cast_signed() * 2;
@@ -576,7 +576,7 @@ fn a_recorded_run_tells_what_the_executor_did() {
     assert_eq!(statuses.len(), 2, "some transactions must have aborted");
 }
 
-/// What the checker says of a serial run.
+/// The checker's verdict on a serial run.
 fn judge(serial: &Serial) -> Verdict {
     let mut history = History::new();
     for entry in &serial.entries {
@@ -592,10 +592,10 @@ fn serial_runs_are_strictly_serializable_and_lost_writes_are_not() {
         assert!(verdict.ok, "{spec} {options:?}: {verdict}");
         assert_eq!((verdict.transactions.info, verdict.unplaced_writes), (0, 0));
         if spec == "movr:begin-ride" {
-            // What is lost is the row of a ride, which nobody reads before the end.
+            // The lost write is the row of a ride, which no transaction reads before the end.
             continue;
         }
-        // The same run with every fifth write lost; its audits may notice too, and are not asked.
+        // The same run with every fifth write lost. Its audits may notice too, but are not called.
         let mut serial = Serial { loses_every: Some(5), ..Serial::default() };
         let mut workload = parse(spec, &Options { keys: Some(10), ..options.clone() })
             .or_else(|_| parse(spec, &options))

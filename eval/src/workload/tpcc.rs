@@ -1,16 +1,17 @@
-//! `tpcc`: TPC Benchmark C, revision 5.11: all five transactions and the standard mix. Rows, NewOrder and
-//! Payment are in [`orthodrome_core::procedure::tpcc`].
+//! `tpcc`: TPC Benchmark C, revision 5.11: all five transactions and the standard mix.
+//! [`orthodrome_core::procedure::tpcc`] has the rows, NewOrder and Payment.
 //!
-//! All data of a warehouse lies in one partition. Warehouses are numbered so that each region that leads
-//! partitions has equally many; clients use those of their region, any of them equally likely, where the
-//! specification ties a terminal to one. There is no keying and think time.
+//! All data of a warehouse lies in one partition. Warehouses are numbered so that each region that
+//! leads partitions has the same number. Clients use the warehouses of their region, each equally
+//! likely; the specification ties a terminal to one. There is no keying time and no think time.
 //!
-//! NewOrder and Payment are procedures, whose keys are known beforehand: names never change, so which
-//! customers have a last name is known too, and Payment reads them all. The others find their keys by
-//! reading, and are general transactions.
+//! NewOrder and Payment are procedures, whose keys are known beforehand. Names never change, so the
+//! customers with a given last name are known too, and Payment reads all of them. The other
+//! transactions find their keys by reading, and are general transactions.
 //!
-//! The conditions of clause 3.3.2 are checked on what each committed transaction read, as far as that
-//! tells, and at the end of a run on every row of a few warehouses that anybody may have changed.
+//! The conditions of clause 3.3.2 are checked on the reads of each committed transaction, as far as
+//! they suffice. At the end of a run they are checked on every row of a few warehouses that any
+//! transaction may have changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,20 +41,20 @@ const OTHERS: [(u64, &str); 4] =
 /// NewOrder's share in the standard mix.
 const NEW_ORDERS: f64 = 0.45;
 
-/// Warehouses all of whose rows are read at the end of a run.
+/// The number of warehouses all of whose rows are read at the end of a run.
 const CHECKED: usize = 4;
 
-/// Of how many items one has its stock checked at the end.
+/// Of this many items, one has its stock checked at the end.
 const CHECKED_ITEMS: i64 = 16;
 
-/// `C` of NURand for `C_LAST`, `C_ID` and `OL_I_ID` (clause 2.1.6): the first is the difference to the
-/// one that the database is populated with, from 65 to 119.
+/// `C` of NURand for `C_LAST`, `C_ID` and `OL_I_ID` (clause 2.1.6): the first is the difference to
+/// the one that the database is populated with, from 65 to 119.
 const C: [i64; 3] = [87, 259, 7_911];
 
 /// The workload.
 #[derive(Debug)]
 pub struct Tpcc {
-    /// All transactions are of this kind.
+    /// If present, all transactions are of this kind.
     only: Option<&'static str>,
     warehouses: i64,
     places: Places,
@@ -68,34 +69,37 @@ pub struct Tpcc {
     tracked: Tracked,
 }
 
-/// What the checked warehouses may hold, by what was asked for.
+/// What the checked warehouses may hold, according to the requests.
 #[derive(Debug, Default)]
 struct Tracked {
     warehouses: BTreeSet<i64>,
-    /// Warehouse, district, number and customer of orders of those warehouses, and of others that take
-    /// from their stock.
+    /// Warehouse, district, number and customer of orders at the checked warehouses, and of orders
+    /// at other warehouses that take from their stock.
     orders: Vec<(i64, i64, i64, i64)>,
-    /// Warehouse and number of payments to them, and of others by their customers.
+    /// Warehouse and number of payments to the checked warehouses, and of payments to others by
+    /// their customers.
     payments: Vec<(i64, i64)>,
     customers: BTreeSet<(i64, i64, i64)>,
     stocks: BTreeSet<(i64, i64)>,
-    /// How many deliveries of each were asked for.
+    /// The number of deliveries requested for each warehouse.
     deliveries: BTreeMap<i64, i64>,
 }
 
 impl Tpcc {
-    /// `warehouses` (16) in each region; a share `new_order_share` (0.45, or 1 with the parameter
-    /// `new-order`) is NewOrder, of which a share `rollbacks` (0.01) ask for an item that does not
-    /// exist. Each line is of another warehouse with a probability of 1 %; or, if `multi_warehouse` is
-    /// given, exactly one line of this share of the orders. The other warehouse, also of the 15 % of
-    /// payments by customers of another one, is any; or, if `multi_region` is given, one of another
-    /// region in this share of the cases. With the parameter `payment` all are Payment.
+    /// `warehouses` (16) in each region. A share `new_order_share` (0.45, or 1 with the parameter
+    /// `new-order`) is NewOrder. A share `rollbacks` (0.01) of the orders asks for an item that
+    /// does not exist. Each order line is of another warehouse with a probability of 1 %; if
+    /// `multi_warehouse` is given, instead exactly one line of this share of the orders is. 15 % of
+    /// the payments are by customers of another warehouse. The other warehouse is any; if
+    /// `multi_region` is given, it is in another region in this share of the cases. With the
+    /// parameter `payment` all transactions are Payment.
     ///
-    /// With `distributed` warehouses are those of any region, whoever asks; this share of the orders has one line, and of the
-    /// payments the customer, of a warehouse of another region, and the others have all of one region.
+    /// If `distributed` is given, the warehouses are those of any region, whichever region the
+    /// client is in. This share of the orders has one line of a warehouse in another region, and
+    /// this share of the payments has its customer there. The others stay in one region.
     ///
     /// # Errors
-    /// Which option makes no sense.
+    /// If an option makes no sense.
     pub fn new(parameter: Option<&str>, options: &Options) -> Result<Self, WorkloadError> {
         let known = [
             "warehouses",
@@ -162,7 +166,7 @@ impl Tpcc {
         Ok(workload)
     }
 
-    /// Chooses the warehouses that are checked: the first of each region, then the second of each.
+    /// Chooses the warehouses to check: the first of each region, then the second of each.
     fn track(&mut self) {
         let most = self.places.all().map(<[i64]>::len).max().unwrap_or_default();
         let in_turn = (0..most).flat_map(|at| self.places.all().filter_map(move |all| all.get(at)));
@@ -179,7 +183,7 @@ impl Tpcc {
     fn other_warehouse(&self, home: usize, w: i64, rng: &mut Rng) -> i64 {
         let nearby = self.places.names(home);
         let is_abroad = match (self.distributed, self.multi_region) {
-            // What lies in two regions is drawn for the whole transaction.
+            // A transaction over two regions is drawn as a whole, not line by line.
             (Some(_), _) => false,
             (None, Some(share)) => chance(share, rng),
             (None, None) => {
@@ -202,7 +206,7 @@ impl Tpcc {
         usize::try_from(other).ok().and_then(|at| nearby.get(at)).copied().unwrap_or(w)
     }
 
-    /// A warehouse of another region, if this transaction is to have one.
+    /// A warehouse of another region, if this transaction should have one.
     fn warehouse_abroad(&self, home: usize, rng: &mut Rng) -> Option<i64> {
         let is_abroad = self.distributed.is_some_and(|share| chance(share, rng));
         is_abroad.then(|| self.places.pick(self.places.other(home, rng), rng))
@@ -228,7 +232,7 @@ impl Tpcc {
                 Some(_) | None if is_remote => self.other_warehouse(home, w, rng),
                 Some(_) | None => w,
             };
-            // No item twice, so that each line takes from a stock of its own.
+            // No item twice: each line takes from a different stock.
             let mut item = nurand(8_191, C[2], (1, rows::ITEMS), rng);
             while lines.iter().any(|line| line[0] == item) {
                 item = item % rows::ITEMS + 1;
@@ -328,7 +332,7 @@ impl Tpcc {
 
     fn delivery(&mut self, w: i64, rng: &mut Rng) -> Request {
         let carrier = rng.range(1, 10);
-        // The number is the date of the delivery.
+        // The number serves as the date of the delivery.
         let number = self.next_number();
         if self.tracked.warehouses.contains(&w) {
             *self.tracked.deliveries.entry(w).or_default() += 1;
@@ -338,7 +342,7 @@ impl Tpcc {
         self.general(DELIVERY, queues.clone(), queues, parameter, rng)
     }
 
-    /// All rows that the checked warehouses may have besides those that were populated, and did not
+    /// All rows that the checked warehouses may have, except rows that were populated and never
     /// change.
     fn check_keys(&self) -> BTreeSet<Key> {
         let tracked = &self.tracked;
@@ -349,7 +353,7 @@ impl Tpcc {
             for d in 1..=rows::DISTRICTS {
                 keys.insert(rows::district_key(w, d));
                 keys.insert(rows::queue_key(w, d));
-                // Whoever is delivered to may have an initial order.
+                // A customer whose order is delivered may have an initial order.
                 let deliveries = tracked.deliveries.get(&w).copied().unwrap_or_default();
                 let first = rows::INITIAL_DELIVERED + 1;
                 for number in first..(first + deliveries).min(rows::INITIAL_ORDERS + 1) {
@@ -378,7 +382,8 @@ fn nurand(a: u64, c: i64, (low, high): (i64, i64), rng: &mut Rng) -> i64 {
     (mixed.cast_signed() + c) % (high - low + 1) + low
 }
 
-/// A customer of a district, and who must be looked at to find out: 60 % are known by their last name.
+/// A customer of a district, and the customers to read in order to find it: 60 % are identified by
+/// their last name.
 fn customer(w: i64, d: i64, rng: &mut Rng) -> (i64, Vec<i64>) {
     if rng.chance(60, 100) {
         let name = nurand(255, C[0], (0, rows::NAMES - 1), rng);
@@ -391,7 +396,7 @@ fn customer(w: i64, d: i64, rng: &mut Rng) -> (i64, Vec<i64>) {
     (c, vec![c])
 }
 
-/// What was read of a key; none if it was not.
+/// The value read of a key; none if the key was not read.
 fn value<'a>(reads: &'a Reads, key: &Key) -> Option<Option<&'a Value>> {
     reads.get(key).map(|read| read.value.as_ref())
 }
@@ -415,8 +420,8 @@ fn oldest(request: &Request, reads: &Reads) -> Option<Vec<(i64, i64, i64, rows::
     Some(all)
 }
 
-/// Delivery (clause 2.7): the oldest order of each district of a warehouse, in one transaction. None if
-/// rows do not fit together.
+/// Delivery (clause 2.7): the oldest order of each district of a warehouse, in one transaction.
+/// None if the rows contradict each other.
 fn step_delivery(request: &Request, reads: &Reads) -> Option<Step> {
     let oldest = oldest(request, reads)?;
     let keys = oldest.iter().map(|&(w, d, number, _)| rows::order_key(w, d, number)).collect();
@@ -463,7 +468,7 @@ fn step_order_status(request: &Request, reads: &Reads) -> Option<Step> {
     Some(next.unwrap_or(Step::Decide(Decision::Commit(Writes::new()))))
 }
 
-/// StockLevel (clause 2.8): the stock of what a district's last orders are of.
+/// StockLevel (clause 2.8): the stock of the items of a district's last orders.
 fn step_stock_level(request: &Request, reads: &Reads) -> Option<Step> {
     let key = request.reads.first()?;
     let &[w, d] = rows::key_numbers(key)?.as_slice() else { return None };
@@ -526,7 +531,7 @@ impl Workload for Tpcc {
     }
 
     fn decide(&self, _: &Request, _: &Reads) -> Decision {
-        // None of its transactions is interactive.
+        // This workload has no interactive transactions.
         Decision::Abort
     }
 
@@ -540,8 +545,8 @@ impl Workload for Tpcc {
             STOCK_LEVEL => step_stock_level(request, reads),
             _ => None,
         };
-        // Rows that were read ahead may not fit together; if those of a transaction do not, its audit or
-        // the last one says so.
+        // Rows that were read ahead may contradict each other. If those of a transaction do, its
+        // audit or the final audit reports it.
         step.unwrap_or(Step::Decide(Decision::Abort))
     }
 

@@ -1,9 +1,9 @@
-//! TPC-C's consistency conditions (clause 3.3.2), on whatever rows were read at once.
+//! TPC-C's consistency conditions (clause 3.3.2), on any rows that were read together.
 //!
-//! [`State::audit`] checks what any rows tell by themselves: conditions 1 to 3 where the rows that they
-//! speak of are there, 6 and 7 of every order. [`State::audit_warehouse`] checks conditions 1 to 12 of a
-//! warehouse all of whose changed rows are there; [`State::audit_stock`] does the same for a stock, of
-//! which the specification says nothing.
+//! [`State::audit`] checks what any rows show by themselves: conditions 1 to 3 where their rows are
+//! present, and conditions 6 and 7 of every order. [`State::audit_warehouse`] checks conditions 1
+//! to 12 of a warehouse all of whose changed rows are present. [`State::audit_stock`] does the same
+//! for a stock, which the specification does not mention.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,13 +27,13 @@ pub(super) struct State {
     customers: BTreeMap<Row, Customer>,
     /// Numbers of last orders.
     last: BTreeMap<Row, i64>,
-    /// By warehouse, district and number; those that nobody placed are left out.
+    /// Orders by warehouse, district and number. Orders that nobody placed are left out.
     orders: BTreeMap<Row, Order>,
     histories: BTreeMap<(i64, i64), History>,
     stocks: BTreeMap<(i64, i64), Stock>,
 }
 
-/// An error, if two figures differ that must agree.
+/// Returns an error if two figures differ that must agree.
 fn same(condition: &str, place: &str, found: i64, expected: i64) -> Result<(), String> {
     if found == expected {
         return Ok(());
@@ -46,10 +46,10 @@ fn total(numbers: impl Iterator<Item = i64>) -> i64 {
 }
 
 impl State {
-    /// From what was read.
+    /// Collects the rows from what was read.
     ///
     /// # Errors
-    /// What is no row of its table.
+    /// If a value is not a row of its table.
     pub fn of(reads: &Reads) -> Result<Self, String> {
         let mut state = Self::default();
         for (key, read) in reads {
@@ -93,10 +93,10 @@ impl State {
         Some(())
     }
 
-    /// What the rows that are there must have in common, whichever they are.
+    /// Checks the invariants of the rows that are present.
     ///
     /// # Errors
-    /// What does not hold.
+    /// If an invariant does not hold.
     pub fn audit(&self) -> Result<(), String> {
         for (&w, warehouse) in &self.warehouses {
             let districts: Vec<&District> =
@@ -132,7 +132,7 @@ impl State {
         Ok(())
     }
 
-    /// Conditions 2 and 3: orders that are not delivered have numbers without a gap, up to the last one.
+    /// Conditions 2 and 3: the numbers of undelivered orders have no gap, up to the last one.
     fn audit_queue(&self, w: i64, d: i64, queue: &Queue) -> Result<(), String> {
         let place = format!("district {d} of warehouse {w}");
         let first = queue.orders.front().map_or(INITIAL_ORDERS + 1, |(id, _)| *id);
@@ -156,7 +156,7 @@ impl State {
     /// Conditions 1 to 12 of a warehouse.
     ///
     /// # Errors
-    /// What does not hold.
+    /// If a condition does not hold.
     pub fn audit_warehouse(&self, w: i64) -> Result<(), String> {
         let place = format!("warehouse {w}");
         let missing = || format!("{place} was not read");
@@ -190,7 +190,7 @@ impl State {
         let count = orders().filter(|((.., number), _)| *number > INITIAL_ORDERS).count() as i64;
         let newest = placed.keys().last().copied().unwrap_or(INITIAL_ORDERS);
         same("condition 2", place, newest, district.next - 1)?;
-        // Each number once, and none left out.
+        // Each number once, without gaps.
         same("condition 2", place, placed.len() as i64, count)?;
         same("condition 2", place, count, district.next - 1 - INITIAL_ORDERS)?;
         let all = || orders().map(|(_, order)| order);
@@ -248,10 +248,11 @@ impl State {
         Ok(())
     }
 
-    /// What orders took from a stock, all of which are there, is what it says was taken.
+    /// Checks that a stock's counters agree with the orders that took from it, all of which are
+    /// present.
     ///
     /// # Errors
-    /// What does not hold.
+    /// If they do not agree.
     pub fn audit_stock(&self, w: i64, item: i64) -> Result<(), String> {
         let place = format!("the stock of item {item} in warehouse {w}");
         let stock = self.stocks.get(&(w, item)).ok_or_else(|| format!("{place} was not read"))?;

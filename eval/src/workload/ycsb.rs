@@ -1,9 +1,11 @@
-//! `ycsb:n`: YCSB as middlewares run it (GeoTP §VII-A2): `n` operations on distinct rows, each a read or a blind update, in
-//! a table with a part in each region. Some transactions are *distributed*: their rows are in two regions.
+//! `ycsb:n`: YCSB as middlewares run it (GeoTP §VII-A2): `n` operations on distinct rows, each a
+//! read or a blind update, in a table with a part in each region. Some transactions are
+//! *distributed*: their rows are in two regions.
 //!
-//! The rows of a transaction that is not distributed are in any one region. In one round the operations are sent whole, as a
-//! procedure. In several, a general transaction reads its rows some at a time, those that it updates `FOR UPDATE`, and the
-//! last round has the updates.
+//! The rows of a transaction that is not distributed are in any one region. With one round, the
+//! operations are sent together, as a procedure. With several rounds, a general transaction reads
+//! some of its rows in each round, those that it updates `FOR UPDATE`; the last round has the
+//! updates.
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::rng::Rng;
@@ -18,13 +20,13 @@ const CENTRALIZED: &str = "centralized";
 const DISTRIBUTED: &str = "distributed";
 const CENTRALIZED_ROUNDS: &str = "centralized-rounds";
 const DISTRIBUTED_ROUNDS: &str = "distributed-rounds";
-/// Names of general transactions that know from the start what they write ([`Request::to_txn`]).
+/// Names of general transactions that know their writes from the start ([`Request::to_txn`]).
 pub(super) const IN_ROUNDS: [&str; 2] = [CENTRALIZED_ROUNDS, DISTRIBUTED_ROUNDS];
 
-/// Operations of one transaction, if the name does not say.
+/// The number of operations in one transaction, if the name does not say.
 const COUNT: u64 = 5;
 
-/// What one transaction does: a function of its parameter.
+/// The operations of one transaction: a function of its parameter.
 struct Plan {
     is_distributed: bool,
     /// Rows in order, and whether each is only read.
@@ -45,12 +47,13 @@ pub struct Ycsb {
 }
 
 impl Ycsb {
-    /// `parameter` (5) operations on rows of a table with `keys` (1 M) rows in each region, chosen by a Zipf distribution
-    /// with exponent 0.9; a share `reads` (0.5) of them only reads; a share `distributed` (0.2) of transactions has rows in
-    /// two regions; all in `rounds` (1). Rows have `value_bytes` (1000).
+    /// `parameter` (5) operations on rows of a table with `keys` (1 M) rows in each region, chosen
+    /// by a Zipf distribution with exponent 0.9. A share `reads` (0.5) of them only reads. A share
+    /// `distributed` (0.2) of the transactions has rows in two regions. The operations come in
+    /// `rounds` (1) rounds. Rows have `value_bytes` (1000).
     ///
     /// # Errors
-    /// What about the parameter or an option makes no sense.
+    /// If the parameter or an option makes no sense.
     pub fn new(parameter: Option<&str>, options: &Options) -> Result<Self, WorkloadError> {
         options.only("ycsb", &["keys", "zipf", "value_bytes", "reads", "distributed", "rounds"])?;
         let count = match parameter.map(str::parse) {
@@ -78,7 +81,7 @@ impl Ycsb {
         })
     }
 
-    /// Rows of these places in turn, all different.
+    /// Rows of these regions in turn, all different.
     fn draw(&self, places: &[usize], rng: &mut Rng) -> Vec<Key> {
         let mut keys: Vec<Key> = Vec::new();
         for &place in places.iter().cycle().take(100 * self.count) {
@@ -200,7 +203,7 @@ impl Workload for Ycsb {
 }
 
 impl Ycsb {
-    /// Rows of each round but the last.
+    /// The number of rows in each round but the last.
     fn chunk(&self) -> usize {
         self.count.div_ceil(self.rounds.saturating_sub(1).max(1))
     }

@@ -1,8 +1,8 @@
 //! `ycsbt:n`: YCSB+T as TAPIR, Carousel, Natto and Ocean Vista run it: `n` read-modify-writes on
 //! distinct keys (Carousel §6.2; Ocean Vista §6.1; Natto §5.2.1).
 //!
-//! The new value is drawn when the transaction is, so that the interactive form and the procedure
-//! (gets, then puts) write the same.
+//! The new value is drawn together with the transaction, so that the interactive form and the
+//! procedure (gets, then puts) write the same.
 
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Reads};
@@ -15,7 +15,7 @@ use super::{Form, Issuer, Options, Request, Values, Workload, WorkloadError};
 const MODIFY: &str = "read-modify-write";
 const READ: &str = "read";
 
-/// Read-modify-writes in one transaction, if the name does not say.
+/// The number of read-modify-writes in one transaction, if the name does not say.
 const COUNT: u64 = 4;
 
 /// The workload.
@@ -30,11 +30,11 @@ pub struct Ycsbt {
 }
 
 impl Ycsbt {
-    /// `parameter` (4) read-modify-writes on `keys` keys (1 M) chosen by `distribution` (Zipf
-    /// with exponent 0.65); a share `read_only` (0) of transactions only reads.
+    /// `parameter` (4) read-modify-writes on `keys` keys (1 M) chosen by `distribution` (Zipf with
+    /// exponent 0.65). A share `read_only` (0) of the transactions only reads.
     ///
     /// # Errors
-    /// What about the parameter or an option makes no sense.
+    /// If the parameter or an option makes no sense.
     pub fn new(parameter: Option<&str>, options: &Options) -> Result<Self, WorkloadError> {
         options.only(
             "ycsbt",

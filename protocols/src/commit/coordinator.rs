@@ -18,19 +18,19 @@ use crate::waiting::{CommitWait, RetryState, take_batch};
 /// Rare events of coordinators and gateways.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Note {
-    /// A recovery query found no record of a decision, and made an abort.
+    /// A recovery query found no record of a decision, so the transaction was aborted.
     QueryAborted,
-    /// A coordinator gave up a client.
+    /// A coordinator aborted a transaction because its client was silent.
     Abandoned,
     /// A new leader took over unfinished transactions as their coordinator.
     CoordinatorTakeover,
     /// A client asked again for an outcome.
     Resolved,
-    /// A client asked about a transaction whose outcome this group no longer keeps.
+    /// A client asked for an outcome that this group does not keep any more.
     Forgotten,
     /// A commit waited for its timestamp to pass.
     CommitWait,
-    /// The versions that a client read are not those that were prepared.
+    /// The versions that a client read differ from those that were prepared.
     StaleVersions,
     /// A read-only transaction needed a second round.
     SecondRound,
@@ -41,7 +41,7 @@ pub enum Note {
 /// Timers of coordinators and gateways.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Timer {
-    /// The first of the timestamps that a leader's commits wait for may have passed.
+    /// The first timestamp for which this leader's commits wait may have passed.
     CommitWait(PartitionId),
     /// A gateway sends a transaction's unanswered requests again.
     Resend(TxnId),
@@ -49,11 +49,11 @@ pub enum Timer {
     Heartbeat,
 }
 
-/// What a coordinator reads in the state of its group.
+/// The part of a group's state that a coordinator reads.
 pub trait Outcomes {
-    /// What this group has decided, as far as it remembers.
+    /// The group's decision, as far as it remembers.
     fn decision(&self, txn: TxnId) -> Option<Outcome>;
-    /// Who takes part in a transaction that is not settled; none if the group does not know it.
+    /// The participants of a transaction that is not settled; none if the group does not know it.
     fn participants(&self, txn: TxnId) -> Option<Vec<PartitionId>>;
     /// True if an outcome is kept only until its client acknowledges it.
     fn is_kept(&self, txn: TxnId) -> bool;
@@ -61,44 +61,44 @@ pub trait Outcomes {
     fn is_acknowledged(&self, txn: TxnId) -> bool;
 }
 
-/// How a protocol fills in the coordinator.
+/// The hooks by which a protocol completes the coordinator.
 pub trait Coordinator: Role<State: Outcomes, Note: From<Note>, Timer: From<Timer>> {
     /// A participant's vote.
     type Vote: Debug + Send;
-    /// What the protocol keeps beside the votes of a transaction under way.
+    /// The protocol's own state of a pending transaction, besides the votes.
     type More: Debug + Default + Send;
 
-    /// Where the leader keeps it.
+    /// The leader's field for it.
     fn coordination(&mut self) -> &mut Coordination<Self>;
 
-    /// What became of a transaction, for its client.
+    /// The message that reports the outcome to the client.
     fn outcome_message(
         txn: TxnId,
         outcome: Outcome,
         coordinating: Option<&Coordinating<Self>>,
     ) -> Self::Msg;
-    /// A decision, for a participant.
+    /// The message that sends the decision to a participant.
     fn decision_message(
         leading: &Leading<'_, Self>,
         to: (TxnId, PartitionId),
         outcome: Outcome,
         world: &World<'_, Self>,
     ) -> Self::Msg;
-    /// Every participant has acknowledged these decisions.
+    /// The command for decisions that every participant has acknowledged.
     fn settle_command(txns: Vec<TxnId>) -> CommandOf<Self>;
-    /// Clients know the outcomes of their transactions below these counters.
+    /// The command for clients that know the outcomes of their transactions below these counters.
     fn acknowledge_command(clients: Vec<(ClientId, u64)>) -> CommandOf<Self>;
     /// The time-outs of the settings.
     fn timeouts(config: &Self::Config) -> &Timeouts;
 
-    // For protocols that do something more.
+    // Optional hooks.
 
-    /// True if a participant's vote is here and will not change.
+    /// True if a participant's vote has arrived and will not change.
     fn has_voted(coordinating: &Coordinating<Self>, partition: PartitionId) -> bool {
         coordinating.votes.contains_key(&partition)
     }
     /// False if outcomes are announced before their commit timestamps have passed: unsafe, for
-    /// tests.
+    /// mutations.
     fn waits_for_timestamps(_config: &Self::Config) -> bool {
         true
     }
@@ -106,20 +106,20 @@ pub trait Coordinator: Role<State: Outcomes, Note: From<Note>, Timer: From<Timer
     /// commit-wait.
     fn before_telling(_leading: &mut Leading<'_, Self>, _txn: TxnId, _world: &mut World<'_, Self>) {
     }
-    /// Outcomes are forgotten for clients that have been silent for too long.
+    /// The outcomes of clients that have been silent for too long are forgotten.
     fn on_retired(_world: &mut World<'_, Self>) {}
 }
 
-/// What a leader keeps as coordinator.
+/// A leader's state as coordinator.
 #[derive(Debug)]
 pub struct Coordination<R: Coordinator> {
-    /// Transactions under way.
+    /// Pending transactions.
     pub transactions: BTreeMap<TxnId, Coordinating<R>>,
-    /// Commits decided whose timestamps have not passed yet.
+    /// Decided commits whose timestamps have not passed yet.
     commit_wait: CommitWait,
-    /// Decisions that every participant has acknowledged; to be settled together.
+    /// Decisions that every participant has acknowledged; they are settled together.
     settling: BTreeSet<TxnId>,
-    /// When this leader first saw outcomes that are kept for clients to acknowledge.
+    /// When this leader first saw each outcome that is kept until its client acknowledges it.
     pub kept_since: BTreeMap<TxnId, Time>,
 }
 
@@ -130,7 +130,7 @@ impl<R: Coordinator> Default for Coordination<R> {
 }
 
 impl<R: Coordinator> Coordination<R> {
-    /// A new leader's, who finds these outcomes kept.
+    /// The state of a new leader whose group keeps these outcomes.
     pub fn new(kept: impl IntoIterator<Item = TxnId>, now: Time) -> Self {
         Self {
             transactions: BTreeMap::new(),
@@ -140,7 +140,7 @@ impl<R: Coordinator> Coordination<R> {
         }
     }
 
-    /// What must be gone after quiet.
+    /// State that must disappear when nothing is pending.
     pub fn leaks(&self) -> Vec<Leak> {
         vec![
             ("coordinations", self.transactions.len()),
@@ -157,21 +157,22 @@ pub struct Coordinating<R: Coordinator> {
     pub client: Option<NodeId>,
     /// Votes so far.
     pub votes: BTreeMap<PartitionId, R::Vote>,
-    /// The last of the client's commit requests that was proposed, or is in the log; 0 if there is none.
+    /// The number of the client's last commit request that was proposed or is in the log; 0 if
+    /// there is none.
     pub requested: u32,
-    /// A decision has been proposed.
+    /// True if a decision has been proposed.
     pub is_decision_proposed: bool,
-    /// What the facts decide, from the moment they do.
+    /// The decision, from the moment at which durable facts determine it.
     pub outcome: Option<Outcome>,
-    /// The outcome has been announced: its timestamp has passed.
+    /// True if the outcome has been announced: its timestamp has passed.
     pub is_told: bool,
     /// Participants that have acknowledged the decision.
     pub acks: BTreeSet<PartitionId>,
-    /// When the client was last heard of.
+    /// When the last message of the client arrived.
     pub heard: Time,
-    /// When missing votes or acknowledgements were last asked for.
+    /// When missing votes or acknowledgements were last requested.
     pub asked: RetryState,
-    /// What the protocol keeps.
+    /// The protocol's own state.
     pub more: R::More,
 }
 
@@ -191,7 +192,8 @@ impl<R: Coordinator> Coordinating<R> {
         }
     }
 
-    /// True if a participant owes its vote or, once the decision was announced, its acknowledgement.
+    /// True if a participant has not sent its vote yet or, once the decision was announced, its
+    /// acknowledgement.
     pub fn awaits(&self, partition: PartitionId) -> bool {
         match self.is_told {
             true => !self.acks.contains(&partition),
@@ -201,19 +203,19 @@ impl<R: Coordinator> Coordinating<R> {
 }
 
 impl<R: Coordinator> Leading<'_, R> {
-    /// A transaction that this leader coordinates, from now on if not before.
+    /// The entry of a transaction that this leader coordinates; creates it if necessary.
     pub fn coordinating(&mut self, txn: TxnId, now: Time) -> &mut Coordinating<R> {
         let transactions = &mut self.leader.coordination().transactions;
         transactions.entry(txn).or_insert_with(|| Coordinating::new(now))
     }
 
-    /// A transaction under way, if it is one.
+    /// A pending transaction, if it is one.
     pub fn under_way(&mut self, txn: TxnId) -> Option<&mut Coordinating<R>> {
         self.leader.coordination().transactions.get_mut(&txn)
     }
 
-    /// Answers `client` if the transaction is decided, or if nobody here knows any more what became
-    /// of it. False if it is still open.
+    /// Answers `client` if the transaction is decided, or if this group has forgotten its outcome.
+    /// False if it is still pending.
     pub fn answer(&mut self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) -> bool {
         if self.answer_if_decided(client, txn, world) {
             return true;
@@ -225,13 +227,13 @@ impl<R: Coordinator> Leading<'_, R> {
         is_forgotten
     }
 
-    /// Silence would have the client ask for ever.
+    /// Without an answer the client would ask for ever.
     pub fn tell_forgotten(&self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) {
         world.cx.note(Note::Forgotten.into());
         world.send(client, R::outcome_message(txn, Outcome::Unknown, None));
     }
 
-    /// Tells `client` the outcome, if it may be told already.
+    /// Sends `client` the outcome if it may be announced already.
     pub fn answer_if_decided(
         &mut self,
         client: NodeId,
@@ -254,7 +256,7 @@ impl<R: Coordinator> Leading<'_, R> {
     }
 
     /// Sends the outcome to the client and to the participants, once the commit timestamp has
-    /// passed on every clock: only then does the order of timestamps agree with real time (C13).
+    /// passed on every clock. Only then does the order of timestamps agree with real time (C13).
     pub fn announce(&mut self, txn: TxnId, world: &mut World<'_, R>) {
         let clock = world.cx.clock();
         let now = world.cx.now();
@@ -308,7 +310,8 @@ impl<R: Coordinator> Leading<'_, R> {
         world: &mut World<'_, R>,
     ) {
         let mut audience = self.audience(txn);
-        // Before it is announced there is nothing to tell; afterwards it may be settled already.
+        // Before the announcement there is nothing to send; afterwards the transaction may be
+        // settled already.
         let Some(coordinating) = self.under_way(txn).filter(|known| known.is_told) else { return };
         let Some(outcome) = coordinating.outcome else {
             unreachable!("{txn} was told without an outcome");
@@ -322,7 +325,7 @@ impl<R: Coordinator> Leading<'_, R> {
         }
     }
 
-    /// Partitions that must learn the decision: the participants, and others that voted.
+    /// Partitions that must learn the decision: the participants, and other partitions that voted.
     pub fn audience(&mut self, txn: TxnId) -> BTreeSet<PartitionId> {
         let known = self.state.participants(txn).into_iter().flatten();
         let voters = self.under_way(txn).into_iter().flat_map(|known| known.votes.keys().copied());
@@ -331,14 +334,15 @@ impl<R: Coordinator> Leading<'_, R> {
 
     /// A participant has the decision in its log.
     pub fn on_decision_ack(&mut self, txn: TxnId, partition: PartitionId) {
-        // It is settled if the acknowledgement is a repetition.
+        // If the transaction is settled, the acknowledgement is a repetition.
         let Some(coordinating) = self.under_way(txn) else { return };
         coordinating.acks.insert(partition);
         self.settle_if_done(txn);
     }
 
-    /// A decision is in this group's own log: it decides, if nothing else had; and once every
-    /// participant has acknowledged it, the transaction is settled.
+    /// A decision is in this group's own log. It is the decision, if durable facts had not
+    /// determined one before. Once every participant has acknowledged it, the transaction is
+    /// settled.
     pub fn on_decided(&mut self, txn: TxnId, world: &mut World<'_, R>) {
         let decision = self.state.decision(txn);
         let coordinating = self.coordinating(txn, world.cx.now());
@@ -376,8 +380,8 @@ impl<R: Coordinator> Leading<'_, R> {
         }
     }
 
-    /// Settles in one entry what every participant has acknowledged, and acknowledges for clients
-    /// that have been silent too long (R6).
+    /// Settles, in one entry, all decisions that every participant has acknowledged. Also
+    /// acknowledges for clients that have been silent for too long (R6).
     pub fn settle(&mut self, world: &mut World<'_, R>) {
         let retention = R::timeouts(world.config).retention;
         let state = self.state;

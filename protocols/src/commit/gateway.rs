@@ -1,10 +1,10 @@
 //! The gateway. It runs the transactions of its clients (Carousel §4.1, §4.4.2).
 //!
-//! For each transaction the gateway sends the reads to the participants, and the transaction's id to
-//! the coordinator if participants vote without being asked. It waits for the values and then for
-//! the client's decision, and asks the coordinator to end the transaction. It sends requests again
-//! that are not answered in time. For a read-only transaction it asks the participants for snapshots
-//! instead.
+//! For each transaction the gateway sends the reads to the participants. If participants vote
+//! without a request, it also sends the transaction's id to the coordinator. It waits for the
+//! values and then for the client's decision, and asks the coordinator to end the transaction. It
+//! sends a request again if the answer does not arrive in time. For a read-only transaction it asks
+//! the participants for snapshots instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
@@ -22,18 +22,19 @@ use crate::gateway::{Participant, Snapshot, Snapshots, coordinator_of, split};
 use crate::routes::Routes;
 use crate::waiting::RetryState;
 
-/// How a protocol fills in the gateway. Its value is what it keeps there beside the transactions.
+/// The hooks by which a protocol completes the gateway. The value is the protocol's own state
+/// besides the transactions.
 pub trait Gateway: Debug + Send + Sized + 'static {
     /// The protocol.
     type Protocol: Protocol<Note: From<Note>, Timer: From<Timer>>;
-    /// What it keeps of a transaction under way.
+    /// The protocol's own state of a pending transaction.
     type More: Debug + Default + Send;
 
     /// A gateway starts.
     fn new(setup: &Setup<Self::Protocol>) -> Self;
     /// The time-outs of the settings.
     fn timeouts(config: &ConfigOf<Self>) -> &Timeouts;
-    /// A transaction begins; nothing has been sent.
+    /// A transaction begins; nothing has been sent yet.
     fn on_begun(client: &mut Client<Self>, open: &mut Open<Self>, cx: &mut Context<'_, Self>);
     /// Asks a participant for its values and its vote, or for locks.
     fn send_prepare(
@@ -42,46 +43,47 @@ pub trait Gateway: Debug + Send + Sized + 'static {
         partition: PartitionId,
         cx: &mut Context<'_, Self>,
     );
-    /// To the coordinator: end the transaction as its caller decided.
+    /// The request to the coordinator to end the transaction as its client decided.
     fn end_message(open: &Open<Self>, decision: &Decision) -> MsgOf<Self>;
-    /// To the coordinator: how did it end?
+    /// The request to the coordinator for the outcome.
     fn resolve_message(open: &Open<Self>) -> MsgOf<Self>;
-    /// To the coordinator, or a participant: these transactions' callers are alive.
+    /// The heartbeat to the coordinator or a participant: the clients of these transactions are
+    /// alive.
     fn heartbeat_message(client: &Client<Self>, to: PartitionId, txns: Vec<TxnId>) -> MsgOf<Self>;
-    /// To a participant: read these for a read-only transaction.
+    /// The request to a participant for a read-only transaction's values.
     fn read_only_message(
         txn: TxnId,
         partition: PartitionId,
         keys: Vec<Key>,
         at_least: Timestamp,
     ) -> MsgOf<Self>;
-    /// A message came.
+    /// Processes a message.
     fn on_message(
         client: &mut Client<Self>,
         from: NodeId,
         msg: MsgOf<Self>,
         cx: &mut Context<'_, Self>,
     );
-    /// A timer expired: one of those that the protocol has in common with others, or one of its own,
-    /// which it takes itself.
+    /// Processes the expiry of a timer: a shared one, or one of the protocol's own.
     fn on_timer(client: &mut Client<Self>, timer: TimerOf<Self>, cx: &mut Context<'_, Self>);
 
-    // For protocols that do something more.
+    // Optional hooks.
 
-    /// To the coordinator: who takes part. None if the coordinator learns it at the end.
+    /// The message that names the participants to the coordinator. None if the coordinator learns
+    /// them at the end.
     fn coordinator_message(_open: &Open<Self>) -> Option<MsgOf<Self>> {
         None
     }
-    /// True if the caller cannot go on before this participant has answered. Participants that are
-    /// only written to owe no answer.
+    /// True if the client cannot continue before this participant has answered. Participants that
+    /// are only written to need not answer.
     fn must_answer(participant: &Participant) -> bool {
         !participant.reads.is_empty()
     }
-    /// Who must know that the caller of an undecided transaction is alive.
+    /// The partitions that must know that the client of an undecided transaction is alive.
     fn watchers(open: &Open<Self>) -> Vec<PartitionId> {
         vec![open.coordinator]
     }
-    /// The caller of a general transaction reads on.
+    /// The client of a general transaction reads another round.
     fn on_read(
         _client: &mut Client<Self>,
         _txn: TxnId,
@@ -90,11 +92,11 @@ pub trait Gateway: Debug + Send + Sized + 'static {
     ) {
         // Nothing waits for an answer: general transactions are refused.
     }
-    /// What the caller is told when everything that it asked for is here.
+    /// The values for the client, when everything that it requested has arrived.
     fn told(open: &mut Open<Self>) -> Reads {
         open.reads.clone()
     }
-    /// A transaction's caller has decided, or its procedure.
+    /// The client of a transaction, or its procedure, has decided.
     fn carry_out(
         client: &mut Client<Self>,
         txn: TxnId,
@@ -103,7 +105,7 @@ pub trait Gateway: Debug + Send + Sized + 'static {
     ) {
         client.end(txn, decision, cx);
     }
-    /// A caller lost track of a transaction. It knows what it had decided, if it had.
+    /// A client asks for the outcome of a transaction. It has the decision, if it had decided.
     fn resolve(
         client: &mut Client<Self>,
         txn: TxnId,
@@ -120,7 +122,7 @@ pub trait Gateway: Debug + Send + Sized + 'static {
             None => client.ask(txn, cx),
         }
     }
-    /// Asks a participant again, because the replica that was asked does not lead.
+    /// Asks a participant again, because the first replica does not lead.
     fn send_prepare_to_leader(
         client: &Client<Self>,
         open: &Open<Self>,
@@ -129,16 +131,16 @@ pub trait Gateway: Debug + Send + Sized + 'static {
     ) {
         Self::send_prepare(client, open, partition, cx);
     }
-    /// Says to participants what the client knows of their keys (R11).
+    /// Tells participants which versions of their keys the client knows (R11).
     fn set_floors(_participants: &mut BTreeMap<PartitionId, Participant>, _txn: &Txn) {}
-    /// True if values that the client has received are no longer valid; the client must start a new
-    /// attempt.
+    /// True if values that the client has received are not valid any more; the client must start a
+    /// new attempt.
     fn is_stale(_open: &Open<Self>) -> bool {
         false
     }
-    /// A transaction is over.
+    /// A transaction has ended.
     fn on_finished(_client: &mut Client<Self>, _txn: TxnId, _outcome: Outcome) {}
-    /// What an operator may want to watch.
+    /// Quantities for operators to watch.
     fn gauges(&self, _now: Time) -> Vec<Gauge> {
         Vec::new()
     }
@@ -146,11 +148,11 @@ pub trait Gateway: Debug + Send + Sized + 'static {
 
 /// The context of a gateway.
 pub type Context<'a, G> = Cx<'a, <G as Gateway>::Protocol>;
-/// Its settings.
+/// The protocol's settings.
 pub type ConfigOf<G> = <<G as Gateway>::Protocol as Protocol>::Config;
-/// What it says.
+/// The protocol's messages.
 pub type MsgOf<G> = <<G as Gateway>::Protocol as Protocol>::Msg;
-/// What it waits for.
+/// The protocol's timers.
 pub type TimerOf<G> = <<G as Gateway>::Protocol as Protocol>::Timer;
 
 /// The client side.
@@ -162,11 +164,11 @@ pub struct Client<G: Gateway> {
     pub(crate) routes: Routes,
     pub(crate) open: BTreeMap<TxnId, Open<G>>,
     beats: bool,
-    /// What the protocol keeps here.
+    /// The protocol's own state.
     pub(crate) own: G,
 }
 
-/// A transaction under way.
+/// A pending transaction.
 #[derive(Debug)]
 pub struct Open<G: Gateway> {
     pub(crate) txn: Txn,
@@ -179,22 +181,23 @@ pub struct Open<G: Gateway> {
     pub(crate) begun: Time,
     /// When the unanswered requests were last sent.
     asked: RetryState,
-    /// The caller lost track of it: what it knows of its reads are versions at most.
+    /// True if the client has asked for the outcome: it may know only the versions of its reads,
+    /// not the values.
     pub(crate) is_resolved: bool,
-    /// What the protocol keeps.
+    /// The protocol's own state.
     pub(crate) more: G::More,
 }
 
-/// How far a transaction is.
+/// The phase of a transaction.
 #[derive(Debug)]
 pub(crate) enum Phase {
     /// Waiting for reads.
     Reading,
-    /// The caller thinks.
+    /// Waiting for the client's decision.
     Deciding,
     /// The coordinator was asked to commit or abort.
     Ending(Decision),
-    /// The caller lost track, and had not decided.
+    /// The client asked for the outcome, and had not decided.
     Resolving,
     /// A read-only transaction.
     Snapshotting(Snapshots),
@@ -206,7 +209,8 @@ impl<G: Gateway> Machine<G::Protocol> for Client<G> {
         _recovered: Vec<<G::Protocol as Protocol>::Record>,
         _cx: &mut Context<'_, G>,
     ) -> Self {
-        // A gateway keeps nothing: a caller whose gateway died resolves through another.
+        // A gateway keeps nothing over a restart: a client whose gateway died resolves through
+        // another one.
         Self {
             own: G::new(&setup),
             node: setup.node,
@@ -253,7 +257,7 @@ impl<G: Gateway> Machine<G::Protocol> for Client<G> {
 }
 
 impl<G: Gateway> Open<G> {
-    /// What a participant is asked for.
+    /// The part of a participant in the transaction.
     pub(crate) fn participant(&self, partition: PartitionId) -> &Participant {
         let Some(participant) = self.participants.get(&partition) else {
             unreachable!("{partition} takes no part in {}", self.txn.id);
@@ -263,7 +267,8 @@ impl<G: Gateway> Open<G> {
 }
 
 impl<G: Gateway> Client<G> {
-    /// A transaction that has not finished. What comes from elsewhere may be late, and looks first.
+    /// A transaction that has not finished. Handlers of messages, which may be late, look it up
+    /// first.
     pub(crate) fn at(&self, id: TxnId) -> &Open<G> {
         let Some(open) = self.open.get(&id) else { unreachable!("{id} has finished") };
         open
@@ -278,8 +283,8 @@ impl<G: Gateway> Client<G> {
     fn open(&self, txn: Txn, now: Time) -> Open<G> {
         let mut participants = split(&self.cluster, &txn.reads, &txn.writes);
         G::set_floors(&mut participants, &txn);
-        // Where a general transaction will take part is not known, and another gateway that is asked
-        // what became of it may never learn: its coordinator follows from its name alone.
+        // The participants of a general transaction are not known, and another gateway that
+        // resolves it may never learn them. So its coordinator follows from its name alone.
         let is_known = !matches!(txn.kind, Kind::General);
         let near = participants.keys().copied().filter(|_| is_known);
         let coordinator = coordinator_of(&self.cluster, txn.id, txn.home, near);
@@ -305,11 +310,11 @@ impl<G: Gateway> Client<G> {
         cx.set_timer(Timer::Resend(txn).into(), cx.now() + after);
     }
 
-    /// Starts a transaction: one message to each participant leader, one to the coordinator.
+    /// Starts a transaction: one message to each participant's leader, and one to the coordinator.
     fn on_begin(&mut self, txn: Txn, cx: &mut Context<'_, G>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
-            // Begun here already: its answers will come.
+            // It was already begun here: its answers will arrive.
             return;
         }
         if !G::Protocol::GENERAL && matches!(txn.kind, Kind::General) {
@@ -333,7 +338,7 @@ impl<G: Gateway> Client<G> {
         }
     }
 
-    /// Sends what a transaction begins with.
+    /// Sends the first messages of a transaction.
     fn send_first(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         let open = self.at(id);
         if open.participants.is_empty() || !matches!(open.phase, Phase::Reading) {
@@ -346,7 +351,7 @@ impl<G: Gateway> Client<G> {
         self.send_coordinator_prepare(open, cx);
     }
 
-    /// Sends whatever has not been answered yet.
+    /// Sends all requests that have not been answered yet.
     fn send_outstanding(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         let open = self.at(id);
         match &open.phase {
@@ -384,7 +389,7 @@ impl<G: Gateway> Client<G> {
         }
     }
 
-    /// Asks the coordinator to end the transaction as its caller decided, or to say how it ended.
+    /// Asks the coordinator to end the transaction as its client decided, or for its outcome.
     fn send_end(&self, open: &Open<G>, cx: &mut Context<'_, G>) {
         let msg = match &open.phase {
             Phase::Ending(decision) => G::end_message(open, decision),
@@ -394,7 +399,7 @@ impl<G: Gateway> Client<G> {
         cx.send(self.routes.leader(open.coordinator), msg);
     }
 
-    /// The coordinator says how a transaction ended.
+    /// The coordinator reports the outcome of a transaction.
     pub(crate) fn on_decided(
         &mut self,
         from: NodeId,
@@ -403,12 +408,12 @@ impl<G: Gateway> Client<G> {
         path: impl FnOnce(&Open<G>) -> &'static str,
         cx: &mut Context<'_, G>,
     ) {
-        // It has finished: a repetition.
+        // It has finished: this is a repetition.
         let Some(open) = self.open.get(&id) else { return };
         self.routes.learn(open.coordinator, from, cx.now());
         if outcome == Outcome::Aborted(AbortReason::Recovery) {
-            // Some participant never got the prepare. One that is only written to owes no answer, so
-            // this is the only sign that its leader may be gone.
+            // Some participant never received the prepare. A participant that is only written to
+            // need not answer, so this is the only sign that its leader may have failed.
             for &partition in open.participants.keys() {
                 self.routes.suspect(partition, open.begun, cx.now());
             }
@@ -417,7 +422,7 @@ impl<G: Gateway> Client<G> {
         self.finish(id, outcome, path, cx);
     }
 
-    /// The read round is complete: ask the caller, or compute in its stead.
+    /// The read round is complete: return the values to the client, or run the procedure.
     pub(crate) fn on_all_answered(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         let open = self.at_mut(id);
         match (&open.phase, &open.txn.kind) {
@@ -434,7 +439,7 @@ impl<G: Gateway> Client<G> {
         }
     }
 
-    /// Computes a procedure from what was read, and asks to commit what it writes.
+    /// Runs a procedure on the values read, and asks to commit its writes.
     pub(crate) fn end_procedure(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         let open = self.at(id);
         let Kind::Procedure(ops) = &open.txn.kind else { unreachable!("{id} is no procedure") };
@@ -445,9 +450,9 @@ impl<G: Gateway> Client<G> {
         G::carry_out(self, id, decision, cx);
     }
 
-    /// The caller of an interactive transaction has decided.
+    /// The client of an interactive transaction has decided.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Context<'_, G>) {
-        // It has finished: its caller will hear, or has heard.
+        // It has finished: its client will receive the outcome, or already has.
         let Some(open) = self.open.get(&id) else { return };
         match open.phase {
             Phase::Deciding => {}
@@ -482,7 +487,7 @@ impl<G: Gateway> Client<G> {
         self.ask(id, cx);
     }
 
-    /// Sends what a new phase or round asks for.
+    /// Sends the requests of a new phase or round.
     pub(crate) fn ask(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         self.at_mut(id).asked = RetryState::new(cx.now());
         self.send_outstanding(id, cx);
@@ -490,7 +495,7 @@ impl<G: Gateway> Client<G> {
         self.set_resend_timer(id, resend_after, cx);
     }
 
-    /// A caller lost track of a transaction that it began here or elsewhere.
+    /// A client asks for the outcome of a transaction that it began here or at another gateway.
     fn on_resolve_request(
         &mut self,
         txn: Txn,
@@ -509,7 +514,7 @@ impl<G: Gateway> Client<G> {
         }
         open.is_resolved = true;
         if open.participants.is_empty() && !is_general {
-            // It may be open here, and must not finish again when its caller decides.
+            // It may be pending here, and must not finish a second time when its client decides.
             self.open.insert(id, open);
             self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
             return;
@@ -521,7 +526,7 @@ impl<G: Gateway> Client<G> {
         G::resolve(self, id, decision, cx);
     }
 
-    /// A part of what a read-only transaction reads is more than one answer may tell.
+    /// A part of a read-only transaction's values exceeds the size of an answer.
     pub(crate) fn on_too_much(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         if let Some(open) = self.open.get(&id)
             && matches!(open.phase, Phase::Snapshotting(_))
@@ -530,7 +535,7 @@ impl<G: Gateway> Client<G> {
         }
     }
 
-    /// One participant's part of a read-only transaction; none if a pending transaction is in its way
+    /// One participant's part of a read-only transaction; none if a pending transaction conflicts
     /// (Carousel §4.4.2).
     pub(crate) fn on_read_only_result(
         &mut self,
@@ -539,7 +544,7 @@ impl<G: Gateway> Client<G> {
         snapshot: Option<Snapshot>,
         cx: &mut Context<'_, G>,
     ) {
-        // It has finished, and perhaps another transaction was given its name: a repetition.
+        // It has finished, and another transaction may have its name: this is a repetition.
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting(snapshots) = &mut open.phase else { return };
         let Some(snapshot) = snapshot else {
@@ -555,7 +560,7 @@ impl<G: Gateway> Client<G> {
         }
     }
 
-    /// Every part is here: done, or some are asked again.
+    /// All parts are here: the transaction ends, or some participants are asked again.
     fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         let open = self.at_mut(id);
         let Phase::Snapshotting(snapshots) = &mut open.phase else {
@@ -575,7 +580,7 @@ impl<G: Gateway> Client<G> {
         }
     }
 
-    /// Tells the caller, and forgets.
+    /// Sends the outcome to the client, and forgets the transaction.
     pub(crate) fn finish(
         &mut self,
         id: TxnId,
@@ -588,7 +593,7 @@ impl<G: Gateway> Client<G> {
         cx.cancel_timer(Timer::Resend(id).into());
         let mut outcome = outcome;
         match (&open.txn.kind, &open.phase, outcome) {
-            // What the procedure refuses looks like the client's own abort to the coordinator.
+            // To the coordinator, a procedure's refusal looks like the client's own abort.
             (
                 Kind::Procedure(ops),
                 Phase::Ending(Decision::Abort),
@@ -609,7 +614,7 @@ impl<G: Gateway> Client<G> {
         cx.finish(id, outcome, path);
     }
 
-    /// `from` does not lead `partition`. Sends the request again to the replica that does.
+    /// `from` does not lead `partition`. Sends the request again to the replica that leads.
     pub(crate) fn on_not_leader(
         &mut self,
         from: NodeId,
@@ -621,7 +626,7 @@ impl<G: Gateway> Client<G> {
         if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
         }
-        // It has finished, or what was asked was about no single transaction, like a heartbeat.
+        // It has finished; or the request was not about a single transaction, like a heartbeat.
         let Some(open) = txn.and_then(|txn| self.open.get(&txn)) else { return };
         match &open.phase {
             Phase::Reading => {
@@ -650,7 +655,7 @@ impl<G: Gateway> Client<G> {
         }
     }
 
-    /// No answer arrived in time: suspect the leader, send again, and double the time-out.
+    /// No answer arrived in time: suspects the leader, sends again, and doubles the time-out.
     pub(crate) fn on_resend_timeout(&mut self, id: TxnId, cx: &mut Context<'_, G>) {
         let Some(open) = self.open.get_mut(&id) else {
             unreachable!("{id} has finished, and its timer goes on");
@@ -678,7 +683,8 @@ impl<G: Gateway> Client<G> {
         self.set_resend_timer(id, timeout, cx);
     }
 
-    /// Tells coordinators, or participants, whose callers are alive (Carousel §4.3.1).
+    /// Sends heartbeats to coordinators or participants for transactions whose clients are alive
+    /// (Carousel §4.3.1).
     pub(crate) fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_, G>) {
         let now = cx.now();
         let interval = G::timeouts(&self.config).heartbeat_interval;

@@ -25,8 +25,8 @@
 //! The traits also have hooks for what only one protocol does. In two-phase locking the coordinator
 //! asks for votes and logs nothing before the decision, so it decides with its own code.
 //!
-//! Handlers of leaders are methods of `hosting::Leading`: where no replica leads, they
-//! cannot be called.
+//! Handlers of leaders are methods of `hosting::Leading`: where no replica leads, they cannot be
+//! called.
 
 mod coordinator;
 mod gateway;

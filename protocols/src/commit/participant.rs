@@ -1,6 +1,6 @@
-//! A leader as participant, where participants vote unasked: what it says of its votes, and what it
-//! remembers until everybody who took part can forget (Carousel §4.1.3, §4.3.3, as corrected by R1 and
-//! R6).
+//! A leader as participant, for protocols whose participants vote without a request: its votes, and
+//! what it remembers until all parties of a transaction can forget it (Carousel §4.1.3, §4.3.3, as
+//! corrected by R1 and R6).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,18 +15,19 @@ use super::votes::Gathering;
 use crate::hosting::{Leading, World};
 use crate::waiting::{BATCH, RetryState, take_due};
 
-/// What a leader keeps as participant.
+/// A leader's state as participant.
 #[derive(Debug)]
 pub struct Participation<P> {
-    /// Prepares proposed, not yet chosen.
+    /// Prepares that are proposed but not chosen.
     pub preparing: BTreeMap<TxnId, P>,
-    /// Refusals proposed, not yet chosen.
+    /// Refusals that are proposed but not chosen.
     pub refusing: BTreeSet<TxnId>,
-    /// Decisions proposed, not yet chosen.
+    /// Decisions that are proposed but not chosen.
     pub ending: BTreeSet<TxnId>,
-    /// When the coordinator of a prepared transaction was last asked for the decision.
+    /// For each prepared transaction, when its coordinator was last asked for the decision.
     pub asked: BTreeMap<TxnId, RetryState>,
-    /// Endings that the coordinator's group may still ask about, and when it was last asked.
+    /// Ended transactions about which the coordinator's group may still ask, and when that group
+    /// was last asked.
     unforgotten: BTreeMap<TxnId, RetryState>,
     /// Coordinators that were asked what may be forgotten and have not answered, and since when.
     forget_asked: BTreeMap<PartitionId, Time>,
@@ -46,7 +47,7 @@ impl<P> Default for Participation<P> {
 }
 
 impl<P> Participation<P> {
-    /// A new leader's, which finds these prepared and those ended.
+    /// The state of a new leader, whose log has these prepared and ended transactions.
     pub fn new<'a>(
         prepared: impl Iterator<Item = &'a TxnId>,
         ended: impl Iterator<Item = &'a TxnId>,
@@ -59,7 +60,7 @@ impl<P> Participation<P> {
         }
     }
 
-    /// What must be gone after quiet.
+    /// State that must disappear when nothing is pending.
     pub fn leaks(&self) -> Vec<Leak> {
         vec![
             ("prepares under way", self.preparing.len()),
@@ -72,7 +73,7 @@ impl<P> Participation<P> {
 }
 
 impl<R: Gathering> Leading<'_, R> {
-    /// To the coordinator: how this partition votes.
+    /// Sends this partition's vote to the coordinator.
     pub fn send_vote(
         &self,
         txn: TxnId,
@@ -84,7 +85,7 @@ impl<R: Gathering> Leading<'_, R> {
         world.send_to_leader(coordinator, vote.into());
     }
 
-    /// To the coordinator of a prepared transaction: what was decided?
+    /// Asks the coordinator of a prepared transaction for the decision.
     fn query_decision(
         &self,
         txn: TxnId,
@@ -96,25 +97,25 @@ impl<R: Gathering> Leading<'_, R> {
         world.send_to_leader(coordinator, query.into());
     }
 
-    /// The decision is in the log.
+    /// Reports that the decision is in the log.
     pub fn acknowledge(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_, R>) {
         let ack = ToCoordinator::Ack { txn, coordinator, partition: self.id };
         world.send_to_leader(coordinator, ack.into());
     }
 
-    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent
-    /// for so long that this group acknowledged it.
+    /// True if this group knows nothing of a transaction, because its client has acknowledged it,
+    /// or was silent for so long that the group acknowledged it.
     pub fn has_forgotten(&mut self, txn: TxnId) -> bool {
         !self.leader.is_arriving(txn) && self.state.has_forgotten(txn)
     }
 
-    /// It will never be prepared here, which the log says already; nor will another attempt of that
-    /// name. A coordinator that has decided needs no vote; one that has not would ask for ever.
+    /// It will never be prepared here, according to the log; nor will another attempt of that name.
+    /// A coordinator that has decided needs no vote; one that has not would ask for ever.
     pub fn refuse_forgotten(&self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_, R>) {
         self.send_vote(txn, coordinator, R::refusal(AbortReason::Invalid), world);
     }
 
-    /// Earlier attempts of a transaction that are prepared here, or about to be, and their
+    /// Earlier attempts of a transaction that are prepared or being prepared here, and their
     /// coordinators.
     pub fn earlier_attempts(&mut self, txn: TxnId) -> Vec<(TxnId, PartitionId)> {
         let earlier = TxnId { attempt: 0, ..txn }..txn;
@@ -127,7 +128,8 @@ impl<R: Gathering> Leading<'_, R> {
             .collect()
     }
 
-    /// How did this partition vote? True if that was answered, or the answer is on its way to the log.
+    /// Answers a coordinator that asks for this partition's vote. True if it answered, or the
+    /// answer is being written to the log.
     pub fn answer_query_prepare(
         &mut self,
         txn: TxnId,
@@ -151,10 +153,10 @@ impl<R: Gathering> Leading<'_, R> {
         true
     }
 
-    /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
-    /// partition's own refusal, to be voted.
+    /// A transaction has ended here in the log. A decision must be acknowledged; the partition's
+    /// own refusal is a vote.
     pub fn answer_ended(&mut self, txn: TxnId, by_decision: bool, world: &mut World<'_, R>) {
-        // Else it ended here before, by an earlier leader, and everybody has forgotten it.
+        // Otherwise an earlier leader ended it, and all parties have forgotten it.
         let Some(ended) = self.state.ended.get(&txn).copied() else { return };
         if by_decision {
             self.acknowledge(txn, ended.coordinator, world);
@@ -163,7 +165,7 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// What is kept of a transaction under way goes; only its ending is kept. True if a decision ended
+    /// Drops the state of a pending transaction and keeps only its ending. True if a decision ended
     /// it.
     pub fn take_ended(&mut self, txn: TxnId, now: Time) -> bool {
         let Participation { preparing, refusing, ending, asked, unforgotten, .. } =
@@ -198,7 +200,7 @@ impl<R: Gathering> Leading<'_, R> {
         self.ask_new_leader(txn, other, world);
     }
 
-    /// R6: these need not be remembered for the coordinator's sake any more.
+    /// R6: these outcomes need not be remembered for the coordinator any more.
     pub fn on_forget(
         &mut self,
         coordinator: PartitionId,
@@ -217,8 +219,8 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// Overdue work as participant: ask what became of prepared transactions, and which endings may be
-    /// forgotten.
+    /// Overdue work as participant: ask for the decisions on prepared transactions, and which
+    /// outcomes may be forgotten.
     pub fn sweep_participation(&mut self, world: &mut World<'_, R>) {
         let (now, after) = (world.cx.now(), R::timeouts(world.config).query_after);
         let due = match R::never_asks(world.config) {
@@ -230,7 +232,8 @@ impl<R: Gathering> Leading<'_, R> {
                 unreachable!("{} doubts {txn}, which is not prepared", self.id);
             };
             let (coordinator, vote) = R::vote(prepared);
-            // Silence may mean that the caller still thinks, or that nobody is there.
+            // No answer may mean that the client has not decided yet, or that the coordinator has
+            // failed.
             world.suspect(coordinator, last.at);
             self.query_decision(txn, coordinator, vote, world);
         }
@@ -242,11 +245,11 @@ impl<R: Gathering> Leading<'_, R> {
         let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
         let Participation { unforgotten, forget_asked, .. } = self.leader.participation();
         unforgotten.retain(|txn, asked| {
-            // First what costs nothing: there may be tens of thousands, and few are due.
+            // The cheap test first: there may be tens of thousands, and few are due.
             if !asked.is_due(after, now) {
                 return true;
             }
-            // Else it is forgotten: its client acknowledged it.
+            // Otherwise it was forgotten: its client acknowledged it.
             let Some(ended) = self.state.ended.get(txn) else { return false };
             let batch = batches.entry(ended.coordinator).or_default();
             if batch.len() < BATCH {

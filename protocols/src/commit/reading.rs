@@ -1,6 +1,6 @@
-//! Read-only transactions that wait for prepared writers (Natto, two-phase locking): a leader
+//! Read-only transactions that wait for prepared writers (Natto, two-phase locking). A leader
 //! answers with the newest values, and promises how long they stay the newest (C12, R8). Carousel
-//! refuses a reader that would have to wait.
+//! refuses such a reader instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,11 +13,11 @@ use super::state::State;
 use crate::gateway::Snapshot;
 use crate::hosting::{CommandOf, Leading, World};
 
-/// What the state of a group says of timestamps.
+/// The timestamps in a group's state.
 pub trait Promises {
-    /// At or above every commit timestamp applied.
+    /// At or above every applied commit timestamp.
     fn floor(&self) -> Timestamp;
-    /// At or above every timestamp that any leader promised.
+    /// At or above every timestamp that any leader has promised.
     fn ceiling(&self) -> Timestamp;
 }
 
@@ -31,23 +31,23 @@ impl<P, E, C> Promises for State<P, E, C> {
     }
 }
 
-/// How a protocol fills in read-only transactions that wait for writers.
+/// The hooks by which a protocol completes readers that wait for writers.
 pub trait Reader: Coordinator<State: Promises> {
     /// A request waits for a leadership check.
     const READ_INDEX: Self::Note;
     /// A request waits for prepared writers.
     const READ_WAIT: Self::Note;
 
-    /// Where the leader keeps it.
+    /// The leader's field for it.
     fn reading(&mut self) -> &mut Reading;
     /// Transactions that may write one of these keys, or have committed such a write, and are still
     /// pending in the log.
     fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId>;
-    /// What one of them will not commit below; none if nothing is known of that.
+    /// The timestamp below which one of them will not commit; none if that is not known.
     fn proposal(leading: &Leading<'_, Self>, writer: TxnId) -> Option<Timestamp>;
-    /// Later timestamps may be promised.
+    /// The command that allows later timestamps to be promised.
     fn ceiling_command(ceiling: Timestamp) -> CommandOf<Self>;
-    /// To the client: the values, unless they do not fit into one answer.
+    /// The answer to the client: the values, unless they do not fit into one message.
     fn snapshot_message(
         txn: TxnId,
         partition: PartitionId,
@@ -55,20 +55,20 @@ pub trait Reader: Coordinator<State: Promises> {
         is_too_much: bool,
     ) -> Self::Msg;
 
-    /// True if readers need no lease: unsafe, for tests.
+    /// True if readers need no lease: unsafe, for mutations.
     fn skips_lease(_config: &Self::Config) -> bool {
         false
     }
-    /// True if readers do not wait for writers: unsafe, for tests.
+    /// True if readers do not wait for writers: unsafe, for mutations.
     fn skips_writers(_config: &Self::Config) -> bool {
         false
     }
 }
 
-/// What a leader has promised to readers, and which of them wait.
+/// A leader's promises to readers, and the readers that wait.
 #[derive(Debug, Default)]
 pub struct Reading {
-    /// Proposals must be larger (C11).
+    /// New proposals must be larger (C11).
     pub floor: Timestamp,
     /// The highest ceiling proposed.
     ceiling_proposed: Timestamp,
@@ -78,45 +78,46 @@ pub struct Reading {
     above_ceiling: Vec<WaitingRead>,
     /// Requests that wait for prepared transactions to end.
     behind: Vec<WaitingRead>,
-    /// Numbers leadership checks.
+    /// The number of the next leadership check.
     next_check: u64,
 }
 
 impl Reading {
-    /// A new leader's. A predecessor may have promised anything up to its ceiling (C12, R8).
+    /// The state of a new leader. Its predecessor may have promised anything up to the ceiling
+    /// (C12, R8).
     pub fn new(state: &impl Promises) -> Self {
         let (floor, ceiling_proposed) = (state.ceiling().max(state.floor()), state.ceiling());
         Self { floor, ceiling_proposed, ..Self::default() }
     }
 
-    /// How many requests wait.
+    /// The number of waiting requests.
     pub fn len(&self) -> usize {
         self.checked.len() + self.above_ceiling.len() + self.behind.len()
     }
 }
 
-/// A read-only request that cannot be served yet.
+/// A read-only request that waits.
 #[derive(Clone, Debug)]
 pub struct WaitingRead {
-    /// Who asks.
+    /// The gateway.
     pub client: NodeId,
-    /// For which transaction.
+    /// The transaction.
     pub txn: TxnId,
-    /// What it reads here.
+    /// The keys to read.
     pub keys: Vec<Key>,
-    /// The answer must hold at least until then.
+    /// The answer must be valid at least until this timestamp.
     pub at_least: Timestamp,
-    /// Transactions that were prepared when the request came, may write its keys, and are still
-    /// pending; none before the leader has looked. Later ones do not matter: no client had their
-    /// outcome when this transaction began.
+    /// Transactions that were prepared when the request arrived, may write its keys, and are still
+    /// pending; none before the leader has checked. Later transactions do not matter: no client had
+    /// their outcome when this one began.
     pub behind: Option<BTreeSet<TxnId>>,
 }
 
 impl<R: Reader> Leading<'_, R> {
     /// A read-only transaction's part: the newest values, and how long they are promised to be the
-    /// newest. Served under a lease or after a leadership check (C12), within the ceiling that the
-    /// group has agreed to honour (R8), and not before every writer has ended that was prepared when
-    /// the request came: a client may have the outcome of one of them.
+    /// newest. It is served under a lease or after a leadership check (C12), and within the ceiling
+    /// that the group has agreed on (R8). It waits for every writer that was prepared when the
+    /// request arrived: some client may already have that writer's outcome.
     pub fn on_read_only(&mut self, read: WaitingRead, world: &mut World<'_, R>) {
         if self.replica.has_lease(world.cx.now()) || R::skips_lease(world.config) {
             self.read_as_leader(read, world);
@@ -171,7 +172,7 @@ impl<R: Reader> Leading<'_, R> {
         let WaitingRead { client, txn, keys, at_least, .. } = read;
         let wanted = world.cx.clock().now.max(at_least).max(self.leader.reading().floor);
         let mut valid_until = wanted.min(self.state.ceiling()).max(self.state.floor());
-        // Writers that prepared since the request came will not commit below their proposals.
+        // Writers that prepared after the request arrived will not commit below their proposals.
         for writer in self.leader.writers(&keys) {
             let proposal = R::proposal(self, writer).unwrap_or(Timestamp::MAX);
             valid_until = valid_until.min(Timestamp(proposal.0.saturating_sub(1)));
@@ -188,7 +189,7 @@ impl<R: Reader> Leading<'_, R> {
         world.send(client, R::snapshot_message(txn, self.id, snapshot, is_too_much));
     }
 
-    /// `txn` has ended: read-only requests need not wait for it any more.
+    /// `txn` has ended: read-only requests do not wait for it any more.
     pub fn release_reads(&mut self, txn: TxnId, world: &mut World<'_, R>) {
         let mut free = Vec::new();
         self.leader.reading().behind.retain_mut(|read| {
@@ -206,15 +207,15 @@ impl<R: Reader> Leading<'_, R> {
         }
     }
 
-    /// A later ceiling is chosen: answer the requests that waited for it.
+    /// A higher ceiling is chosen: answers the requests that waited for it.
     pub fn on_ceiling(&mut self, world: &mut World<'_, R>) {
         for read in std::mem::take(&mut self.leader.reading().above_ceiling) {
             self.on_read_only(read, world);
         }
     }
 
-    /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
-    /// is chosen, and extends it well before it is reached.
+    /// Ensures that the ceiling is above `timestamp` before any later log entry is chosen, and
+    /// raises it well before it is reached.
     pub fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_, R>) {
         let ahead = R::timeouts(world.config).ceiling_ahead;
         if self.leader.reading().ceiling_proposed < timestamp + ahead / 2 {

@@ -1,7 +1,8 @@
-//! What every replica of a partition knows: a function of the partition's log alone.
+//! The state that every replica of a partition has: a function of the partition's log alone.
 //!
-//! One partition plays two roles, and its one log serves both: *participant* in transactions that
-//! touch its keys, and *coordinator* of transactions that clients in its leader's region began.
+//! One partition plays two roles, and its one log serves both. It is *participant* in transactions
+//! that access its keys, and *coordinator* of transactions whose clients are in its leader's
+//! region.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +22,11 @@ use crate::hosting::Divisible;
 use crate::replication::Index;
 use crate::sizes::TXN;
 
-/// A participant, as a coordinator's group knows it.
+/// A participant, as the coordinator's group knows it.
 pub trait Part: Clone {
     /// Its partition.
     fn partition(&self) -> PartitionId;
-    /// One of which nothing else is known.
+    /// A participant of which only the partition is known.
     fn bare(partition: PartitionId) -> Self;
 }
 
@@ -51,11 +52,11 @@ impl Part for Participant {
 
 /// A commit request, as it is replicated in the coordinator's group.
 pub trait Request {
-    /// Which of the client's requests, from 1.
+    /// The number of the client's request, from 1.
     fn round(&self) -> u32;
-    /// True if it takes the place of one that is in the log already.
+    /// True if it replaces one that is already in the log.
     fn supersedes(&self, known: &Self) -> bool;
-    /// What the client wants written.
+    /// The client's writes.
     fn writes(&self) -> &Writes;
 }
 
@@ -68,23 +69,24 @@ pub enum Verdict {
     Abort(AbortReason),
 }
 
-/// How a transaction ended at this participant. Kept so that nothing late can revive it (R1, C9)
-/// until everybody who took part knows *and* its client has acknowledged it (R6).
+/// How a transaction ended at this participant. It is kept so that no late message can revive the
+/// transaction (R1, C9), until all parties know the outcome *and* its client has acknowledged it
+/// (R6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Ended {
     /// The group that decided.
     pub coordinator: PartitionId,
     /// The decision.
     pub outcome: Outcome,
-    /// The coordinator's group has said that it will not ask again.
+    /// True if the coordinator's group has said that it will not ask again.
     pub is_forgettable: bool,
 }
 
-/// A transaction that this partition's group coordinates and that has not been acknowledged by
-/// every participant. `A` is a participant, `Q` a commit request.
+/// A transaction that this group coordinates and that some participant has not acknowledged. `A` is
+/// a participant, `Q` a commit request.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Coordinated<A, Q> {
-    /// Who takes part.
+    /// The participants.
     pub participants: Vec<A>,
     /// The commit request, once it is replicated.
     pub request: Option<Q>,
@@ -99,18 +101,18 @@ impl<A, Q> Default for Coordinated<A, Q> {
 }
 
 impl<A: Part, Q: Request> Coordinated<A, Q> {
-    /// Which of the client's requests is the last; 0 if there is none.
+    /// The number of the client's last request; 0 if there is none.
     #[must_use]
     pub fn round(&self) -> u32 {
         self.request.as_ref().map_or(0, Q::round)
     }
 
-    /// The partitions that take part.
+    /// The participating partitions.
     pub fn partitions(&self) -> impl Iterator<Item = PartitionId> {
         self.participants.iter().map(A::partition)
     }
 
-    /// Learns who takes part, if nothing was known.
+    /// Stores the participants, if they were not known.
     fn know(&mut self, participants: impl IntoIterator<Item = A>) {
         if self.participants.is_empty() {
             self.participants = participants.into_iter().collect();
@@ -118,25 +120,25 @@ impl<A: Part, Q: Request> Coordinated<A, Q> {
     }
 }
 
-/// A partition's replicated state, data apart. `P` is a transaction as this partition prepared it,
-/// `E` how one ended at this participant, and `C` one as its coordinator's group knows it.
+/// A partition's replicated state, except its data. `P` is a transaction that this partition has
+/// prepared, `E` one that has ended at this participant, and `C` one that this group coordinates.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct State<P, E, C> {
     /// Index of the last log entry applied.
     pub applied: Index,
-    /// Prepared, decision unknown.
+    /// Prepared; the decision is not known.
     pub prepared: BTreeMap<TxnId, P>,
-    /// Ended here as participant.
+    /// Ended at this participant.
     pub ended: BTreeMap<TxnId, E>,
-    /// Coordinated here, not yet acknowledged by all.
+    /// Coordinated here, and not acknowledged by all participants.
     pub coordinated: BTreeMap<TxnId, C>,
-    /// Coordinated here and acknowledged by all; kept for clients that ask again.
+    /// Coordinated here and acknowledged by all participants; kept for clients that ask again.
     pub settled: BTreeMap<TxnId, Outcome>,
-    /// At or above every commit timestamp applied here, for reads and for writes (C11).
+    /// At or above every commit timestamp applied here, of reads and of writes (C11).
     pub floor: Timestamp,
-    /// At or above every timestamp that any leader promised (R8).
+    /// At or above every timestamp that any leader has promised (R8).
     pub ceiling: Timestamp,
-    /// Clients know the outcomes of their transactions below these counters.
+    /// For each client, the counter below which it knows all its outcomes.
     pub acknowledged: BTreeMap<ClientId, u64>,
 }
 
@@ -155,10 +157,10 @@ impl<P, E, C> Default for State<P, E, C> {
     }
 }
 
-/// What an applied command changed, for the leader to act on.
+/// The change that an applied command made, for the leader to act on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Applied {
-    /// Nothing that anybody waits for.
+    /// No change that anybody waits for.
     Nothing,
     /// The transaction is prepared here.
     Prepared(TxnId),
@@ -174,7 +176,7 @@ pub enum Applied {
     Ceiling,
 }
 
-/// In both roles, whatever is known of transactions that have ended.
+/// For both roles.
 impl<P, E, C> State<P, E, C> {
     /// The partition has prepared a transaction.
     pub(crate) fn prepare(&mut self, txn: TxnId, prepared: impl FnOnce() -> P) -> Applied {
@@ -185,7 +187,7 @@ impl<P, E, C> State<P, E, C> {
         Applied::Prepared(txn)
     }
 
-    /// A transaction that was prepared here until now commits: its writes are put into the store.
+    /// A transaction that was prepared here commits: its writes are put into the store.
     pub(crate) fn commit(
         &mut self,
         partition: PartitionId,
@@ -197,8 +199,9 @@ impl<P, E, C> State<P, E, C> {
         for (key, value) in writes {
             store.put(partition, key.clone(), version, value.clone());
         }
-        // Also for a transaction that only read here: a later writer of what it read must get a
-        // larger timestamp, or a snapshot could see that writer and not this (C11).
+        // This also holds for a transaction that only read here. A later writer of a key that it
+        // read must get a larger timestamp; otherwise a snapshot could see that writer and not this
+        // transaction (C11).
         self.floor = self.floor.max(timestamp);
         self.ceiling = self.ceiling.max(timestamp);
     }
@@ -209,31 +212,31 @@ impl<P, E, C> State<P, E, C> {
         self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
     }
 
-    /// True if the transaction has ended here, or its client knows its outcome: nothing late may
+    /// True if the transaction has ended here, or its client knows its outcome: no late message may
     /// prepare it.
     #[must_use]
     pub fn is_over(&self, txn: TxnId) -> bool {
         self.ended.contains_key(&txn) || self.is_acknowledged(txn)
     }
 
-    /// True if nothing is known here of a transaction whose client has acknowledged it, or was silent for so
-    /// long that this group acknowledged it.
+    /// True if this group knows nothing of a transaction, because its client has acknowledged it,
+    /// or was silent for so long that the group acknowledged it.
     pub(crate) fn has_forgotten(&self, txn: TxnId) -> bool {
         self.is_acknowledged(txn)
             && !self.prepared.contains_key(&txn)
             && !self.ended.contains_key(&txn)
     }
 
-    /// Later timestamps may be promised.
+    /// Allows later timestamps to be promised.
     pub(crate) fn raise_ceiling(&mut self, ceiling: Timestamp) -> Applied {
         self.ceiling = self.ceiling.max(ceiling);
         Applied::Ceiling
     }
 }
 
-/// As participant, of transactions that everybody who took part must forget together.
+/// For the role of participant: transactions that all parties forget together.
 impl<P, C> State<P, Ended, C> {
-    /// A transaction that is not prepared here, or not any more, ends.
+    /// Ends a transaction that is not prepared here, or not any more.
     pub(crate) fn end(
         &mut self,
         txn: TxnId,
@@ -248,7 +251,7 @@ impl<P, C> State<P, Ended, C> {
         Applied::Ended(txn)
     }
 
-    /// The coordinators' groups will not ask about these again (R6).
+    /// The coordinators' groups will not ask about these outcomes again (R6).
     pub(crate) fn forget(&mut self, txns: &[TxnId]) {
         for txn in txns {
             let is_acknowledged = self.is_acknowledged(*txn);
@@ -262,9 +265,9 @@ impl<P, C> State<P, Ended, C> {
     }
 }
 
-/// As coordinator.
+/// For the role of coordinator.
 impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
-    /// A client has said who takes part in its transaction.
+    /// Stores the participants of a client's transaction.
     pub(crate) fn coordinate(&mut self, txn: TxnId, participants: &[A]) {
         if !self.is_acknowledged(txn) && !self.settled.contains_key(&txn) {
             let entry = self.coordinated.entry(txn).or_default();
@@ -292,8 +295,8 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
         Applied::Requested(txn)
     }
 
-    /// A decision, or an abort that decides `only_after` that request of the client's, and after no
-    /// later one (R2).
+    /// Stores a decision. An abort with `only_after` counts only if that request of the client is
+    /// the last one in the log (R2).
     pub(crate) fn decide(
         &mut self,
         txn: TxnId,
@@ -326,8 +329,7 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
         Applied::Settled
     }
 
-    /// What the coordinator sends to `partition`: the decision, with the writes of the partition's
-    /// keys.
+    /// The message to `partition`: the decision, with the writes of the partition's keys.
     pub(crate) fn verdict(
         &self,
         (txn, partition): (TxnId, PartitionId),
@@ -347,7 +349,7 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
         }
     }
 
-    /// How a transaction ended, if an entry that is applied says so.
+    /// The outcome of a transaction, if the applied entry states one.
     pub(crate) fn told_by(&self, applied: Applied) -> Option<Claim> {
         let (txn, outcome) = match applied {
             Applied::Ended(txn) => (txn, self.ended.get(&txn)?.outcome),
@@ -361,7 +363,7 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
         Some(Claim::Decided { txn, outcome })
     }
 
-    /// What this group knows of a transaction's outcome, as its coordinator.
+    /// The outcome of a transaction, as its coordinator's group knows it.
     #[must_use]
     pub fn decision(&self, txn: TxnId) -> Option<Outcome> {
         self.settled.get(&txn).copied().or_else(|| self.coordinated.get(&txn)?.decision)
@@ -386,11 +388,11 @@ impl<P, A: Part, Q: Request> Outcomes for State<P, Ended, Coordinated<A, Q>> {
     }
 }
 
-/// In both roles.
+/// For both roles.
 impl<P, C> State<P, Ended, C> {
-    /// `client` knows what became of its transactions below a counter (R6).
+    /// `client` knows the outcomes of its transactions below a counter (R6).
     pub(crate) fn acknowledge(&mut self, client: ClientId, below: u64) {
-        // Else this was known.
+        // Otherwise this was already known.
         let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
         let gone: Vec<TxnId> = self
             .ended
@@ -409,7 +411,7 @@ impl<P, C> State<P, Ended, C> {
 
 /// Encoded size of an outcome with its transaction's name.
 const OUTCOME: usize = TXN + 16;
-/// Encoded size of what a client has acknowledged.
+/// Encoded size of a client's acknowledgement.
 const ACKNOWLEDGED: usize = 16;
 
 impl<P, E, C> Divisible for State<P, E, C>

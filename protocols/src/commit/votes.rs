@@ -1,8 +1,9 @@
-//! A leader as coordinator, until it is decided, where participants vote unasked: collect the commit
-//! request and the votes, and decide (Carousel §4.1.2, §4.3). `participant` has the votes.
+//! A leader as coordinator before the decision, for protocols whose participants vote without a
+//! request. It collects the commit request and the votes, and decides (Carousel §4.1.2, §4.3).
+//! `participant` sends the votes.
 //!
-//! Who takes part and what the client asked to commit are in the log of the coordinator's group. So a
-//! new leader only lacks the votes, and asks for them.
+//! The participants and the client's commit request are in the log of the coordinator's group. So a
+//! new leader lacks only the votes, and asks for them.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,8 @@ use super::participant::Participation;
 use super::state::{Applied, Coordinated, Ended, Part, Request, State};
 use crate::hosting::{CommandOf, Leading, World};
 
-/// How a protocol whose participants vote unasked fills in the coordinator and the participant.
+/// The hooks by which a protocol, whose participants vote without a request, completes the
+/// coordinator and the participant.
 pub trait Gathering:
     Coordinator<
         State = State<
@@ -35,21 +37,21 @@ pub trait Gathering:
     /// A commit request, as it is replicated.
     type Request: Request;
 
-    /// These take part in a transaction.
+    /// The command that stores the participants of a transaction.
     fn coordinate_command(
         txn: TxnId,
         participants: Vec<Self::Part>,
         acknowledged_below: u64,
     ) -> CommandOf<Self>;
-    /// A decision. With `only_after`, an abort that counts only if the log holds no later commit
-    /// request.
+    /// The command for a decision. With `only_after`, an abort that counts only if the log has no
+    /// later commit request.
     fn decide_command(
         txn: TxnId,
         outcome: Outcome,
         only_after: Option<u32>,
         participants: Vec<PartitionId>,
     ) -> CommandOf<Self>;
-    /// The decision of these participants' votes; none while they leave it open.
+    /// The decision that follows from these participants' votes; none while it is open.
     fn judge(
         participants: &[PartitionId],
         request: Option<&Self::Request>,
@@ -57,35 +59,35 @@ pub trait Gathering:
         world: &mut World<'_, Self>,
     ) -> Option<Outcome>;
 
-    // As participant.
+    // For the role of participant.
 
-    /// Where the leader keeps it.
+    /// The leader's field for it.
     fn participation(&mut self) -> &mut Participation<Self::Prepared>;
-    /// The group that decides on a transaction that is prepared here, and the vote it stands for.
+    /// The coordinator's group of a transaction that is prepared here, and the vote that follows.
     fn vote(prepared: &Self::Prepared) -> (PartitionId, Self::Vote);
-    /// The vote of a transaction that was refused here.
+    /// The vote for a transaction that was refused here.
     fn refusal(reason: AbortReason) -> Self::Vote;
-    /// The vote of a transaction that has committed here.
+    /// The vote for a transaction that has committed here.
     fn committed(timestamp: Timestamp) -> Self::Vote;
-    /// These need not be remembered for their coordinators' sake.
+    /// The command for outcomes that need not be remembered for their coordinators.
     fn forget_command(txns: Vec<TxnId>) -> CommandOf<Self>;
 
-    // For protocols that do something more.
+    // Optional hooks.
 
     /// True if a transaction that is in no log yet will be voted on.
     fn is_arriving(&mut self, txn: TxnId) -> bool {
         self.participation().preparing.contains_key(&txn)
     }
-    /// True if participants never ask what was decided: unsafe, for tests.
+    /// True if participants never ask for the decision: unsafe, for mutations.
     fn never_asks(_config: &Self::Config) -> bool {
         false
     }
-    /// Takes a vote.
+    /// Stores a vote.
     fn hear(coordinating: &mut Coordinating<Self>, partition: PartitionId, vote: Self::Vote) {
         coordinating.votes.insert(partition, vote);
     }
     /// The votes do not decide the request yet. `is_overdue`: the missing votes have just been
-    /// asked for again.
+    /// requested again.
     fn on_undecided(
         _leading: &mut Leading<'_, Self>,
         _txn: TxnId,
@@ -93,15 +95,15 @@ pub trait Gathering:
         _world: &mut World<'_, Self>,
     ) {
     }
-    /// True if aborts are told before they are chosen: unsafe, for tests.
+    /// True if aborts are announced before they are chosen: unsafe, for mutations.
     fn tells_aborts_at_once(_config: &Self::Config) -> bool {
         false
     }
 }
 
 impl<R: Gathering> Leading<'_, R> {
-    /// What this leader does, as coordinator, about an entry that is applied; `settled` are those that
-    /// it settles.
+    /// This leader's actions, as coordinator, after an entry is applied. `settled` are the
+    /// transactions that it settles.
     pub fn on_coordinated(
         &mut self,
         applied: Applied,
@@ -116,7 +118,7 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// A client begins a transaction: replicate who takes part (Carousel §4.1.4).
+    /// A client begins a transaction: replicate its participants (Carousel §4.1.4).
     pub fn on_coordinator_prepare(
         &mut self,
         client: NodeId,
@@ -131,7 +133,7 @@ impl<R: Gathering> Leading<'_, R> {
             return;
         }
         if self.answer_if_decided(client, txn, world) {
-            // A refusal came before anybody had said who takes part; the others hold locks.
+            // A refusal arrived before the participants were known; the others hold locks.
             if let Some(outcome @ Outcome::Aborted(_)) = self.state.decision(txn) {
                 for partition in participants.iter().map(R::Part::partition) {
                     let end = R::decision_message(self, (txn, partition), outcome, world);
@@ -149,7 +151,7 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// The callers are alive (Carousel §4.3.1).
+    /// The clients of these transactions are alive (Carousel §4.3.1).
     pub fn on_heartbeat(&mut self, txns: &[TxnId], world: &mut World<'_, R>) {
         for txn in txns {
             if let Some(coordinating) = self.under_way(*txn) {
@@ -158,7 +160,8 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// A client asks what became of a transaction that it did not ask to commit, or lost track of.
+    /// A client asks for the outcome of a transaction that it did not ask to commit, or whose
+    /// answer was lost.
     pub fn on_resolve(
         &mut self,
         client: NodeId,
@@ -177,8 +180,9 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// True if a vote may still decide something. A client may know, and have acknowledged, what only an
-    /// earlier leader had decided: such a transaction is still open here, and needs the vote.
+    /// True if a vote may still change something. A client may know, and have acknowledged, an
+    /// outcome that only an earlier leader had decided. Such a transaction is still open here, and
+    /// needs the vote.
     pub fn takes_votes(&self, txn: TxnId) -> bool {
         let state = self.state;
         (state.coordinated.contains_key(&txn) || !state.is_acknowledged(txn))
@@ -199,14 +203,14 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// Decides, if the durable facts do (Carousel §4.1.2).
+    /// Decides, if the durable facts determine the decision (Carousel §4.1.2).
     pub fn try_decide(&mut self, txn: TxnId, world: &mut World<'_, R>) {
         let state = self.state;
         let Some(coordinating) = self.under_way(txn) else {
             unreachable!("{txn} has a vote or a commit request, and {} does not know it", self.id);
         };
         if coordinating.outcome.is_some() || coordinating.is_decision_proposed {
-            // Decided, or about to be by an entry that is in the log already.
+            // It is decided, or an entry that is already in the log will decide it.
             return;
         }
         let known = state.coordinated.get(&txn);
@@ -214,7 +218,7 @@ impl<R: Gathering> Leading<'_, R> {
             known.into_iter().flat_map(|known| known.partitions()).collect();
         let request = known.and_then(|known| known.request.as_ref());
         if request.is_none() {
-            // A refusal decides even before anybody has said who takes part.
+            // A refusal decides even before the participants are known.
             participants.extend(coordinating.votes.keys());
         }
         participants.sort_unstable();
@@ -232,8 +236,8 @@ impl<R: Gathering> Leading<'_, R> {
         self.announce(txn, world);
     }
 
-    /// R2: an abort that nothing durable implies is made durable before anybody hears of it. It
-    /// counts only if no later commit request stands before it in the log.
+    /// R2: an abort that no durable fact implies is made durable before anybody learns of it. It
+    /// counts only if no later commit request precedes it in the log.
     pub fn abort_unilaterally(
         &mut self,
         txn: TxnId,
@@ -253,7 +257,8 @@ impl<R: Gathering> Leading<'_, R> {
         self.propose(R::decide_command(txn, outcome, only_after, participants), world);
     }
 
-    /// C10, R1: a participant has waited long. One that nobody here knows is aborted.
+    /// C10, R1: a participant has waited long. A transaction that this group does not know is
+    /// aborted.
     pub fn on_query_decision(
         &mut self,
         txn: TxnId,
@@ -262,8 +267,8 @@ impl<R: Gathering> Leading<'_, R> {
         world: &mut World<'_, R>,
     ) {
         if !self.takes_votes(txn) {
-            // Everybody who took part has acknowledged the decision. Whoever still holds the
-            // transaction prepared it after its end, so it was not a commit.
+            // All participants have acknowledged the decision. A participant that still has the
+            // transaction prepared it after its end, so the decision was not a commit.
             let outcome = Outcome::Aborted(AbortReason::Recovery);
             let end = R::decision_message(self, (txn, partition), outcome, world);
             world.send_to_leader(partition, end);
@@ -283,7 +288,7 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// R6: which of these may a participant forget? Those whose end everybody has acknowledged.
+    /// R6: a participant may forget the transactions whose end all participants have acknowledged.
     pub fn on_may_forget(
         &mut self,
         partition: PartitionId,
@@ -302,17 +307,18 @@ impl<R: Gathering> Leading<'_, R> {
                 unknown.push(txn);
             }
         }
-        // Also when there are none: silence would make the participant look elsewhere.
+        // Also if there are none: without an answer the participant would search for another
+        // leader.
         let forget = ToParticipant::Forget { partition, coordinator: self.id, txns: done };
         world.send_to_leader(partition, forget.into());
         for txn in unknown {
-            // A refusal whose vote was lost together with everything else about the transaction.
+            // A refusal whose vote was lost together with all other messages of the transaction.
             world.cx.note(Note::QueryAborted.into());
             self.abort_unilaterally(txn, AbortReason::Recovery, vec![partition], world);
         }
     }
 
-    /// A new leader takes over what its group coordinates (Carousel §4.3.3).
+    /// A new leader takes over the transactions that its group coordinates (Carousel §4.3.3).
     pub fn take_over_coordination(&mut self, world: &mut World<'_, R>) {
         let state = self.state;
         if state.coordinated.is_empty() {
@@ -332,7 +338,7 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// Asks every participant whose vote is missing, or only `only`.
+    /// Asks for every missing vote, or only for that of `only`.
     fn ask_for_votes(&mut self, txn: TxnId, only: Option<PartitionId>, world: &mut World<'_, R>) {
         let (id, state) = (self.id, self.state);
         let Some(coordinating) = self.under_way(txn) else {
@@ -350,9 +356,9 @@ impl<R: Gathering> Leading<'_, R> {
         }
     }
 
-    /// Another replica leads `partition` now: ask there what this leader still wants of it.
+    /// A new replica leads `partition`: sends it this leader's open requests.
     pub fn ask_new_leader(&mut self, txn: TxnId, partition: PartitionId, world: &mut World<'_, R>) {
-        // It was asked about as a participant, or it is settled meanwhile.
+        // The request concerned it as participant, or the transaction is settled meanwhile.
         let Some(coordinating) = self.under_way(txn) else { return };
         if coordinating.is_told {
             self.tell_participants(txn, Some(partition), world);
@@ -362,7 +368,7 @@ impl<R: Gathering> Leading<'_, R> {
     }
 
     /// Overdue work as coordinator: silent clients, missing votes, missing acknowledgements, and
-    /// the settling of what is done.
+    /// settling.
     pub fn sweep_coordinator(&mut self, world: &mut World<'_, R>) {
         let now = world.cx.now();
         let state = self.state;
@@ -386,7 +392,7 @@ impl<R: Gathering> Leading<'_, R> {
             {
                 if !state.coordinated.contains_key(&txn) {
                     // Votes for a transaction that no client registered here; the participants will
-                    // query.
+                    // ask.
                     return false;
                 }
                 abandoned.push(txn);

@@ -1,5 +1,5 @@
-//! `Leading` is a partition together with its leader; handlers that only a leader may run are its
-//! methods (ADR 34).
+//! `Leading` is a partition together with its leader's state. Handlers that only a leader may run
+//! are its methods (ADR 34).
 
 use std::collections::VecDeque;
 
@@ -8,29 +8,29 @@ use orthodrome_core::id::PartitionId;
 use super::{CommandOf, Partition, Role, World};
 use crate::replication::Replica;
 
-/// What a leader's handler works on. It exists only while the replica leads.
+/// The context of a leader's handler. It exists only while the replica leads.
 pub struct Leading<'p, R: Role> {
-    /// Which partition.
+    /// The partition.
     pub id: PartitionId,
     /// Its replicated state.
     pub state: &'p R::State,
-    /// What only the leader knows.
+    /// The leader's own state.
     pub leader: &'p mut R,
-    /// What the replica keeps beside the state.
+    /// The replica's state that is not in the log.
     pub own: &'p mut R::Own,
-    /// Its replica of the log.
+    /// The replica of the log.
     pub replica: &'p mut Replica<R::Log>,
     backlog: &'p mut VecDeque<CommandOf<R>>,
 }
 
 impl<R: Role> Partition<R> {
-    /// This replica as a leader, if it is one and has applied all that earlier leaders left.
+    /// This replica as leader, if it leads and has applied everything that earlier leaders left.
     pub fn leading(&mut self) -> Option<Leading<'_, R>> {
         let Self { id, state, leader, own, replica, backlog, .. } = self;
         leader.as_mut().map(|leader| Leading { id: *id, state, leader, own, replica, backlog })
     }
 
-    /// The same where only a leader can be: what comes is a request, or a leader's timer.
+    /// The same for code that only a leader can reach: requests, and timers of a leader.
     pub fn led(&mut self) -> Leading<'_, R> {
         let id = self.id;
         let Some(leading) = self.leading() else { unreachable!("{id} serves without leading") };
@@ -39,28 +39,30 @@ impl<R: Role> Partition<R> {
 }
 
 impl<R: Role> Leading<'_, R> {
-    /// Proposes a command. While the log takes none, because leadership is being handed over or too
-    /// much waits to be chosen, commands queue up in order: a leader that stays has to propose what
-    /// it acted on. One that is deposed loses them, like one that crashes.
+    /// Proposes a command. While the log accepts none, because leadership is being transferred or
+    /// too many entries wait to be chosen, commands queue in order: a leader that stays must
+    /// propose everything that it has acted on. A leader that is deposed loses the queue, as in a
+    /// crash.
     pub fn propose(&mut self, command: CommandOf<R>, world: &mut World<'_, R>) {
         self.backlog.push_back(command);
         propose_backlog(self.id, self.replica, self.backlog, world);
         world.touch(self.id);
     }
 
-    /// True if a command proposed now goes into the log at once.
+    /// True if a command proposed now is appended to the log at once.
     pub fn log_takes_commands(&self) -> bool {
         self.backlog.is_empty() && self.replica.takes_commands()
     }
 
-    /// Asks the group whether this replica still leads; [`Role::on_read_index`] has the answer.
+    /// Asks the group whether this replica still leads. [`Role::on_read_index`] receives the
+    /// answer.
     pub fn read_index(&mut self, id: u64, world: &mut World<'_, R>) {
         self.replica.read_index(id, &mut world.io(self.id));
         world.touch(self.id);
     }
 }
 
-/// Puts commands into the log as long as it takes some.
+/// Appends queued commands to the log while it accepts them.
 pub(super) fn propose_backlog<R: Role>(
     id: PartitionId,
     replica: &mut Replica<R::Log>,

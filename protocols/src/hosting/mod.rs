@@ -1,6 +1,6 @@
-//! What one server node does for the replicas of partitions that it holds, whatever the protocol:
-//! one store, one stream of durable records, checkpoints, snapshots, and the way in and out of each
-//! replicated log. A protocol gives its [`Role`]: what a partition's leader does.
+//! What one server node does for its replicas of partitions, in any protocol with leaders: one
+//! store, one stream of durable records, checkpoints, snapshots, and the messages of each
+//! replicated log. A protocol provides its [`Role`]: what a partition's leader does.
 
 mod leading;
 mod partition;
@@ -25,20 +25,20 @@ pub use self::server::Server;
 pub use self::world::World;
 use crate::replication::{self, Index, Replicated};
 
-/// A piece of a partition's state, for a replica that fell too far behind.
+/// A piece of a partition's state, for a replica that lags too far behind.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Chunk<S> {
-    /// In the first piece, and in as many more as it takes: everything but the data, or a part of that.
+    /// All or a part of the state without its data; present in the first pieces.
     pub state: Option<Box<S>>,
-    /// Keys with their versions; a key with many of them is in several pieces.
+    /// Keys with their versions. A key with many versions is spread over several pieces.
     #[wire(check = "check_versions", sample = "sample_versions")]
     pub keys: Vec<(Key, Versions)>,
 }
 
-/// Where a piece of a partition's state begins.
+/// The position at which a piece of a partition's state begins.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Cursor {
-    /// The next part of everything but the data.
+    /// In the state without its data.
     State,
     /// In the data.
     Data(Start),
@@ -46,48 +46,50 @@ pub enum Cursor {
 
 /// A state that may be larger than one record or one message.
 pub trait Divisible: Sized {
-    /// The same in parts, at least one, each of at most so many bytes unless one transaction alone has more.
+    /// Splits it into parts, at least one. Each has at most `bytes_max` bytes, unless a single
+    /// transaction has more.
     fn divide(self, bytes_max: usize) -> Vec<Self>;
     /// Adds another part of the same state.
     fn join(&mut self, part: Self);
 }
 
-/// What a server remembers of one partition. `O` is what the protocol's replicas remember beside the
-/// log; most have nothing of the kind.
+/// The durable records of one partition. `O` is the type of the protocol's own records besides the
+/// log; most protocols have none.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 #[wire(bound = "S: Wire, O: Wire")]
 pub enum Record<R: Replicated, S, O = Infallible> {
-    /// A partition's state at a checkpoint, or one of the parts of it that follow each other; the data is in the
-    /// state engine.
+    /// A partition's state at a checkpoint, or one of several consecutive parts of it. The data is
+    /// in the state engine.
     State(PartitionId, Box<S>),
     /// A record of a partition's log.
     Replication(PartitionId, replication::Record<R>),
-    /// What this replica did on its own.
+    /// A record of the protocol's own.
     Own(PartitionId, Box<O>),
 }
 
 /// Settings of hosting.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// The replicated log's own settings.
+    /// Settings of the replicated log.
     pub replication: replication::Config,
     /// A node makes a checkpoint after this many bytes of records, or after as many as its last
-    /// checkpoint took if those are more.
+    /// checkpoint had, if that is more.
     pub checkpoint_bytes: usize,
-    /// Versions that are not the newest of their key are kept for this long.
+    /// How long versions are kept that are not the newest of their key.
     pub version_retention: Duration,
-    /// Keys per piece of a snapshot.
+    /// The most keys in one piece of a snapshot.
     pub chunk_keys: usize,
-    /// Bytes per piece of a snapshot, and per record of a state at a checkpoint.
+    /// The most bytes in one piece of a snapshot, and in one record of a state at a checkpoint.
     pub piece_bytes: usize,
-    /// Bytes per message that lists several transactions.
+    /// The most bytes in one message that lists several transactions.
     pub batch_bytes: usize,
-    /// Bytes of log entries kept for followers that are behind, before they need a snapshot.
+    /// The most bytes of log entries kept for followers that lag behind. Beyond it, they need a
+    /// snapshot.
     pub kept_bytes: usize,
-    /// Messages that a leader holds back until it is ready to serve, and commands that it queues
-    /// while its log takes none.
+    /// The most requests that a leader keeps until it is ready to serve, and the most commands that
+    /// it queues while its log accepts none.
     pub early_max: usize,
-    /// Tests only: the first server does not apply some of the entries that it does not lead.
+    /// Tests only: the first server skips some of the entries that it does not lead.
     pub skips_entries: bool,
 }
 
@@ -108,7 +110,8 @@ impl Config {
         }
     }
 
-    /// Draws other settings, for swarms; what is promised must not rest on those that suit.
+    /// Draws other settings, for swarms: guarantees must not depend on settings that suit the
+    /// network.
     pub fn vary(&mut self, rng: &mut Rng) {
         self.version_retention = vary(self.version_retention, 1, 100, rng);
         let election_timeout = vary(self.replication.election_timeout, 75, 150, rng);
@@ -116,18 +119,19 @@ impl Config {
         self.chunk_keys = size(1, 1_000, rng);
         self.early_max = size(64, 1_024, rng);
         let mut replication = replication::Config::with_election_timeout(election_timeout);
-        // Above what would make the log the bottleneck: a swarm's seed has no time to wait for it.
+        // Large enough that the log is not the bottleneck: a swarm's seed has no time to wait for
+        // it.
         replication.max_batch_bytes = size(16 << 10, 256 << 10, rng);
         replication.max_inflight = size(8, 64, rng);
         replication.max_unchosen = size(256, 64 << 10, rng);
         replication.snapshot_window = size(1, 4, rng);
         replication.followers_act = self.replication.followers_act;
-        // Apart from the stream, so that what is drawn after it stays the same.
+        // Drawn from a copy of the stream, so that later draws stay the same.
         replication.compared_entries = size(4, 1_024, &mut rng.clone()) as u64;
         self.replication = replication;
     }
 
-    /// Keeps these limits.
+    /// Sets these limits.
     pub fn limit(&mut self, limits: Limits) {
         self.piece_bytes = limits.piece_bytes();
         self.batch_bytes = limits.batch_bytes();
@@ -136,7 +140,7 @@ impl Config {
     }
 }
 
-/// Between `low` and `high`, each order of magnitude as likely as the next.
+/// A number between `low` and `high`, each order of magnitude equally likely.
 pub(crate) fn size(low: u64, high: u64, rng: &mut Rng) -> usize {
     let bits = rng.range(u64::from(low.ilog2()), u64::from(high.ilog2()));
     usize::try_from(rng.range(1 << bits, 2 << bits).clamp(low, high)).unwrap_or(1)
@@ -151,9 +155,9 @@ pub(crate) fn vary(span: Duration, low: u32, high: u32, rng: &mut Rng) -> Durati
 /// Rare events of hosting.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
-    /// A replica took a snapshot of the state from its leader.
+    /// A replica installed a snapshot of its leader's state.
     SnapshotInstalled,
-    /// A leader whose log takes no commands dropped a request.
+    /// A leader whose log accepts no commands dropped a request.
     Shed,
     /// A membership change was refused.
     ChangeRefused,
@@ -164,14 +168,15 @@ pub enum Note {
 /// The context of a machine that hosts partitions in the role `R`.
 pub type Context<'a, R> = Cx<'a, <R as Role>::Protocol>;
 
-/// What partitions in the role `R` replicate.
+/// The command that partitions in the role `R` replicate.
 pub type CommandOf<R> = <<R as Role>::Log as Replicated>::Command;
 
-/// What a node that hosts partitions in the role `R` remembers.
+/// The durable records of a node that hosts partitions in the role `R`.
 pub type RecordOf<R> = Record<<R as Role>::Log, <R as Role>::State, <R as Role>::OwnRecord>;
 
-/// What a protocol's partitions replicate and how their leaders serve. Implemented by what only a
-/// leader knows: it exists while a replica leads and has applied all that earlier leaders left.
+/// What a protocol's partitions replicate, and how their leaders serve. The leader's own state
+/// implements it: that state exists while a replica leads and has applied everything that earlier
+/// leaders left.
 pub trait Role: Debug + Sized + Send + 'static {
     /// The protocol.
     type Protocol: Protocol<
@@ -183,11 +188,11 @@ pub trait Role: Debug + Sized + Send + 'static {
         >;
     /// The log.
     type Log: Replicated<Chunk = Chunk<Self::State>, Cursor = Cursor>;
-    /// The state that the log gives, data apart.
+    /// The state that follows from the log, without its data.
     type State: Clone + Eq + Debug + Default + Send + Divisible;
-    /// What a replica keeps beside that, leading or not; `()` if nothing.
+    /// The state that a replica keeps outside of the log, leader or not; `()` if there is none.
     type Own: Debug + Default + Send;
-    /// What it persists of that; [`Infallible`] if nothing.
+    /// The durable records of that state; [`Infallible`] if there are none.
     type OwnRecord: Clone + Eq + Debug + Send;
     /// The protocol's settings.
     type Config: Debug + Send + Sync;
@@ -202,29 +207,30 @@ pub trait Role: Debug + Sized + Send + 'static {
     fn hosting(config: &Self::Config) -> &Config;
     /// The last log entry that the state reflects.
     fn applied(state: &Self::State) -> Index;
-    /// An entry is about to be applied.
+    /// Called before an entry is applied.
     fn set_applied(state: &mut Self::State, index: Index);
-    /// A message of the partition's log, as a message of the protocol.
+    /// Wraps a message of the partition's log.
     fn log_message(partition: PartitionId, message: replication::Message<Self::Log>) -> Self::Msg;
-    /// A timer of the partition's log, as a timer of the protocol.
+    /// Wraps a timer of the partition's log.
     fn log_timer(partition: PartitionId, timer: replication::Timer) -> Self::Timer;
-    /// The receiver does not lead `partition`; who does, if it knows, and which transaction it was asked about.
+    /// The message that the receiver does not lead `partition`, with the leader if it is known, and
+    /// the transaction of the request.
     fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Self::Msg;
-    /// These vote in `partition` since the entry `since` of its log.
+    /// The message that these nodes vote in `partition` since the entry `since` of its log.
     fn members(partition: PartitionId, since: Index, voters: Vec<NodeId>) -> Self::Msg;
 
-    /// A message came to a node, or went from it to itself: hands it to one of the node's doors.
+    /// A message arrived at a node, possibly from itself: passes it to the node's handler for it.
     fn deliver(server: &mut Server<Self>, from: NodeId, msg: Self::Msg, cx: &mut Context<'_, Self>);
-    /// A timer of a node expired: likewise.
+    /// A timer of a node expired: passes it to the node's handler for it.
     fn on_timer(server: &mut Server<Self>, timer: Self::Timer, cx: &mut Context<'_, Self>);
-    /// A message for this partition's leader.
+    /// Processes a message for this partition's leader.
     fn serve(
         leading: &mut Leading<'_, Self>,
         from: NodeId,
         msg: Self::Msg,
         world: &mut World<'_, Self>,
     );
-    /// A command is chosen: apply it, and do what follows.
+    /// Applies a chosen command, and acts on the change.
     fn on_chosen(
         partition: &mut Partition<Self>,
         command: &<Self::Log as Replicated>::Command,
@@ -232,9 +238,9 @@ pub trait Role: Debug + Sized + Send + 'static {
     );
     /// This replica leads, and everything that earlier leaders left has been applied.
     fn on_leading(partition: &mut Partition<Self>, world: &mut World<'_, Self>);
-    /// This replica no longer leads; what its leader knew is gone.
+    /// This replica does not lead any more, and the leader's own state is dropped.
     fn on_deposed(partition: &mut Partition<Self>, world: &mut World<'_, Self>);
-    /// A leadership check that was asked for has been answered.
+    /// The answer to a leadership check.
     fn on_read_index(
         leading: &mut Leading<'_, Self>,
         id: u64,
@@ -249,28 +255,29 @@ pub trait Role: Debug + Sized + Send + 'static {
         txn: TxnId,
         world: &mut World<'_, Self>,
     );
-    /// What goldens show of a replica beside its log, a space before each word.
+    /// The part of a replica's state that goldens show besides its log, with a space before each
+    /// word.
     fn describe(partition: &Partition<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result;
     /// Panics if the partition's state contradicts itself.
     fn assert_invariants(partition: &Partition<Self>);
-    /// What its leader holds that must be gone after quiet, see `Machine::leaks`.
+    /// The leader's state that must disappear when nothing is pending, see `Machine::leaks`.
     fn leaks(&self, state: &Self::State) -> Vec<Leak>;
 
-    // For protocols whose replicas do something beside their log.
+    // Optional hooks, for protocols whose replicas do something besides their log.
 
-    /// What a replica keeps beside the state that must be gone after quiet, whoever leads.
+    /// The state outside of the log that must disappear when nothing is pending, whoever leads.
     fn own_leaks(_own: &Self::Own) -> Vec<Leak> {
         Vec::new()
     }
 
-    /// A replica starts, with all that survived of its own records, in order.
+    /// A replica starts, with all its surviving records, in order.
     fn on_opened(
         _partition: &mut Partition<Self>,
         _records: Vec<Self::OwnRecord>,
         _world: &mut World<'_, Self>,
     ) {
     }
-    /// What a checkpoint must keep of the replica's own records.
+    /// The replica's own records that a checkpoint must keep.
     fn own_records(_partition: &Partition<Self>) -> Vec<Self::OwnRecord> {
         Vec::new()
     }
@@ -279,7 +286,7 @@ pub trait Role: Debug + Sized + Send + 'static {
     }
     /// A snapshot has replaced the state.
     fn on_installed(_partition: &mut Partition<Self>) {}
-    /// A message for this partition. Gives back what only a leader can answer.
+    /// Processes a message for this partition. Returns it if only a leader can answer it.
     fn on_message(
         _partition: &mut Partition<Self>,
         _from: NodeId,
@@ -288,11 +295,11 @@ pub trait Role: Debug + Sized + Send + 'static {
     ) -> Option<Self::Msg> {
         Some(msg)
     }
-    /// This replica was elected, and what earlier leaders left has yet to be applied. Told more than
-    /// once.
+    /// This replica was elected, but has not applied everything that earlier leaders left yet. May
+    /// be called more than once.
     fn on_elected(_partition: &mut Partition<Self>, _world: &mut World<'_, Self>) {}
-    /// False while a new leader is still busy with what it found: requests wait until it calls
-    /// [`Partition::serve_early`], and the members stay as they are.
+    /// False while a new leader is still processing what earlier leaders left. Requests then wait
+    /// until it calls [`Partition::serve_early`], and the members do not change.
     fn is_ready(_partition: &Partition<Self>) -> bool {
         true
     }

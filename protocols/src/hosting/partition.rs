@@ -14,35 +14,37 @@ use super::leading::propose_backlog;
 use super::{Chunk, Config, Cursor, Divisible as _, Note, Role, World};
 use crate::replication::{ChangeError, Event, Index, Payload, Replica, Replicated, TransferError};
 
-/// Who keeps sending is told again who the members are after this long: a message may be lost.
+/// A node that keeps sending to a partition receives the members again after this time, because a
+/// message may be lost.
 const TELL_AGAIN: Duration = Duration::from_secs(5);
 
-/// One replica of one partition: the replicated log, the state it gives, and, where this replica
-/// leads, what only a leader knows.
+/// One replica of one partition: the replicated log, the state that follows from it, and, if this
+/// replica leads, the leader's own state.
 #[derive(Debug)]
 pub struct Partition<R: Role> {
-    /// Which partition.
+    /// The partition.
     pub id: PartitionId,
     /// The replica of its log.
     pub replica: Replica<R::Log>,
-    /// The state that the log gives, data apart.
+    /// The state that follows from the log, without its data.
     pub state: R::State,
-    /// What the protocol keeps here beside the state, leading or not.
+    /// The protocol's state outside of the log, leader or not.
     pub own: R::Own,
-    /// Present while this replica leads and has applied all that earlier leaders left.
+    /// Present while this replica leads and has applied everything that earlier leaders left.
     pub leader: Option<R>,
-    /// Requests that came while this replica led but was not ready.
+    /// Requests that arrived while this replica led but was not ready.
     pub(super) early: Vec<(NodeId, R::Msg)>,
     /// Their size.
     early_bytes: usize,
-    /// Commands that the log did not take yet.
+    /// Commands that the log has not accepted yet.
     pub(super) backlog: VecDeque<<R::Log as Replicated>::Command>,
-    /// What each follower that needs a snapshot has yet to be told of the state as it was when the snapshot began.
+    /// For each follower that needs a snapshot, the remaining parts of the state as it was when the
+    /// snapshot began.
     telling: BTreeMap<NodeId, VecDeque<R::State>>,
-    /// A snapshot that is arriving in pieces. It replaces the state only when it is whole: until
-    /// then this replica may have to go on with the state it has.
+    /// A snapshot that is arriving in pieces. It replaces the state only when it is complete: until
+    /// then this replica may have to continue with its old state.
     staged: Option<Chunk<R::State>>,
-    /// Who was told which members, and when.
+    /// When each node was last sent the members, and which.
     told_members: BTreeMap<NodeId, (Index, Time)>,
 }
 
@@ -68,16 +70,16 @@ impl<R: Role> Partition<R> {
         self.leader.is_some() && R::is_ready(self)
     }
 
-    /// Takes a message.
+    /// Processes a message.
     pub(super) fn on_message(&mut self, from: NodeId, msg: R::Msg, world: &mut World<'_, R>) {
         self.tell_members(from, world);
-        // Else it was for any replica, and is dealt with.
+        // Otherwise it was for any replica, and is done.
         let Some(msg) = R::on_message(self, from, msg, world) else { return };
         let Config { early_max, kept_bytes, .. } = *R::hosting(world.config);
         if self.is_serving() && self.backlog.len() < early_max {
             R::serve(&mut self.led(), from, msg, world);
         } else if self.is_serving() {
-            // Overloaded, or handing over for long: the sender asks again.
+            // It is overloaded, or a leadership transfer takes long: the sender will retry.
             world.cx.note(Note::Shed.into());
         } else if self.replica.is_leader()
             && self.early.len() < early_max
@@ -91,11 +93,12 @@ impl<R: Role> Partition<R> {
         }
     }
 
-    /// Tells `to` who votes here, if that is not what the placement says, or was not once. Who asks a
-    /// replica that votes no more is told at once. A voter says it now and then: `to` goes on to find
-    /// the leader without it, but may want to reach every voter, and a message may be lost.
+    /// Sends `to` the voters, if they differ from the placement, or did once. A node that asks a
+    /// replica which does not vote any more is told at once. A voter tells it from time to time:
+    /// `to` can find the leader without it, but may want to reach every voter, and a message may be
+    /// lost.
     fn tell_members(&mut self, to: NodeId, world: &mut World<'_, R>) {
-        // The members are changing: nobody knows yet who votes next.
+        // The members are changing: the next voters are not known yet.
         let Some((since, voters)) = self.replica.settled() else { return };
         let is_placed = world.cluster.partition(self.id).is_some_and(|placed| {
             placed.replicas.len() == voters.len()
@@ -115,7 +118,7 @@ impl<R: Role> Partition<R> {
         world.send(to, msg);
     }
 
-    /// This node's other partitions find this one through its own replica, also when that votes here no
+    /// The node's other partitions find this one through this replica, even if it does not vote any
     /// more.
     fn learn_voters(&self, world: &mut World<'_, R>) {
         if let Some((since, voters)) = self.replica.settled() {
@@ -123,7 +126,7 @@ impl<R: Role> Partition<R> {
         }
     }
 
-    /// Takes what came while this leader was not ready, if it is now.
+    /// Processes the requests that arrived before this leader was ready, if it is ready now.
     pub fn serve_early(&mut self, world: &mut World<'_, R>) {
         if self.is_serving() {
             self.early_bytes = 0;
@@ -137,7 +140,7 @@ impl<R: Role> Partition<R> {
         propose_backlog(self.id, &mut self.replica, &mut self.backlog, world);
     }
 
-    /// Why this replica would not take an order now; none if it would.
+    /// Why this replica would refuse an order now; none if it would accept it.
     pub(super) fn refusal(&self, order: &Admin) -> Option<Refusal> {
         if !self.replica.is_leader() {
             return Some(Refusal::NotLeader(self.replica.leader()));
@@ -151,12 +154,12 @@ impl<R: Role> Partition<R> {
         }
     }
 
-    /// What this replica knows of its group.
+    /// What this replica knows about its group.
     pub(super) fn group(&self, now: Time) -> GroupView {
         group_view(self.id, &self.replica, now)
     }
 
-    /// An operator's order. What becomes of it is told when the operator asks.
+    /// Processes an operator's order. `orders` reports its progress.
     pub(super) fn change_members(
         &mut self,
         voters: Vec<NodeId>,
@@ -167,18 +170,18 @@ impl<R: Role> Partition<R> {
         let is_refused = if R::is_ready(self) {
             self.replica.change_members(voters, learners, &mut io).is_err()
         } else {
-            // What the members of now know must be in the log first.
+            // The knowledge of the current members must be in the log first.
             self.replica.refuse_change(voters, learners, &mut io);
             true
         };
-        // Who does not lead has no say.
+        // A replica that does not lead does not judge.
         if is_refused && self.replica.is_leader() {
             world.cx.note(Note::ChangeRefused.into());
         }
         world.touch(self.id);
     }
 
-    /// Carries out everything that the replicated log has to say.
+    /// Processes all events of the replicated log.
     pub(super) fn drain_events(&mut self, world: &mut World<'_, R>) {
         while let Some(event) = self.replica.next_event() {
             match event {
@@ -217,7 +220,7 @@ impl<R: Role> Partition<R> {
         }
     }
 
-    /// The result of a leadership check. A deposed leader drops it; the reader asks again.
+    /// The result of a leadership check. A deposed leader drops it, and the reader retries.
     fn on_read_index(&mut self, id: u64, is_leader: bool, world: &mut World<'_, R>) {
         if let Some(mut leading) = self.leading() {
             R::on_read_index(&mut leading, id, is_leader, world);
@@ -231,7 +234,7 @@ impl<R: Role> Partition<R> {
         world: &mut World<'_, R>,
     ) {
         if index <= R::applied(&self.state) {
-            // The checkpoint that this replica started from covers it.
+            // The checkpoint from which this replica started covers it.
             return;
         }
         R::set_applied(&mut self.state, index);
@@ -246,7 +249,7 @@ impl<R: Role> Partition<R> {
         self.replica.came_to(index, world.effects.value());
     }
 
-    /// Tests only: the first server does not apply some entries.
+    /// Tests only: the first server skips some entries.
     fn is_skipped(&self, index: Index, world: &World<'_, R>) -> bool {
         R::hosting(world.config).skips_entries
             && world.node == NodeId(1)
@@ -258,7 +261,7 @@ impl<R: Role> Partition<R> {
         let config = R::hosting(world.config);
         let bounds = (config.chunk_keys, config.piece_bytes);
         if cursor.is_none() {
-            // The snapshot is of now: what is told later of the state must be of now too.
+            // The snapshot has the current state, so the later parts must be of the same moment.
             let parts = self.state.clone().divide(config.piece_bytes);
             self.telling.insert(to, parts.into());
         }
@@ -281,8 +284,8 @@ impl<R: Role> Partition<R> {
         world.touch(self.id);
     }
 
-    /// A piece of the leader's state arrived. The data may be newer than the state that came with
-    /// the first pieces; applying the log from there on changes nothing that is there already.
+    /// A piece of the leader's state has arrived. The data may be newer than the state of the first
+    /// pieces; applying the log from there on changes nothing that is already present.
     fn on_chunk(
         &mut self,
         chunk: Chunk<R::State>,
@@ -302,7 +305,7 @@ impl<R: Role> Partition<R> {
         if !last {
             return;
         }
-        // The first piece, with the state, came to an earlier incarnation.
+        // An earlier incarnation received the first piece, which has the state.
         let Some(Chunk { state: Some(state), keys }) = self.staged.take() else { return };
         world.cx.note(Note::SnapshotInstalled.into());
         world.store.clear(self.id);
@@ -317,7 +320,7 @@ impl<R: Role> Partition<R> {
     }
 }
 
-/// Why a replica would not hand leadership to `to` now; none if it would.
+/// Why a replica would refuse to transfer leadership to `to` now; none if it would accept.
 pub fn transfer_refusal<R: Replicated>(replica: &Replica<R>, to: NodeId) -> Option<Refusal> {
     let why = replica.check_transfer(to).err()?;
     Some(match why {
@@ -327,7 +330,7 @@ pub fn transfer_refusal<R: Replicated>(replica: &Replica<R>, to: NodeId) -> Opti
     })
 }
 
-/// Why a replica would not make these the voters now; none if it would.
+/// Why a replica would refuse these voters now; none if it would accept them.
 pub fn change_refusal<R: Replicated>(replica: &Replica<R>, voters: &[NodeId]) -> Option<Refusal> {
     let why = replica.check_change(voters).err()?;
     Some(match why {
@@ -337,7 +340,7 @@ pub fn change_refusal<R: Replicated>(replica: &Replica<R>, voters: &[NodeId]) ->
     })
 }
 
-/// What a replica knows of its group.
+/// What a replica knows about its group.
 pub fn group_view<R: Replicated>(
     partition: PartitionId,
     replica: &Replica<R>,

@@ -20,11 +20,12 @@ use super::{Context, Divisible as _, Note, Partition, Record, RecordOf, Role, Wo
 use crate::replication::{self, Group, Index, Replica};
 use crate::routes::Routes;
 
-/// Log entries kept for followers that are behind, before they need a snapshot; see also
-/// [`super::Config::kept_bytes`].
+/// The most log entries kept for followers that lag behind. Beyond it, they need a snapshot; see
+/// also [`super::Config::kept_bytes`].
 const LOG_KEPT: usize = 10_000;
 
-/// Orders about partitions that are not here, of which a node remembers that they had no effect.
+/// The number of orders for partitions on other nodes that a node remembers as having had no
+/// effect.
 const STRAYS_KEPT: usize = 8;
 
 /// One server node: its replicas of many partitions, one store, one stream of durable records.
@@ -38,10 +39,10 @@ pub struct Server<R: Role> {
     routes: Routes,
     local: VecDeque<R::Msg>,
     pending_writes: PendingWrites,
-    /// Empty; keeps its memory between two calls of [`Server::on_durable`].
+    /// Empty; it keeps its memory between two calls of [`Server::on_durable`].
     concerned: Few,
     checkpoint: Option<Ticket>,
-    /// Partitions whose installed snapshot the checkpoint under way makes durable.
+    /// Partitions whose installed snapshot the pending checkpoint makes durable.
     installed: Few,
     /// The latest orders to change members of partitions that have no replica here.
     strays: VecDeque<MembershipOrder>,
@@ -88,9 +89,9 @@ impl<R: Role> Machine<R::Protocol> for Server<R> {
         assert!(self.local.is_empty(), "{} left messages to itself", self.node);
     }
 
-    /// What must be gone after quiet. What is replicated counts where it is led, and the replica's own
-    /// where it knows a leader: one that was removed while it was cut off never learns how things
-    /// ended, and does not matter.
+    /// State that must disappear when nothing is pending. Replicated state counts where it is led,
+    /// and a replica's own state counts if it knows a leader. A replica that was removed while it
+    /// was cut off never learns how transactions ended, and does not matter.
     fn leaks(&self) -> Vec<Leak> {
         let of = |partition: &Partition<R>| {
             let leader = partition.leader.as_ref();
@@ -129,7 +130,7 @@ impl<R: Role> Machine<R::Protocol> for Server<R> {
             let mut digest = Digest::default();
             digest.add_debug(&held.state);
             for (key, versions) in self.store.scan(partition, None, usize::MAX) {
-                // Older versions go when a node makes a checkpoint, which each does by itself.
+                // Nodes drop older versions at their checkpoints, independently of each other.
                 digest.add_debug(&(key, versions.last()));
             }
             let position = R::applied(&held.state).0;
@@ -141,7 +142,7 @@ impl<R: Role> Machine<R::Protocol> for Server<R> {
 }
 
 impl<R: Role> Server<R> {
-    /// Starts the node with what survived of it.
+    /// Starts the node from its surviving records.
     fn start(
         node: NodeId,
         cluster: Arc<Cluster>,
@@ -165,8 +166,8 @@ impl<R: Role> Server<R> {
                 Record::Own(partition, record) => own.entry(partition).or_default().push(*record),
             }
         }
-        // The placement says which partitions are here; a replica that a membership change brought
-        // here is known from its records.
+        // The placement says which partitions are here. A replica that came here by a change of
+        // members is known from its records.
         let placed = cluster.partitions().filter(|p| p.replicas.contains(&node)).map(|p| p.id);
         let hosted: BTreeSet<PartitionId> = placed.chain(logs.keys().copied()).collect();
         let mut server = Self {
@@ -192,7 +193,7 @@ impl<R: Role> Server<R> {
         server
     }
 
-    /// Starts a replica with what survived of it.
+    /// Starts a replica from its surviving records.
     fn open(
         &mut self,
         id: PartitionId,
@@ -223,8 +224,8 @@ impl<R: Role> Server<R> {
         self.with(id, cx, |partition, world| R::on_opened(partition, own, world));
     }
 
-    /// What is known here of a partition's group: by its own replica if that is a member, otherwise
-    /// by what members have told.
+    /// What is known here about a partition's group: from its own replica if that is a member,
+    /// otherwise from what members have sent.
     fn group(&self, id: PartitionId, now: Time) -> Option<GroupView> {
         if let Some(partition) = self.partitions.get(&id)
             && partition.replica.members().is_member(self.node)
@@ -236,12 +237,12 @@ impl<R: Role> Server<R> {
             return None;
         }
         let voters = self.routes.voters(id).to_vec();
-        // Who led before the members changed does not lead now.
+        // A leader from before the change of members does not lead now.
         let leader = leader.filter(|leader| voters.contains(leader));
         Some(GroupView { partition: id, voters, learners: Vec::new(), leader, successor: None })
     }
 
-    /// Does something with one of the partitions; nothing if it is not here.
+    /// Calls a function on one of the partitions, if it is here.
     pub fn with(
         &mut self,
         id: PartitionId,
@@ -268,7 +269,7 @@ impl<R: Role> Server<R> {
         }
     }
 
-    /// A message for partition `id`.
+    /// Processes a message for partition `id`.
     pub fn on_message(
         &mut self,
         id: PartitionId,
@@ -279,7 +280,8 @@ impl<R: Role> Server<R> {
         if self.partitions.contains_key(&id) {
             self.with(id, cx, |partition, world| partition.on_message(from, msg, world));
         } else {
-            // Whoever asks a server that has nothing to do with the partition is searching.
+            // A node that asks a server without a replica of the partition is searching for the
+            // leader.
             if let Some((since, voters)) = self.routes.learnt_voters(id) {
                 cx.send(from, R::members(id, since, voters.to_vec()));
             }
@@ -287,7 +289,7 @@ impl<R: Role> Server<R> {
         }
     }
 
-    /// A message of partition `id`'s log.
+    /// Processes a message of partition `id`'s log.
     pub fn on_log_message(
         &mut self,
         id: PartitionId,
@@ -296,7 +298,7 @@ impl<R: Role> Server<R> {
         cx: &mut Context<'_, R>,
     ) {
         if !self.partitions.contains_key(&id) {
-            // A membership change made this node a member; it learns the rest from the leader.
+            // A change of members made this node a member; it learns the rest from the leader.
             self.open(id, Vec::new(), R::State::default(), Vec::new(), cx);
         }
         self.with(id, cx, |partition, world| {
@@ -317,7 +319,7 @@ impl<R: Role> Server<R> {
         if !self.routes.redirect(partition, from, leader, cx.now()) {
             return;
         }
-        // What was asked was about no single transaction, and is asked again when it is due.
+        // The request was not about a single transaction, and is repeated when it is due.
         let Some(txn) = txn else { return };
         let hosted: Vec<PartitionId> = self.partitions.keys().copied().collect();
         for id in hosted {
@@ -329,12 +331,12 @@ impl<R: Role> Server<R> {
         }
     }
 
-    /// Somebody who holds a replica of `partition` says who votes there.
+    /// A node with a replica of `partition` names the voters.
     pub fn on_members(&mut self, partition: PartitionId, since: Index, voters: &[NodeId]) {
         self.routes.learn_voters(partition, since, voters);
     }
 
-    /// A timer of partition `id`'s log.
+    /// A timer of partition `id`'s log expired.
     pub fn on_log_timer(
         &mut self,
         id: PartitionId,
@@ -376,7 +378,7 @@ impl<R: Role> Server<R> {
         }
     }
 
-    /// An operator's order.
+    /// Processes an operator's order.
     fn on_admin(&mut self, admin: Admin, cx: &mut Context<'_, R>) {
         match admin {
             Admin::TransferLeader { partition: id, to } => {
@@ -397,7 +399,7 @@ impl<R: Role> Server<R> {
         }
     }
 
-    /// An order about a partition that has no replica here.
+    /// Refuses an order for a partition that has no replica here.
     fn refuse_elsewhere(
         &mut self,
         partition: PartitionId,
@@ -412,7 +414,7 @@ impl<R: Role> Server<R> {
         self.strays.push_back(MembershipOrder { partition, voters, learners, given, state });
     }
 
-    /// Handles everything that one input set in motion inside this node.
+    /// Processes everything that one input caused inside this node.
     fn settle(&mut self, cx: &mut Context<'_, R>) {
         loop {
             if let Some(id) = self.pending_writes.touched.pop_first() {
@@ -425,10 +427,9 @@ impl<R: Role> Server<R> {
         }
     }
 
-    /// Sends what several inputs can share, and makes a checkpoint if one is due.
+    /// Sends messages that combine several inputs, and makes a checkpoint if one is due.
     fn send_shared(&mut self, cx: &mut Context<'_, R>) {
-        // Flushing one log can make another's work visible only through the network, so one round
-        // is enough.
+        // Flushing one log affects other logs only through the network, so one round suffices.
         let mut unflushed = take(&mut self.pending_writes.unflushed);
         while let Some(id) = unflushed.pop_first() {
             self.with(id, cx, |partition, world| {
@@ -442,8 +443,8 @@ impl<R: Role> Server<R> {
         self.checkpoint_if_due(cx);
     }
 
-    /// Makes a checkpoint if enough has been persisted since the last one, or a snapshot that was
-    /// installed must become durable.
+    /// Makes a checkpoint if enough has been persisted since the last one, or an installed snapshot
+    /// must become durable.
     fn checkpoint_if_due(&mut self, cx: &mut Context<'_, R>) {
         let config = R::hosting(&self.config);
         let is_due = !self.pending_writes.installed.is_empty()

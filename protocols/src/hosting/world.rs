@@ -1,4 +1,4 @@
-//! What surrounds one partition while its handlers run.
+//! The context of a partition's handlers.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -21,7 +21,7 @@ use crate::sizes::READ_BYTES_MAX;
 /// A few partitions, in order.
 #[derive(Debug, Default)]
 pub(super) struct Few(
-    /// The last one first. A list keeps its memory where a tree would ask for some each time.
+    /// In descending order. A list reuses its memory, where a tree would allocate each time.
     Vec<PartitionId>,
 );
 
@@ -42,25 +42,25 @@ impl Few {
     }
 }
 
-/// What was persisted for whom, and who has something to say.
+/// Pending writes by partition, and the partitions whose logs may have events or messages.
 #[derive(Debug, Default)]
 pub(super) struct PendingWrites {
-    /// Records under way, in order.
+    /// Records being written, in order.
     pub tickets: VecDeque<(Ticket, PartitionId)>,
     /// When the next checkpoint is due.
     pub pace: CheckpointPace,
-    /// Partitions whose snapshots have been installed; they count once a checkpoint makes them
-    /// durable.
+    /// Partitions whose snapshots have been installed. The snapshots count once a checkpoint makes
+    /// them durable.
     pub installed: Few,
-    /// Partitions whose logs may hold events.
+    /// Partitions whose logs may have events.
     pub touched: Few,
-    /// Partitions whose logs may hold messages to be sent together.
+    /// Partitions whose logs may have messages to send together.
     pub unflushed: Few,
 }
 
-/// Everything around one partition that its handlers need.
+/// The context of one partition's handlers.
 pub struct World<'a, R: Role> {
-    /// The node that runs them.
+    /// The node.
     pub node: NodeId,
     /// The placement.
     pub cluster: &'a Cluster,
@@ -68,17 +68,17 @@ pub struct World<'a, R: Role> {
     pub config: &'a R::Config,
     /// The data of all partitions of the node.
     pub store: &'a mut Store,
-    /// Who leads which partition.
+    /// The leader of each partition.
     pub routes: &'a mut Routes,
     pub(super) local: &'a mut VecDeque<R::Msg>,
     pub(super) pending_writes: &'a mut PendingWrites,
-    /// The way out of the node.
+    /// The machine's context.
     pub cx: Context<'a, R>,
-    /// Of what the entry that is being applied has changed.
+    /// The digest of the changes made by the entry that is being applied.
     pub(super) effects: Digest,
 }
 
-/// The replicated log's way out.
+/// The I/O of the replicated log.
 pub(super) struct Io<'a, R: Role> {
     pub partition: PartitionId,
     pub pending_writes: &'a mut PendingWrites,
@@ -115,7 +115,7 @@ impl<R: Role> replication::Io<R::Log> for Io<'_, R> {
 }
 
 impl<R: Role> World<'_, R> {
-    /// Sends a message; one to this node itself is delivered before the step ends.
+    /// Sends a message. A message to this node itself is delivered before the step ends.
     pub fn send(&mut self, to: NodeId, msg: R::Msg) {
         if to == self.node {
             self.local.push_back(msg);
@@ -124,10 +124,10 @@ impl<R: Role> World<'_, R> {
         }
     }
 
-    /// True if these keys hold more than one answer may tell.
+    /// True if the values of these keys exceed the size of one answer.
     pub fn is_too_much(&self, partition: PartitionId, keys: &[Key]) -> bool {
         let mut bytes = 0;
-        // Of a few keys it is certain without a look.
+        // For a few keys the answer follows without reading.
         keys.len() > READ_BYTES_MAX / VALUE_BYTES_MAX
             && keys.iter().any(|key| {
                 bytes += key.size() + self.store.read(partition, key).size();
@@ -135,18 +135,18 @@ impl<R: Role> World<'_, R> {
             })
     }
 
-    /// Sends a message to whoever leads `partition`, as far as is known.
+    /// Sends a message to the leader of `partition`, as far as it is known.
     pub fn send_to_leader(&mut self, partition: PartitionId, msg: R::Msg) {
         self.send(self.routes.leader(partition), msg);
     }
 
-    /// The supposed leader of `partition` has not answered what it was asked at `asked`.
+    /// The supposed leader of `partition` has not answered a request sent at `asked`.
     pub fn suspect(&mut self, partition: PartitionId, asked: Time) {
         self.routes.suspect(partition, asked, self.cx.now());
     }
 
-    /// Persists a record of the protocol's own for `partition`, of about so many bytes;
-    /// [`Role::on_durable`] tells when it is durable.
+    /// Persists a record of the protocol's own for `partition`, of about this many bytes.
+    /// [`Role::on_durable`] is called when it is durable.
     pub fn persist(
         &mut self,
         partition: PartitionId,
@@ -169,8 +169,8 @@ impl<R: Role> World<'_, R> {
         Io { partition, pending_writes: self.pending_writes, cx: self.cx.reborrow() }
     }
 
-    /// The entry that is being applied came to that, beside what it put into the store. Replicas of a
-    /// partition compare it, see [`replication::Replica::came_to`].
+    /// Adds the effect of the entry that is being applied, besides what it put into the store. The
+    /// replicas of a partition compare these digests, see [`replication::Replica::came_to`].
     pub fn came_to(&mut self, effect: &impl Debug) {
         self.effects.add_debug(effect);
     }

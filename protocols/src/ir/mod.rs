@@ -1,31 +1,33 @@
-//! Inconsistent replication: operations that are fault-tolerant without an order.
+//! Inconsistent replication: fault-tolerant operations without an order.
 //!
 //! Irene Zhang, Naveen Kr. Sharma, Adriana Szekeres, Arvind Krishnamurthy, Dan R. K. Ports:
 //! *Building Consistent Transactions with Inconsistent Replication*, SOSP 2015 (§3),
 //! <https://doi.org/10.1145/2815400.2815404>; TOCS 35(4), 2018.
 //!
 //! # The idea
-//! Replicas keep an unordered *record* of operations instead of a log. An *inconsistent* operation
-//! is executed by everybody, some time, in any order. A *consensus* operation is executed in any
-//! order too, but its *result* is agreed: on the fast path, ⌈3f/2⌉ + 1 replicas give the same one;
-//! on the slow path, f + 1 replicas accept what the caller's decide function made of theirs. What a
-//! majority has seen survives: a *view change* gathers f + 1 records, merges them, and hands the
-//! merged record to everybody.
+//! Replicas keep an unordered *record* of operations instead of a log. Every replica eventually
+//! executes an *inconsistent* operation, in any order. A *consensus* operation is executed in any
+//! order too, but the replicas agree on its *result*. On the fast path, ⌈3f/2⌉ + 1 replicas return
+//! the same result. On the slow path, f + 1 replicas accept the result that the caller's decide
+//! function computed from theirs. Operations that a majority has seen survive: a *view change*
+//! collects f + 1 records, merges them, and distributes the merged record.
 //!
-//! This module holds what is independent of the operations: how many replicas it takes
-//! ([`Quorums`]), and when enough records of a view change are together ([`Gathering`]). What an
-//! operation is, how two records merge, and what is durable when belong to the protocol on top
-//! ([`crate::tapir`]), as in the paper.
+//! This module contains the parts that do not depend on the operations: the quorum sizes
+//! ([`Quorums`]), and the test whether a view change has enough records ([`Gathering`]). As in the
+//! paper, the protocol on top ([`crate::tapir`]) defines the operations, merges records, and
+//! decides what is durable when.
 //!
 //! # Deviations
-//! - **Records are on disk before an answer leaves** (`protocol-pitfalls` R4); the paper keeps them
-//!   in memory and treats a restart as the loss of a replica. A replica whose record is lost may
-//!   not answer for it: it counts in no quorum, view changes included (T2), until it has a copy.
-//! - **Every answer carries the replica's view, and only answers of one view count together**
-//!   (R5); a result of the slow path is accepted only in the view that its votes come from.
-//! - **An operation leaves the record** once every replica has executed it and nobody will ask
-//!   for it any more. A replica that has been away for too long is not waited for: the view says
-//!   whose word counts ([`Offer::synced`]), and who is not among them needs a copy of the state.
+//! - **Records are on disk before an answer leaves** (`protocol-pitfalls` R4). The paper keeps them
+//!   in memory, and treats a restart as the loss of a replica. A replica that has lost its record
+//!   may not answer from it: it counts in no quorum, view changes included (T2), until it has a
+//!   copy.
+//! - **Every answer contains the replica's view, and only answers of one view count together**
+//!   (R5). A result of the slow path is accepted only in the view of the votes behind it.
+//! - **An operation leaves the record** once every replica has executed it and nobody will ask for
+//!   it any more. The group does not wait for a replica that has been away for too long: the view
+//!   says which replicas count ([`Offer::synced`]), and a replica that is not among them needs a
+//!   copy of the state.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,7 +35,8 @@ use std::fmt;
 use orthodrome_core::Wire;
 use orthodrome_core::id::NodeId;
 
-/// A view of one group: what is agreed in a later one replaces what is not agreed in an earlier.
+/// A view of one group. Agreements of a later view replace everything of earlier views that was not
+/// agreed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Wire)]
 pub struct View(pub u64);
 
@@ -44,7 +47,7 @@ impl View {
         Self(self.0 + 1)
     }
 
-    /// Who merges the records of this view: the replicas take turns.
+    /// The replica that merges the records of this view: the replicas take turns.
     #[must_use]
     pub fn leader(self, replicas: &[NodeId]) -> NodeId {
         let count = replicas.len().max(1) as u64;
@@ -65,52 +68,52 @@ impl fmt::Debug for View {
     }
 }
 
-/// How many of a group's 2f + 1 replicas it takes.
+/// The quorum sizes of a group of 2f + 1 replicas.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Quorums {
     replicas: usize,
 }
 
 impl Quorums {
-    /// Those of a group of so many replicas.
+    /// The quorum sizes of a group with this many replicas.
     #[must_use]
     pub fn of(replicas: usize) -> Self {
         Self { replicas }
     }
 
-    /// How many replicas there are.
+    /// The number of replicas.
     #[must_use]
     pub fn replicas(self) -> usize {
         self.replicas
     }
 
-    /// How many may fail.
+    /// The number of replicas that may fail.
     #[must_use]
     pub fn failures(self) -> usize {
         self.replicas.saturating_sub(1) / 2
     }
 
-    /// f + 1: any two such quorums meet.
+    /// f + 1: any two such quorums intersect.
     #[must_use]
     pub fn slow(self) -> usize {
         self.failures() + 1
     }
 
-    /// ⌈3f/2⌉ + 1: any f + 1 replicas hold ⌈f/2⌉ + 1 of them, a majority of that f + 1.
+    /// ⌈3f/2⌉ + 1: any f + 1 replicas contain ⌈f/2⌉ + 1 of them, a majority of that f + 1.
     #[must_use]
     pub fn fast(self) -> usize {
         (3 * self.failures()).div_ceil(2) + 1
     }
 
-    /// ⌈f/2⌉ + 1: as many of f + 1 records must hold a result for it to be possible that the fast
-    /// path agreed on it.
+    /// ⌈f/2⌉ + 1: the fast path may have agreed on a result only if at least this many of f + 1
+    /// records have it.
     #[must_use]
     pub fn revive(self) -> usize {
         self.failures().div_ceil(2) + 1
     }
 
-    /// 2f + 1 − ⌈f/2⌉: so many replicas that lack a result that the others cannot make any f + 1
-    /// records look as if it had been agreed.
+    /// 2f + 1 − ⌈f/2⌉: if this many replicas lack a result, no f + 1 records can look as if the
+    /// fast path had agreed on it.
     #[must_use]
     pub fn settled(self) -> usize {
         self.replicas - self.failures().div_ceil(2)
@@ -120,30 +123,32 @@ impl Quorums {
 /// A replica's contribution to a view change.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Offer<I> {
-    /// The latest view in which the replica took part: its record is complete up to there.
+    /// The latest view in which the replica took part. Its record is complete up to that view.
     pub normal_view: View,
-    /// False while it has no state that it could answer for: its disk is new, or its copy of the
-    /// others' state is not finished.
+    /// False while it has no complete state: its disk is new, or its copy of the other replicas'
+    /// state is not finished.
     pub is_whole: bool,
-    /// Whom that view counts on, and since which view: operations left the record without waiting
-    /// for others, so a replica that has not taken part since then lacks some.
+    /// The replicas that count in that view, each with the view since which it counts. Operations
+    /// left the record without waiting for other replicas, so a replica that has not taken part
+    /// since then lacks some operations.
     pub synced: BTreeMap<NodeId, View>,
     /// The record.
     pub image: I,
 }
 
-/// The records that the leader of a view has gathered.
+/// The records that the leader of a view has collected.
 #[derive(Debug)]
 pub struct Gathering<I> {
     offers: BTreeMap<NodeId, Offer<I>>,
 }
 
-/// What a leader has to merge.
+/// The records that a leader has to merge.
 #[derive(Debug)]
 pub struct Gathered<'a, I> {
-    /// Records that count, at least f + 1: all of the facts, wherever they come from.
+    /// The records that count, at least f + 1. Every fact in them counts, whichever view it is
+    /// from.
     pub all: Vec<(NodeId, &'a Offer<I>)>,
-    /// Those among them of the latest view: the only ones whose votes still count.
+    /// Those among them of the latest view. Only their votes still count.
     pub latest: Vec<(NodeId, &'a Offer<I>)>,
 }
 
@@ -159,13 +164,13 @@ impl<I> Gathering<I> {
         self.offers.insert(from, offer);
     }
 
-    /// Who has offered anything.
+    /// The replicas that have sent anything.
     pub fn offered(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.offers.keys().copied()
     }
 
-    /// The records to merge, if there are enough: f + 1 from replicas that are whole and have taken
-    /// part for as long as the latest view among them counts on them.
+    /// The records to merge, if there are enough: f + 1 from replicas that have a complete state,
+    /// and that count in the latest view among them.
     #[must_use]
     pub fn ready(&self, quorums: Quorums) -> Option<Gathered<'_, I>> {
         let whole = || self.offers.iter().filter(|(_, offer)| offer.is_whole);
@@ -184,7 +189,7 @@ impl<I> Gathering<I> {
         Some(Gathered { all, latest })
     }
 
-    /// True if f + 1 replicas have come, and no record among them: a group that begins.
+    /// True if f + 1 replicas have answered and none has a record: the group is new.
     #[must_use]
     pub fn is_new_group(&self, quorums: Quorums) -> bool {
         let is_new = |offer: &Offer<I>| !offer.is_whole && offer.normal_view == View(0);
@@ -201,11 +206,11 @@ mod tests {
         for failures in 0..10 {
             let quorums = Quorums::of(2 * failures + 1);
             let n = quorums.replicas();
-            // Any slow quorum sees enough of a fast one to notice it, and two of those that
-            // conflict can never both be noticed.
+            // Any slow quorum contains enough of a fast quorum to notice its result, and two
+            // conflicting results cannot both be noticed.
             assert!(quorums.fast() + quorums.slow() - n >= quorums.revive());
             assert!(2 * quorums.revive() > quorums.slow());
-            // What `settled` replicas lack, no f + 1 of all can seem to have.
+            // If `settled` replicas lack a result, no f + 1 replicas can appear to have it.
             assert!(n - quorums.settled() < quorums.revive());
             assert!(quorums.settled() >= quorums.slow() && quorums.settled() <= n);
             assert!(quorums.fast() <= n);

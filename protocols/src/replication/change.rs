@@ -11,17 +11,19 @@ use super::quorum::{Members, QuorumError};
 use super::replica::{Replica, Role};
 use super::{Index, Io, Payload, Replicated};
 
-/// A change whose new voters are catching up as learners. Lost with the leader: ask again.
+/// A pending change whose new voters are catching up as learners. It is lost with the leader; the
+/// operator must give the order again.
 #[derive(Debug)]
 pub(super) struct Change {
     target: Members,
     entrants: Vec<Entrant>,
-    /// New voters that the leader does not hear, if too few others remain for a quorum.
+    /// New voters that do not answer the leader, if too few others remain for a quorum.
     silent: Vec<NodeId>,
 }
 
-/// A learner on its way to become a voter. It gets everything that the log held when a round began;
-/// when a round takes less than an election time-out, what is left delays nobody (thesis §4.2.1).
+/// A learner that will become a voter. In each round it receives everything that the log contained
+/// when the round began. When a round takes less than an election time-out, the rest delays nobody
+/// (thesis §4.2.1).
 #[derive(Debug)]
 struct Entrant {
     node: NodeId,
@@ -30,36 +32,36 @@ struct Entrant {
     has_caught_up: bool,
 }
 
-/// Why the members cannot be changed so, or not now.
+/// Why a change of members is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// Only a leader changes members.
+    /// This node does not lead.
     #[error("this node does not lead the group; ask {leader:?}")]
     NotLeader {
-        /// Who leads, if known.
+        /// The leader, if known.
         leader: Option<NodeId>,
     },
     /// The leader has not chosen an entry of its term yet, so it cannot know whether an earlier
-    /// change is still under way (Ongaro, raft-dev, 2015). Ask again soon.
+    /// change is still pending (Ongaro, raft-dev, 2015). Try again soon.
     #[error("the leader is not ready yet; ask again")]
     NotReady,
-    /// An earlier change is not chosen yet. Ask again soon.
+    /// An earlier change is not chosen yet. Try again soon.
     #[error("another change of members is under way; ask again when it is done")]
     UnderWay,
-    /// The quorum sizes do not suit the new voters.
+    /// The quorum sizes do not fit the new voters.
     #[error("quorums: {0}")]
     Quorums(#[from] QuorumError),
 }
 
 impl<R: Replicated> Replica<R> {
-    /// Makes `voters` and `learners` the members. New voters first catch up as learners; then old
+    /// Makes `voters` and `learners` the members. New voters first catch up as learners. Then old
     /// and new voters decide together until the new membership is chosen. Each step is an entry of
-    /// the log, and a `Payload::Members` when it is chosen. Asking again while new voters catch up
-    /// replaces what was asked before; if the leader changes meanwhile, ask the new one. What becomes
-    /// of it, or became of it at once, [`Replica::orders`] tells.
+    /// the log, and a `Payload::Members` when it is chosen. A second order while new voters catch
+    /// up replaces the first. If the leader changes meanwhile, give the order to the new one.
+    /// [`Replica::orders`] reports the progress.
     ///
     /// # Errors
-    /// Why not, or why not now.
+    /// Why the change is refused.
     pub fn change_members(
         &mut self,
         voters: Vec<NodeId>,
@@ -71,10 +73,10 @@ impl<R: Replicated> Replica<R> {
             .inspect_err(|why| self.orders.refuse(target, io.now(), why))
     }
 
-    /// Whether [`Replica::change_members`] would take an order for these voters now.
+    /// Whether [`Replica::change_members`] would accept an order for these voters now.
     ///
     /// # Errors
-    /// Why not, or why not now.
+    /// Why it would refuse the order.
     pub fn check_change(&self, voters: &[NodeId]) -> Result<(), ChangeError> {
         let Role::Leader(lead) = &self.role else {
             return Err(ChangeError::NotLeader { leader: self.leader });
@@ -89,7 +91,7 @@ impl<R: Replicated> Replica<R> {
         Ok(())
     }
 
-    /// Refuses an order because the embedder is not ready for it: ask again soon.
+    /// Refuses an order because the embedder is not ready for it. The operator can try again soon.
     pub fn refuse_change(
         &mut self,
         voters: Vec<NodeId>,
@@ -117,8 +119,8 @@ impl<R: Replicated> Replica<R> {
         Ok(())
     }
 
-    /// The latest orders to change the members that were given to this replica since it started, oldest
-    /// first, and what became of them.
+    /// The latest orders to change members that this replica has received since it started, oldest
+    /// first, and their progress.
     #[must_use]
     pub fn orders(&self, partition: PartitionId) -> Vec<MembershipOrder> {
         let change = match &self.role {
@@ -132,11 +134,11 @@ impl<R: Replicated> Replica<R> {
         self.orders.tell(partition, &lagging, silent)
     }
 
-    /// Takes the next step of a change if it is time for it.
+    /// Takes the next step of a change if it can be taken.
     pub(super) fn pursue_change(&mut self, io: &mut impl Io<R>) {
         let (now, last) = (io.now(), self.log.last());
         if self.settled_voters().is_none() {
-            // The step before this one is not chosen yet: `on_members_chosen` goes on.
+            // The previous step is not chosen yet: `on_members_chosen` continues.
             return;
         }
         let Role::Leader(lead) = &mut self.role else { return };
@@ -156,8 +158,8 @@ impl<R: Replicated> Replica<R> {
             self.append(Payload::Members(Arc::new(wider)), io);
             return;
         }
-        // It must also know that it is a member, or it would refuse the vote that the joint
-        // membership may need of it.
+        // The voter must also know that it is a member. Otherwise it would refuse the vote that the
+        // joint membership may need.
         let named = self.log.members_index();
         for entrant in &mut change.entrants {
             entrant.goal = entrant.goal.max(named);
@@ -184,7 +186,8 @@ impl<R: Replicated> Replica<R> {
         self.orders.on_appended(index);
     }
 
-    /// Looks again for the voters that a change waits for. An answer that brings nothing new does not.
+    /// Checks again whether the voters that a change waits for answer. An answer without new
+    /// information does not trigger this check.
     pub(super) fn pursue_change_of_silent(&mut self, io: &mut impl Io<R>) {
         let Role::Leader(lead) = &self.role else { return };
         if lead.change.as_ref().is_some_and(|change| !change.silent.is_empty()) {
@@ -192,7 +195,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// The membership in force is chosen.
+    /// The membership in force has been chosen.
     pub(super) fn on_members_chosen(&mut self, io: &mut impl Io<R>) {
         let members = self.log.members().clone();
         if self.log.members_index() > self.chosen {
@@ -205,7 +208,7 @@ impl<R: Replicated> Replica<R> {
         }
         let Role::Leader(lead) = &mut self.role else { return };
         if lead.progress.iter().any(|progress| !members.is_member(progress.node)) {
-            // Those who leave hear of it, so that they know they are out; then they are forgotten.
+            // Members that leave are informed, so that they know it; then they are forgotten.
             self.beat_all(io);
         }
         let Role::Leader(lead) = &mut self.role else { return };
@@ -217,8 +220,8 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// Raft §6: a leader that is not in the new membership steps down once it is chosen. It asks the
-    /// voter that lacks least to campaign, so that nobody waits for a timer.
+    /// Raft §6: a leader that is not in the new membership steps down once it is chosen. It asks
+    /// the most up-to-date voter to campaign, so that no election timer has to expire.
     fn abdicate(&mut self, members: &Members, io: &mut impl Io<R>) {
         let Role::Leader(lead) = &self.role else { return };
         let voters = lead.progress.iter().filter(|progress| members.is_voter(progress.node));

@@ -1,12 +1,12 @@
-//! Members of a group compare what the entries of their log came to, in the background: one that came to
-//! something else than the others stops.
+//! Members of a group compare the effects of their log entries in the background. A member whose
+//! effects differ from the majority's stops.
 //!
-//! The log is cut into *spans* of so many entries. A member adds up what each entry of a span changed,
-//! as its embedder says. The leader tells the sum of one span with its heartbeats, members answer with
-//! theirs, and the leader judges: if most of those that answer have another sum than the leader, the
-//! leader stops; otherwise those that differ from the leader stop. Members can be compared that have
-//! come differently far. A span of which a member took a part from elsewhere, as another's state or at a
-//! start from a checkpoint, it does not judge.
+//! The log is divided into *spans* of a fixed number of entries. A member computes a sum over the
+//! effects of each entry of a span, as reported by its embedder. The leader sends the sum of one
+//! span with its heartbeats, members answer with theirs, and the leader judges: if most answers
+//! differ from the leader's sum, the leader stops; otherwise the members that differ stop. Members
+//! may be at different positions. A member does not judge a span if it obtained a part of it from
+//! elsewhere, in a snapshot or from a checkpoint.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,18 +17,19 @@ use orthodrome_core::{NodeId, Time, Wire};
 use super::replica::{Replica, Role};
 use super::{Index, Replicated};
 
-/// So many spans are remembered: a follower that is further behind is not compared.
+/// The number of spans remembered. A follower that lags further behind is not compared.
 const SPANS_KEPT: usize = 16;
 
-/// What the entries of one span came to at one member.
+/// The sum of one span at one member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Sum {
     /// The last entry of the span.
     pub through: Index,
-    /// What they came to. None if this member took a part of the span from elsewhere.
+    /// The digest of the span's effects. None if this member obtained a part of the span from
+    /// elsewhere.
     pub digest: Option<u64>,
-    /// The leader has heard of all voters that it is in touch with, and most of them have its sum.
-    /// Whoever has another stops.
+    /// True if the leader has the answers of all voters that it is in contact with, and most of
+    /// them agree with it. A member with another sum stops.
     pub is_final: bool,
 }
 
@@ -44,26 +45,26 @@ impl fmt::Display for Sum {
     }
 }
 
-/// What the entries came to here.
+/// The sums of this member.
 #[derive(Debug)]
 pub(super) struct Checks {
-    /// Entries in a span.
+    /// The number of entries in a span.
     length: u64,
-    /// The entry that follows the last one added.
+    /// The entry after the last one added.
     next: Index,
-    /// The span that is not at its end yet, if everything of it was added.
+    /// The digest of the current span, if all its entries so far were added.
     open: Option<Digest>,
-    /// Spans that are, by their last entries; the latest last.
+    /// The digests of complete spans, by their last entries; the latest last.
     closed: VecDeque<(Index, u64)>,
 }
 
 impl Checks {
-    /// Nothing has been added. Spans are `length` entries long.
+    /// No entries yet. Spans have `length` entries.
     pub(super) fn new(length: u64) -> Self {
         Self { length: length.max(1), next: Index(1), open: None, closed: VecDeque::new() }
     }
 
-    /// The entry at `index` has been applied, and came to that.
+    /// The entry at `index` has been applied with this effect.
     pub(super) fn add(&mut self, index: Index, effect: u64) {
         if index.previous().0.is_multiple_of(self.length) {
             self.open = Some(Digest::default());
@@ -88,14 +89,14 @@ impl Checks {
         self.closed.iter().find(|(last, _)| *last == through).map(|&(_, digest)| digest)
     }
 
-    /// What the span that ends at `through` came to; nothing if this member has not come so far.
+    /// The sum of the span that ends at `through`; none if this member has not applied all of it.
     pub(super) fn answer(&self, through: Index) -> Option<Sum> {
         let digest = self.of(through);
         (through < self.next).then_some(Sum { through, digest, is_final: false })
     }
 }
 
-/// Two members came to different results.
+/// Two members have different sums.
 struct Difference {
     through: Index,
     length: u64,
@@ -118,11 +119,12 @@ impl fmt::Display for Difference {
 }
 
 impl<R: Replicated> Replica<R> {
-    /// The embedder has applied the entry at `index`, and `effect` is a digest of what that changed: a
-    /// function of the entries up to it alone. To be called in order, for every entry or for none.
+    /// The embedder has applied the entry at `index`, and `effect` is a digest of the changes,
+    /// which depends only on the entries up to this one. The embedder must call this in order, for
+    /// every entry or for none.
     ///
     /// # Panics
-    /// Not here, but from then on when a message shows that this copy is wrong.
+    /// Not here. Later, when a message shows that this replica's state is wrong.
     pub fn came_to(&mut self, index: Index, effect: u64) {
         self.checks.add(index, effect);
     }
@@ -132,7 +134,7 @@ impl<R: Replicated> Replica<R> {
         panic!("{self}: {}", Difference { through, length, own, other });
     }
 
-    /// A leader compares one span after the other. What to tell of the one that is under way.
+    /// A leader compares one span after the other. Returns the sum to send for the current one.
     pub(super) fn compare(&mut self, now: Time) -> Option<Sum> {
         let Role::Leader(lead) = &mut self.role else { return None };
         let under_way = lead.comparing.filter(|through| self.checks.of(*through).is_some());
@@ -167,7 +169,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// A member says what the span came to there.
+    /// Processes a member's sum.
     pub(super) fn on_sum(&mut self, from: NodeId, sum: Option<Sum>) {
         if let Role::Leader(lead) = &mut self.role
             && let Some(progress) = lead.of(from)
@@ -176,7 +178,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// The leader told a sum. What to answer.
+    /// Processes a leader's sum, and returns the answer.
     pub(super) fn answer_sum(&self, leader: NodeId, sum: Option<Sum>) -> Option<Sum> {
         let Sum { through, digest, is_final } = sum?;
         let answer = self.checks.answer(through)?;
@@ -193,7 +195,7 @@ impl<R: Replicated> Replica<R> {
 mod tests {
     use super::*;
 
-    /// A member that has applied these entries, one of them differently if `differs` names it.
+    /// A member that has applied these entries; its effect of the entry `differs` is different.
     fn checks(entries: std::ops::RangeInclusive<u64>, differs: u64) -> Checks {
         let mut checks = Checks::new(4);
         for index in entries {
@@ -221,7 +223,7 @@ mod tests {
     fn spans_that_were_taken_from_elsewhere_in_part_are_not_judged() {
         let mut late = checks(6..=9, 0);
         assert_eq!(late.answer(Index(8)).map(|sum| sum.digest), Some(None));
-        // Entries 10 to 14 came as another's state.
+        // Entries 10 to 14 came in a snapshot.
         for index in 15..=20 {
             late.add(Index(index), index);
         }

@@ -1,5 +1,5 @@
-//! Terms and votes: Raft §5.1, §5.2 and §5.4.1; pre-vote, check-quorum and the protection of
-//! leaders, thesis §4.2.3, §6.2 and §9.6; leadership transfer as seen by its target, §3.10.
+//! Terms and votes: Raft §5.1, §5.2 and §5.4.1. Pre-vote, check-quorum and the protection of
+//! leaders: thesis §4.2.3, §6.2 and §9.6. The target's side of a leadership transfer: thesis §3.10.
 
 use orthodrome_core::{NodeId, Time};
 
@@ -8,8 +8,9 @@ use super::replica::{Replica, Role};
 use super::{Event, Index, Io, Replicated, Term, Timer};
 
 impl<R: Replicated> Replica<R> {
-    /// The first wait. In a new group the preferred leader campaigns at once and the others leave
-    /// it time for a second try, so that a cluster starts with the leaders its placement asks for.
+    /// Sets the first election timer. In a new group the preferred leader campaigns at once, and
+    /// the others leave it time for a second attempt. So a cluster starts with the leaders of its
+    /// placement.
     pub(super) fn arm_first_election(&mut self, is_new: bool, io: &mut impl Io<R>) {
         self.draw(io);
         let now = io.now();
@@ -33,8 +34,8 @@ impl<R: Replicated> Replica<R> {
         io.set_timer(Timer::Election, self.election_at);
     }
 
-    /// Raft §5.2: no leader was heard for the drawn time. Hearing one only moves `election_at`; the
-    /// timer catches up here, so that no timer is moved for every message.
+    /// Raft §5.2: no message of a leader arrived during the drawn time. A message of a leader only
+    /// moves `election_at`. This timer catches up here, so that not every message moves a timer.
     pub(super) fn on_election_timeout(&mut self, io: &mut impl Io<R>) {
         if self.is_leader() {
             return;
@@ -47,34 +48,34 @@ impl<R: Replicated> Replica<R> {
             self.timeout.give_up(self.term);
         }
         self.arm_election(io);
-        // Also one that will not campaign: if it was removed while it learnt nothing of it, nobody
-        // tells it who leads now, and it must not go on naming the one that led then.
+        // This includes a node that will not campaign. It may have been removed without learning of
+        // it. Then no later leader contacts it, and it must not keep naming the old leader.
         self.leader = None;
         if self.may_campaign() {
             self.pre_campaign(io);
         }
     }
 
-    /// A node campaigns if it is a voter with a state to lead from. A voter that is about to be
-    /// removed still counts until it knows that the removal is chosen: it may hold entries that
-    /// the remaining voters lack (thesis §4.2.2).
+    /// A node campaigns if it is a voter with a complete state. A voter that is about to be removed
+    /// still counts until it knows that the removal is chosen: it may have entries that the
+    /// remaining voters lack (thesis §4.2.2).
     fn may_campaign(&self) -> bool {
         self.log.members_since(self.chosen).any(|members| members.is_voter(self.me))
             && !self.incomplete
             && !self.awaits_snapshot()
     }
 
-    /// A node votes if its log names it, as voter or as learner: a learner on its way to become a
-    /// voter may be needed before it hears of that (thesis §4.2.2), and the candidate knows whether
-    /// its vote counts. A node that starts empty knows no members and so does not vote before it
-    /// has caught up that far.
+    /// A node votes if its log names it as voter or learner. The vote of a learner that is becoming
+    /// a voter may be needed before the learner knows that (thesis §4.2.2), and the candidate knows
+    /// whether the vote counts. A node that starts empty knows no members, and does not vote before
+    /// it has caught up that far.
     fn may_vote(&self) -> bool {
         self.log.members().is_member(self.me) || self.config.mutations.count_non_voters()
     }
 
-    /// Thesis §4.2.3 and §6.4.1: within one election time-out of hearing a leader nobody else is
-    /// voted for, for the leader may hold a lease. A restarted node cannot know and waits as long. A
-    /// node that has reason to wait longer before it campaigns protects the leader for as long.
+    /// Thesis §4.2.3 and §6.4.1: within one election time-out of a leader's message a node votes
+    /// for nobody else, because the leader may have a lease. A restarted node does not know, and
+    /// waits as long. A node with a longer time-out of its own protects the leader for that time.
     fn protects_leader(&self, now: Time) -> bool {
         let timeout = self.timeout.current();
         self.is_leader()
@@ -95,7 +96,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// Whom to ask.
+    /// The nodes whose votes are asked for.
     fn electorate(&self) -> Vec<NodeId> {
         let members = self.log.members();
         let anyone = self.config.mutations.count_non_voters();
@@ -104,7 +105,8 @@ impl<R: Replicated> Replica<R> {
         asked
     }
 
-    /// Only votes of voters count, in each half of a joint membership.
+    /// True if the votes elect a leader. Only votes of voters count, in each half of a joint
+    /// membership.
     fn is_elected(&self, votes: &[NodeId]) -> bool {
         let members = self.log.members();
         if self.config.mutations.count_non_voters() {
@@ -113,7 +115,7 @@ impl<R: Replicated> Replica<R> {
         members.is_quorum(|n| self.config.quorums.election(n), |node| votes.contains(&node))
     }
 
-    /// True if this node's log has nothing that one with such an end may lack (Raft §5.4.1).
+    /// True if this node's log contains no entry that a log with this end may lack (Raft §5.4.1).
     fn may_be_led_by(&self, last_index: Index, last_term: Term) -> bool {
         let any_term = self.config.mutations.longest_log();
         let last_term = if any_term { self.log.last_term() } else { last_term };
@@ -144,7 +146,7 @@ impl<R: Replicated> Replica<R> {
         io: &mut impl Io<R>,
     ) {
         if !granted {
-            // A voter in a later term could never grant this one: catch up with it first.
+            // A voter in a later term could never grant this vote: catch up with its term first.
             if term > self.term {
                 self.step_down(term, None, io);
             }
@@ -164,7 +166,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// Raft §5.2: a new term and a vote for itself; both durable before anyone is asked.
+    /// Raft §5.2: a new term and a vote for itself. Both are durable before any request is sent.
     pub(super) fn start_election(&mut self, transfer: bool, io: &mut impl Io<R>) {
         self.enter_term(self.term.next(), Some(self.me));
         self.role = Role::Candidate { votes: Vec::new(), transfer };
@@ -254,15 +256,16 @@ impl<R: Replicated> Replica<R> {
         }
         votes.push(from);
         let votes = votes.clone();
-        // A voter answers only a request, and that left after the candidate's own vote was durable.
+        // A voter answers only a request, and requests were sent after the candidate's own vote was
+        // durable.
         if self.is_elected(&votes) {
             self.lead(io);
         }
     }
 
-    /// Thesis §3.10: campaign at once, with the leader's permission. The permission is void if it
-    /// was overtaken by a later message of the same leader, which may have taken it back, or if this
-    /// node heard nothing from the leader since it started and cannot tell.
+    /// Thesis §3.10: campaign at once, with the leader's permission. The permission is void if a
+    /// later message of the same leader arrived before, which may have revoked it. It is also void
+    /// if this node has received nothing from the leader since it started, and so cannot know.
     pub(super) fn on_timeout_now(
         &mut self,
         from: NodeId,
@@ -283,7 +286,7 @@ impl<R: Replicated> Replica<R> {
         self.term = term;
         self.vote = vote;
         self.leader = None;
-        // What is chosen agrees with the log of every later leader.
+        // All chosen entries agree with the log of every later leader.
         self.received = self.chosen;
         self.acked = Index(0);
         self.owed = Index(0);
@@ -301,21 +304,21 @@ impl<R: Replicated> Replica<R> {
         if let Role::Leader(lead) = role {
             self.leader = None;
             self.orders.on_deposed();
-            // Before `Deposed`: the leader that asked is still there, and numbers of checks start
-            // again with the next leadership.
+            // Before `Deposed`: the requester is still there, and the numbers of checks start again
+            // with the next leadership.
             for id in lead.reads_waiting() {
                 self.tell(Event::ReadFailed { id });
             }
             self.tell(Event::Deposed { term: old_term });
             io.cancel_timer(Timer::Heartbeat);
-            // Its own lease may still be running on promises of others: nobody is harmed if it
-            // votes, for it serves nothing more.
+            // Its own lease may still be valid by promises of others. Its vote does no harm,
+            // because it serves nothing any more.
             self.received = self.chosen;
             self.arm_election(io);
         }
     }
 
-    /// A message of a leader: true if it is the current one's. Raft §5.1 and §5.2.
+    /// True if the message is from the current leader. Raft §5.1 and §5.2.
     pub(super) fn follows(
         &mut self,
         from: NodeId,
@@ -326,9 +329,10 @@ impl<R: Replicated> Replica<R> {
         let (now, before) = (io.now(), self.timeout.current());
         self.timeout.hear_in(term, now);
         if term < self.term {
-            // Tells a deposed leader, or one that a failed candidate overtook, of the later term.
-            // It must not give back the beat: if the sender leads the later term when this arrives,
-            // a round and a time of its earlier one would look like proof of the new.
+            // Informs a deposed leader, or one that a failed candidate overtook, about the later
+            // term. The reply must not contain the beat. If the sender leads the later term when
+            // the reply arrives, a round and a time of its earlier term would look like a proof for
+            // the new one.
             let reply = Message::HeartbeatReply {
                 term: self.term,
                 matched: Index(0),
@@ -362,7 +366,7 @@ impl<R: Replicated> Replica<R> {
         true
     }
 
-    /// An answer to a leader: true if this node leads the term it is about.
+    /// True if this node leads the term that an answer belongs to.
     pub(super) fn leads(&mut self, term: Term, io: &mut impl Io<R>) -> bool {
         self.timeout.hear_in(term, io.now());
         if term > self.term {

@@ -1,4 +1,4 @@
-//! What a follower does with a leader's log: Raft §5.3, the receiver's side.
+//! How a follower processes a leader's log: Raft §5.3, the receiver's side.
 
 use orthodrome_core::NodeId;
 
@@ -22,7 +22,7 @@ impl<R: Replicated> Replica<R> {
         }
         let base = self.log.base_index();
         let through = prev_index.plus(entries.len());
-        // What is at or below the base is chosen, so it agrees without looking.
+        // Entries up to the base are chosen, so they agree without a comparison.
         let agrees = prev_index < base || self.log.term_at(prev_index) == Some(prev_term);
         if self.incomplete || !agrees {
             self.reject(from, prev_index, prev_term, io);
@@ -69,8 +69,9 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// The log agrees with the leader's and is durable up to here. A node with half a state says
-    /// nothing of its log, or the leader would think that it needs no snapshot.
+    /// The last entry up to which the log agrees with the leader's and is durable. A node with an
+    /// incomplete state reports nothing of its log, or the leader would believe that it needs no
+    /// snapshot.
     fn matched(&self) -> Index {
         if self.incomplete { Index(0) } else { self.received.min(self.own_copy()) }
     }
@@ -104,7 +105,7 @@ impl<R: Replicated> Replica<R> {
         self.send_when_term_durable(to, reject, io);
     }
 
-    /// Raft §5.2. Answered at once: what it promises does not depend on entries.
+    /// Raft §5.2. Answered at once: the promise does not depend on entries.
     pub(super) fn on_heartbeat(
         &mut self,
         from: NodeId,

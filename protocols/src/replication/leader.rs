@@ -1,5 +1,5 @@
-//! What a leader does: Raft §5.3 and §5.4.2, the sender's side; reads and leases, thesis §6.4;
-//! handing over, thesis §3.10.
+//! How a leader works: Raft §5.3 and §5.4.2, the sender's side. Reads and leases: thesis §6.4.
+//! Leadership transfer: thesis §3.10.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,39 +14,40 @@ use super::replica::{Replica, Role};
 use super::snapshot::Outgoing;
 use super::{Config, Entry, Event, Index, Io, Payload, Replicated, Term, Timer};
 
-/// Messages do not get shorter than this for losses: that is one packet.
+/// The least size to which losses reduce messages: one packet.
 const BATCH_BYTES_MIN: usize = 1_024;
 
-/// What a leader keeps for its term.
+/// The state that a leader keeps during its term.
 #[derive(Debug)]
 pub(super) struct Leading<R: Replicated> {
-    /// One for each other member, and for those just leaving; by node.
+    /// The progress of each other member, and of members that are leaving; by node.
     pub(super) progress: Vec<Progress<R>>,
-    /// Grows with every message that must be told apart from earlier ones.
+    /// Increased for every message that must be distinguished from earlier ones.
     pub(super) round: u64,
     /// When it was elected.
     since: Time,
-    /// The first entry of its term; its choice makes the leader ready (Raft §5.4.2, §8).
+    /// The first entry of its term. When it is chosen, the leader is ready (Raft §5.4.2, §8).
     pub(super) first: Index,
     pub(super) is_ready: bool,
-    /// Something may have to be sent to someone at the next flush.
+    /// True if the next flush may have something to send.
     pub(super) is_dirty: bool,
-    /// Reads in order; each waits for a round.
+    /// Reads in order; each waits for a round of heartbeats.
     reads: VecDeque<Read>,
-    /// The last of `reads` wait for a round that has not begun.
+    /// True if the last of `reads` wait for a round that has not begun.
     has_new_reads: bool,
     pub(super) transfer: Option<Transfer>,
-    /// Nodes that `TimeoutNow` was sent to, and in which round: each may act on it at any time until
-    /// it answers a later round, so there is no lease until all have. One for each node at most.
+    /// Nodes that received `TimeoutNow`, and in which round. Each may act on it at any time until
+    /// it answers a later round, so there is no lease until all have answered. At most one entry
+    /// for each node.
     yielded: Vec<Yielded>,
     /// When leadership was last offered to the preferred leader.
     offered_at: Option<Time>,
-    /// A change of members whose new voters are catching up.
+    /// A pending change of members whose new voters are catching up.
     pub(super) change: Option<Change>,
-    /// Snapshots begun in this term.
+    /// The number of snapshots begun in this term.
     pub(super) snapshots: u64,
     indexes: Vec<Index>,
-    /// The last entry of the span that members are comparing, and of the last one that they have
+    /// The last entry of the span that members are comparing, and of the last span that they have
     /// compared.
     pub(super) comparing: Option<Index>,
     pub(super) compared: Index,
@@ -55,14 +56,14 @@ pub(super) struct Leading<R: Replicated> {
 #[derive(Debug)]
 struct Read {
     id: u64,
-    /// None until a round begins after it.
+    /// None until the read's round begins.
     round: Option<u64>,
 }
 
 #[derive(Debug)]
 pub(super) struct Transfer {
     pub(super) to: NodeId,
-    /// Given up then, if this node still leads.
+    /// When the transfer is given up, if this node still leads.
     pub(super) until: Time,
     pub(super) is_asked: bool,
 }
@@ -74,39 +75,40 @@ struct Yielded {
     at: Time,
 }
 
-/// What a leader knows of another member.
+/// The leader's knowledge of another member.
 #[derive(Debug)]
 pub(super) struct Progress<R: Replicated> {
     pub(super) node: NodeId,
-    /// Its log agrees with the leader's and is durable up to here.
+    /// The last entry up to which its log agrees with the leader's and is durable.
     pub(super) matched: Index,
     /// The next entry to send.
     pub(super) next: Index,
     pub(super) mode: Mode<R>,
-    /// Ends and bytes of the messages under way.
+    /// Last index and size of each message in flight.
     inflight: VecDeque<(Index, usize)>,
-    /// Bytes of entries in the next message. Where links lose packets, a long message arrives more
-    /// seldom than a short one, so it shrinks with every loss and grows with every success.
+    /// The largest size of the entries in the next message, in bytes. On links that lose packets, a
+    /// long message arrives less often than a short one. So the size shrinks with every loss and
+    /// grows with every success.
     batch_bytes: usize,
     /// The round in which entries were last sent.
     sent_round: u64,
     /// The latest of the leader's messages that it answered.
     beat: Option<Beat>,
-    /// What it last answered to a sum.
+    /// Its last answer to a sum.
     pub(super) sum: Option<Sum>,
-    /// When its last answer came, and since when answers have come without a long gap.
+    /// When its last answer came, and since when its answers have come without a long gap.
     pub(super) heard_at: Option<Time>,
     steady_since: Time,
 }
 
-/// How to send to a member.
+/// How the leader sends to a member.
 #[derive(Debug)]
 pub(super) enum Mode<R: Replicated> {
-    /// Looking for where the logs agree: one message at a time.
+    /// Searches for the point where the logs agree: one message at a time.
     Probe { is_waiting: bool },
     /// The logs agree up to `next`: many messages at a time.
     Stream,
-    /// The log no longer reaches back far enough.
+    /// The log does not reach back far enough any more.
     Snapshot(Box<Outgoing<R>>),
 }
 
@@ -127,7 +129,7 @@ impl<R: Replicated> Progress<R> {
         }
     }
 
-    /// It answered.
+    /// Processes an answer of the member.
     fn hear(&mut self, beat: Beat, now: Time, config: &Config) {
         if self.heard_at.is_none_or(|heard| heard + config.election_timeout < now) {
             self.steady_since = now;
@@ -138,8 +140,8 @@ impl<R: Replicated> Progress<R> {
         }
     }
 
-    /// Its log is known to be durable up to `matched` and to agree up to `received`; `of_append` if
-    /// it says so in answer to entries.
+    /// Its log is durable up to `matched` and agrees up to `received`. `of_append`: the member says
+    /// so in answer to entries.
     fn advance(&mut self, matched: Index, received: Index, of_append: bool) {
         if matched > self.matched {
             self.matched = matched;
@@ -149,13 +151,13 @@ impl<R: Replicated> Progress<R> {
             self.inflight.pop_front();
         }
         let is_reached = match &self.mode {
-            // A heartbeat's answer does not say that the probe arrived unless more than what was
-            // before the probe did.
+            // A heartbeat's answer shows that the probe arrived only if it confirms more than was
+            // confirmed before the probe.
             Mode::Probe { .. } => {
                 received >= self.next || (of_append && received.next() == self.next)
             }
             Mode::Stream => false,
-            // By what it says now: it may have lost its state since it said more.
+            // Its current answer counts: it may have lost its state since an earlier one.
             Mode::Snapshot(outgoing) => outgoing.is_reached_by(matched),
         };
         if is_reached {
@@ -166,8 +168,8 @@ impl<R: Replicated> Progress<R> {
         self.next = self.next.max(self.matched.next());
     }
 
-    /// Entries sent before `round` did not arrive: send again what is missing. One that has restarted
-    /// does not know that its log agrees; true if it is to be told at once.
+    /// Entries sent before `round` did not arrive: sends what is missing again. A member that has
+    /// restarted does not know how far its log agrees; returns true if it must be told at once.
     fn resend_lost(&mut self, received: Index, round: u64, config: &Config) -> bool {
         if round <= self.sent_round {
             return false;
@@ -202,7 +204,8 @@ impl<R: Replicated> Progress<R> {
         self.batch_bytes = (self.batch_bytes.min(config.max_batch_bytes) / 2).max(BATCH_BYTES_MIN);
     }
 
-    /// The next message with entries, if it is time for one. `Err` if the log no longer has them.
+    /// The next message with entries, if one should be sent. `Err` if the log does not have them
+    /// any more.
     fn next_append(
         &mut self,
         log: &Log<R>,
@@ -269,8 +272,8 @@ impl<R: Replicated> Leading<R> {
         self.reads.into_iter().map(|read| read.id)
     }
 
-    /// The lowest entry that some follower lacks, live or not: one that is away for a moment should
-    /// not need a snapshot. None if there are no followers.
+    /// The lowest entry that some follower lacks, live or not: a follower that is away for a short
+    /// time should not need a snapshot. None if there are no followers.
     pub(super) fn needed_by_followers(&self) -> Option<Index> {
         let needed = self.progress.iter().map(|progress| match &progress.mode {
             Mode::Snapshot(outgoing) => outgoing.index().unwrap_or(Index(u64::MAX)),
@@ -289,8 +292,8 @@ impl<R: Replicated> Leading<R> {
 }
 
 impl<R: Replicated> Replica<R> {
-    /// Raft §5.2 and §8: a new leader appends an entry of its own term, for only that can make the
-    /// entries before it chosen.
+    /// Raft §5.2 and §8: a new leader appends an entry of its own term, because only that can make
+    /// earlier entries chosen.
     pub(super) fn lead(&mut self, io: &mut impl Io<R>) {
         let now = io.now();
         let next = self.log.last().next();
@@ -323,7 +326,7 @@ impl<R: Replicated> Replica<R> {
         io.set_timer(Timer::Heartbeat, now + self.config.heartbeat_interval);
     }
 
-    /// Appends to the own log; followers get it at the next flush.
+    /// Appends to its own log. Followers receive the entry at the next flush.
     pub(super) fn append(&mut self, payload: Payload<R::Command>, io: &mut impl Io<R>) -> Index {
         let entry = Entry { term: self.term, payload };
         let index = self.log.append(entry.clone());
@@ -346,11 +349,11 @@ impl<R: Replicated> Replica<R> {
         index
     }
 
-    /// Appends a command to the log, if this node leads and takes commands: not while it hands over
-    /// leadership, nor with more than `max_unchosen` entries waiting. Nothing is sent before
-    /// [`Replica::flush`].
+    /// Appends a command to the log if this node leads and accepts commands. It does not accept
+    /// commands during a leadership transfer, or while more than `max_unchosen` entries wait to be
+    /// chosen. Nothing is sent before [`Replica::flush`].
     ///
-    /// The command will be surfaced at the returned place if the entry there has the returned term;
+    /// The command is reported at the returned index if the entry there has the returned term;
     /// otherwise it was lost.
     pub fn propose(&mut self, command: R::Command, io: &mut impl Io<R>) -> Option<(Index, Term)> {
         if !self.takes_commands() {
@@ -360,8 +363,8 @@ impl<R: Replicated> Replica<R> {
         Some((index, self.term))
     }
 
-    /// Tells every member at once how far the log is chosen, rather than with the next entries or the
-    /// next heartbeat: for protocols whose followers act on what is chosen.
+    /// Sends the chosen index to every member at once, instead of with the next entries or the next
+    /// heartbeat. For protocols whose followers act on chosen entries.
     pub fn announce(&mut self, io: &mut impl Io<R>) {
         self.beat_all(io);
     }
@@ -374,8 +377,8 @@ impl<R: Replicated> Replica<R> {
         lead.transfer.is_none() && waiting < self.config.max_unchosen as u64
     }
 
-    /// Sends what several calls can share: entries to each follower that lacks some, and a round of
-    /// heartbeats for new reads.
+    /// Sends messages that combine several calls: entries to each follower that lacks some, and a
+    /// round of heartbeats for new reads.
     pub fn flush(&mut self, io: &mut impl Io<R>) {
         self.begin_reads(io);
         self.send_entries(io);
@@ -407,7 +410,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// A round of heartbeats to everyone.
+    /// Sends a round of heartbeats to all members.
     pub(super) fn beat_all(&mut self, io: &mut impl Io<R>) {
         let sum = self.compare(io.now());
         let Role::Leader(lead) = &mut self.role else { return };
@@ -419,8 +422,9 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// Thesis §6.2: a leader that hears no quorum for an election time-out is none. Then the work
-    /// that recurs: heartbeats, resending, giving up what took too long.
+    /// Thesis §6.2: a leader that receives no answer of a quorum for an election time-out steps
+    /// down. Otherwise it does the recurring work: heartbeats, resends, and giving up what took too
+    /// long.
     pub(super) fn on_heartbeat_timeout(&mut self, io: &mut impl Io<R>) {
         let now = io.now();
         let me = self.me;
@@ -448,8 +452,8 @@ impl<R: Replicated> Replica<R> {
         }
         let timeout = self.config.election_timeout * 4;
         if lead.yielded.iter().any(|yielded| yielded.at + timeout < now) {
-            // Whoever was asked to campaign has said nothing since and may yet do so, however late.
-            // In a new term that permission is void, and leases hold again.
+            // A node that was asked to campaign has not answered since, and may still campaign at
+            // any later time. In a new term that permission is void, and leases are valid again.
             self.step_down(self.term, None, io);
             self.start_election(true, io);
             return;
@@ -512,7 +516,7 @@ impl<R: Replicated> Replica<R> {
         self.on_progress(from, (matched, received), false, beat, io);
     }
 
-    /// Raft §5.3: the logs do not agree before what was sent; both sides skip whole terms.
+    /// Raft §5.3: the logs do not agree before the entries sent. Both sides skip whole terms.
     pub(super) fn on_append_reject(
         &mut self,
         from: NodeId,
@@ -549,8 +553,8 @@ impl<R: Replicated> Replica<R> {
         self.confirm(from, beat);
     }
 
-    /// Raft §5.3 and §5.4.2: an entry is chosen when a write quorum holds it durably and it is of
-    /// the current term; those before it are chosen with it.
+    /// Raft §5.3 and §5.4.2: an entry is chosen when a write quorum has it durably and it is of the
+    /// current term. Earlier entries are chosen with it.
     pub(super) fn count(&mut self, io: &mut impl Io<R>) {
         let (me, own_copy) = (self.me, self.own_copy());
         let Role::Leader(lead) = &mut self.role else { return };
@@ -580,10 +584,10 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// Asks for a read: [`Event::ReadReady`] follows once a quorum has confirmed, in a round begun
-    /// after this call, that this node still leads (thesis §6.4). The round begins at the next
-    /// [`Replica::flush`] and serves every read asked for until then. If this node does not lead,
-    /// or already has `max_reads` waiting, [`Event::ReadFailed`] follows.
+    /// Requests a read. [`Event::ReadReady`] follows when a quorum has confirmed that this node
+    /// still leads, in a round that began after this call (thesis §6.4). The round begins at the
+    /// next [`Replica::flush`] and serves all reads requested until then. If this node does not
+    /// lead, or already has `max_reads` waiting reads, [`Event::ReadFailed`] follows.
     pub fn read_index(&mut self, id: u64, _io: &mut impl Io<R>) {
         if let Role::Leader(lead) = &mut self.role
             && lead.reads.len() < self.config.max_reads
@@ -649,10 +653,11 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// True if at `now` no other node can lead, so that the state may be read without asking: a
-    /// quorum has promised to vote for nobody else for one election time-out after it heard this
-    /// leader, and this leader counts from when it spoke (thesis §6.4.1). Give the time as it is,
-    /// not as it was when the last input came: a pause is charged to the lease.
+    /// True if no other node can lead at `now`, so that the state may be read without a round of
+    /// messages. A quorum has promised to vote for nobody else for one election time-out after it
+    /// received this leader's message, and this leader counts from when it sent the message (thesis
+    /// §6.4.1). Pass the current time, not that of the last input: a pause must count against the
+    /// lease.
     #[must_use]
     pub fn has_lease(&self, now: Time) -> bool {
         let Role::Leader(lead) = &self.role else { return false };
@@ -697,12 +702,12 @@ impl<R: Replicated> Replica<R> {
         lead.yielded.retain(|yielded| yielded.to != to);
         lead.yielded.push(Yielded { to, round: lead.round, at: io.now() });
         io.send(to, Message::TimeoutNow { term: self.term, round: lead.round });
-        // Whatever is sent from now on is of a later round and takes the permission back.
+        // Every later message belongs to a later round, and revokes the permission.
         lead.round += 1;
     }
 
-    /// Placement: leadership goes where it is preferred once that node has answered for a while and
-    /// lacks nothing.
+    /// Placement: transfers leadership to the preferred leader once that node has answered for a
+    /// while and lacks nothing.
     fn offer_to_preferred(&mut self, io: &mut impl Io<R>) {
         let now = io.now();
         let Some(to) = self.preferred.filter(|&node| node != self.me) else { return };
@@ -741,8 +746,8 @@ mod tests {
         type Cursor = ();
     }
 
-    /// A follower that is behind by many large entries. All of them at once were more than the queue of a link
-    /// takes, which dropped them, again and again.
+    /// A follower that lags behind by many large entries. Sending all of them at once exceeded the
+    /// queue of a link, which dropped them again and again.
     #[test]
     fn what_is_under_way_to_one_follower_is_bounded_in_bytes() {
         let mut log: Log<Sizes> =
@@ -774,7 +779,7 @@ mod tests {
         assert!(largest > config.max_inflight_bytes, "the window is used: {largest}");
     }
 
-    /// A long message takes many packets: where links lose a fifth of them, it never arrives.
+    /// A long message takes many packets. On links that lose a fifth of them, it never arrives.
     #[test]
     fn messages_get_shorter_while_they_are_lost_and_longer_again() {
         let mut log: Log<Sizes> =

@@ -1,19 +1,19 @@
-//! The log in memory: entries after a base, and the memberships among them.
+//! The log in memory: the entries after a base, and the memberships among them.
 
 use std::collections::VecDeque;
 
 use super::quorum::Members;
 use super::{Entry, Index, Payload, Replicated, Term};
 
-/// Entries `base + 1 ..= last`, and what is known of the base.
+/// Entries `base + 1 ..= last`, and what is known about the base.
 #[derive(Debug, Clone)]
 pub(super) struct Log<R: Replicated> {
     base: Index,
     base_term: Term,
     base_members: Members,
     entries: VecDeque<Entry<R::Command>>,
-    /// Memberships among `entries`, by index; the last one is in force (Raft §6: a server uses the
-    /// latest in its log, chosen or not).
+    /// Memberships among `entries`, by index. The last one is in force (Raft §6: a server uses the
+    /// latest one in its log, chosen or not).
     changes: Vec<(Index, Members)>,
 }
 
@@ -46,7 +46,7 @@ impl<R: Replicated> Log<R> {
         self.entries.get(self.slot(index)?)
     }
 
-    /// The term of the entry at `index`; none if it was compacted away or does not exist yet.
+    /// The term of the entry at `index`; none if it was compacted or does not exist yet.
     pub(super) fn term_at(&self, index: Index) -> Option<Term> {
         if index == self.base { Some(self.base_term) } else { self.get(index).map(|e| e.term) }
     }
@@ -70,8 +70,8 @@ impl<R: Replicated> Log<R> {
         index
     }
 
-    /// Replaces the entry at `index`, keeping those after it: what a replay would do if it did not
-    /// know of truncations. For the deliberate bug only.
+    /// Replaces the entry at `index` and keeps later ones: the result of a replay that does not
+    /// know about truncations. Only for a mutation.
     pub(super) fn overwrite(&mut self, index: Index, entry: Entry<R::Command>) {
         if let Some(slot) = self.slot(index)
             && let Some(old) = self.entries.get_mut(slot)
@@ -80,7 +80,7 @@ impl<R: Replicated> Log<R> {
         }
     }
 
-    /// Drops `from` and everything after it, memberships included.
+    /// Drops `from` and all later entries, memberships included.
     pub(super) fn truncate(&mut self, from: Index) {
         self.entries.truncate(self.slot(from).unwrap_or(0));
         self.changes.retain(|&(index, _)| index < from);
@@ -97,9 +97,9 @@ impl<R: Replicated> Log<R> {
         self.changes.retain(|&(index, _)| index > through);
     }
 
-    /// Moves the base to a snapshot's. Entries after it stay if the log agrees with the snapshot
-    /// at its last entry, and are all dropped if it does not (Raft §7, Figure 13, rules 6 and 7).
-    /// Returns whether they stayed.
+    /// Moves the base to that of a snapshot. Later entries stay if the log agrees with the snapshot
+    /// at its last entry; otherwise all are dropped (Raft §7, Figure 13, rules 6 and 7). Returns
+    /// whether they stayed.
     pub(super) fn install(&mut self, base: Index, term: Term, members: Members) -> bool {
         if self.term_at(base) == Some(term) {
             self.compact(base);
@@ -115,7 +115,7 @@ impl<R: Replicated> Log<R> {
         self.changes.last().map_or(&self.base_members, |(_, members)| members)
     }
 
-    /// Where the membership in force is; the base if it is older than the log.
+    /// The index of the membership in force; the base if it is older than the log.
     pub(super) fn members_index(&self) -> Index {
         self.changes.last().map_or(self.base, |&(index, _)| index)
     }
@@ -126,8 +126,8 @@ impl<R: Replicated> Log<R> {
         change.map_or(&self.base_members, |(_, members)| members)
     }
 
-    /// The membership as of `index` and every later one: those that may be in force if nothing after
-    /// `index` is known to be chosen.
+    /// The membership as of `index` and every later one: those that may be in force if nothing
+    /// after `index` is known to be chosen.
     pub(super) fn members_since(&self, index: Index) -> impl Iterator<Item = &Members> {
         let later = self.changes.iter().filter(move |&&(at, _)| at > index);
         std::iter::once(self.members_at(index)).chain(later.map(|(_, members)| members))
@@ -138,10 +138,10 @@ impl<R: Replicated> Log<R> {
         (term, index) >= (self.last_term(), self.last())
     }
 
-    /// The highest index up to `from` whose term is at most `term`: where two logs may agree, given
-    /// that one has `term` at `from`. Both sides jump over whole terms with it (Raft §5.3, end), so
-    /// the number of probes is bounded by the number of terms, not of entries. Terms never fall
-    /// along a log, hence the binary search.
+    /// The highest index up to `from` whose term is at most `term`: where two logs may agree if one
+    /// has `term` at `from`. Both sides skip whole terms with it (Raft §5.3, end), so the number of
+    /// probes is bounded by the number of terms, not of entries. Terms never decrease along a log,
+    /// hence the binary search.
     pub(super) fn agreeable(&self, from: Index, term: Term) -> (Index, Term) {
         let upper = from.min(self.last());
         let within = self.slot(upper).map_or(0, |slot| slot + 1).min(self.entries.len());
@@ -187,7 +187,7 @@ mod tests {
         log
     }
 
-    /// The commands `count` entries from `base` on, in the order of the log.
+    /// The `count` commands from `base` on, in the order of the log.
     fn commands(log: &Log<Words>) -> Vec<(u64, u64)> {
         let entries = log.from(log.base_index().next());
         entries
@@ -199,7 +199,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain vector: any mix of appends, truncations and compactions.
+        /// Compared with a plain vector: any mix of appends, truncations and compactions.
         #[test]
         fn behaves_like_a_vector_with_its_front_cut_off(
             steps in proptest::collection::vec((0_u8..4, 0_u64..12), 1..60)
@@ -235,7 +235,7 @@ mod tests {
             }
         }
 
-        /// Two logs that agree up to some point find a point where they agree in a number of jumps
+        /// Two logs that agree up to some point find a point of agreement in a number of steps
         /// bounded by the number of terms.
         #[test]
         fn probing_jumps_over_terms(

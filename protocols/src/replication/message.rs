@@ -1,4 +1,4 @@
-//! What replicas say to each other, and what each remembers.
+//! Messages between replicas, and their durable records.
 
 use std::fmt;
 
@@ -8,38 +8,38 @@ use super::checks::Sum;
 use super::quorum::Members;
 use super::{Entry, Index, Replicated, Term};
 
-/// When a leader's message was sent. Followers send it back unchanged, which tells the leader what
-/// their answer proves: that they still followed it at some moment after `sent_at`.
+/// When a leader's message was sent. Followers return it unchanged. So the leader knows what their
+/// answer proves: they still followed it at some moment after `sent_at`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Beat {
-    /// The leader's count of rounds in its term, from 1; a read waits for answers of a round begun
-    /// after it. 0 in an answer that proves nothing.
+    /// The leader's count of rounds in its term, from 1. A read waits for answers of a round that
+    /// began after it. 0 in an answer that proves nothing.
     pub round: u64,
-    /// The leader's monotonic time when it sent the message: where a lease starts. Meaningless to
-    /// anyone else.
+    /// The leader's monotonic time when it sent the message: the start of a lease. It has no
+    /// meaning for other nodes.
     pub sent_at: Time,
 }
 
-/// What replicas of one group say to each other. Any message may be lost, repeated, reordered or
+/// Messages between the replicas of one group. Any message may be lost, repeated, reordered or
 /// late.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 #[wire(bound = "")]
 pub enum Message<R: Replicated> {
-    /// A node whose election timer ran out asks every voter: would you vote for me? It promises
-    /// nothing and changes nothing (thesis §9.6).
+    /// A node whose election timer expired asks every voter whether it would vote for it. This
+    /// promises and changes nothing (thesis §9.6).
     PreVote {
-        /// The term the sender would campaign in: one above its own.
+        /// The term in which the sender would campaign: one above its own.
         term: Term,
         /// Its last entry.
         last_index: Index,
         /// The term of that entry.
         last_term: Term,
     },
-    /// The answer to a pre-vote; a *yes* promises nothing.
+    /// The answer to a pre-vote. A *yes* promises nothing.
     PreVoteReply {
-        /// If granted, the term asked about; otherwise the voter's own term.
+        /// If granted, the term of the request; otherwise the voter's own term.
         term: Term,
-        /// Whether the voter would vote so.
+        /// True if the voter would grant its vote.
         granted: bool,
     },
     /// A candidate asks for a vote (Raft §5.2). Its own term and vote are durable.
@@ -58,10 +58,11 @@ pub enum Message<R: Replicated> {
     VoteReply {
         /// The voter's term.
         term: Term,
-        /// Whether it voted for the candidate in that term.
+        /// True if it voted for the candidate in that term.
         granted: bool,
     },
-    /// A leader's entries after `prev_index` (Raft §5.3), or a probe for where the logs agree.
+    /// A leader's entries after `prev_index` (Raft §5.3), or a probe for the point where the logs
+    /// agree.
     AppendEntries {
         /// The leader's term.
         term: Term,
@@ -69,9 +70,9 @@ pub enum Message<R: Replicated> {
         prev_index: Index,
         /// The term of that entry.
         prev_term: Term,
-        /// What follows it.
+        /// The entries that follow.
         entries: Vec<Entry<R::Command>>,
-        /// Everything up to here is chosen.
+        /// All entries up to this index are chosen.
         chosen: Index,
         /// When it was sent.
         beat: Beat,
@@ -80,64 +81,66 @@ pub enum Message<R: Replicated> {
     AppendReply {
         /// The follower's term.
         term: Term,
-        /// Agrees and is durable up to here.
+        /// The log agrees and is durable up to this index.
         matched: Index,
-        /// Agrees up to here, though perhaps not yet durable.
+        /// The log agrees up to this index, but may not be durable yet.
         received: Index,
-        /// The latest leader's message that the follower had seen.
+        /// The latest message of the leader that the follower had received.
         beat: Beat,
     },
-    /// A follower cannot append: the leader's term is over, or the logs differ before `entries`.
+    /// A follower cannot append: the leader's term has ended, or the logs differ before `entries`.
     AppendReject {
         /// The follower's term.
         term: Term,
-        /// The `prev_index` refused.
+        /// The refused `prev_index`.
         prev_index: Index,
-        /// The last place where the logs may still agree, and
+        /// The last index at which the logs may still agree.
         hint_index: Index,
-        /// the term there.
+        /// The term at that index.
         hint_term: Term,
-        /// The follower's state is incomplete (an installation was cut short): it needs a snapshot,
-        /// whatever its log says.
+        /// The follower's state is incomplete, because an installation was interrupted. It needs a
+        /// snapshot in any case.
         wants_snapshot: bool,
-        /// The latest leader's message that the follower had seen.
+        /// The latest message of the leader that the follower had received.
         beat: Beat,
     },
-    /// A leader, at its interval and for every round of reads: I still lead. Never waits for a disk.
+    /// A leader announces, at its interval and for every round of reads, that it still leads. It
+    /// never waits for a disk.
     Heartbeat {
         /// The leader's term.
         term: Term,
-        /// Everything up to here is chosen; a follower may use it as far as its log agrees.
+        /// All entries up to this index are chosen. A follower may use it as far as its log agrees.
         chosen: Index,
         /// When it was sent.
         beat: Beat,
-        /// What some entries came to, if members are comparing that.
+        /// The sum of a span, if members are comparing one.
         sum: Option<Sum>,
     },
-    /// The answer to a heartbeat: I still follow you. Does not wait for entries to be durable.
+    /// The answer to a heartbeat: the follower still follows the leader. It does not wait for
+    /// entries to be durable.
     HeartbeatReply {
         /// The follower's term.
         term: Term,
         /// As in `AppendReply`.
         matched: Index,
-        /// As in `AppendReply`; if it is short of what the leader sent before, a message was lost.
+        /// As in `AppendReply`. If it is less than the leader sent before, a message was lost.
         received: Index,
-        /// The heartbeat's.
+        /// The beat of the heartbeat.
         beat: Beat,
-        /// What the same entries came to here, if the heartbeat told a sum and this node has come so
-        /// far.
+        /// This member's sum of the same span, if the heartbeat had a sum and this node has applied
+        /// the span.
         sum: Option<Sum>,
     },
-    /// One piece of a state snapshot, for a follower whose next entry the leader no longer has
-    /// (Raft §7). Pieces may hold effects of entries after `index`.
+    /// One piece of a state snapshot, for a follower whose next entry the leader does not have any
+    /// more (Raft §7). Pieces may contain effects of entries after `index`.
     SnapshotPiece {
         /// The leader's term.
         term: Term,
-        /// Which snapshot of that term.
+        /// The number of the snapshot in that term.
         snapshot: u64,
-        /// Which piece, from 0.
+        /// The number of the piece, from 0.
         piece: u64,
-        /// The snapshot holds the effects of everything up to here.
+        /// The snapshot contains the effects of all entries up to this index.
         index: Index,
         /// The term of that entry.
         index_term: Term,
@@ -145,26 +148,27 @@ pub enum Message<R: Replicated> {
         members: Members,
         /// Part of the state.
         chunk: R::Chunk,
-        /// No piece follows.
+        /// True if no piece follows.
         is_last: bool,
         /// When it was sent.
         beat: Beat,
     },
-    /// A follower has the pieces before `next`; if that is all of them, the state is durable.
+    /// A follower has all pieces before `next`. If those are all pieces, the state is durable.
     SnapshotReply {
         /// The follower's term.
         term: Term,
-        /// Which snapshot.
+        /// The number of the snapshot.
         snapshot: u64,
-        /// The piece it waits for; 0 also says that it knows nothing of this snapshot.
+        /// The next piece that it expects. 0 also means that it knows nothing of this snapshot.
         next: u64,
-        /// A snapshot that covers less does not help: the follower's log starts there.
+        /// A snapshot must cover at least this index, because the follower's log starts there.
         at_least: Index,
-        /// The latest leader's message that the follower had seen.
+        /// The latest message of the leader that the follower had received.
         beat: Beat,
     },
-    /// The leader asks an up-to-date voter to campaign at once (thesis §3.10). It has given up its
-    /// lease; the message is void once the receiver has seen a later round of the same leader.
+    /// The leader asks an up-to-date voter to campaign at once (thesis §3.10). The leader has given
+    /// up its lease. The message is void once the receiver has received a later round of the same
+    /// leader.
     TimeoutNow {
         /// The leader's term.
         term: Term,
@@ -194,12 +198,12 @@ impl<R: Replicated> Message<R> {
     }
 }
 
-/// What a replica remembers. Replayed in the order persisted.
+/// Durable records of a replica, replayed in the order in which they were persisted.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 #[wire(bound = "")]
 pub enum Record<R: Replicated> {
-    /// The log starts after `index`, with these members; comes before any entry. The state that
-    /// the embedder made durable covers everything up to `index`.
+    /// The log starts after `index`, with these members. This record precedes all entries. The
+    /// state that the embedder made durable covers everything up to `index`.
     Base {
         /// The last entry that is not in the log.
         index: Index,
@@ -208,25 +212,25 @@ pub enum Record<R: Replicated> {
         /// The membership as of it.
         members: Members,
     },
-    /// The state is half installed: only a snapshot can complete it.
+    /// The state is only partly installed: only a snapshot can complete it.
     Incomplete,
-    /// The current term, and who got the vote in it.
+    /// The current term, and this node's vote in it.
     HardState {
-        /// The term; never falls.
+        /// The term. It never decreases.
         term: Term,
         /// The vote, if given.
         vote: Option<NodeId>,
     },
-    /// The entry at `index`, right after the one before.
+    /// The entry at `index`, which follows the previous one.
     Entry {
-        /// Where it is in the log.
+        /// Its index.
         index: Index,
         /// The entry.
         entry: Entry<R::Command>,
     },
-    /// Forget the entry at `from` and all after it: they conflict with a newer leader's.
+    /// Drops the entry at `from` and all later ones: they conflict with a newer leader's.
     Truncate {
-        /// The first entry to forget.
+        /// The first entry to drop.
         from: Index,
     },
 }

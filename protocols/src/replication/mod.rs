@@ -8,14 +8,15 @@
 //! - H. Howard, D. Malkhi, A. Spiegelman: *Flexible Paxos: Quorum Intersection Revisited*, OPODIS
 //!   2016, <https://arxiv.org/abs/1608.06696>.
 //!
-//! A group of replicas agrees on one growing sequence of commands. One of them leads in each *term*
-//! and appends; an entry that a write quorum holds durably is *chosen* and never changes. An
-//! election quorum of voters makes a leader, and only of a node whose log is not behind theirs;
-//! since every election quorum meets every write quorum, a leader has every chosen entry.
+//! A group of replicas agrees on one growing sequence of commands. In each *term* at most one
+//! replica leads and appends entries. An entry that a write quorum has durably is *chosen* and
+//! never changes. A leader needs the votes of an election quorum, and voters elect only a node
+//! whose log is not behind theirs. Every election quorum intersects every write quorum, so a leader
+//! has every chosen entry.
 //!
-//! A [`Replica`] is one member of one group. A server machine embeds one for each partition it
-//! holds, wraps [`Message`], [`Timer`] and [`Record`] in its own variants, and lends it a [`Io`]
-//! with each call. After each call it drains [`Replica::next_event`].
+//! A [`Replica`] is one member of one group. A server machine embeds one replica for each partition
+//! that it holds, wraps [`Message`], [`Timer`] and [`Record`] in its own variants, and passes an
+//! [`Io`] to each call. After each call it drains [`Replica::next_event`].
 //!
 //! | message | from → to | when | source |
 //! |---|---|---|---|
@@ -26,35 +27,36 @@
 //! | `SnapshotPiece`, `SnapshotReply` | leader → member and back | the log no longer reaches back | Raft §7 |
 //! | `TimeoutNow` | leader → voter | transfer | thesis §3.10 |
 //!
-//! # Order of writing and telling
+//! # Order of writes and messages
 //!
-//! Nothing that depends on a term, a vote or an entry leaves before it is durable. The one
-//! exception that the thesis allows (§10.2.1) is used: a leader sends entries while it writes them,
-//! and counts itself only when its own ticket is durable, so a group stays available with a leader
-//! whose disk is slow.
+//! No message that depends on a term, a vote or an entry leaves before that is durable. There is
+//! one exception, which the thesis allows (§10.2.1): a leader sends entries while it writes them,
+//! and counts itself only when its own ticket is durable. So a group with a slow disk at its leader
+//! stays available.
 //!
 //! # Deviations
 //!
-//! - Raft's heartbeat is an empty `AppendEntries`. Here it is a message of its own, answered without
-//!   waiting for the disk; what it brings back also reveals lost appends, so there are no
-//!   retransmission timers.
+//! - Raft's heartbeat is an empty `AppendEntries`. Here it is a separate message, answered without
+//!   waiting for the disk. Its answer also reveals lost appends, so there are no retransmission
+//!   timers.
 //! - The first entry of a log is the membership itself rather than a no-op, so that a node that
 //!   starts empty learns its group from the log.
 //! - A leader that was removed sends `TimeoutNow` to the best voter as it leaves, so that the group
 //!   does not wait for an election timer.
-//! - Two election quorums must meet as well as an election and a write quorum: Flexible Paxos numbers
-//!   its ballots by proposer, Raft's terms are shared ([`QuorumError::TwoLeaders`]).
-//! - Members compare digests of what the entries came to, with heartbeats ([`Replica::came_to`]).
-//! - Snapshots are *fuzzy*: taken while the state goes on changing, so a piece may hold effects of
-//!   entries that come after the snapshot's index and that the follower will apply again.
+//! - Two election quorums must intersect, as well as an election and a write quorum. Flexible Paxos
+//!   numbers its ballots by proposer, but candidates share Raft's terms
+//!   ([`QuorumError::TwoLeaders`]).
+//! - Members compare digests of the effects of entries, with heartbeats ([`Replica::came_to`]).
+//! - Snapshots are *fuzzy*: the state keeps changing while the snapshot is taken. So a piece may
+//!   contain effects of entries after the snapshot's index, which the follower will apply again.
 //!
 //! # Not implemented
 //!
 //! - Witnesses, and votes by location (hierarchical quorums): no protocol here uses them.
-//! - Single-server membership change (thesis §4.1): joint consensus covers any change, and the two
-//!   together would be two sets of rules to get wrong. See `docs/adr/0003`.
-//! - A voter that lost its disk cannot come back under its name: it would forget its votes. It is
-//!   removed and a node of another name is added ([`Group`]).
+//! - Single-server membership change (thesis §4.1): joint consensus covers any change, and two
+//!   mechanisms would be two sets of rules to get wrong. See `docs/adr/0003`.
+//! - A voter that lost its disk cannot come back under its name, because it would forget its votes.
+//!   It is removed, and a node with another name is added ([`Group`]).
 
 mod change;
 mod checks;
@@ -84,17 +86,17 @@ pub use quorum::{Members, QuorumError, Quorums};
 pub use replica::Replica;
 pub use transfer::TransferError;
 
-/// What a group replicates.
+/// The types that a group replicates.
 pub trait Replicated: Copy + Eq + Debug + Send + Sync + 'static {
-    /// One command of the embedding protocol.
+    /// A command of the embedding protocol.
     type Command: Wire + Clone + Eq + Debug + Send + Sync + 'static;
-    /// A piece of a snapshot of the state that the commands build.
+    /// A piece of a snapshot of the state that the commands produce.
     type Chunk: Wire + Clone + Eq + Debug + Send + 'static;
-    /// Where the next piece starts.
+    /// The position at which the next piece starts.
     type Cursor: Clone + Eq + Debug + Send + 'static;
 }
 
-/// The way from a replica to the world: the embedder's own context, which wraps what passes.
+/// A replica's I/O: the embedder's context, which wraps messages, timers and records.
 pub trait Io<R: Replicated> {
     /// Monotonic time.
     fn now(&self) -> Time;
@@ -110,11 +112,11 @@ pub trait Io<R: Replicated> {
     fn cancel_timer(&mut self, timer: Timer);
 }
 
-/// A count of leaderships: each has at most one leader.
+/// A period with at most one leader. Terms are numbered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
 pub struct Term(pub u64);
 
-/// A place in the log, from 1; 0 is before the first entry.
+/// A position in the log, from 1; 0 is before the first entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
 pub struct Index(pub u64);
 
@@ -125,7 +127,7 @@ impl Term {
 }
 
 impl Index {
-    /// The place after this one.
+    /// The next position.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))
@@ -164,24 +166,24 @@ impl Debug for Index {
     }
 }
 
-/// One entry of the log; its place is known from where it is.
+/// One entry of the log. Its position follows from its place in the log.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Entry<C> {
     /// The term of the leader that appended it.
     pub term: Term,
-    /// What it says.
+    /// Its content.
     pub payload: Payload<C>,
 }
 
-/// What an entry says.
+/// The content of an entry.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Payload<C> {
-    /// Nothing: a new leader's first entry, whose choice makes everything before it chosen.
+    /// No content: a new leader's first entry. When it is chosen, all earlier entries are chosen.
     Noop,
     /// From here on, these are the members.
     Members(Arc<Members>),
     /// A command of the embedding protocol. Shared, because an entry is in the log, in its record
-    /// and in a message to every follower at once.
+    /// and in messages to all followers at the same time.
     Command(Arc<C>),
 }
 
@@ -195,64 +197,66 @@ impl<C> fmt::Display for Entry<C> {
     }
 }
 
-/// The members a group starts with. Used only by a node that remembers nothing of the group.
+/// The initial members of a group. Only a node without any record of the group uses them.
 ///
-/// To list a node among `voters` is to say that it never voted in this group before. A voter that
-/// lost its disk must not come back under its name, for it has forgotten promises that others rely
-/// on: remove it, and add a node of another name. A node that joins later starts with a group that
-/// does not list it (an empty one will do): it neither votes nor campaigns until a membership in its
-/// log names it.
+/// Listing a node among `voters` states that it has never voted in this group. A voter that lost
+/// its disk must not come back under its name, because it has forgotten promises on which others
+/// rely: remove it, and add a node with another name. A node that joins later starts with a group
+/// that does not list it (an empty one will do). It neither votes nor campaigns until a membership
+/// in its log names it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Group {
     /// Members that vote.
     pub voters: Vec<NodeId>,
-    /// Members that only receive.
+    /// Members that receive entries but do not vote.
     pub learners: Vec<NodeId>,
-    /// Who should lead when nothing stands against it: it campaigns first when the group is new,
-    /// and another leader hands over to it once it has kept up for a while.
+    /// The node that should lead whenever it can. It campaigns first when the group is new, and
+    /// another leader transfers leadership to it once it has kept up for a while.
     pub preferred_leader: Option<NodeId>,
 }
 
 /// Settings, the same for every member of a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// The least time without a leader after which a node campaigns; it draws from this to twice
-    /// this. Voters that heard a leader within this time refuse other candidates, which is what a
-    /// lease rests on; a leader that hears no quorum for this long steps down. Several round trips.
-    /// A node that gave up too early more than once waits longer than this, up to five seconds.
+    /// The least time without a leader's message after which a node campaigns; it draws from this
+    /// to twice this. Voters that received a leader's message within this time refuse other
+    /// candidates; leases rely on that. A leader that receives no answer of a quorum for this long
+    /// steps down. It should be several round trips. A node that gave up too early more than once
+    /// waits longer than this, up to five seconds.
     pub election_timeout: Duration,
-    /// How often a leader says that it still leads. At most a third of `election_timeout`.
+    /// How often a leader sends heartbeats. At most a third of `election_timeout`.
     pub heartbeat_interval: Duration,
-    /// How much shorter than `election_timeout` a lease is: covers the difference in rate between
-    /// two monotonic clocks over that time.
+    /// How much shorter than `election_timeout` a lease is. It covers the difference in rate
+    /// between two monotonic clocks over that time.
     pub lease_margin: Duration,
     /// Quorum sizes.
     pub quorums: Quorums,
-    /// Bytes of entries in one message; a larger entry travels alone.
+    /// The most bytes of entries in one message; a larger entry is sent alone.
     pub max_batch_bytes: usize,
-    /// Messages with entries under way to one follower.
+    /// The most messages with entries in flight to one follower.
     pub max_inflight: usize,
-    /// Bytes of entries under way to one follower; a message that goes over it is the last for now. What is
-    /// under way to all fits into the queue of a link, or the same would be sent and dropped for ever.
+    /// The most bytes of entries in flight to one follower; one message may exceed it. The total
+    /// for all followers must fit into the queue of a link, or the same messages would be sent and
+    /// dropped for ever.
     pub max_inflight_bytes: usize,
-    /// Entries appended but not chosen, over which proposals are refused.
+    /// The most entries that were appended but not chosen. Beyond it, proposals are refused.
     pub max_unchosen: usize,
-    /// Reads waiting for confirmation, over which they fail.
+    /// The most reads that wait for confirmation. Beyond it, reads fail.
     pub max_reads: usize,
-    /// Pieces of a snapshot under way to one follower.
+    /// The most pieces of a snapshot in flight to one follower.
     pub snapshot_window: usize,
-    /// Members compare what so many entries came to, see [`Replica::came_to`].
+    /// The number of entries whose effects members compare at once, see [`Replica::came_to`].
     pub compared_entries: u64,
-    /// Followers act on what is chosen, and not only remember it: one that has restarted is told
-    /// how far its log agrees at once, rather than with the next entry.
+    /// True if followers act on chosen entries instead of only storing them. A follower that has
+    /// restarted is then told at once how far its log agrees, rather than with the next entry.
     pub followers_act: bool,
-    /// Deliberate mistakes, for tests (ADR 35).
+    /// Mutations, for tests (ADR 35).
     pub mutations: Mutations,
 }
 
 impl Config {
-    /// Settings that follow from the election time-out: heartbeats at a tenth, leases a tenth
-    /// shorter.
+    /// Settings that follow from the election time-out: heartbeats at a tenth of it, and leases a
+    /// tenth shorter.
     #[must_use]
     pub fn with_election_timeout(election_timeout: Duration) -> Self {
         Self {
@@ -272,16 +276,16 @@ impl Config {
         }
     }
 
-    /// Keeps these limits.
+    /// Sets these limits.
     pub fn limit(&mut self, limits: Limits) {
         self.max_batch_bytes = self.max_batch_bytes.min(limits.batch_bytes());
         self.max_inflight_bytes = limits.batch_bytes();
     }
 
-    /// Checks the settings, for a group that starts as `group`.
+    /// Checks the settings for a group that starts as `group`.
     ///
     /// # Errors
-    /// What is wrong and what to change.
+    /// The first problem, and what to change.
     pub fn check(&self, group: &Group) -> Result<(), ConfigError> {
         if self.heartbeat_interval.is_zero() || self.heartbeat_interval * 3 > self.election_timeout
         {
@@ -308,19 +312,19 @@ impl Config {
     }
 }
 
-/// Settings that cannot work.
+/// The settings cannot work.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Heartbeats too rare for the election time-out.
+    /// Heartbeats are too rare for the election time-out.
     #[error("heartbeat_interval {0:?} must be above zero and at most a third of {1:?}")]
     Heartbeat(Duration, Duration),
-    /// No lease would ever hold.
+    /// No lease would ever be valid.
     #[error("lease_margin {0:?} must be below election_timeout {1:?}")]
     Lease(Duration, Duration),
-    /// A bound of nothing.
+    /// A bound is zero.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
-    /// Unsafe quorums.
+    /// The quorums are unsafe.
     #[error("quorums: {0}")]
     Quorums(#[from] QuorumError),
 }
@@ -328,65 +332,65 @@ pub enum ConfigError {
 /// Timers of one replica.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// Nothing was heard from a leader for too long, or an election did not end.
+    /// No leader's message arrived for too long, or an election did not end.
     Election,
-    /// The leader's interval.
+    /// The leader's interval has passed.
     Heartbeat,
 }
 
-/// What a replica tells its embedder.
+/// Events that a replica reports to its embedder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event<R: Replicated> {
-    /// The entry at `index` is chosen: apply it. In log order, each once per incarnation, starting
-    /// after the base.
+    /// The entry at `index` is chosen: apply it. Reported in log order, once per incarnation,
+    /// starting after the base.
     Chosen {
-        /// Its place.
+        /// Its index.
         index: Index,
-        /// The term it was appended in.
+        /// The term in which it was appended.
         term: Term,
-        /// What it says.
+        /// Its content.
         payload: Payload<R::Command>,
     },
-    /// This node leads, and everything chosen in earlier terms has been surfaced: ready to serve.
+    /// This node leads, and everything chosen in earlier terms has been reported: it is ready to
+    /// serve.
     Leading {
         /// Its term.
         term: Term,
     },
-    /// This node no longer leads, whether or not it ever said `Leading`. Proposals that were not
-    /// surfaced may be lost, or chosen later.
+    /// This node does not lead any more, whether or not it reported `Leading`. Proposals that were
+    /// not reported may be lost, or chosen later.
     Deposed {
         /// The term it led.
         term: Term,
     },
-    /// Leadership was confirmed after the read was asked for, and everything chosen before that
-    /// has been surfaced: the state may be read.
+    /// Leadership was confirmed after the read was requested, and everything chosen before that has
+    /// been reported: the state may be read.
     ReadReady {
-        /// As given to [`Replica::read_index`].
+        /// The id given to [`Replica::read_index`].
         id: u64,
     },
-    /// The read cannot be confirmed here: this node does not lead, or has too many reads waiting.
+    /// The read cannot be confirmed: this node does not lead, or has too many waiting reads.
     ReadFailed {
-        /// As given to [`Replica::read_index`].
+        /// The id given to [`Replica::read_index`].
         id: u64,
     },
-    /// A follower needs the state. To be answered by exactly one [`Replica::send_chunk`], now or
-    /// later.
+    /// A follower needs the state. Answer with exactly one [`Replica::send_chunk`], now or later.
     SnapshotWanted {
-        /// For whom.
+        /// The follower.
         to: NodeId,
-        /// Where the wanted piece starts; none for the first.
+        /// The position at which the piece starts; none for the first.
         cursor: Option<R::Cursor>,
     },
-    /// A piece of another replica's state arrived.
+    /// A piece of another replica's state has arrived.
     SnapshotChunk {
         /// The piece.
         chunk: R::Chunk,
-        /// Clear the state first: a new snapshot begins.
+        /// A new snapshot begins: clear the state first.
         first: bool,
         /// The state is complete as of `index`. Make it durable together with
-        /// [`Replica::checkpoint_records`] and then call [`Replica::snapshot_durable`].
+        /// [`Replica::checkpoint_records`], and then call [`Replica::snapshot_durable`].
         last: bool,
-        /// The last entry that the snapshot covers for sure.
+        /// The last entry that the snapshot certainly covers.
         index: Index,
     },
 }

@@ -1,4 +1,4 @@
-//! What became of orders to change the members.
+//! The progress of orders to change members.
 
 use std::collections::VecDeque;
 
@@ -10,10 +10,10 @@ use super::log::Log;
 use super::quorum::Members;
 use super::{ChangeError, Index, Replicated};
 
-/// How many orders are remembered for each group.
+/// The number of orders remembered for each group.
 const KEPT: usize = 8;
 
-/// The latest orders that were given to one replica.
+/// The latest orders that one replica received.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     /// At most one of them is pending.
@@ -31,8 +31,8 @@ struct Order {
 enum State {
     /// Accepted. Its new voters catch up as learners.
     CatchingUp,
-    /// The entry that begins it, or makes it, is in the log at this place: the next leader goes on
-    /// with it, unless the entry is lost.
+    /// Its first or only entry is in the log at this index. The next leader continues with it,
+    /// unless the entry is lost.
     InLog(Index),
     Finished,
     Failed(String),
@@ -79,14 +79,14 @@ impl Orders {
         self.push(target, now, state);
     }
 
-    /// The last step that this leader has to take is in its log.
+    /// The last step that this leader must take is in its log.
     pub(super) fn on_appended(&mut self, index: Index) {
         if let Some(order) = self.pending() {
             order.state = State::InLog(index);
         }
     }
 
-    /// The replica that accepted them leads no more.
+    /// The replica that accepted the orders does not lead any more.
     pub(super) fn on_deposed(&mut self) {
         if let Some(order) = self.pending()
             && matches!(order.state, State::CatchingUp)

@@ -1,21 +1,21 @@
-//! Who must agree: the sizes of quorums, and the members they are drawn from.
+//! Quorums: their sizes, and the members from which they are drawn.
 
 use std::fmt;
 
 use orthodrome_core::{NodeId, Wire};
 
-/// How many voters elect a leader and how many make an entry chosen.
+/// How many voters elect a leader, and how many must have an entry for it to be chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Quorums {
     /// Raft: more than half, for both.
     #[default]
     Majority,
-    /// Flexible Paxos: any two sizes whose quorums intersect. Fixed numbers, so a change of
+    /// Flexible Paxos: any two sizes whose quorums intersect. The numbers are fixed, so a change of
     /// members that would break the intersection is refused.
     Flexible {
         /// Voters that elect a leader.
         election: usize,
-        /// Voters (the leader may be one) that must hold an entry durably for it to be chosen, and
+        /// Voters (the leader may be one) that must have an entry durably for it to be chosen, and
         /// that must acknowledge a round for a read or a lease.
         write: usize,
     },
@@ -24,17 +24,17 @@ pub enum Quorums {
 /// Quorum sizes that do not keep data safe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum QuorumError {
-    /// Nobody to ask.
+    /// There are no voters.
     #[error("a group needs at least one voter")]
     NoVoters,
-    /// A quorum that can never be met, or that nobody is in.
+    /// A quorum is larger than the group, or empty.
     #[error("quorums of {election} and {write} do not fit {voters} voters; use 1 to {voters}")]
     Size {
         /// Election quorum.
         election: usize,
         /// Write quorum.
         write: usize,
-        /// Voters there are.
+        /// Number of voters.
         voters: usize,
     },
     /// A new leader could miss a chosen entry (Flexible Paxos §3: every two quorums of the two
@@ -48,11 +48,11 @@ pub enum QuorumError {
         election: usize,
         /// Write quorum.
         write: usize,
-        /// Voters there are.
+        /// Number of voters.
         voters: usize,
     },
-    /// Two leaders could be elected in one term. Paxos numbers its ballots by proposer and does not
-    /// need this; Raft's terms are shared by all candidates and do.
+    /// Two leaders could be elected in one term. Paxos does not need this rule, because it numbers
+    /// ballots by proposer. Raft needs it, because all candidates share its terms.
     #[error(
         "two election quorums of {election} among {voters} voters may not meet, so one term could \
          have two leaders; use more than half"
@@ -60,7 +60,7 @@ pub enum QuorumError {
     TwoLeaders {
         /// Election quorum.
         election: usize,
-        /// Voters there are.
+        /// Number of voters.
         voters: usize,
     },
 }
@@ -75,7 +75,7 @@ impl Quorums {
         }
     }
 
-    /// Durable copies that make an entry chosen among `voters`.
+    /// Durable replicas that make an entry chosen among `voters`.
     #[must_use]
     pub fn write(self, voters: usize) -> usize {
         match self {
@@ -87,7 +87,7 @@ impl Quorums {
     /// Checks that the sizes are safe for a group of `voters`.
     ///
     /// # Errors
-    /// The first rule broken; the message names the sizes.
+    /// The first broken rule; the message names the sizes.
     pub fn check(self, voters: usize) -> Result<(), QuorumError> {
         let (election, write) = (self.election(voters), self.write(voters));
         if voters == 0 {
@@ -109,20 +109,21 @@ impl Quorums {
 /// The members of a group as of some entry. Lists are sorted and free of duplicates.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Members {
-    /// Those that vote and count.
+    /// Members that vote.
     #[wire(ascending)]
     pub voters: Vec<NodeId>,
-    /// While a change is under way (joint consensus, Raft §6): the voters before it, of whom a
-    /// quorum must also agree to everything. Empty otherwise.
+    /// During a change (joint consensus, Raft §6): the previous voters, of whom a quorum must also
+    /// agree to everything. Otherwise empty.
     #[wire(ascending)]
     pub outgoing: Vec<NodeId>,
-    /// Those that only receive. A voter on its way to become a learner may be in `outgoing` too.
+    /// Members that receive entries but do not vote. A voter that becomes a learner may also be in
+    /// `outgoing`.
     #[wire(ascending)]
     pub learners: Vec<NodeId>,
 }
 
 impl Members {
-    /// Members that are not in the middle of a change.
+    /// Members outside of a change.
     #[must_use]
     pub fn settled(mut voters: Vec<NodeId>, mut learners: Vec<NodeId>) -> Self {
         voters.sort_unstable();
@@ -151,7 +152,7 @@ impl Members {
         self.is_voter(node) || self.learners.contains(&node)
     }
 
-    /// Everyone once, ascending.
+    /// Every member once, ascending.
     #[must_use]
     pub fn all(&self) -> Vec<NodeId> {
         let lists = [&self.voters, &self.outgoing, &self.learners];
@@ -166,7 +167,7 @@ impl Members {
         [&self.voters, &self.outgoing].into_iter().filter(|half| !half.is_empty())
     }
 
-    /// True if the nodes that `agrees` accepts hold a quorum of `size(voters)` in every half.
+    /// True if the nodes that `agrees` accepts form a quorum of `size(voters)` in every half.
     pub(super) fn is_quorum(
         &self,
         size: impl Fn(usize) -> usize,
@@ -179,7 +180,7 @@ impl Members {
     }
 
     /// The highest value that a quorum of `size(voters)` in every half has reached; none if there
-    /// are no voters. `scratch` spares the allocation.
+    /// are no voters. `scratch` avoids an allocation.
     pub(super) fn reached<T: Ord + Copy>(
         &self,
         size: impl Fn(usize) -> usize,
@@ -199,7 +200,7 @@ impl Members {
 }
 
 impl fmt::Display for Members {
-    /// `n1 n2 n3`, `n1 n2 n4 <- n1 n2 n3 + n5`: voters, what they replace, learners.
+    /// `n1 n2 n3`, or `n1 n2 n4 <- n1 n2 n3 + n5`: voters, the voters that they replace, learners.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         list(f, &self.voters)?;
         if self.is_joint() {

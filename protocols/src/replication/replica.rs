@@ -1,4 +1,4 @@
-//! One member of one group: what it holds, how it starts, and how inputs find their handlers.
+//! One member of one group: its state, how it starts, and how inputs reach their handlers.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,13 +15,13 @@ use super::snapshot::{Ask, Incoming, Installed};
 use super::timeout::Timeout;
 use super::{Config, Event, Group, Index, Io, Mutations, Replicated, Term, Timer};
 
-/// What a replica is doing in its term.
+/// The role of a replica in its term.
 #[derive(Debug)]
 pub(super) enum Role<R: Replicated> {
     Follower,
-    /// Asking who would vote; those that would.
+    /// Asks for pre-votes; the nodes that have granted theirs.
     PreCandidate(Vec<NodeId>),
-    /// Asking for votes; those that did. Its own counts once it is durable.
+    /// Asks for votes; the nodes that have voted for it. Its own vote counts once it is durable.
     Candidate {
         votes: Vec<NodeId>,
         transfer: bool,
@@ -29,22 +29,23 @@ pub(super) enum Role<R: Replicated> {
     Leader(Box<Leading<R>>),
 }
 
-/// What waits for a write.
+/// Actions that wait for a write.
 #[derive(Debug)]
 pub(super) enum Held<R: Replicated> {
     Send {
         to: NodeId,
         msg: Message<R>,
     },
-    /// The candidate's own term and vote: ask the others.
+    /// The candidate's own term and vote are written: ask the others.
     Campaign {
         term: Term,
     },
 }
 
-/// One member of one group. See the [module](super) for the protocol and [`Io`] for its effects.
+/// One member of one group. See the [module](super) for the protocol, and [`Io`] for its effects.
 ///
-/// Every method that takes a io may queue events; drain [`Replica::next_event`] after each call.
+/// Every method that takes an [`Io`] may queue events. Drain [`Replica::next_event`] after each
+/// call.
 #[derive(Debug)]
 pub struct Replica<R: Replicated> {
     pub(super) me: NodeId,
@@ -55,64 +56,66 @@ pub struct Replica<R: Replicated> {
     pub(super) vote: Option<NodeId>,
     pub(super) log: Log<R>,
     pub(super) role: Role<R>,
-    /// The leader of `term`, once heard of.
+    /// The leader of `term`, once known.
     pub(super) leader: Option<NodeId>,
 
-    /// Entries up to here are chosen, as far as this node knows.
+    /// Entries up to this index are chosen, as far as this node knows.
     pub(super) chosen: Index,
-    /// Up to here they were queued as events; behind `chosen` only while the state is incomplete.
+    /// Entries up to this index were queued as events. It is behind `chosen` only while the state
+    /// is incomplete.
     pub(super) pushed: Index,
-    /// Up to here the embedder took them.
+    /// The embedder has taken the events up to this index.
     surfaced: Index,
     events: VecDeque<Event<R>>,
 
-    /// The highest ticket known durable.
+    /// The highest ticket known to be durable.
     durable: Ticket,
-    /// The write of the current term and vote.
+    /// The ticket of the current term and vote.
     hard_ticket: Ticket,
-    /// Writes of entries under way: when the ticket is durable, so is the log up to the index.
+    /// Pending writes of entries: when the ticket is durable, the log is durable up to the index.
     pub(super) writes: VecDeque<(Ticket, Index)>,
-    /// The log is durable up to here.
+    /// The log is durable up to this index.
     pub(super) durable_index: Index,
     held: VecDeque<(Ticket, Held<R>)>,
 
-    /// When a leader was last heard: voters protect it for one election time-out.
+    /// When the last message of a leader arrived. Voters protect the leader for one election
+    /// time-out after that.
     pub(super) heard_at: Option<Time>,
-    /// Until then a restarted node votes for nobody: it may have promised a leader not to.
+    /// Until then a restarted node votes for nobody, because it may have promised that to a leader.
     pub(super) quiet_until: Time,
-    /// When to campaign; the timer may be set earlier and then only moves here.
+    /// When to campaign. The timer may expire earlier, and then is only moved to this time.
     pub(super) election_at: Time,
-    /// How long to wait for a leader, for votes, or for answers.
+    /// The time-out for a leader, for votes, or for answers.
     pub(super) timeout: Timeout,
-    /// The time-out drawn last.
+    /// The last time-out drawn.
     pub(super) drawn: orthodrome_core::Duration,
-    /// The time of the last input; used by a deliberate bug only.
+    /// The time of the last input; only a mutation uses it.
     pub(super) last_input: Time,
 
-    /// The log agrees with the current leader's up to here.
+    /// The log agrees with the current leader's up to this index.
     pub(super) received: Index,
-    /// An acknowledgement up to here was asked for and not given.
+    /// The leader expects an acknowledgement up to this index.
     pub(super) owed: Index,
-    /// Acknowledged up to here in this term.
+    /// The index acknowledged in this term.
     pub(super) acked: Index,
     /// The latest message of the current leader.
     pub(super) beat: Beat,
 
-    /// The state is half installed: nothing may be applied, and only a snapshot helps.
+    /// The state is only partly installed: nothing may be applied, and only a snapshot helps.
     pub(super) incomplete: bool,
     /// The snapshot being received.
     pub(super) incoming: Option<Incoming>,
-    /// The snapshot received last, so that a repeated piece can be answered.
+    /// The last snapshot received, so that a repeated piece can be answered.
     pub(super) installed: Option<Installed>,
-    /// Snapshot pieces that the embedder was asked for.
+    /// Snapshot pieces requested from the embedder.
     pub(super) asks: Vec<Ask>,
-    /// What became of orders to change the members.
+    /// The progress of orders to change members.
     pub(super) orders: Orders,
-    /// What the entries came to.
+    /// The effects of entries, for comparison.
     pub(super) checks: Checks,
 }
 
-/// What the records of one replica add up to.
+/// The sum of one replica's records.
 struct Recovered<R: Replicated> {
     term: Term,
     vote: Option<NodeId>,
@@ -156,13 +159,13 @@ fn replay<R: Replicated>(
 }
 
 impl<R: Replicated> Replica<R> {
-    /// Starts, or starts again after a crash: `recovered` holds this group's records of the last
-    /// durable checkpoint and those after it, in order. `group` counts only if that is empty,
-    /// except for its preferred leader.
+    /// Starts the replica, for the first time or after a crash. `recovered` has this group's
+    /// records of the last durable checkpoint and the later ones, in order. If it is not empty,
+    /// only the preferred leader of `group` is used.
     ///
     /// # Panics
-    /// If the records are not those of one replica in the order persisted, or if
-    /// [`Config::check`] refuses the settings: call it before.
+    /// If the records are not those of one replica in the order persisted, or if [`Config::check`]
+    /// refuses the settings: call it before.
     pub fn new(
         me: NodeId,
         group: Group,
@@ -177,8 +180,8 @@ impl<R: Replicated> Replica<R> {
         let is_new = recovered.is_empty();
         let initial = Members::settled(group.voters, group.learners);
         if is_new {
-            // From here on the group is what it was when the node first started, whatever the map
-            // says after a restart.
+            // From here on the group is the one with which the node first started, whatever the
+            // placement says after a restart.
             io.persist(Record::Base { index: Index(0), term: Term(0), members: initial.clone() });
         }
         let Recovered { term, vote, log, incomplete } =
@@ -225,7 +228,7 @@ impl<R: Replicated> Replica<R> {
         replica
     }
 
-    /// Takes a message.
+    /// Processes a message.
     ///
     /// # Panics
     /// If the message proves that the group is broken: two leaders in one term, or a leader that
@@ -291,7 +294,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// Takes the expiry of a timer.
+    /// Processes the expiry of a timer.
     pub fn on_timer(&mut self, timer: Timer, io: &mut impl Io<R>) {
         match timer {
             Timer::Election => self.on_election_timeout(io),
@@ -333,7 +336,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// The next thing to tell, if any.
+    /// The next event, if there is one.
     pub fn next_event(&mut self) -> Option<Event<R>> {
         let event = self.events.pop_front()?;
         match &event {
@@ -354,7 +357,7 @@ impl<R: Replicated> Replica<R> {
         self.events.push_back(event);
     }
 
-    /// Marks entries as chosen and queues them, and says when a new leader is ready.
+    /// Marks entries as chosen, queues them as events, and reports when a new leader is ready.
     pub(super) fn choose(&mut self, through: Index) {
         self.chosen = self.chosen.max(through);
         self.orders.review(&self.log, self.chosen);
@@ -377,7 +380,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// Persists term and vote; what depends on them waits for it.
+    /// Persists term and vote; actions that depend on them wait.
     pub(super) fn persist_hard_state(&mut self, io: &mut impl Io<R>) {
         self.hard_ticket = io.persist(Record::HardState { term: self.term, vote: self.vote });
     }
@@ -404,28 +407,28 @@ impl<R: Replicated> Replica<R> {
         self.held.push_back((self.hard_ticket, Held::Campaign { term: self.term }));
     }
 
-    /// How far this node's own copy counts.
+    /// The last entry for which this node counts towards a quorum.
     pub(super) fn own_copy(&self) -> Index {
         if self.config.mutations.ack_not_durable() { self.log.last() } else { self.durable_index }
     }
 
-    /// Forgets everything up to `through`, which the embedder's state covers. Takes effect on disk
-    /// with the next [`Replica::checkpoint_records`]. Ignores entries that were not surfaced.
+    /// Drops everything up to `through`, which the embedder's state covers. Takes effect on disk
+    /// with the next [`Replica::checkpoint_records`]. Ignores entries that were not reported.
     pub fn compact(&mut self, through: Index) {
         if !self.incomplete {
             self.log.compact(through.min(self.surfaced));
         }
     }
 
-    /// Up to where the log can be forgotten: what was surfaced, less what followers still lack, but
-    /// never keeping more than `keep_entries` for them. A follower keeps that many in case it has to
-    /// lead.
+    /// The index up to which the log can be dropped: what was reported, minus what followers still
+    /// lack, but never keeping more than `keep_entries` for them. A follower keeps as many, in case
+    /// it has to lead.
     #[must_use]
     pub fn compactable(&self, keep_entries: usize) -> Index {
         self.compactable_within(keep_entries, usize::MAX)
     }
 
-    /// The same, and never keeping entries of more than `keep_bytes`.
+    /// The same, but never keeping more than `keep_bytes` of entries.
     #[must_use]
     pub fn compactable_within(&self, keep_entries: usize, keep_bytes: usize) -> Index {
         let mut bound = Index(self.surfaced.0.saturating_sub(keep_entries as u64));
@@ -444,7 +447,7 @@ impl<R: Replicated> Replica<R> {
         needed.map_or(self.surfaced, |needed| needed.max(bound).min(self.surfaced))
     }
 
-    /// What must be remembered from now on instead of everything this group persisted before.
+    /// The records that replace everything that this group persisted before.
     #[must_use]
     pub fn checkpoint_records(&self) -> Vec<Record<R>> {
         let (index, term, members) = self.log.base();
@@ -466,7 +469,7 @@ impl<R: Replicated> Replica<R> {
         matches!(self.role, Role::Leader(_))
     }
 
-    /// True if this node leads and has surfaced everything chosen in earlier terms.
+    /// True if this node leads and has reported everything chosen in earlier terms.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         matches!(&self.role, Role::Leader(lead) if lead.is_ready)
@@ -478,21 +481,21 @@ impl<R: Replicated> Replica<R> {
         self.term
     }
 
-    /// Who leads the current term, if this node knows. One that has been removed does not, unless it
-    /// leads itself: later leaders do not tell it, and it waits for none.
+    /// The leader of the current term, if this node knows it. A node that has been removed does not
+    /// know it, unless it leads itself: later leaders do not contact it.
     #[must_use]
     pub fn leader(&self) -> Option<NodeId> {
         let is_told = self.log.members().is_member(self.me) || self.leader == Some(self.me);
         self.leader.filter(|_| is_told)
     }
 
-    /// Everything up to here is chosen, as far as this node knows.
+    /// Everything up to this index is chosen, as far as this node knows.
     #[must_use]
     pub fn chosen_index(&self) -> Index {
         self.chosen
     }
 
-    /// The embedder has taken the events up to this entry.
+    /// The embedder has taken the events up to this index.
     #[must_use]
     pub fn surfaced_index(&self) -> Index {
         self.surfaced
@@ -510,7 +513,7 @@ impl<R: Replicated> Replica<R> {
         self.log.base_index()
     }
 
-    /// The entry at `index`, if the log holds it.
+    /// The entry at `index`, if the log has it.
     #[must_use]
     pub fn entry(&self, index: Index) -> Option<&super::Entry<R::Command>> {
         self.log.get(index)
@@ -528,13 +531,13 @@ impl<R: Replicated> Replica<R> {
         &self.log.members().voters
     }
 
-    /// The voters, if the membership that names them is chosen and no change of it is under way.
+    /// The voters, if their membership is chosen and no change is pending.
     #[must_use]
     pub fn settled_voters(&self) -> Option<&[NodeId]> {
         self.settled().map(|(_, voters)| voters)
     }
 
-    /// The same, and the entry that names them.
+    /// The same, with the index of the entry that names them.
     #[must_use]
     pub fn settled(&self) -> Option<(Index, &[NodeId])> {
         let members = self.log.members();
@@ -542,7 +545,7 @@ impl<R: Replicated> Replica<R> {
         is_settled.then_some((self.log.members_index(), members.voters.as_slice()))
     }
 
-    /// True if the log, as far as it reaches back, holds a membership other than the first.
+    /// True if the log, as far as it reaches back, has a membership other than the first.
     #[must_use]
     pub fn has_changed_members(&self) -> bool {
         self.log.members_index() > self.log.base_index().max(Index(1))

@@ -1,4 +1,4 @@
-//! Snapshots: Raft §7, with pieces that are asked for one after the other.
+//! Snapshots: Raft §7, with pieces that are requested one after the other.
 
 use std::collections::VecDeque;
 
@@ -15,9 +15,9 @@ use super::{Event, Index, Io, Replicated, Term};
 pub(super) struct Outgoing<R: Replicated> {
     /// Its number in the leader's term.
     id: u64,
-    /// The follower's log starts there: a snapshot of less would leave a gap.
+    /// The follower's log starts at this index: a snapshot that covers less would leave a gap.
     at_least: Index,
-    /// What it covers; fixed with the first piece.
+    /// The entry that it covers; fixed with the first piece.
     covers: Option<(Index, Term, Members)>,
     /// Pieces sent and not acknowledged, with their numbers.
     pieces: VecDeque<(u64, R::Chunk, bool)>,
@@ -25,12 +25,12 @@ pub(super) struct Outgoing<R: Replicated> {
     next: u64,
     /// Where the next piece starts.
     cursor: Option<R::Cursor>,
-    /// The last piece was sent.
+    /// True if the last piece was sent.
     is_complete: bool,
-    /// Nothing was acknowledged since the last heartbeat.
+    /// True if nothing was acknowledged since the last heartbeat.
     is_stalled: bool,
-    /// The leader's round when pieces were last acknowledged. What a follower says before it has seen
-    /// a later one may be older than that.
+    /// The leader's round when pieces were last acknowledged. An answer that the follower sent
+    /// before it received a later round may be older than that.
     acked_round: u64,
 }
 
@@ -49,18 +49,19 @@ impl<R: Replicated> Outgoing<R> {
         }
     }
 
-    /// The log is needed from after this entry.
+    /// The log is needed after this entry.
     pub(super) fn index(&self) -> Option<Index> {
         self.covers.as_ref().map(|&(index, _, _)| index)
     }
 
-    /// A follower that has everything up to `matched` does not need it.
+    /// A follower that has everything up to `matched` does not need this snapshot.
     pub(super) fn is_reached_by(&self, matched: Index) -> bool {
         self.index().is_some_and(|index| index <= matched)
     }
 }
 
-/// A piece that the embedder was asked for and has not given: which snapshot it was for.
+/// A piece that was requested from the embedder and not received yet, and the snapshot that needs
+/// it.
 #[derive(Debug)]
 pub(super) struct Ask {
     to: NodeId,
@@ -73,9 +74,9 @@ pub(super) struct Ask {
 pub(super) struct Incoming {
     term: Term,
     snapshot: u64,
-    /// The piece to come.
+    /// The next piece expected.
     next: u64,
-    /// All pieces are here; waiting for the embedder to make them durable.
+    /// True if all pieces have arrived, and the embedder is making them durable.
     is_complete: bool,
 }
 
@@ -88,7 +89,7 @@ pub(super) struct Installed {
 }
 
 impl<R: Replicated> Replica<R> {
-    /// Raft §7: the follower needs entries that are gone.
+    /// Raft §7: the follower needs entries that the log does not have any more.
     pub(super) fn start_snapshot(&mut self, to: NodeId, at_least: Index) {
         let Role::Leader(lead) = &mut self.role else { return };
         lead.snapshots += 1;
@@ -99,7 +100,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// Asks the embedder for the next piece, if the window has room and no piece is being asked for.
+    /// Requests the next piece from the embedder, if the window has room and no request is pending.
     fn ask_for_piece(&mut self, to: NodeId) {
         let window = self.config.snapshot_window;
         let surfaced = self.surfaced_index();
@@ -111,7 +112,7 @@ impl<R: Replicated> Replica<R> {
             return;
         }
         if outgoing.covers.is_none() && surfaced < outgoing.at_least {
-            // A new leader has not applied as much yet; asked again at the next heartbeat.
+            // A new leader has not applied as much yet. It tries again at the next heartbeat.
             return;
         }
         let cursor = outgoing.cursor.clone();
@@ -119,12 +120,12 @@ impl<R: Replicated> Replica<R> {
         self.tell(Event::SnapshotWanted { to, cursor });
     }
 
-    /// Answers one [`Event::SnapshotWanted`]: `chunk` starts where its cursor said; `next` is where
-    /// the following one starts, none if this is the last. An answer that nobody waits for any more
-    /// is dropped.
+    /// Answers one [`Event::SnapshotWanted`]. `chunk` starts where its cursor said. `next` is where
+    /// the following piece starts, none if this is the last. An answer that nobody waits for any
+    /// more is dropped.
     ///
-    /// With the first piece the snapshot's index is fixed at what was surfaced: the state must hold
-    /// the effects of everything up to there, and may hold those of later entries.
+    /// The first piece fixes the snapshot's index at what has been reported. The state must contain
+    /// the effects of everything up to there, and may contain those of later entries.
     pub fn send_chunk(
         &mut self,
         to: NodeId,
@@ -160,8 +161,8 @@ impl<R: Replicated> Replica<R> {
         self.ask_for_piece(to);
     }
 
-    /// At every heartbeat: pieces that were not acknowledged for a whole interval go out again, and
-    /// snapshots that could not begin are tried again.
+    /// At every heartbeat: resends pieces that were not acknowledged for a whole interval, and
+    /// tries again to begin snapshots that could not begin.
     pub(super) fn resend_pieces(&mut self, io: &mut impl Io<R>) {
         let mut waiting = Vec::new();
         let Role::Leader(lead) = &mut self.role else { return };
@@ -207,11 +208,12 @@ impl<R: Replicated> Replica<R> {
             outgoing.acked_round = round;
         }
         let is_less = outgoing.pieces.front().map_or(outgoing.next, |piece| piece.0) > next;
-        // Less than it acknowledged before, and it said so later: not a late or repeated answer.
+        // It confirms less than before, and the answer is later: it is not a late or repeated
+        // answer.
         let is_forgotten = is_less && beat.round > outgoing.acked_round;
         let is_short = outgoing.index().is_some_and(|index| index < at_least);
         if is_forgotten || is_short {
-            // The follower restarted, and pieces that it had are gone on both sides; or its log
+            // The follower restarted, and both sides have lost pieces that it had; or its log
             // starts after this snapshot.
             self.start_snapshot(from, at_least);
         } else if outgoing.is_complete && outgoing.pieces.is_empty() {
@@ -222,8 +224,8 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// True if the pieces are all here and being made durable: until then the log on disk is the
-    /// old one, so nothing can be appended to the new one.
+    /// True if all pieces have arrived and are being made durable. Until then the log on disk is
+    /// the old one, so nothing can be appended to the new one.
     pub(super) fn awaits_snapshot(&self) -> bool {
         self.incoming.as_ref().is_some_and(|incoming| incoming.is_complete)
     }
@@ -261,7 +263,7 @@ impl<R: Replicated> Replica<R> {
             return;
         }
         if !self.incomplete && self.pushed >= index {
-            // The state has all of it already: the leader only needs to hear that.
+            // The state already has all of it: the leader only needs to learn that.
             self.on_heartbeat(from, Index(0), self.beat, None, io);
             return;
         }
@@ -297,7 +299,7 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// The state is complete as of `index`; the log follows it.
+    /// The state is complete as of `index`, and the log follows it.
     fn install(&mut self, index: Index, term: Term, members: Members) {
         if !self.log.install(index, term, members) {
             self.writes.clear();
@@ -317,7 +319,7 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// The state of the last snapshot and the records of [`Replica::checkpoint_records`] are
-    /// durable: the follower may build on them and say so.
+    /// durable: the follower may build on them and acknowledge them.
     pub fn snapshot_durable(&mut self, io: &mut impl Io<R>) {
         let Some(incoming) = self.incoming.take_if(|incoming| incoming.is_complete) else {
             return;

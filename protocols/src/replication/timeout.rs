@@ -1,8 +1,9 @@
-//! How long a replica waits for a leader, for votes, or as a leader for answers. It waits longer where it
-//! has given up too early more than once: links that lose packets deliver a burst of heartbeats
-//! late, and a leader that is well must not be replaced for that again and again.
+//! How long a replica waits for a leader or for votes, or a leader for answers. The time-out grows
+//! after a replica has given up too early more than once. Links that lose packets deliver a burst
+//! of heartbeats late, and a healthy leader must not be replaced for that repeatedly.
 //!
-//! Leases do not depend on this: voters protect a leader for at least [`super::Config::election_timeout`].
+//! Leases do not depend on this: voters protect a leader for at least
+//! [`super::Config::election_timeout`].
 
 use orthodrome_core::{Duration, Time};
 
@@ -12,10 +13,11 @@ use super::Term;
 /// replaced on bad links, too.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// After so long without anything late the time-out is halved, or one mistake is forgotten.
+/// After this time without anything late, the time-out is halved, or one mistake is forgotten.
 const CALM: Duration = Duration::from_secs(30);
 
-/// So many mistakes change nothing: a pause of this node or of its leader looks like one.
+/// The number of mistakes that change nothing: a pause of this node or of its leader looks like
+/// one.
 const FREE_MISTAKES: u32 = 1;
 
 /// The election time-out of one replica.
@@ -25,11 +27,11 @@ pub(super) struct Timeout {
     least: Duration,
     /// The time-out now.
     current: Duration,
-    /// Mistakes since the last calm time, while the time-out is as configured.
+    /// Mistakes since the last calm period, while the time-out is as configured.
     mistakes: u32,
-    /// The term whose leader, or whose election, this node gave up last.
+    /// The last term whose leader or election this node gave up.
     given_up: Option<Term>,
-    /// Nothing has been late since.
+    /// Nothing has been late since this time.
     calm_since: Time,
 }
 
@@ -43,13 +45,13 @@ impl Timeout {
         self.current
     }
 
-    /// This node waits no longer: for the leader of `term`, for votes in it, or as its leader for
+    /// This node stops waiting: for the leader of `term`, for votes in it, or as its leader for
     /// answers.
     pub(super) fn give_up(&mut self, term: Term) {
         self.given_up = Some(term);
     }
 
-    /// What this node waited for in `term` has come, late or not.
+    /// The message that this node waited for in `term` has arrived, late or not.
     pub(super) fn hear_in(&mut self, term: Term, now: Time) {
         if self.given_up != Some(term) {
             return;
@@ -63,8 +65,8 @@ impl Timeout {
         }
     }
 
-    /// Something came `gap` after what came before it. It is late if it would have been at risk with
-    /// half the time-out.
+    /// A message arrived `gap` after the previous one. It counts as late if half of the time-out
+    /// would have been at risk.
     pub(super) fn hear_after(&mut self, gap: Duration, now: Time) {
         let shorter = (self.current / 2).max(self.least);
         if gap * 2 > shorter {
@@ -90,7 +92,7 @@ mod tests {
         Time::from_millis(millis)
     }
 
-    /// Gives up in each of these terms, too early.
+    /// Gives up too early in each of these terms.
     fn mistakes(timeout: &mut Timeout, terms: std::ops::Range<u64>) {
         for term in terms {
             timeout.give_up(Term(term));
@@ -116,7 +118,8 @@ mod tests {
     fn giving_up_once_is_one_mistake_and_giving_up_rightly_is_none() {
         let mut timeout = Timeout::new(LEAST, at(0));
         for term in 1..10 {
-            // Its leader is never heard of again, but the one of an earlier term is, and the next.
+            // This term's leader never sends another message, but the leaders of an earlier term
+            // and of the next do.
             timeout.give_up(Term(term));
             timeout.hear_in(Term(term - 1), at(0));
             timeout.hear_in(Term(term + 1), at(0));

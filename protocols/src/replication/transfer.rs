@@ -1,4 +1,4 @@
-//! Handing leadership over: thesis §3.10.
+//! Leadership transfer: thesis §3.10.
 
 use orthodrome_core::{NodeId, Time};
 
@@ -6,27 +6,27 @@ use super::leader::Transfer;
 use super::replica::{Replica, Role};
 use super::{Io, Replicated};
 
-/// Why leadership cannot be handed over so, or not now.
+/// Why a leadership transfer is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TransferError {
-    /// Only a leader hands leadership over.
+    /// This node does not lead.
     #[error("this node does not lead the group")]
     NotLeader {
-        /// Who leads, if known.
+        /// The leader, if known.
         leader: Option<NodeId>,
     },
-    /// Only voters lead.
+    /// The target does not vote.
     #[error("{0} does not vote in the group; name one of its voters")]
     NotVoter(NodeId),
-    /// Leadership is being handed to another node.
+    /// A transfer to another node is pending.
     #[error("leadership is being handed to {0}; ask again when that is done")]
     UnderWay(NodeId),
 }
 
 impl<R: Replicated> Replica<R> {
-    /// Hands leadership to the voter `to` (thesis §3.10): takes no proposals until it has caught up
-    /// and was asked to campaign, or an election time-out has passed. Ignored if this node does not
-    /// lead, or `to` cannot: [`Replica::check_transfer`] tells why.
+    /// Transfers leadership to the voter `to` (thesis §3.10). It refuses proposals until `to` has
+    /// caught up and was asked to campaign, or an election time-out has passed. Ignored if this
+    /// node does not lead, or `to` cannot lead: [`Replica::check_transfer`] says why.
     pub fn transfer(&mut self, to: NodeId, io: &mut impl Io<R>) {
         let is_possible = self.check_transfer(to).is_ok() && to != self.me;
         if let Role::Leader(lead) = &mut self.role
@@ -37,11 +37,11 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// Whether [`Replica::transfer`] would begin to hand leadership to `to` now, or this node is
-    /// `to` and leads already.
+    /// Whether [`Replica::transfer`] would begin a transfer to `to` now, or this node is `to` and
+    /// already leads.
     ///
     /// # Errors
-    /// Why not, or why not now.
+    /// Why it would refuse.
     pub fn check_transfer(&self, to: NodeId) -> Result<(), TransferError> {
         let Role::Leader(lead) = &self.role else {
             return Err(TransferError::NotLeader { leader: self.leader() });
@@ -55,8 +55,9 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
-    /// If this node leads, the voter to which it should hand leadership before it ends: the
-    /// preferred one if that answers, otherwise the one that lacks least among those that answer.
+    /// If this node leads, the voter to which it should transfer leadership before it stops: the
+    /// preferred leader if that answers, otherwise the most up-to-date voter among those that
+    /// answer.
     #[must_use]
     pub fn successor(&self, now: Time) -> Option<NodeId> {
         let Role::Leader(lead) = &self.role else { return None };

@@ -1,4 +1,4 @@
-//! The client side of TAPIR: runs transactions for the callers of one gateway, and coordinates them
+//! The client side of TAPIR: runs transactions for the clients of one gateway, and coordinates them
 //! (§5.2).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,27 +25,27 @@ pub struct Client {
     cluster: Arc<Cluster>,
     config: Arc<Config>,
     open: BTreeMap<TxnId, Open>,
-    /// Transactions that are being prepared, or whose decision is being spread.
+    /// Transactions that are being prepared, or whose decision is being sent.
     drives: BTreeMap<TxnId, Drive>,
-    /// Replicas that owe an answer, until they are heard of again.
+    /// Replicas that have not answered, until a message from them arrives.
     suspects: BTreeSet<NodeId>,
-    /// Decided, and perhaps not known to the caller yet.
+    /// Transactions that are decided, but whose clients may not know the outcome yet.
     over: BTreeMap<TxnId, Over>,
-    /// Callers know the outcomes of everything below, as of then.
+    /// For each client, the counter below which it knows all outcomes, and when it said so.
     acknowledged: BTreeMap<ClientId, (u64, Time)>,
     is_flushing: bool,
 }
 
-/// A transaction that this gateway has done with.
+/// A transaction that this gateway has finished.
 #[derive(Debug)]
 struct Over {
     participants: Vec<PartitionId>,
     since: Time,
-    /// Every replica has executed it. If not, the replicas see to that.
+    /// True if every replica has executed the decision. Otherwise the replicas complete it.
     is_complete: bool,
 }
 
-/// A transaction whose caller waits.
+/// A transaction whose client waits.
 #[derive(Debug)]
 struct Open {
     txn: Txn,
@@ -60,32 +60,33 @@ struct Open {
 enum Phase {
     /// Waiting for reads of these partitions.
     Reading(BTreeMap<PartitionId, Owing>),
-    /// The caller thinks.
+    /// Waiting for the client's decision.
     Deciding,
     /// The transaction is prepared.
     Preparing,
-    /// It is decided; its timestamp has not passed everywhere.
+    /// Decided, but its timestamp has not passed on every clock.
     Waiting(Outcome, &'static str),
-    /// Reads at one timestamp: a read-only transaction, or a guard that failed on what may be stale.
+    /// Reads at one timestamp: for a read-only transaction, or because a guard failed on reads that
+    /// may be stale.
     Snapshotting { at: Timestamp, answers: BTreeMap<PartitionId, Snapshots> },
 }
 
-/// A partition that owes reads.
+/// A partition that has not answered a read.
 #[derive(Debug)]
 struct Owing {
-    /// Time-outs so far, plus the replicas skipped at the start.
+    /// The number of time-outs so far, plus the replicas skipped at the start.
     tried: usize,
-    /// Replicas that could not answer since the last time-out. Only a replica's first refusal sends
-    /// another read, so duplicated messages cannot multiply reads.
+    /// Replicas that could not answer since the last time-out. Only a replica's first refusal
+    /// causes another read, so duplicated messages cannot multiply reads.
     refused: BTreeSet<NodeId>,
 }
 
-/// What each replica answered, if nothing was in the way.
+/// The answer of each replica; none if a pending write conflicted.
 type Snapshots = BTreeMap<NodeId, Option<Vec<(Key, Read)>>>;
 
 impl Machine<Tapir> for Client {
     fn new(setup: Setup<Tapir>, _recovered: Vec<Record>, _cx: &mut Cx<'_, Tapir>) -> Self {
-        // A gateway keeps nothing: replicas take over what it began.
+        // A gateway keeps nothing over a restart: replicas take over its transactions.
         Self {
             node: setup.node,
             cluster: setup.cluster,
@@ -137,7 +138,7 @@ impl Client {
     fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_, Tapir>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
-            // Begun here already: its answers will come.
+            // It was already begun here: its answers will arrive.
             return;
         }
         if matches!(txn.kind, Kind::General) {
@@ -173,9 +174,9 @@ impl Client {
         }
     }
 
-    // Reading.
+    // Reads.
 
-    /// The replicas of a partition, nearest first, those that owe an answer last.
+    /// The replicas of a partition, nearest first; those that have not answered last.
     fn nearest(&self, partition: PartitionId) -> Vec<NodeId> {
         let home = self.cluster.region_of(self.node);
         let placed = self.cluster.partition(partition);
@@ -188,7 +189,7 @@ impl Client {
         replicas
     }
 
-    /// §5.2 "Read": from the nearest replica; from the next if that one does not answer.
+    /// §5.2 "Read": from the nearest replica; from the next one if that does not answer.
     fn send_read(&self, id: TxnId, partition: PartitionId, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get(&id) else { return };
         let Phase::Reading(silent) = &open.phase else { return };
@@ -201,7 +202,7 @@ impl Client {
         cx.send(to, Msg::Read { txn: id, partition, keys: participant.reads.clone() });
     }
 
-    /// `from` cannot answer: another replica may. Once every one has been asked, time has to pass.
+    /// `from` cannot answer, but another replica may. If all have been asked, the client waits.
     fn pass_over(
         &mut self,
         from: NodeId,
@@ -228,13 +229,14 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Reading(silent) = &mut open.phase else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
-            // This replica has not executed yet what the client knows of (R11); the next one may have.
+            // This replica has not executed yet a commit that the client knows (R11). The next one
+            // may have.
             cx.note(Note::BehindClient);
             self.pass_over(from, id, partition, cx);
             return;
         }
         if silent.remove(&partition).is_none() {
-            // A second answer: the caller may have computed from the first.
+            // A second answer: the client may have computed from the first.
             return;
         }
         open.reads.extend(reads);
@@ -243,7 +245,7 @@ impl Client {
         }
     }
 
-    /// The read round is complete: ask the caller, or compute in its stead.
+    /// The read round is complete: returns the values to the client, or runs the procedure.
     fn on_all_read(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.cancel_timer(Timer::Open(id));
@@ -254,7 +256,7 @@ impl Client {
             }
             Kind::Procedure(ops) => match Txn::execute(ops, &open.reads) {
                 Ok(writes) => self.prepare(id, writes, cx),
-                // What it read may be old: a guard fails only on what is true at one time.
+                // The reads may be old. A guard fails only on values that all held at one time.
                 Err(_) => self.snapshot(id, cx),
             },
             Kind::ReadOnly | Kind::StaleReadOnly => unreachable!("{id} reads at one timestamp"),
@@ -262,7 +264,7 @@ impl Client {
         }
     }
 
-    /// The caller of an interactive transaction has decided.
+    /// The client of an interactive transaction has decided.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get(&id) else { return };
         let is_asked = matches!(open.phase, Phase::Deciding);
@@ -275,7 +277,7 @@ impl Client {
                     self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
                 }
             }
-            // Nobody has heard of it yet, so nobody can commit it.
+            // No replica knows the transaction yet, so no node can commit it.
             Decision::Abort if is_asked || is_reading => {
                 self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
             }
@@ -283,9 +285,9 @@ impl Client {
         }
     }
 
-    // Preparing (§5.2 "Prepare").
+    // Prepares (§5.2 "Prepare").
 
-    /// Prepares at every replica of every participant, at this client's own time.
+    /// Prepares at every replica of every participant, with a timestamp from this gateway's clock.
     fn prepare(&mut self, id: TxnId, writes: Writes, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if open.participants.is_empty() {
@@ -302,7 +304,7 @@ impl Client {
             part.get_or_insert_default().writes.insert(key, value);
         }
         if parts.is_empty() {
-            // It read nothing and decided to write nothing.
+            // It read nothing and writes nothing.
             self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
             return;
         }
@@ -323,7 +325,7 @@ impl Client {
         }
     }
 
-    /// How long the furthest participant may take to answer.
+    /// How long the farthest participant may take to answer.
     fn timeout(&self, id: TxnId) -> Duration {
         let home = self.cluster.region_of(self.node);
         let parts = self.drives.get(&id).map_or(&[][..], Drive::participants);
@@ -364,14 +366,15 @@ impl Client {
                 cx.set_timer(Timer::Drive(id), cx.now() + self.timeout(id));
             }
             Progress::Later(_) => {
-                // Its timestamps are always too early. What was voted is no decision (R2), so it
-                // has to be made one.
+                // Its timestamps are always too early. Votes are not a decision (R2), so a decision
+                // must be made.
                 let mut out = Out::new();
                 drive.take_over(self.node, Ballot::default(), &mut out);
                 self.send(out, cx);
             }
             Progress::Preempted => {
-                // Whoever took over should have the time to finish; then this node does.
+                // The node that took over should have time to finish. After that, this node takes
+                // over.
                 cx.note(Note::Preempted);
                 cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
                 drive.stage = Stage::TakingOver;
@@ -382,7 +385,8 @@ impl Client {
                 cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
                 let is_read_only = self.open.get(&id).is_some_and(|open| open.txn.is_read_only());
                 let told = match outcome {
-                    // What is agreed on is what a gateway proposed that read before this one did.
+                    // The result is that of a takeover or of another gateway, whose reads were made
+                    // earlier than this gateway's.
                     Outcome::Committed(timestamp) if is_read_only && timestamp != proposed => {
                         cx.note(Note::OtherReads);
                         Outcome::Aborted(AbortReason::Recovery)
@@ -404,7 +408,7 @@ impl Client {
         }
     }
 
-    /// This gateway has done its part; what remains is to say when the caller knows.
+    /// This gateway has done its part. Later it only reports that the client knows the outcome.
     fn leave(&mut self, id: TxnId, is_complete: bool, cx: &mut Cx<'_, Tapir>) {
         let Some(drive) = self.drives.remove(&id) else { return };
         let (participants, since) = (drive.participants().to_vec(), cx.now());
@@ -414,11 +418,11 @@ impl Client {
         }
     }
 
-    /// Nothing came for a while from some of those who were asked.
+    /// Some of the replicas that were asked have not answered for a while.
     fn on_drive_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
         let Some(drive) = self.drives.get_mut(&id) else { return };
         if matches!(drive.stage, Stage::Ending(_)) && drive.times >= SPREAD_TRIES {
-            // The replicas see to it that everybody hears of it.
+            // The replicas ensure that all of them learn the decision.
             self.leave(id, false, cx);
             return;
         }
@@ -432,7 +436,8 @@ impl Client {
         self.on_progress(id, progress, cx);
     }
 
-    /// The facts decide. A commit is told once its timestamp has passed on every clock (T1).
+    /// The durable facts decide. A commit is acknowledged once its timestamp has passed on every
+    /// clock (T1).
     fn on_decided(
         &mut self,
         id: TxnId,
@@ -472,7 +477,7 @@ impl Client {
         cx.finish(id, outcome, path);
     }
 
-    /// A caller lost track of a transaction that it began here or elsewhere.
+    /// A client asks for the outcome of a transaction that it began here or at another gateway.
     fn on_resolve(
         &mut self,
         txn: Txn,
@@ -491,7 +496,8 @@ impl Client {
         }
         cx.note(Note::Resolved);
         self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
-        // It was prepared where it reads or was decided to write; undecided, it was not prepared.
+        // It was prepared where it reads, or where the decision writes. Without a decision it was
+        // not prepared.
         let mut parts: BTreeSet<PartitionId> =
             txn.reads.iter().map(|key| self.cluster.partition_of(key)).collect();
         match (&decision, &txn.kind) {
@@ -522,10 +528,10 @@ impl Client {
         cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
     }
 
-    // Reading at one timestamp.
+    // Reads at one timestamp.
 
-    /// Reads at this client's own time, from so many replicas that whatever could still commit
-    /// before that time is seen by one of them.
+    /// Reads at a timestamp from this gateway's clock. It asks so many replicas that at least one
+    /// of them knows any transaction that could still commit before that timestamp.
     fn snapshot(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let at = cx.clock().now;
@@ -552,7 +558,8 @@ impl Client {
         }
     }
 
-    /// A part of what a transaction reads is more than one answer may tell. Nobody has been asked to prepare it.
+    /// A part of a transaction's reads exceeds the size of an answer. No replica has been asked to
+    /// prepare it.
     fn on_too_much(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
         if let Some(open) = self.open.get(&id)
             && matches!(open.phase, Phase::Reading(_) | Phase::Snapshotting { .. })
@@ -572,7 +579,7 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting { at, answers } = &mut open.phase else { return };
         if timestamp != *at && timestamp != Timestamp::ZERO {
-            // An answer to an earlier question of this transaction, perhaps before a restart.
+            // This answers an earlier request of the transaction, perhaps from before a restart.
             return;
         }
         let Some(answered) = answers.get_mut(&partition) else { return };
@@ -593,11 +600,11 @@ impl Client {
                 |node: &&NodeId| !answered.contains_key(node) && !self.suspects.contains(node);
             let open = placed.map_or(0, |p| p.replicas.iter().filter(is_open).count());
             if parts.len() < answered.len() && parts.len() + open < quorums.settled() {
-                // Somebody may yet write what it reads.
+                // A pending transaction may still write a key that it reads.
                 self.finish(id, Outcome::Aborted(AbortReason::Conflict), "read-only", cx);
                 return;
             }
-            // With f replicas gone, what f + 1 have can still be validated.
+            // With f replicas gone, the state of f + 1 replicas can still be validated.
             is_certain &= parts.len() >= quorums.settled();
             is_complete &=
                 parts.len() >= quorums.settled() || (open == 0 && parts.len() >= quorums.slow());
@@ -631,7 +638,7 @@ impl Client {
         }
     }
 
-    /// Nobody answered for a while, or a timestamp has passed.
+    /// No answer arrived for a while, or a timestamp has passed.
     fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.resent += 1;
@@ -665,7 +672,7 @@ impl Client {
         }
     }
 
-    /// A replica cannot serve at the moment.
+    /// A replica cannot answer at the moment.
     fn on_not_normal(
         &mut self,
         from: NodeId,
@@ -674,7 +681,7 @@ impl Client {
         cx: &mut Cx<'_, Tapir>,
     ) {
         self.suspects.insert(from);
-        // The nearest that is not suspected; once all are, time has to pass.
+        // The nearest replica that is not suspected. If all are, the client waits.
         let replicas = self.cluster.partition(partition).map_or(&[][..], |p| &p.replicas);
         if !replicas.iter().all(|node| self.suspects.contains(node)) {
             self.pass_over(from, id, partition, cx);
@@ -683,7 +690,7 @@ impl Client {
 
     // Housekeeping.
 
-    /// Lets what is over leave the records, once the callers know (R6).
+    /// Lets finished transactions leave the records, once their clients know the outcomes (R6).
     fn on_flush_timeout(&mut self, cx: &mut Cx<'_, Tapir>) {
         let now = cx.now();
         let mut batches = BTreeMap::<PartitionId, (Vec<TxnId>, BTreeMap<ClientId, u64>)>::new();
@@ -691,7 +698,7 @@ impl Client {
         over.retain(|txn, Over { participants, since, is_complete }| {
             let below = acknowledged.get(&txn.client).map_or(0, |(below, _)| *below);
             if txn.counter >= below {
-                // Left to the replicas, in the end.
+                // Finally left to the replicas.
                 return now.since(*since) < IDLE;
             }
             for &partition in participants.iter() {
@@ -758,17 +765,18 @@ impl Client {
     }
 }
 
-/// Attempts that read from the nearest replica; one more that fails reads elsewhere, in case that
-/// replica is behind.
+/// The number of attempts that read from the nearest replica. After one more failure an attempt
+/// reads elsewhere, in case that replica lags behind.
 const NEAREST_TRIES: u32 = 4;
 
-/// Later timestamps that one attempt tries.
+/// The number of later timestamps that one attempt tries.
 const ROUNDS: u32 = 3;
 
-/// How often a gateway repeats a decision before it leaves that to the replicas.
+/// How often a gateway repeats a decision before it leaves the rest to the replicas.
 const SPREAD_TRIES: u32 = 5;
 
-/// Gateways remember for so long what callers know, and what only their callers do not know yet.
+/// How long gateways remember acknowledgements of clients, and outcomes that only their clients do
+/// not know yet.
 const IDLE: Duration = Duration::from_secs(60);
 
 impl fmt::Display for Client {

@@ -1,5 +1,6 @@
-//! Driving one transaction to its end: by the client that began it (§5.2.2), and by whoever takes
-//! over from a client that is gone (§5.2.3). The same code, with another first question.
+//! Drives one transaction to its end: for the gateway that began it (§5.2.2), and for a node that
+//! takes over from a gateway that is gone (§5.2.3). Both use the same code, with a different first
+//! request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,28 +18,28 @@ use crate::ir::{Quorums, View};
 pub(super) struct Drive {
     pub txn: TxnId,
     pub ballot: Ballot,
-    /// The client's: when the transaction would commit.
+    /// The timestamp at which the transaction would commit, chosen by its gateway.
     pub timestamp: Timestamp,
     pub stage: Stage,
-    /// How often its timer has expired in this stage.
+    /// How often the timer of this stage has expired.
     pub times: u32,
     sides: BTreeMap<PartitionId, Side>,
     participants: Vec<PartitionId>,
-    /// The highest ballot heard of.
+    /// The highest ballot received.
     highest: Ballot,
     is_fast: bool,
-    /// Somebody else decided it.
+    /// True if another node decided it.
     is_recovered: bool,
 }
 
-/// What the driver is after.
+/// The stage of a drive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    /// The client's: votes on its own proposal.
+    /// A gateway collects votes on its own proposal.
     Proposing,
-    /// Whoever took over: what has been agreed.
+    /// A node that took over finds out what has been agreed.
     TakingOver,
-    /// It is decided; everybody has to hear of it.
+    /// It is decided, and all replicas must learn the decision.
     Ending(Outcome),
 }
 
@@ -49,35 +50,35 @@ struct Side {
     quorums: Quorums,
     part: Option<Part>,
     answers: BTreeMap<NodeId, Answer>,
-    /// What was sent to be accepted, and in which view.
+    /// The result that was sent to be accepted, and its view.
     proposed: Option<(View, Vote)>,
     chosen: Option<Vote>,
     later: Option<Timestamp>,
     is_uncertain: bool,
     is_end_sent: bool,
     acks: BTreeSet<NodeId>,
-    /// Whom each replica does not count on.
+    /// For each replica, the replicas that its view does not count.
     absent: BTreeMap<NodeId, Vec<NodeId>>,
 }
 
-/// What an answer led to.
+/// The consequence of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Progress {
-    /// Nothing to tell.
+    /// No change.
     Nothing,
-    /// The client may try again at this timestamp.
+    /// The gateway may try again with this timestamp.
     Later(Timestamp),
-    /// Somebody else took over.
+    /// Another node took over.
     Preempted,
-    /// The facts decide.
+    /// The durable facts decide.
     Decided(Outcome),
     /// Every replica that counts knows the decision.
     Complete,
-    /// Nobody can tell any more what became of it.
+    /// No replica knows the outcome any more.
     Forgotten,
 }
 
-/// Messages to be sent.
+/// Messages to send.
 pub(super) type Out = Vec<(NodeId, Msg)>;
 
 impl Drive {
@@ -119,12 +120,12 @@ impl Drive {
         }
     }
 
-    /// Everybody who takes part.
+    /// All participants.
     pub(super) fn participants(&self) -> &[PartitionId] {
         &self.participants
     }
 
-    /// The way it was decided, as metrics name it.
+    /// The path on which it was decided, for metrics.
     pub(super) fn path(&self) -> &'static str {
         if self.is_recovered {
             return "recovered";
@@ -137,7 +138,8 @@ impl Drive {
         }
     }
 
-    /// The client proposes the transaction at `timestamp`: the first time, or in a later round.
+    /// The gateway proposes the transaction at `timestamp`: for the first time, or in a later
+    /// round.
     pub(super) fn propose(&mut self, round: u32, timestamp: Timestamp, out: &mut Out) {
         (self.ballot, self.timestamp) = (Ballot::client(round), timestamp);
         (self.stage, self.times) = (Stage::Proposing, 0);
@@ -173,11 +175,11 @@ impl Drive {
         }
     }
 
-    /// This node takes over, in a ballot above every one it has heard of.
+    /// This node takes over, with a ballot above every one that it has received.
     pub(super) fn take_over(&mut self, node: NodeId, above: Ballot, out: &mut Out) {
         let takeover = self.highest.max(above).max(self.ballot).takeover + 1;
         if self.ballot.takeover == 0 {
-            // What the client found in its own round does not bind whoever comes later.
+            // The gateway's results in its own round do not bind later ballots.
             self.reset();
         }
         self.ballot = Ballot { takeover, node, round: 0 };
@@ -200,13 +202,13 @@ impl Drive {
         }
     }
 
-    /// Sides that a view change has to make certain.
+    /// Participants whose result only a view change can determine.
     pub(super) fn uncertain(&self) -> impl Iterator<Item = PartitionId> + '_ {
         let is_open = |side: &Side| side.chosen.is_none() && side.is_uncertain;
         self.sides.iter().filter(move |(_, side)| is_open(side)).map(|(id, _)| *id)
     }
 
-    /// A replica answered. `suspects` are replicas from which nothing is expected soon.
+    /// Processes a replica's answer. `suspects` are replicas that are not expected to answer soon.
     pub(super) fn on_answer(
         &mut self,
         from: NodeId,
@@ -236,7 +238,7 @@ impl Drive {
         self.evaluate(partition, suspects, false, out)
     }
 
-    /// What one participant's answers amount to now.
+    /// The current result of one participant's answers.
     fn evaluate(
         &mut self,
         partition: PartitionId,
@@ -248,7 +250,7 @@ impl Drive {
         if side.chosen.is_some() {
             return Progress::Nothing;
         }
-        // An answer to an earlier round says nothing of this one.
+        // An answer to an earlier round says nothing about this one.
         let is_current = |answer: &Answer| answer.promised >= self.ballot;
         let is_open = |node: &&NodeId| {
             !side.answers.get(node).is_some_and(is_current) && !suspects.contains(node)
@@ -261,7 +263,7 @@ impl Drive {
         };
         match tally {
             Tally::Wait => Progress::Nothing,
-            // What was proposed may be accepted by now, whatever further votes say.
+            // The proposed result may be accepted by now, whatever later votes say.
             Tally::Chosen(vote, true) if side.proposed.is_some_and(|(_, other)| other != vote) => {
                 Progress::Nothing
             }
@@ -297,7 +299,7 @@ impl Drive {
         }
     }
 
-    /// Asks a participant's replicas to accept what was proposed, unless they have.
+    /// Asks a participant's replicas that have not accepted the proposed result to accept it.
     fn finalize(&self, partition: PartitionId, out: &mut Out) {
         let Some(side) = self.sides.get(&partition) else { return };
         let Some((view, vote)) = side.proposed else { return };
@@ -315,7 +317,7 @@ impl Drive {
         }
     }
 
-    /// What all participants' results amount to now.
+    /// The current result of all participants together.
     fn conclude(&mut self, out: &mut Out) -> Progress {
         let chosen = |partition| self.sides.get(&partition).and_then(|side: &Side| side.chosen);
         if let Some(outcome) = decide(self.participants.iter().copied(), chosen) {
@@ -332,7 +334,7 @@ impl Drive {
         }
     }
 
-    /// It is decided: tell everybody.
+    /// It is decided: sends the decision to all.
     pub(super) fn end(&mut self, outcome: Outcome, out: &mut Out) -> Progress {
         (self.stage, self.times) = (Stage::Ending(outcome), 0);
         for partition in self.participants.clone() {
@@ -341,9 +343,9 @@ impl Drive {
         Progress::Decided(outcome)
     }
 
-    /// Tells a participant's replicas the decision. For a commit they must be told what to write:
-    /// if f + 1 replicas that were asked do not know it, it has been executed by all, and left the
-    /// record of some.
+    /// Sends a participant's replicas the decision. A commit must contain the writes. If f + 1
+    /// replicas do not know the writes, all have executed the commit, and it has left the record of
+    /// some.
     fn send_end(&mut self, partition: PartitionId, out: &mut Out) {
         let Stage::Ending(outcome) = self.stage else { return };
         let Some(side) = self.sides.get_mut(&partition) else { return };
@@ -392,8 +394,8 @@ impl Drive {
         }
     }
 
-    /// Nothing more came for a while: make do with what there is, and ask the others again. Returns
-    /// who has not answered.
+    /// No further answers arrived for a while: continues with those that have, and asks the other
+    /// replicas again. Returns the replicas that have not answered.
     pub(super) fn on_timeout(
         &mut self,
         node: NodeId,
@@ -444,7 +446,7 @@ impl Drive {
             }
             let view = side.answers.values().map(|answer| answer.view).max();
             for &to in &side.replicas {
-                // A vote of an earlier round that came late is no answer to this one.
+                // A vote of an earlier round that arrived late does not answer this one.
                 let has_voted = side.answers.get(&to).is_some_and(|answer| {
                     Some(answer.view) == view
                         && answer.cast.is_some_and(|cast| cast.ballot >= self.ballot)
@@ -459,8 +461,8 @@ impl Drive {
 }
 
 impl Side {
-    /// Replicas that have not executed the decision, except those that the view does not count on
-    /// as f + 1 replicas say.
+    /// Replicas that have not executed the decision, except those that the view does not count,
+    /// according to f + 1 replicas.
     fn owing(&self) -> impl Iterator<Item = NodeId> + '_ {
         let counted_out = |node: &NodeId| {
             let by = self.absent.values().filter(|absent| absent.contains(node)).count();
@@ -500,8 +502,8 @@ mod tests {
         )
     }
 
-    /// A client that has proposed to settle on a refusal may not take back its word when enough votes
-    /// for a commit come after all: replicas that have accepted the refusal let others pass.
+    /// A gateway that has proposed a refusal must not change to a commit when enough votes for it
+    /// arrive later: replicas that have accepted the refusal let other transactions pass.
     #[test]
     fn what_was_proposed_is_not_overtaken_by_votes_that_come_late() {
         let map = Topology::uniform(5, std::time::Duration::ZERO, std::time::Duration::ZERO);
@@ -515,7 +517,7 @@ mod tests {
             drive.on_answer(NodeId(node), P, answer(vote, false), &nobody, &mut out);
         }
         out.clear();
-        // Nothing more came in time.
+        // No further answer arrived in time.
         let (progress, _) = drive.on_timeout(NodeId(9), &nobody, &mut out);
         let is_refusal = |(_, msg): &(NodeId, Msg)| matches!(msg, Msg::FinalizeConsensus { vote, .. } if !vote.is_ok());
         assert!(progress == Progress::Nothing && out.iter().any(is_refusal), "{out:?}");

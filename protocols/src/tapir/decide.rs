@@ -1,5 +1,5 @@
-//! Every decision of TAPIR, as functions of facts (R7): what the replicas' votes amount to for the
-//! client, for whoever takes over, and for a view change; and what becomes of the transaction.
+//! Every decision of TAPIR, as functions of facts (R7): what the replicas' votes mean for the
+//! gateway, for a node that takes over, and for a view change; and the outcome of the transaction.
 
 use std::collections::BTreeMap;
 
@@ -11,30 +11,30 @@ use super::message::{Answer, Ballot, Cast, Image, Vote};
 use super::state::Entry;
 use crate::ir::{Gathered, Quorums};
 
-/// What one participant's answers amount to.
+/// The meaning of one participant's answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tally {
     /// More answers are needed.
     Wait,
-    /// The result is agreed; it will never change. True if on the fast path.
+    /// The result is agreed, and will never change. True if it was agreed on the fast path.
     Chosen(Vote, bool),
-    /// This result may be proposed, and is agreed once f + 1 replicas have accepted it.
+    /// This result may be proposed. It is agreed once f + 1 replicas have accepted it.
     Propose(Vote),
     /// The transaction could commit at a later timestamp.
     Later(Timestamp),
-    /// Somebody took over.
+    /// Another node took over, with this ballot.
     Preempted(Ballot),
     /// The transaction has ended.
     Ended(Outcome),
-    /// So many replicas have forgotten the transaction that it cannot commit any more, and nobody can tell
-    /// whether it did.
+    /// So many replicas have forgotten the transaction that it cannot commit any more, and that its
+    /// outcome cannot be found out.
     Forgotten,
-    /// The fast path may have agreed on a commit that too few of the replicas that answer can
-    /// confirm; a view change finds out (f ≥ 2 only).
+    /// The fast path may have agreed on a commit that too few of the answering replicas can
+    /// confirm. A view change finds out (only if f ≥ 2).
     Uncertain,
 }
 
-/// Answers of the latest view among them: no others count together (R5).
+/// The answers of the latest view: no others count together (R5).
 fn latest(answers: &BTreeMap<NodeId, Answer>) -> impl Iterator<Item = &Answer> + Clone {
     let view = answers.values().map(|answer| answer.view).max().unwrap_or_default();
     answers.values().filter(move |answer| answer.view == view)
@@ -45,8 +45,8 @@ fn is_forgotten(quorums: Quorums, answers: &BTreeMap<NodeId, Answer>) -> bool {
     answers.values().filter(|answer| answer.is_forgotten).count() >= quorums.slow()
 }
 
-/// What f + 1 replicas have accepted in one view and in one ballot that is not below `ballot`: in
-/// a lower one, others may not have seen it, and go by what came after.
+/// The result that f + 1 replicas have accepted in one view, and in one ballot that is not below
+/// `ballot`. Other replicas may not have seen a result in a lower ballot, and act on later ones.
 fn accepted(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answer>) -> Option<Vote> {
     let is_wanted = |cast: &Cast| cast.is_final && cast.ballot >= ballot;
     let finals = || latest(answers).filter_map(|answer| answer.cast.filter(is_wanted));
@@ -54,11 +54,11 @@ fn accepted(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answer>
     finals().find(|cast| by(cast) >= quorums.slow()).map(|cast| cast.vote)
 }
 
-/// The client's view of one participant (§3.1 "Client" with TAPIR-DECIDE, Fig. 10): `ballot` is its
-/// round, `expected` says from how many replicas more a vote may come soon.
+/// The gateway's view of one participant (§3.1 "Client" with TAPIR-DECIDE, Fig. 10). `ballot` is
+/// its round, and `expected` is the number of further replicas whose vote may arrive soon.
 ///
-/// f + 1 `PrepareOk` win over whatever the others say: whoever takes over may see just those, and
-/// has to come to the same result (R2).
+/// f + 1 `PrepareOk` decide, whatever the other votes are: a node that takes over may see only
+/// those, and must get the same result (R2).
 #[must_use]
 pub fn settle(
     quorums: Quorums,
@@ -117,7 +117,7 @@ pub fn settle(
     }
 }
 
-/// The result to commit that most replicas have, and how many have it.
+/// The commit that most replicas voted for, and their number.
 fn most_common_ok(votes: impl Iterator<Item = Vote> + Clone) -> (Option<Vote>, usize) {
     let count = |vote: Vote| votes.clone().filter(|other| *other == vote).count();
     let ok = votes.clone().filter(|vote| vote.is_ok());
@@ -125,7 +125,7 @@ fn most_common_ok(votes: impl Iterator<Item = Vote> + Clone) -> (Option<Vote>, u
     (most, most.map_or(0, count))
 }
 
-/// Of several refusals, the one whose reason is told.
+/// Of several refusals, the one with the highest severity gives the reason.
 fn severity(vote: Vote) -> u8 {
     match vote {
         Vote::PrepareOk(_) => 0,
@@ -136,8 +136,8 @@ fn severity(vote: Vote) -> u8 {
     }
 }
 
-/// The view of whoever took over with `ballot` (§5.2.3): of one participant's answers, what must be
-/// proposed. It never prepares afresh (R1): what was not agreed is refused.
+/// The view of a node that took over with `ballot` (§5.2.3): the result that must be proposed,
+/// given one participant's answers. It never prepares again (R1): what was not agreed is refused.
 #[must_use]
 pub fn recover(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answer>) -> Tally {
     if let Some(outcome) = answers.values().find_map(|answer| answer.ended) {
@@ -171,19 +171,19 @@ pub fn recover(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answ
     }
 }
 
-/// What several replicas' votes on one transaction amount to, before quorums.
+/// The meaning of several replicas' votes on one transaction, before quorums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Merged {
-    /// Nobody votes for it.
+    /// No votes.
     Nothing,
     /// It was settled in the highest ballot.
     Settled(Vote, Ballot),
-    /// In the highest ballot, so many replicas would commit it.
+    /// In the highest ballot, this many replicas would commit it.
     Tentative { vote: Vote, ok: usize, ballot: Ballot },
 }
 
-/// Only votes of the highest ballot count: a client that asked in a later round had given up the
-/// round before, and whoever took over had heard of all that could be agreed before.
+/// Only votes of the highest ballot count. A gateway that asked in a later round had given up the
+/// earlier one, and a node that took over knew everything that could have been agreed before.
 fn merge_casts(casts: &[Cast]) -> Merged {
     let Some(ballot) = casts.iter().map(|cast| cast.ballot).max() else { return Merged::Nothing };
     let in_ballot = || casts.iter().filter(|cast| cast.ballot == ballot);
@@ -196,17 +196,18 @@ fn merge_casts(casts: &[Cast]) -> Merged {
     }
 }
 
-/// IR-MERGE-RECORDS with TAPIR-MERGE (§3.2.2, Fig. 11): one record out of f + 1, with a settled
-/// result for every operation.
+/// IR-MERGE-RECORDS with TAPIR-MERGE (§3.2.2, Fig. 11): merges f + 1 records into one, with a
+/// settled result for every operation.
 ///
-/// A commit that the fast path may have agreed on stands unless a commit that certainly was agreed
-/// on contradicts it: then it was not. What too few have is refused, not validated afresh as in
-/// the paper: its client may have been told so (R2).
+/// A commit that the fast path may have agreed on stands, unless it contradicts a commit that was
+/// certainly agreed on: then it was not agreed. A transaction that too few replicas have prepared
+/// is refused. The paper validates it again, but its gateway may already have reported a refusal
+/// (R2).
 #[must_use]
 pub fn merge(quorums: Quorums, gathered: &Gathered<'_, Image>) -> Image {
     let mut merged = BTreeMap::<TxnId, Entry>::new();
     let mut acknowledged = BTreeMap::new();
-    // Whatever f + 1 replicas were read at, one of these remembers.
+    // One of these replicas remembers every timestamp that f + 1 replicas were read at.
     let ceiling = gathered.all.iter().map(|(_, offer)| offer.image.ceiling).max();
     for (_, offer) in &gathered.all {
         for (txn, theirs) in &offer.image.entries {
@@ -269,7 +270,7 @@ pub fn merge(quorums: Quorums, gathered: &Gathered<'_, Image>) -> Image {
     }
 }
 
-/// When a transaction commits, if it does as far as its record says.
+/// The timestamp at which a transaction commits, if its record says that it does.
 fn committed_at(entry: &Entry) -> Option<Timestamp> {
     match entry.ended {
         Some(Outcome::Committed(timestamp)) => Some(timestamp),
@@ -278,8 +279,9 @@ fn committed_at(entry: &Entry) -> Option<Timestamp> {
     }
 }
 
-/// True if no replica can have prepared both transactions: one would have had to read what the other
-/// writes, or they write one key at one time. It follows [`super::occ::Validator::check`].
+/// True if no replica can have prepared both transactions: one would have had to read a key that
+/// the other writes, or they write one key at the same timestamp. It follows
+/// [`super::occ::Validator::check`].
 fn contradict(one: (&Entry, Timestamp), other: (&Entry, Timestamp)) -> bool {
     let misses = |(reader, reads_at): (&Entry, Timestamp), (writer, at): (&Entry, Timestamp)| {
         let (Some(reader), Some(writer)) = (&reader.part, &writer.part) else { return false };
@@ -294,8 +296,8 @@ fn contradict(one: (&Entry, Timestamp), other: (&Entry, Timestamp)) -> bool {
     misses(one, other) || misses(other, one) || is_one_write(one, other)
 }
 
-/// What becomes of a transaction whose participants have agreed on these results: the one decision
-/// function (R7). None while they leave it open.
+/// The outcome of a transaction whose participants have agreed on these results: the only decision
+/// function (R7). None while it is open.
 #[must_use]
 pub fn decide(
     participants: impl IntoIterator<Item = PartitionId> + Clone,
@@ -315,7 +317,8 @@ pub fn decide(
         is_mixed |= agreed.is_some_and(|other| other != timestamp);
         agreed = Some(timestamp);
     }
-    // A client that moved to a later timestamp got only some of the way: it told nobody.
+    // A gateway that tried a later timestamp did not reach all participants, so it reported
+    // nothing.
     if is_mixed {
         return Some(Outcome::Aborted(AbortReason::Recovery));
     }
@@ -386,8 +389,8 @@ mod tests {
         assert_eq!(tally(&votes), Tally::Propose(OK));
     }
 
-    /// Every way in which the replicas of a group can vote on one transaction: what the fast path
-    /// agrees on, every f + 1 replicas that are asked later come to, or are left uncertain.
+    /// Every way in which the replicas of a group can vote on one transaction: any f + 1 replicas
+    /// that are asked later get the result of the fast path, or are left uncertain.
     #[test]
     fn no_takeover_and_no_merge_contradicts_what_the_client_was_told() {
         for replicas in [3_usize, 5, 7] {
@@ -433,7 +436,7 @@ mod tests {
         TxnId::new(ClientId(1), counter)
     }
 
-    /// What a view change makes of these votes on one transaction.
+    /// The result of a view change over these votes on one transaction.
     fn merged(quorums: Quorums, answers: &BTreeMap<NodeId, Answer>) -> Vote {
         let mut gathering = Gathering::default();
         let synced: BTreeMap<NodeId, View> = answers.keys().map(|&n| (n, View(1))).collect();
@@ -471,7 +474,8 @@ mod tests {
             synced: (1..=5).map(|node| (NodeId(node), View(1))).collect(),
             image: Image { entries, ..Image::default() },
         };
-        // At the same time too: replicas advise all whose timestamp is too early of the same later one.
+        // Also at the same timestamp: replicas suggest the same later timestamp to all transactions
+        // whose timestamp is too early.
         for (at, is_final, expected) in
             [(90, true, false), (90, false, true), (100, true, false), (110, true, false)]
         {

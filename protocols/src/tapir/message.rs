@@ -1,7 +1,7 @@
-//! What TAPIR's machines say to each other, and what a replica remembers.
+//! The messages between TAPIR's machines, and a replica's durable records.
 //!
 //! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3). A
-//! message to a replica that cannot answer in its present state is answered [`Msg::NotNormal`].
+//! replica that cannot answer in its present state answers [`Msg::NotNormal`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,20 +19,21 @@ use super::state::{Entry, State};
 use crate::ir::{Offer, View};
 use crate::portions::Portion;
 
-/// Who may settle a transaction at its participants: the highest they have heard of. The client
-/// has takeover 0 and counts its own rounds; whoever takes over from it chooses a higher number.
+/// The right to settle a transaction at its participants: they follow the highest ballot that they
+/// have received. A gateway has takeover 0 and counts its own rounds. A node that takes over
+/// chooses a higher number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Wire)]
 pub struct Ballot {
-    /// 0 for the client; counts those who took over.
+    /// 0 for the gateway; increased by each takeover.
     pub takeover: u32,
-    /// Who took over; no node for the client.
+    /// The node that took over; no node for the gateway.
     pub node: NodeId,
-    /// The client's round: 0, and one more each time it tries a later timestamp.
+    /// The gateway's round: 0, and one more each time it tries a later timestamp.
     pub round: u32,
 }
 
 impl Ballot {
-    /// The client's own, in that round.
+    /// The gateway's own ballot in that round.
     #[must_use]
     pub fn client(round: u32) -> Self {
         Self { takeover: 0, node: NodeId(0), round }
@@ -54,12 +55,12 @@ impl fmt::Debug for Ballot {
     }
 }
 
-/// A partition's share of a transaction.
+/// One partition's part of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Part {
     /// Keys read here, with the versions read.
     pub reads: Vec<(Key, Version)>,
-    /// What to write here.
+    /// The writes here.
     pub writes: Writes,
 }
 
@@ -70,16 +71,16 @@ pub enum Vote {
     PrepareOk(Timestamp),
     /// It read a version that has been overwritten.
     Abort,
-    /// It read what another prepared transaction writes.
+    /// It read a key that another prepared transaction writes.
     Abstain,
     /// It could commit at this timestamp or later.
     Retry(Timestamp),
-    /// It was ended by somebody who took over.
+    /// A node that took over ended it.
     Refused(AbortReason),
 }
 
 impl Vote {
-    /// What a caller is told if this result stands.
+    /// The reason for the client, if this result stands.
     #[must_use]
     pub fn reason(self) -> AbortReason {
         match self {
@@ -99,36 +100,36 @@ impl Vote {
 /// A vote as a replica holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Cast {
-    /// In whose name it was asked for.
+    /// The ballot of the request.
     pub ballot: Ballot,
-    /// What it says.
+    /// The vote.
     pub vote: Vote,
-    /// True if it is no longer the replica's own opinion but what was settled: by
-    /// `FinalizeConsensus`, or by a view change.
+    /// True if it is the settled result, by `FinalizeConsensus` or by a view change, and not only
+    /// the replica's own vote.
     pub is_final: bool,
 }
 
-/// What a replica has to say about a transaction. Counts together with answers of the same view
-/// only (R5).
+/// A replica's answer about a transaction. It counts only together with answers of the same view
+/// (R5).
 #[derive(Clone, PartialEq, Eq, Wire)]
 pub struct Answer {
     /// The replica's view.
     pub view: View,
-    /// The highest ballot it has heard of; it refuses lower ones.
+    /// The highest ballot received. The replica refuses lower ones.
     pub promised: Ballot,
     /// Its vote, if it has one.
     pub cast: Option<Cast>,
-    /// How the transaction ended, if it knows.
+    /// The outcome of the transaction, if it knows.
     pub ended: Option<Outcome>,
-    /// Replicas that the view does not count on.
+    /// Replicas that the view does not count.
     pub absent: Vec<NodeId>,
-    /// It was over for longer than the retention, or its client had acknowledged it: the replica cannot tell
-    /// what became of it, and never votes for it.
+    /// True if the transaction ended longer ago than the retention, or its client had acknowledged
+    /// it. The replica does not know its outcome, and never votes for it.
     pub is_forgotten: bool,
 }
 
 impl fmt::Debug for Answer {
-    /// Says what it has forgotten only if it has.
+    /// Shows `is_forgotten` only if it is true.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { view, promised, cast, ended, absent, is_forgotten } = self;
         let mut answer = f.debug_struct("Answer");
@@ -144,7 +145,7 @@ impl fmt::Debug for Answer {
 /// A message.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
-    /// Client → nearest replica: what do these keys hold? (§5.2 "Read")
+    /// Gateway → nearest replica: read these keys (§5.2 "Read").
     Read {
         /// The transaction.
         txn: TxnId,
@@ -153,33 +154,33 @@ pub enum Msg {
         /// The keys.
         keys: Vec<Key>,
     },
-    /// Replica → client: the latest versions that it knows to be committed.
+    /// Replica → gateway: the latest versions that it knows to be committed.
     ReadResult {
         /// The transaction.
         txn: TxnId,
         /// The partition.
         partition: PartitionId,
-        /// Every key asked for.
+        /// Every key of the request.
         reads: Vec<(Key, Read)>,
-        /// These keys hold more than one answer may tell, so it tells nothing.
+        /// The values exceed the size of an answer, so there are none.
         is_too_much: bool,
     },
-    /// Client → every replica of a participant: the consensus operation `Prepare(txn, timestamp)`.
+    /// Gateway → every replica of a participant: the consensus operation `Prepare(txn, timestamp)`.
     ProposeConsensus {
         /// The transaction.
         txn: TxnId,
         /// The participant.
         partition: PartitionId,
-        /// The client's round.
+        /// The gateway's round.
         ballot: Ballot,
-        /// When it would commit.
+        /// The timestamp at which it would commit.
         timestamp: Timestamp,
-        /// What it does here.
+        /// Its part here.
         part: Part,
-        /// Everybody who takes part.
+        /// All participants.
         participants: Vec<PartitionId>,
     },
-    /// Replica → client: its vote, once it is durable.
+    /// Replica → gateway: its vote, once it is durable.
     ReplyConsensus {
         /// The transaction.
         txn: TxnId,
@@ -189,7 +190,7 @@ pub enum Msg {
         answer: Answer,
     },
     /// Coordinator → every replica of a participant: this is the result (slow path; recovery).
-    /// Accepted only in the view that the votes come from.
+    /// Accepted only in the view of the votes.
     FinalizeConsensus {
         /// The transaction.
         txn: TxnId,
@@ -197,13 +198,13 @@ pub enum Msg {
         partition: PartitionId,
         /// The view of the votes.
         view: View,
-        /// In whose name.
+        /// The coordinator's ballot.
         ballot: Ballot,
         /// The result.
         vote: Vote,
-        /// What it does here, for those who have not heard of it; not needed for a refusal.
+        /// The transaction's part here, for replicas that do not know it; not needed for a refusal.
         part: Option<Part>,
-        /// Everybody who takes part.
+        /// All participants.
         participants: Vec<PartitionId>,
     },
     /// Replica → coordinator: the result is durable here.
@@ -216,7 +217,7 @@ pub enum Msg {
         answer: Answer,
     },
     /// Coordinator → every replica of every participant: the inconsistent operations `Commit` and
-    /// `Abort`. The decision is a function of durable facts already, so it is executed at once.
+    /// `Abort`. The decision already follows from durable facts, so it is executed at once.
     ProposeInconsistent {
         /// The transaction.
         txn: TxnId,
@@ -225,9 +226,9 @@ pub enum Msg {
         /// The decision.
         #[wire(check = "Outcome::check_decided")]
         outcome: Outcome,
-        /// What it does here; none for an abort, and for a replica that has executed it before.
+        /// Its part here; none for an abort, and for a replica that has executed it before.
         part: Option<Part>,
-        /// Everybody who takes part.
+        /// All participants.
         participants: Vec<PartitionId>,
     },
     /// Replica → coordinator: the decision is durable here.
@@ -236,33 +237,34 @@ pub enum Msg {
         txn: TxnId,
         /// The participant.
         partition: PartitionId,
-        /// Replicas that the view does not count on.
+        /// Replicas that the view does not count.
         absent: Vec<NodeId>,
     },
     /// Coordinator → every replica of a participant: every replica of every participant has
-    /// executed these, and their client knows; they may leave the record (R6).
+    /// executed these transactions, and their clients know the outcomes; they may leave the record
+    /// (R6).
     FinalizeInconsistent {
         /// The participant.
         partition: PartitionId,
         /// The transactions.
         txns: Vec<TxnId>,
-        /// Clients that know the outcome of everything below.
+        /// For each client, the counter below which it knows all outcomes.
         acknowledged: Vec<(ClientId, u64)>,
     },
-    /// Whoever takes over → every replica of every participant: from now on listen to me only, and
-    /// say what you know. A replica that has never heard of the transaction remembers the ballot,
-    /// and so refuses the client from then on (R1).
+    /// Node that takes over → every replica of every participant: follow only this ballot from now
+    /// on, and report what you know. A replica that does not know the transaction remembers the
+    /// ballot, and so refuses the gateway from then on (R1).
     CoordinatorChange {
         /// The transaction.
         txn: TxnId,
         /// The participant.
         partition: PartitionId,
-        /// In whose name.
+        /// The ballot.
         ballot: Ballot,
-        /// Everybody who takes part.
+        /// All participants.
         participants: Vec<PartitionId>,
     },
-    /// Replica → who takes over: what it knows, once the promise is durable.
+    /// Replica → node that takes over: what it knows, once its promise is durable.
     CoordinatorChangeReply {
         /// The transaction.
         txn: TxnId,
@@ -270,10 +272,11 @@ pub enum Msg {
         partition: PartitionId,
         /// Its answer.
         answer: Answer,
-        /// What the transaction does here, if it knows.
+        /// The transaction's part here, if the replica knows it.
         part: Option<Part>,
     },
-    /// Client → every replica: read these at that time, and let nobody write them before it.
+    /// Gateway → every replica: read these keys at this timestamp, and accept no write of them
+    /// below it.
     ReadOnly {
         /// The transaction.
         txn: TxnId,
@@ -281,33 +284,34 @@ pub enum Msg {
         partition: PartitionId,
         /// The keys.
         keys: Vec<Key>,
-        /// When.
+        /// The timestamp.
         timestamp: Timestamp,
     },
-    /// Replica → client: what it knows to be committed by then; none if somebody may yet commit a
-    /// write to one of the keys by then.
+    /// Replica → gateway: the versions that it knows to be committed at that timestamp; none if a
+    /// pending transaction may still commit a write to one of the keys at or below it.
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
         /// The partition.
         partition: PartitionId,
-        /// The time that was asked for. A client that was restarted asks for another one, and answers for
-        /// two times together are no snapshot. Zero if a replica of an older version does not say.
+        /// The timestamp of the request. A gateway that restarted asks with another timestamp, and
+        /// answers for two timestamps together are no snapshot. Zero if an older version of a
+        /// replica does not set it.
         timestamp: Timestamp,
-        /// Every key asked for.
+        /// Every key of the request.
         reads: Option<Vec<(Key, Read)>>,
-        /// These keys hold more than one answer may tell, so it tells nothing.
+        /// The values exceed the size of an answer, so there are none.
         is_too_much: bool,
     },
-    /// Replica → whoever asked: not now; the group is changing its view, or this replica has no
-    /// state to answer from.
+    /// Replica → sender: not now. The group is changing its view, or this replica has no complete
+    /// state.
     NotNormal {
         /// The partition.
         partition: PartitionId,
         /// The transaction.
         txn: TxnId,
     },
-    /// Replica → the view's leader with its record, and → the others without: let us change to this
+    /// Replica → the view's leader with its record, and → the others without it: change to this
     /// view (§3.2.2).
     DoViewChange {
         /// The partition.
@@ -316,7 +320,7 @@ pub enum Msg {
         view: View,
         /// The record, for the leader.
         offer: Option<Box<Offer<Image>>>,
-        /// Which part of the record.
+        /// The part of the record.
         portion: Portion,
     },
     /// The view's leader → every other replica: the merged record.
@@ -325,31 +329,31 @@ pub enum Msg {
         partition: PartitionId,
         /// The view.
         view: View,
-        /// Whom it counts on, and since which view.
+        /// The replicas that it counts, each with the view since which it counts.
         synced: BTreeMap<NodeId, View>,
-        /// True if the group begins with this view: there is no state to copy.
+        /// True if the group begins with this view, so that there is no state to copy.
         is_new_group: bool,
-        /// Everything settled; nothing that is not.
+        /// Everything that is settled, and nothing else.
         image: Box<Image>,
-        /// Which part of that.
+        /// The part of that record.
         portion: Portion,
     },
-    /// Replica → replica, now and then: I am here, in this view.
+    /// Replica → replica, at intervals: it is alive, and in this view.
     Gossip {
         /// The partition.
         partition: PartitionId,
         /// The sender's view.
         view: View,
-        /// It takes part in that view.
+        /// True if it takes part in that view.
         is_normal: bool,
     },
-    /// Replica without a state → the view's leader: the next piece, please.
+    /// Replica without a state → the view's leader: request for the next piece.
     FetchState {
         /// The partition.
         partition: PartitionId,
         /// The view.
         view: View,
-        /// Where it begins.
+        /// The start of the piece.
         start: Start,
     },
     /// The view's leader → replica without a state: a piece of the data.
@@ -358,49 +362,49 @@ pub enum Msg {
         partition: PartitionId,
         /// The view.
         view: View,
-        /// Where the piece begins.
+        /// The start of the piece.
         start: Start,
         /// Keys with their versions.
         #[wire(check = "check_versions", sample = "sample_versions")]
         keys: Vec<(Key, Versions)>,
-        /// The last of them has more versions than these.
+        /// True if the last key has more versions than these.
         is_cut: bool,
-        /// No more follow.
+        /// True if no more pieces follow.
         is_last: bool,
     },
 }
 
-/// A record as it travels in a view change.
+/// A record in a view change.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Image {
     /// The operations.
     pub entries: Vec<(TxnId, Entry)>,
-    /// Clients that know the outcome of everything below.
+    /// For each client, the counter below which it knows all outcomes.
     pub acknowledged: Vec<(ClientId, u64)>,
-    /// At or above every timestamp that was read at by those whose records these are: a replica that
-    /// lost what it promised to readers keeps to this.
+    /// At or above every timestamp at which the replicas of these records were read. A replica that
+    /// has lost its promises to readers follows this.
     pub ceiling: Timestamp,
 }
 
 /// A durable change of a replica's state; see [`State::apply`].
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Change {
-    /// A vote, the replica's own or a final one.
+    /// A vote: the replica's own, or a settled one.
     Cast {
         /// The transaction.
         txn: TxnId,
-        /// Everybody who takes part.
+        /// All participants.
         participants: Vec<PartitionId>,
-        /// What it does here, if that was not known.
+        /// The transaction's part here, if it was not known.
         part: Option<Part>,
         /// The vote.
         cast: Cast,
     },
-    /// A promise to listen to this ballot only.
+    /// A promise to follow only this ballot.
     Promise {
         /// The transaction.
         txn: TxnId,
-        /// Everybody who takes part.
+        /// All participants.
         participants: Vec<PartitionId>,
         /// The ballot.
         ballot: Ballot,
@@ -409,39 +413,40 @@ pub enum Change {
     End {
         /// The transaction.
         txn: TxnId,
-        /// Everybody who takes part.
+        /// All participants.
         participants: Vec<PartitionId>,
-        /// What it does here, if that was not known.
+        /// The transaction's part here, if it was not known.
         part: Option<Part>,
         /// The decision.
         #[wire(check = "Outcome::check_decided")]
         outcome: Outcome,
     },
-    /// These leave the record.
+    /// These transactions leave the record.
     Forget(Vec<TxnId>),
-    /// Clients know the outcome of everything below.
+    /// For each client, the counter below which it knows all outcomes.
     Acknowledge(Vec<(ClientId, u64)>),
-    /// No timestamp above this was served before a later ceiling is durable (R8).
+    /// No timestamp above this is served before a later ceiling is durable (R8).
     Ceiling(Timestamp),
-    /// The replica left its view for this one.
+    /// The replica left its view and waits for this one.
     Enter(View),
     /// The replica takes part in this view.
     Install {
         /// The view.
         view: View,
-        /// Whom it counts on, and since which view.
+        /// The replicas that it counts, each with the view since which it counts.
         synced: BTreeMap<NodeId, View>,
         /// The record.
         image: Box<Image>,
         /// False if the replica still needs a copy of the data.
         is_whole: bool,
     },
-    /// A part of the record of the [`Change::Install`] that follows: an installation is one change, and may be
-    /// several records.
+    /// A part of the record of the [`Change::Install`] that follows: an installation is one change,
+    /// but may need several records.
     Gather {
         /// The view.
         view: View,
-        /// Which of the parts, from 0: the first takes the place of parts whose installation a crash cut off.
+        /// The number of the part, from 0. The first part replaces the parts of an installation
+        /// that a crash interrupted.
         number: u32,
         /// The part.
         image: Box<Image>,
@@ -450,7 +455,7 @@ pub enum Change {
     Whole,
 }
 
-/// What a server remembers.
+/// Durable records of a server.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Record {
     /// A partition's state at a checkpoint; the data is in the state engine.
@@ -460,7 +465,7 @@ pub enum Record {
 }
 
 impl Msg {
-    /// The partition whose replica the message is meant for; none if it is meant for a coordinator.
+    /// The partition for whose replica the message is meant; none if it is for a coordinator.
     #[must_use]
     pub fn replica_of(&self) -> Option<PartitionId> {
         match self {
@@ -564,11 +569,12 @@ impl Message for Msg {
     }
 }
 
-/// Encoded size of what a client has acknowledged.
+/// Encoded size of one client's acknowledgement.
 pub(super) const ACKNOWLEDGED: usize = 15;
 
 impl Image {
-    /// The same in parts, each of at most so many bytes unless one transaction alone has more.
+    /// Splits the record into parts. Each has at most `bytes_max` bytes, unless a single
+    /// transaction has more.
     #[must_use]
     pub fn divide(self, bytes_max: usize) -> Vec<Self> {
         let ceiling = self.ceiling;
@@ -582,7 +588,7 @@ impl Image {
         parts.finish()
     }
 
-    /// Parts, in order, together.
+    /// Combines parts, in order.
     #[must_use]
     pub fn join(parts: impl IntoIterator<Item = Self>) -> Self {
         let mut whole = Self::default();
@@ -596,7 +602,8 @@ impl Image {
 }
 
 impl Change {
-    /// The same as records, each of at most so many bytes unless one transaction alone has more.
+    /// Splits a change into several records. Each has at most `bytes_max` bytes, unless a single
+    /// transaction has more.
     pub(super) fn divide(self, bytes_max: usize) -> Vec<Self> {
         let Self::Install { view, synced, image, is_whole } = self else { return vec![self] };
         let mut parts = image.divide(bytes_max);

@@ -1,69 +1,75 @@
-//! TAPIR: transactions that are consistent over replication that is not.
+//! TAPIR: consistent transactions over inconsistent replication.
 //!
 //! Irene Zhang, Naveen Kr. Sharma, Adriana Szekeres, Arvind Krishnamurthy, Dan R. K. Ports:
 //! *Building Consistent Transactions with Inconsistent Replication*, SOSP 2015,
 //! <https://doi.org/10.1145/2815400.2815404>; extended in TOCS 35(4), 2018. Section numbers are
-//! those of the SOSP paper. Built from what the papers describe; no code of theirs was used
+//! those of the SOSP paper. Built from the papers' descriptions; no code of the authors was used
 //! (`protocol-pitfalls` T2).
 //!
-//! # The idea
-//! Two-phase commit over replicated participants agrees twice on an order: within each group, and
-//! between transactions. The second is enough. Replicas of a partition therefore need not agree on
-//! an order, only on *results* ([`crate::ir`]): each validates a transaction optimistically at a
-//! timestamp that the client proposes, and if enough of them say `PrepareOk`, any two transactions
-//! that conflict were seen by one replica that would have refused one of them. The client reads
-//! from the nearest replica, proposes to all replicas of all participants at once, and knows the
-//! outcome one wide-area round trip later if they agree (fast path); if they do not, it settles the
-//! result in one more (slow path), which begins as soon as the fast path has failed. Commits and
-//! aborts are executed by replicas in any order: versions are ordered by timestamp.
+//! # The idea Two-phase commit over replicated participants agrees on an order twice: within each
+//! group, and between transactions. The second agreement suffices. So the replicas of a partition
+//! need not agree on an order, but only on *results* ([`crate::ir`]). Each replica validates a
+//! transaction optimistically, at a timestamp that the gateway proposes. If enough replicas vote
+//! `PrepareOk`, then of any two conflicting transactions at least one replica has seen both, and
+//! would have refused one of them.
+//!
+//! The gateway reads from the nearest replica, and proposes to all replicas of all participants at
+//! once. If they agree, it knows the outcome one wide-area round trip later (fast path). Otherwise
+//! it settles the result in one more round trip (slow path), which begins as soon as the fast path
+//! has failed. Replicas execute commits and aborts in any order, because versions are ordered by
+//! timestamp.
+//!
+//! In this folder, *client* means the client side of the protocol, which runs at a gateway.
 //!
 //! # Messages
 //! | message | from → to | when | § |
 //! |---|---|---|---|
 //! | `Read`, `ReadResult` | client ↔ nearest replica | a transaction begins | 5.2 |
-//! | `ProposeConsensus` | client → all replicas of all participants | its caller decided | 3.1, 5.2 |
+//! | `ProposeConsensus` | client → all replicas of all participants | the transaction is decided | 3.1, 5.2 |
 //! | `ReplyConsensus` | replica → client | its vote is durable | 3.1, 5.2 |
 //! | `FinalizeConsensus`, `Confirm` | coordinator ↔ all replicas of a participant | slow path; recovery | 3.1 |
-//! | `ProposeInconsistent`, `ReplyInconsistent` | coordinator ↔ all replicas | it is decided | 3.1, 5.2 |
-//! | `FinalizeInconsistent` | coordinator → all replicas | all have executed it, and the caller knows | 3.1 |
-//! | `CoordinatorChange`, `CoordinatorChangeReply` | whoever takes over ↔ all replicas | the client is gone | 5.2.3 |
+//! | `ProposeInconsistent`, `ReplyInconsistent` | coordinator ↔ all replicas | the outcome is decided | 3.1, 5.2 |
+//! | `FinalizeInconsistent` | coordinator → all replicas | all have executed it, and the application knows | 3.1 |
+//! | `CoordinatorChange`, `CoordinatorChangeReply` | node that takes over ↔ all replicas | the client is gone | 5.2.3 |
 //! | `ReadOnly`, `ReadOnlyResult` | client ↔ all replicas | a read-only transaction | – |
 //! | `DoViewChange`, `StartView` | replica ↔ the view's leader | a replica comes back; recovery | 3.2.2 |
-//! | `Gossip` | replica → its peers | now and then | – |
-//! | `FetchState`, `StateChunk` | replica without data ↔ the view's leader | it has to copy | – |
-//! | `NotNormal` | replica → whoever asked | it cannot answer now | 3.2 |
+//! | `Gossip` | replica → its peers | at intervals | – |
+//! | `FetchState`, `StateChunk` | replica without data ↔ the view's leader | it copies the state | – |
+//! | `NotNormal` | replica → sender | it cannot answer now | 3.2 |
 //!
 //! # Deviations
-//! - **Commit-wait** (T1): a commit is told once its timestamp has passed on every clock, so that
-//!   timestamp order agrees with real time and the guarantee is *strict* serializability; see
-//!   ADR 7. Preparing takes a wide-area round trip anyway, which is longer than the wait.
-//! - **f + 1 `PrepareOk` are a commit, whatever the others say.** The paper's decide function lets
-//!   one `Abort` win; but whoever takes over may see the others only, and must come to the same
-//!   result (R2). For the same reason an abort is told only when no f + 1 replicas can still make
-//!   a commit of it: enough refused, or f + 1 accepted the refusal.
-//! - **A merge refuses what too few replicas had prepared**, where the paper validates it afresh.
-//! - **The check knows reads that are over**, not only those that are prepared: a write must come
-//!   after them. After a restart a ceiling stands for them (R8).
-//! - **Commit and Abort are executed when they are proposed**: they follow from durable facts. What
-//!   IR calls finalizing an inconsistent operation is what lets it leave the record (R6).
-//! - **Taking over** is one instance of Paxos per participant, with ballots; the client has the
-//!   lowest, and the later timestamps that it tries are rounds of it. It never prepares afresh
-//!   (R1). Any replica of a participant can take over, the first participant's first.
-//! - **A later attempt ends an earlier one**: it shows that the client knows the earlier to have
-//!   aborted.
-//! - **Read-only transactions** read at the client's time from so many replicas that whatever could
-//!   commit by then is seen ([`crate::ir::Quorums::settled`]), and the replicas let nobody write
-//!   below that time. Where too many replicas are gone for that (f ≥ 2), the reads are validated by
-//!   a `Prepare`, like any other transaction's.
-//! - **A failed guard of a procedure is checked against a snapshot**: the nearest replica may be
-//!   behind.
+//! - **Commit-wait** (T1): a commit is acknowledged once its timestamp has passed on every clock.
+//!   So the order of timestamps agrees with real time, and the guarantee is *strict*
+//!   serializability; see ADR 7. A prepare takes a wide-area round trip in any case, which is
+//!   longer than the wait.
+//! - **f + 1 `PrepareOk` are a commit, whatever the other votes are.** The paper's decide function
+//!   lets one `Abort` win. But a node that takes over may see only the other votes, and must get
+//!   the same result (R2). For the same reason an abort is reported only when no f + 1 replicas can
+//!   still make it a commit: enough refused, or f + 1 accepted the refusal.
+//! - **A merge refuses what too few replicas had prepared**, where the paper validates it again.
+//! - **The check knows reads of transactions that have ended**, not only of prepared ones: a write
+//!   must come after them. After a restart a ceiling stands for them (R8).
+//! - **Commit and Abort are executed when they are proposed**, because they follow from durable
+//!   facts. IR's finalization of an inconsistent operation lets it leave the record (R6).
+//! - **A takeover** is one instance of Paxos per participant, with ballots. The client has the
+//!   lowest ballot, and the later timestamps that it tries are rounds of it. A takeover never
+//!   prepares again (R1). Any replica of a participant can take over; those of the first
+//!   participant try first.
+//! - **A later attempt ends an earlier one**: it shows that the application knows the earlier one
+//!   to have aborted.
+//! - **Read-only transactions** read at a timestamp of the client, from so many replicas that every
+//!   transaction which could commit by then is seen ([`crate::ir::Quorums::settled`]), and the
+//!   replicas accept no write below that timestamp. If too many replicas are gone for that (f ≥ 2),
+//!   the reads are validated by a `Prepare`, like those of any other transaction.
+//! - **A failed guard of a procedure is checked against a snapshot**, because the nearest replica
+//!   may lag behind.
 //!
 //! # Not implemented
 //! - Changes of a group's members, and transfers of leadership: the paper has none, and no replica
 //!   leads beyond a view change. An operator's order is refused. A replica that lost its disk, or
 //!   was away for too long, copies the state and takes part again.
-//! - Read-only transactions at one replica that knows its version to be current (TOCS): they take
-//!   a round trip to a quorum here.
+//! - Read-only transactions at one replica that knows its version to be current (TOCS): here they
+//!   take a round trip to a quorum.
 
 mod client;
 mod coordinator;
@@ -100,51 +106,54 @@ pub struct Tapir;
 /// Settings of TAPIR.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// A client gives up on the fast path when the furthest replica is late by this much and a
-    /// quarter of its round trip.
+    /// How much later than expected the farthest replica's answer may be before a client gives up
+    /// the fast path, in addition to a quarter of its round trip.
     pub slack: Duration,
-    /// Whoever asked asks again after this time without an answer, then after twice, …
+    /// A request without an answer is sent again after this time, then after twice as long, and so
+    /// on.
     pub resend_after: Duration,
-    /// A replica takes a transaction over that has not ended this long after it was prepared.
+    /// A replica takes over a transaction that has not ended this long after it was prepared.
     pub takeover_after: Duration,
-    /// Replicas take turns at it, this far apart.
+    /// The delay between the replicas' turns at a takeover.
     pub takeover_step: Duration,
-    /// How often a replica looks for work that is overdue.
+    /// The interval at which a replica looks for overdue work.
     pub sweep_interval: Duration,
-    /// How often replicas tell each other that they are there.
+    /// The interval at which replicas tell each other that they are alive.
     pub gossip_interval: Duration,
-    /// A view that has not begun after this time is given up for the next.
+    /// If a view has not begun after this time, the replicas try the next one.
     pub view_timeout: Duration,
-    /// A replica that was silent for so long is not waited for any more.
+    /// The group does not wait any more for a replica that was silent for this long.
     pub absence_after: Duration,
-    /// Gateways collect for so long what may leave the records.
+    /// How long gateways collect transactions that may leave the records.
     pub flush_interval: Duration,
     /// Timestamps further ahead of a replica's clock are refused (R8).
     pub clock_ahead_max: Duration,
     /// How far ahead of a read's timestamp a replica reserves (R8).
     pub ceiling_ahead: Duration,
-    /// Outcomes are kept this long for a client that acknowledges nothing any more.
+    /// How long outcomes are kept for a client that has stopped acknowledging them.
     pub retention: Duration,
-    /// Bytes of a partition's record, with all that its transactions write, over which outcomes are not kept for
-    /// clients that may ask.
+    /// If a partition's record, with the writes of its transactions, has more bytes than this,
+    /// outcomes are not kept for clients that may ask.
     pub kept_bytes: usize,
     /// A node makes a checkpoint after this many bytes of records, or after as many as its last
-    /// checkpoint took if those are more.
+    /// checkpoint had, if that is more.
     pub checkpoint_bytes: usize,
-    /// Versions that are not the newest of their key are kept for this long.
+    /// How long versions are kept that are not the newest of their key.
     pub version_retention: Duration,
-    /// Keys per piece of a copy.
+    /// The most keys in one piece of a copy.
     pub chunk_keys: usize,
-    /// Bytes per piece of a copy, and per part of a record: in a view change, and at a checkpoint.
+    /// The most bytes in one piece of a copy, and in one part of a record in a view change or at a
+    /// checkpoint.
     pub piece_bytes: usize,
-    /// Deliberate mistakes, for tests (ADR 35).
+    /// Mutations, for tests (ADR 35).
     pub mutations: Mutations,
 }
 
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
-    /// A replica answered with less than the client knew (R11), and was not listened to.
+    /// A replica answered with older versions than the client knew (R11), and its answer was
+    /// ignored.
     BehindClient,
     /// A replica voted `Abort`.
     VoteAbort,
@@ -152,35 +161,35 @@ pub enum Note {
     VoteAbstain,
     /// A replica voted `Retry`.
     VoteRetry,
-    /// A timestamp too far ahead was refused.
+    /// A replica refused a timestamp too far in the future.
     FarFuture,
     /// A client tried a later timestamp.
     LaterRound,
-    /// A prepare came twice.
+    /// A prepare arrived twice.
     RepeatedPrepare,
-    /// A prepare came after its client knew the outcome.
+    /// A prepare arrived after its client knew the outcome.
     LatePrepare,
     /// A later attempt ended an earlier one.
     AttemptSuperseded,
-    /// A result came from another view.
+    /// A result from another view was refused.
     FinalizeOfOtherView,
-    /// A decision came before the prepare.
+    /// A decision arrived before the prepare.
     EndBeforePrepare,
-    /// A replica promised to listen to whoever took over.
+    /// A replica promised to follow a node that took over.
     Promised,
-    /// A replica was asked about a transaction that it had never heard of.
+    /// A replica was asked about a transaction that it did not know.
     Tombstone,
-    /// A replica took a transaction over.
+    /// A replica took over a transaction.
     Takeover,
-    /// Somebody else took over from a client that was alive.
+    /// Another node took over from a client that was alive.
     Preempted,
     /// A client asked again for an outcome.
     Resolved,
-    /// What became of a transaction was forgotten.
+    /// The outcome of a transaction was forgotten.
     Forgotten,
-    /// What a read-only transaction read was not what was validated in its name.
+    /// A read-only transaction's reads differ from those that were validated in its name.
     OtherReads,
-    /// Only a view change could tell what was agreed.
+    /// Only a view change could find out what was agreed.
     Uncertain,
     /// A commit waited for its timestamp to pass.
     CommitWait,
@@ -188,7 +197,7 @@ pub enum Note {
     Resent,
     /// A replica left its view.
     ViewChange,
-    /// A view does not count on a replica that was silent.
+    /// A view does not count a replica that was silent.
     LeftBehind,
     /// A replica copied the state.
     Copy,
@@ -203,13 +212,13 @@ pub enum Note {
 pub enum Timer {
     /// A replica looks for overdue work.
     Sweep(PartitionId),
-    /// A view has not begun.
+    /// A view has not begun in time.
     View(PartitionId),
     /// A client waits for reads, or for a timestamp to pass.
     Open(TxnId),
     /// A client waits for votes and acknowledgements.
     Drive(TxnId),
-    /// A client says what may leave the records.
+    /// A client reports which transactions may leave the records.
     Flush,
 }
 

@@ -6,14 +6,13 @@ use super::Config;
 use crate::mutation::{compiled, mutations};
 
 mutations! {
-    /// T1: commits are told at once.
+    /// T1: commits are acknowledged at once.
     no_commit_wait: "T1";
-    /// T2: a replica that restarts has lost its record, and takes part in view changes all the
-    /// same.
+    /// T2: a replica that restarts has lost its record, but still takes part in view changes.
     recovering_replicas_join: "T2";
-    /// T3: whoever takes over aborts, without asking what the participants agreed on.
+    /// T3: a node that takes over aborts without asking what the participants agreed on.
     takeover_aborts: "T3";
-    /// R4: votes are sent before they are durable, and lost by a crash.
+    /// R4: votes are sent before they are durable, and a crash loses them.
     votes_before_fsync: "R4";
 }
 
@@ -24,7 +23,7 @@ pub(super) fn names(_: &str) -> &'static [&'static str] {
 
 /// Enables a mutation by its name.
 pub(super) fn enable(config: &mut Config, name: &str) {
-    // Callers bring that about, not this protocol.
+    // The mutation is in the clients, not in this protocol.
     if name != NO_SESSIONS {
         config.mutations.enable(name);
     }

@@ -1,5 +1,5 @@
-//! Which timestamps are taken: what a replica has prepared and what it has been read at. The
-//! conflict check of §5.2 (Fig. 9).
+//! The timestamps in use: those of transactions that a replica has prepared, and of reads that it
+//! has served. The conflict check of §5.2 (Fig. 9).
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,24 @@ use orthodrome_core::txn::Key;
 
 use super::message::{Part, Vote};
 
-/// Timestamps by key, for the check. A replica makes it anew when it starts.
+/// Timestamps by key, for the check. A replica rebuilds it when it starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Validator {
     prepared: BTreeMap<TxnId, (Timestamp, Part)>,
     readers: BTreeMap<Key, BTreeMap<TxnId, Timestamp>>,
     writers: BTreeMap<Key, BTreeMap<TxnId, Timestamp>>,
-    /// When each key was last read by something that is over.
+    /// When each key was last read by a transaction that has ended.
     read_at: BTreeMap<Key, Timestamp>,
-    /// Every key may have been read up to here.
+    /// Every key may have been read up to this timestamp.
     read_floor: Timestamp,
     read_newest: Timestamp,
 }
 
-/// Reads older than this by the newest are not told apart any more.
+/// Reads that are older than the newest one by more than this are merged into the floor.
 const READS_KEPT: Duration = Duration::from_secs(5);
 
 impl Validator {
-    /// A validator that knows nothing but that no key was read after `read_floor`.
+    /// A validator that knows only that no key was read after `read_floor`.
     #[must_use]
     pub fn new(read_floor: Timestamp) -> Self {
         Self { read_floor, ..Self::default() }
@@ -35,8 +35,8 @@ impl Validator {
 
     /// TAPIR-OCC-CHECK: may `txn` commit at `timestamp`?
     ///
-    /// Beyond the paper's figure it knows when keys were read by what is over, and never lets two
-    /// transactions that touch the same key share a timestamp.
+    /// Beyond the paper's figure, it knows when keys were read by transactions that have ended, and
+    /// never gives two transactions that access the same key one timestamp.
     #[must_use]
     pub fn check(
         &self,
@@ -107,19 +107,19 @@ impl Validator {
         self.prepared.keys().copied()
     }
 
-    /// A key was read at that time, for good.
+    /// A key was read at this timestamp, by a transaction that has ended.
     pub fn read(&mut self, key: &Key, at: Timestamp) {
         let known = self.read_at.entry(key.clone()).or_default();
         *known = (*known).max(at);
         self.read_newest = self.read_newest.max(at);
     }
 
-    /// Every key may have been read up to `floor`: this replica does not know of all who read here.
+    /// Every key may have been read up to `floor`: this replica does not know all its reads.
     pub fn raise_floor(&mut self, floor: Timestamp) {
         self.read_floor = self.read_floor.max(floor);
     }
 
-    /// True if something that is prepared may yet write one of the keys at or before `at`.
+    /// True if a prepared transaction may still write one of the keys at or before `at`.
     #[must_use]
     pub fn is_pending(&self, keys: &[Key], at: Timestamp) -> bool {
         keys.iter()
@@ -127,7 +127,7 @@ impl Validator {
             .any(|held| held.values().any(|writes_at| *writes_at <= at))
     }
 
-    /// Forgets when keys were read long ago, and remembers that they may have been.
+    /// Forgets the times of old reads, but keeps a floor for them.
     pub fn collect(&mut self) {
         let floor = self.read_newest - READS_KEPT;
         if floor > self.read_floor {
@@ -176,20 +176,21 @@ mod tests {
         };
         let current = part(&[("x", version(50, 1))], &["x"]);
         assert_eq!(check(&validator, 2, 60, &current), Vote::PrepareOk(Timestamp(60)));
-        // What it read is not the latest any more.
+        // Its read is not the latest any more.
         let stale = part(&[("x", version(40, 9))], &[]);
         assert_eq!(check(&validator, 2, 60, &stale), Vote::Abort);
-        // A write below a version, or below a read, could come later.
+        // A write below a version, or below a read, could commit later.
         assert_eq!(check(&validator, 2, 50, &part(&[], &["x"])), Vote::Retry(Timestamp(51)));
         validator.prepare(txn(3), Timestamp(70), &part(&[("x", version(50, 1))], &[]));
         assert_eq!(check(&validator, 2, 70, &part(&[], &["x"])), Vote::Retry(Timestamp(71)));
         assert_eq!(check(&validator, 2, 71, &part(&[], &["x"])), Vote::PrepareOk(Timestamp(71)));
-        // It read what somebody is about to write.
+        // It read a key that another transaction is about to write.
         validator.prepare(txn(4), Timestamp(80), &part(&[], &["x"]));
         assert_eq!(check(&validator, 2, 90, &current), Vote::Abstain);
         assert!(validator.is_pending(&["x".into()], Timestamp(80)));
         assert!(!validator.is_pending(&["x".into()], Timestamp(79)));
-        // Its own earlier round is no obstacle, and what is released is none either.
+        // Its own earlier round does not conflict with it, and neither does a transaction that was
+        // released.
         assert_eq!(check(&validator, 4, 90, &current), Vote::PrepareOk(Timestamp(90)));
         validator.release(txn(4));
         assert_eq!(check(&validator, 2, 90, &current), Vote::PrepareOk(Timestamp(90)));

@@ -26,25 +26,26 @@ pub(super) struct Replica {
     quorums: Quorums,
     validator: Validator,
     gathering: Gathering<Image>,
-    /// Records of which parts have come, by replica; and of the view that begins.
+    /// Records that have arrived in part, by replica; also that of the view that begins.
     arriving: BTreeMap<NodeId, Assembly<Image>>,
     starting: Assembly<Image>,
-    /// When each peer was last heard of.
+    /// When the last message of each peer arrived.
     heard: BTreeMap<NodeId, Time>,
     /// Peers that take part in this view.
     joined: BTreeSet<NodeId>,
     /// When this view's record was last sent to each peer.
     view_sent: BTreeMap<NodeId, Time>,
-    /// Views entered since the last one that lasted, and when the present one was installed.
+    /// The number of views entered since the last one that lasted, and when the present one was
+    /// installed.
     views_failed: u32,
     installed: Time,
     gossiped: Time,
     /// Size of the record.
     entries_bytes: usize,
-    /// When to look after each transaction of the record, and how often that was done.
+    /// When to check each transaction of the record, and how often that was done.
     watched: BTreeMap<TxnId, Watch>,
     due: BTreeSet<(Time, TxnId)>,
-    /// The copy of the data is complete and has to be made durable.
+    /// True if the copy of the data is complete and must be made durable.
     pub must_checkpoint: bool,
 }
 
@@ -55,18 +56,18 @@ struct Watch {
     times: u32,
 }
 
-/// What a replica can do at the moment (§3.2).
+/// The abilities of a replica at the moment (§3.2).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Status {
-    /// Everything.
+    /// It can do everything.
     Normal,
-    /// Nothing but to execute decisions: it has left its view for another that has not begun.
+    /// It only executes decisions: it has left its view for another that has not begun.
     Changing { since: Time },
-    /// The same: it is in the view, and copies the data that it lacks.
+    /// It only executes decisions: it is in the view, and copies the data that it lacks.
     Copying { start: Start, asked: Time },
 }
 
-/// What somebody wants accepted as the result of a `Prepare`.
+/// A result of a `Prepare` that a coordinator wants to be accepted.
 #[derive(Debug)]
 pub(super) struct Finalize {
     pub txn: TxnId,
@@ -109,13 +110,13 @@ impl Replica {
             replica.state.entries.clear();
         }
         replica.reindex(world);
-        // A replica that was away brings itself and everybody else up to date (§3.2.2).
+        // A replica that was away brings itself and all others up to date (§3.2.2).
         replica.enter(replica.state.view.next(), world);
         world.cx.set_timer(Timer::Sweep(id), now + world.config.sweep_interval);
         replica
     }
 
-    /// Takes a message meant for this replica.
+    /// Processes a message for this replica.
     pub(super) fn on_message(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
         if let Some(heard) = self.heard.get_mut(&from) {
             *heard = world.cx.now();
@@ -181,7 +182,7 @@ impl Replica {
         }
     }
 
-    /// Makes a change durable, and carries it out.
+    /// Makes a change durable, and applies it.
     fn change(&mut self, change: Change, world: &mut World<'_, '_>) {
         let concerned: Vec<TxnId> = match &change {
             Change::Cast { txn, .. } | Change::Promise { txn, .. } | Change::End { txn, .. } => {
@@ -237,7 +238,7 @@ impl Replica {
         world.send(from, Msg::ReadResult { txn, partition: self.id, reads, is_too_much });
     }
 
-    /// §5.2 "Prepare": validate, remember, then vote.
+    /// §5.2 "Prepare": validate, persist, then vote.
     fn on_propose_consensus(
         &mut self,
         from: NodeId,
@@ -256,7 +257,8 @@ impl Replica {
         if is_answered {
             world.cx.note(Note::RepeatedPrepare);
         } else if held.is_none() && self.state.is_acknowledged(txn) {
-            // This is an old copy, or its client was silent for so long that it was acknowledged in its stead.
+            // It is an old copy; or its client was silent for so long that the group acknowledged
+            // it.
             world.cx.note(Note::LatePrepare);
             let answer = Answer { promised: ballot, ..self.answer(txn) };
             world.reply(from, Msg::ReplyConsensus { txn, partition: self.id, answer });
@@ -290,7 +292,7 @@ impl Replica {
         vote
     }
 
-    /// R8: a timestamp that no sane clock shows yet would be in everybody's way.
+    /// R8: a timestamp that no correct clock shows yet would conflict with every other transaction.
     fn is_far_future(&self, timestamp: Timestamp, world: &mut World<'_, '_>) -> bool {
         let clock = world.cx.clock();
         let is_far = timestamp > clock.now + clock.error * 2 + world.config.clock_ahead_max;
@@ -300,7 +302,7 @@ impl Replica {
         is_far
     }
 
-    /// Remembers a vote, and what it means for others.
+    /// Stores a vote, and updates the conflict check.
     fn cast(
         &mut self,
         txn: TxnId,
@@ -345,7 +347,7 @@ impl Replica {
         }
     }
 
-    /// §3.1: this is the result, whatever this replica thought.
+    /// §3.1: this is the result, whatever this replica voted.
     fn on_finalize_consensus(
         &mut self,
         from: NodeId,
@@ -359,7 +361,7 @@ impl Replica {
         let has_part = part.is_some() || held.is_some_and(|entry| entry.part.is_some());
         let is_repeated = held.is_some_and(|entry| entry.cast == Some(cast));
         if view != self.state.view {
-            // R5: its votes were cast in another view, and may not count any more.
+            // R5: its votes are from another view, and may not count any more.
             world.cx.note(Note::FinalizeOfOtherView);
         } else if !is_late && !is_refused && !is_repeated && (has_part || !cast.vote.is_ok()) {
             self.cast(txn, participants, part, cast, world);
@@ -414,7 +416,8 @@ impl Replica {
         self.watch(txn, world);
     }
 
-    /// A transaction has ended: what it read was read then, and it is in nobody's way any more.
+    /// A transaction has ended. Its reads are recorded at its timestamp, and it conflicts with no
+    /// other transaction any more.
     fn ended(&mut self, txn: TxnId, outcome: Outcome) {
         self.validator.release(txn);
         let Outcome::Committed(at) = outcome else { return };
@@ -424,7 +427,7 @@ impl Replica {
         }
     }
 
-    /// R6: everybody who took part has executed these, and their clients know.
+    /// R6: all participants have executed these transactions, and their clients know the outcomes.
     fn on_finalize_inconsistent(
         &mut self,
         txns: Vec<TxnId>,
@@ -449,8 +452,9 @@ impl Replica {
         self.change(Change::Forget(over), world);
     }
 
-    /// A majority of a participant's replicas has forgotten a transaction of this record: it was over, and
-    /// what this replica missed of that came with the data that it copied. It forgets it as well.
+    /// A majority of a participant's replicas has forgotten a transaction of this record: it had
+    /// ended, and its effects came with the data that this replica copied. So this replica forgets
+    /// it as well.
     pub(super) fn drop_forgotten(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
         if self.state.entries.get(&txn).is_some_and(|entry| entry.ended.is_none()) {
             world.cx.note(Note::Forgotten);
@@ -461,8 +465,8 @@ impl Replica {
         }
     }
 
-    /// §5.2.3: whoever takes over is the only one to be listened to from now on. What this replica
-    /// has never heard of, it refuses from now on (R1).
+    /// §5.2.3: from now on only the node that takes over is followed. If this replica does not know
+    /// the transaction, it refuses it from now on (R1).
     fn on_coordinator_change(
         &mut self,
         from: NodeId,
@@ -475,12 +479,14 @@ impl Replica {
         let is_over = held.is_some_and(|entry| entry.ended.is_some());
         let mut answer = self.answer(txn);
         if held.is_none() && self.state.is_acknowledged(txn) {
-            // It bounces off what its client has acknowledged; nothing need be remembered.
+            // Its client has acknowledged it, so it is refused anyway, and nothing needs to be
+            // stored.
             answer.promised = ballot;
         } else if !is_over {
             let promised = held.map_or_else(Ballot::default, |entry| entry.promised);
             if promised == ballot {
-                // A repetition, or a namesake that forgot that it asked before: it asks again.
+                // A repetition; or the same node has restarted and forgotten its request, and will
+                // ask again.
                 return;
             }
             if promised < ballot {
@@ -495,7 +501,8 @@ impl Replica {
         world.reply(from, Msg::CoordinatorChangeReply { txn, partition, answer, part });
     }
 
-    /// A read-only transaction at `timestamp`: whoever writes these keys later must write later.
+    /// A read-only transaction at `timestamp`: later writers of these keys must have later
+    /// timestamps.
     fn on_read_only(
         &mut self,
         from: NodeId,
@@ -529,14 +536,14 @@ impl Replica {
         world.reply(from, result);
     }
 
-    /// Looks after `txn` some time from now: a transaction that has not ended by then has lost its
-    /// client, or one that has ended is still in the record.
+    /// Schedules a check of `txn`: if it has not ended by then, its gateway is gone; if it has
+    /// ended, it is still in the record.
     fn watch(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
         if self.watched.contains_key(&txn) {
             return;
         }
         let Some(entry) = self.state.entries.get(&txn) else { return };
-        // The replicas of the first participant, in turn; then everybody else (§5.2.3).
+        // The replicas of the first participant, in turn; then all others (§5.2.3).
         let turn = |nodes: &[NodeId]| nodes.iter().position(|&node| node == world.node);
         let mut rank = turn(&self.replicas).unwrap_or(0);
         if entry.participants.first() != Some(&self.id) {
@@ -556,7 +563,7 @@ impl Replica {
         }
     }
 
-    /// Transactions that somebody should take over, with the highest ballot heard of.
+    /// Transactions to take over, with the highest ballot received.
     pub(super) fn overdue(
         &mut self,
         world: &mut World<'_, '_>,
@@ -575,7 +582,8 @@ impl Replica {
             let jitter = world.cx.rng().below(1 + u64::try_from(pause.as_nanos()).unwrap_or(0) / 2);
             watch.at = now + pause + Duration::from_nanos(jitter);
             self.due.insert((watch.at, txn));
-            // One that has ended stays until its client knows, or is gone for good.
+            // A transaction that has ended stays until its client knows the outcome, or is gone for
+            // ever.
             let is_kept = entry.ended.is_some()
                 && !self.state.is_acknowledged(txn)
                 && now.since(watch.since) < world.config.retention
@@ -587,7 +595,7 @@ impl Replica {
         overdue
     }
 
-    /// This node has driven `txn` to its end everywhere: may it leave the record?
+    /// This node has driven `txn` to its end everywhere: whether it may leave the record.
     pub(super) fn may_forget(&self, txn: TxnId, world: &World<'_, '_>) -> Option<u64> {
         if let Some(below) = self.state.acknowledged.get(&txn.client)
             && txn.counter < *below
@@ -633,8 +641,8 @@ impl Replica {
         Msg::Gossip { partition: self.id, view: self.state.view, is_normal }
     }
 
-    /// The record must not grow for ever for a replica that does not come back: the next view does
-    /// not count on it.
+    /// The record must not grow for ever because a replica does not come back: the next view does
+    /// not count it.
     fn leave_behind(&mut self, world: &mut World<'_, '_>) {
         let is_leader = self.state.view.leader(&self.replicas) == world.node;
         if self.status != Status::Normal || !is_leader {
@@ -649,7 +657,7 @@ impl Replica {
         }
     }
 
-    /// An operation cannot be made certain but by a view change.
+    /// Only a view change can determine the result of an operation.
     pub(super) fn resolve_uncertain(&mut self, world: &mut World<'_, '_>) {
         if self.status == Status::Normal {
             world.cx.note(Note::Uncertain);
@@ -659,19 +667,19 @@ impl Replica {
 
     // Views (§3.2.2).
 
-    /// The next view that somebody leads who was heard of lately: one that a dead node should lead
-    /// costs everybody a time-out, each time that its turn comes.
+    /// The next view whose leader is alive. A view with a dead leader would cost everybody a
+    /// time-out each time its turn comes.
     fn next_view(&self, world: &World<'_, '_>) -> View {
         let silence = world.config.gossip_interval * 2 + world.config.view_timeout;
         let mut view = self.state.view.next();
-        // It is here itself, so this ends.
+        // This node itself is alive, so the loop ends.
         while !self.is_here(view.leader(&self.replicas), silence, world) {
             view = view.next();
         }
         view
     }
 
-    /// This node is, and one that was heard of within `silence`.
+    /// True for this node, and for a node whose last message is not older than `silence`.
     fn is_here(&self, node: NodeId, silence: Duration, world: &World<'_, '_>) -> bool {
         let now = world.cx.now();
         node == world.node || self.heard.get(&node).is_some_and(|at| now.since(*at) < silence)
@@ -692,7 +700,7 @@ impl Replica {
         self.await_view(world);
     }
 
-    /// Sends the record to the new view's leader, and word of it to the others.
+    /// Sends the record to the new view's leader, and a notice to the others.
     fn offer(&mut self, world: &mut World<'_, '_>) {
         let view = self.state.view;
         let leader = view.leader(&self.replicas);
@@ -723,7 +731,7 @@ impl Replica {
     }
 
     fn await_view(&mut self, world: &mut World<'_, '_>) {
-        // Records may be large and links slow: more timeout each time, until a view lasts.
+        // Records may be large and links slow: the time-out grows until a view lasts.
         self.views_failed += 1;
         let timeout = world.config.view_timeout * (1 << (self.views_failed - 1).min(5));
         let jitter = world.cx.rng().below(1 + u64::try_from(timeout.as_nanos()).unwrap_or(0) / 4);
@@ -731,7 +739,7 @@ impl Replica {
         world.cx.set_timer(Timer::View(self.id), at);
     }
 
-    /// The view does not begin: try the next one, unless too few are there for any.
+    /// The view does not begin: tries the next one, unless too few replicas are alive.
     pub(super) fn on_view_timeout(&mut self, world: &mut World<'_, '_>) {
         let Status::Changing { since } = self.status else { return };
         let heard = self.heard.values().filter(|at| **at > since).count();
@@ -756,7 +764,7 @@ impl Replica {
         let is_leader = self.state.view.leader(&self.replicas) == world.node;
         let is_installed = !matches!(self.status, Status::Changing { .. });
         if view < self.state.view {
-            // Too late: the sender joins the view that there is.
+            // Too late: the sender joins the existing view.
             world.send(from, self.gossip());
             if is_leader && is_installed {
                 self.send_view(from, false, world);
@@ -771,18 +779,18 @@ impl Replica {
             self.gathering.add(from, offer);
             self.begin_view(world);
         } else if !offer.is_whole && self.joined.contains(&from) {
-            // It took part in this view already, and has lost what it said.
+            // It took part in this view already, and has lost its promises.
             self.enter(self.next_view(world), world);
         } else {
             self.send_view(from, false, world);
         }
     }
 
-    /// The leader merges, once f + 1 records are there.
+    /// The leader merges, once it has f + 1 records.
     fn begin_view(&mut self, world: &mut World<'_, '_>) {
         let view = self.state.view;
         let (image, before) = match self.gathering.ready(self.quorums) {
-            // Only who has all of the data can give others a copy.
+            // Only a replica with all data can give others a copy.
             Some(gathered) if gathered.all.iter().all(|(node, _)| *node != world.node) => {
                 self.enter(self.next_view(world), world);
                 return;
@@ -796,7 +804,7 @@ impl Replica {
         };
         let is_new_group = before.is_none();
         let before = before.unwrap_or_default();
-        // Who was not counted on has missed something, and is only from now on.
+        // A replica that did not count has missed something, and counts only from now on.
         let synced: BTreeMap<NodeId, View> = self
             .replicas
             .iter()
@@ -810,7 +818,7 @@ impl Replica {
         }
     }
 
-    /// Sends what is settled in this view; whatever else this leader holds is its own opinion.
+    /// Sends what is settled in this view. The leader's other votes are only its own.
     fn send_view(&mut self, to: NodeId, is_new_group: bool, world: &mut World<'_, '_>) {
         let now = world.cx.now();
         let is_on_its_way = |at: &Time| now.since(*at) < world.config.resend_after;
@@ -842,7 +850,8 @@ impl Replica {
     ) {
         self.change(Change::Install { view, synced, image, is_whole }, world);
         if !is_whole {
-            // It may have promised readers what it does not remember: any f + 1 of the others know how far.
+            // It may have made promises to readers that it does not remember. Any f + 1 of the
+            // other replicas know a bound.
             self.validator.raise_floor(self.state.ceiling);
         }
         self.gathering = Gathering::default();
@@ -853,7 +862,7 @@ impl Replica {
         self.reindex(world);
     }
 
-    /// Takes part in the view that it has just installed, as soon as it has the data.
+    /// Takes part in the view that it has just installed, once it has the data.
     fn join(&mut self, world: &mut World<'_, '_>) {
         if self.state.is_whole {
             self.status = Status::Normal;
@@ -886,7 +895,7 @@ impl Replica {
             self.join(world);
             world.reply(view.leader(&self.replicas), self.gossip());
         } else {
-            // Others went on without it. The next view counts on it again.
+            // The others continued without it. The next view counts it again.
             self.enter(self.next_view(world), world);
         }
     }
@@ -903,7 +912,7 @@ impl Replica {
         }
     }
 
-    /// Makes everything anew that follows from the record.
+    /// Rebuilds everything that follows from the record.
     fn reindex(&mut self, world: &mut World<'_, '_>) {
         self.entries_bytes = self.state.entries.values().map(Wire::size).sum();
         let stale: Vec<TxnId> = self.validator.prepared().collect();
@@ -979,7 +988,7 @@ impl Replica {
         }
     }
 
-    /// The checkpoint that holds the copy is on its way to the disk.
+    /// The checkpoint with the copy is being written.
     pub(super) fn on_copied(&mut self, world: &mut World<'_, '_>) {
         self.must_checkpoint = false;
         if let Status::Copying { .. } = self.status {
@@ -1011,7 +1020,7 @@ impl Replica {
     }
 }
 
-/// Where the piece begins that follows one of these keys.
+/// The start of the piece that follows these keys.
 fn following(start: &Start, keys: &[(Key, Versions)], is_cut: bool) -> Start {
     let Some(((last, versions), before)) = keys.split_last() else { return start.clone() };
     match versions.last() {
@@ -1023,5 +1032,5 @@ fn following(start: &Start, keys: &[(Key, Versions)], is_cut: bool) -> Start {
     }
 }
 
-/// Transactions that one sweep of one replica takes over.
+/// The most transactions that one sweep of a replica takes over.
 const TAKEOVERS_AT_ONCE: usize = 64;

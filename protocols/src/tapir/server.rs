@@ -1,5 +1,5 @@
 //! One server node: its replicas of many partitions, the transactions that it took over from
-//! clients that are gone, one store, one stream of durable records.
+//! gateways that are gone, one store, one stream of durable records.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -29,7 +29,7 @@ pub struct Server {
     cluster: Arc<Cluster>,
     config: Arc<Config>,
     replicas: BTreeMap<PartitionId, Replica>,
-    /// Transactions that this node took over, and when each has to be looked at again.
+    /// Transactions that this node took over, and when each must be checked again.
     drives: BTreeMap<TxnId, (Drive, Time)>,
     store: Store,
     local: VecDeque<Msg>,
@@ -37,7 +37,7 @@ pub struct Server {
     checkpoint: Option<Ticket>,
 }
 
-/// What was written, and what must not be said before it is durable.
+/// Pending writes, and the messages that must not be sent before they are durable.
 #[derive(Debug, Default)]
 struct PendingWrites {
     last: Option<Ticket>,
@@ -46,7 +46,7 @@ struct PendingWrites {
     pace: CheckpointPace,
 }
 
-/// Everything around one replica that its handlers need.
+/// The context of one replica's handlers.
 pub(super) struct World<'a, 'b> {
     pub node: NodeId,
     pub config: &'a Config,
@@ -57,7 +57,7 @@ pub(super) struct World<'a, 'b> {
 }
 
 impl World<'_, '_> {
-    /// Sends a message at once; one to this node itself is delivered before the step ends.
+    /// Sends a message at once. A message to this node itself is delivered before the step ends.
     pub(super) fn send(&mut self, to: NodeId, msg: Msg) {
         if to == self.node {
             self.local.push_back(msg);
@@ -66,10 +66,10 @@ impl World<'_, '_> {
         }
     }
 
-    /// True if these keys hold more than one answer may tell.
+    /// True if the values of these keys exceed the size of one answer.
     pub(super) fn is_too_much(&self, partition: PartitionId, keys: &[Key]) -> bool {
         let mut bytes = 0;
-        // Of a few keys it is certain without a look.
+        // For a few keys the answer follows without reading.
         keys.len() > READ_BYTES_MAX / VALUE_BYTES_MAX
             && keys.iter().any(|key| {
                 bytes += key.size() + self.store.read(partition, key).size();
@@ -141,7 +141,8 @@ impl Machine<Tapir> for Server {
             Input::Message { from, msg } => self.on_message(from, msg, cx),
             Input::Timer(timer) => self.on_timer(timer, cx),
             Input::Durable(ticket) => self.on_durable(ticket, cx),
-            // The paper knows no other members than those a group began with, and no lasting leader.
+            // The paper knows no members other than those with which a group began, and no lasting
+            // leader.
             Input::Admin(Admin::TransferLeader { .. } | Admin::ChangeMembers { .. }) => {
                 cx.note(Note::OrderRefused);
             }
@@ -218,7 +219,7 @@ impl Server {
                 let progress = drive.on_ack(from, partition, absent);
                 self.on_progress(txn, progress, cx);
             }
-            // Others will answer.
+            // Other replicas will answer.
             Msg::NotNormal { .. } => {}
             Msg::Read { .. }
             | Msg::ReadResult { .. }
@@ -275,7 +276,7 @@ impl Server {
         }
     }
 
-    /// §5.2.3: the client is gone, or has left the transaction in the record; this node drives it
+    /// §5.2.3: the gateway is gone, or has left the transaction in the record. This node drives it
     /// to its end.
     fn take_over(
         &mut self,
@@ -319,7 +320,7 @@ impl Server {
         match progress {
             Progress::Nothing => {}
             Progress::Decided(outcome) => cx.claim(Claim::Decided { txn, outcome }),
-            // Somebody else takes care of it. If that one fails too, its watch comes round again.
+            // Another node drives it. If that one fails too, its next check comes.
             Progress::Preempted | Progress::Later(_) => drop(self.drives.remove(&txn)),
             Progress::Complete => {
                 let Some((drive, _)) = self.drives.remove(&txn) else { return };
@@ -335,7 +336,7 @@ impl Server {
         }
     }
 
-    /// Everybody has executed the decision: if the client knows, all may forget it.
+    /// All replicas have executed the decision: if the client knows it, all may forget it.
     fn release(&mut self, drive: &Drive, cx: &mut Cx<'_, Tapir>) {
         let txn = drive.txn;
         let hosted: Vec<PartitionId> = self.replicas.keys().copied().collect();
@@ -361,7 +362,7 @@ impl Server {
         for txn in due {
             let Some((drive, at)) = self.drives.get_mut(&txn) else { continue };
             if drive.times >= ATTEMPTS {
-                // Too few are there. Its watch comes round again.
+                // Too few replicas are alive. Its next check comes.
                 self.drives.remove(&txn);
                 continue;
             }
@@ -376,7 +377,7 @@ impl Server {
         }
     }
 
-    /// Handles everything that one input set in motion inside this node.
+    /// Processes everything that one input caused inside this node.
     fn settle(&mut self, cx: &mut Cx<'_, Tapir>) {
         while let Some(msg) = self.local.pop_front() {
             self.on_message(self.node, msg, cx);
@@ -411,8 +412,9 @@ impl Server {
     }
 }
 
-/// A change as it was made: the parts of an installation are kept in `gathered` until the last one is there. Without
-/// that one a crash came before the rest was written, and the installation has not happened.
+/// The complete change: the parts of an installation are kept in `gathered` until the last one has
+/// arrived. If the last one is missing, a crash came before it was written, and the installation
+/// has not happened.
 fn whole(
     partition: PartitionId,
     change: Change,
@@ -444,7 +446,7 @@ fn whole(
     }
 }
 
-/// A node that took over asks so often before it leaves the transaction to its next turn.
+/// How often a node that took over asks before it leaves the transaction to its next turn.
 const ATTEMPTS: u32 = 6;
 
 impl fmt::Display for Server {

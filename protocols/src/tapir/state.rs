@@ -1,4 +1,4 @@
-//! What a replica remembers: a function of the changes it made durable.
+//! A replica's durable state: a function of the changes that it made durable.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,11 +15,11 @@ use crate::ir::View;
 /// One transaction in a replica's record.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Entry {
-    /// Everybody who takes part.
+    /// All participants.
     pub participants: Vec<PartitionId>,
-    /// What it does here; none if the replica has heard of it from others only.
+    /// Its part here; none if the replica knows of it only from others.
     pub part: Option<Part>,
-    /// The highest ballot heard of.
+    /// The highest ballot received.
     pub promised: Ballot,
     /// The replica's vote.
     pub cast: Option<Cast>,
@@ -37,34 +37,34 @@ impl Entry {
         }
     }
 
-    /// True if what it says is no longer one replica's opinion.
+    /// True if its result is settled, and not only one replica's vote.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.ended.is_some() || self.cast.is_some_and(|cast| cast.is_final)
     }
 }
 
-/// A replica's durable state, data apart.
+/// A replica's durable state, without the data.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct State {
     /// The latest view it has entered.
     pub view: View,
     /// The latest view it has taken part in.
     pub normal_view: View,
-    /// Whom that view counts on, and since which view.
+    /// The replicas that this view counts, each with the view since which it counts.
     pub synced: BTreeMap<NodeId, View>,
-    /// False if it has no data that it could answer for.
+    /// False if it has no complete data.
     pub is_whole: bool,
     /// The record.
     pub entries: BTreeMap<TxnId, Entry>,
-    /// Clients know the outcomes of their transactions below these counters.
+    /// For each client, the counter below which it knows all outcomes.
     pub acknowledged: BTreeMap<ClientId, u64>,
-    /// At or above every timestamp that was read at here (R8).
+    /// At or above every timestamp at which this replica was read (R8).
     pub ceiling: Timestamp,
 }
 
 impl State {
-    /// Carries out a change. The same changes give the same state after a restart.
+    /// Applies a change. The same changes give the same state after a restart.
     pub fn apply(&mut self, partition: PartitionId, change: &Change, store: &mut Store) {
         match change {
             Change::Cast { txn, participants, part, cast } => {
@@ -136,15 +136,15 @@ impl State {
             for (key, value) in &part.writes {
                 store.put(partition, key.clone(), version, value.clone());
             }
-            // Whatever was read here was read at that time; after a restart only this says so.
+            // The reads happened at that timestamp; after a restart only this says so.
             if !part.reads.is_empty() {
                 self.ceiling = self.ceiling.max(timestamp);
             }
         }
     }
 
-    /// Takes over the merged record of a view (§3.2.2 "Sync"): what is not in it and not over was
-    /// never agreed, and is dropped.
+    /// Installs the merged record of a view (§3.2.2 "Sync"). A transaction that is not in it and
+    /// has not ended was never agreed, and is dropped.
     fn install(&mut self, partition: PartitionId, image: &Image, store: &mut Store) {
         let before = std::mem::take(&mut self.entries);
         let gone: BTreeSet<TxnId> = image
@@ -157,7 +157,8 @@ impl State {
         for (txn, theirs) in &image.entries {
             let is_commit = matches!(theirs.ended, Some(Outcome::Committed(_)));
             if gone.contains(txn) && !is_commit {
-                // The record was gathered before this one had executed it, and let it go.
+                // The record was collected before this replica had executed the transaction and
+                // dropped it.
                 continue;
             }
             if let Some(outcome) = theirs.ended {
@@ -188,7 +189,8 @@ impl State {
         self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
     }
 
-    /// The same in parts, each of at most so many bytes unless one transaction alone has more.
+    /// Splits the state into parts. Each has at most `bytes_max` bytes, unless a single transaction
+    /// has more.
     #[must_use]
     pub fn divide(self, bytes_max: usize) -> Vec<Self> {
         let Self { view, normal_view, synced, is_whole, entries, acknowledged, ceiling } = self;
@@ -218,7 +220,7 @@ impl State {
         self.acknowledged.extend(part.acknowledged);
     }
 
-    /// The record as it travels: everything, or only what is settled.
+    /// The record to send: everything, or only what is settled.
     #[must_use]
     pub fn image(&self, is_settled_only: bool) -> Image {
         let wanted = self.entries.iter().filter(|(_, e)| !is_settled_only || e.is_settled());
@@ -236,8 +238,8 @@ mod tests {
 
     use super::*;
 
-    /// What sixty transactions write, 3 MiB each, was one record at a checkpoint, and one message and one record of
-    /// every view change.
+    /// The writes of sixty transactions, 3 MiB each. They used to be one record at a checkpoint,
+    /// and one message and one record of every view change.
     #[test]
     fn a_record_of_large_writes_is_many_parts_that_are_the_same_together() {
         let value = Some(Value::from(vec![b'x'; 1 << 20]));

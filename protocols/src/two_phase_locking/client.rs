@@ -1,5 +1,5 @@
-//! The client side of two-phase locking: what [`commit`](crate::commit) leaves to it. It locks in
-//! rounds, remembers how old transactions are, and ends by itself those that nobody was asked to
+//! The client side of two-phase locking: the hooks of [`commit`](crate::commit). It locks in
+//! rounds, remembers the ages of transactions, and ends transactions that nobody was asked to
 //! commit.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,34 +19,34 @@ use super::{Config, Locking, Note, Timer};
 use crate::commit::{self, Gateway, Phase, Timeouts};
 use crate::gateway::{Participant, split};
 
-/// Ages remembered by one gateway, at most; beyond, those of the oldest clients are forgotten.
+/// The most ages that one gateway remembers; beyond it, those of the oldest clients are forgotten.
 const AGES_MAX: usize = 100_000;
 
 /// The client side of two-phase locking.
 pub type Client = commit::Client<Own>;
-/// A transaction under way.
+/// A pending transaction.
 type Open = commit::Open<Own>;
 
-/// What two-phase locking keeps at a gateway beside the transactions.
+/// The state of two-phase locking at a gateway, besides the transactions.
 #[derive(Debug, Default)]
 pub struct Own {
-    /// When the first attempts of transactions began that have not committed yet (T5).
+    /// When the first attempts began of transactions that have not committed yet (T5).
     ages: BTreeMap<(ClientId, u64), Timestamp>,
 }
 
-/// What is kept of a transaction under way. Its participants are those of all rounds so far.
+/// The state of a pending transaction. Its participants are those of all rounds so far.
 #[derive(Debug, Default)]
 pub struct More {
     rank: Rank,
     /// Counts its rounds of locks, from 1.
     round: u32,
-    /// What its caller asked for in this round.
+    /// The keys that its client requested in this round.
     asked_for: Vec<Key>,
-    /// What this round asks of each participant.
+    /// The locks that this round requests from each participant.
     wanted: BTreeMap<PartitionId, Participant>,
-    /// Participants that said that it waits for a lock there.
+    /// Participants that reported that it waits for a lock there.
     waiting: BTreeSet<PartitionId>,
-    /// The caller of a general transaction has decided; these writes are being locked.
+    /// The client of a general transaction has decided, and these writes are being locked.
     writes: Option<Writes>,
 }
 
@@ -72,7 +72,7 @@ impl Gateway for Own {
         };
     }
 
-    /// Who is only written to must lock, too.
+    /// A participant that is only written to must lock, too.
     fn must_answer(_: &Participant) -> bool {
         true
     }
@@ -106,12 +106,12 @@ impl Gateway for Own {
         Msg::Resolve { txn, coordinator, participants }
     }
 
-    /// Every participant holds locks until its caller decides.
+    /// Every participant holds locks until the client decides.
     fn watchers(open: &Open) -> Vec<PartitionId> {
         open.participants.keys().copied().collect()
     }
 
-    /// Says also which of them wait for a lock elsewhere.
+    /// It also says which of them wait for a lock elsewhere.
     fn heartbeat_message(client: &Client, partition: PartitionId, txns: Vec<TxnId>) -> Msg {
         let waits_elsewhere =
             |txn: &TxnId| client.at(*txn).more.waiting.iter().any(|&at| at != partition);
@@ -142,9 +142,9 @@ impl Gateway for Own {
         }
     }
 
-    /// What it has read already stays as it was, under its locks.
+    /// Values that it has read already do not change, because of its locks.
     fn on_read(client: &mut Client, txn: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
-        // It was wounded meanwhile: its caller will hear, or has heard.
+        // It was wounded meanwhile: its client will receive the outcome, or already has.
         let Some(open) = client.open.get_mut(&txn) else { return };
         if !matches!((&open.phase, &open.txn.kind), (Phase::Deciding, Kind::General)) {
             return;
@@ -155,14 +155,14 @@ impl Gateway for Own {
         client.next_round(txn, wanted, cx);
     }
 
-    /// What was asked for in this round.
+    /// The values requested in this round.
     fn told(open: &mut Open) -> Reads {
         let told = |key: Key| open.reads.get(&key).cloned().map(|read| (key, read));
         std::mem::take(&mut open.more.asked_for).into_iter().filter_map(told).collect()
     }
 
-    /// What a general transaction writes is locked before anybody is asked to prepare, so that here
-    /// too a prepared transaction waits for nobody.
+    /// The writes of a general transaction are locked before any participant is asked to prepare.
+    /// So here, too, a prepared transaction waits for no other.
     fn carry_out(client: &mut Client, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         let open = client.at(id);
         match decision {
@@ -172,7 +172,7 @@ impl Gateway for Own {
                 client.next_round(id, wanted, cx);
             }
             Decision::Commit(writes) => client.commit(id, writes, cx),
-            // Its caller has decided already.
+            // Its client has decided already.
             Decision::Abort if open.more.writes.is_some() => {}
             Decision::Abort => client.give_up(id, cx),
         }
@@ -195,7 +195,7 @@ impl Gateway for Own {
         match decision {
             Some(Decision::Commit(writes)) if is_fit(&writes) => client.commit(id, writes, cx),
             Some(Decision::Commit(_)) | None => client.ask(id, cx),
-            // Its caller never asked anybody to commit it.
+            // Its client asked nobody to commit it.
             Some(Decision::Abort) => client.give_up(id, cx),
         }
     }
@@ -211,7 +211,7 @@ impl Own {
     /// T5: a transaction is as old as its first attempt.
     fn age(&mut self, txn: &Txn, cx: &mut Context<'_>) -> Timestamp {
         let TxnId { client, counter, .. } = txn.id;
-        // What the client will not ask about again needs no age any more.
+        // If the client will not ask for a transaction again, its age is not needed any more.
         let over = (client, 0)..(client, txn.acknowledged_below.min(counter));
         let over: Vec<_> = self.ages.range(over).map(|(name, _)| *name).collect();
         for name in over {
@@ -225,8 +225,8 @@ impl Own {
 }
 
 impl Open {
-    /// The partitions that something was read from or is written to. Others only hold locks for
-    /// writes that the caller did not make.
+    /// The partitions that it reads from or writes to. The others only have locks for writes that
+    /// the client did not make.
     fn committing(&self, writes: &Writes) -> impl Iterator<Item = PartitionId> {
         let takes_part = |participant: &&Participant| {
             !participant.reads.is_empty()
@@ -237,8 +237,8 @@ impl Open {
 }
 
 impl Client {
-    /// Frees the locks at these partitions, as far as the message gets through; else they find out
-    /// when no heartbeat comes.
+    /// Releases the locks at these partitions, if the message arrives. Otherwise the participants
+    /// find out because no heartbeat arrives.
     fn release(
         &self,
         txn: TxnId,
@@ -304,7 +304,7 @@ impl Client {
         cx: &mut Context<'_>,
     ) {
         let Some(open) = self.open.get_mut(&txn) else {
-            // It has ended here meanwhile, by a wound elsewhere.
+            // A wound elsewhere has ended it here meanwhile.
             self.release(txn, [partition], cx);
             return;
         };
@@ -315,7 +315,7 @@ impl Client {
         }
         let is_wanted = matches!(open.phase, Phase::Reading) && open.more.round == round;
         if !is_wanted || !open.silent.remove(&partition) {
-            // A repetition: the caller may have computed from the first answer.
+            // A repetition: the client may have computed from the first answer.
             return;
         }
         open.more.waiting.remove(&partition);
@@ -325,8 +325,8 @@ impl Client {
         }
     }
 
-    /// It waits for a lock at one participant. With preempt-on-wait the others must know, if it
-    /// could be preempted for it.
+    /// It waits for a lock at one participant. With preempt-on-wait the other participants must
+    /// know, if it could be preempted for that.
     fn on_waiting(&mut self, txn: TxnId, partition: PartitionId, cx: &mut Context<'_>) {
         // It has finished.
         let Some(open) = self.open.get_mut(&txn) else { return };
@@ -343,8 +343,8 @@ impl Client {
         }
     }
 
-    /// Its locks at one participant are lost. Unless the coordinator was asked to commit it, nobody
-    /// can commit it any more, so it has aborted.
+    /// It has lost its locks at one participant. Unless the coordinator was asked to commit it,
+    /// nobody can commit it any more, so it has aborted.
     fn on_wounded(
         &mut self,
         txn: TxnId,
@@ -352,7 +352,7 @@ impl Client {
         reason: AbortReason,
         cx: &mut Context<'_>,
     ) {
-        // It has finished: the second loss of one transaction.
+        // It has finished: this is the second loss of one transaction.
         let Some(open) = self.open.get(&txn) else { return };
         match open.phase {
             Phase::Reading | Phase::Deciding => {
@@ -364,7 +364,7 @@ impl Client {
         }
     }
 
-    /// Locks more for a general transaction.
+    /// Requests more locks for a general transaction.
     fn next_round(
         &mut self,
         id: TxnId,
@@ -388,7 +388,7 @@ impl Client {
         self.ask(id, cx);
     }
 
-    /// Every lock that this round asked for is held.
+    /// All locks of this round are held.
     fn on_round_complete(&mut self, id: TxnId, cx: &mut Context<'_>) {
         match self.at_mut(id).more.writes.take() {
             Some(writes) => self.commit(id, writes, cx),
@@ -396,7 +396,7 @@ impl Client {
         }
     }
 
-    /// The transaction ends before anybody was asked to commit it, so nobody can.
+    /// The transaction ends before any node was asked to commit it, so no node can.
     fn give_up(&mut self, id: TxnId, cx: &mut Context<'_>) {
         self.release(id, self.at(id).participants.keys().copied(), cx);
         self.at_mut(id).phase = Phase::Ending(Decision::Abort);

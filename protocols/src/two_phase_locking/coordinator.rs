@@ -1,5 +1,5 @@
-//! A partition's leader as coordinator: ask every participant to prepare, and decide in the log.
-//! [`commit`](crate::commit) announces the decision and collects the acknowledgements.
+//! A partition's leader as coordinator: it asks every participant to prepare, and decides in the
+//! log. [`commit`](crate::commit) announces the decision and collects the acknowledgements.
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Time, Timestamp};
@@ -23,7 +23,8 @@ impl Outcomes for State {
         self.coordinated.get(&txn).map(|decided| decided.participants.clone())
     }
 
-    /// Also those of this partition as participant: nobody asks about them but their clients.
+    /// This includes the outcomes that this partition keeps as participant: only their clients ask
+    /// for them.
     fn is_kept(&self, txn: TxnId) -> bool {
         self.ended.contains_key(&txn) || self.settled.contains_key(&txn)
     }
@@ -35,7 +36,7 @@ impl Outcomes for State {
 
 impl Coordinator for Leader {
     type Vote = Vote;
-    /// What the client asked to commit, if it did.
+    /// The client's request to commit, if there was one.
     type More = Option<Request>;
 
     fn coordination(&mut self) -> &mut Coordination<Self> {
@@ -73,7 +74,7 @@ impl Coordinator for Leader {
 }
 
 impl Leading<'_> {
-    /// 2PC begins: every participant, the read-only ones too, is asked to prepare (T4). Nothing is
+    /// 2PC begins: every participant, read-only ones included, is asked to prepare (T4). Nothing is
     /// written here first: a coordinator that forgets the transaction has decided nothing.
     pub(super) fn on_commit(
         &mut self,
@@ -106,7 +107,8 @@ impl Leading<'_> {
         self.try_decide(txn, world);
     }
 
-    /// A client asks what became of a transaction that it did not ask to commit, or lost track of.
+    /// A client asks for the outcome of a transaction that it did not ask to commit, or whose
+    /// answer was lost.
     pub(super) fn on_resolve(
         &mut self,
         client: NodeId,
@@ -130,7 +132,7 @@ impl Leading<'_> {
         }
     }
 
-    /// Asks every participant whose vote is missing, or only `only`.
+    /// Asks for every missing vote, or only for that of `only`.
     pub(super) fn ask_for_votes(
         &mut self,
         txn: TxnId,
@@ -138,7 +140,7 @@ impl Leading<'_> {
         world: &mut World<'_>,
     ) {
         let coordinator = self.id;
-        // It was asked about as a participant, or it is settled meanwhile.
+        // The request concerned it as participant, or the transaction is settled meanwhile.
         let Some(coordinating) = self.under_way(txn) else { return };
         // Nobody asked to commit it: it is about to be aborted.
         let Some(request) = &coordinating.more else { return };
@@ -167,7 +169,7 @@ impl Leading<'_> {
         }
     }
 
-    /// A participant's vote. One for a transaction that nobody here asked about is left alone: if it
+    /// A participant's vote. A vote on a transaction that nobody here asked about is ignored: if it
     /// stands for a prepare, the participant will ask.
     pub(super) fn on_vote(
         &mut self,
@@ -181,7 +183,7 @@ impl Leading<'_> {
         self.try_decide(txn, world);
     }
 
-    /// Proposes what the votes decide, if they do. Nobody hears of it before it is chosen.
+    /// Proposes the decision, if the votes determine it. It is announced only when it is chosen.
     fn try_decide(&mut self, txn: TxnId, world: &mut World<'_>) {
         let Some(coordinating) = self.under_way(txn) else {
             unreachable!("{txn} is not coordinated by {}", self.id);
@@ -195,7 +197,7 @@ impl Leading<'_> {
         }
     }
 
-    /// The one place where a decision is proposed; once for each leadership and transaction.
+    /// The only place where a decision is proposed; once for each leadership and transaction.
     fn propose_decision(
         &mut self,
         txn: TxnId,
@@ -211,7 +213,8 @@ impl Leading<'_> {
         self.propose(Command::Decide { txn, outcome, participants, acknowledged_below }, world);
     }
 
-    /// C10, R1: a participant has waited long. A transaction that nobody here knows is aborted.
+    /// C10, R1: a participant has waited long. A transaction that this group does not know is
+    /// aborted.
     pub(super) fn on_query_decision(
         &mut self,
         txn: TxnId,
@@ -222,8 +225,8 @@ impl Leading<'_> {
         let is_open = self.under_way(txn).is_some() || self.state.coordinated.contains_key(&txn);
         let is_over = self.state.settled.contains_key(&txn) || self.state.is_acknowledged(txn);
         if !is_open && is_over {
-            // Everybody who took part has acknowledged the decision. Whoever still holds the
-            // transaction prepared it after its end, so it was not a commit.
+            // All participants have acknowledged the decision. A participant that still has the
+            // transaction prepared it after its end, so the decision was not a commit.
             let outcome = Outcome::Aborted(AbortReason::Recovery);
             let decision = Msg::Decision { txn, partition, coordinator: self.id, outcome };
             world.send_to_leader(partition, decision);
@@ -247,8 +250,8 @@ impl Leading<'_> {
         }
     }
 
-    /// A new leader sees its group's decisions through. What is not decided is left to those who
-    /// want to know: the client, who asks to commit again, or a participant, for whom it is aborted.
+    /// A new leader completes its group's decisions. Undecided transactions are left to the client,
+    /// which asks to commit again, or to a participant that asks, for which they are aborted.
     pub(super) fn take_over_coordination(&mut self, world: &mut World<'_>) {
         let state = self.state;
         if !state.coordinated.is_empty() {
@@ -259,8 +262,7 @@ impl Leading<'_> {
         }
     }
 
-    /// Overdue work as coordinator: missing votes, missing acknowledgements, and the settling of
-    /// what is done.
+    /// Overdue work as coordinator: missing votes, missing acknowledgements, and settling.
     pub(super) fn sweep_coordinator(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         let config = world.config;
@@ -282,7 +284,7 @@ impl Leading<'_> {
             self.tell_participants(txn, None, world);
         }
         for txn in hopeless {
-            // A participant cannot be reached; the others should not wait with it.
+            // A participant cannot be reached, and the others should not wait for it.
             world.cx.note(Note::Hopeless);
             let request = self.under_way(txn).and_then(|known| known.more.as_ref());
             let participants = request.map_or_else(Vec::new, |r| r.participants.clone());
@@ -292,7 +294,8 @@ impl Leading<'_> {
         self.settle(world);
     }
 
-    /// Participants that owe a vote or an acknowledgement since `asked` may have lost their leader.
+    /// Participants that have not sent a vote or an acknowledgement since `asked` may have lost
+    /// their leader.
     fn suspect_silent(&mut self, txn: TxnId, asked: Time, world: &mut World<'_>) {
         let mut audience = self.audience(txn);
         let Some(coordinating) = self.under_way(txn) else {

@@ -1,5 +1,4 @@
-//! What only a partition's leader knows, and how its messages and its log's commands find their
-//! handlers.
+//! The leader's own state, and the dispatch of its messages and of its log's commands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -25,29 +24,29 @@ pub type Server = hosting::Server<Leader>;
 pub(super) type Partition = hosting::Partition<Leader>;
 /// The same while it leads.
 pub(super) type Leading<'a> = hosting::Leading<'a, Leader>;
-/// Everything around it that its handlers need.
+/// The context of its handlers.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
-/// The way out of a node or a gateway.
+/// The context of a node or a gateway.
 pub(super) type Context<'a> = hosting::Context<'a, Leader>;
 
-/// What only the leader knows; lost with its leadership, and never needed after it.
+/// The leader's own state. It is lost with its leadership, and never needed afterwards.
 #[derive(Debug, Default)]
 pub struct Leader {
-    // As participant.
-    /// Who holds and who waits.
+    // For the role of participant.
+    /// The lock table.
     pub locks: LockTable,
     /// Transactions in the lock table that have not been asked to prepare.
     pub sessions: BTreeMap<TxnId, Session>,
-    /// Prepares proposed, not yet chosen.
+    /// Prepares that are proposed but not chosen.
     pub preparing: BTreeMap<TxnId, Prepared>,
-    /// Decisions proposed, not yet chosen.
+    /// Decisions that are proposed but not chosen.
     pub ending: BTreeSet<TxnId>,
     /// When the coordinator of a prepared transaction was last asked for the decision.
     pub asked: BTreeMap<TxnId, RetryState>,
-    /// What was promised to readers, and which of them wait.
+    /// Promises to readers, and the readers that wait.
     pub reading: Reading,
 
-    /// As coordinator.
+    /// For the role of coordinator.
     pub coordination: Coordination<Leader>,
 }
 
@@ -56,15 +55,15 @@ pub struct Leader {
 pub struct Session {
     /// Its gateway.
     pub client: NodeId,
-    /// The last round that asked for something here.
+    /// The last round that requested locks here.
     pub round: u32,
-    /// What that round reads here.
+    /// The keys that this round reads here.
     pub reads: Vec<Key>,
-    /// When its client was last heard of.
+    /// When the last message of its client arrived.
     pub heard: Time,
 }
 
-/// What a client asked to commit.
+/// A client's request to commit.
 #[derive(Debug)]
 pub struct Request {
     pub participants: Vec<PartitionId>,
@@ -155,7 +154,7 @@ impl Role for Leader {
         if let Some((txn, outcome)) = told {
             world.cx.claim(Claim::Decided { txn, outcome });
         }
-        // A follower does no more.
+        // A follower does nothing more.
         let Some(mut leading) = partition.leading() else { return };
         match applied {
             Applied::Nothing => {}
@@ -189,8 +188,8 @@ impl Role for Leader {
         leading.on_not_leader(other, txn, world);
     }
 
-    /// R6 allows endings and outcomes to stay only above what their clients are known here to have
-    /// acknowledged.
+    /// R6 allows endings and outcomes to stay only above the counters that their clients are known
+    /// here to have acknowledged.
     fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let mut leaks = vec![
@@ -297,8 +296,8 @@ impl Leading<'_> {
         }
     }
 
-    /// Whoever was asked about `txn` does not lead `other`, and somebody else does: ask again there
-    /// what this replica, as leader, wants of it.
+    /// The replica that was asked about `txn` does not lead `other`, and another one does. Sends it
+    /// this leader's open requests about `txn`.
     fn on_not_leader(&mut self, other: PartitionId, txn: TxnId, world: &mut World<'_>) {
         if let Some(prepared) = self.state.prepared.get(&txn)
             && prepared.coordinator == other
@@ -319,9 +318,9 @@ impl Leading<'_> {
 }
 
 impl Partition {
-    /// Locks of prepared transactions are in the state, so they are the first in the new table;
-    /// all others are gone, and their transactions must show at their prepare that nothing they
-    /// read has changed (T4).
+    /// Locks of prepared transactions are in the state, so they are the first in the new table. All
+    /// others are gone: their transactions must show at their prepare that none of their reads has
+    /// changed (T4).
     fn on_leading(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         let (config, state) = (world.config, &self.state);

@@ -1,12 +1,12 @@
 //! The lock table of one partition's leader: shared and exclusive locks, one queue for each key,
-//! wound-wait, and the two ways of letting important transactions pass. Plain data: it decides who
-//! holds, who waits and who loses; others tell them.
+//! wound-wait, and the two kinds of preemption. It is plain data: it decides who holds, who waits
+//! and who loses locks, and its callers send the messages.
 //!
 //! # Why nobody waits for ever
-//! Transactions are ranked. A waiter waits only for those ranked before it, for a prepared
-//! transaction (which waits for nobody), or, with [`Preemption::OnWait`], for one that waits for
-//! nobody as far as is known here; it loses its locks as soon as it is known to wait. So the edges
-//! of the waits-for graph form no cycle that stays.
+//! Transactions are ranked. A transaction waits only for transactions ranked before it, or for a
+//! prepared transaction, which waits for nobody. With [`Preemption::OnWait`] it may also wait for
+//! one that is not known here to wait; that one loses its locks as soon as it is known to wait. So
+//! no cycle of the waits-for graph lasts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,36 +15,36 @@ use orthodrome_core::id::TxnId;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Priority};
 
-/// What priorities do (Natto §4).
+/// The effect of priorities (Natto §4).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Preemption {
-    /// Nothing: wound-wait by age alone.
+    /// None: wound-wait by age alone.
     #[default]
     Never,
-    /// A transaction takes locks from every conflicting one of lower priority, and turns away older
-    /// ones of lower priority that wait where it wants a lock.
+    /// A transaction takes locks from every conflicting one of lower priority. It also removes
+    /// older ones of lower priority from the queues in which it waits.
     Always,
-    /// A transaction takes locks from a conflicting one of lower priority that itself waits for
-    /// another lock (preempt-on-wait), or is younger.
+    /// A transaction takes locks from a conflicting one of lower priority that is younger, or that
+    /// itself waits for another lock (preempt-on-wait).
     OnWait,
 }
 
-/// Who goes first.
+/// The rank of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Rank {
-    /// How much the transaction matters.
+    /// Its priority.
     pub priority: Priority,
     /// When its first attempt began, by its gateway's clock. A retry keeps it, so that a victim
-    /// grows old and nobody starves (`protocol-pitfalls` T5). Nothing but fairness rests on it.
+    /// grows old and no transaction starves (`protocol-pitfalls` T5). Only fairness depends on it.
     pub age: Timestamp,
 }
 
-/// How a key is locked.
+/// The mode of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Mode {
     /// For reading.
     Shared,
-    /// For writing, and for reading what will be written.
+    /// For writing, and for reading a key that will be written.
     Exclusive,
 }
 
@@ -57,15 +57,15 @@ impl Mode {
 /// Why a transaction lost its locks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Loss {
-    /// To an older one.
+    /// To an older transaction.
     Wounded,
-    /// To a more important one.
+    /// To a transaction of higher priority.
     Preempted,
-    /// To a more important one, while it waited for a lock elsewhere.
+    /// To a transaction of higher priority, while it waited for a lock elsewhere.
     PreemptedOnWait,
 }
 
-/// A place in a queue: the first in this order is served first.
+/// A position in a queue: the first in this order is served first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Place(std::cmp::Reverse<Priority>, Timestamp, TxnId);
 
@@ -77,7 +77,7 @@ struct Lock {
 }
 
 impl Lock {
-    /// Whether somebody other than `txn` holds it in a way that conflicts with `mode`.
+    /// True if another transaction than `txn` holds it in a conflicting mode.
     fn is_held_against(&self, txn: TxnId, mode: Mode) -> bool {
         self.holders.iter().any(|(&holder, &held)| holder != txn && held.conflicts(mode))
     }
@@ -91,7 +91,7 @@ struct Owner {
     /// Keys that it waits for here.
     waits: BTreeSet<Key>,
     waits_elsewhere: bool,
-    /// It keeps its locks until its end is applied, whatever happens.
+    /// True if it keeps its locks until its end is applied.
     is_prepared: bool,
 }
 
@@ -113,10 +113,10 @@ impl LockTable {
         Self { preemption, wounds_prepared, ..Self::default() }
     }
 
-    /// `txn` wants these locks, besides those it has. It keeps the rank that it first came with: a
-    /// gateway that restarted knows another age. Returns who loses all locks here because of
-    /// it, perhaps `txn` itself. Whose wishes are all granted now is told by
-    /// [`LockTable::take_granted`].
+    /// `txn` requests these locks in addition to those that it has. It keeps the rank of its first
+    /// request, because a gateway that restarted assigns another age. Returns the transactions that
+    /// lose all locks here because of it, perhaps `txn` itself. [`LockTable::take_granted`] returns
+    /// the transactions all of whose requests are granted.
     pub fn request(
         &mut self,
         txn: TxnId,
@@ -162,15 +162,15 @@ impl LockTable {
         lost
     }
 
-    /// `txn` is known to wait, or not to wait any more, for a lock in another partition. Returns its
-    /// loss, if a more important transaction waits for it here.
+    /// `txn` is known to wait, or not to wait any more, for a lock in another partition. Returns
+    /// its loss, if a transaction of higher priority waits for it here.
     pub fn set_waits_elsewhere(&mut self, txn: TxnId, waits: bool) -> Option<(TxnId, Loss)> {
         self.owners.get_mut(&txn)?.waits_elsewhere = waits;
         self.lose_if_waiting(txn)
     }
 
-    /// Preempt-on-wait, seen from the one that waits: it must not keep a more important transaction
-    /// waiting.
+    /// Preempt-on-wait for a transaction that waits: it must not block a transaction of higher
+    /// priority.
     fn lose_if_waiting(&mut self, txn: TxnId) -> Option<(TxnId, Loss)> {
         let owner = self.owners.get(&txn)?;
         if self.preemption != Preemption::OnWait || owner.is_prepared || !owner.is_waiting() {
@@ -180,7 +180,7 @@ impl LockTable {
             let Some(lock) = self.locks.get(key) else {
                 unreachable!("{txn} holds {key} or waits for it, and nobody does");
             };
-            // It waits for this one itself.
+            // It waits for this lock itself.
             let Some(&held) = lock.holders.get(&txn) else { return false };
             lock.waiters.iter().any(|(&Place(std::cmp::Reverse(priority), ..), &mode)| {
                 priority > owner.rank.priority && held.conflicts(mode)
@@ -200,7 +200,7 @@ impl LockTable {
         Place(std::cmp::Reverse(priority), rank.age, txn)
     }
 
-    /// Who must give way to `txn`, which waits for `key`.
+    /// The transactions that must give way to `txn`, which waits for `key`.
     fn victims(&self, txn: TxnId, key: &Key, lost: &mut BTreeMap<TxnId, Loss>) {
         let (Some(lock), Some(me)) = (self.locks.get(key), self.owners.get(&txn)) else {
             unreachable!("{txn} does not wait for {key}");
@@ -219,7 +219,8 @@ impl LockTable {
         if self.preemption != Preemption::Always {
             return;
         }
-        // Natto §4: those of low priority that are older and wait for the lock are turned away too.
+        // Natto §4: transactions of low priority that are older and wait for the lock are removed
+        // from the queue too.
         for (&Place(_, age, waiter), &wanted) in &lock.waiters {
             let Some(other) = self.owners.get(&waiter) else {
                 unreachable!("{waiter} waits for {key} and is unknown");
@@ -231,7 +232,7 @@ impl LockTable {
         }
     }
 
-    /// What `holder` suffers from `txn`, which is kept waiting by it; none if `txn` has to wait.
+    /// The loss of `holder`, which blocks `txn`; none if `txn` has to wait.
     fn loss(&self, txn: TxnId, holder: TxnId) -> Option<Loss> {
         let (me, other) = (self.owners.get(&txn)?, self.owners.get(&holder)?);
         if other.is_prepared && !self.wounds_prepared {
@@ -250,9 +251,9 @@ impl LockTable {
         }
     }
 
-    /// Grants what can be granted of one key, strictly in order: nobody overtakes one that waits.
+    /// Grants requests for one key, strictly in order: no request overtakes one that waits.
     fn promote(&mut self, key: &Key) {
-        // Nobody holds or wants it any more.
+        // No transaction holds or requests it any more.
         let Some(lock) = self.locks.get_mut(key) else { return };
         while let Some((&place, &mode)) = lock.waiters.first_key_value() {
             let Place(_, _, txn) = place;
@@ -273,16 +274,16 @@ impl LockTable {
         }
     }
 
-    /// Transactions that got the last lock they asked for since the last call.
+    /// Transactions that received their last requested lock since the last call.
     pub fn take_granted(&mut self) -> Vec<TxnId> {
         let mut granted = std::mem::take(&mut self.granted);
         granted.retain(|&txn| self.is_granted(txn));
         granted
     }
 
-    /// Frees everything that `txn` holds, and takes back everything that it wants.
+    /// Releases all locks of `txn`, and withdraws its requests.
     pub fn release(&mut self, txn: TxnId) {
-        // It has nothing here.
+        // It has no locks here.
         let Some(owner) = self.owners.remove(&txn) else { return };
         let place = self.place(txn, owner.rank);
         for key in owner.keys.keys() {
@@ -294,7 +295,8 @@ impl LockTable {
         }
     }
 
-    /// From here on nobody takes the locks of `txn`, which holds all that it asked for.
+    /// From now on no other transaction takes the locks of `txn`, which holds all that it
+    /// requested.
     pub fn prepare(&mut self, txn: TxnId) {
         if let Some(owner) = self.owners.get_mut(&txn) {
             assert!(owner.waits.is_empty(), "{txn} prepares while it waits");
@@ -302,8 +304,8 @@ impl LockTable {
         }
     }
 
-    /// Gives `txn`, which has no place here, these locks for good, whoever waits for them. False,
-    /// and nothing done, if one is held against it.
+    /// Gives `txn`, which has no locks here, these locks for good, whoever waits for them. Returns
+    /// false, and changes nothing, if another transaction holds one of them in a conflicting mode.
     pub fn seize(&mut self, txn: TxnId, keys: impl IntoIterator<Item = (Key, Mode)>) -> bool {
         let keys: BTreeMap<Key, Mode> = keys.into_iter().collect();
         let is_held = |(key, &mode): (&Key, &Mode)| {
@@ -326,14 +328,15 @@ impl LockTable {
         true
     }
 
-    /// True if `txn` holds every lock that it asked for.
+    /// True if `txn` holds every lock that it requested.
     #[must_use]
     pub fn is_granted(&self, txn: TxnId) -> bool {
         self.owners.get(&txn).is_some_and(|owner| owner.waits.is_empty())
     }
 
-    /// True if `txn` waits for nothing and holds all of these locks, or stronger ones. One that waits
-    /// for nothing may hold less than it thinks: another leader gave it the rest.
+    /// True if `txn` waits for nothing and holds all these locks, or stronger ones. A transaction
+    /// that waits for nothing may hold fewer locks than it believes, because another leader granted
+    /// the rest.
     #[must_use]
     pub fn holds(&self, txn: TxnId, keys: &BTreeMap<Key, Mode>) -> bool {
         self.owners.get(&txn).is_some_and(|owner| {
@@ -354,12 +357,12 @@ impl LockTable {
             .collect()
     }
 
-    /// Everybody who holds or wants something.
+    /// All transactions that hold or request a lock.
     pub fn owners(&self) -> impl Iterator<Item = TxnId> + '_ {
         self.owners.keys().copied()
     }
 
-    /// Panics if the table contradicts itself, or lets a transaction wait for one that it should
+    /// Panics if the table contradicts itself, or lets a transaction wait for another that it must
     /// not wait for.
     ///
     /// # Panics

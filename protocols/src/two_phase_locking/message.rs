@@ -1,8 +1,8 @@
-//! What the machines of two-phase locking say to each other and replicate.
+//! The messages between the machines of two-phase locking, and the commands that they replicate.
 //!
-//! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3), and
-//! every message to a partition may reach a node that no longer leads it: the answer is then
-//! [`Msg::NotLeader`], and the sender sends again to whoever leads.
+//! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3). A
+//! message to a partition may reach a node that does not lead it any more. That node answers
+//! [`Msg::NotLeader`], and the sender sends the message again to the leader.
 
 use std::collections::BTreeMap;
 use std::mem::size_of;
@@ -19,19 +19,19 @@ use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk, Cursor};
 use crate::replication::{self, Index, Replicated};
 
-/// What a server remembers.
+/// Durable records of a server.
 pub type Record = hosting::Record<Log, State>;
 
 /// A participant's answer to [`Msg::Prepare`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub enum Vote {
-    /// It holds every lock, every value read is still the newest, and the prepare is replicated:
-    /// the partition can commit the transaction, and will until it is told the decision.
+    /// It holds every lock, every value read is still the newest, and the prepare is replicated.
+    /// The partition stays able to commit the transaction until it learns the decision.
     Prepared {
         /// The commit timestamp must not be smaller.
         proposal: Timestamp,
     },
-    /// It cannot, for this reason. Binds nobody: the coordinator's log decides.
+    /// It cannot prepare, for this reason. This binds nobody: the coordinator's log decides.
     Refused(AbortReason),
 }
 
@@ -39,35 +39,35 @@ pub enum Vote {
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
     /// Client → participant leader: lock these keys, and read. A general transaction sends one for
-    /// each round that touches the partition.
+    /// each round that accesses the partition.
     Lock {
         /// The transaction.
         txn: TxnId,
-        /// Which of its rounds, from 1; the others have one only.
+        /// The number of its round, from 1; other transactions have only one round.
         round: u32,
-        /// Who gives way to whom.
+        /// Its rank.
         rank: Rank,
-        /// What it touches here in this round.
+        /// The keys that it accesses here in this round.
         participant: Participant,
     },
-    /// Participant leader → client: every lock is held here, and these are the values. Holds until
-    /// the leader changes or says `Wounded`; what makes it safe is that the prepare checks again.
+    /// Participant leader → client: every lock is held here, and these are the values. Valid until
+    /// the leader changes or sends `Wounded`. Safety comes from the prepare, which checks again.
     Locked {
         /// The transaction.
         txn: TxnId,
-        /// Which of its rounds is complete here.
+        /// The number of the round that is complete here.
         round: u32,
-        /// Whose keys these are.
+        /// The partition.
         partition: PartitionId,
         /// Every key read here in this round.
         reads: Vec<(Key, Read)>,
     },
-    /// Participant leader → client: the transaction waits for a lock here. Sent when asked again;
-    /// with preempt-on-wait, also at once for one of low priority.
+    /// Participant leader → client: the transaction waits for a lock here. Sent in answer to a
+    /// repeated request; with preempt-on-wait, also at once for a transaction of low priority.
     Waiting {
         /// The transaction.
         txn: TxnId,
-        /// Where it waits.
+        /// The partition.
         partition: PartitionId,
     },
     /// Participant leader → client: the transaction has lost its locks here.
@@ -76,10 +76,11 @@ pub enum Msg {
         txn: TxnId,
         /// The partition.
         partition: PartitionId,
-        /// Why.
+        /// The reason.
         reason: AbortReason,
     },
-    /// Client → participant leader: the callers of these transactions are alive and undecided.
+    /// Client → participant leader: the clients of these transactions are alive and have not
+    /// decided.
     KeepAlive {
         /// The partition.
         partition: PartitionId,
@@ -88,32 +89,32 @@ pub enum Msg {
         /// Those of them that wait for a lock elsewhere (preempt-on-wait).
         waiting: Vec<TxnId>,
     },
-    /// Client → participant leader: the transaction will not be committed, or not here; free its
-    /// locks. Says nothing about one that is prepared.
+    /// Client → participant leader: the transaction will not be committed, or not here; release its
+    /// locks. It does not affect a prepared transaction.
     Release {
         /// The transaction.
         txn: TxnId,
         /// The partition.
         partition: PartitionId,
     },
-    /// Client → coordinator: commit this. Repeated until it is answered; carries all that a
-    /// coordinator without any record of the transaction needs.
+    /// Client → coordinator: commit this. Repeated until it is answered. It contains everything
+    /// that a coordinator without a record of the transaction needs.
     Commit {
         /// The transaction.
         txn: TxnId,
         /// The coordinator's group.
         coordinator: PartitionId,
-        /// The partitions that take part.
+        /// The participants.
         participants: Vec<PartitionId>,
         /// The version of each key that the client read (R3).
         versions: Vec<(Key, Version)>,
-        /// What to write.
+        /// The writes.
         writes: Writes,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
     },
-    /// Coordinator → participant leader: can you commit this? To every participant, also to those
-    /// that are only read (T4).
+    /// Coordinator → participant leader: can you commit this? Sent to every participant, also to
+    /// those that are only read (T4).
     Prepare {
         /// The transaction.
         txn: TxnId,
@@ -123,7 +124,7 @@ pub enum Msg {
         coordinator: PartitionId,
         /// The version of each key read here.
         versions: Vec<(Key, Version)>,
-        /// What to write here.
+        /// The writes here.
         writes: Writes,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
@@ -139,11 +140,11 @@ pub enum Msg {
         /// Its vote.
         vote: Vote,
     },
-    /// Coordinator → client: what became of it. In the coordinator's log (R2).
+    /// Coordinator → client: the outcome, which is in the coordinator's log (R2).
     Decided {
         /// The transaction.
         txn: TxnId,
-        /// What became of it.
+        /// The outcome.
         outcome: Outcome,
     },
     /// Coordinator → participant leader: the decision. Repeated until acknowledged.
@@ -167,8 +168,9 @@ pub enum Msg {
         /// The participant.
         partition: PartitionId,
     },
-    /// Participant leader → coordinator, in recovery: I prepared this long ago; what was decided? A
-    /// coordinator without a record of the transaction aborts it, then says so (R1, C10).
+    /// Participant leader → coordinator, in recovery: it prepared this transaction long ago, and
+    /// asks for the decision. A coordinator without a record of the transaction aborts it and then
+    /// answers (R1, C10).
     QueryDecision {
         /// The transaction.
         txn: TxnId,
@@ -176,17 +178,17 @@ pub enum Msg {
         coordinator: PartitionId,
         /// The participant.
         partition: PartitionId,
-        /// Its vote, in case it was lost.
+        /// Its vote, in case that was lost.
         proposal: Timestamp,
     },
-    /// Client → coordinator: what became of this transaction? One that was never asked to commit is
-    /// ended (R1).
+    /// Client → coordinator: asks for the outcome of this transaction. If nobody asked to commit
+    /// it, it is aborted (R1).
     Resolve {
         /// The transaction.
         txn: TxnId,
         /// The coordinator's group.
         coordinator: PartitionId,
-        /// The partitions that take part.
+        /// The participants.
         participants: Vec<PartitionId>,
     },
     /// Client → participant leader: read these in a read-only transaction.
@@ -197,10 +199,10 @@ pub enum Msg {
         partition: PartitionId,
         /// The keys.
         keys: Vec<Key>,
-        /// The answer must hold at this timestamp at least.
+        /// The answer must be valid at least at this timestamp.
         at_least: Timestamp,
     },
-    /// Participant leader → client: what they hold, and until when.
+    /// Participant leader → client: the values, and how long they are valid.
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
@@ -208,20 +210,20 @@ pub enum Msg {
         partition: PartitionId,
         /// The answer.
         snapshot: Snapshot,
-        /// These keys hold more than one answer may tell, so it tells nothing.
+        /// The values exceed the size of an answer, so there are none.
         is_too_much: bool,
     },
-    /// Any server → whoever asked: I do not lead this partition.
+    /// Any server → sender: this node does not lead this partition.
     NotLeader {
         /// The partition.
         partition: PartitionId,
-        /// Who does, if known.
+        /// The leader, if known.
         leader: Option<NodeId>,
-        /// The transaction it was about, if it was about one.
+        /// The transaction of the request, if it had one.
         txn: Option<TxnId>,
     },
-    /// Any replica → whoever sends to the partition: these vote there now. The placement that
-    /// gateways start with says otherwise.
+    /// Any replica → any node that sends to the partition: these nodes vote there now, other than
+    /// the placement says.
     Members {
         /// The partition.
         partition: PartitionId,
@@ -239,7 +241,7 @@ pub enum Msg {
     },
 }
 
-/// What a partition's group replicates.
+/// The commands that a partition's group replicates.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Command {
     /// As participant: this partition prepared the transaction, with its locks.
@@ -248,9 +250,9 @@ pub enum Command {
         txn: TxnId,
         /// The group that decides.
         coordinator: PartitionId,
-        /// Keys read; their values were the newest, and stay so while the locks are held.
+        /// Keys read. Their values were the newest, and stay so while the locks are held.
         reads: Vec<Key>,
-        /// What to write.
+        /// The writes.
         writes: Writes,
         /// The commit timestamp must not be smaller.
         proposal: Timestamp,
@@ -267,21 +269,21 @@ pub enum Command {
         #[wire(check = "Outcome::check_decided")]
         outcome: Outcome,
     },
-    /// As coordinator: the decision. The first such entry of a transaction is what decides.
+    /// As coordinator: the decision. The first such entry of a transaction counts.
     Decide {
         /// The transaction.
         txn: TxnId,
         /// The decision.
         #[wire(check = "Outcome::check_decided")]
         outcome: Outcome,
-        /// Who takes part, as far as is known.
+        /// The participants, as far as they are known.
         participants: Vec<PartitionId>,
         /// [`orthodrome_core::Txn::acknowledged_below`]; 0 if it is not known.
         acknowledged_below: u64,
     },
     /// As coordinator: every participant has acknowledged these decisions.
     Settle(Vec<TxnId>),
-    /// Clients know the outcomes of all their transactions below these counters.
+    /// For each client, the counter below which it knows all outcomes.
     Acknowledge(Vec<(ClientId, u64)>),
     /// No timestamp above this may be promised before a later ceiling is chosen (R8).
     Ceiling(Timestamp),
@@ -291,7 +293,7 @@ pub enum Command {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Log;
 
-/// The locks that go with these reads and writes: what is written is locked for writing only.
+/// The locks for these reads and writes. A key that is written is locked only for writing.
 pub fn modes<'a>(
     reads: impl IntoIterator<Item = &'a Key>,
     writes: impl IntoIterator<Item = &'a Key>,
@@ -303,7 +305,7 @@ pub fn modes<'a>(
 }
 
 impl Msg {
-    /// The partition whose leader the message is meant for; none if it is not for a leader.
+    /// The partition for whose leader the message is meant; none if it is not for a leader.
     #[must_use]
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
@@ -329,8 +331,7 @@ impl Msg {
         }
     }
 
-    /// The partition that only its leader speaks for in this message: whoever receives it knows who
-    /// leads.
+    /// The partition for which only its leader sends this message: the receiver learns the leader.
     #[must_use]
     pub fn led_by_sender(&self) -> Option<PartitionId> {
         match self {

@@ -12,83 +12,89 @@
 //!   Preemptive Prioritization via Statistical Characterization of OLTP Locking*, ICDE 2005
 //!   (preempt-on-wait).
 //!
-//! # The idea
-//! A transaction first locks everything that it declared, at the leaders of its partitions, and
-//! reads under those locks. An older transaction *wounds* a younger one that is in its way; a younger
-//! one waits for an older. When every lock is held, the client asks a coordinator, a group led in its
-//! own region, to commit; that asks every participant to prepare, each replicates its prepare, the
-//! coordinator replicates the decision, and tells. Reads, prepare and decision come one after the
-//! other, which costs a wide-area round trip more than Carousel does, and no transaction ever aborts
-//! for a conflict with an older one that finishes.
+//! # The idea A transaction first locks all its declared keys at the leaders of their partitions,
+//! and reads under those locks. If two transactions conflict, an older one *wounds* a younger one,
+//! and a younger one waits for an older one. When every lock is held, the gateway asks a
+//! coordinator, a group led in its own region, to commit. The coordinator asks every participant to
+//! prepare, each participant replicates its prepare, and the coordinator replicates the decision
+//! and announces it. Reads, prepare and decision come one after the other, which costs one more
+//! wide-area round trip than Carousel. In return, no transaction aborts because of a conflict with
+//! an older one that finishes.
 //!
-//! A *general* transaction declares nothing: it locks and reads in as many rounds as its caller likes,
-//! and what it writes in one more, before the coordinator is asked.
+//! A *general* transaction declares no keys. It locks and reads in as many rounds as its client
+//! likes, and locks its writes in one more round, before the coordinator is asked.
 //!
-//! With `2pl-p`, a transaction of high priority takes locks from all of low priority that are not
-//! prepared, and turns away older ones that wait where it wants a lock. With `2pl-pow`, it takes them
-//! only from those that themselves wait for a lock, here or elsewhere. In both, one of low priority
-//! never wounds one of high priority.
+//! With `2pl-p`, a transaction of high priority takes locks from all transactions of low priority
+//! that are not prepared, and removes older ones from the queues in which it waits. With `2pl-pow`,
+//! it takes locks only from those that themselves wait for a lock, here or elsewhere. In both, a
+//! transaction of low priority never wounds one of high priority.
+//!
+//! In this folder, *client* means the client side of the protocol, which runs at a gateway.
 //!
 //! # Messages
 //! | message | from → to | when |
 //! |---|---|---|
-//! | `Lock` | client → participant leaders | a transaction begins; a general one reads on, or is decided |
+//! | `Lock` | client → participant leaders | a transaction begins; a general one reads more, or is decided |
 //! | `Locked` | participant leader → client | every lock there is held; with the values |
-//! | `Waiting` | participant leader → client | asked again; or at once, for preempt-on-wait |
+//! | `Waiting` | participant leader → client | a request is repeated; or at once, for preempt-on-wait |
 //! | `Wounded` | participant leader → client | the locks there are lost |
-//! | `KeepAlive` | client → participant leaders | while its caller thinks, or it waits |
-//! | `Release` | client → participant leaders | it gives up, or needs no lock there |
-//! | `Commit` | client → coordinator | its caller decided |
+//! | `KeepAlive` | client → participant leaders | while the application decides, or the transaction waits |
+//! | `Release` | client → participant leaders | the transaction aborts, or needs no lock there |
+//! | `Commit` | client → coordinator | the application has decided |
 //! | `Prepare`, `Vote` | coordinator ↔ participant leaders | 2PC, first phase |
 //! | `Decided` | coordinator → client | the decision is in the log |
 //! | `Decision`, `DecisionAck` | coordinator ↔ participant leaders | 2PC, second phase |
 //! | `QueryDecision` | participant leader → coordinator | prepared for long |
-//! | `Resolve` | client → coordinator | a caller lost track |
+//! | `Resolve` | client → coordinator | an application asks for an outcome |
 //! | `ReadOnly`, `ReadOnlyResult` | client ↔ participant leaders | a read-only transaction |
-//! | `NotLeader` | server → sender | leadership has moved |
-//! | `Members` | server → sender | others vote than the placement says |
+//! | `NotLeader` | server → sender | another node leads |
+//! | `Members` | server → sender | the voters differ from the placement |
 //!
 //! # Why it is correct
-//! - **Locks of prepared transactions are replicated, all others are only in a leader's memory** and
-//!   die with its leadership. So every participant, also one that is only read, is asked to prepare
-//!   (T4), and prepares only if it still holds the locks, or can have them at once, *and* every value
-//!   read is still the newest (R3). At the moment of the last vote all locks are held and all values
-//!   are current: that moment is the transaction's place in the serial order.
-//! - **A prepared transaction is neither wounded nor timed out by its participants** (T5). Locks go
-//!   when a commit is applied. A transaction is asked to prepare only once it has every lock, so a
-//!   prepared one waits for nobody, and waiting for it is no deadlock. For that, general transactions
-//!   lock what they write, upgrades included, before and not at the prepare.
-//! - **The first decision in the coordinator's log is the decision** (R2, R7), and nobody hears of
-//!   one that is not chosen. A new coordinator that finds none has told nobody anything. It never
-//!   asks participants how they voted (C1): the client asks to commit again, or a participant asks,
-//!   and then a transaction without a record is aborted (R1).
-//! - **What the client alone ends needs no log.** Until it sends `Commit` nobody can commit the
-//!   transaction, so a client that is wounded, or whose caller gives up, may say so at once.
-//! - **Read-only transactions take no locks.** Each leader returns its newest values with a promise
-//!   of how long they stay the newest, under a lease, after those have ended that were prepared when
-//!   the request came; if one timestamp lies within every promise, that is the snapshot, else those
-//!   that fall short are asked once more. Locking reads would need no timestamps, but a second round
-//!   trip to see that no lock was lost meanwhile, and would make writers wait. The price is
-//!   *commit-wait*: a commit is told when its timestamp has passed on every clock (C13); 2PC takes so
-//!   long that this costs nothing.
+//! - **Locks of prepared transactions are replicated. All others are only in a leader's memory**,
+//!   and are lost with its leadership. So every participant, also one that is only read, is asked
+//!   to prepare (T4). It prepares only if it still holds the locks, or can have them at once, *and*
+//!   every value read is still the newest (R3). At the moment of the last vote all locks are held
+//!   and all values are current: that moment is the transaction's position in the serial order.
+//! - **Participants neither wound nor time out a prepared transaction** (T5). Locks are released
+//!   when a commit is applied. A transaction is asked to prepare only once it has every lock. So a
+//!   prepared one waits for nobody, and waiting for it is no deadlock. For the same reason, general
+//!   transactions lock their writes, upgrades included, before the prepare and not during it.
+//! - **The first decision in the coordinator's log is the decision** (R2, R7), and it is announced
+//!   only once it is chosen. A new coordinator that finds none has announced nothing. It never asks
+//!   participants for their votes (C1): the client asks to commit again, or a participant asks, and
+//!   then a transaction without a record is aborted (R1).
+//! - **An abort by the client alone needs no log.** Until the client sends `Commit`, nobody can
+//!   commit the transaction. So a client that is wounded, or whose application gives up, may report
+//!   the abort at once.
+//! - **Read-only transactions take no locks.** Each leader returns its newest values, with a
+//!   promise of how long they stay the newest. It does so under a lease, and after the transactions
+//!   have ended that were prepared when the request arrived. If one timestamp lies within every
+//!   promise, the values are the snapshot; otherwise the participants whose promises fall short are
+//!   asked once more. Locking reads would need no timestamps, but a second round trip to verify
+//!   that no lock was lost meanwhile, and writers would have to wait. The price is *commit-wait*: a
+//!   commit is acknowledged when its timestamp has passed on every clock (C13). 2PC takes so long
+//!   that this costs nothing.
 //!
-//! # Deviations
-//! Natto gives the system one paragraph and no recovery.
-//! - **A key that is read and written is locked for writing at once**, and written keys are locked
-//!   with the reads, not at the prepare as in Spanner: where the sets are declared, upgrades, which make
-//!   two readers of one key wound each other, and prepared transactions that wait are both needless.
-//! - **The coordinator of a general transaction follows from its name alone**, for another gateway that
-//!   is asked what became of it may know none of its keys.
-//! - **Ages survive retries** (T5): the gateway remembers when a transaction's first attempt began. A
-//!   caller that goes on at another gateway starts young again; only fairness rests on it.
-//! - **Low never wounds high** under `2pl-p` and `2pl-pow`, where wound-wait by age alone would let
-//!   an older low one abort what preemption was to protect.
-//! - **Preempt-on-wait knows of waits elsewhere**: a low-priority transaction's client hears that it
-//!   waits, and tells the other partitions. Without that, a high-priority one could wait for a low
-//!   one that waits for it.
+//! # Deviations Natto describes the system in one paragraph, without recovery.
+//! - **A key that is read and written is locked for writing at once**, and keys that are only
+//!   written are locked with the reads, not at the prepare as in Spanner. With declared sets this
+//!   avoids upgrades, by which two readers of one key would wound each other, and prepared
+//!   transactions that wait.
+//! - **The coordinator of a general transaction follows from its name alone**, because another
+//!   gateway that resolves it may know none of its keys.
+//! - **Ages survive retries** (T5): the gateway remembers when a transaction's first attempt began.
+//!   A transaction that continues at another gateway starts young again; only fairness depends on
+//!   it.
+//! - **Low never wounds high** under `2pl-p` and `2pl-pow`. With wound-wait by age alone, an older
+//!   transaction of low priority could abort one that preemption should protect.
+//! - **Preempt-on-wait knows of waits elsewhere**: the client of a low-priority transaction learns
+//!   that it waits, and informs the other partitions. Otherwise a high-priority transaction could
+//!   wait for a low-priority one that waits for it.
 //!
 //! # Not implemented
-//! - Reads that lock for writing at once, in a general transaction. The lock table would grant them.
+//! - Reads that lock for writing at once, in a general transaction. The lock table would grant
+//!   them.
 //! - One-phase commit of transactions with one participant.
 
 mod client;
@@ -137,52 +143,53 @@ pub const PREEMPT_ON_WAIT: &str = "2pl-pow";
 pub struct Config {
     /// The replicated logs, checkpoints and snapshots.
     pub hosting: hosting::Config,
-    /// What priorities do.
+    /// The effect of priorities.
     pub preemption: Preemption,
     /// Time-outs of gateways, coordinators and participants.
     pub timeouts: commit::Timeouts,
-    /// Deliberate mistakes, for tests (ADR 35).
+    /// Mutations, for tests (ADR 35).
     pub mutations: Mutations,
 }
 
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
-    /// A replica answered with less than the client knew (R11), and was not listened to.
+    /// A replica answered with older versions than the client knew (R11), and its answer was
+    /// ignored.
     BehindClient,
     /// A transaction had to wait for a lock.
     LockWait,
     /// A transaction lost its locks to an older one.
     Wounded,
-    /// A transaction lost its locks, or its place in a queue, to a more important one.
+    /// A transaction lost its locks, or its position in a queue, to one of higher priority.
     Preempted,
-    /// A transaction lost its locks to a more important one because it waited elsewhere.
+    /// A transaction lost its locks to one of higher priority because it waited elsewhere.
     PreemptedOnWait,
-    /// A lock request came after the transaction had gone further.
+    /// A lock request arrived after the transaction had progressed further.
     LateLock,
-    /// A lock request came twice.
+    /// A lock request arrived twice.
     RepeatedLock,
-    /// A general transaction asked for more where it had locks already.
+    /// A general transaction requested more locks where it already had some.
     LaterRound,
-    /// A prepare came after the transaction had ended here.
+    /// A prepare arrived after the transaction had ended here.
     LatePrepare,
-    /// A prepare came twice.
+    /// A prepare arrived twice.
     RepeatedPrepare,
-    /// The leader that gave the locks is gone; they were free, and nothing had changed.
+    /// The leader that granted the locks is gone; the locks were free, and nothing had changed.
     LocksRegained,
-    /// The locks are gone, and others have them.
+    /// The locks are lost, and other transactions have them.
     LocksLost,
-    /// Something that the client read has changed.
+    /// A value that the client read has changed.
     StaleVersions,
     /// A later attempt ended an earlier one.
     AttemptSuperseded,
     /// An abort of an unknown transaction left a tombstone.
     Tombstone,
-    /// A recovery query found no record of a transaction, and made an abort.
+    /// A recovery query found no record of a transaction, so it was aborted.
     QueryAborted,
-    /// A participant gave up a client.
+    /// A participant released the locks of a transaction whose client was silent.
     Abandoned,
-    /// A coordinator gave up waiting for votes.
+    /// A coordinator stopped waiting for votes.
     Hopeless,
     /// A new leader took over decisions as their coordinator.
     CoordinatorTakeover,
@@ -190,7 +197,7 @@ pub enum Note {
     ParticipantTakeover,
     /// A client asked for an outcome.
     Resolved,
-    /// Somebody asked about a transaction whose outcome was forgotten.
+    /// A node asked about a transaction whose outcome was forgotten.
     Forgotten,
     /// A commit waited for its timestamp to pass.
     CommitWait,
@@ -200,13 +207,13 @@ pub enum Note {
     ReadIndex,
     /// A read-only transaction waited for a prepared writer.
     ReadWait,
-    /// A transaction reads more than one answer may tell.
+    /// The reads of a transaction exceed the size of an answer.
     TooMuch,
     /// A request was sent again.
     Resent,
-    /// Outcomes were forgotten for a client that acknowledges nothing any more.
+    /// Outcomes were forgotten for a client that has stopped acknowledging them.
     Retired,
-    /// Of the replicas.
+    /// A rare event of hosting.
     Hosting(hosting::Note),
 }
 
@@ -235,7 +242,7 @@ impl From<commit::Note> for Note {
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// Of a partition's replicated log.
+    /// A timer of a partition's replicated log.
     Replication(PartitionId, replication::Timer),
     /// A leader looks for overdue work.
     Sweep(PartitionId),
@@ -259,7 +266,8 @@ impl From<commit::Timer> for Timer {
 
 impl Registered for Locking {
     const REPRESENTATIVES: &'static [&'static str] = &[BY_AGE];
-    /// The others need rarer coincidences: `docs/protocols/2pl.md` says what it took.
+    /// The other mutations need rarer events: `docs/protocols/2pl.md` says what it took to catch
+    /// them.
     const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] = &[
         (BY_AGE, "T4", 50),
         (BY_AGE, "T4-rounds", 400),

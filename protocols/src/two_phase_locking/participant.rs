@@ -1,5 +1,5 @@
-//! A partition's leader as participant: lock, read, prepare, carry out the decision; and read-only
-//! transactions.
+//! A partition's leader as participant: it locks, reads, prepares and applies decisions; and it
+//! serves read-only transactions.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::commit::{Reader, Reading};
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::{RetryState, take_due};
 
-/// What a prepare asks for, this partition's part.
+/// This partition's part of a prepare.
 pub(super) struct Wish {
     pub versions: Vec<(Key, Version)>,
     pub writes: Writes,
@@ -64,10 +64,10 @@ impl Reader for Leader {
 }
 
 impl Leading<'_> {
-    /// Natto §4: lock everything that the transaction declared here, then read. It may wait, and
-    /// others may lose their locks to it. A later round of a general transaction adds to what it has
-    /// here, or makes it stronger; if nothing is known of the earlier ones, because another leader gave
-    /// those locks or they are lost, that shows at the prepare.
+    /// Natto §4: locks all keys that the transaction declared here, then reads. The transaction may
+    /// wait, and others may lose their locks to it. A later round of a general transaction adds to
+    /// its locks here, or makes them stronger. If this leader does not know the earlier rounds,
+    /// because another leader granted those locks or they are lost, the prepare finds that out.
     pub(super) fn on_lock(
         &mut self,
         client: NodeId,
@@ -84,8 +84,8 @@ impl Leading<'_> {
         }
         self.end_earlier_attempts(txn, world);
         if self.state.has_forgotten(txn) && !self.leader.preparing.contains_key(&txn) {
-            // Its client was silent for so long that this group acknowledged what came later, and no
-            // attempt of that name is taken. Without an answer it would ask for ever.
+            // Its client was silent for so long that the group acknowledged later transactions, and
+            // no attempt of that name is accepted. Without an answer it would ask for ever.
             world.cx.note(Note::LateLock);
             let reason = AbortReason::Invalid;
             world.send(client, Msg::Wounded { txn, partition: self.id, reason });
@@ -132,15 +132,15 @@ impl Leading<'_> {
         self.serve_granted(world);
         if waits {
             world.cx.note(Note::LockWait);
-            // Only where it can matter to a more important one is it worth a message.
+            // The message is sent only if it can matter to a transaction of higher priority.
             if world.config.preemption == Preemption::OnWait && rank.priority == Priority::LOW {
                 world.send(client, Msg::Waiting { txn, partition: self.id });
             }
         }
     }
 
-    /// Whoever got the last lock it asked for gets its values now. They stay the newest while the
-    /// locks are held.
+    /// Sends the values to transactions that have received their last requested lock. The values
+    /// stay the newest while the locks are held.
     fn serve_granted(&mut self, world: &mut World<'_>) {
         for txn in self.leader.locks.take_granted() {
             let session = self.leader.sessions.get(&txn);
@@ -153,7 +153,7 @@ impl Leading<'_> {
     }
 
     fn send_reads(&self, txn: TxnId, world: &mut World<'_>) {
-        // It was asked to prepare in the same step: its client knows the values.
+        // It was asked to prepare in the same step: its client has the values.
         let Some(session) = self.leader.sessions.get(&txn) else { return };
         let reads = session.reads.iter().map(|key| (key.clone(), world.store.read(self.id, key)));
         let (round, partition) = (session.round, self.id);
@@ -161,8 +161,8 @@ impl Leading<'_> {
         world.send(session.client, locked);
     }
 
-    /// A transaction that is not prepared loses its locks here. Its client hears of it; if it was
-    /// about to commit, its prepare will be refused here unless nothing has changed meanwhile.
+    /// A transaction that is not prepared loses its locks here, and its client is informed. If it
+    /// was about to commit, its prepare will be refused here unless nothing has changed meanwhile.
     fn wound(&mut self, txn: TxnId, note: Note, reason: AbortReason, world: &mut World<'_>) {
         world.cx.note(note);
         self.leader.locks.release(txn);
@@ -171,8 +171,8 @@ impl Leading<'_> {
         }
     }
 
-    /// A client begins attempt n + 1 only when it knows that attempt n aborted, so that is a
-    /// decision, and nothing need wait for anybody else's word of it.
+    /// A client begins attempt n + 1 only when it knows that attempt n aborted. So attempt n is
+    /// decided, and ends here without further messages.
     fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_>) {
         if txn.attempt == 0 {
             return;
@@ -200,7 +200,7 @@ impl Leading<'_> {
         self.serve_granted(world);
     }
 
-    /// The callers are alive; some of their transactions wait for a lock elsewhere.
+    /// The clients are alive; some of their transactions wait for a lock elsewhere.
     pub(super) fn on_heartbeat(
         &mut self,
         txns: &[TxnId],
@@ -221,8 +221,8 @@ impl Leading<'_> {
         self.serve_granted(world);
     }
 
-    /// The client will not commit it, or not here. One that is prepared stays: whoever asked to
-    /// commit it is another gateway, and the coordinator decides.
+    /// The client will not commit the transaction, or not here. A prepared transaction stays:
+    /// another gateway asked to commit it, and the coordinator decides.
     pub(super) fn on_release(&mut self, txn: TxnId, world: &mut World<'_>) {
         if self.leader.sessions.remove(&txn).is_some() {
             self.leader.locks.release(txn);
@@ -231,8 +231,9 @@ impl Leading<'_> {
     }
 
     /// 2PC, first phase. The transaction prepares if it still holds its locks, or can have them at
-    /// once because the leader that gave them is gone, and if what it read is still the newest (R3,
-    /// T4). So at the moment of its last vote every lock is held and every value read is current.
+    /// once because the leader that granted them is gone, and if the values that it read are still
+    /// the newest (R3, T4). So at the moment of its last vote every lock is held and every value
+    /// read is current.
     pub(super) fn on_prepare(
         &mut self,
         txn: TxnId,
@@ -247,7 +248,7 @@ impl Leading<'_> {
         }
         let ended = self.state.ended.get(&txn);
         if ended.is_some() || self.state.is_acknowledged(txn) {
-            // It ended before its prepare came (C9).
+            // It ended before its prepare arrived (C9).
             world.cx.note(Note::LatePrepare);
             let reason = match ended {
                 Some(Outcome::Aborted(reason)) => *reason,
@@ -339,17 +340,19 @@ impl Leading<'_> {
         if is_open {
             self.end(txn, coordinator, outcome, world);
         } else if is_over || matches!(outcome, Outcome::Committed(_)) {
-            // A commit needs this partition's prepare, so it was prepared and has ended here.
+            // A commit needs this partition's prepare, so the transaction was prepared and has
+            // ended here.
             self.acknowledge(txn, coordinator, world);
         } else {
-            // Nothing is known of it: its prepare is on the way, or was lost. Remember (C9).
+            // This partition does not know the transaction: its prepare is in flight, or was lost.
+            // Remember the end (C9).
             world.cx.note(Note::Tombstone);
             self.end(txn, coordinator, outcome, world);
         }
         self.serve_granted(world);
     }
 
-    /// Puts a decision into the log.
+    /// Proposes a decision to the log.
     fn end(
         &mut self,
         txn: TxnId,
@@ -361,8 +364,9 @@ impl Leading<'_> {
             return;
         }
         if matches!(outcome, Outcome::Aborted(_)) || world.config.mutations.releases_early() {
-            // Whoever takes the keys now stands behind this abort in the log, so its vote is out
-            // only if the abort is chosen. A commit's keys are free when it is applied (T5).
+            // A transaction that takes the keys now comes after this abort in the log, so its vote
+            // is sent only if the abort is chosen. The keys of a commit are released when it is
+            // applied (T5).
             self.leader.locks.release(txn);
         }
         self.propose(Command::End { txn, coordinator, outcome }, world);
@@ -374,8 +378,8 @@ impl Leading<'_> {
         world.send_to_leader(coordinator, ack);
     }
 
-    /// A decision is applied: read-only transactions that waited for it go on, then those that wait
-    /// for its locks.
+    /// A decision is applied: read-only transactions that waited for it continue, then those that
+    /// wait for its locks.
     pub(super) fn on_ended(&mut self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
         self.leader.asked.remove(&txn);
         self.leader.preparing.remove(&txn);
@@ -390,7 +394,7 @@ impl Leading<'_> {
         self.serve_granted(world);
     }
 
-    /// Asks the coordinator of a prepared transaction what was decided.
+    /// Asks the coordinator of a prepared transaction for the decision.
     pub(super) fn query_decision(&self, txn: TxnId, world: &mut World<'_>) {
         let Some(&Prepared { coordinator, proposal, .. }) = self.state.prepared.get(&txn) else {
             unreachable!("{txn} is not prepared at {}", self.id);
@@ -399,8 +403,8 @@ impl Leading<'_> {
         world.send_to_leader(coordinator, query);
     }
 
-    /// Overdue work as participant: ask what became of prepared transactions, and free the locks of
-    /// those whose clients are gone.
+    /// Overdue work as participant: ask for the decisions on prepared transactions, and release the
+    /// locks of transactions whose clients are gone.
     pub(super) fn sweep_participant(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         self.reserve(world.cx.clock().now, world);

@@ -1,8 +1,9 @@
-//! What every replica of a partition knows: a function of the partition's log alone.
+//! The state that every replica of a partition has: a function of the partition's log alone.
 //!
-//! One partition plays two roles, and its one log serves both: *participant* in transactions that
-//! touch its keys, and *coordinator* of transactions begun in its leader's region. Locks of
-//! transactions that are not prepared are not here: they are the leader's, and go with it.
+//! One partition plays two roles, and its one log serves both. It is *participant* in transactions
+//! that access its keys, and *coordinator* of transactions whose clients are in its leader's
+//! region. Locks of transactions that are not prepared are not part of this state: they belong to
+//! the leader, and are lost with it.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use super::message::{Command, Vote, modes};
 use crate::acknowledged::advance;
 use crate::commit;
 
-/// A transaction that this partition prepared and whose decision it does not know. It holds its
+/// A transaction that this partition has prepared and whose decision it does not know. It holds its
 /// locks under every leader.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Prepared {
@@ -25,49 +26,48 @@ pub struct Prepared {
     pub coordinator: PartitionId,
     /// Keys read.
     pub reads: Vec<Key>,
-    /// What to write.
+    /// Its writes.
     pub writes: Writes,
     /// The commit timestamp must not be smaller.
     pub proposal: Timestamp,
 }
 
 impl Prepared {
-    /// The locks that it holds.
+    /// Its locks.
     pub fn locks(&self) -> BTreeMap<Key, Mode> {
         modes(&self.reads, self.writes.keys())
     }
 
-    /// The vote that this stands for.
+    /// The vote for it.
     #[must_use]
     pub fn vote(&self) -> Vote {
         Vote::Prepared { proposal: self.proposal }
     }
 }
 
-/// A transaction that this partition's group has decided and that not every participant has
-/// acknowledged.
+/// A transaction that this group has decided and that some participant has not acknowledged.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Decided {
     /// The decision.
     #[wire(check = "Outcome::check_decided")]
     pub outcome: Outcome,
-    /// Who takes part.
+    /// The participants.
     pub participants: Vec<PartitionId>,
 }
 
-/// A partition's replicated state, data apart. How a transaction ended here is kept so that nothing late
-/// can revive it (R1, C9), until its client has acknowledged it (R6); `coordinated` has what was decided
-/// here and is not acknowledged by all.
+/// A partition's replicated state, without its data. How a transaction ended here is kept so that
+/// no late message can revive it (R1, C9), until its client has acknowledged it (R6). `coordinated`
+/// has the decisions made here that some participant has not acknowledged.
 pub type State = commit::State<Prepared, Outcome, Decided>;
 
-/// What an applied command changed, for the leader to act on.
+/// The change that an applied command made, for the leader to act on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Applied {
-    /// Nothing that anybody waits for.
+    /// No change that anybody waits for.
     Nothing,
     /// The transaction is prepared here.
     Prepared(TxnId),
-    /// The transaction has ended here, by the decision of this group.
+    /// The transaction has ended here, by the decision of this coordinator's group.
     Ended(TxnId, PartitionId),
     /// A decision is replicated.
     Decided(TxnId),
@@ -139,7 +139,8 @@ impl State {
     fn end(&mut self, partition: PartitionId, txn: TxnId, outcome: Outcome, store: &mut Store) {
         let prepared = self.prepared.remove(&txn);
         if let Outcome::Committed(timestamp) = outcome {
-            // Not prepared: committed here before; the entry is a repetition by a later leader.
+            // It is not prepared: it committed here before, and the entry is a repetition by a
+            // later leader.
             let Some(prepared) = prepared else { return };
             self.commit(partition, txn, (timestamp, &prepared.writes), store);
         }
@@ -149,7 +150,7 @@ impl State {
     }
 
     fn acknowledge(&mut self, client: ClientId, below: u64) {
-        // Else this was known.
+        // Otherwise this was already known.
         let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
         for map in [&mut self.ended, &mut self.settled] {
             let gone: Vec<TxnId> = map.range(names.clone()).map(|(txn, _)| *txn).collect();
@@ -159,7 +160,7 @@ impl State {
         }
     }
 
-    /// What this group has decided as coordinator, as far as it remembers.
+    /// The decision of this group as coordinator, as far as it remembers.
     #[must_use]
     pub fn decision(&self, txn: TxnId) -> Option<Outcome> {
         let settled = self.settled.get(&txn).copied();
@@ -167,17 +168,17 @@ impl State {
     }
 }
 
-/// The one decision function (R7): of votes alone. `vote` gives each participant's, if it is known.
-/// What it says becomes the decision when it is chosen in the coordinator's log, unless another
-/// was chosen before.
+/// The only decision function (R7): a function of votes alone. `vote` returns each participant's
+/// vote, if it is known. The result becomes the decision when it is chosen in the coordinator's
+/// log, unless another one was chosen before.
 ///
-/// Returns none while the votes leave it open.
+/// Returns none while the decision is open.
 #[must_use]
 pub fn decide(
     participants: impl IntoIterator<Item = PartitionId> + Clone,
     vote: impl Fn(PartitionId) -> Option<Vote>,
 ) -> Option<Outcome> {
-    // One refusal is enough, whatever the others say.
+    // One refusal suffices, whatever the other votes are.
     for partition in participants.clone() {
         if let Some(Vote::Refused(reason)) = vote(partition) {
             return Some(Outcome::Aborted(reason));

@@ -1,5 +1,5 @@
-//! The cheapest protocol there is: every server keeps messages going back and forth with every
-//! other, and a timer running.
+//! The cheapest possible protocol: every server exchanges messages with every other server all the
+//! time, and has a running timer.
 
 use std::fmt;
 

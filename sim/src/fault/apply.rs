@@ -1,4 +1,5 @@
-//! What a fault does to the nodes and links of a simulation when it begins and when it ends.
+//! Applies faults to the nodes and links of a simulation when they begin, and heals them when they
+//! end.
 
 use orthodrome_core::id::NodeId;
 use orthodrome_core::machine::{Input, Protocol};
@@ -13,7 +14,7 @@ impl<P: Protocol> Simulation<P> {
     pub(crate) fn fault(&mut self, entry: u32, is_heal: bool) {
         let Some(planned) = self.plan.entries.get(entry as usize) else { return };
         let (name, action) = (planned.name, planned.action.clone());
-        // A schedule's entry belongs to no node: it is logged at `n0`, which no cluster has.
+        // An entry of the schedule belongs to no node. It is logged at `n0`, which no cluster has.
         self.env.log(u32::MAX, TraceEvent::Fault, None, None, None, name, || {
             let what = if is_heal { "ends" } else { "begins" };
             format!("{what} {action:?}")
@@ -120,7 +121,7 @@ impl<P: Protocol> Simulation<P> {
             }
             Action::LyingFsync(nodes) => nodes.iter().for_each(|&n| self.node(n).disk.lie(false)),
             Action::OldCopy(nodes) => nodes.iter().for_each(|&n| self.roll_back(n)),
-            // An order is given once.
+            // An order is given only once.
             Action::Admin { .. } => {}
         }
     }
@@ -152,7 +153,7 @@ impl<P: Protocol> Simulation<P> {
         }
     }
 
-    /// A node that is down gets its own disk back, if another one has it.
+    /// Gives a node that is down its own disk back, if another node has it.
     fn return_disk(&mut self, index: u32) {
         let id = self.node(index).id;
         let holder = (0_u32..).zip(&self.nodes).find(|(_, node)| node.disk.owner() == id);
@@ -161,7 +162,7 @@ impl<P: Protocol> Simulation<P> {
         }
     }
 
-    /// A copy of a node's disk comes back in place of the disk.
+    /// Puts a copy of a node's disk in place of the disk.
     fn roll_back(&mut self, index: u32) {
         self.crash(index, false);
         let lost = self.node(index).disk.roll_back();
@@ -178,8 +179,8 @@ impl<P: Protocol> Simulation<P> {
         }
     }
 
-    /// Ends every fault and cancels those that are still to come, except that `down` stay down for
-    /// ever: the start of a liveness phase.
+    /// Ends every fault and cancels later ones. The nodes in `down` stay down for ever. This begins
+    /// a liveness phase.
     pub fn heal_all(&mut self, down: &[NodeId]) {
         let now = self.env.now;
         self.plan.entries.clear();

@@ -1,4 +1,4 @@
-//! Faults that a swarm draws.
+//! The faults that a swarm draws.
 
 use orthodrome_core::cluster::{Cluster, Role};
 use orthodrome_core::id::{NodeId, PartitionId};
@@ -54,7 +54,7 @@ impl Drawn {
     }
 }
 
-/// Which nodes a drawn fault hits: mostly one, sometimes a region, several, or all.
+/// The nodes that a drawn fault affects: mostly one, sometimes a region, several nodes, or all.
 fn draw_nodes(cluster: &Cluster, rng: &mut Rng) -> Vec<String> {
     let nodes: Vec<NodeId> = cluster.nodes().map(|node| node.id).collect();
     let one = |rng: &mut Rng| rng.pick(&nodes).copied().unwrap_or_default().to_string();
@@ -71,7 +71,8 @@ fn draw_nodes(cluster: &Cluster, rng: &mut Rng) -> Vec<String> {
 }
 
 impl Fault {
-    /// Draws a fault of that kind; a partition of an odd shape is several at once.
+    /// Draws a fault of this kind. A partition of an unusual shape consists of several faults at
+    /// once.
     #[must_use]
     pub fn draw(kind: Drawn, cluster: &Cluster, rng: &mut Rng) -> Vec<Self> {
         let nodes = draw_nodes(cluster, rng);
@@ -113,7 +114,7 @@ impl Fault {
     }
 }
 
-/// A fault that suits a seed's profile, and for how many milliseconds; none if any will do.
+/// A fault that fits a seed's profile, and its duration in milliseconds; none if any fault fits.
 pub(crate) fn draw_for(
     profile: FaultProfile,
     cluster: &Cluster,
@@ -138,7 +139,7 @@ pub(crate) fn draw_for(
         FaultProfile::PriorityRaces if rng.chance(1, 3) => {
             Some((rng.below(200), vec![Fault::Crash { nodes: vec![leader.to_string()] }]))
         }
-        // A new leader of a term knows only what its log says.
+        // A new leader knows only what its log contains.
         FaultProfile::ClockSkew | FaultProfile::LeaderChurn | FaultProfile::PriorityRaces => {
             let to = rng.pick(&partition.replicas)?.to_string();
             Some((0, vec![Fault::TransferLeader { partition: partition.id.0, to }]))
@@ -155,14 +156,14 @@ pub(crate) fn draw_for(
                 let others = servers.into_iter().filter(|other| *other != leader).collect();
                 Fault::Partition { from: vec![leader], to: others, both_ways }
             };
-            // Long enough for the others to choose another leader, and for clients to find it.
+            // Long enough for the others to elect a new leader, and for clients to find it.
             let round_trip = u64::try_from(cluster.topology.rtt_max().as_millis()).unwrap_or(300);
             Some((1_000 + round_trip * rng.range(6, 50), vec![fault]))
         }
     }
 }
 
-/// Faults that must follow each other, for a profile that consists of such sequences.
+/// A sequence of faults, for a profile that consists of such sequences.
 pub(crate) fn draw_sequence(
     profile: FaultProfile,
     cluster: &Cluster,
@@ -180,8 +181,8 @@ pub(crate) fn draw_sequence(
     }
 }
 
-/// A leader does not reach its followers, but its clients; then it loses power until the others have
-/// another leader, and some of the others lose it for a moment.
+/// A leader is cut off from its followers, but not from its clients. Then it loses power until the
+/// others have a new leader, and some of the others lose power for a moment.
 fn draw_power_cut(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<Entry>> {
     let partitions: Vec<_> = cluster.partitions().collect();
     let partition = rng.pick(&partitions)?;
@@ -216,8 +217,8 @@ fn draw_power_cut(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<En
     ])
 }
 
-/// A server that hears another one late, whatever others say to it; or clients who ask again before
-/// they hear anything; or a server that crashes while its disk has much to write.
+/// One server receives another server's messages late; or clients retry before any answer arrives;
+/// or a server crashes while its disk has much to write.
 fn draw_straggler(
     cluster: &Cluster,
     servers: Vec<String>,
@@ -241,7 +242,7 @@ fn draw_straggler(
                 let extra_ms = u32::try_from(rng.range(200, 3_000)).unwrap_or(200);
                 Fault::Delay { from, to, extra_ms, both_ways: false }
             } else {
-                // Of what is said one after the other, some is late.
+                // Of several messages in sequence, some are late.
                 let percent = u8::try_from(rng.range(10, 50)).unwrap_or(10);
                 Fault::Loss { from, to, percent }
             };
@@ -250,8 +251,8 @@ fn draw_straggler(
     }
 }
 
-/// What the clients of one gateway say is late: at one server, so that it hears of them after the
-/// others, or everywhere, so that they ask again before they hear anything.
+/// The messages of one gateway's clients are late: at one server, which then receives them after
+/// the others, or everywhere, so that the clients retry before any answer arrives.
 fn draw_late(
     cluster: &Cluster,
     to: Vec<String>,
@@ -264,8 +265,8 @@ fn draw_late(
     Some(vec![Fault::Delay { from, to, extra_ms, both_ways: rng.chance(1, 4) }])
 }
 
-/// A node or region cut off, one way or both; or a random set of links between regions, which
-/// makes rings, bridges and majorities that do not agree on who is in them.
+/// A node or region is cut off, in one direction or both; or a random set of links between regions
+/// is cut, which makes rings, bridges and overlapping majorities.
 fn draw_partition(cluster: &Cluster, nodes: Vec<String>, rng: &mut Rng) -> Vec<Fault> {
     if rng.chance(2, 3) {
         return vec![Fault::Partition { from: nodes, to: Vec::new(), both_ways: rng.chance(2, 3) }];
@@ -284,7 +285,7 @@ fn draw_partition(cluster: &Cluster, nodes: Vec<String>, rng: &mut Rng) -> Vec<F
     faults
 }
 
-/// Another leader for a partition, or one of its replicas replaced by a server that has none.
+/// A new leader for a partition, or a new server in place of one of its replicas.
 fn draw_admin(cluster: &Cluster, rng: &mut Rng) -> Vec<Fault> {
     let partitions: Vec<_> = cluster.partitions().collect();
     let Some(partition) = rng.pick(&partitions) else { return Vec::new() };
@@ -308,9 +309,9 @@ fn draw_admin(cluster: &Cluster, rng: &mut Rng) -> Vec<Fault> {
     vec![Fault::TransferLeader { partition: partition.id.0, to }]
 }
 
-/// Operators who give partitions to other servers, again and again: one replica at a time, all at once,
-/// more replicas or fewer, back to where they were; several partitions, perhaps in the same moment; the
-/// same order twice; and a leader that is told to go, or to come, meanwhile.
+/// Operators who keep moving partitions to other servers: one replica at a time, all at once, to
+/// more replicas or fewer, and back to the original ones. They move several partitions, perhaps at
+/// the same moment; give the same order twice; and transfer leadership meanwhile.
 pub(crate) fn draw_moves(cluster: &Cluster, end_ms: u64, rng: &mut Rng) -> Vec<Entry> {
     let servers: Vec<NodeId> = cluster.servers().map(|node| node.id).collect();
     let mut partitions: Vec<_> = cluster.partitions().collect();
@@ -350,7 +351,7 @@ fn change_members(partition: PartitionId, voters: &[NodeId]) -> Fault {
     Fault::ChangeMembers { partition: partition.0, voters, learners: Vec::new() }
 }
 
-/// The voters after `now` of a group that began with `first`.
+/// The next voters of a group that has the voters `now`, and that began with `first`.
 fn draw_voters(first: &[NodeId], now: &[NodeId], servers: &[NodeId], rng: &mut Rng) -> Vec<NodeId> {
     let mut others: Vec<NodeId> = servers.iter().copied().filter(|id| !now.contains(id)).collect();
     rng.shuffle(&mut others);
@@ -364,13 +365,13 @@ fn draw_voters(first: &[NodeId], now: &[NodeId], servers: &[NodeId], rng: &mut R
         }
         3 if others.len() >= 2 && matches!(now.len(), 1 | 3 | 5) => next.extend(others.drain(..2)),
         4 if now.len() > 2 => next.truncate(now.len() - 2),
-        // Groups of an even number are rare.
+        // Groups with an even number of voters are rare.
         5 if now.len() < 4 && rng.chance(1, 2) => match others.pop() {
             Some(new) if now.len() == 1 => next.push(new),
             Some(_) | None => next.truncate((now.len() - 1).max(1)),
         },
         _ => {
-            // Rather one of the first than one that has come since.
+            // An original voter rather than one added later.
             let leaving = next.iter().position(|id| first.contains(id)).unwrap_or(0);
             if let (Some(place), Some(new)) = (next.get_mut(leaving), others.first()) {
                 *place = *new;

@@ -11,7 +11,7 @@ use super::{Action, Fault, ScheduleError};
 use crate::disk::DiskFailure;
 use crate::network::{Disturbance, Links, NetworkModel};
 
-/// Looks names up on behalf of one entry.
+/// Looks up the names in one entry.
 pub(super) struct Names<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) entry: usize,
@@ -27,7 +27,7 @@ impl Names<'_> {
         ScheduleError::Name { entry: self.entry, at_ms: self.at_ms, name: name.into(), expected }
     }
 
-    /// Dense numbers of the nodes that `names` mean.
+    /// Dense numbers of the nodes in `names`.
     fn nodes(&self, names: &[String]) -> Result<Vec<u32>, ScheduleError> {
         let mut found = BTreeSet::new();
         for name in names {
@@ -85,8 +85,8 @@ impl Names<'_> {
             .ok_or_else(|| self.unknown(name, "use a server of the cluster (`n4`)"))
     }
 
-    /// The servers that an operator's order about `partition` goes to: all, for after some changes of
-    /// members anyone may lead. Whoever does not lead ignores it.
+    /// The servers that receive an operator's order about `partition`: all servers, because after
+    /// some changes of members any of them may lead. Servers that do not lead ignore the order.
     fn group(&self, partition: u32) -> Result<Vec<u32>, ScheduleError> {
         if self.cluster.partition(PartitionId(partition)).is_none() {
             return Err(self.unknown(&format!("p{partition}"), "use a partition of the cluster"));
@@ -96,7 +96,7 @@ impl Names<'_> {
         Ok(servers.map(|(index, _)| index).collect())
     }
 
-    /// Nodes that may be lost with their disks: gateways, and servers that `replaceable` names.
+    /// Nodes that may lose their disks: gateways, and servers that `replaceable` names.
     fn replaced(
         &self,
         names: &[String],

@@ -1,4 +1,4 @@
-//! A client and its transaction under way.
+//! A client and its pending transaction.
 
 use orthodrome_core::id::{ClientId, RegionId, TxnId};
 use orthodrome_core::session::Session;
@@ -6,10 +6,10 @@ use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::txn::{Decision, Key, Kind, Reads, Writes};
 use orthodrome_eval::workload::{Request, Step, Workload};
 
-/// Name of the reads by which a general transaction finds its keys, where the protocol runs none.
+/// Name of the reads of reconnaissance, for protocols that run no general transactions.
 pub(super) const LOOK: &str = "look";
 
-/// What a client does next.
+/// The next action of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     Begin,
@@ -18,20 +18,20 @@ pub(super) enum Action {
     Resolve,
 }
 
-/// A general transaction of a protocol that runs none, by reconnaissance, as the client library does it:
-/// read-only transactions find the keys; then an interactive one declares all of them, and commits only
-/// if it reads what they read. Each has a name of its own.
+/// A general transaction by reconnaissance, for a protocol that runs none, as in the client
+/// library. Read-only transactions find the keys. Then an interactive transaction declares all of
+/// them, and commits only if it reads the same versions. Each part has a name of its own.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    /// What the workload asked for.
+    /// The workload's request.
     pub(super) request: Request,
-    /// What was read so far.
+    /// The values read so far.
     pub(super) seen: Reads,
-    /// What follows from it, once that is known.
+    /// The decision that follows from them, once it is known.
     pub(super) decision: Option<Decision>,
-    /// What was read turned out to be old.
+    /// True if the values read turned out to be old.
     pub(super) is_stale: bool,
-    /// How often all of it was tried before.
+    /// The number of earlier tries.
     pub(super) tries: u32,
     /// WAN hops of the reads.
     pub(super) hops: u16,
@@ -43,7 +43,7 @@ impl Ahead {
         Self { request, seen, decision, is_stale: false, tries: 0, hops: 0 }
     }
 
-    /// The next transaction: another look, or the one that commits.
+    /// The next part: another read, or the transaction that commits.
     pub(super) fn next(&mut self, workload: &dyn Workload) -> Request {
         let is_begun = !self.seen.is_empty() || self.request.reads.is_empty();
         let step = if is_begun {
@@ -71,7 +71,7 @@ impl Ahead {
         }
     }
 
-    /// What the transaction that commits decides after it has read.
+    /// The decision of the transaction that commits, given its reads.
     pub(super) fn decide(&mut self, reads: &Reads) -> Decision {
         let is_as_seen = self
             .seen
@@ -82,7 +82,7 @@ impl Ahead {
         decision.unwrap_or(Decision::Abort)
     }
 
-    /// From the beginning.
+    /// Starts over.
     pub(super) fn again(&mut self) {
         self.seen.clear();
         (self.decision, self.is_stale) = (None, false);
@@ -90,33 +90,33 @@ impl Ahead {
     }
 }
 
-/// One transaction under way.
+/// A pending transaction.
 #[derive(Debug)]
 pub(super) struct Active {
-    /// The general transaction that this one is a part of.
+    /// The general transaction of which this one is a part.
     pub(super) ahead: Option<Box<Ahead>>,
     pub(super) request: Request,
     pub(super) txn: TxnId,
     pub(super) began: Time,
     pub(super) attempt_began: Time,
     pub(super) gateway: u32,
-    /// What it read, in all rounds.
+    /// What it has read, in all rounds.
     pub(super) reads: Option<Reads>,
-    /// What it asked for in the round that is under way.
+    /// The keys of the pending round.
     pub(super) round: Vec<Key>,
     pub(super) decision: Option<Decision>,
     pub(super) hops: u16,
     pub(super) floor: Duration,
     pub(super) next: Action,
     pub(super) is_final: bool,
-    /// The client had to ask what became of this attempt: what it read may be gone.
+    /// The client had to resolve this attempt: its reads may be lost.
     pub(super) is_resolved: bool,
-    /// It read less than its client knew, and was given up (R11).
+    /// It read older versions than its client knew, and was given up (R11).
     pub(super) is_behind: bool,
 }
 
 impl Active {
-    /// Begins again under this name.
+    /// Starts again under this name.
     pub(super) fn start_over(&mut self, txn: TxnId) {
         self.txn = txn;
         self.reads = None;
@@ -127,8 +127,8 @@ impl Active {
         self.is_behind = false;
     }
 
-    /// A procedure that was resolved for a client who never got its reads: they are not known, and
-    /// nothing can be said of them.
+    /// True for a procedure that was resolved for a client which never received its reads. The
+    /// reads are unknown, and nothing can be checked about them.
     pub(super) fn has_lost_reads(&self) -> bool {
         self.is_resolved && self.reads.is_none() && matches!(self.request.kind, Kind::Procedure(_))
     }
@@ -140,9 +140,9 @@ pub(super) struct Client {
     pub(super) region: RegionId,
     pub(super) gateway: u32,
     pub(super) counter: u64,
-    /// Counts what the client did, so that an outdated wake-up is known as such.
+    /// Counts the client's actions, so that an outdated wake-up can be recognized.
     pub(super) serial: u32,
     pub(super) active: Option<Box<Active>>,
-    /// What it was told.
+    /// The versions that it has seen.
     pub(super) session: Session,
 }

@@ -1,4 +1,4 @@
-//! Answers: what clients do when they have read, when a transaction has ended, and when a gateway dies.
+//! How clients react when they receive reads or an outcome, and when a gateway dies.
 
 use orthodrome_core::id::TxnId;
 use orthodrome_core::machine::UNKNOWABLE;
@@ -17,7 +17,7 @@ impl Load {
         let Some(client) = clients.get_mut(slot as usize) else { return };
         let Some(active) = client.active.as_mut() else { return };
         if active.reads.is_some() && active.decision.is_some() {
-            // A resolved attempt reports its reads again; the decision stands.
+            // A resolved attempt reports its reads again. The decision remains.
             return;
         }
         let missing = active.round.iter().find(|key| !reads.contains_key(*key));
@@ -29,7 +29,7 @@ impl Load {
         active.hops = hops;
         let is_open = matches!(active.request.kind, Kind::Interactive | Kind::General);
         if is_open && !self.model.no_sessions && client.session.is_ahead_of(&reads) {
-            // Nobody is shown this: the gateway, or the client's library, gives the attempt up.
+            // No client sees this: the gateway or the client library gives the attempt up.
             active.is_behind = true;
             active.decision = Some(Decision::Abort);
             self.schedule(slot, now, Action::Decide);
@@ -97,7 +97,7 @@ impl Load {
         }
     }
 
-    /// The client knows from now on what its transaction read and wrote (R11).
+    /// From now on the client knows the reads and writes of its transaction (R11).
     fn remember(&mut self, slot: u32, at: Timestamp) {
         let Client { active, session, .. } = self.client(slot);
         let Some(active) = active else { return };
@@ -114,7 +114,7 @@ impl Load {
         }
     }
 
-    /// A part of a general transaction committed: the next part follows, unless it was the last.
+    /// A part of a general transaction committed. The next part follows, unless it was the last.
     fn look_further(&mut self, slot: u32, now: Time, hops: u16) -> bool {
         let Self { clients, workload, .. } = self;
         let Some(client) = clients.get_mut(slot as usize) else { return false };
@@ -146,11 +146,11 @@ impl Load {
         let Some(active) = self.client(slot).active.as_ref() else { return };
         let (txn, priority, is_final) = (active.txn, active.request.priority, active.is_final);
         let is_stale = active.ahead.as_ref().is_some_and(|ahead| ahead.is_stale);
-        // It gave up because of what it had read before.
+        // It gave up because of older reads.
         let reason = if is_stale || active.is_behind { AbortReason::StaleRead } else { reason };
         let tries = active.ahead.as_ref().map_or(txn.attempt, |ahead| ahead.tries);
-        // Clients may be told before participants are, so an audit may have to come back; that it
-        // ends at all is what the drain's limit sees to.
+        // Clients may receive outcomes before participants do, so an audit may have to be retried.
+        // The drain's limit ensures that it ends.
         let next = if is_final {
             Some(txn.retry())
         } else {
@@ -189,10 +189,10 @@ impl Load {
         self.schedule(slot, now + wait, Action::Begin);
     }
 
-    /// Nobody can tell, now or later. The client has to live with it.
+    /// No node will ever know the outcome. The client accepts that.
     fn on_unknowable(&mut self, slot: u32, now: Time) {
         if self.client(slot).active.as_ref().is_some_and(|active| active.is_final) {
-            // It only reads, so it may as well do so again.
+            // It only reads, so it can read again.
             self.on_aborted(slot, now, AbortReason::Recovery);
             return;
         }
@@ -203,12 +203,13 @@ impl Load {
         self.end(slot, now, true);
     }
 
-    /// The gateway died with what it had under way: its clients ask elsewhere, or die too.
+    /// A gateway died with its pending transactions: their clients use another gateway, or die too.
     pub fn on_gateway_crash(&mut self, now: Time, gateway: u32) {
         for slot in 0..u32::try_from(self.clients.len()).unwrap_or(u32::MAX) {
             let client = self.clients.get(slot as usize);
             let Some(active) = client.and_then(|client| client.active.as_ref()) else { continue };
-            // One that is still to begin goes to another gateway by itself.
+            // A transaction that has not been submitted yet goes to another gateway without further
+            // action.
             if active.gateway != gateway {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! How many clients there are, where they are, and when they submit transactions.
+//! The number of clients, their regions, and when they submit transactions.
 
 use std::collections::BTreeMap;
 
@@ -6,24 +6,25 @@ use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Duration;
 use orthodrome_eval::metrics::Retry;
 
-/// How clients behave.
+/// The behaviour of clients.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LoadModel {
-    /// When they ask.
+    /// When they submit transactions.
     pub arrival: Arrival,
-    /// When an aborted transaction is tried again.
+    /// When an aborted transaction is retried.
     pub retry: Retry,
     /// How long a client takes to decide an interactive transaction.
     pub decide: Duration,
-    /// Transactions begun in the whole run, at most.
+    /// The most transactions submitted in the whole run.
     pub transactions_max: u64,
-    /// Probability that a client dies with the gateway that it uses.
+    /// Probability that a client dies together with its gateway.
     pub die_with_gateway: f64,
-    /// Which share of the transactions begins in each region, or of the clients is there, by the region's name; in
-    /// proportion, so that they need not add up to one. None begins in regions that are not named. Without any, each
-    /// gateway has the same.
+    /// The share of the transactions that each region submits, or of the clients that are in it, by
+    /// the region's name. Shares are relative and need not add up to one. Regions that are not
+    /// named have none. If empty, each gateway has the same share.
     pub origins: BTreeMap<String, f64>,
-    /// Clients forget what they were told ([`orthodrome_core::machine::NO_SESSIONS`]). For tests.
+    /// Clients forget the versions that they have seen ([`orthodrome_core::machine::NO_SESSIONS`]).
+    /// For tests.
     pub no_sessions: bool,
 }
 
@@ -41,7 +42,7 @@ impl Default for LoadModel {
     }
 }
 
-/// Which of several places somebody is at, each by its weight.
+/// Chooses one of several places by their weights.
 #[derive(Clone, Debug)]
 pub struct Origins {
     weights: Vec<f64>,
@@ -49,14 +50,14 @@ pub struct Origins {
 }
 
 impl Origins {
-    /// Places with these weights, which are not below zero.
+    /// Places with these weights, none of them negative.
     #[must_use]
     pub fn new(weights: Vec<f64>) -> Self {
         let dealt = vec![0.0; weights.len()];
         Self { weights, dealt }
     }
 
-    /// A place at random; none if none has any weight.
+    /// A random place; none if no place has a weight.
     pub fn draw(&self, rng: &mut Rng) -> Option<usize> {
         let mut left = rng.unit() * self.weights.iter().sum::<f64>();
         let mut last = None;
@@ -71,7 +72,8 @@ impl Origins {
         last
     }
 
-    /// The place of the next of many, so that at all times each has its part of them; with equal weights, in turns.
+    /// The place of the next of many, so that every place has its share at all times; with equal
+    /// weights, in turn.
     pub fn deal(&mut self) -> Option<usize> {
         let places = self.weights.iter().zip(&self.dealt).enumerate();
         let with_weight = places.filter(|(_, (weight, _))| **weight > 0.0);
@@ -82,21 +84,21 @@ impl Origins {
     }
 }
 
-/// When transactions are begun.
+/// When transactions are submitted.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Arrival {
-    /// At a rate, whatever the system's answers.
+    /// At a rate, independent of the system's answers.
     Open {
-        /// Over all clients.
+        /// The rate over all clients.
         per_second: f64,
-        /// Exponential gaps between arrivals, rather than equal ones.
+        /// True: exponential gaps between arrivals. False: equal gaps.
         poisson: bool,
     },
-    /// Each client begins its next transaction when the last has ended.
+    /// Each client submits its next transaction when the previous one has ended.
     Closed {
-        /// How many clients there are.
+        /// The number of clients.
         clients: u32,
-        /// How long a client waits in between.
+        /// How long a client waits between transactions.
         think: Duration,
     },
 }

@@ -1,4 +1,4 @@
-//! What is recorded of transactions that have ended: figures, the history, and what the oracle says.
+//! Records transactions that have ended: figures, the history, and the oracle's findings.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ impl Load {
         counters.wan_round_trip_millis.record(u64::from(hops) * 500);
     }
 
-    /// Whatever is still under way when the run ends has an unknown outcome.
+    /// Gives everything that is pending at the end of the run an unknown outcome.
     pub fn abandon(&mut self) {
         for slot in 0..u32::try_from(self.clients.len()).unwrap_or(u32::MAX) {
             if self.client(slot).active.is_some() {
@@ -40,9 +40,9 @@ impl Load {
         }
     }
 
-    /// The client's transaction is over; in a closed loop its next one follows. A client that does
-    /// not know what became of it goes on under another id, for its old one promises that it knows
-    /// the outcome of everything it began.
+    /// The client's transaction has ended; in a closed loop the next one follows. A client with an
+    /// unknown outcome continues under another id, because its old id promises that it knows the
+    /// outcomes of all its transactions.
     pub(super) fn end(&mut self, slot: u32, now: Time, is_unknown: bool) {
         if is_unknown {
             let id = self.incarnate(slot);
@@ -135,8 +135,8 @@ impl Load {
     }
 }
 
-/// True if what it reads is shown before it is known to commit, or may be old: a client's session
-/// has a say in that. Other kinds are held to the order of all transactions.
+/// True if its reads are shown before it is known to commit, or may be old: the client's session
+/// checks those. Other kinds are checked against the order of all transactions.
 pub(super) fn shows_reads(kind: &Kind) -> bool {
     match kind {
         Kind::Interactive | Kind::General | Kind::StaleReadOnly => true,
@@ -144,7 +144,7 @@ pub(super) fn shows_reads(kind: &Kind) -> bool {
     }
 }
 
-/// The keys that a transaction wrote if it committed with those reads.
+/// The keys that a transaction with those reads wrote if it committed.
 fn written(active: &Active, reads: &Reads) -> BTreeSet<Key> {
     match (&active.request.kind, &active.decision) {
         (Kind::ReadOnly | Kind::StaleReadOnly, _) => BTreeSet::new(),
@@ -152,7 +152,7 @@ fn written(active: &Active, reads: &Reads) -> BTreeSet<Key> {
         (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => {
             writes.keys().cloned().collect()
         }
-        // Its guards held, and it writes every key that it declared.
+        // Its guards held, so it writes every key that it declared.
         (Kind::Procedure(_), _) if active.has_lost_reads() => {
             active.request.writes.iter().cloned().collect()
         }

@@ -1,4 +1,4 @@
-//! Messages: from the sender over a link to the receiver, or lost on the way.
+//! Messages: from the sender over a link to the receiver, or lost.
 
 use orthodrome_core::id::NodeId;
 use orthodrome_core::machine::{Input, Message, Protocol};
@@ -9,12 +9,12 @@ use super::{Environment, Event, FailureKind, Simulation};
 use crate::cpu::Cpu;
 use crate::network::{Fate, Released};
 
-/// A message on its way.
+/// A message in flight.
 #[derive(Debug)]
 pub(crate) struct InFlight<P: Protocol> {
     pub(crate) from: u32,
     pub(crate) to: u32,
-    /// Which incarnation of the sender and of the receiver the connection belongs to.
+    /// The incarnations of sender and receiver to which the connection belongs.
     pub(super) incarnations: (u32, u32),
     pub(crate) sent: Time,
     /// Size on the wire.
@@ -45,7 +45,7 @@ impl<P: Protocol> Simulation<P> {
         self.accept(flight);
     }
 
-    /// A message has arrived and had its CPU time.
+    /// Processes a message that has arrived and had its CPU time.
     pub(crate) fn accept(&mut self, flight: InFlight<P>) {
         let InFlight { from, to, sent, hops, msg, .. } = flight;
         let from = self.env.id(from);
@@ -56,7 +56,7 @@ impl<P: Protocol> Simulation<P> {
         self.input(to, Input::Message { from, msg }, hops);
     }
 
-    /// Sends what links held while they were blocked.
+    /// Sends the messages that links held while they were blocked.
     pub(crate) fn release(&mut self, released: Released<InFlight<P>>) {
         for flight in &released.lost {
             self.env.lose(flight);
@@ -130,7 +130,7 @@ impl<P: Protocol> Environment<P> {
         }
     }
 
-    /// True if the connection that carried a message broke before it arrived.
+    /// True if the message's connection broke before it arrived.
     fn is_cut(&self, flight: &InFlight<P>) -> bool {
         let &InFlight { from, to, incarnations, sent, .. } = flight;
         let is_down = !self.up.get(to as usize).copied().unwrap_or(false);

@@ -1,16 +1,16 @@
-//! Step-by-step control: a golden script delivers messages, fires timers and completes flushes.
+//! Step-by-step control: a golden script delivers messages, expires timers and completes flushes.
 
 use orthodrome_core::machine::{Input, Protocol};
 
 use super::node::on_host;
 use super::{InFlight, Process, Simulation};
 
-/// What step-by-step control holds back.
+/// The events that step-by-step control holds back.
 pub(crate) struct Manual<P: Protocol> {
     /// Messages that were sent and not delivered, numbered from 1 in the order of sending.
     pub(crate) held: Vec<(u32, InFlight<P>)>,
     next: u32,
-    /// Told of every message that is sent.
+    /// Receives every message that is sent.
     echo: EchoSink<P>,
 }
 
@@ -29,12 +29,12 @@ impl<P: Protocol> Manual<P> {
     expect(dead_code, reason = "only golden scripts take control, and they are a feature")
 )]
 impl<P: Protocol> Simulation<P> {
-    /// From now on messages, flushes and timers wait to be asked for.
+    /// From now on, messages, flushes and timers wait for a command.
     pub(crate) fn take_control(&mut self, echo: EchoSink<P>) {
         self.env.manual = Some(Manual { held: Vec::new(), next: 0, echo });
     }
 
-    /// Everything held back goes its way from now on.
+    /// Releases all events that were held back.
     pub(crate) fn give_control_back(&mut self) {
         let Some(manual) = self.env.manual.take() else { return };
         for (_, flight) in manual.held {
@@ -46,7 +46,7 @@ impl<P: Protocol> Simulation<P> {
         }
     }
 
-    /// Delivers or loses message `number`, and forgets it unless it `stays`.
+    /// Delivers or loses message `number`, and removes it unless it `stays`.
     pub(crate) fn step_message(&mut self, number: u32, arrives: bool, stays: bool) {
         let Some(manual) = &mut self.env.manual else { return };
         let Some(at) = manual.held.iter().position(|(held, _)| *held == number) else { return };
@@ -62,7 +62,7 @@ impl<P: Protocol> Simulation<P> {
         }
     }
 
-    /// Makes everything that a node wrote durable, and tells it. False if there was nothing.
+    /// Makes everything that a node wrote durable, and reports it. False if there was nothing.
     pub(crate) fn flush_disk(&mut self, index: u32) -> bool {
         let Self { nodes, env, .. } = self;
         let Some(node) = nodes.get_mut(index as usize) else { return false };
@@ -72,7 +72,7 @@ impl<P: Protocol> Simulation<P> {
         true
     }
 
-    /// Expires a node's earliest timer, moving time on to its deadline. False if it has none.
+    /// Expires a node's earliest timer, and advances time to its deadline. False if it has none.
     pub(crate) fn fire_first(&mut self, index: u32) -> bool {
         let node = self.node(index);
         let Some(deadline) = on_host!(&node.process, host => host.next_deadline(), None) else {

@@ -24,7 +24,7 @@ pub(crate) enum Process<P: Protocol> {
     Down,
 }
 
-/// Calls a method of whichever host runs; `$down` if none does.
+/// Calls a method of the running host; `$down` if there is none.
 macro_rules! on_host {
     ($process:expr, $host:ident => $call:expr, $down:expr) => {
         match $process {
@@ -45,17 +45,17 @@ pub(crate) struct Node<P: Protocol> {
     pub(crate) disk: Disk<P>,
     pub(crate) clock: NodeClock,
     pub(crate) cpu: Cpu,
-    /// What its machine's workers did.
+    /// The work of its machine's workers.
     pub(super) work: Arc<Tally>,
-    /// The wake-up that counts; others are outdated.
+    /// The current wake-up; others are outdated.
     pub(super) wake: Option<Time>,
-    /// How many faults keep the node down.
+    /// The number of faults that keep the node down.
     pub(crate) held_down: u32,
-    /// How many faults keep the node paused.
+    /// The number of faults that keep the node paused.
     pub(crate) paused: u32,
-    /// What arrived while the node was paused.
+    /// Events that arrived while the node was paused.
     pub(super) backlog: VecDeque<Event<P>>,
-    /// A fault of the disk stopped the node and is not repaired yet.
+    /// True if a fault of the disk stopped the node and is not repaired yet.
     pub(crate) disk_stopped: bool,
 }
 
@@ -81,15 +81,14 @@ impl<P: Protocol> Node<P> {
 }
 
 impl<P: Protocol> Simulation<P> {
-    /// Starts every node that is down and not held down.
+    /// Starts every node that is down, unless a fault keeps it down.
     pub fn start_nodes(&mut self) {
         for index in 0..self.nodes.len() {
             self.start_node(index as u32);
         }
     }
 
-    /// Starts a node with what its disk kept, unless it runs, a fault holds it down, or it refuses its
-    /// disk.
+    /// Starts a node from its disk, unless it runs, a fault keeps it down, or it refuses its disk.
     pub(crate) fn start_node(&mut self, index: u32) {
         let now = self.env.now;
         let incarnation = self.env.incarnation(index);
@@ -130,7 +129,7 @@ impl<P: Protocol> Simulation<P> {
         self.settle_input(index, 0);
     }
 
-    /// A paused node goes on: first with what arrived meanwhile, then with its timers.
+    /// Resumes a paused node: first it processes what arrived meanwhile, then its timers.
     pub(crate) fn resume(&mut self, index: u32) {
         let now = self.env.now;
         let node = self.node(index);
@@ -145,7 +144,7 @@ impl<P: Protocol> Simulation<P> {
         self.rearm(index);
     }
 
-    /// Stops a node as a power cut would.
+    /// Stops a node like a power cut.
     pub(crate) fn crash(&mut self, index: u32, torn: bool) {
         let Self { nodes, env, .. } = self;
         let Some(node) = nodes.get_mut(index as usize) else { return };
@@ -169,7 +168,8 @@ impl<P: Protocol> Simulation<P> {
         self.lose_writes(index, lost, "in a crash, because its disk had lied");
     }
 
-    /// A node's disk lost writes that it had reported durable, if `lost` is not zero.
+    /// Records that a node's disk lost writes that it had reported as durable, if `lost` is not
+    /// zero.
     pub(crate) fn lose_writes(&mut self, index: u32, lost: u64, how: &str) {
         if lost == 0 {
             return;
@@ -236,7 +236,7 @@ impl<P: Protocol> Simulation<P> {
         on_host!(&found.process, host => host.machine().to_string(), "down".into())
     }
 
-    /// A machine's running timers by their `Debug` names, earliest first.
+    /// A machine's running timers by their `Debug` form, earliest first.
     #[must_use]
     pub fn timers_of(&self, node: NodeId) -> Vec<(Time, String)> {
         let found = self.nodes.iter().find(|candidate| candidate.id == node);

@@ -1,4 +1,4 @@
-//! What a run reports: its figures, or the check that failed.
+//! The report of a run: its figures, or the check that failed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,20 +12,20 @@ use crate::orders::OrderReport;
 use crate::promise::Beyond;
 use crate::traffic::Traffic;
 
-/// What went wrong in a run.
+/// The kinds of failures.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum FailureKind {
     /// A machine's assertion failed.
     Panic,
-    /// A client was told something that is not so.
+    /// A client received a false answer.
     Promise,
-    /// Something that must end did not.
+    /// A transaction, or something else that must end, did not.
     Stuck,
-    /// Two machines contradict each other, or what a client was told.
+    /// Two machines contradict each other, or contradict what a client received.
     Claim,
-    /// A machine made a record or a message that no host takes.
+    /// A machine made a record or a message beyond the host's limits.
     Limit,
-    /// The history is not what the protocol guarantees.
+    /// The history violates the protocol's guarantee.
     History,
     /// The same seed gave two different runs.
     Twins,
@@ -49,46 +49,46 @@ impl fmt::Display for FailureKind {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{kind} at {at}: {detail}")]
 pub struct Failure {
-    /// When it was found.
+    /// When the failure was found.
     pub at: Time,
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub kind: FailureKind,
-    /// What exactly.
+    /// The details.
     pub detail: String,
 }
 
-/// What a run amounted to.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The published figures. `wall` is the caller's to fill in: this crate has no clock.
+    /// The published figures. The caller fills in `wall`, because this crate has no clock.
     pub result: RunResult,
-    /// Latencies by the region that transactions were begun in.
+    /// Latencies by the clients' region.
     pub regions: BTreeMap<String, Summary>,
     /// The distribution function of all latencies, as [`orthodrome_eval::metrics::OfKind::cdf_ms`].
     pub cdf_ms: Vec<f64>,
     /// Messages and bytes of the measured part.
     pub traffic: Traffic,
-    /// How often each of the protocol's rare events happened, by its `Debug` name.
+    /// The number of the protocol's rare events, by their `Debug` form.
     pub notes: BTreeMap<String, u64>,
-    /// How often each kind of fault was injected.
+    /// The number of faults injected, by kind.
     pub injected: BTreeMap<&'static str, u64>,
-    /// What has become of the orders to change members that the schedule gave.
+    /// The results of the schedule's orders to change members.
     pub orders: Vec<OrderReport>,
-    /// A hash of everything that happened.
+    /// A hash of all events.
     pub trace_hash: u64,
-    /// Transactions that had not ended when the run did.
+    /// The number of transactions that were still pending at the end.
     pub outstanding: u32,
-    /// Core time of all nodes, of the whole run, by the CPU-time model.
+    /// Core time of all nodes in the whole run, by the CPU-time model.
     pub cpu: Duration,
-    /// Whether the workload's own audit of the database held at the end; none if it has no audit. False if it was not made,
-    /// because not everything had ended, or found something wrong.
+    /// True if the workload's final audit of the database passed; none if it has no audit. False if
+    /// the audit failed, or did not run because something was still pending.
     pub audited: Option<bool>,
-    /// The run ended early because a disk lost writes that it had reported durable.
+    /// Set if the run ended early because a disk lost writes that it had reported as durable.
     pub beyond: Option<Beyond>,
 }
 
 impl<P: Protocol> Simulation<P> {
-    /// The figures so far. What is under way counts as unknown and is dropped.
+    /// The figures so far. Pending transactions are dropped, with an unknown outcome.
     pub fn report(&mut self) -> Report {
         let outstanding = self.env.load.outstanding();
         self.env.load.abandon();
@@ -123,7 +123,7 @@ impl<P: Protocol> Simulation<P> {
         }
     }
 
-    /// A hash of everything that happened so far.
+    /// A hash of all events so far.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         self.env.hash.value()

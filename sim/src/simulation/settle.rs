@@ -1,4 +1,4 @@
-//! How a run ends: transactions finish, the final audit reads everything, and replicas agree.
+//! The end of a run: transactions end, the final audit reads everything, and replicas agree.
 
 use orthodrome_core::machine::{Machine, Protocol};
 use orthodrome_core::time::Duration;
@@ -8,21 +8,21 @@ use super::{Failure, FailureKind, Process, Simulation};
 use crate::watch::{self, Copies, Unrest};
 
 impl<P: Protocol> Simulation<P> {
-    /// No new transactions; those under way have `limit` to end.
+    /// Submits no new transactions. Pending ones have `limit` to end.
     ///
     /// # Errors
-    /// The first promise that was broken; a transaction that did not end, if outcomes are checked.
+    /// The first broken promise; or a transaction that did not end, if outcomes are checked.
     pub fn drain(&mut self, limit: Duration) -> Result<(), Failure> {
         self.env.load.stop();
         self.wait_for_outstanding(0, limit)?;
         self.judge_ended(limit)
     }
 
-    /// No new transactions; those under way go on as long as one of them ends within every `limit`.
-    /// A protocol whose transactions queue up for their locks is slow, not stuck.
+    /// Submits no new transactions. Pending ones continue as long as one of them ends within every
+    /// `limit`. A protocol whose transactions queue for locks may be slow without being stuck.
     ///
     /// # Errors
-    /// The first promise that was broken; a transaction that did not end, if outcomes are checked.
+    /// The first broken promise; or a transaction that did not end, if outcomes are checked.
     pub fn drain_while_moving(&mut self, limit: Duration) -> Result<(), Failure> {
         self.env.load.stop();
         let mut before = self.env.load.outstanding();
@@ -52,7 +52,7 @@ impl<P: Protocol> Simulation<P> {
         self.env.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Until at most so many are under way, or `limit` has passed.
+    /// Runs until at most `most` transactions are pending, or `limit` has passed.
     fn wait_for_outstanding(&mut self, most: u32, limit: Duration) -> Result<(), Failure> {
         let deadline = self.env.now + limit;
         let is_due = |run: &Self| run.env.load.outstanding() > most && run.env.now < deadline;
@@ -63,11 +63,11 @@ impl<P: Protocol> Simulation<P> {
         Ok(())
     }
 
-    /// Reads everything at the end: the workload's own audit, and if outcomes are checked every
-    /// key that a committed transaction touched, against what was acknowledged.
+    /// Reads the whole database at the end: for the workload's audit, and, if outcomes are checked,
+    /// every key that a committed transaction accessed, to compare it with what was acknowledged.
     ///
     /// # Errors
-    /// What is lost or does not add up.
+    /// If an acknowledged write is missing, or an invariant does not hold.
     pub fn audit(&mut self) -> Result<(), Failure> {
         let mut requests = self.env.load.final_requests();
         requests.extend(self.env.load.final_reads());
@@ -93,20 +93,19 @@ impl<P: Protocol> Simulation<P> {
         self.env.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Lets time pass until nothing is left over at any machine that is up and the copies of every
-    /// state agree, for at most `limit`.
+    /// Runs until no running machine has leaks and all replica digests agree, for at most `limit`.
     ///
     /// # Errors
-    /// What is left over then, or does not agree.
+    /// The remaining leaks, or the difference.
     pub fn settle(&mut self, limit: Duration) -> Result<(), Failure> {
         self.settle_within(limit, false)
     }
 
-    /// The same, and goes on as long as less is left over within every `limit`: what links that lose packets carry
-    /// is little, and a server that was away may have much to receive.
+    /// The same, but continues as long as the leaks shrink within every `limit`. Links that lose
+    /// packets are slow, and a server that was down may have much to receive.
     ///
     /// # Errors
-    /// What is left over then, or does not agree.
+    /// The remaining leaks, or the difference.
     pub fn settle_while_moving(&mut self, limit: Duration) -> Result<(), Failure> {
         self.settle_within(limit, true)
     }
@@ -115,8 +114,9 @@ impl<P: Protocol> Simulation<P> {
         let mut deadline = self.env.now + limit;
         let mut least = usize::MAX;
         let mut copies = Copies::default();
-        // Irregular, so that it never keeps step with a group that appends something every so often,
-        // and at times soon again: a follower is where its leader was a round trip before.
+        // The intervals are irregular, so that they never coincide with a group that appends at
+        // regular intervals. Some are short, because a follower is where its leader was a round
+        // trip earlier.
         let mut look = 0_u64;
         loop {
             if self.is_beyond() {
@@ -139,7 +139,7 @@ impl<P: Protocol> Simulation<P> {
         }
     }
 
-    /// How much is left over, at all machines that are up.
+    /// The total of leaks on all running machines.
     fn left_over(&self) -> usize {
         let mut all = 0;
         for node in &self.nodes {

@@ -1,4 +1,4 @@
-//! The steps of machines: inputs, timers, and the effects that a machine asks for.
+//! The steps of machines: inputs, timers and effects.
 
 use orthodrome_core::machine::{Effect, Input, Machine, Protocol};
 use orthodrome_core::trace::Event as TraceEvent;
@@ -35,11 +35,11 @@ impl<P: Protocol> Simulation<P> {
         }
     }
 
-    /// Gives a machine an input, and carries out what it wants.
+    /// Gives a machine an input, and carries out its effects.
     pub(crate) fn input(&mut self, index: u32, input: Input<P>, hops: u16) {
         let now = self.env.now;
         if self.node(index).paused > 0 {
-            // It had its CPU time before the pause began.
+            // The input had its CPU time before the pause began.
             let incarnation = self.env.incarnation(index);
             let event = Event::Input { node: index, incarnation, input: Box::new(input), hops };
             self.node(index).backlog.push_back(event);
@@ -69,10 +69,10 @@ impl<P: Protocol> Simulation<P> {
         self.fire(index);
     }
 
-    /// Expires every timer of a node that is due.
+    /// Expires all timers of a node that are due.
     fn fire(&mut self, index: u32) {
-        // A handler may set a timer that is due at once; the bound on events at one instant stops
-        // a machine that always does.
+        // A handler may set a timer that is due at once. The bound on events at one instant stops a
+        // machine that always does so.
         for _ in 0..10_000 {
             if !self.fire_one(index) {
                 break;
@@ -98,7 +98,7 @@ impl<P: Protocol> Simulation<P> {
         true
     }
 
-    /// Carries out what a machine wants after an input, and checks it.
+    /// Carries out a machine's effects after an input, and checks its invariants.
     pub(super) fn settle_input(&mut self, index: u32, hops: u16) {
         let Self { nodes, env, options, .. } = self;
         let every = options.invariants_every;
@@ -119,7 +119,7 @@ impl<P: Protocol> Simulation<P> {
         self.rearm(index);
     }
 
-    /// Schedules the node's next wake-up, if an earlier one is needed than the one scheduled.
+    /// Schedules the node's next wake-up, if it must be earlier than the scheduled one.
     pub(super) fn rearm(&mut self, index: u32) {
         if self.env.manual.is_some() {
             return;
@@ -136,7 +136,7 @@ impl<P: Protocol> Simulation<P> {
         }
     }
 
-    /// The processor of a node is as fast as ever again, for what waits for it too.
+    /// A node's processor has its full speed again, also for the work that waits.
     pub(crate) fn speed_up(&mut self, index: u32) {
         let now = self.env.now;
         let factor = self.node(index).cpu.speed_up(now);
@@ -204,7 +204,7 @@ impl<P: Protocol> Environment<P> {
         }
     }
 
-    /// A server that is given a larger record cannot go on, and would not get over it by a restart.
+    /// A server that is given a larger record cannot continue, and a restart does not help.
     fn judge_record(&mut self, index: u32, record: &P::Record) {
         let (bytes, most) = (P::record_size(record), self.limits.record_bytes);
         if bytes > most {

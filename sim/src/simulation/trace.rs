@@ -39,12 +39,12 @@ impl<P: Protocol> Environment<P> {
                     format!("{order:?}")
                 });
             }
-            // Logged where they come from, with what is known there.
+            // These are logged where they are created, with the details known there.
             Input::Message { .. } | Input::Timer(_) => {}
         }
     }
 
-    /// Adds to the running hash and, if one is kept, to the trace.
+    /// Adds an event to the running hash and, if one is kept, to the trace.
     #[expect(clippy::too_many_arguments, reason = "the fields of a trace line, in their order")]
     pub(crate) fn log(
         &mut self,
@@ -81,7 +81,7 @@ pub(super) fn shortened(mut text: String) -> String {
     text
 }
 
-/// Reads as `key=value(version)`, with `-` for a key that holds nothing.
+/// The form is `key=value(version)`, with `-` for an absent key.
 pub(super) fn describe(reads: &Reads) -> String {
     let one = |(key, read): (&Key, &Read)| {
         let value = read.value.as_ref().map_or_else(|| "-".into(), ToString::to_string);

@@ -1,4 +1,4 @@
-//! What a seed draws: a cluster, a load, and the faults.
+//! The draws of a seed: a cluster, a load, and the faults.
 
 use std::collections::BTreeMap;
 
@@ -22,14 +22,14 @@ use crate::network::{Delay, Links, NetworkModel};
 use crate::simulation::Options;
 use crate::unusual::{self, Draws, Sizes, Unusual};
 
-/// Faults of one seed, at most; odd partitions may add a few.
+/// The most faults of one seed; a partition of an unusual shape may add a few.
 const FAULTS_MAX: usize = 80;
 
 impl Scenario {
     /// Draws everything from `seed`.
     ///
     /// # Errors
-    /// A cluster that contradicts itself.
+    /// If the cluster contradicts itself.
     pub fn draw<P: Protocol>(seed: u64, options: &SwarmOptions) -> Result<Self, SwarmError> {
         let mut rng = Rng::stream(seed, "swarm", 0);
         let drawn = FaultProfile::draw_for::<P>(seed, options, &mut rng);
@@ -63,9 +63,8 @@ impl Scenario {
     }
 }
 
-/// The draws of one seed so far. What is drawn from `rng` depends on everything drawn from it before.
-/// A draw with a stream of its own changes no other draw, so of everything else a seed draws the same
-/// for every protocol.
+/// The draws of one seed so far. Each draw from `rng` depends on all earlier ones. A draw from a
+/// separate stream changes no other draw, so the other draws are the same for every protocol.
 struct Drawing<'a> {
     seed: u64,
     profile: FaultProfile,
@@ -80,10 +79,10 @@ impl Drawing<'_> {
     fn cluster<P: Protocol>(&mut self) -> Result<(Cluster, Moves), SwarmError> {
         let (seed, profile, options, rng) = (self.seed, self.profile, self.options, &mut self.rng);
         let regions = 3 + rng.below(3);
-        // Coordinators that are no replicas of what they coordinate.
+        // Coordinators that are no replicas of the partitions that they coordinate.
         let regions = if profile == FaultProfile::PowerCuts { 5 } else { regions };
         let topology = draw_topology(profile, regions, rng);
-        // Larger groups, and more that share only some of their servers.
+        // Larger groups, and more groups that share only some of their servers.
         let often = if profile == FaultProfile::LaggingReplicas { 2 } else { 1 };
         let mut replicas = if regions == 5 && rng.chance(often, 3) { 5 } else { 3 };
         replicas = self.sizes.replicas.unwrap_or(replicas);
@@ -97,7 +96,7 @@ impl Drawing<'_> {
         let shares = self.draws.take(Unusual::Shares, shares).unwrap_or(1);
         let shares = u32::try_from(shares).unwrap_or(1);
         if shares > 1 {
-            // With and without spares.
+            // With and without spare servers.
             servers = servers.max(shares + u32::try_from(divided.below(3)).unwrap_or_default());
         }
         let moves = self.draws.take(Unusual::Moves, Moves::draws_of::<P>(seed, options));
@@ -116,7 +115,7 @@ impl Drawing<'_> {
     fn workload<P: Protocol>(&mut self) -> (&'static str, workload::Options) {
         let seed = self.seed;
         let (workload, mut options) = draw_workload(self.profile, &mut self.rng);
-        // Smallbank has four hot users, and at least two that are not.
+        // Smallbank has four hot users, and at least two others.
         let fewest = if workload == "smallbank" { 6 } else { 1 };
         let keys = self.sizes.keys.map(|keys| keys.max(fewest));
         options.keys = keys.or(options.keys);
@@ -154,7 +153,7 @@ impl Drawing<'_> {
         self.draws.take(Unusual::Settings, varies.then_some(())).is_some()
     }
 
-    /// The fault schedule, and the nodes that stay down when everything else heals.
+    /// The fault schedule, and the nodes that stay down when all other faults heal.
     fn faults<P: Protocol>(
         &mut self,
         cluster: &Cluster,
@@ -193,8 +192,8 @@ impl Drawing<'_> {
         (schedule, down)
     }
 
-    /// Servers that stay down for ever, in some seeds without membership changes: with those that are
-    /// `replaced` they leave a majority of each partition's replicas.
+    /// Servers that stay down for ever, in some seeds without membership changes. Together with the
+    /// `replaced` ones they leave a majority of each partition's replicas.
     fn losses(&mut self, cluster: &Cluster, replaced: &[NodeId], has_admin: bool) -> Vec<NodeId> {
         let (mut down, mut lost) = (Vec::new(), replaced.to_vec());
         if self.options.losses && !has_admin && self.rng.chance(1, 3) {
@@ -213,7 +212,8 @@ impl Drawing<'_> {
 }
 
 impl FaultProfile {
-    /// What a seed draws for protocol `P`. The profiles of some protocols are from streams of their own.
+    /// The profile of a seed for protocol `P`. The profiles of some protocols come from separate
+    /// streams.
     fn draw_for<P: Protocol>(seed: u64, options: &SwarmOptions, rng: &mut Rng) -> Self {
         let mut drawn = Self::draw(options.admin, rng);
         if P::RANKS && Rng::stream(seed, "ranks", 0).chance(1, 4) {
@@ -231,7 +231,7 @@ impl FaultProfile {
         drawn
     }
 
-    /// Every profile, each as often as its weight; `admin` if leaders may be told to change.
+    /// A profile, each as often as its weight; `admin` if operators may change leaders.
     fn draw(admin: bool, rng: &mut Rng) -> Self {
         match rng.below(8) {
             0..3 => Self::Mixed,
@@ -242,12 +242,12 @@ impl FaultProfile {
     }
 }
 
-/// Regions anywhere, or some close together and the others far from everybody: between near ones
-/// whole transactions come and go while one message is on its way to a far one.
+/// Regions at random places; or some close together and the others far away, so that whole
+/// transactions between near regions begin and end while one message travels to a far one.
 pub(super) fn draw_topology(profile: FaultProfile, regions: u64, rng: &mut Rng) -> Topology {
     let near_and_far = !matches!(profile, FaultProfile::Mixed | FaultProfile::PriorityRaces);
     let near = if near_and_far { rng.range(0, 1) * (regions - 1) } else { 0 };
-    // Several elections, or delays of many round trips, fit into one seed of a profile.
+    // One seed of a profile has time for several elections, or for delays of many round trips.
     let furthest = rng.range(10, if near_and_far { 50 } else { 150 });
     let local = Duration::from_micros(rng.range(100, 1_000));
     #[expect(clippy::cast_possible_truncation, reason = "at most five regions")]
@@ -278,13 +278,13 @@ pub(super) fn draw_workload(
         ..workload::Options::default()
     };
     match profile {
-        // Only a history of lists shows every order that transactions took.
+        // Only a history of lists shows the complete order of transactions.
         FaultProfile::ClockSkew => {
             options.keys = Some(rng.range(8, 30));
             options.read_only = Some(0.4 + rng.unit() * 0.45);
             return ("list-append", options);
         }
-        // Enough keys that those whose writers hang on an island leave some to read.
+        // Enough keys that some can be read although the writers of others are cut off.
         FaultProfile::Partitions => {
             options.keys = Some(rng.range(10, 50));
             options.read_only = Some(0.5 + rng.unit() * 0.45);
@@ -329,7 +329,7 @@ pub(super) fn draw_options(
     let timeout = Duration::from_millis(rng.range(300, 5_000));
     let error = match profile {
         FaultProfile::ClockSkew => Duration::from_millis(rng.range(100, 1_000)),
-        // Clocks far apart refuse what others store.
+        // Clocks that differ much make replicas refuse what others store.
         FaultProfile::LaggingReplicas if rng.chance(1, 2) => {
             Duration::from_millis(rng.range(100, 1_000))
         }
@@ -373,7 +373,8 @@ pub(super) fn draw_options(
         warmup: Duration::ZERO,
         duration: swarm.safety + swarm.safety / 4,
         drain: swarm.liveness,
-        // They are most of a run's time. A machine that has gone wrong mostly stays so.
+        // Invariant checks take most of a run's time, and a violated invariant mostly stays
+        // violated.
         invariants_every: if seed.is_multiple_of(32) { 1 } else { 64 },
         check_outcomes: true,
     }
@@ -381,7 +382,7 @@ pub(super) fn draw_options(
 
 fn draw_arrival(profile: FaultProfile, swarm: &SwarmOptions, rng: &mut Rng) -> Arrival {
     if profile != FaultProfile::Mixed || swarm.safety > Duration::from_secs(30) {
-        // Spread over all of the faults, and seldom more than the keys in use can take.
+        // Spread over the whole time of the faults, and rarely more than the keys in use sustain.
         let evenly = swarm.transactions as f64 / swarm.safety.as_secs_f64();
         Arrival::Open { per_second: evenly * (0.7 + rng.unit()), poisson: true }
     } else if rng.chance(1, 2) {
@@ -392,14 +393,14 @@ fn draw_arrival(profile: FaultProfile, swarm: &SwarmOptions, rng: &mut Rng) -> A
     }
 }
 
-/// In some seeds limits so low that what some of its transactions add up to is far above them. From a stream of its
-/// own: of everything else a seed draws the same for every protocol.
+/// In some seeds, limits so low that several of its transactions together exceed them by far. Drawn
+/// from a separate stream: the other draws are the same for every protocol.
 fn draw_limits(seed: u64) -> Limits {
     let mut rng = Rng::stream(seed, "limits", 0);
     if !rng.chance(1, 3) {
         return Limits::SERVER;
     }
-    // Above what one transaction may have: a read of all keys of the largest workload.
+    // Above the size of a single transaction: a read of all keys of the largest workload.
     let message_bytes = usize::try_from(rng.range(40 << 10, 160 << 10)).unwrap_or(160 << 10);
     let records = usize::try_from(rng.range(1, 4)).unwrap_or(1);
     Limits { record_bytes: message_bytes * records, message_bytes }
@@ -415,7 +416,7 @@ fn draw_faults(
     let is_mixed = profile == FaultProfile::Mixed;
     let mut kinds = fault::Drawn::all(network, options.admin, options.clock_faults && is_mixed);
     rng.shuffle(&mut kinds);
-    // A random subset of kinds, at a random rate: some faults off, others violent.
+    // A random subset of kinds at a random rate: some kinds are off, others are frequent.
     let keep = 1 + rng.below(kinds.len() as u64);
     kinds.truncate(usize::try_from(keep).unwrap_or(1));
     let end = u64::try_from(options.safety.as_millis()).unwrap_or(u64::MAX);
@@ -427,7 +428,7 @@ fn draw_faults(
         | FaultProfile::PriorityRaces => rng.range(100, 1_500),
         FaultProfile::PowerCuts => rng.range(500, 1_500),
     };
-    // Runs of minutes have their faults all along, too.
+    // Long runs have faults for their whole time, too.
     let gap = gap * (options.safety.as_secs() / 8).max(1);
     let mut faults = Vec::new();
     let mut at_ms = 200 + rng.below(gap);
@@ -451,20 +452,20 @@ fn draw_faults(
     faults
 }
 
-/// Operators who move partitions, in some seeds. All that is drawn here is from a stream of its own: other
-/// seeds draw what they draw for every protocol.
+/// Operators who move partitions, in some seeds. Drawn from a separate stream: other seeds keep the
+/// same draws for every protocol.
 struct Moves(Option<Rng>);
 
 impl Moves {
-    /// Where they are drawn from, if they are.
+    /// The stream of these draws, if the seed has them.
     fn draws_of<P: Protocol>(seed: u64, options: &SwarmOptions) -> Option<Rng> {
         let mut rng = Rng::stream(seed, "moves", 0);
         let are_drawn = P::MEMBERS && options.admin && rng.chance(1, 3);
         are_drawn.then_some(rng)
     }
 
-    /// Servers in each region: where partitions move, mostly enough for a group that shares no server
-    /// with the first.
+    /// Servers in each region. If partitions move, there are mostly enough for a group that shares
+    /// no server with the first.
     fn servers(&mut self, drawn: u32) -> u32 {
         let Some(rng) = &mut self.0 else { return drawn };
         if rng.chance(4, 5) { drawn.max(2) } else { drawn }
@@ -477,8 +478,8 @@ impl Moves {
     }
 }
 
-/// Servers that new ones with empty disks take the places of, in some seeds. All that is drawn here is
-/// from a stream of its own: of everything else a seed draws the same for every protocol.
+/// Servers that lose their disks and are replaced, in some seeds. Drawn from a separate stream: the
+/// other draws are the same for every protocol.
 fn draw_replaced<P: Protocol>(
     seed: u64,
     cluster: &Cluster,
@@ -505,8 +506,8 @@ fn draw_replaced<P: Protocol>(
     replaced
 }
 
-/// True if a majority of each partition's replicas is left without `lost` and `server`, and of those that hold each
-/// share, if there are shares.
+/// True if a majority of each partition's replicas remains without `lost` and `server`. If there
+/// are shares, this also holds for the servers that hold each share.
 pub(crate) fn leaves_majorities(cluster: &Cluster, lost: &[NodeId], server: NodeId) -> bool {
     let share = |node| cluster.share_at(node).0;
     let others = cluster.servers().filter(|other| share(other.id) == share(server));

@@ -1,6 +1,6 @@
-//! A small but complete protocol to test the simulator with: one leader orders everything, checks
-//! read versions, remembers outcomes, and answers only for what is on its disk. Its mutations are
-//! mistakes that the simulator must find.
+//! A small but complete protocol for tests of the simulator. One leader orders everything, checks
+//! the versions read, remembers outcomes, and answers only when a record is on its disk. Its
+//! mutations are mistakes that the simulator must find.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -139,7 +139,7 @@ struct Pending {
     reads: Reads,
 }
 
-/// Asks the leader, and asks again until it answers.
+/// Sends requests to the leader, and retries until the leader answers.
 #[derive(Debug)]
 pub struct Client {
     leader: NodeId,
@@ -178,7 +178,7 @@ impl Client {
         cx.reads(txn, reads.clone());
         match pending.txn.kind.clone() {
             Kind::General => unreachable!("no toy runs general transactions"),
-            // The client decides; until then there is nothing to send again.
+            // The client decides. Until then there is nothing to retry.
             Kind::Interactive => cx.cancel_timer(txn),
             Kind::ReadOnly | Kind::StaleReadOnly => {
                 self.finish(txn, Outcome::Committed(Timestamp(cx.now().0)), cx)
@@ -261,17 +261,17 @@ struct Reply {
     outcome: Outcome,
 }
 
-/// The leader, if it is one; everybody else idles.
+/// The leader; all other servers do nothing.
 #[derive(Debug)]
 pub struct Server {
     node: NodeId,
     config: Arc<Config>,
     store: Store,
     last: Timestamp,
-    /// Outcomes on disk, or on their way there.
+    /// Outcomes on disk, or being written.
     outcomes: BTreeMap<TxnId, Outcome>,
     locked: BTreeSet<Key>,
-    /// What to do when a ticket is durable.
+    /// Actions to take when a ticket is durable.
     waiting: BTreeMap<Ticket, (Record, Vec<Reply>)>,
     checkpoint: Option<Ticket>,
     since_checkpoint: usize,
@@ -335,7 +335,7 @@ impl Server {
         self.decide(from, Record { txn, outcome: Outcome::Committed(self.last), writes }, cx);
     }
 
-    /// Answers, or will, if the outcome of `txn` is known.
+    /// Answers now or later, if the outcome of `txn` is known.
     fn answer_known(&mut self, to: NodeId, txn: TxnId, cx: &mut Cx<'_, Toy>) -> bool {
         if self.is("forgets-outcomes") {
             return false;
@@ -366,8 +366,8 @@ impl Server {
         }
         if self.since_checkpoint >= self.config.checkpoint_every && self.checkpoint.is_none() {
             self.since_checkpoint = 0;
-            // What is waiting is not applied, so it must be recovered from its own records, which
-            // the checkpoint replaces: they come along.
+            // Waiting records are not applied yet, so a restart needs their records, which the
+            // checkpoint replaces: the checkpoint includes them.
             let waiting: BTreeMap<TxnId, Record> =
                 self.waiting.values().map(|(record, _)| (record.txn, record.clone())).collect();
             let record = |(&txn, &outcome): (&TxnId, &Outcome)| {

@@ -1,4 +1,5 @@
-//! TPC-C and MovR: mixes, shares, where data lies, and that every check notices what it is for.
+//! TPC-C and MovR: mixes, shares, placement of data; and each check notices the violation that it
+//! exists for.
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::procedure::movr::{Course, Ride, Rider};
@@ -11,7 +12,7 @@ use orthodrome_core::topology::Topology;
 use super::super::tpcc_check::State;
 use super::*;
 
-/// What a run leaves behind, as the workload asks for it at the end.
+/// The state at the end of a run, read by the workload's final requests.
 fn left(workload: &dyn Workload, serial: &Serial) -> Reads {
     workload.final_requests().iter().flat_map(|request| serial.read(&request.reads)).collect()
 }
@@ -20,7 +21,7 @@ fn azure6() -> Cluster {
     Cluster::spread(Topology::built_in("azure6").unwrap(), 1, 1, 12, 3).unwrap()
 }
 
-/// The regions that lead what a request declares, its own first.
+/// The regions that lead the keys which a request declares, its own region first.
 fn regions(cluster: &Cluster, home: RegionId, request: &Request) -> BTreeSet<RegionId> {
     let keys = request.reads.iter().chain(&request.writes);
     let leaders = keys.map(|key| cluster.leader_region(cluster.partition_of(key)));
@@ -81,7 +82,8 @@ fn customers_and_items_are_drawn_unevenly() {
     let total: u32 = items.values().sum();
     let mut counts: Vec<u32> = items.into_values().collect();
     counts.sort_unstable_by(|a, b| b.cmp(a));
-    // Of 100 000 equally likely items, the 5 000 most popular of 50 000 draws would have about 15 %.
+    // Of 100 000 equally likely items, the 5 000 most popular of 50 000 draws would have about 15
+    // %.
     let head: u32 = counts.iter().take(5_000).sum();
     assert!(f64::from(head) > 0.3 * f64::from(total), "{head} of {total}");
 }
@@ -136,7 +138,8 @@ fn distributed_transactions_have_two_regions_wherever_they_begin() {
             assert!(regions.is_superset(&owners));
         }
         assert_share(distributed.into(), count.into(), 0.3, "of two regions");
-        // A sixth of the warehouses is here, and of the others some take from here.
+        // A sixth of the warehouses is in this region, and some orders in other regions take from
+        // here.
         let elsewhere = f64::from(elsewhere) / f64::from(count);
         assert!((0.75..0.82).contains(&elsewhere), "{elsewhere} have nothing to do with r0");
     }
@@ -166,7 +169,7 @@ fn rides_are_taken_abroad_as_often_as_asked() {
 fn movr_has_the_mix_of_its_generator() {
     let requests = run("movr", &Options::default(), 20_000).1;
     let count = requests.iter().filter(|(request, _)| request.name == "read-vehicles").count();
-    // Who has no ride to update or to end reads too.
+    // A client with no ride to update or to end reads too.
     assert!((19_000..=19_600).contains(&count), "{count}");
     let options = Options { read_only: Some(0.0), ..Options::default() };
     let requests = run("movr", &options, 20_000).1;
@@ -201,7 +204,7 @@ fn lost_writes_are_noticed() {
     }
 }
 
-/// A run of TPC-C, what it left, and a warehouse whose rows are all there.
+/// A run of TPC-C, its final state, and a warehouse whose rows are complete.
 fn tpcc_state() -> (Box<dyn Workload>, Reads, i64) {
     let mut workload =
         parse("tpcc", &Options { warehouses: Some(1), ..Options::default() }).unwrap();
@@ -211,7 +214,7 @@ fn tpcc_state() -> (Box<dyn Workload>, Reads, i64) {
     (workload, state, 0)
 }
 
-/// The first row of `table` that `change` changes; sets it to what comes out.
+/// Applies `change` to the first row of `table` that it changes, and stores the result.
 fn break_row(
     state: &mut Reads,
     table: &str,
@@ -268,7 +271,7 @@ fn every_consistency_condition_of_tpcc_fails_where_it_is_broken() {
             set(state, &district_key(w, d), row.value());
         }),
         ("condition 2 ", |state, w| {
-            // An order that was placed is gone.
+            // An order that was placed is missing.
             let (_, _, key, _) = waiting(state, w);
             state.get_mut(&key).unwrap().value = None;
         }),

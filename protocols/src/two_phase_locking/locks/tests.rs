@@ -1,4 +1,4 @@
-//! The lock table against a naive model, and whole systems of tables against deadlock.
+//! Compares the lock table with a naive model, and tests systems of several tables for deadlocks.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
@@ -17,7 +17,7 @@ fn key(number: u64) -> Key {
     Key::from(format!("k{number}"))
 }
 
-/// One wish for one key: who wants or has what.
+/// A request for one key, waiting or granted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Wish {
     txn: TxnId,
@@ -26,7 +26,7 @@ struct Wish {
     is_held: bool,
 }
 
-/// The definition of the table, with no regard to cost: a list of wishes, searched anew each time.
+/// The definition of the table without regard to cost: a list of requests, searched each time.
 #[derive(Default)]
 struct Model {
     preemption: Preemption,
@@ -80,7 +80,8 @@ impl Model {
         self.elsewhere.remove(&txn);
     }
 
-    /// Grants as long as some waiter has no clash with a holder nor with a waiter before it.
+    /// Grants requests while some waiter conflicts neither with a holder nor with an earlier
+    /// waiter.
     fn grant(&mut self) {
         loop {
             let next = self.wishes.iter().position(|wish| {
@@ -92,7 +93,7 @@ impl Model {
             });
             let Some(next) = next else { return };
             let wish = self.wishes[next];
-            // An upgrade takes the place of what is held already.
+            // An upgrade replaces the lock that is already held.
             self.wishes.retain(|w| w.txn != wish.txn || w.key != wish.key);
             self.wishes.push(Wish { is_held: true, ..wish });
         }
@@ -168,7 +169,7 @@ fn wishes(rng: &mut Rng) -> Vec<(u64, Mode)> {
     all.into_iter().collect()
 }
 
-/// What a random history of one table reached, to see that it reached something.
+/// Events that a random history of one table reached.
 #[derive(Default, Debug)]
 struct Reached {
     granted: u64,
@@ -192,7 +193,7 @@ fn compare(preemption: Preemption, seed: u64, reached: &mut Reached) {
                 let keys: Vec<_> = wanted.iter().map(|&(k, mode)| (key(k), mode)).collect();
                 (model.request(id, rank, &wanted), table.request(id, rank, keys))
             }
-            // More locks, or stronger ones, for one that has some.
+            // More locks, or stronger ones, for a transaction that has some.
             (3, Some(id)) if !model.prepared.contains(&id) => {
                 let (rank, wanted) = (model.ranks[&id], wishes(rng));
                 reached.upgrades += 1;
@@ -246,23 +247,24 @@ fn agrees_with_the_definition() {
     }
 }
 
-/// One transaction over several tables, which asks each in its own order, more than once when it
-/// reads before it knows what it writes, and tries again when it loses.
+/// One transaction over several tables. It asks each table in its own order, more than once if it
+/// reads before it knows its writes, and retries when it loses.
 #[derive(Debug)]
 struct Job {
     rank: Rank,
-    /// What it asks for: rounds for three tables, in the order of their numbers, then again.
+    /// The locks that it requests: rounds for three tables, in the order of their numbers, then
+    /// again.
     wanted: Vec<Vec<(u64, Mode)>>,
     attempt: u32,
-    /// Tables that have been asked, in this attempt.
+    /// Tables that have been asked in this attempt.
     asked: Vec<usize>,
     to_ask: VecDeque<usize>,
     is_long: bool,
     is_done: bool,
 }
 
-/// Every transaction over several tables ends, whatever the order in which its requests arrive: the
-/// waits-for graph has no cycle that stays.
+/// Every transaction over several tables ends, in whatever order its requests arrive: no cycle of
+/// the waits-for graph lasts.
 fn run_to_the_end(preemption: Preemption, seed: u64) -> u64 {
     let mut rng = Rng::stream(seed, "deadlock", 0);
     let rng = &mut rng;
@@ -270,7 +272,7 @@ fn run_to_the_end(preemption: Preemption, seed: u64) -> u64 {
     let mut jobs: BTreeMap<u64, Job> = BTreeMap::new();
     for number in 1..=12 {
         let wanted: Vec<Vec<(u64, Mode)>> = (0..9).map(|_| wishes(rng)).collect();
-        // One round, or three; a later round may make a lock of an earlier one stronger.
+        // One round, or three. A later round may strengthen a lock of an earlier one.
         let is_long = rng.chance(1, 2);
         let mut order: Vec<usize> = (0..if is_long { 9 } else { 3 }).collect();
         rng.shuffle(&mut order);
@@ -289,7 +291,7 @@ fn run_to_the_end(preemption: Preemption, seed: u64) -> u64 {
         let mut lost = Vec::new();
         let has_all = job.asked.iter().all(|&at| tables[at].is_granted(id));
         if let Some(round) = job.to_ask.front().copied()
-            // Only after an answer does it know what to ask for next; the first round goes out whole.
+            // It knows its next request only after an answer. The first round is sent as a whole.
             && (has_all || job.asked.len() < 3)
         {
             let at = round % 3;
@@ -305,7 +307,7 @@ fn run_to_the_end(preemption: Preemption, seed: u64) -> u64 {
             }
             job.is_done = true;
         }
-        // What preempt-on-wait tells the other tables.
+        // The messages of preempt-on-wait to the other tables.
         if !jobs[&number].is_done {
             for at in jobs[&number].asked.clone() {
                 let waits =
@@ -317,7 +319,7 @@ fn run_to_the_end(preemption: Preemption, seed: u64) -> u64 {
             let job = jobs.get_mut(&victim.counter).unwrap();
             assert!(!job.is_done, "{victim} lost locks after its end");
             if job.attempt != victim.attempt {
-                // It lost locks in two tables at once.
+                // It lost locks in two tables at the same time.
                 continue;
             }
             losses += 1;
