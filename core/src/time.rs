@@ -120,19 +120,21 @@ impl fmt::Debug for Timestamp {
 
 /// One reading of a node's physical clock.
 ///
-/// The promise: true time lies in `now - error ..= now + error`. A node whose clock may have broken
-/// the promise must not serve; the hosts see to that, and protocols may rely on it.
+/// The contract: once [`Clock::has_passed_everywhere`] holds for a timestamp at one node, no node
+/// reads that timestamp or less. In the simulator all clocks are within one `error` of true time. In
+/// servers each node has a bound of its own, or all nodes share a clock (ADR 38). A node whose clock
+/// may have broken the contract must not serve; the hosts see to that, and protocols may rely on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// What the clock says.
     pub now: Timestamp,
-    /// How far from true time it may be, either way.
+    /// Half of how far before `now` a timestamp must be to have passed at every node.
     pub error: Duration,
 }
 
 impl Clock {
-    /// True if `timestamp` lies in the past by every clock in the cluster, given that all clocks
-    /// keep the same error bound: the wait that makes timestamp order agree with real time.
+    /// True if `timestamp` lies in the past by every clock in the cluster: the wait that makes
+    /// timestamp order agree with real time.
     #[must_use]
     pub fn has_passed_everywhere(&self, timestamp: Timestamp) -> bool {
         timestamp + self.error * 2 < self.now
