@@ -207,6 +207,20 @@ pub struct Part<W: Work> {
     pub writes: bool,
 }
 
+/// What a branch does with its savepoints before the statements of a round.
+///
+/// Sessions number the savepoints of a transaction from 1, and use no number twice. A branch has a savepoint of its own
+/// only where statements run between two savepoints of its session, and names it by the later one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Mark {
+    /// Go back to this one: what the branch did since is undone. It keeps its locks, and is no longer failed.
+    Back(u32),
+    /// Forget this one and those after it; what was done since stays.
+    Release(u32),
+    /// Set it.
+    Set(u32),
+}
+
 /// What is known of the rounds that follow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Last {
@@ -248,7 +262,9 @@ pub enum ToAgent<W: Work> {
         peers: Vec<NodeId>,
         /// For the first round.
         isolation: Isolation,
-        /// In this order.
+        /// What is done with savepoints first, in this order.
+        marks: Vec<Mark>,
+        /// In this order. None: only savepoints and what follows are wanted.
         statements: Vec<W::Statement>,
         /// Some of them write.
         writes: bool,
@@ -418,6 +434,8 @@ pub enum ToSource<W: Work> {
         xid: Xid,
         /// Open a session and begin.
         begin: Option<Isolation>,
+        /// What is done with savepoints first, in this order.
+        marks: Vec<Mark>,
         /// In this order.
         statements: Vec<W::Statement>,
         /// What follows.
@@ -486,7 +504,8 @@ pub enum FromSource<W: Work> {
         statement: u32,
         /// How.
         failure: Failure<W>,
-        /// The transaction at the source can go on (MariaDB after most errors; PostgreSQL never).
+        /// The transaction at the source can go on: at MariaDB after most errors; at PostgreSQL if the branch has a
+        /// savepoint, to which it must go back first.
         goes_on: bool,
     },
     /// Prepared, durably.
@@ -698,6 +717,8 @@ pub enum Note {
     FenceBroken,
     /// Statements waited until their source had committed what their session had committed before.
     OwnCommitAwaited,
+    /// A branch went back to a savepoint.
+    WentBack,
     /// A request was sent again.
     Resent,
     /// A transaction waited for a lock at a source.

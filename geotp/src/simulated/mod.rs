@@ -105,6 +105,9 @@ pub struct Config {
     /// A client's statements at a source wait there for its own earlier transactions, as in front of real servers. The paper
     /// has nothing of this; the swarm switches it on.
     pub follows: bool,
+    /// Clients set savepoints and go back to them: what they read before stays locked, and what they wrote is undone. The
+    /// paper has no savepoints; the swarm switches them on.
+    pub savepoints: bool,
     /// A middleware that was asked by another and is silent is asked again after this.
     pub ask_after: Duration,
 }
@@ -165,6 +168,8 @@ impl Protocol for GeoTp {
             "early-answer",
             "forgotten-decision",
             "skipped-vote",
+            "forgotten-savepoint",
+            "unlocking-savepoint",
         ]
     }
 
@@ -222,6 +227,7 @@ impl Protocol for GeoTp {
             },
             writes_last: name == QURO,
             follows: false,
+            savepoints: false,
             ask_after: round_trip * 2 + Duration::from_millis(200),
         }
     }
@@ -253,6 +259,8 @@ impl Protocol for GeoTp {
             "early-answer" => config.middleware.mutations.tells_early = true,
             "forgotten-decision" => config.middleware.mutations.forgets_decisions = true,
             "skipped-vote" => config.middleware.mutations.skips_vote = true,
+            "forgotten-savepoint" => config.middleware.mutations.forgets_savepoints = true,
+            "unlocking-savepoint" => config.source.mutations.unlocks_going_back = true,
             other => panic!("{other} is none of {:?}", Self::mutations(O3)),
         }
     }
@@ -278,6 +286,7 @@ impl Protocol for GeoTp {
         config.source.checkpoint_records = u32::try_from(rng.range(5, 500)).unwrap_or(500);
         config.agent.master_timeout = Duration::from_millis(rng.range(300, 5_000));
         config.follows = rng.chance(1, 2);
+        config.savepoints = rng.chance(1, 2);
     }
 
     fn limit(config: &mut Config, limits: Limits) -> bool {

@@ -719,15 +719,25 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
     Ok(Some(verb))
 }
 
+/// A name as its kind of server compares names of savepoints.
+fn folded(name: Ident, dialect: Dialect) -> String {
+    match (dialect, name.quote_style) {
+        (Dialect::PostgreSql, Some(_)) => name.value,
+        (Dialect::PostgreSql, None) | (Dialect::MariaDb, _) => name.value.to_lowercase(),
+    }
+}
+
 fn verb(statement: Statement, dialect: Dialect) -> Result<Verb, Refusal> {
     Ok(match statement {
         Statement::Commit { chain, .. } => Verb::Commit { chain },
         Statement::Rollback { chain, savepoint: None } => Verb::Rollback { chain },
         Statement::Rollback { savepoint: Some(name), .. } => {
-            Verb::Savepoint(Savepoint::RollbackTo, name.value)
+            Verb::Savepoint(Savepoint::RollbackTo, folded(name, dialect))
         }
-        Statement::Savepoint { name } => Verb::Savepoint(Savepoint::Set, name.value),
-        Statement::ReleaseSavepoint { name } => Verb::Savepoint(Savepoint::Release, name.value),
+        Statement::Savepoint { name } => Verb::Savepoint(Savepoint::Set, folded(name, dialect)),
+        Statement::ReleaseSavepoint { name } => {
+            Verb::Savepoint(Savepoint::Release, folded(name, dialect))
+        }
         Statement::Reset(reset) => Verb::Reset(match reset.reset {
             sqlparser::ast::Reset::ConfigurationParameter(name) => {
                 Some(name.to_string().to_lowercase())
