@@ -14,8 +14,8 @@ fn seeds_with_faults_hold_every_promise_twice() {
     expect(&notes, &["CoordinatorTakeover", "ParticipantTakeover", "QueryRefused", "Tombstone"]);
 }
 
-/// Unsafe variants, the profile of the seeds that is hardest on them, and within how many such seeds
-/// they are caught. `docs/protocols/carousel.md` has the medians over seeds of every profile.
+/// Unsafe variants, the profile of the seeds that is hardest on them, and within how many such
+/// seeds they are caught. `docs/protocols/carousel.md` has the medians over seeds of every profile.
 const CAUGHT_WITHIN: [(&str, FaultProfile, u64); 6] = [
     ("C1", FaultProfile::Mixed, 50),
     ("C4", FaultProfile::LeaderChurn, 150),

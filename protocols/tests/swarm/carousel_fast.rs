@@ -22,8 +22,8 @@ fn seeds_with_faults_hold_every_promise() {
     expect(&notes, &expected);
 }
 
-/// Mutations, and within how many seeds they are caught. C3 needs rarer coincidences: a golden trace
-/// shows what it does (`docs/protocols/carousel.md`).
+/// Mutations, and within how many seeds they are caught. C3 needs rarer coincidences: a golden
+/// trace shows what it does (`docs/protocols/carousel.md`).
 const CAUGHT_WITHIN: [(&str, u64); 5] =
     [("C1", 50), ("C2", 50), ("C4", 50), ("C8", 50), ("C9", 50)];
 
