@@ -557,7 +557,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_of_time_needs_a_number_and_a_unit() {
+    fn a_duration_needs_a_number_and_a_unit() {
         for (text, millis) in
             [("60s", 60_000), ("250ms", 250), ("1.5s", 1_500), ("10m", 600_000), ("2h", 7_200_000)]
         {

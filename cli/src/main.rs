@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_said_once() {
+    fn the_cause_of_an_error_is_printed_once() {
         let in_use = || io::Error::from(io::ErrorKind::AddrInUse);
         let error = anyhow::Error::from(in_use()).context("client.listen: cannot listen");
         assert_eq!(in_one_line(&error), "client.listen: cannot listen: address in use");

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_are_near_their_users_and_survive_what_they_must() {
+    fn candidates_are_near_users_and_survive_the_required_failures() {
         let map = Topology::built_in("azure5").unwrap();
         let users = [3.0, 0.0, 1.0, 0.0, 0.0];
         let wish = Wish { map: &map, users: &users, partitions: 4, survive: 1 };

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_judged_is_refused() {
+    fn invalid_claims_are_refused() {
         let text = FILES.first().unwrap().1;
         let (name, good) = (FILES.first().unwrap().0, text);
         assert!(Experiment::parse(name, good).is_ok());

@@ -372,7 +372,7 @@ mod tests {
     "#;
 
     #[test]
-    fn a_figure_is_measured_judged_and_drawn() {
+    fn a_figure_is_measured_compared_and_drawn() {
         let args = parsed(&["X1", "--seeds", "2"]);
         let experiment = Experiment::parse("X1", SMALL).unwrap();
         let done = carry_out(&args, experiment).unwrap();
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_interrupted_goes_on_where_it_was() {
+    fn an_interrupted_sweep_resumes() {
         let folder = tempfile::tempdir().unwrap();
         let keep = folder.path().display().to_string();
         let figure = |more: &[&str]| {

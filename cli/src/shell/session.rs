@@ -382,13 +382,13 @@ mod tests {
     use orthodrome_client::Value;
 
     #[test]
-    fn values_are_shown_as_they_can_be_typed() {
+    fn shown_values_can_be_typed_again() {
         let value = |key: &Key| (key.len() > 1).then(|| Value::from("a b").0.to_vec());
         assert_eq!(show(&["k".into(), "key".into()], value), "k: nothing\nkey = \"a b\"\n");
     }
 
     #[test]
-    fn help_is_there_for_every_command() {
+    fn every_shell_command_has_help() {
         let all = help(None).unwrap();
         for usage in COMMANDS {
             assert!(all.contains(&format!("  {}", usage.name)), "{}", usage.name);

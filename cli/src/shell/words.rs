@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_with_a_reason() {
+    fn unreadable_lines_are_refused_with_a_reason() {
         for (line, reason) in [
             ("put \"a", "closing \" is missing"),
             ("put 'a", "closing ' is missing"),
@@ -151,13 +151,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_quoted_reads_back(bytes: Vec<u8>) {
+        fn quoted_words_read_back(bytes: Vec<u8>) {
             let words = split(&quote(&bytes)).unwrap();
             prop_assert_eq!(words.into_iter().map(|word| word.bytes).collect::<Vec<_>>(), [bytes]);
         }
 
         #[test]
-        fn text_that_is_quoted_reads_back(text: String) {
+        fn quoted_text_reads_back(text: String) {
             let words = split(&quote(text.as_bytes())).unwrap();
             let texts: Vec<_> = words.into_iter().map(|word| String::from_utf8(word.bytes)).collect();
             prop_assert_eq!(texts, [Ok(text)]);

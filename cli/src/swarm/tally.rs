@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variant_must_be_caught_in_every_trial() {
+    fn a_mutation_must_be_caught_in_every_trial() {
         assert!(tally(Some("t"), &[Some(1), Some(3)]).is_ok());
         assert!(!tally(Some("t"), &[Some(1), None]).is_ok());
         assert!(!tally(Some("t"), &[]).is_ok());
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_without_a_catch_counts_as_the_longest() {
+    fn a_trial_that_catches_nothing_counts_as_the_longest() {
         let median = |trials: &[Option<u64>]| tally(Some("t"), trials).trials.unwrap().median_seeds;
         assert_eq!(median(&[Some(9), Some(1), Some(4)]), Some(4));
         assert_eq!(median(&[Some(9), None, Some(4)]), Some(9));

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_from_elsewhere_is_not_judged() {
+    fn spans_obtained_from_elsewhere_are_not_judged() {
         let mut other = Checks::new(4);
         other.add(P, Index(3), 99);
         other.begin(P, Index(6));

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_that_left_have_read_is_bounded() {
+    fn reads_of_clients_that_left_are_bounded() {
         let mut outcomes = Outcomes::new(Bounds { reads_bytes: 2_500, outcomes: 5 });
         // The third is the oldest.
         for (client, stamp) in [(1, 11), (2, 12), (3, 10), (4, 13)] {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_reads_more_than_is_kept_leaves_its_outcome() {
+    fn a_result_with_too_many_reads_keeps_its_outcome() {
         let mut outcomes = Outcomes::new(Bounds { reads_bytes: 100, outcomes: 5 });
         outcomes.insert(txn(1), ended(1, 1_000));
         outcomes.assert_invariants();

@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_know_by_now_takes_no_room() {
+    fn acknowledged_transactions_take_no_room_in_a_batch() {
         let leader = Leader::new(CALVIN);
         let mut sequencer = Sequencer::default();
         let (old, new) = (leader.entry(1, 1, 0, 9), leader.entry(1, 2, 2, 9));

@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_another_share_holds_up_only_who_shares_a_key() {
+    fn a_transaction_that_waits_for_a_share_blocks_only_transactions_on_its_keys() {
         let placement = placement();
         let (here, there) = (keys_of(&placement, true), keys_of(&placement, false));
         let mut shares = Shares::new(false);
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_comes_early_is_not_asked_for() {
+    fn a_part_that_arrives_early_is_not_requested() {
         let placement = placement();
         let (here, there) = (keys_of(&placement, true), keys_of(&placement, false));
         let mut shares = Shares::new(false);

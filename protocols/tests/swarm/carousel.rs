@@ -26,7 +26,7 @@ const CAUGHT_WITHIN: [(&str, FaultProfile, u64); 6] = [
 ];
 
 #[test]
-fn unsafe_variants_are_caught() {
+fn mutations_are_caught_by_the_swarm() {
     assert_eq!(CAUGHT_WITHIN.map(|(mutation, ..)| mutation), Carousel::mutations(BASIC));
     for (mutation, profile, within) in CAUGHT_WITHIN {
         catch(BASIC, mutation, Some(profile), within);
@@ -34,7 +34,7 @@ fn unsafe_variants_are_caught() {
 }
 
 #[test]
-fn what_is_left_over_is_noticed() {
+fn leaks_are_reported() {
     // Participants that never ask what they may forget.
     first_failure::<Carousel>(BASIC, FailureKind::Stuck, "unforgotten endings", |config| {
         config.timeouts.query_after = Duration::from_secs(3_600);

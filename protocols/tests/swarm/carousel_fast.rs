@@ -28,7 +28,7 @@ const CAUGHT_WITHIN: [(&str, u64); 5] =
     [("C1", 50), ("C2", 50), ("C4", 50), ("C8", 50), ("C9", 50)];
 
 #[test]
-fn unsafe_variants_are_caught() {
+fn mutations_are_caught_by_the_swarm() {
     for (mutation, within) in CAUGHT_WITHIN {
         catch(FAST, mutation, None, within);
     }
@@ -37,7 +37,7 @@ fn unsafe_variants_are_caught() {
 }
 
 #[test]
-fn what_followers_leave_over_is_noticed() {
+fn leaks_of_followers_are_reported() {
     // Lists that go on holding what has ended (C8): whoever leads, its followers hold them too.
     first_failure::<Carousel>(FAST, FailureKind::Stuck, "listed transactions", |config| {
         config.mutations.enable("lists_keep_the_ended");

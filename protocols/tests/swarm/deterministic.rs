@@ -115,7 +115,7 @@ const CAUGHT_WITHIN: [(&str, &str, u64); 17] = [
 ];
 
 #[test]
-fn unsafe_variants_are_caught() {
+fn mutations_are_caught_by_the_swarm() {
     for (name, mutation, within) in CAUGHT_WITHIN {
         catch(name, mutation, None, within);
     }

@@ -58,7 +58,7 @@ const CAUGHT_WITHIN: [(&str, FaultProfile, u64); 5] = [
 ];
 
 #[test]
-fn unsafe_variants_are_caught() {
+fn mutations_are_caught_by_the_swarm() {
     for (mutation, profile, within) in CAUGHT_WITHIN {
         catch(NAME, mutation, Some(profile), within);
     }

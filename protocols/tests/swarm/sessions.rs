@@ -12,7 +12,7 @@ use super::support::catch;
 const CAUGHT_WITHIN: [(&str, u64); 3] = [(FAST, 400), (tapir::NAME, 400), (ocean_vista::NAME, 400)];
 
 #[test]
-fn clients_that_forget_what_they_were_told_are_noticed() {
+fn clients_that_forget_what_they_have_seen_are_caught() {
     for (name, within) in CAUGHT_WITHIN {
         catch(name, NO_SESSIONS, None, within);
     }

@@ -117,7 +117,7 @@ fn figure_4_3_c_reads_intermixed_with_writes() {
 }
 
 #[test]
-fn who_reads_and_writes_a_key_does_not_wait_for_itself() {
+fn a_transaction_that_reads_and_writes_a_key_does_not_wait_for_itself() {
     let entry = txn(1, &["0a"], &["0a"]);
     let mut merging = Merging::new();
     merging.insert(0, &entry);
