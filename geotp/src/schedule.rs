@@ -32,8 +32,9 @@ impl Average {
     }
 }
 
-/// How long each source's statements are postponed, from the time each will take until its answer is here: the
-/// round trip, and with forecasts the local execution. The slowest starts at once; the others so that they end when it does.
+/// How long each source's statements are postponed, from the time each will take until its answer
+/// is here: the round trip, and with forecasts the local execution. The slowest starts at once; the
+/// others so that they end when it does.
 #[must_use]
 pub fn postpone(latencies: &BTreeMap<NodeId, Duration>) -> BTreeMap<NodeId, Duration> {
     let slowest = latencies.values().max().copied().unwrap_or_default();

@@ -1,10 +1,12 @@
-//! A data source as the simulator has it: strict two-phase locking on rows, with the behaviours that were measured of
-//! PostgreSQL 15 and MariaDB 10.11 (`protocol-pitfalls` §7) where they matter to what is built on top.
+//! A data source as the simulator has it: strict two-phase locking on rows, with the behaviours
+//! that were measured of PostgreSQL 15 and MariaDB 10.11 (`protocol-pitfalls` §7) where they matter
+//! to what is built on top.
 //!
-//! - Locks are held until the transaction has ended. Waiters are served in the order in which they came; who waits in a
-//!   cycle is ended as the victim of a deadlock, and who waits too long by a time-out.
-//! - A prepared branch is durable. After a crash, PostgreSQL has all its locks again, MariaDB those of rows that it
-//!   modified; and MariaDB has forgotten branches that only read (G3, G4).
+//! - Locks are held until the transaction has ended. Waiters are served in the order in which they
+//!   came; who waits in a cycle is ended as the victim of a deadlock, and who waits too long by a
+//!   time-out.
+//! - A prepared branch is durable. After a crash, PostgreSQL has all its locks again, MariaDB those
+//!   of rows that it modified; and MariaDB has forgotten branches that only read (G3, G4).
 //! - Every start has a number of its own.
 //!
 //! Predicates are not modelled: a statement names its rows.
@@ -577,7 +579,8 @@ impl Source {
 
     // --- Locks ---
 
-    /// True if the lock is held now. A holder alone may raise its lock; others wait behind those who came first.
+    /// True if the lock is held now. A holder alone may raise its lock; others wait behind those
+    /// who came first.
     fn acquire(&mut self, xid: Xid, key: &Key, mode: Mode) -> bool {
         let lock = self.locks.entry(key.clone()).or_default();
         let held = lock.holders.get(&xid).copied();

@@ -1,22 +1,26 @@
-//! ScalarDB's *consensus commit*, the baseline of GeoTP §VII-A1 that asks nothing of its sources but reads and conditional
-//! writes of single records, and `scalardb+`, the same with GeoTP's scheduling.
+//! ScalarDB's *consensus commit*, the baseline of GeoTP §VII-A1 that asks nothing of its sources
+//! but reads and conditional writes of single records, and `scalardb+`, the same with GeoTP's
+//! scheduling.
 //!
-//! - Hiroyuki Yamada, Toshihiro Suzuki, Yuji Ito, Jun Nemoto: *ScalarDB: Universal Transaction Manager for Polystores*, PVLDB
-//!   16(12), 2023; and the description of consensus commit in ScalarDB's own documents.
+//! - Hiroyuki Yamada, Toshihiro Suzuki, Yuji Ito, Jun Nemoto: *ScalarDB: Universal Transaction
+//!   Manager for Polystores*, PVLDB 16(12), 2023; and the description of consensus commit in
+//!   ScalarDB's own documents.
 //!
-//! # The idea
-//! All concurrency control is the middleware's, and optimistic. A record carries who wrote it, a state (prepared or
-//! committed) and what it held before. A transaction reads without locks, and comes away with nothing if it meets a prepared record.
-//! To commit, it *prepares* every record that it writes, each on condition that it is still what was read; then it *validates*: it reads
-//! again what it has only read. Then it puts its *state* into the coordinator table, if there is none: that is the
-//! decision. Then the records are marked as committed. The middleware keeps nothing: whoever comes upon a prepared record
-//! looks for the state, and rolls the record forward or back; if there is no state for too long, it puts *aborted* there, and the
-//! transaction can no longer commit.
+//! # The idea All concurrency control is the middleware's, and optimistic. A record carries who
+//! wrote it, a state (prepared or committed) and what it held before. A transaction reads without
+//! locks, and comes away with nothing if it meets a prepared record. To commit, it *prepares* every
+//! record that it writes, each on condition that it is still what was read; then it *validates*: it
+//! reads again what it has only read. Then it puts its *state* into the coordinator table, if there
+//! is none: that is the decision. Then the records are marked as committed. The middleware keeps
+//! nothing: whoever comes upon a prepared record looks for the state, and rolls the record forward
+//! or back; if there is no state for too long, it puts *aborted* there, and the transaction can no
+//! longer commit.
 //!
-//! # Why it is strictly serializable
-//! Between its last prepare and its first validating read, nothing that a transaction has read or will write can be changed by
-//! anybody else: what it writes is prepared, and what it has read is found unchanged later. That moment is its place in
-//! the order. A record that it wrote is never read as it was before once its client was told, because it is prepared until it is committed.
+//! # Why it is strictly serializable Between its last prepare and its first validating read,
+//! nothing that a transaction has read or will write can be changed by anybody else: what it writes
+//! is prepared, and what it has read is found unchanged later. That moment is its place in the
+//! order. A record that it wrote is never read as it was before once its client was told, because
+//! it is prepared until it is committed.
 //!
 //! # Messages
 //! | message | from → to | when |
@@ -27,30 +31,37 @@
 //! | `GetState`, `StateIs` | middleware ↔ coordinator table | a prepared record was found |
 //! | `Commit`, `Rollback`, `Ended` | middleware ↔ source | the state is known |
 //!
-//! # What is parallel
-//! Prepare, validation, commit and rollback go to all sources at once, one message each, as ScalarDB's defaults have it, and the
-//! client is told after the records have been committed (its asynchronous commit is off by default). Reads of `scalardb` go one record after the other, because in
-//! its interface an operation is a call that returns before the next is made; a round of more than 32 records is taken for a scan, and goes
-//! as one message to each source. To schedule by latency one must have the
-//! requests together, so `scalardb+` sends the reads of a round at once, one message to each source.
+//! # What is parallel Prepare, validation, commit and rollback go to all sources at once, one
+//! message each, as ScalarDB's defaults have it, and the client is told after the records have been
+//! committed (its asynchronous commit is off by default). Reads of `scalardb` go one record after
+//! the other, because in its interface an operation is a call that returns before the next is made;
+//! a round of more than 32 records is taken for a scan, and goes as one message to each source. To
+//! schedule by latency one must have the requests together, so `scalardb+` sends the reads of a
+//! round at once, one message to each source.
 //!
-//! # What `scalardb+` schedules
-//! Reads and prepares of nearer sources start later (GeoTP Eq. 3), so that near records are prepared no longer than far ones. Validation
-//! and the end start at once: they give records free. A request never waits at a source, so there is nothing to forecast (Eq. 8 is
-//! Eq. 3). Late scheduling (Eq. 9) holds back transactions on hot records.
+//! # What `scalardb+` schedules Reads and prepares of nearer sources start later (GeoTP Eq. 3), so
+//! that near records are prepared no longer than far ones. Validation and the end start at once:
+//! they give records free. A request never waits at a source, so there is nothing to forecast (Eq.
+//! 8 is Eq. 3). Late scheduling (Eq. 9) holds back transactions on hot records.
 //!
 //! # Deviations
-//! - **The coordinator table has a part at each source**: a transaction's state is at the source nearest to its client's region, and its
-//!   prepared records say where. With one middleware this is one table at the nearest source.
-//! - **A transaction's name is its client's name for it**, so whoever lost track of one finds its state.
+//! - **The coordinator table has a part at each source**: a transaction's state is at the source
+//!   nearest to its client's region, and its prepared records say where. With one middleware this
+//!   is one table at the nearest source.
+//! - **A transaction's name is its client's name for it**, so whoever lost track of one finds its
+//!   state.
 //! - **Records of one source are prepared together or not at all.**
-//! - **Every write follows a read** of the record (ScalarDB calls it implicit pre-read): it is the condition.
+//! - **Every write follows a read** of the record (ScalarDB calls it implicit pre-read): it is the
+//!   condition.
 //! - **A deleted record** stays as a version without a value until its source forgets old versions.
-//! - **A guard that failed is validated** before the client is told, for what it saw may be nonsense.
-//! - What is not answered is sent again, ten times; then the transaction is aborted, or its records are left to whoever comes upon them.
+//! - **A guard that failed is validated** before the client is told, for what it saw may be
+//!   nonsense.
+//! - What is not answered is sent again, ten times; then the transaction is aborted, or its records
+//!   are left to whoever comes upon them.
 //!
 //! # Not implemented
-//! - Weaker isolation levels, scans, group commit of states, the one-phase commit of newer versions (off by default).
+//! - Weaker isolation levels, scans, group commit of states, the one-phase commit of newer versions
+//!   (off by default).
 //! - States are never forgotten, as in ScalarDB.
 
 mod client;
@@ -80,9 +91,11 @@ pub const SCALARDB_PLUS: &str = "scalardb+";
 /// Settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Reads of a round go together, nearer sources start later, and transactions on hot records are held back.
+    /// Reads of a round go together, nearer sources start later, and transactions on hot records
+    /// are held back.
     pub is_scheduled: bool,
-    /// Otherwise reads of a round go one after the other, unless there are more than this: that is a scan.
+    /// Otherwise reads of a round go one after the other, unless there are more than this: that is
+    /// a scan.
     pub scan_above: usize,
     /// A record that has been prepared for so long, without a state of its transaction, aborts it.
     pub expire_after: Duration,

@@ -1,5 +1,6 @@
-//! A source as ScalarDB uses it: a store of records, each of which can be read and conditionally changed by itself. It knows
-//! nothing of transactions. One may also hold rows of the coordinator table.
+//! A source as ScalarDB uses it: a store of records, each of which can be read and conditionally
+//! changed by itself. It knows nothing of transactions. One may also hold rows of the coordinator
+//! table.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! A middleware for clients of the simulator: what a session would send as statements, it makes of their transactions.
+//! A middleware for clients of the simulator: what a session would send as statements, it makes of
+//! their transactions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -26,7 +27,8 @@ pub struct Client {
     asking: BTreeMap<TxnId, Asking>,
     /// Middlewares that wait for the end of a transaction here.
     askers: BTreeMap<TxnId, BTreeSet<NodeId>>,
-    /// Effects that are still to be carried out: one may lead to a call of the middleware, whose effects come after.
+    /// Effects that are still to be carried out: one may lead to a call of the middleware, whose
+    /// effects come after.
     effects: VecDeque<Effect<Model>>,
     is_busy: bool,
 }
@@ -290,7 +292,8 @@ impl Client {
         self.with(cx, |dm, io| dm.round(xid, parts, Last::Commit, io));
     }
 
-    /// The client of a general transaction wants to know more. What it has read stays as it was, under its locks.
+    /// The client of a general transaction wants to know more. What it has read stays as it was,
+    /// under its locks.
     fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if open.stage != Stage::Deciding || open.txn.kind != Kind::General {
@@ -433,7 +436,8 @@ impl Client {
         cx.set_timer(Timer::Ask(id), cx.now() + self.config.ask_after);
     }
 
-    /// Another middleware's client lost track of a transaction that may have begun here. It has no client here any more.
+    /// Another middleware's client lost track of a transaction that may have begun here. It has no
+    /// client here any more.
     fn on_ask(&mut self, from: NodeId, id: TxnId, cx: &mut Context<'_>) {
         match self.middleware.known(id) {
             Known::Open(xid) => {

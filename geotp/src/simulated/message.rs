@@ -25,7 +25,8 @@ pub enum Msg {
     Told {
         /// As in the question.
         txn: TxnId,
-        /// What became of it; none if it is not known there and no decision to commit it was logged there.
+        /// What became of it; none if it is not known there and no decision to commit it was logged
+        /// there.
         outcome: Option<Outcome>,
     },
 }

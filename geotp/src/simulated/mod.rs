@@ -1,15 +1,16 @@
-//! GeoTP and its baselines in the simulator: the same [`Middleware`](crate::middleware::Middleware) and
-//! [`Agent`](crate::agent::Agent) that stand in front of real servers, over
-//! [modelled sources](crate::source).
+//! GeoTP and its baselines in the simulator: the same [`Middleware`](crate::middleware::Middleware)
+//! and [`Agent`](crate::agent::Agent) that stand in front of real servers, over [modelled
+//! sources](crate::source).
 //!
-//! - Qiyu Zhuang, Xinyue Shi, Shuang Liu, Wei Lu, Zhanhao Zhao, Yuxing Chen, Tong Li, Anqun Pan, Xiaoyong Du: *GeoTP:
-//!   Latency-aware Geo-Distributed Transaction Processing in Database Middlewares (Extended Version)*, 2025.
+//! - Qiyu Zhuang, Xinyue Shi, Shuang Liu, Wei Lu, Zhanhao Zhao, Yuxing Chen, Tong Li, Anqun Pan,
+//!   Xiaoyong Du: *GeoTP: Latency-aware Geo-Distributed Transaction Processing in Database
+//!   Middlewares (Extended Version)*, 2025.
 //!
-//! # The idea
-//! The data already lies in databases in several regions. A middleware coordinates: it sends each source its statements, and
-//! commits with XA. An agent beside each source prepares right after the last statement, which saves the round trip of the
-//! prepare phase (O1); statements of near sources start later, so that their locks are not held while far ones travel (O2);
-//! and on hot records the wait is forecast, or a transaction is held back (O3).
+//! # The idea The data already lies in databases in several regions. A middleware coordinates: it
+//! sends each source its statements, and commits with XA. An agent beside each source prepares
+//! right after the last statement, which saves the round trip of the prepare phase (O1); statements
+//! of near sources start later, so that their locks are not held while far ones travel (O2); and on
+//! hot records the wait is forecast, or a transaction is held back (O3).
 //!
 //! # Messages
 //! | message | from → to | when |
@@ -30,24 +31,34 @@
 //! | `Ask`, `Told` | middleware ↔ middleware | a client lost track of a transaction that it began elsewhere |
 //!
 //! # Deviations
-//! - **Reads lock, everywhere** (G1, G2, G7), and the sources run at the level that keeps what they lock.
-//! - **A vote carries the incarnation of its source**, and no decision is made while locks may have been lost (G3): the paper has no such thing.
-//! - **Agents leave tombstones** (G5), know incarnations of middlewares, and roll back what a lost one left (G6).
-//! - **The client is told that a transaction aborted as soon as it cannot commit**; the paper waits for its sources to say that
-//!   they have rolled back. There is no commit record and never will be one, so it cannot be otherwise.
-//! - **The client is told that a transaction committed when the decision is durable**; the paper waits for its sources to say that they have
-//!   committed. They can only commit, and what they hold stays locked until they have. The baselines wait.
-//! - **A forecast counts for a quarter** (the paper leaves the factor open): with all of it, in the simulator, transactions hold locks while they
-//!   wait for what was forecast, which makes the next forecast longer.
-//! - **A transaction of one source whose text ends in `COMMIT` takes one round trip** with O1: the commit goes in the same text.
-//! - **Deadlocks across sources are found** (O1 to O3): agents report who waits for whom, and the middleware ends the youngest of a cycle.
-//!   In the paper, and with the baselines, they end by the sources' lock time-out.
-//! - **Weights of records of which nothing is known are equal**: Eq. 4 gives them 0/0. Counts of Eq. 9 fade.
-//! - **A transaction that is held back is looked at again after a while**, not at once as Alg. 2 l. 19 has it: nothing
-//!   would have changed.
+//! - **Reads lock, everywhere** (G1, G2, G7), and the sources run at the level that keeps what they
+//!   lock.
+//! - **A vote carries the incarnation of its source**, and no decision is made while locks may have
+//!   been lost (G3): the paper has no such thing.
+//! - **Agents leave tombstones** (G5), know incarnations of middlewares, and roll back what a lost
+//!   one left (G6).
+//! - **The client is told that a transaction aborted as soon as it cannot commit**; the paper waits
+//!   for its sources to say that they have rolled back. There is no commit record and never will be
+//!   one, so it cannot be otherwise.
+//! - **The client is told that a transaction committed when the decision is durable**; the paper
+//!   waits for its sources to say that they have committed. They can only commit, and what they
+//!   hold stays locked until they have. The baselines wait.
+//! - **A forecast counts for a quarter** (the paper leaves the factor open): with all of it, in the
+//!   simulator, transactions hold locks while they wait for what was forecast, which makes the next
+//!   forecast longer.
+//! - **A transaction of one source whose text ends in `COMMIT` takes one round trip** with O1: the
+//!   commit goes in the same text.
+//! - **Deadlocks across sources are found** (O1 to O3): agents report who waits for whom, and the
+//!   middleware ends the youngest of a cycle. In the paper, and with the baselines, they end by the
+//!   sources' lock time-out.
+//! - **Weights of records of which nothing is known are equal**: Eq. 4 gives them 0/0. Counts of
+//!   Eq. 9 fade.
+//! - **A transaction that is held back is looked at again after a while**, not at once as Alg. 2 l.
+//!   19 has it: nothing would have changed.
 //!
 //! # Not implemented
-//! - `scalardb` and `scalardb+`, which share none of these machines, are [a protocol of their own](crate::scalardb).
+//! - `scalardb` and `scalardb+`, which share none of these machines, are [a protocol of their
+//!   own](crate::scalardb).
 
 mod client;
 mod message;
@@ -102,8 +113,8 @@ pub struct Config {
     pub source: source::Config,
     /// Statements of a round that read go before those that write (QURO).
     pub writes_last: bool,
-    /// A client's statements at a source wait there for its own earlier transactions, as in front of real servers. The paper
-    /// has nothing of this; the swarm switches it on.
+    /// A client's statements at a source wait there for its own earlier transactions, as in front
+    /// of real servers. The paper has nothing of this; the swarm switches it on.
     pub follows: bool,
     /// A middleware that was asked by another and is silent is asked again after this.
     pub ask_after: Duration,
