@@ -104,24 +104,24 @@ pub enum Msg {
 pub struct Record {
     /// Its key.
     pub key: Key,
-    /// What was committed last: the before-image, if the record is prepared.
+    /// The last committed version: the before-image, if the record is prepared.
     pub committed: Read,
     /// The transaction that has prepared it and may have committed since.
     pub prepared: Option<Mark>,
 }
 
-/// Who has prepared a record.
+/// The mark of the transaction that has prepared a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mark {
     /// The transaction.
     pub txn: TxnId,
-    /// Where its state is.
+    /// The source that has its state.
     pub coordinator: NodeId,
     /// When it was prepared, by its middleware's clock.
     pub since: Timestamp,
 }
 
-/// What a transaction writes into one record.
+/// A transaction's write of one record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Image {
     /// Its key.
@@ -132,7 +132,7 @@ pub struct Image {
     pub value: Option<Value>,
 }
 
-/// What became of a transaction. Put once, never changed.
+/// The outcome of a transaction. Written once, never changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// It committed.
@@ -142,7 +142,7 @@ pub enum State {
 }
 
 impl Msg {
-    /// The request's number, in a request and in its answer.
+    /// The number of the request, in a request and in its answer.
     #[must_use]
     pub fn request(&self) -> u64 {
         match self {
@@ -193,7 +193,7 @@ impl Message for Msg {
             | Self::GetState { txn, .. }
             | Self::Commit { txn, .. }
             | Self::Rollback { txn, .. } => Some(*txn),
-            // They carry the number of the request.
+            // Their transaction is known by the number of the request.
             Self::Records { .. }
             | Self::Prepared { .. }
             | Self::StateIs { .. }
@@ -212,7 +212,7 @@ impl Message for Msg {
                 };
                 records.iter().map(size).sum()
             }
-            // The before-image goes along: the record has it in columns of its own.
+            // The before-image is included: the record has it in columns of its own.
             Self::Prepare { images, .. } => {
                 let size = |image: &Image| {
                     OPERATION + image.key.len() + 2 * value_size(image.value.as_ref())

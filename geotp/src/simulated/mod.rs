@@ -81,11 +81,11 @@ use crate::contract::{AgentTimer, Kind, Note, Record as LogRecord, Timer as DmTi
 use crate::middleware::{Commit, Optimizations};
 use crate::{agent, middleware, source};
 
-/// GeoTP, its stages, and what it is compared with.
+/// GeoTP, its stages, and its baselines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GeoTp;
 
-/// XA, as ShardingSphere-Proxy does it.
+/// XA, as in ShardingSphere-Proxy.
 pub const XA: &str = "xa";
 /// Each branch commits by itself: not atomic.
 pub const XA_LOCAL: &str = "xa-local";
@@ -95,9 +95,9 @@ pub const QURO: &str = "quro";
 pub const CHILLER: &str = "chiller";
 /// Decentralized prepare and early abort.
 pub const O1: &str = "geotp-o1";
-/// And latency-aware scheduling.
+/// Adds latency-aware scheduling.
 pub const O2: &str = "geotp-o2";
-/// And forecasts and late scheduling on hot records.
+/// Adds forecasts, and late scheduling on hot records.
 pub const O3: &str = "geotp";
 
 /// Settings.
@@ -105,40 +105,40 @@ pub const O3: &str = "geotp";
 pub struct Config {
     /// The variant.
     pub name: &'static str,
-    /// Of middlewares.
+    /// Settings of middlewares.
     pub middleware: middleware::Config,
-    /// Of agents.
+    /// Settings of agents.
     pub agent: agent::Config,
-    /// Of sources.
+    /// Settings of sources.
     pub source: source::Config,
-    /// Statements of a round that read go before those that write (QURO).
+    /// True if reading statements of a round precede writing ones (QURO).
     pub writes_last: bool,
-    /// A client's statements at a source wait there for its own earlier transactions, as in front
-    /// of real servers. The paper has nothing of this; the swarm switches it on.
+    /// True if a client's statements at a source wait for the client's own earlier transactions
+    /// there, as with real servers. The paper does not have this; the swarm enables it.
     pub follows: bool,
-    /// A middleware that was asked by another and is silent is asked again after this.
+    /// A question to a silent middleware is repeated after this time.
     pub ask_after: Duration,
 }
 
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// Of a middleware.
+    /// A timer of a middleware.
     Middleware(DmTimer),
-    /// Of an agent.
+    /// A timer of an agent.
     Agent(AgentTimer),
-    /// Of a source.
+    /// A timer of a source.
     Source(source::Timer),
-    /// Other middlewares are asked again.
+    /// Repeat the questions to other middlewares.
     Ask(TxnId),
 }
 
-/// What is remembered.
+/// Durable records.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
-    /// By a middleware.
+    /// A record of a middleware.
     Middleware(LogRecord),
-    /// By a source.
+    /// A record of a source.
     Source(source::Record),
 }
 
@@ -147,7 +147,7 @@ impl Protocol for GeoTp {
     const QUEUES: bool = true;
     const GENERAL: bool = true;
     const REPLICATED: bool = false;
-    // A branch that is prepared waits for its middleware, which alone knows the decision.
+    // A prepared branch waits for its middleware, because only that knows the decision.
     const OUTLIVES_GATEWAYS: bool = false;
     // Locks order transactions; clocks only schedule subtransactions.
     const NEEDS_CLOCKS: bool = false;
