@@ -120,19 +120,21 @@ impl fmt::Debug for Timestamp {
 
 /// One reading of a node's physical clock.
 ///
-/// The promise: true time lies in `now - error ..= now + error`. A node whose clock may have broken
-/// the promise must not serve. Hosts ensure that, and protocols may rely on it.
+/// The contract: once [`Clock::has_passed_everywhere`] holds for a timestamp at one node, no node
+/// reads that timestamp or less. In the simulator all clocks are within one `error` of true time. In
+/// servers each node has a bound of its own, or all nodes share a clock (ADR 38). A node whose clock
+/// may have broken the contract must not serve. Hosts ensure that, and protocols may rely on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// The clock's reading.
     pub now: Timestamp,
-    /// The largest difference from true time, in either direction.
+    /// Half of how far before `now` a timestamp must be to have passed at every node.
     pub error: Duration,
 }
 
 impl Clock {
-    /// True if `timestamp` has passed on every clock of the cluster, if all clocks keep the same
-    /// error bound. Waiting for this makes the order of timestamps agree with real time.
+    /// True if `timestamp` lies in the past by every clock in the cluster: the wait that makes
+    /// timestamp order agree with real time.
     #[must_use]
     pub fn has_passed_everywhere(&self, timestamp: Timestamp) -> bool {
         timestamp + self.error * 2 < self.now

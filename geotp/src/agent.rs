@@ -459,6 +459,7 @@ mod tests {
             life: 1,
             peers: Vec::new(),
             isolation: Isolation::ReadCommitted,
+            marks: Vec::new(),
             statements: Vec::new(),
             writes: false,
             then,

@@ -215,6 +215,22 @@ pub struct Part<W: Work> {
     pub writes: bool,
 }
 
+/// What a branch does with its savepoints before the statements of a round.
+///
+/// Sessions number the savepoints of a transaction from 1, and never use a number twice. A branch
+/// has a savepoint of its own only where statements run between two savepoints of its session, and
+/// gives it the number of the later one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Mark {
+    /// Roll back to this savepoint: later changes of the branch are undone. The branch keeps its
+    /// locks and is no longer failed.
+    Back(u32),
+    /// Release this savepoint and those after it; changes since then remain.
+    Release(u32),
+    /// Set this savepoint.
+    Set(u32),
+}
+
 /// What is known about later rounds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Last {
@@ -257,7 +273,9 @@ pub enum ToAgent<W: Work> {
         peers: Vec<NodeId>,
         /// The isolation level, used in the first round.
         isolation: Isolation,
-        /// The statements, in order.
+        /// Actions on savepoints, which come first, in this order.
+        marks: Vec<Mark>,
+        /// The statements, in order. Empty if the request is only about savepoints and `then`.
         statements: Vec<W::Statement>,
         /// True if some of them write.
         writes: bool,
@@ -430,6 +448,8 @@ pub enum ToSource<W: Work> {
         xid: Xid,
         /// Open a session and begin, with this isolation level.
         begin: Option<Isolation>,
+        /// Actions on savepoints, which come first, in this order.
+        marks: Vec<Mark>,
         /// The statements, in order.
         statements: Vec<W::Statement>,
         /// What follows them.
@@ -499,8 +519,8 @@ pub enum FromSource<W: Work> {
         statement: u32,
         /// The failure.
         failure: Failure<W>,
-        /// True if the transaction can continue at the source (MariaDB after most errors;
-        /// PostgreSQL never).
+        /// True if the transaction can continue at the source: at MariaDB after most errors; at
+        /// PostgreSQL if the branch has a savepoint, to which it must roll back first.
         goes_on: bool,
     },
     /// Prepared and durable.
@@ -712,6 +732,8 @@ pub enum Note {
     FenceBroken,
     /// Statements waited until their source had committed earlier transactions of their session.
     OwnCommitAwaited,
+    /// A branch went back to a savepoint.
+    WentBack,
     /// A request was sent again.
     Resent,
     /// A transaction waited for a lock at a source.

@@ -22,7 +22,9 @@ use orthodrome_core::store::{Memtable, StateEngine, Store};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Op, Read, Reads, Txn, Value, Version, Writes};
 
-use crate::contract::{Failure, FromSource, Kind, Note, Reason, Then, ToSource, Wait, Work, Xid};
+use crate::contract::{
+    Failure, FromSource, Kind, Mark, Note, Reason, Then, ToSource, Wait, Work, Xid,
+};
 
 /// The statements of the modelled source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,6 +129,9 @@ pub struct Mutations {
     pub plain_reads: bool,
     /// G2: MariaDB runs at less than SERIALIZABLE, and drops read locks when it prepares.
     pub drops_read_locks: bool,
+    /// A branch that goes back to a savepoint loses the locks that it took since, as PostgreSQL
+    /// does if its driver does not take them again.
+    pub unlocks_going_back: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -248,6 +253,10 @@ struct Session {
     writes: Writes,
     floor: Timestamp,
     is_prepared: bool,
+    /// Its savepoints: what it had written, and which locks it had.
+    marks: Vec<(u32, Writes, BTreeMap<Key, Mode>)>,
+    /// PostgreSQL: a statement failed, and nothing runs before it has gone back to a savepoint.
+    is_failed: bool,
 }
 
 #[derive(Clone, Default, Debug)]
@@ -372,15 +381,19 @@ impl Source {
     pub fn step(&mut self, order: ToSource<Model>, now: Time, desk: &mut Desk) {
         self.now = now;
         match order {
-            ToSource::Run { xid, begin, statements, then, wrote: _ } => {
+            ToSource::Run { xid, begin, marks, statements, then, wrote: _ } => {
                 if begin.is_some() {
                     let txn = statements.first().map(|statement| statement.txn).unwrap_or_default();
                     self.sessions.entry(xid).or_insert_with(|| Session::new(txn));
+                }
+                for mark in marks {
+                    self.mark(xid, mark, now, desk);
                 }
                 let Some(session) = self.sessions.get_mut(&xid) else {
                     desk.answers.push(FromSource::SessionLost { xid });
                     return;
                 };
+                assert!(!session.is_failed, "{xid} goes on after a failure without going back");
                 (session.statements, session.then) = (statements, then);
                 session.answers.clear();
                 session.state = State::Running(0);
@@ -401,6 +414,40 @@ impl Source {
                     .map(|(&xid, _)| xid)
                     .collect();
                 desk.answers.push(FromSource::Listed { prepared });
+            }
+        }
+    }
+
+    /// Does something with a savepoint.
+    fn mark(&mut self, xid: Xid, mark: Mark, now: Time, desk: &mut Desk) {
+        let Some(session) = self.sessions.get_mut(&xid) else { return };
+        let place = |wanted: u32| session.marks.iter().position(|(number, ..)| *number == wanted);
+        match mark {
+            Mark::Set(number) => {
+                session.marks.push((number, session.writes.clone(), session.held.clone()));
+            }
+            Mark::Release(number) => {
+                let place = place(number);
+                assert!(place.is_some(), "{xid} has no savepoint {number} to release");
+                session.marks.truncate(place.unwrap_or_default());
+            }
+            Mark::Back(number) => {
+                let place = place(number);
+                assert!(place.is_some(), "{xid} has no savepoint {number} to go back to");
+                session.marks.truncate(place.unwrap_or_default() + 1);
+                session.is_failed = false;
+                let Some((_, writes, held)) = session.marks.last().cloned() else { return };
+                session.writes = writes;
+                if self.config.mutations.unlocks_going_back {
+                    let since: Vec<Key> = session
+                        .held
+                        .keys()
+                        .filter(|key| !held.contains_key(*key))
+                        .cloned()
+                        .collect();
+                    session.held.retain(|key, _| held.contains_key(key));
+                    self.release(xid, &since, now, desk);
+                }
             }
         }
     }
@@ -474,12 +521,25 @@ impl Source {
     }
 
     fn fail(&mut self, xid: Xid, reason: Reason, desk: &mut Desk) {
+        let now = self.now;
         let Some(session) = self.sessions.get_mut(&xid) else { return };
         let State::Running(statement) = session.state else { return };
-        // Its locks, and its position in a queue, are released when it is rolled back.
+        // Its locks, and its position in a queue, are released when it is rolled back, unless it
+        // continues.
         session.state = State::Idle;
         let failure: Failure<Model> = reason.into();
-        desk.answers.push(FromSource::RunFailed { xid, statement, failure, goes_on: false });
+        let goes_on = match self.kind {
+            Kind::Postgres => !session.marks.is_empty(),
+            Kind::MariaDb => reason == Reason::Statement,
+        };
+        session.is_failed = goes_on && self.kind == Kind::Postgres;
+        if goes_on && let Some((key, _)) = session.wanted.take() {
+            if let Some(lock) = self.locks.get_mut(&key) {
+                lock.queue.retain(|(other, _)| *other != xid);
+            }
+            self.serve(&key, now, desk);
+        }
+        desk.answers.push(FromSource::RunFailed { xid, statement, failure, goes_on });
     }
 
     fn prepare(&mut self, xid: Xid, desk: &mut Desk) {
@@ -685,11 +745,23 @@ impl Source {
 
     /// Releases locks, and grants them to waiting transactions.
     fn release(&mut self, xid: Xid, keys: &[Key], now: Time, desk: &mut Desk) {
-        let mut served = Vec::new();
         for key in keys {
             let Some(lock) = self.locks.get_mut(key) else { continue };
             lock.holders.remove(&xid);
             lock.queue.retain(|(other, _)| *other != xid);
+        }
+        self.serve_all(keys, now, desk);
+    }
+
+    /// Gives free locks to those who wait for them.
+    fn serve(&mut self, key: &Key, now: Time, desk: &mut Desk) {
+        self.serve_all(std::slice::from_ref(key), now, desk);
+    }
+
+    fn serve_all(&mut self, keys: &[Key], now: Time, desk: &mut Desk) {
+        let mut served = Vec::new();
+        for key in keys {
+            let Some(lock) = self.locks.get_mut(key) else { continue };
             while let Some(&(next, mode)) = lock.queue.front() {
                 if !lock.admits(next, mode) {
                     break;
@@ -842,6 +914,8 @@ impl Session {
             writes: Writes::new(),
             floor: Timestamp::ZERO,
             is_prepared: false,
+            marks: Vec::new(),
+            is_failed: false,
         }
     }
 }

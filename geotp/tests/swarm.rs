@@ -51,7 +51,15 @@ fn seeds_with_faults_hold_every_promise() {
     );
     expect(
         &notes,
-        &["Deadlock", "LockTimeout", "FenceBroken", "MasterLost", "Unknowable", "Checkpoint"],
+        &[
+            "Deadlock",
+            "LockTimeout",
+            "FenceBroken",
+            "MasterLost",
+            "Unknowable",
+            "Checkpoint",
+            "WentBack",
+        ],
     );
 }
 
@@ -107,7 +115,7 @@ fn unsafe_variants_of_scalardb_are_caught() {
     }
 }
 
-const CAUGHT_WITHIN: [(&str, u64); 9] = [
+const CAUGHT_WITHIN: [(&str, u64); 11] = [
     ("G1", 10),
     ("G2", 10),
     ("G4", 20),
@@ -117,4 +125,6 @@ const CAUGHT_WITHIN: [(&str, u64); 9] = [
     ("early-answer", 10),
     ("forgotten-decision", 10),
     ("skipped-vote", 20),
+    ("forgotten-savepoint", 20),
+    ("unlocking-savepoint", 30),
 ];

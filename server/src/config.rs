@@ -70,6 +70,8 @@ struct File {
     #[serde(default = "ten")]
     clock_error_ms: u64,
     #[serde(default)]
+    shared_clock: Option<bool>,
+    #[serde(default)]
     workers: u16,
     #[serde(default = "yes")]
     verify_state: bool,

@@ -15,9 +15,11 @@
 pub mod config;
 pub mod gateway;
 mod inbox;
+mod kernel;
 pub mod middleware;
 pub mod node;
 pub mod service;
+pub mod shared_clock;
 pub mod storage;
 pub mod tls;
 pub mod transport;

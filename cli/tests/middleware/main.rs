@@ -19,6 +19,7 @@ mod kills;
 mod lists;
 mod numbers;
 mod rig;
+mod savepoints;
 mod sessions;
 mod steps;
 mod tools;

@@ -91,6 +91,7 @@ impl<W: Work> Agent<W> {
             life,
             ref peers,
             isolation,
+            ref marks,
             ref statements,
             writes,
             then,
@@ -121,8 +122,8 @@ impl<W: Work> Agent<W> {
             branch.wrote |= writes;
             branch.state = State::Running(then);
             branch.answered = None;
-            let (statements, wrote) = (statements.clone(), branch.wrote);
-            let run = ToSource::Run { xid, begin: None, statements, then, wrote };
+            let (marks, statements, wrote) = (marks.clone(), statements.clone(), branch.wrote);
+            let run = ToSource::Run { xid, begin: None, marks, statements, then, wrote };
             io.push(AgentEffect::Source(run));
             return;
         }
@@ -149,7 +150,8 @@ impl<W: Work> Agent<W> {
         };
         self.branches.insert(xid, branch);
         let begin: Option<Isolation> = Some(isolation);
-        let run = ToSource::Run { xid, begin, statements: statements.clone(), then, wrote: writes };
+        let (marks, statements) = (marks.clone(), statements.clone());
+        let run = ToSource::Run { xid, begin, marks, statements, then, wrote: writes };
         io.push(AgentEffect::Source(run));
     }
 

@@ -89,7 +89,12 @@ impl<W: Work> Middleware<W> {
         }
         branch.stage = Stage::Preparing;
         let peers = peers(source, participants, self.optimizations);
-        branch.outbox = Some(ToAgent::Prepare { xid, peers });
+        let order = self.end_after_going_back(xid, source, peers.clone(), Then::Prepare, io);
+        let Some(branch) = self.branch(xid, source) else { return };
+        if order.is_some() {
+            branch.stage = Stage::Running(Then::Prepare);
+        }
+        branch.outbox = order.or(Some(ToAgent::Prepare { xid, peers }));
         self.transmit(xid, source, io);
     }
 
@@ -140,9 +145,10 @@ impl<W: Work> Middleware<W> {
             open.phase = Phase::Committing;
             let at = io.clock;
             for &source in &participants {
+                let order = self.end_after_going_back(xid, source, Vec::new(), Then::Commit, io);
                 if let Some(branch) = self.branch(xid, source) {
                     branch.stage = Stage::Running(Then::Commit);
-                    branch.outbox = Some(ToAgent::Commit { xid, at, one_phase: true });
+                    branch.outbox = order.or(Some(ToAgent::Commit { xid, at, one_phase: true }));
                     self.transmit(xid, source, io);
                 }
             }

@@ -7,7 +7,7 @@ use orthodrome_core::time::Duration;
 
 use super::{Branch, Middleware, Optimizations, Out, Phase, Stage};
 use crate::contract::{
-    Effect, Failure, Fence, Last, Note, Part, Reason, Then, Timer, ToAgent, Work, Xid,
+    Effect, Failure, Fence, Last, Mark, Note, Part, Reason, Then, Timer, ToAgent, Work, Xid,
 };
 use crate::hotspot::SourceKey;
 use crate::schedule::postpone;
@@ -76,11 +76,13 @@ impl<W: Work> Middleware<W> {
         open.phase = Phase::Executing;
         open.unanswered = parts.keys().copied().collect();
         open.answers.clear();
+        open.failed = None;
         let participants: BTreeSet<NodeId> =
             open.branches.keys().chain(parts.keys()).copied().collect();
         let is_global = participants.len() > 1;
-        open.is_decentralized =
-            self.optimizations.decentralized_prepare && is_global && open.last != Last::No;
+        // Who may still go back to a savepoint prepares nothing yet.
+        let may_end = open.last != Last::No && open.savepoints.is_empty();
+        open.is_decentralized = self.optimizations.decentralized_prepare && is_global && may_end;
         if open.is_decentralized {
             // §III-A: sources that have nothing to do in the last round prepare at once.
             let others: Vec<NodeId> =
@@ -130,7 +132,11 @@ impl<W: Work> Middleware<W> {
             let then = match open.last {
                 Last::No => Then::Wait,
                 Last::Marked | Last::Commit if open.is_decentralized => Then::Prepare,
-                Last::Commit if participants.len() == 1 && self.config.commit_in_text => {
+                Last::Commit
+                    if participants.len() == 1
+                        && self.config.commit_in_text
+                        && open.savepoints.is_empty() =>
+                {
                     Then::Commit
                 }
                 Last::Marked | Last::Commit => Then::Wait,
@@ -139,12 +145,17 @@ impl<W: Work> Middleware<W> {
             branch.recent = places_of(source, &part).collect();
             branch.places.extend(branch.recent.iter().cloned());
             branch.writes |= part.writes;
+            let marks = branch.marks_before(&open.savepoints);
+            if matches!(marks.first(), Some(Mark::Back(_))) {
+                io.push(Effect::Note(Note::WentBack));
+            }
             branch.outbox = Some(ToAgent::Execute {
                 xid,
                 round: branch.rounds,
                 life: 0,
                 peers: peers(source, participants, self.optimizations),
                 isolation: open.isolation,
+                marks,
                 statements: part.statements,
                 writes: part.writes,
                 then,
@@ -260,6 +271,11 @@ impl<W: Work> Middleware<W> {
             return;
         }
         open.phase = Phase::Idle;
+        if let Some((source, statement, failure)) = open.failed.take() {
+            open.answers.clear();
+            io.push(Effect::StatementFailed { xid, source, statement, failure });
+            return;
+        }
         let answers = std::mem::take(&mut open.answers);
         let (last, is_committing) = (open.last, open.branches.values().any(Branch::is_committing));
         if is_committing {
@@ -290,15 +306,20 @@ impl<W: Work> Middleware<W> {
         if !matches!(branch.stage, Stage::Running(_)) || round + 1 != branch.rounds {
             return;
         }
-        if !is_alone {
+        if !is_alone && open.savepoints.is_empty() {
             // Another source may have done its part of the same statement.
             self.abort(xid, Some(from), failure, io);
             return;
         }
         (branch.stage, branch.outbox) = (Stage::Idle, None);
-        open.unanswered.clear();
-        (open.phase, open.last) = (Phase::Idle, Last::No);
-        io.push(Effect::StatementFailed { xid, source: from, statement, failure });
+        open.last = Last::No;
+        open.unanswered.remove(&from);
+        // What has not begun never does.
+        for source in std::mem::take(&mut open.inner).into_keys() {
+            open.unanswered.remove(&source);
+        }
+        open.failed.get_or_insert((from, statement, failure));
+        self.after_answer(xid, io);
     }
 
     pub(super) fn on_start_timeout(&mut self, xid: Xid, source: NodeId, io: Out<'_, '_, W>) {

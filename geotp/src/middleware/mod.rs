@@ -11,6 +11,7 @@
 mod abort;
 mod commit;
 mod execute;
+mod savepoints;
 mod sources;
 mod waits;
 
@@ -24,8 +25,8 @@ use orthodrome_core::txn::Key;
 
 use self::waits::Seen;
 use crate::contract::{
-    Effect, Fence, FromAgent, Io, Isolation, Kind, Last, Note, Part, Reason, Record, SessionId,
-    Then, Timer, ToAgent, Work, Xid,
+    Effect, Failure, Fence, FromAgent, Io, Isolation, Kind, Last, Note, Part, Reason, Record,
+    SessionId, Then, Timer, ToAgent, Work, Xid,
 };
 use crate::hotspot::{HotRecord, Hotspots, SourceKey};
 use crate::schedule::{Average, postpone};
@@ -113,6 +114,8 @@ pub struct Mutations {
     pub forgets_decisions: bool,
     /// A branch without a vote is taken to be prepared.
     pub skips_vote: bool,
+    /// A branch that commits without further statements does not go back to its savepoint first.
+    pub forgets_savepoints: bool,
 }
 
 /// A source, as the middleware sees it.
@@ -160,6 +163,10 @@ struct Branch<W: Work> {
     recent: Vec<SourceKey>,
     /// A message about it has been sent to the source.
     is_sent: bool,
+    /// Its own savepoints, in the order in which they were set.
+    marks: Vec<u32>,
+    /// The one of them that it must go back to before anything else.
+    back: Option<u32>,
 }
 
 impl<W: Work> Branch<W> {
@@ -175,6 +182,8 @@ impl<W: Work> Branch<W> {
             places: Vec::new(),
             recent: Vec::new(),
             is_sent: false,
+            marks: Vec::new(),
+            back: None,
         }
     }
 }
@@ -215,6 +224,10 @@ struct Open<W: Work> {
     since: Time,
     /// Agents prepare by themselves.
     is_decentralized: bool,
+    /// Savepoints of the session, oldest first.
+    savepoints: Vec<u32>,
+    /// The statement of the round under way that failed first, while others are waited for.
+    failed: Option<(NodeId, u32, Failure<W>)>,
 }
 
 /// A decision to commit that some branch has not acknowledged.
@@ -468,6 +481,8 @@ impl<W: Work> Middleware<W> {
             tries: 0,
             since: io.now,
             is_decentralized: false,
+            savepoints: Vec::new(),
+            failed: None,
         };
         self.open.insert(xid, open);
         xid
@@ -651,6 +666,7 @@ impl<W: Work> Middleware<W> {
                 xid.epoch == self.epoch && xid.number <= self.number,
                 "{xid} is of another life"
             );
+            assert!(open.savepoints.is_sorted(), "{xid} has savepoints {:?}", open.savepoints);
             for source in &open.unanswered {
                 let is_known =
                     open.branches.contains_key(source) || open.inner.contains_key(source);

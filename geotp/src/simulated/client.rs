@@ -8,7 +8,9 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Claim, Cx, Input, Leak, Machine, Setup, UNKNOWABLE};
-use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Op, Outcome, Reads, Txn, Writes};
+use orthodrome_core::txn::{
+    AbortReason, Decision, Key, Kind, Op, Outcome, Reads, Txn, Value, Writes,
+};
 
 use super::{Config, GeoTp, Msg, Record, Timer};
 use crate::contract::{Effect, Io, Isolation, Last, Part, SessionId, Xid};
@@ -42,6 +44,8 @@ enum Stage {
     Deciding,
     /// The procedure's reads are pending; its writes follow from them.
     Computing,
+    /// Writes are pending that will be undone; these writes follow.
+    Undoing(Writes),
     /// The last round is pending.
     Ending,
 }
@@ -66,6 +70,11 @@ struct Asking {
 }
 
 type Context<'a> = Cx<'a, GeoTp>;
+
+/// Savepoints: before the first read, before what is undone, and once more there.
+const FIRST: u32 = 1;
+const SECOND: u32 = 2;
+const THIRD: u32 = 3;
 
 impl Machine<GeoTp> for Client {
     fn new(setup: Setup<GeoTp>, recovered: Vec<Record>, cx: &mut Context<'_>) -> Self {
@@ -159,9 +168,7 @@ impl Client {
             match effect {
                 Effect::Send { to, msg } => cx.send(to, Msg::ToAgent(msg)),
                 Effect::Answers { xid, answers } => self.on_answers(xid, answers, cx),
-                Effect::StatementFailed { .. } => {
-                    unreachable!("a modelled source never goes on after a failure")
-                }
+                Effect::StatementFailed { xid, .. } => self.on_statement_failed(xid, cx),
                 Effect::Finished { xid, label, outcome, path, .. } => {
                     if let Some(txn) = label {
                         self.on_finished(txn, xid, outcome, path, cx);
@@ -241,6 +248,9 @@ impl Client {
                 (Stage::Reading(txn.reads.clone()), self.parts(id, reads), Last::No)
             }
         };
+        if self.config.savepoints && matches!(stage, Stage::Reading(_)) {
+            self.middleware.set_savepoint(xid, FIRST);
+        }
         self.open.insert(id, Open { txn, xid, stage, reads: Reads::new(), is_resolved: false });
         self.with(cx, |dm, io| dm.round(xid, parts, last, io));
     }
@@ -262,6 +272,10 @@ impl Client {
                 let told =
                     keys.iter().filter_map(|key| Some((key.clone(), open.reads.get(key)?.clone())));
                 let told: Reads = told.collect();
+                if self.config.savepoints {
+                    // What has been read stays as it was.
+                    self.middleware.roll_back_to(xid, FIRST);
+                }
                 cx.reads(id, told);
             }
             Stage::Computing => {
@@ -274,12 +288,65 @@ impl Client {
                 }
             }
             Stage::Ending => open.stage = Stage::Ending,
+            Stage::Undoing(writes) => self.undo(id, writes, cx),
             Stage::Deciding => unreachable!("nothing is under way while the client decides"),
         }
     }
 
-    /// The last round: all writes, and the commit.
+    /// Writes all values. With savepoints, other values are written and undone first.
     fn write(&mut self, id: TxnId, writes: Writes, cx: &mut Context<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if !self.config.savepoints {
+            self.end(id, writes, cx);
+            return;
+        }
+        let keys: BTreeSet<Key> = open.reads.keys().chain(writes.keys()).cloned().collect();
+        let xid = open.xid;
+        open.stage = Stage::Undoing(writes);
+        let never = Value::from("never");
+        let mut actions: Vec<Action> = Vec::new();
+        for key in keys {
+            actions.push(Action::Write { key: key.clone(), value: Some(never.clone()) });
+            if cx.rng().chance(1, 8) {
+                // This is not what was just written, so it fails.
+                actions.push(Action::Apply(Op::Compare(key, None)));
+            }
+        }
+        if actions.is_empty() {
+            self.undo(id, Writes::new(), cx);
+            return;
+        }
+        self.middleware.set_savepoint(xid, SECOND);
+        self.middleware.set_savepoint(xid, THIRD);
+        let parts = self.parts(id, actions);
+        self.with(cx, |dm, io| dm.round(xid, parts, Last::No, io));
+    }
+
+    /// Undoes what has been written.
+    fn undo(&mut self, id: TxnId, writes: Writes, cx: &mut Context<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let back = if cx.rng().chance(1, 2) { SECOND } else { THIRD };
+        self.middleware.roll_back_to(open.xid, back);
+        if cx.rng().chance(3, 4) {
+            self.middleware.release_savepoint(open.xid, FIRST);
+        }
+        self.end(id, writes, cx);
+    }
+
+    /// A statement has failed, and the transaction can go on.
+    fn on_statement_failed(&mut self, xid: Xid, cx: &mut Context<'_>) {
+        let Some(open) = self.open.values_mut().find(|open| open.xid == xid) else { return };
+        let id = open.txn.id;
+        match std::mem::replace(&mut open.stage, Stage::Deciding) {
+            Stage::Undoing(writes) => self.undo(id, writes, cx),
+            Stage::Reading(_) | Stage::Computing | Stage::Ending | Stage::Deciding => {
+                self.with(cx, |dm, io| dm.rollback(xid, io));
+            }
+        }
+    }
+
+    /// The last round: all writes, and the commit.
+    fn end(&mut self, id: TxnId, writes: Writes, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.stage = Stage::Ending;
         let xid = open.xid;

@@ -116,6 +116,9 @@ pub struct Config {
     /// True if a client's statements at a source wait for the client's own earlier transactions
     /// there, as with real servers. The paper does not have this; the swarm enables it.
     pub follows: bool,
+    /// True if clients set savepoints and roll back to them: what they read before stays locked,
+    /// and what they wrote is undone. The paper has no savepoints; the swarm enables them.
+    pub savepoints: bool,
     /// A question to a silent middleware is repeated after this time.
     pub ask_after: Duration,
 }
@@ -176,6 +179,8 @@ impl Protocol for GeoTp {
             "early-answer",
             "forgotten-decision",
             "skipped-vote",
+            "forgotten-savepoint",
+            "unlocking-savepoint",
         ]
     }
 
@@ -233,6 +238,7 @@ impl Protocol for GeoTp {
             },
             writes_last: name == QURO,
             follows: false,
+            savepoints: false,
             ask_after: round_trip * 2 + Duration::from_millis(200),
         }
     }
@@ -264,6 +270,8 @@ impl Protocol for GeoTp {
             "early-answer" => config.middleware.mutations.tells_early = true,
             "forgotten-decision" => config.middleware.mutations.forgets_decisions = true,
             "skipped-vote" => config.middleware.mutations.skips_vote = true,
+            "forgotten-savepoint" => config.middleware.mutations.forgets_savepoints = true,
+            "unlocking-savepoint" => config.source.mutations.unlocks_going_back = true,
             other => panic!("{other} is none of {:?}", Self::mutations(O3)),
         }
     }
@@ -289,6 +297,7 @@ impl Protocol for GeoTp {
         config.source.checkpoint_records = u32::try_from(rng.range(5, 500)).unwrap_or(500);
         config.agent.master_timeout = Duration::from_millis(rng.range(300, 5_000));
         config.follows = rng.chance(1, 2);
+        config.savepoints = rng.chance(1, 2);
     }
 
     fn limit(config: &mut Config, limits: Limits) -> bool {

@@ -10,7 +10,7 @@ use sqlparser::ast::{
     BinaryOperator, CastKind, DataType, ExactNumberInfo, Expr, Function, FunctionArg,
     FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident, LimitClause, LockType,
     ObjectName, ObjectNamePart, Offset, OffsetRows, OrderByExpr, OrderByKind, OrderBySort, Query,
-    SetExpr, Statement, UnaryOperator, Value as SqlValue, ValueWithSpan, VisitMut, VisitorMut,
+    SetExpr, Statement, UnaryOperator, Value as SqlValue, ValueWithSpan, VisitorMut,
 };
 use sqlparser::tokenizer::Span;
 
@@ -18,6 +18,7 @@ use super::Refusal;
 use super::catalog::{Catalogue, Dialect};
 use super::route::table_name;
 use super::value::Value;
+use super::walk::walk_mut;
 
 /// Puts parameters in the places of `$n`.
 ///
@@ -44,10 +45,7 @@ pub fn bind(statement: &mut Statement, parameters: &[Value], to: Dialect) -> Res
             ControlFlow::Continue(())
         }
     }
-    match statement.visit(&mut Binder(parameters, to)) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(refusal) => Err(refusal),
-    }
+    walk_mut(statement, &mut Binder(parameters, to))
 }
 
 fn value(value: SqlValue) -> Expr {
@@ -105,10 +103,7 @@ pub fn translate(
     to: Dialect,
     catalogue: &Catalogue,
 ) -> Result<(), Refusal> {
-    match statement.visit(&mut Translator { from, to, catalogue }) {
-        ControlFlow::Continue(()) => {}
-        ControlFlow::Break(refusal) => return Err(refusal),
-    }
+    walk_mut(statement, &mut Translator { from, to, catalogue })?;
     if from == to {
         return Ok(());
     }
@@ -507,7 +502,8 @@ pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
         query.locks.clear();
         lock = " LOCK IN SHARE MODE";
     }
-    let _ = VisitMut::visit(&mut statement, &mut Quoter(quote_of(from)));
+    // It refuses nothing.
+    let _ = walk_mut(&mut statement, &mut Quoter(quote_of(from)));
     let mut text = statement.to_string();
     text.push_str(lock);
     if from == to { text } else { requote(&text, from, to) }
@@ -519,15 +515,15 @@ pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
 struct Quoter(char);
 
 impl VisitorMut for Quoter {
-    type Break = ();
-    fn pre_visit_ident(&mut self, name: &mut Ident) -> ControlFlow<()> {
+    type Break = Refusal;
+    fn pre_visit_ident(&mut self, name: &mut Ident) -> Flow {
         if name.quote_style.is_some() {
             name.quote_style = Some(self.0);
             name.value = name.value.replace(self.0, &format!("{0}{0}", self.0));
         }
         ControlFlow::Continue(())
     }
-    fn pre_visit_value(&mut self, found: &mut ValueWithSpan) -> ControlFlow<()> {
+    fn pre_visit_value(&mut self, found: &mut ValueWithSpan) -> Flow {
         let is_digit = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let text = match &found.value {
             SqlValue::SingleQuotedString(text)

@@ -24,6 +24,7 @@ pub mod set;
 mod tests;
 pub mod typed;
 pub mod value;
+mod walk;
 
 pub use catalog::{Catalogue, CatalogueError, Dialect, SourceEntry, SourceId, TableEntry};
 pub use copy::CopyForm;

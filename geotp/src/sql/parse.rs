@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use sqlparser::ast::{Ident, Statement, Visit as _, Visitor};
+use sqlparser::ast::{Ident, Statement, Visitor};
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
 use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
@@ -12,6 +12,7 @@ use super::Refusal;
 use super::catalog::Dialect;
 use super::copy::{self, CopyForm};
 use super::set::{self, Change};
+use super::walk::walk;
 
 /// How deep expressions may nest.
 const DEPTH_MAX: usize = 200;
@@ -606,7 +607,7 @@ fn names_like_a_text(statement: &Statement) -> bool {
             ControlFlow::Continue(())
         }
     }
-    statement.visit(&mut Finder).is_break()
+    walk(statement, &mut Finder).is_break()
 }
 
 /// Gives each parameter written `?` the number of its place, so that `?` and `$n` are one thing from here on. How many there are.
@@ -718,15 +719,25 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
     Ok(Some(verb))
 }
 
+/// A name as its kind of server compares names of savepoints.
+fn folded(name: Ident, dialect: Dialect) -> String {
+    match (dialect, name.quote_style) {
+        (Dialect::PostgreSql, Some(_)) => name.value,
+        (Dialect::PostgreSql, None) | (Dialect::MariaDb, _) => name.value.to_lowercase(),
+    }
+}
+
 fn verb(statement: Statement, dialect: Dialect) -> Result<Verb, Refusal> {
     Ok(match statement {
         Statement::Commit { chain, .. } => Verb::Commit { chain },
         Statement::Rollback { chain, savepoint: None } => Verb::Rollback { chain },
         Statement::Rollback { savepoint: Some(name), .. } => {
-            Verb::Savepoint(Savepoint::RollbackTo, name.value)
+            Verb::Savepoint(Savepoint::RollbackTo, folded(name, dialect))
         }
-        Statement::Savepoint { name } => Verb::Savepoint(Savepoint::Set, name.value),
-        Statement::ReleaseSavepoint { name } => Verb::Savepoint(Savepoint::Release, name.value),
+        Statement::Savepoint { name } => Verb::Savepoint(Savepoint::Set, folded(name, dialect)),
+        Statement::ReleaseSavepoint { name } => {
+            Verb::Savepoint(Savepoint::Release, folded(name, dialect))
+        }
         Statement::Reset(reset) => Verb::Reset(match reset.reset {
             sqlparser::ast::Reset::ConfigurationParameter(name) => {
                 Some(name.to_string().to_lowercase())

@@ -8,11 +8,10 @@ mod record;
 mod spread;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::ControlFlow;
 
 use sqlparser::ast::{
     Expr, FromTable, ObjectName, ObjectType, Query, SetExpr, Statement, TableWithJoins,
-    UpdateTableFromKind, Value as SqlValue, VisitMut,
+    UpdateTableFromKind, Value as SqlValue,
 };
 use sqlparser::tokenizer::Span;
 
@@ -29,6 +28,7 @@ use super::parse::Isolation;
 use super::route::{Names, RECORDS_MAX, Route, Router, one_place, subqueries};
 use super::typed::{self, Kinds};
 use super::value::Value;
+use super::walk::walk_mut;
 
 /// What one source is told.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -172,9 +172,7 @@ impl Planner<'_> {
             ) {
                 locker.depth = 1;
             }
-            if let ControlFlow::Break(refusal) = VisitMut::visit(&mut statement, &mut locker) {
-                return Err(refusal);
-            }
+            walk_mut(&mut statement, &mut locker)?;
             for query in locker.prelude {
                 let mut query = Statement::Query(Box::new(query));
                 translate(&mut query, from, to, self.catalogue)?;

@@ -16,6 +16,7 @@ use super::Refusal;
 use super::catalog::{Catalogue, KeyType, Placement, Sharding, SourceId, Table};
 use super::plan::Record;
 use super::value::Key;
+use super::walk::walk;
 
 /// Records of one statement that the hotspot footprint is told of, at most.
 pub(super) const RECORDS_MAX: usize = 256;
@@ -756,6 +757,6 @@ pub(super) fn subqueries(part: &impl Visit) -> Vec<Query> {
         }
     }
     let mut seen = Outermost(0, Vec::new());
-    let _ = part.visit(&mut seen);
+    let _ = walk(part, &mut seen);
     seen.1
 }

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use sqlparser::ast::{
     AssignmentTarget, BinaryOperator, Expr, Ident, Insert, ObjectName, SetExpr, Statement,
-    TableObject, Value as SqlValue, ValueWithSpan, Visit, VisitMut, Visitor, VisitorMut,
+    TableObject, Value as SqlValue, ValueWithSpan, Visitor, VisitorMut,
 };
 
 use super::Refusal;
@@ -15,6 +15,7 @@ use super::catalog::Catalogue;
 use super::dialect::hex_of;
 use super::route::table_name;
 use super::value::{Kind, Value};
+use super::walk::{walk, walk_mut};
 
 /// The columns of tables at a MariaDB source, by name, both in lower case and in the table's order.
 pub type Kinds = BTreeMap<String, Vec<(String, Kind)>>;
@@ -51,7 +52,7 @@ pub fn tables_to_know(
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Bytes(_) => false,
     });
     let mut finder = Finder { catalogue, is_wanted, tables: Vec::new() };
-    let _ = Visit::visit(statement, &mut finder);
+    let _ = walk(statement, &mut finder);
     if finder.is_wanted { finder.tables } else { Vec::new() }
 }
 
@@ -102,10 +103,7 @@ pub(super) fn convert(statement: &mut Statement, kinds: &Kinds) -> Result<(), Re
             }
         }
     }
-    match VisitMut::visit(statement, &mut Comparisons(kinds)) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(refusal) => Err(refusal),
-    }
+    walk_mut(statement, &mut Comparisons(kinds))
 }
 
 fn convert_rows(insert: &mut Insert, kinds: &Kinds) -> Result<(), Refusal> {

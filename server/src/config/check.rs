@@ -55,6 +55,7 @@ impl Checker<'_> {
             let value = file.clock_error_ms;
             return Err(format!("clock_error_ms: {value} is out of range; use 1 to 10000"));
         }
+        let shared_clock = self.shares_clock()?;
         if file.shutdown_s > SHUTDOWN_S_MAX {
             let value = file.shutdown_s;
             return Err(format!("shutdown_s: {value} is out of range; use 0 to {SHUTDOWN_S_MAX}"));
@@ -102,6 +103,7 @@ impl Checker<'_> {
             tls,
             emulate_wan: file.emulate_wan,
             clock_error: Duration::from_millis(file.clock_error_ms),
+            shared_clock,
             clock_skew: Arc::default(),
             in_flight_max,
             bytes_in_flight_max,
@@ -116,6 +118,17 @@ impl Checker<'_> {
             service,
             shutdown_within: Duration::from_secs(file.shutdown_s),
         })
+    }
+
+    /// Whether all nodes run on this machine.
+    fn shares_clock(&self) -> Result<bool, String> {
+        let far = self.file.nodes.iter().find(|entry| !is_loopback(&entry.peer));
+        match (self.file.shared_clock, far) {
+            (Some(true), Some(NodeEntry { id: NodeName(id), peer, .. })) => Err(format!(
+                "shared_clock: {peer} of {id} is not a loopback address; use false, or leave it out"
+            )),
+            (shared, far) => Ok(shared.unwrap_or(far.is_none())),
+        }
     }
 
     fn endpoints(&self) -> Result<Vec<Endpoint>, String> {

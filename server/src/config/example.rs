@@ -92,8 +92,12 @@ emulate_wan = {emulate_wan}
 # Durability of acknowledged transactions: "sync" survives a power failure, "process" a crash of the process,
 # "none" neither.
 #durability = "sync"
-# Maximum clock error in milliseconds. The node stops if its clock steps by more.
+# Maximum clock error in milliseconds; a smaller bound that the kernel states counts instead. The node stops if its
+# clock steps by more.
 #clock_error_ms = 10
+# All nodes run on this machine and read one clock without error. The default is true if all `peer` addresses are
+# loopback addresses; use false if such an address leads to another machine, as a tunnel does.
+#shared_clock = true
 # Threads that run transactions without conflicts in parallel, for deterministic protocols; 0: one per processor.
 #workers = 0
 # Check every page of the data before the node starts.

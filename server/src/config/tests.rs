@@ -59,6 +59,17 @@ fn a_file_gives_a_node() {
 }
 
 #[test]
+fn nodes_of_one_machine_share_a_clock_unless_the_file_says_otherwise() {
+    let shares = |text: &str| parse(text).map(|config| config.node.shared_clock);
+    assert_eq!(shares(GOOD), Ok(true));
+    let with = |line: &str| GOOD.replacen("protocol", &format!("{line}\nprotocol"), 1);
+    assert_eq!(shares(&with("shared_clock = false")), Ok(false));
+    let apart = with("shared_clock = true").replace("127.0.0.1:7002", "10.0.0.2:7002");
+    let error = shares(&apart).unwrap_err();
+    assert!(error.contains("shared_clock") && error.contains("loopback"), "{error}");
+}
+
+#[test]
 fn errors_name_the_place_and_the_remedy() {
     let inline =
         r#"{ name = "two", source = "x", local_rtt_ms = 1.0, regions = ["A"], rtt_ms = {} }"#;

@@ -244,6 +244,21 @@ impl MiddlewareHost {
         self.act(move |middleware, io| middleware.rollback(xid, io));
     }
 
+    /// Its session sets a savepoint.
+    pub(super) fn set_savepoint(&self, xid: Xid, savepoint: u32) {
+        self.act(move |middleware, _| middleware.set_savepoint(xid, savepoint));
+    }
+
+    /// Its session goes back to a savepoint.
+    pub(super) fn roll_back_to(&self, xid: Xid, savepoint: u32) {
+        self.act(move |middleware, _| middleware.roll_back_to(xid, savepoint));
+    }
+
+    /// Its session forgets a savepoint, and those after it.
+    pub(super) fn release_savepoint(&self, xid: Xid, savepoint: u32) {
+        self.act(move |middleware, _| middleware.release_savepoint(xid, savepoint));
+    }
+
     /// Its client wants it to stop.
     pub(super) fn cancel(&self, xid: Xid) {
         self.act(move |middleware, io| middleware.cancel(xid, io));

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use orthodrome_core::{NodeId, Time, Timestamp};
 use orthodrome_geotp::contract::{
-    Failure, Fence, FromAgent, Isolation, PeerRollback, Reason, Record, Then, ToAgent, Wait, Xid,
+    Failure, Fence, FromAgent, Isolation, Mark, PeerRollback, Reason, Record, Then, ToAgent, Wait,
+    Xid,
 };
 use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::{Answer, Column, Kind, Record as Row};
@@ -265,6 +266,41 @@ struct LinkMessage {
     prepared: Vec<XidMessage>,
     #[prost(message, repeated, tag = "17")]
     earlier: Vec<XidMessage>,
+    #[prost(message, repeated, tag = "18")]
+    marks: Vec<MarkMessage>,
+}
+
+/// What is done with a savepoint.
+#[derive(Clone, PartialEq, prost::Message)]
+struct MarkMessage {
+    #[prost(uint32, tag = "1")]
+    what: u32,
+    #[prost(uint32, tag = "2")]
+    number: u32,
+}
+
+const BACK: u32 = 1;
+const RELEASE: u32 = 2;
+const SET: u32 = 3;
+
+impl From<&Mark> for MarkMessage {
+    fn from(mark: &Mark) -> Self {
+        let (what, number) = match *mark {
+            Mark::Back(number) => (BACK, number),
+            Mark::Release(number) => (RELEASE, number),
+            Mark::Set(number) => (SET, number),
+        };
+        Self { what, number }
+    }
+}
+
+fn mark(MarkMessage { what, number }: MarkMessage) -> Option<Mark> {
+    match what {
+        BACK => Some(Mark::Back(number)),
+        RELEASE => Some(Mark::Release(number)),
+        SET => Some(Mark::Set(number)),
+        _ => None,
+    }
 }
 
 /// What travels between processes.
@@ -410,18 +446,27 @@ fn message(link: &Link) -> LinkMessage {
             ToAgent::Ping { epoch, sent, oldest } => {
                 LinkMessage { what: 11, epoch: *epoch, time: sent.0, oldest: *oldest, ..empty }
             }
-            ToAgent::Execute { xid, round, life, peers, isolation, statements, writes, then } => {
-                LinkMessage {
-                    round: *round,
-                    life: *life,
-                    peers: numbers(peers),
-                    isolation: place(isolation, &ISOLATIONS),
-                    statements: statements.iter().map(StatementMessage::from).collect(),
-                    flag: *writes,
-                    then: place(then, &THENS),
-                    ..of(12, xid)
-                }
-            }
+            ToAgent::Execute {
+                xid,
+                round,
+                life,
+                peers,
+                isolation,
+                marks,
+                statements,
+                writes,
+                then,
+            } => LinkMessage {
+                marks: marks.iter().map(Into::into).collect(),
+                round: *round,
+                life: *life,
+                peers: numbers(peers),
+                isolation: place(isolation, &ISOLATIONS),
+                statements: statements.iter().map(StatementMessage::from).collect(),
+                flag: *writes,
+                then: place(then, &THENS),
+                ..of(12, xid)
+            },
             ToAgent::After { earlier, order } => LinkMessage {
                 earlier: earlier.iter().map(|xid| (*xid).into()).collect(),
                 ..message(&Link::Order((**order).clone()))
@@ -511,6 +556,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
                 life: m.life,
                 peers: peers(),
                 isolation: at(m.isolation, &ISOLATIONS)?,
+                marks: m.marks.into_iter().map(mark).collect::<Option<_>>()?,
                 statements: m.statements.into_iter().map(Statement::from).collect(),
                 writes: m.flag,
                 then: at(m.then, &THENS)?,
@@ -606,6 +652,7 @@ mod tests {
                 life: 2,
                 peers: peers.clone(),
                 isolation: Isolation::ReadCommitted,
+                marks: vec![Mark::Back(2), Mark::Release(3), Mark::Set(4)],
                 statements: vec![statement],
                 writes: true,
                 then: Then::Commit,
@@ -618,6 +665,7 @@ mod tests {
                     life: 2,
                     peers: Vec::new(),
                     isolation: Isolation::Serializable,
+                    marks: Vec::new(),
                     statements: Vec::new(),
                     writes: false,
                     then: Then::Wait,

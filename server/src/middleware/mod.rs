@@ -2,8 +2,9 @@
 //!
 //! Reading order: [`config`] (their files), `session` (a client's statements become rounds of a
 //! transaction), `elsewhere` (what is no part of one), `settings` and `set` (what clients set),
-//! `operators` (what operators ask), `host` (the threads of the machines), `claim` (a number belongs to
-//! one proxy), `source` and `driver` (sessions at a source), `names` (rows that are not there),
+//! `savepoints`, `operators` (what operators ask), `host` (the threads of the machines), `claim` (a number belongs to
+//! one proxy), `source` and `driver` (sessions at a source), `marks` and `names` (savepoints there, and rows that are not
+//! there),
 //! `consensus` and `records` (the mode `scalardb`), `postgres` and `maria` (their protocols),
 //! `postgres_front` and `mysql_front` (clients), `link` (between processes), `messages` (bytes of records
 //! and messages).
@@ -28,6 +29,7 @@ mod host;
 mod link;
 pub mod local;
 mod maria;
+mod marks;
 mod messages;
 mod mysql_front;
 mod mysql_text;
@@ -39,6 +41,7 @@ mod postgres_front;
 mod postgres_wire;
 mod records;
 mod run;
+mod savepoints;
 mod session;
 mod set;
 mod settings;

@@ -21,6 +21,7 @@ use super::driver::{Sql, Statement};
 pub(super) use super::errors::SqlError;
 use super::errors::interrupted;
 use super::host::{Heard, MiddlewareHost};
+use super::savepoints::Savepoints;
 use super::settings::Settings;
 use super::source::Source;
 use super::words::translated;
@@ -102,6 +103,24 @@ impl Engine {
         }
     }
 
+    pub(super) fn set_savepoint(&self, xid: Xid, savepoint: u32) {
+        if let Self::Xa(middleware) = self {
+            middleware.set_savepoint(xid, savepoint);
+        }
+    }
+
+    pub(super) fn roll_back_to(&self, xid: Xid, savepoint: u32) {
+        if let Self::Xa(middleware) = self {
+            middleware.roll_back_to(xid, savepoint);
+        }
+    }
+
+    pub(super) fn release_savepoint(&self, xid: Xid, savepoint: u32) {
+        if let Self::Xa(middleware) = self {
+            middleware.release_savepoint(xid, savepoint);
+        }
+    }
+
     fn cancel(&self, xid: Xid) {
         match self {
             Self::Xa(middleware) => middleware.cancel(xid),
@@ -160,6 +179,14 @@ pub(super) struct Open {
     hearing: mpsc::UnboundedReceiver<Heard>,
     pub(super) isolation: Isolation,
     touched: BTreeSet<SourceId>,
+    /// Rounds that the sources have answered.
+    rounds: u32,
+}
+
+impl Open {
+    pub(super) fn xid(&self) -> Xid {
+        self.xid
+    }
 }
 
 /// What a MySQL client is told whose transaction is over without its knowing.
@@ -205,6 +232,7 @@ pub(super) struct Session {
     is_failed: bool,
     pub(super) open: Option<Open>,
     pub(super) settings: Settings,
+    pub(super) savepoints: Savepoints,
     /// The last key that a source generated for it; 0 if there is none.
     pub(super) last_insert_id: u64,
     /// Told when the client wants what runs to be cancelled.
@@ -248,6 +276,7 @@ impl Session {
             is_failed: false,
             open: None,
             settings: Settings::new(client),
+            savepoints: Savepoints::default(),
             last_insert_id: 0,
             cancelled: Arc::default(),
         }
@@ -301,6 +330,7 @@ impl Session {
         self.autocommit = true;
         self.next_isolation = None;
         self.read_only = None;
+        self.savepoints.clear();
         self.settings.discard();
     }
 
@@ -323,6 +353,7 @@ impl Session {
     /// The transaction has ended.
     fn over(&mut self, is_committed: bool) {
         self.settings.end(is_committed);
+        self.savepoints.clear();
         self.next_isolation = None;
         self.read_only = None;
     }
@@ -399,12 +430,19 @@ impl Session {
         count
     }
 
-    /// After an error: PostgreSQL's transaction is over but for its end.
+    /// After an error: PostgreSQL's transaction is over but for its end, or until it goes back to a savepoint.
     pub(super) async fn fail(&mut self) {
         if self.client == Dialect::PostgreSql {
             self.is_failed = self.in_block;
-            self.end().await;
+            if self.savepoints.is_empty() {
+                self.end().await;
+            }
         }
+    }
+
+    /// The transaction is as it was at a savepoint.
+    pub(super) fn went_back(&mut self) {
+        self.is_failed = false;
     }
 
     /// Rolls back what is open, if anything.
@@ -676,8 +714,12 @@ impl Session {
             let begun = self.proxy.engine.begin(isolation, self.id).await;
             let (xid, hearing) =
                 begun.ok_or_else(|| SqlError::new("57P01", "the proxy is shutting down"))?;
-            self.open = Some(Open { xid, hearing, isolation, touched: BTreeSet::new() });
+            for savepoint in self.savepoints.numbers() {
+                self.proxy.engine.set_savepoint(xid, savepoint);
+            }
+            self.open = Some(Open { xid, hearing, isolation, touched: BTreeSet::new(), rounds: 0 });
         }
+        let own = self.own_savepoint(&round, last);
         let several = placed.len() > 1 || round.parts.len() > 1 || finishes;
         let proxy = self.proxy.clone();
         let cancelled = self.cancelled.clone();
@@ -688,6 +730,9 @@ impl Session {
         open.touched
             .extend(placed.iter().flat_map(|p| p.plan.parts.iter().map(|part| part.source)));
         let (xid, sources) = (open.xid, open.touched.len());
+        if let Some(own) = own {
+            proxy.engine.set_savepoint(xid, own);
+        }
         proxy.engine.round(xid, round, last);
         let mut answers = None;
         let (mut is_cancelled, mut is_late) = (false, false);
@@ -717,19 +762,39 @@ impl Session {
                     return Err(SqlError::new("08007", why).into());
                 }
                 Some(Heard::Answers(found)) => {
+                    open.rounds += 1;
+                    if let Some(own) = own {
+                        proxy.engine.release_savepoint(xid, own);
+                    }
                     if !finishes {
                         return Ok(found);
                     }
                     answers = Some(found);
                 }
                 Some(Heard::StatementFailed(source, failure)) => {
+                    let is_conflict =
+                        matches!(failure.reason, Reason::Serialization | Reason::Deadlock);
+                    // Nothing was done before, so all of it can be tried again.
+                    let lost = is_conflict && open.rounds == 0;
+                    let goes_on = match (client, own) {
+                        (_, Some(own)) => {
+                            proxy.engine.roll_back_to(xid, own);
+                            proxy.engine.release_savepoint(xid, own);
+                            true
+                        }
+                        (Dialect::PostgreSql, None) => !self.savepoints.is_empty(),
+                        (Dialect::MariaDb, None) => !several,
+                    };
                     let error = self.error(source, failure, sources);
-                    if several || client == Dialect::PostgreSql {
+                    if lost || !goes_on {
                         self.end().await;
                     }
-                    return Err(error.into());
+                    return Err(Missed { error, lost });
                 }
                 Some(Heard::Finished(outcome, failure)) => {
+                    if open.rounds > 0 {
+                        self.savepoints.lose();
+                    }
                     self.open = None;
                     if let (Outcome::Committed(_), Some(answers)) = (outcome, answers.take()) {
                         return Ok(answers);
@@ -748,6 +813,28 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// A savepoint before this round, so that a statement of a MySQL client that fails undoes only itself: at a PostgreSQL
+    /// source, where its transaction fails with it, and at several, of which some may have done their part.
+    fn own_savepoint(&mut self, round: &Round, last: Last) -> Option<u32> {
+        let goes_on = self.in_block || !self.autocommit;
+        let had_some = self.open.as_ref().is_some_and(|open| open.rounds > 0);
+        if self.client != Dialect::MariaDb || !goes_on || !had_some {
+            return None;
+        }
+        let Engine::Xa(_) = self.proxy.engine else { return None };
+        if last != Last::No && self.savepoints.is_empty() {
+            // It ends with these statements, in one round trip.
+            return None;
+        }
+        let is_postgres = |node: &NodeId| {
+            let id = self.proxy.nodes.iter().find(|(_, at)| *at == node).map(|(id, _)| *id);
+            let source = id.and_then(|id| self.proxy.catalogue.source(id));
+            source.is_some_and(|source| source.kind == Dialect::PostgreSql)
+        };
+        let is_needed = round.parts.len() > 1 || round.parts.keys().any(is_postgres);
+        is_needed.then(|| self.savepoints.next())
     }
 
     pub(super) fn source_name(&self, node: NodeId) -> String {
@@ -879,6 +966,7 @@ impl Session {
                 self.next(kept);
                 Ok(Reply::done("ROLLBACK"))
             }
+            Verb::Savepoint(what, name) => self.savepoint(*what, name),
             _ => {
                 self.check_failed()?;
                 self.setting(parsed, values).await
@@ -930,10 +1018,6 @@ impl Session {
             Verb::Deallocate(None) => Ok(Reply::done("DEALLOCATE ALL")),
             Verb::Deallocate(Some(_)) => Ok(Reply::done("DEALLOCATE")),
             Verb::Housekeeping(tag) => Ok(Reply::done(tag)),
-            Verb::Savepoint(..) => Err(SqlError::new(
-                "0A000",
-                "savepoints are not supported: a failed branch ends its transaction; begin a new transaction",
-            )),
             Verb::Copy { .. } | Verb::CopyOut { .. } => Err(SqlError::new(
                 "0A000",
                 "COPY must be the only statement of its batch, in the simple protocol",
@@ -945,6 +1029,7 @@ impl Session {
             | Verb::Begin(_)
             | Verb::Commit { .. }
             | Verb::Rollback { .. }
+            | Verb::Savepoint(..)
             | Verb::Empty => Err(SqlError::new("XX000", "a statement was misplaced")),
         }
     }

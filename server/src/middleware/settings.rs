@@ -232,6 +232,12 @@ impl Settings {
         }
     }
 
+    /// As they were at a savepoint, to which the transaction goes back.
+    pub(super) fn go_back(&mut self, then: &Self) {
+        self.kept = then.kept.clone();
+        self.local = then.local.clone();
+    }
+
     /// The transaction has ended.
     pub(super) fn end(&mut self, is_committed: bool) {
         let before = self.before.take();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use orthodrome_core::{NodeId, Timestamp};
 use orthodrome_geotp::contract::{
-    Failure, FromSource, Isolation, Reason, Then, ToSource, Wait, Xid,
+    Failure, FromSource, Isolation, Mark, Reason, Then, ToSource, Wait, Xid,
 };
 use orthodrome_geotp::sql::{Answer, Dialect, Record};
 use tracing::{debug, info, warn};
@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 use super::driver::{
     Endpoint, Fault, Holder, Interrupt, Outcome, Session, Setting, Sql, Statement, Trouble,
 };
+use super::marks::{Marked, Marks};
 use super::names::{self, Probe};
 
 /// How often a source is looked at.
@@ -43,6 +44,8 @@ struct Slot {
     is_prepared: AtomicBool,
     /// Locks on names of rows that it has asked for.
     named: AtomicUsize,
+    /// Its savepoints.
+    marks: Mutex<Marks>,
     /// Settings of its session and transaction.
     settings: Mutex<Vec<Setting>>,
     /// Its session is reset before it serves another.
@@ -100,6 +103,8 @@ fn keep(idle: &Mutex<Vec<Session>>, session: Session) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Piece {
     Begin,
+    /// Something with a savepoint.
+    Mark,
     Settings,
     Prelude(u32),
     Statement(u32),
@@ -141,6 +146,21 @@ impl Done {
     fn stopped_at(&self) -> Option<Piece> {
         self.outcome.fault.as_ref()?;
         self.pieces.get(self.outcome.done.len()).copied()
+    }
+}
+
+/// What a branch is to do in one order.
+struct Text {
+    begin: Option<Isolation>,
+    /// What it does with savepoints first; none if it only ends, and has nothing to answer.
+    marks: Option<Vec<Mark>>,
+    statements: Vec<Statement>,
+    then: Then,
+}
+
+impl Text {
+    fn ending(then: Then) -> Self {
+        Self { begin: None, marks: None, statements: Vec::new(), then }
     }
 }
 
@@ -451,7 +471,7 @@ impl Source {
     pub(super) fn order(self: &Arc<Self>, order: ToSource<Sql>) {
         let source = self.clone();
         match order {
-            ToSource::Run { xid, begin, statements, then, wrote: _ } => {
+            ToSource::Run { xid, begin, marks, statements, then, wrote: _ } => {
                 let slot = if begin.is_some() {
                     let slot = Arc::new(Slot {
                         session: tokio::sync::Mutex::new(None),
@@ -460,6 +480,7 @@ impl Source {
                         is_ended: AtomicBool::new(false),
                         is_prepared: AtomicBool::new(false),
                         named: AtomicUsize::new(0),
+                        marks: Mutex::default(),
                         settings: Mutex::default(),
                         may_leave: AtomicBool::new(false),
                     });
@@ -468,16 +489,17 @@ impl Source {
                 } else {
                     self.slot(xid)
                 };
-                tokio::spawn(async move { source.run(xid, slot, begin, statements, then).await });
+                let text = Text { begin, marks: Some(marks), statements, then };
+                tokio::spawn(async move { source.run(xid, slot, text).await });
             }
             ToSource::Prepare { xid, wrote: _ } => {
                 tokio::spawn(async move {
-                    source.run(xid, source.slot(xid), None, Vec::new(), Then::Prepare).await
+                    source.run(xid, source.slot(xid), Text::ending(Then::Prepare)).await
                 });
             }
             ToSource::CommitOnePhase { xid, at: _ } => {
                 tokio::spawn(async move {
-                    source.run(xid, source.slot(xid), None, Vec::new(), Then::Commit).await
+                    source.run(xid, source.slot(xid), Text::ending(Then::Commit)).await
                 });
             }
             ToSource::CommitPrepared { xid, at } => {
@@ -499,14 +521,8 @@ impl Source {
         locked(&self.slots).get(&xid).cloned()
     }
 
-    async fn run(
-        &self,
-        xid: Xid,
-        slot: Option<Arc<Slot>>,
-        begin: Option<Isolation>,
-        statements: Vec<Statement>,
-        then: Then,
-    ) {
+    async fn run(&self, xid: Xid, slot: Option<Arc<Slot>>, text: Text) {
+        let Text { begin, marks, statements, then } = text;
         let lost = || (self.report)(FromSource::SessionLost { xid });
         let Some(slot) = slot else { return lost() };
         let mut place = slot.session.lock().await;
@@ -532,8 +548,15 @@ impl Source {
             slot.may_leave.store(true, Ordering::Release);
         }
         let mut done = Done::default();
-        match self.carry_out(xid, &slot, &mut place, begin, &statements, then, &mut done).await {
-            Ok(()) => self.judge(xid, &slot, &mut place, &done.pieces, done.outcome, then).await,
+        let is_run = marks.is_some();
+        let is_postgres = self.endpoint.kind == Dialect::PostgreSql;
+        let marked =
+            locked(&slot.marks).before(begin, &marks.unwrap_or_default(), statements, is_postgres);
+        match self.carry_out(xid, &slot, &mut place, begin, &marked, then, &mut done).await {
+            Ok(()) => {
+                let ran = is_run.then_some(marked.again);
+                self.judge(xid, &slot, &mut place, done, then, ran).await;
+            }
             // Whoever rolls it back reports for it.
             Err(Ended::RolledBack) => {}
             Err(Ended::Lost(trouble)) => {
@@ -556,13 +579,15 @@ impl Source {
         slot: &Slot,
         place: &mut Option<Session>,
         begin: Option<Isolation>,
-        statements: &[Statement],
+        marked: &Marked,
         then: Then,
         done: &mut Done,
     ) -> Result<(), Ended> {
+        let statements = &marked.statements[..];
+        let none = Marked::default();
         let sought = statements.iter().any(|statement| !statement.keys.sought.is_empty());
         if sought && then != Then::Wait && begin.is_some() {
-            let text = self.compose(xid, slot, begin, statements, then, Probe::Fail);
+            let text = self.compose(xid, slot, begin, marked, then, Probe::Fail);
             self.send(slot, place, text, done).await?;
             let is_missed = matches!(done.stopped_at(), Some(Piece::Probe(_)))
                 && done.outcome.fault.as_ref().is_some_and(|fault| fault.sqlstate == "22012");
@@ -575,14 +600,14 @@ impl Source {
             self.send(slot, place, undo, done).await?;
             *done = Done::default();
         } else if !sought {
-            let text = self.compose(xid, slot, begin, statements, then, Probe::Count);
+            let text = self.compose(xid, slot, begin, marked, then, Probe::Count);
             return self.send(slot, place, text, done).await;
         }
-        let text = self.compose(xid, slot, begin, statements, Then::Wait, Probe::Count);
+        let text = self.compose(xid, slot, begin, marked, Then::Wait, Probe::Count);
         self.send(slot, place, text, done).await?;
         self.lock_missed(slot, place, statements, done).await?;
         if then != Then::Wait && done.outcome.fault.is_none() {
-            let text = self.compose(xid, slot, None, &[], then, Probe::Count);
+            let text = self.compose(xid, slot, None, &none, then, Probe::Count);
             self.send(slot, place, text, done).await?;
         }
         Ok(())
@@ -674,10 +699,11 @@ impl Source {
         xid: Xid,
         slot: &Slot,
         begin: Option<Isolation>,
-        statements: &[Statement],
+        marked: &Marked,
         then: Then,
         probe: Probe,
     ) -> (String, Vec<Piece>) {
+        let statements = &marked.statements[..];
         let name = xid.at(self.node);
         let mut texts: Vec<String> = Vec::new();
         let mut pieces = Vec::new();
@@ -693,6 +719,14 @@ impl Source {
             let is_numbered = then != Then::Commit && self.is_numbering.load(Ordering::Acquire);
             let begin = self.endpoint.begin(&name, isolation, is_numbered);
             own(Piece::Begin, begin, &mut texts, &mut pieces);
+        }
+        for text in &marked.texts {
+            texts.push(text.clone());
+            pieces.push(Piece::Mark);
+        }
+        if marked.goes_back && self.endpoint.kind == Dialect::PostgreSql {
+            // What was set since is undone. So everything is set again.
+            locked(&slot.settings).iter_mut().for_each(|setting| setting.value.clear());
         }
         if let Some(first) = statements.first() {
             let mut settings = locked(&slot.settings);
@@ -739,39 +773,53 @@ impl Source {
         xid: Xid,
         slot: &Slot,
         place: &mut Option<Session>,
-        pieces: &[Piece],
-        outcome: Outcome,
+        Done { pieces, outcome }: Done,
         then: Then,
+        ran: Option<usize>,
     ) {
+        // Statements that only take locks again come before the client's.
+        let again = ran.unwrap_or_default() as u32;
         let mut answers: Vec<Answer> = Vec::new();
         let mut tag = String::new();
         for (piece, (answer, its)) in pieces.iter().zip(outcome.done.iter().cloned()) {
             match piece {
-                Piece::Statement(_) => answers.push(answer),
-                Piece::Begin | Piece::Settings | Piece::Prelude(_) | Piece::Probe(_) => {}
+                Piece::Statement(number) if *number >= again => answers.push(answer),
+                Piece::Statement(_)
+                | Piece::Begin
+                | Piece::Mark
+                | Piece::Settings
+                | Piece::Prelude(_)
+                | Piece::Probe(_) => {}
                 Piece::Prepare | Piece::Commit => tag = its,
             }
         }
-        let has_statements = pieces.iter().any(|piece| matches!(piece, Piece::Statement(_)));
+        let is_run = ran.is_some();
         let ran = || {
-            if has_statements {
+            if is_run {
                 (self.report)(FromSource::Ran { xid, answers: answers.clone() });
             }
         };
         if let Some(fault) = outcome.fault {
             let (failure, goes_on) = self.endpoint.judge(fault);
+            // PostgreSQL's transaction has failed, up to a savepoint if it has one.
+            let goes_on = goes_on || self.can_go_back(slot, &failure);
             match pieces.get(outcome.done.len()) {
                 Some(
                     Piece::Prelude(statement)
                     | Piece::Probe(statement)
                     | Piece::Statement(statement),
                 ) => {
+                    let goes_on = goes_on && *statement >= again;
                     (self.report)(FromSource::RunFailed {
                         xid,
-                        statement: *statement,
+                        statement: statement.saturating_sub(again),
                         failure,
                         goes_on,
                     });
+                }
+                Some(Piece::Mark) => {
+                    let goes_on = false;
+                    (self.report)(FromSource::RunFailed { xid, statement: 0, failure, goes_on });
                 }
                 Some(Piece::Settings) => {
                     (self.report)(FromSource::RunFailed { xid, statement: 0, failure, goes_on });
@@ -819,6 +867,13 @@ impl Source {
                 self.refuse(xid, slot, place, Reason::Unprepared.into()).await
             }
         }
+    }
+
+    /// Whether a branch that has failed so can go back to a savepoint. One that was interrupted is to end.
+    fn can_go_back(&self, slot: &Slot, failure: &Failure<Sql>) -> bool {
+        self.endpoint.kind == Dialect::PostgreSql
+            && failure.reason != Reason::Peer
+            && !locked(&slot.marks).is_empty()
     }
 
     /// The branch is over; its session can serve another.
@@ -1114,12 +1169,15 @@ mod tests {
         fn run(&self, xid: Xid, statements: impl IntoIterator<Item = Statement>, then: Then) {
             let statements = statements.into_iter().collect();
             let begin = Some(Isolation::Serializable);
-            self.order(ToSource::Run { xid, begin, statements, then, wrote: true });
+            let marks = Vec::new();
+            self.order(ToSource::Run { xid, begin, marks, statements, then, wrote: true });
         }
 
         fn go_on(&self, xid: Xid, statement: Statement, then: Then) {
             let statements = vec![statement];
-            self.order(ToSource::Run { xid, begin: None, statements, then, wrote: true });
+            let marks = Vec::new();
+            let begin = None;
+            self.order(ToSource::Run { xid, begin, marks, statements, then, wrote: true });
         }
 
         /// What a transaction has come to: rows of its first answer, or why it failed.

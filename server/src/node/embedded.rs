@@ -101,6 +101,7 @@ impl EmbeddedCluster {
             tls: self.tls.get(&node).cloned(),
             emulate_wan: self.plan.emulate_wan,
             clock_error: Duration::from_millis(10),
+            shared_clock: true,
             clock_skew: self.skew(node),
             in_flight_max: self.plan.in_flight_max,
             bytes_in_flight_max: self.plan.bytes_in_flight_max,

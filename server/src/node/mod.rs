@@ -107,8 +107,11 @@ pub struct Settings {
     pub tls: Option<Tls>,
     /// Whether messages to other processes wait for the one-way delay that the map gives.
     pub emulate_wan: bool,
-    /// How far the system clock may be from true time.
+    /// How far the system clock may be from true time, at most.
     pub clock_error: Duration,
+    /// All nodes run on this machine, so that one clock serves them all; nodes of other machines
+    /// are refused.
+    pub shared_clock: bool,
     /// Added to the system clock, in nanoseconds; for tests of clock faults within one process.
     pub clock_skew: Arc<AtomicI64>,
     /// Transactions in flight at this gateway at once.
@@ -625,15 +628,21 @@ pub async fn start<P: WireProtocol>(
     listener: TcpListener,
 ) -> Result<NodeHandle, StartError> {
     let protocol = P::name(&config);
-    let introduction = introduce(protocol, &settings)?;
+    let mut introduction = introduce(protocol, &settings)?;
     let data = open::<P>(protocol, &settings).await?;
     let floor = data.clock;
     let system = NodeClock::system(&settings.clock_skew);
-    if system + settings.clock_error < floor {
+    // Nodes read up to twice the bound more than the system clock.
+    if system + settings.clock_error * 3 < floor {
         let behind_ms = (floor.0 - system.0) / 1_000_000;
         return Err(StartError::ClockBehind { behind_ms });
     }
-    let clock = NodeClock::start(settings.clock_error, floor, settings.clock_skew.clone());
+    let (error, skew) = (settings.clock_error, settings.clock_skew.clone());
+    if settings.shared_clock {
+        let peers = introduction.others.keys().copied();
+        introduction.shared_clock = NodeClock::share(error, &skew, peers);
+    }
+    let clock = NodeClock::start(error, floor, skew, introduction.shared_clock.clone());
     let (failure, failed) = watch::channel(None);
     let shared = Arc::new(Shared::<P>::new(
         protocol,
@@ -671,7 +680,8 @@ pub async fn start<P: WireProtocol>(
         threads.push(thread.inspect_err(|_| shared.end())?);
     }
     tokio::spawn(watch_clock(shared.clone(), writer.as_ref().map(Writer::inbox)));
-    info!(node = %shared.me.node, cluster = settings.cluster, protocol, "serving");
+    let clock = shared.clock.describe();
+    info!(node = %shared.me.node, cluster = settings.cluster, protocol, clock, "serving");
     let in_flight: Arc<InFlight> = Arc::default();
     let max = InFlightMax { count: settings.in_flight_max, bytes: settings.bytes_in_flight_max };
     let gateway = Gateway::new(shared.clone(), in_flight.clone(), max);
@@ -779,6 +789,7 @@ fn introduce(protocol: &str, settings: &Settings) -> Result<Introduction, StartE
         map_epoch: settings.map.epoch,
         map_digest: map_digest(&settings.map),
         protocol: protocol.into(),
+        shared_clock: None,
     })
 }
 

@@ -7,15 +7,18 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use orthodrome_core::wire::{self, Fixed};
 use orthodrome_core::{Cluster, NodeId, Wire};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
+use crate::shared_clock::SharedClock;
+
 const MAGIC: &[u8; 8] = b"ORTHODRM";
 /// The wire versions this build speaks.
-pub const VERSIONS: (u16, u16) = (2, 2);
+pub const VERSIONS: (u16, u16) = (3, 3);
 const HEAD: usize = 14;
 /// Longest `Hello`, in bytes.
 const HELLO_MAX: usize = 2048;
@@ -38,6 +41,10 @@ struct Hello {
     map_digest: Fixed,
     /// The protocol that the keyspace runs.
     protocol: String,
+    /// What shares its monotonic clock, if all nodes are to share one; empty if not.
+    machine: String,
+    /// Its offset of the shared clock ([`SharedClock`]), in nanoseconds; as two's complement.
+    clock_offset: Fixed,
     /// Not empty: the speaker refuses the connection, and this is why.
     refusal: String,
 }
@@ -105,6 +112,8 @@ pub struct Introduction {
     pub map_digest: u64,
     /// The keyspace's protocol.
     pub protocol: String,
+    /// The clock that this process shares with all others, if they run on one machine.
+    pub shared_clock: Option<Arc<SharedClock>>,
 }
 
 /// A number that differs if two maps do: nodes that disagree on who holds what must not talk.
@@ -129,8 +138,31 @@ impl Introduction {
             map_epoch: self.map_epoch,
             map_digest: Fixed(self.map_digest),
             protocol: self.protocol.clone(),
+            machine: self.machine().to_owned(),
+            clock_offset: Fixed(
+                self.shared_clock.as_ref().map_or(0, |c| c.offset().cast_unsigned()),
+            ),
             refusal,
         }
+    }
+
+    fn machine(&self) -> &str {
+        self.shared_clock.as_ref().map_or("", |clock| clock.machine())
+    }
+
+    /// Two processes that share a clock learn each other's offsets.
+    fn meet(&self, hello: &Hello) -> Result<(), HandshakeError> {
+        let Some(clock) = &self.shared_clock else { return Ok(()) };
+        let theirs = hello.clock_offset.0.cast_signed();
+        if clock.meet(NodeId(hello.node), theirs) {
+            return Ok(());
+        }
+        Err(HandshakeError::Mismatch {
+            field: "clock offset",
+            theirs: format!("{theirs} ns"),
+            ours: format!("{} ns", clock.offset()),
+            remedy: "the system clock was moved; correct it, then start the older node again",
+        })
     }
 
     /// The process that says `hello`, if it belongs here.
@@ -159,6 +191,10 @@ impl Introduction {
         let ours = format!("{:016x}", self.map_digest);
         same("map digest", &digest, &ours, "give all nodes the same topology and placement")?;
         same("protocol", &hello.protocol, &self.protocol, "set one `protocol` on all nodes")?;
+        // A process of another machine must not be taken for one that shares the clock.
+        let apart = "if loopback addresses in `nodes` lead to other machines, set `shared_clock` to \
+                     false on all nodes";
+        same("machine", &hello.machine, &self.machine(), apart)?;
         Ok(known)
     }
 }
@@ -181,7 +217,7 @@ pub async fn dial<S: AsyncRead + AsyncWrite + Unpin>(
     }
     let found = mine.check(&hello)?;
     if found.node == expected {
-        return Ok(());
+        return mine.meet(&hello);
     }
     Err(HandshakeError::Mismatch {
         field: "node id",
@@ -209,6 +245,8 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
                 ours: process.node.to_string(),
                 remedy: "give each node the certificate that was made for it",
             })?;
+            // Before the answer, which tells the higher of both offsets.
+            mine.meet(&hello)?;
             Ok(process.clone())
         }),
         Err(error @ HandshakeError::Version { .. }) => Err(error),
@@ -288,6 +326,44 @@ mod tests {
             map_epoch: 1,
             map_digest: 77,
             protocol: "toy".into(),
+            shared_clock: None,
+        }
+    }
+
+    fn on_machine(node: u32, machine: &str, offset: i64) -> Introduction {
+        let others = (1..=3).filter(|n| *n != node).map(NodeId);
+        let clock = SharedClock::new(machine.into(), offset, 1_000, others);
+        Introduction { shared_clock: Some(Arc::new(clock)), ..introduction(node) }
+    }
+
+    #[tokio::test]
+    async fn processes_of_one_machine_keep_the_higher_offset_of_their_clock() {
+        for (a, b) in [(-500, 400), (400, -500)] {
+            let (a, b) = (on_machine(1, "m", a), on_machine(2, "m", b));
+            let clocks = [a.shared_clock.clone().unwrap(), b.shared_clock.clone().unwrap()];
+            let (dialed, accepted) = meet(a, b, 2).await;
+            dialed.unwrap();
+            accepted.unwrap();
+            assert_eq!(clocks.each_ref().map(|clock| clock.offset()), [400, 400]);
+            // The dialer knows that the acceptor has heard of both.
+            assert_eq!(clocks[0].offsets().least, 400);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_process_of_another_machine_is_refused_where_one_clock_is_shared() {
+        for stranger in [on_machine(1, "elsewhere", 0), introduction(1), on_machine(1, "m", 5_000)]
+        {
+            let acceptor = on_machine(2, "m", 0);
+            let clock = acceptor.shared_clock.clone().unwrap();
+            let (dialed, accepted) = meet(stranger.clone(), acceptor.clone(), 2).await;
+            let why = accepted.unwrap_err().to_string();
+            assert!(why.contains("machine of the other") || why.contains("clock offset"), "{why}");
+            assert!(matches!(dialed.unwrap_err(), HandshakeError::Refused(_)));
+            // And the other way round.
+            let (_, accepted) = meet(acceptor, stranger, 1).await;
+            assert!(accepted.is_err());
+            assert!(!clock.offsets().is_complete && clock.offset() == 0);
         }
     }
 

@@ -402,7 +402,13 @@ impl Shared {
 
     async fn connect(&self, link: &Link) -> Result<Box<dyn Stream>, HandshakeError> {
         let peer = link.peer.process.node;
-        let stream = TcpStream::connect(&link.peer.address).await?;
+        let stream = TcpStream::connect(&link.peer.address).await.inspect_err(|error| {
+            if let (io::ErrorKind::ConnectionRefused, Some(clock)) =
+                (error.kind(), &self.introduction.shared_clock)
+            {
+                clock.absent(peer);
+            }
+        })?;
         stream.set_nodelay(true)?;
         let mut stream: Box<dyn Stream> = match &self.tls {
             None => Box::new(stream),

@@ -39,6 +39,7 @@ fn settings(node: u32, addresses: &[String], delay: Duration, tls: Option<Tls>) 
             map_epoch: 1,
             map_digest: 7,
             protocol: "toy".into(),
+            shared_clock: None,
         },
         peers: others
             .map(|n| Peer {

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use sqlparser::ast::{Expr, Function, Query, Visit, Visitor};
 
 use super::super::route::table_name;
+use super::super::walk::walk;
 
 /// The name of an aggregate function, if the expression is a call of one.
 pub(super) fn aggregate(expr: &Expr) -> Option<(String, &Function)> {
@@ -52,7 +53,7 @@ pub(super) struct Contains {
 impl Contains {
     pub(super) fn of(part: &impl Visit) -> Self {
         let mut found = Self { depth: 0, aggregate: false, window: false };
-        let _ = part.visit(&mut found);
+        let _ = walk(part, &mut found);
         found
     }
 }

@@ -5,13 +5,14 @@ use std::ops::ControlFlow;
 
 use sqlparser::ast::{
     Assignment, AssignmentTarget, Expr, ObjectName, Query, SetExpr, Statement, TableWithJoins,
-    Visit, Visitor,
+    Visitor,
 };
 
 use super::super::Refusal;
 use super::super::catalog::Dialect;
 use super::super::parse::Isolation;
 use super::super::route::{Names, table_name};
+use super::super::walk::walk;
 use super::Planner;
 
 impl Planner<'_> {
@@ -113,7 +114,7 @@ fn queries(statement: &Statement) -> usize {
         }
     }
     let mut count = Count(0);
-    let _ = statement.visit(&mut count);
+    let _ = walk(statement, &mut count);
     count.0
 }
 
@@ -157,21 +158,25 @@ pub(super) fn check_deterministic(statement: &Statement, why: &str) -> Result<()
         "lastval",
         "currval",
     ];
-    struct Varies;
+    /// The first function that varies.
+    struct Varies(Option<String>);
     impl Visitor for Varies {
-        type Break = String;
-        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<String> {
+        type Break = ();
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
             match expr {
                 Expr::Function(function) if VARY.contains(&table_name(&function.name).as_str()) => {
-                    ControlFlow::Break(table_name(&function.name))
+                    self.0 = Some(table_name(&function.name));
+                    ControlFlow::Break(())
                 }
                 _ => ControlFlow::Continue(()),
             }
         }
     }
-    match statement.visit(&mut Varies) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(name) => {
+    let mut varies = Varies(None);
+    let _ = walk(statement, &mut varies);
+    match varies.0 {
+        None => Ok(()),
+        Some(name) => {
             Err(Refusal::unsupported(format!("{name}() {why}; compute it in the client")))
         }
     }

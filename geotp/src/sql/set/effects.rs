@@ -2,10 +2,11 @@
 
 use std::ops::ControlFlow;
 
-use sqlparser::ast::{Expr, LockClause, LockType, Select, Statement, TableFactor, Visit, Visitor};
+use sqlparser::ast::{Expr, LockClause, LockType, Select, Statement, TableFactor, Visitor};
 
 use super::super::catalog::Dialect;
 use super::super::route::table_name;
+use super::super::walk::walk;
 
 /// What a statement does to the session that executes it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -68,7 +69,7 @@ pub fn effects(statement: &Statement) -> Effects {
         }
     }
     let mut finder = Finder(Effects::default());
-    let _ = Visit::visit(statement, &mut finder);
+    let _ = walk(statement, &mut finder);
     finder.0
 }
 

@@ -3,11 +3,12 @@
 use std::ops::ControlFlow;
 
 use sqlparser::ast::{
-    Expr, FunctionArguments, Ident, SelectItem, SetExpr, Statement, Value as SqlValue, VisitMut,
-    VisitorMut,
+    Expr, FunctionArguments, Ident, SelectItem, SetExpr, Statement, Value as SqlValue, VisitorMut,
 };
 
+use super::super::Refusal;
 use super::super::route::table_name;
+use super::super::walk::walk_mut;
 
 /// Puts the values of variables, which belong to a session, into a statement of MySQL's; `of` gives those that it knows,
 /// by names in lower case. The value of `last_insert_id()` has that name.
@@ -25,7 +26,8 @@ pub fn put_variables(statement: &mut Statement, of: impl Fn(&str) -> Option<Stri
             }
         }
     }
-    let _ = VisitMut::visit(statement, &mut Variables { of });
+    // It refuses nothing.
+    let _ = walk_mut(statement, &mut Variables { of });
 }
 
 /// The variable that an expression is.
@@ -54,8 +56,8 @@ struct Variables<F> {
 }
 
 impl<F: Fn(&str) -> Option<String>> VisitorMut for Variables<F> {
-    type Break = ();
-    fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+    type Break = Refusal;
+    fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Refusal> {
         if let Some(value) = variable(expr).and_then(|name| (self.of)(&name)) {
             let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
             let value = if is_number {

@@ -1,0 +1,103 @@
+//! Savepoints of a transaction: which of them each branch has of its own, and what it does with them when.
+//!
+//! Nothing is sent for a savepoint by itself. What a session says of savepoints is remembered, and goes along with the next
+//! statements of each branch ([`Mark`]), or with its prepare or commit. A branch that begins after a savepoint was set has it
+//! from its beginning on. The round of a message decides whether it has been carried out, so a message that is sent
+//! again does nothing twice.
+
+use orthodrome_core::id::NodeId;
+
+use super::{Branch, Middleware, Out, Phase};
+use crate::contract::{Effect, Mark, Note, Then, ToAgent, Work, Xid};
+
+impl<W: Work> Middleware<W> {
+    /// The session sets a savepoint. Its number is above all that the transaction had before.
+    pub fn set_savepoint(&mut self, xid: Xid, savepoint: u32) {
+        if let Some(open) = self.open.get_mut(&xid) {
+            open.savepoints.push(savepoint);
+        }
+    }
+
+    /// The session goes back to a savepoint, which stays. It may do so after a statement has failed.
+    pub fn roll_back_to(&mut self, xid: Xid, savepoint: u32) {
+        let Some(open) = self.open.get_mut(&xid) else { return };
+        if open.phase != Phase::Idle {
+            return;
+        }
+        open.savepoints.retain(|other| *other <= savepoint);
+        for branch in open.branches.values_mut() {
+            branch.go_back(savepoint);
+        }
+    }
+
+    /// The session forgets a savepoint and those after it. What it did since stays.
+    pub fn release_savepoint(&mut self, xid: Xid, savepoint: u32) {
+        if let Some(open) = self.open.get_mut(&xid) {
+            open.savepoints.retain(|other| *other < savepoint);
+        }
+    }
+
+    /// What is sent to a branch that has no statements left, if it must go back to a savepoint before it ends so.
+    pub(super) fn end_after_going_back(
+        &mut self,
+        xid: Xid,
+        source: NodeId,
+        peers: Vec<NodeId>,
+        then: Then,
+        io: Out<'_, '_, W>,
+    ) -> Option<ToAgent<W>> {
+        let open = self.open.get_mut(&xid)?;
+        let isolation = open.isolation;
+        let branch = open.branches.get_mut(&source)?;
+        if self.config.mutations.forgets_savepoints {
+            branch.back = None;
+        }
+        let marks = vec![Mark::Back(branch.back.take()?)];
+        io.push(Effect::Note(Note::WentBack));
+        let (round, statements) = (branch.rounds, Vec::new());
+        branch.rounds += 1;
+        let (life, writes) = (0, false);
+        Some(ToAgent::Execute {
+            xid,
+            round,
+            life,
+            peers,
+            isolation,
+            marks,
+            statements,
+            writes,
+            then,
+        })
+    }
+}
+
+impl<W: Work> Branch<W> {
+    /// What was done since the session set this savepoint is to be undone.
+    fn go_back(&mut self, savepoint: u32) {
+        // Before the first statement that followed that savepoint, the branch set one of its own.
+        let Some(place) = self.marks.iter().position(|mark| *mark >= savepoint) else { return };
+        self.back = self.marks.get(place).copied();
+        self.marks.truncate(place + 1);
+    }
+
+    /// What is done with savepoints before the next statements, if the session has these.
+    pub(super) fn marks_before(&mut self, savepoints: &[u32]) -> Vec<Mark> {
+        let mut found: Vec<Mark> = self.back.take().map(Mark::Back).into_iter().collect();
+        let mut released = None;
+        while let Some((&last, before)) = self.marks.split_last() {
+            let before = before.last().copied().unwrap_or(0);
+            // It stands for those of the session that were set since the one before it.
+            if savepoints.iter().any(|one| (before + 1..=last).contains(one)) {
+                break;
+            }
+            released = self.marks.pop();
+        }
+        found.extend(released.map(Mark::Release));
+        let newest = savepoints.last().copied();
+        if let Some(newest) = newest.filter(|one| self.marks.last().is_none_or(|last| last < one)) {
+            self.marks.push(newest);
+            found.push(Mark::Set(newest));
+        }
+        found
+    }
+}

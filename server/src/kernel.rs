@@ -1,0 +1,74 @@
+//! What the operating system says of its clocks: two system calls that the standard library does not
+//! offer. The only unsafe code of the crate.
+
+use std::time::Duration;
+
+/// The machine's monotonic clock, in nanoseconds since some moment that all processes share while
+/// the machine runs. Zero if the system has none.
+#[allow(unsafe_code)]
+pub(crate) fn monotonic() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one `timespec` through a pointer that is valid for that.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) } != 0;
+    if failed {
+        return 0;
+    }
+    let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0))
+}
+
+/// How far the system clock may be from true time, as the kernel keeps account of it: the daemon that
+/// corrects the clock states a bound (half of the round trip to its source, and the dispersion), and
+/// the kernel adds half a millisecond a second since. None if nothing corrects the clock, or the
+/// system does not say.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+pub(crate) fn clock_error() -> Option<Duration> {
+    // SAFETY: a `timex` is a C struct of integers, for which zeros are valid.
+    let mut state: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: with `modes` 0 the call changes nothing but the struct that the pointer is valid for.
+    let status = unsafe { libc::adjtimex(&raw mut state) };
+    let is_synchronised = status >= 0 && status != TIME_ERROR && state.status & STA_UNSYNC == 0;
+    let micros = u64::try_from(state.maxerror).ok()?;
+    is_synchronised.then(|| Duration::from_micros(micros))
+}
+
+/// The state of a clock that nothing corrects.
+#[cfg(target_os = "linux")]
+const TIME_ERROR: i32 = 5;
+/// The bit of a clock that nothing corrects.
+#[cfg(target_os = "linux")]
+const STA_UNSYNC: i32 = 0x40;
+
+/// No bound is known here.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn clock_error() -> Option<Duration> {
+    None
+}
+
+/// A name for what shares this process's monotonic clock: one start of one machine, and one time
+/// namespace in it. None if the system does not say.
+pub(crate) fn machine() -> Option<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    // Kernels without time namespaces have no such file, and one clock.
+    let namespace = std::fs::read_link("/proc/self/ns/time");
+    let namespace = namespace.map(|path| path.display().to_string()).unwrap_or_default();
+    let boot = boot.trim();
+    (!boot.is_empty()).then(|| format!("{boot} {namespace}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_monotonic_clock_advances_and_the_machine_has_one_name() {
+        let first = monotonic();
+        assert!(first > 0);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(monotonic() >= first + 2_000_000);
+        assert_eq!(machine(), machine());
+        // A bound, if there is one, is not nothing.
+        assert!(clock_error().is_none_or(|error| !error.is_zero()));
+    }
+}

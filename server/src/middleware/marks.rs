@@ -1,0 +1,126 @@
+//! The savepoints of a branch, as its source writes them, and the locks that going back to one would lose.
+//!
+//! PostgreSQL lets go of the locks that were taken since a savepoint when a transaction goes back to it. Its client knows
+//! what it has read meanwhile. So at SERIALIZABLE the driver takes these locks again in the same text. A row that
+//! another transaction has changed in between is newer than the snapshot of the branch, and the branch fails with 40001.
+//! MariaDB keeps its locks.
+
+use orthodrome_geotp::contract::{Isolation, Mark};
+use orthodrome_geotp::sql::plan::Keys;
+
+use super::driver::Statement;
+
+/// The savepoints of a branch, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    all: Vec<Set>,
+    locks_again: bool,
+}
+
+#[derive(Debug)]
+struct Set {
+    number: u32,
+    /// They take the locks again that were taken since.
+    again: Vec<Statement>,
+}
+
+/// What a branch runs, with its savepoints.
+#[derive(Debug, Default)]
+pub(super) struct Marked {
+    /// What is done with savepoints, first.
+    pub(super) texts: Vec<String>,
+    /// It goes back to one.
+    pub(super) goes_back: bool,
+    /// How many of the statements only take locks again: the first ones.
+    pub(super) again: usize,
+    pub(super) statements: Vec<Statement>,
+}
+
+impl Marks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// What a branch runs that is to do this with its savepoints first.
+    pub(super) fn before(
+        &mut self,
+        begin: Option<Isolation>,
+        marks: &[Mark],
+        statements: Vec<Statement>,
+        is_postgres: bool,
+    ) -> Marked {
+        if let Some(isolation) = begin {
+            self.all.clear();
+            self.locks_again = is_postgres && isolation == Isolation::Serializable;
+        }
+        let mut found = Marked::default();
+        for mark in marks {
+            match *mark {
+                Mark::Set(number) => {
+                    found.texts.push(format!("SAVEPOINT orthodrome_{number}"));
+                    self.all.push(Set { number, again: Vec::new() });
+                }
+                Mark::Release(number) => {
+                    found.texts.push(format!("RELEASE SAVEPOINT orthodrome_{number}"));
+                    let released = self.since(number);
+                    if let Some(last) = self.all.last_mut() {
+                        last.again.extend(released);
+                    }
+                }
+                Mark::Back(number) => {
+                    found.texts.push(format!("ROLLBACK TO SAVEPOINT orthodrome_{number}"));
+                    found.goes_back = true;
+                    found.statements = self.since(number);
+                    self.all.push(Set { number, again: found.statements.clone() });
+                }
+            }
+        }
+        found.again = found.statements.len();
+        if let Some(last) = self.all.last_mut().filter(|_| self.locks_again) {
+            for again in statements.iter().filter_map(locking_again) {
+                if !last.again.contains(&again) {
+                    last.again.push(again);
+                }
+            }
+        }
+        if let (Some(first), Some(next)) = (found.statements.first_mut(), statements.first()) {
+            first.settings.clone_from(&next.settings);
+        }
+        found.statements.extend(statements);
+        found
+    }
+
+    /// Takes away a savepoint and those after it: what takes the locks again that were taken since.
+    fn since(&mut self, number: u32) -> Vec<Statement> {
+        let place = self.all.iter().position(|set| set.number == number);
+        let since = self.all.split_off(place.unwrap_or(self.all.len()));
+        since.into_iter().flat_map(|set| set.again).collect()
+    }
+}
+
+/// A statement that takes the locks again which this one takes, if it takes some.
+fn locking_again(statement: &Statement) -> Option<Statement> {
+    let text = statement.text.trim_start();
+    let is_query = text.starts_with("SELECT") || text.starts_with('(');
+    let Keys { sought, inserted, .. } = statement.keys.clone();
+    let mut records = sought;
+    records.extend(inserted);
+    // Rows that are named by their keys are locked so.
+    let text = if is_query && records.is_empty() {
+        format!("SELECT count(*) FROM ({text}) AS orthodrome_again")
+    } else {
+        "SELECT 1".to_owned()
+    };
+    if records.is_empty() && !is_query && statement.prelude.is_empty() {
+        return None;
+    }
+    records.sort();
+    records.dedup();
+    Some(Statement {
+        prelude: statement.prelude.clone(),
+        text,
+        keys: Keys { sought: records, ..Keys::default() },
+        settings: statement.settings.clone(),
+        may_leave: statement.may_leave,
+    })
+}

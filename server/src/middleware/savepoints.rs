@@ -1,0 +1,143 @@
+//! Savepoints as clients name them. Nothing is sent for one: the middleware's machine sees to it that each branch has what it
+//! needs (`orthodrome_geotp::middleware`).
+
+use orthodrome_geotp::contract::Xid;
+use orthodrome_geotp::sql::Dialect;
+use orthodrome_geotp::sql::parse::Savepoint;
+
+use super::session::{Engine, Open, Reply, Session, SqlError};
+use super::settings::Settings;
+
+/// The savepoints of a session's transaction, oldest first.
+#[derive(Default)]
+pub(super) struct Savepoints {
+    all: Vec<Named>,
+    /// The last number that was given to one.
+    last: u32,
+    /// What was done before them is gone: the sources have rolled back the whole transaction.
+    is_lost: bool,
+}
+
+struct Named {
+    name: String,
+    number: u32,
+    /// What PostgreSQL takes back with the rest.
+    settings: Settings,
+}
+
+impl Savepoints {
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The transaction has ended.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The sources have rolled back what was done, and nothing brings it back.
+    pub(super) fn lose(&mut self) {
+        self.is_lost = !self.all.is_empty();
+    }
+
+    /// A number for the next savepoint.
+    pub(super) fn next(&mut self) -> u32 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Those that a transaction has which begins now.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
+        self.all.iter().map(|one| one.number)
+    }
+}
+
+impl Session {
+    /// SAVEPOINT, ROLLBACK TO and RELEASE.
+    pub(super) fn savepoint(&mut self, what: Savepoint, name: &str) -> Result<Reply, SqlError> {
+        self.proxy.engine.xa()?;
+        let is_postgres = self.client == Dialect::PostgreSql;
+        let tag = match what {
+            Savepoint::Set => "SAVEPOINT",
+            Savepoint::RollbackTo => "ROLLBACK",
+            Savepoint::Release => "RELEASE",
+        };
+        let is_block = self.in_block || (!is_postgres && !self.is_autocommit());
+        if !is_block && is_postgres {
+            let words = match what {
+                Savepoint::Set => "SAVEPOINT",
+                Savepoint::RollbackTo => "ROLLBACK TO SAVEPOINT",
+                Savepoint::Release => "RELEASE SAVEPOINT",
+            };
+            let why = format!("{words} can only be used in transaction blocks");
+            return Err(SqlError::new("25P01", why));
+        }
+        // PostgreSQL goes back to a savepoint after a failure, and does nothing else.
+        if !(is_postgres && what == Savepoint::RollbackTo) {
+            self.check_failed()?;
+        }
+        if what == Savepoint::Set {
+            if is_block {
+                self.set_savepoint(name);
+            }
+            return Ok(Reply::done(tag));
+        }
+        let place = self.savepoints.all.iter().rposition(|one| one.name == name);
+        let Some(place) = place else { return Err(self.no_savepoint(name)) };
+        if self.savepoints.is_lost {
+            return Err(SqlError::new(
+                "40001",
+                format!(
+                    "savepoint \"{name}\" is gone, because a source has rolled back the whole transaction; \
+                     send ROLLBACK, then begin the transaction again"
+                ),
+            ));
+        }
+        let xid = self.open.as_ref().map(Open::xid);
+        let Some(number) = self.savepoints.all.get(place).map(|one| one.number) else {
+            return Err(self.no_savepoint(name));
+        };
+        if what == Savepoint::Release {
+            self.savepoints.all.truncate(place);
+            self.tell(xid, |engine, xid| engine.release_savepoint(xid, number));
+            return Ok(Reply::done(tag));
+        }
+        self.savepoints.all.truncate(place + 1);
+        self.tell(xid, |engine, xid| engine.roll_back_to(xid, number));
+        if let (true, Some(last)) = (is_postgres, self.savepoints.all.last()) {
+            self.settings.go_back(&last.settings);
+        }
+        self.went_back();
+        Ok(Reply::done(tag))
+    }
+
+    fn set_savepoint(&mut self, name: &str) {
+        if self.client == Dialect::MariaDb {
+            // One of the same name is gone then; what is between them stays.
+            self.savepoints.all.retain(|one| one.name != name);
+        }
+        let (number, settings) = (self.savepoints.next(), self.settings.clone());
+        self.savepoints.all.push(Named { name: name.to_owned(), number, settings });
+        let xid = self.open.as_ref().map(Open::xid);
+        self.tell(xid, |engine, xid| engine.set_savepoint(xid, number));
+    }
+
+    fn tell(&self, xid: Option<Xid>, order: impl FnOnce(&Engine, Xid)) {
+        if let Some(xid) = xid {
+            order(&self.proxy.engine, xid);
+        }
+    }
+
+    fn no_savepoint(&self, name: &str) -> SqlError {
+        match self.client {
+            Dialect::PostgreSql => {
+                SqlError::new("3B001", format!("savepoint \"{name}\" does not exist"))
+            }
+            Dialect::MariaDb => SqlError {
+                sqlstate: "42000".into(),
+                number: 1305,
+                message: format!("SAVEPOINT {name} does not exist"),
+            },
+        }
+    }
+}
