@@ -1,6 +1,7 @@
-//! Tells the binary which commit it was built from: every report names it, because a seed replays
-//! only at its commit. `ORTHODROME_COMMIT` overrides it where there is no git, as in a source
-//! archive. And embeds every file of `experiments/`: adding one is all it takes to add a figure.
+//! Compiles two things into the binary. The first is the commit that it was built from: every
+//! report names it, because a seed replays only at its commit. `ORTHODROME_COMMIT` sets it where
+//! there is no git, as in a source archive. The second is every file of `experiments/`, so a new
+//! file there is a new figure.
 
 #[path = "../core/embed.rs"]
 mod embed;
@@ -12,7 +13,7 @@ use std::process::Command;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed=ORTHODROME_COMMIT");
     println!("cargo::rerun-if-changed=build.rs");
-    // Moves with every commit, whatever branch is checked out.
+    // This file changes with every commit and every checkout.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={log}");
     }
@@ -25,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     embed::embed("experiments")
 }
 
-/// What git prints; none if there is no git, or no repository.
+/// The output of git; none if there is no git, or no repository.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?.trim().to_owned();

@@ -1,5 +1,6 @@
-//! What a transaction costs servers: three real processes on loopback, no emulated distance, put under
-//! load by a fourth; committed transactions by the processor time of the three.
+//! Processor time of servers for each transaction. Three real processes run on loopback without
+//! emulated distance, and a fourth process puts load on them. The result is the number of committed
+//! transactions by the processor time of the three.
 
 #![allow(
     clippy::disallowed_types,
@@ -17,10 +18,10 @@ use std::time::Duration;
 
 use processes::{Cluster, Load};
 
-/// How long each is measured.
+/// Length of each measurement in seconds.
 const SECONDS: u64 = 10;
 
-/// A workload, and how many clients submit it.
+/// A workload, and the number of clients that submit it.
 struct Case {
     name: &'static str,
     workload: &'static str,
@@ -47,11 +48,11 @@ fn measure(cluster: &Cluster, durability: &str, case: &Case) {
         &duration,
         "--no-check",
     ]);
-    // Past the start.
+    // The start is not measured.
     load.commits(1);
     let before = (load.committed(), cluster.cpu());
     std::thread::sleep(Duration::from_secs(SECONDS));
-    // The count is of the last full second; so was the one before.
+    // Both counts are of the last full second, so their difference is exact.
     let after = (load.committed(), cluster.cpu());
     let (result, status, said) = load.finish();
     assert_eq!(status, Some(0), "{result}\n{said}");
@@ -67,7 +68,8 @@ fn measure(cluster: &Cluster, durability: &str, case: &Case) {
 }
 
 fn main() {
-    // `cargo bench NAME` runs the benchmarks whose name contains it; `cargo test --benches` none.
+    // `cargo bench NAME` runs the benchmarks whose name contains NAME; `cargo test --benches` runs
+    // none.
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let wanted = |argument: &String| argument.starts_with('-') || "cluster".contains(&**argument);
     if !arguments.iter().all(wanted) || arguments.iter().any(|argument| argument == "--test") {

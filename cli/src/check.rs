@@ -45,7 +45,7 @@ struct Printed<'a> {
     commit: &'static str,
 }
 
-/// Judges the history.
+/// Checks the history and prints the verdict.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let verdict = judge(&args.history, args.model)?;
     let history = args.history.display().to_string();
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     Ok(if verdict.ok { Status::Passed } else { Status::Failed })
 }
 
-/// Reads and judges the history in a file.
+/// Reads a history from a file and checks it.
 pub fn judge(path: &Path, model: Model) -> anyhow::Result<Verdict> {
     let place = path.display();
     let history = read(path)?;

@@ -19,7 +19,7 @@ use orthodrome_lab::{Sources, Subject};
 use orthodrome_protocols::registry;
 use orthodrome_sim::load::Arrival;
 
-/// Where nodes and replicas are.
+/// The options that say where nodes and replicas are.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Cluster")]
 pub struct Placement {
@@ -58,7 +58,7 @@ impl Placement {
         self.placed(self.replicas)
     }
 
-    /// The protocol called `name`, with the sources that were asked for.
+    /// The protocol called `name`, with the sources of `--sources`.
     pub fn subject(&self, name: &str) -> anyhow::Result<Subject> {
         let mut subject =
             orthodrome_lab::find(name).map_err(|error| anyhow!("--protocol: {error}"))?;
@@ -82,7 +82,7 @@ impl Placement {
         self.placed(if subject.is_replicated { self.replicas } else { 1 })
     }
 
-    /// The servers of a region, for people.
+    /// A readable description of the servers of a region.
     pub fn servers(&self) -> String {
         let servers = format!("{} server(s) per region", self.servers_per_region);
         match self.shares {
@@ -141,7 +141,8 @@ impl Placement {
             for (place, &region) in regions.iter().enumerate() {
                 let servers =
                     nodes.iter().filter(|node| node.region == region && node.role == Role::Server);
-                // The server that leads least, then the one that holds least.
+                // The server with the fewest leaderships; among equals, the one with the fewest
+                // replicas.
                 let least = |node: &&Node| {
                     let (leads, holds) = held.get(&node.id).copied().unwrap_or_default();
                     if place == 0 { (leads, holds, node.id) } else { (holds, leads, node.id) }
@@ -179,9 +180,9 @@ fn replicas(text: &str) -> Result<u32, String> {
 /// Which transactions have high priority.
 #[derive(Clone, Debug)]
 pub enum HighPriority {
-    /// This share of all.
+    /// This share of all transactions.
     Share(f64),
-    /// Those with these names.
+    /// The transactions with these names.
     Names(Vec<String>),
 }
 
@@ -275,7 +276,7 @@ pub struct WorkloadArgs {
 }
 
 impl WorkloadArgs {
-    /// What the file says, if it is one.
+    /// The contents of the workload file; defaults if `--workload` is not a file.
     pub fn described(&self) -> anyhow::Result<Description> {
         let text = &self.workload;
         let name = text.split(':').next().unwrap_or_default();
@@ -301,8 +302,9 @@ impl WorkloadArgs {
         })
     }
 
-    /// Where transactions begin, regions given on the command line before those of a file; nothing: everywhere as many.
-    /// `regions` are the names of those in which some can.
+    /// The shares of the regions that submit transactions. The command line takes precedence over
+    /// the workload file; if neither names any, all shares are equal. `regions` are the names of
+    /// the regions that have gateways.
     pub fn origins(&self, regions: &[&str]) -> anyhow::Result<BTreeMap<String, f64>> {
         let (origins, place) = if self.origins.is_empty() {
             (self.described()?.origins, format!("--workload {}: origins", self.workload))
@@ -324,7 +326,7 @@ impl WorkloadArgs {
         Ok(origins)
     }
 
-    /// The workload, options given on the command line before those of a file.
+    /// The workload. Options on the command line take precedence over those of a file.
     pub fn workload(&self) -> anyhow::Result<Box<dyn Workload>> {
         let text = &self.workload;
         let Description { workload: spec, mut options, .. } = self.described()?;
@@ -364,12 +366,12 @@ impl WorkloadArgs {
         workload.map_err(|error| anyhow!("--workload {text}: {error}"))
     }
 
-    /// Whether it is a file of recorded transactions.
+    /// Whether the workload is a file of recorded transactions.
     fn is_recorded(&self) -> bool {
         has_ending(&self.workload, "jsonl")
     }
 
-    /// When transactions are begun.
+    /// When clients submit transactions.
     pub fn arrival(&self) -> Arrival {
         match self.clients {
             Some(clients) => Arrival::Closed { clients, think: Duration::ZERO },
@@ -381,7 +383,7 @@ impl WorkloadArgs {
         self.rate.unwrap_or(100.0)
     }
 
-    /// How much is asked: transactions a second, or clients.
+    /// The offered load: transactions a second, or clients.
     pub fn amount(&self) -> f64 {
         self.clients.map_or_else(|| self.per_second(), f64::from)
     }
@@ -391,7 +393,7 @@ impl WorkloadArgs {
         if self.clients.is_some() { "clients" } else { "transactions submitted per second" }
     }
 
-    /// The same with `multiple` times as much.
+    /// The same workload with `multiple` times the load.
     pub fn times(&self, multiple: f64) -> Self {
         let more = self.clone();
         match self.clients {
@@ -463,12 +465,13 @@ pub fn topology(name: &str) -> anyhow::Result<Topology> {
     })
 }
 
-/// Refuses a file that an option names and that cannot be made, before anything else is done.
+/// Returns an error, before anything else is done, if an option names a file that cannot be
+/// created.
 pub fn check_place(option: &str, path: Option<&Path>) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
     let file = path.display();
     ensure!(!path.is_dir(), "{option} {file}: this is a directory; give the name of a file");
-    // The parent of a bare name is the empty path.
+    // The parent of a name without a folder is the empty path.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     let place = parent.display();
@@ -476,7 +479,7 @@ pub fn check_place(option: &str, path: Option<&Path>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A directory that nothing else uses: the one that `--dir` names, or a new one of this verb among the temporary files.
+/// A directory for this run alone: the one that `--dir` names, or a new temporary one.
 pub fn directory(named: Option<&Path>, verb: &str) -> anyhow::Result<PathBuf> {
     if let Some(dir) = named {
         let place = || format!("--dir {}", dir.display());
@@ -505,15 +508,15 @@ fn has_ending(path: &str, ending: &str) -> bool {
     Path::new(path).extension().is_some_and(|its| its == ending)
 }
 
-/// True if a text that might be a name is meant as a file.
+/// Whether an argument is meant as a file and not as a name.
 fn is_file(text: &str) -> bool {
     text.contains(std::path::MAIN_SEPARATOR)
         || ["toml", "jsonl", "properties"].iter().any(|ending| has_ending(text, ending))
         || Path::new(text).is_file()
 }
 
-/// Puts the several lines in which the TOML reader explains a mistake into one, with the place in
-/// front: `file:line:column: problem`.
+/// Joins the lines of a TOML error into one line, with the place in front: `file:line:column:
+/// problem`.
 pub fn toml_error(path: impl Display, problem: &str) -> anyhow::Error {
     let words: Vec<&str> = problem.lines().next().unwrap_or_default().split([' ', ',']).collect();
     let after = |word| words.iter().position(|w| *w == word).and_then(|at| words.get(at + 1));
@@ -533,7 +536,7 @@ pub fn toml_error(path: impl Display, problem: &str) -> anyhow::Error {
     }
 }
 
-/// A span of time with its unit: `60s`, `1.5s`, `250ms`, `10m`, `2h`.
+/// A duration with its unit: `60s`, `1.5s`, `250ms`, `10m`, `2h`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let unit_at = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
@@ -557,7 +560,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_of_time_needs_a_number_and_a_unit() {
+    fn a_duration_needs_a_number_and_a_unit() {
         for (text, millis) in
             [("60s", 60_000), ("250ms", 250), ("1.5s", 1_500), ("10m", 600_000), ("2h", 7_200_000)]
         {

@@ -36,7 +36,8 @@ pub struct Connect {
     tls_key: Option<PathBuf>,
 }
 
-/// Accepts an endpoint with or without a scheme; whether TLS is used is said by `--tls-ca`.
+/// Accepts an endpoint with or without a scheme; `--tls-ca`, not the scheme, decides whether TLS is
+/// used.
 fn endpoint(text: &str) -> Result<String, String> {
     let text = text.trim();
     let bare = ["http://", "https://"].iter().find_map(|scheme| text.strip_prefix(scheme));

@@ -1,12 +1,12 @@
-//! Turns a panic inside a simulation into a finding, so that one failed assertion neither ends a
-//! swarm nor prints over its progress.
+//! Turns a panic inside a simulation into a result, so that one failed assertion neither ends a
+//! swarm nor prints over its progress bar.
 
 use std::cell::RefCell;
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::Once;
 
 thread_local! {
-    /// What this thread's guarded call panicked with; none outside of a guarded call.
+    /// The panic message of this thread's guarded call; none outside of a guarded call.
     static FINDING: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -15,8 +15,8 @@ static HOOK: Once = Once::new();
 /// Calls `run`.
 ///
 /// # Errors
-/// If it panics: the message, and where in the source it came from. What `run` had borrowed may
-/// then be half changed.
+/// `run` panicked: the message and its place in the source. Data that `run` had borrowed may then
+/// be half changed.
 pub fn guard<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     HOOK.call_once(|| {
         let otherwise = panic::take_hook();

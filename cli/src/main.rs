@@ -1,5 +1,5 @@
-//! The `orthodrome` binary: one verb, one module. A verb's module holds its arguments and `run`;
-//! what several verbs share is in [`common`] and [`output`].
+//! The `orthodrome` binary. Each command has one module, with its arguments and `run`. [`common`]
+//! and [`output`] have what several commands share.
 #![allow(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -7,8 +7,8 @@
               reaches into a simulation"
 )]
 
-/// Says something on standard error, as `eprintln!` does. If nobody listens there any more, it is lost;
-/// that is no reason to end.
+/// Prints to standard error as `eprintln!` does, but ignores errors: if standard error is closed,
+/// the message is lost.
 macro_rules! note {
     ($($text:tt)*) => { $crate::output::note(format_args!($($text)*)) };
 }
@@ -44,8 +44,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-/// What a verb that did its work has to say by its exit status. That it could not do its work (bad
-/// usage, bad input) is an error and status 2.
+/// The exit status of a command that did its work. If it could not (bad usage, bad input), that is
+/// an error and status 2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Status {
     /// Every check passed: 0.
@@ -74,7 +74,7 @@ struct Cli {
     command: Option<Command>,
 }
 
-/// Simulations and servers allocate and free many small values; this halves what that costs
+/// Simulations and servers allocate and free many small values; this allocator halves that cost
 /// (`docs/performance.md`).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -104,7 +104,7 @@ fn main() -> ExitCode {
     match run(parsed.unwrap_or_else(|error| error.exit())) {
         Ok(Status::Passed) => ExitCode::SUCCESS,
         Ok(Status::Failed) => ExitCode::from(1),
-        // Whoever reads standard output has had enough.
+        // The reader of standard output has closed it, as `head` does.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             note!("error: {}", in_one_line(&error));
@@ -113,8 +113,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The same command, in which `-5` after an option is its value, to be refused by what the option
-/// takes, and not an option that does not exist.
+/// The same command, where `-5` after an option is the option's value, which the option may refuse,
+/// and not an unknown option.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| match arg.get_action().takes_values() {
         true => arg.allow_negative_numbers(true),
@@ -151,7 +151,7 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
     }
 }
 
-/// What went wrong and why. Some errors say their cause themselves; it is not said twice.
+/// The error and its causes in one line. Some errors contain their cause; it is not repeated.
 fn in_one_line(error: &anyhow::Error) -> String {
     let mut line = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_said_once() {
+    fn the_cause_of_an_error_is_printed_once() {
         let in_use = || io::Error::from(io::ErrorKind::AddrInUse);
         let error = anyhow::Error::from(in_use()).context("client.listen: cannot listen");
         assert_eq!(in_one_line(&error), "client.listen: cannot listen: address in use");

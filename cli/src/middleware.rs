@@ -11,7 +11,7 @@ use tokio::runtime::Builder;
 use crate::serve::{start_logs, stop_signal};
 use crate::{Status, output};
 
-/// Resolves when somebody wants it to end.
+/// Resolves when the process is asked to end.
 type Stop = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Run a proxy: PostgreSQL and MySQL clients see one database whose tables are spread over PostgreSQL and MariaDB
@@ -67,7 +67,7 @@ struct FileArgs {
 /// Runs or checks a proxy.
 ///
 /// # Errors
-/// The configuration makes no sense, or the proxy cannot start.
+/// The configuration is invalid, or the proxy cannot start.
 pub fn run_proxy(ProxyArgs { file, take_over }: &ProxyArgs) -> anyhow::Result<Status> {
     let mut config = ProxyConfig::load(&file.config)?;
     config.takes_over = *take_over;
@@ -86,7 +86,7 @@ pub fn run_proxy(ProxyArgs { file, take_over }: &ProxyArgs) -> anyhow::Result<St
 /// Runs or checks an agent.
 ///
 /// # Errors
-/// The configuration makes no sense, or the agent cannot start.
+/// The configuration is invalid, or the agent cannot start.
 pub fn run_agent(AgentArgs { file }: &AgentArgs) -> anyhow::Result<Status> {
     let config = AgentConfig::load(&file.config)?;
     file.run(|stop| {
@@ -96,7 +96,8 @@ pub fn run_agent(AgentArgs { file }: &AgentArgs) -> anyhow::Result<Status> {
 }
 
 impl FileArgs {
-    /// Runs what has been loaded from the file until it is told to stop, unless that was all.
+    /// Runs a proxy or an agent until the process is asked to end; with `--check`, only reports
+    /// that the file is valid.
     fn run<F: Future<Output = Result<(), RunError>>>(
         &self,
         serve: impl FnOnce(Stop) -> F,
@@ -106,7 +107,7 @@ impl FileArgs {
             return Ok(Status::Passed);
         }
         start_logs()?;
-        // Statements are parsed on its threads.
+        // The threads of the runtime parse statements, which needs a deep stack.
         let mut runtime = Builder::new_multi_thread();
         runtime.enable_all().thread_stack_size(middleware::STACK_BYTES);
         let runtime = runtime.build().context("cannot start the runtime")?;
@@ -142,12 +143,12 @@ fn input_ends() -> impl Future<Output = ()> {
         drop(ends);
     });
     async move {
-        // Dropped is what is waited for.
+        // The sender is dropped when standard input ends.
         let _ = ended.await;
     }
 }
 
-/// For scripts that wait for it. Nobody has to.
+/// For scripts that wait until the process is ready. A failure to print it does not matter.
 fn say_ready(what: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = writeln!(stdout, "ready: {what}");

@@ -1,4 +1,4 @@
-//! What is printed where: results on standard output, everything else on standard error.
+//! Output: results go to standard output, everything else to standard error.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -20,25 +20,25 @@ pub const VERSION: &str =
 #[error("standard output: {0}")]
 pub struct StdoutError(pub io::Error);
 
-/// Prints a result for people, and ends it with a line break if it has none.
+/// Prints a readable result, and adds a line break if it has none at its end.
 pub fn print(text: &str) -> Result<(), StdoutError> {
     let mut stdout = io::stdout().lock();
     let end = if text.ends_with('\n') { "" } else { "\n" };
     write!(stdout, "{text}{end}").and_then(|()| stdout.flush()).map_err(StdoutError)
 }
 
-/// Says something on standard error; use `note!`.
+/// Prints to standard error and ignores errors; use `note!`.
 pub fn note(text: fmt::Arguments<'_>) {
-    // Whoever reads it has had enough.
+    // The reader of standard error may have closed it.
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Prints a result for programs: one JSON object on one line.
+/// Prints a machine-readable result: one JSON object on one line.
 pub fn print_json(result: &impl Serialize) -> anyhow::Result<()> {
     Ok(print(&serde_json::to_string(result)?)?)
 }
 
-/// A table for people: first column to the left, figures to the right.
+/// A table: the first column is left-aligned, figures are right-aligned.
 pub fn table<R, C>(header: &[&str], rows: R) -> Table
 where
     R: IntoIterator<Item = C>,
@@ -56,8 +56,8 @@ where
     table
 }
 
-/// A progress bar on standard error, which shows itself only on a terminal. With a `length` it
-/// shows how far things are; without, only that they go on.
+/// A progress bar on standard error, visible only on a terminal. With a `length` it shows the
+/// completed share, otherwise only activity.
 pub fn progress(length: Option<u64>, template: &str) -> anyhow::Result<ProgressBar> {
     let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template(template)?);
@@ -78,7 +78,7 @@ pub fn count(number: u64) -> String {
     grouped
 }
 
-/// `part` of `whole` in per cent, `-` of nothing.
+/// `part` of `whole` in per cent; `-` if `whole` is 0.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".into();

@@ -1,8 +1,8 @@
-//! What pages for people have in common: they open offline, in light and dark, and print.
+//! The common parts of HTML pages. Pages work offline, in light and dark mode, and when printed.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-/// A page. Nothing in it is loaded from elsewhere.
+/// An HTML page. It loads nothing from elsewhere.
 pub fn page(title: &str, body: &Markup) -> String {
     let colors: String = (0..SERIES).map(color).collect();
     let page = html! {
@@ -20,15 +20,16 @@ pub fn page(title: &str, body: &Markup) -> String {
     page.into_string()
 }
 
-/// A drawing that this program made.
+/// An SVG drawing of this program as markup.
 pub fn drawing(svg: &str) -> Markup {
     html! { figure { (PreEscaped(svg)) } }
 }
 
-/// How many systems have colours of their own; those of more repeat.
+/// Number of different colours; with more systems, colours repeat.
 const SERIES: usize = 24;
 
-/// The colour of a system: hues are apart by the golden angle, so that any first few differ.
+/// The colour of a system. Hues differ by the golden angle, so that the first few are always
+/// distinct.
 fn color(series: usize) -> String {
     let hue = (25.0 + 137.508 * series as f64) % 360.0;
     format!("--s{series}:oklch(var(--light) .16 {hue:.0});")

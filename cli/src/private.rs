@@ -1,5 +1,5 @@
-//! Private PostgreSQL and MariaDB servers on this machine that seem to be as far apart as four cities, and processes of
-//! this program in front of them: for `demo --middleware` and `measure`.
+//! Private PostgreSQL and MariaDB servers on this machine with emulated distances between four
+//! cities, and processes of this program in front of them: for `demo --middleware` and `measure`.
 
 use std::fmt::Write as _;
 use std::io::BufRead as _;
@@ -12,16 +12,17 @@ use anyhow::{Context as _, anyhow, bail};
 use orthodrome_server::middleware::Dialect;
 use orthodrome_server::middleware::local::{Client, DATABASE, LocalServer, Login, PASSWORD, USER};
 
-/// Where the servers seem to be, and how far that is from the proxy in milliseconds there and back (GeoTP §VII-A3).
+/// The emulated places of the servers, and their round-trip times to the proxy in milliseconds
+/// (GeoTP §VII-A3).
 pub const PLACES: [(&str, u32); 4] =
     [("Beijing", 0), ("Shanghai", 27), ("Singapore", 73), ("London", 251)];
-/// Who enters the proxy.
+/// The user of the clients at the proxy.
 const CLIENT: &str = "demo";
-/// How long a process may take to start.
+/// Time limit for the start of a process.
 const START: Duration = Duration::from_secs(30);
 
-/// A process of this program, so that it can be killed. It ends when this process does, however that ends: its input
-/// ends then.
+/// A child process of this program, which can be killed. It ends when this process ends, because
+/// its standard input ends then.
 pub struct Process {
     verb: &'static str,
     config: PathBuf,
@@ -36,7 +37,8 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// Starts `proxy` or `agent` with a file of this text, which is written into `dir` as `name`, and waits until it is ready.
+    /// Writes `text` to `name.toml` in `dir`, starts `proxy` or `agent` with this configuration
+    /// file, and waits until it is ready.
     pub fn start(verb: &'static str, dir: &Path, name: &str, text: &str) -> anyhow::Result<Self> {
         let config = dir.join(format!("{name}.toml"));
         std::fs::write(&config, text)?;
@@ -45,7 +47,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Starts it again, and waits until it is ready.
+    /// Starts the process again, and waits until it is ready.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.kill();
         let program = std::env::current_exe().context("cannot find the path of this program")?;
@@ -63,7 +65,7 @@ impl Process {
         bail!("the {} did not start; read the reason in {}", self.verb, self.log.display())
     }
 
-    /// As `kill -9` does.
+    /// Kills the process as `kill -9` does.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -72,9 +74,9 @@ impl Process {
     }
 }
 
-/// Starts servers of these kinds, at once.
+/// Starts servers of these kinds in parallel.
 pub fn start(kinds: &[Dialect], dir: &Path) -> anyhow::Result<Vec<LocalServer>> {
-    // The servers' lesser users must get through.
+    // The servers run as users with fewer rights, who must be able to open files below.
     std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let begin = |(place, &kind): (usize, &Dialect)| {
         let directory = dir.join(format!("server{}", place + 1));
@@ -87,26 +89,27 @@ pub fn start(kinds: &[Dialect], dir: &Path) -> anyhow::Result<Vec<LocalServer>> 
     ended.map(|one| Ok(one??)).collect()
 }
 
-/// A port of loopback that nobody listens on.
+/// A free port of the loopback interface.
 pub fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Where a proxy listens, and what it runs.
+/// The settings of a proxy's configuration file.
 pub struct ProxyFile<'a> {
-    /// `mode` of its file.
+    /// The setting `mode`.
     mode: &'a str,
     postgresql: u16,
     mysql: u16,
-    /// Ports of the agents beside its servers; none if the proxy is their agent.
+    /// Ports of the agents beside its servers; empty if the proxy takes their role.
     agents: &'a [u16],
-    /// What agents want to hear first.
+    /// The secret that agents require.
     secret: &'a str,
-    /// A table, spread over all servers by its column `id`, and how many of its numbers each has.
+    /// A table that is sharded over all servers by its column `id`, and the number of ids on each
+    /// server.
     table: (&'a str, usize),
 }
 
-/// A kind as files write it.
+/// The name of a kind in configuration files.
 pub const fn kind_name(kind: Dialect) -> &'static str {
     match kind {
         Dialect::PostgreSql => "postgresql",
@@ -115,7 +118,7 @@ pub const fn kind_name(kind: Dialect) -> &'static str {
 }
 
 impl<'a> ProxyFile<'a> {
-    /// One that listens on free ports.
+    /// A file of a proxy that listens on free ports.
     pub fn new(
         mode: &'a str,
         agents: &'a [u16],
@@ -126,7 +129,7 @@ impl<'a> ProxyFile<'a> {
         Ok(Self { mode, postgresql, mysql, agents, secret, table })
     }
 
-    /// Where a kind's clients enter it.
+    /// The login of clients of a kind.
     pub const fn login(&self, kind: Dialect) -> Login<'static> {
         let port = match kind {
             Dialect::PostgreSql => self.postgresql,
@@ -135,7 +138,7 @@ impl<'a> ProxyFile<'a> {
         Login { kind, port, user: CLIENT, password: PASSWORD, database: DATABASE }
     }
 
-    /// Its text.
+    /// The contents of the file.
     pub fn text(&self, servers: &[LocalServer]) -> String {
         let Self { mode, postgresql, mysql, secret, table: (table, each), .. } = *self;
         let mut file = format!(
@@ -171,7 +174,7 @@ impl<'a> ProxyFile<'a> {
     }
 }
 
-/// Enters, again until it is let in.
+/// Connects, and retries until it succeeds.
 pub async fn enter(login: &Login<'_>) -> anyhow::Result<Client> {
     let deadline = Instant::now() + START;
     loop {

@@ -1,12 +1,12 @@
-//! What is run where nobody says otherwise, and what histories of a protocol are held to.
+//! The default protocol, and the guarantee that histories of a protocol are checked against.
 
 use orthodrome_eval::checker::Model;
 use orthodrome_protocols::registry::UnknownProtocol;
 
-/// What is run where nobody says otherwise.
+/// The default protocol.
 pub const DEFAULT: &str = "carousel-basic";
 
-/// What histories of the protocol called `name` are held to.
+/// The consistency model that histories of the protocol `name` are checked against.
 ///
 /// # Errors
 /// There is no such protocol.

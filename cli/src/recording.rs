@@ -1,4 +1,4 @@
-//! Files that a simulation writes as it goes: histories and traces.
+//! Files that a simulation writes while it runs: histories and traces.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -15,8 +15,8 @@ use orthodrome_sim::simulation::TraceSink;
 
 use crate::output;
 
-/// A file that a simulation writes to. The first failure is kept until the end, for the simulator
-/// has no way to hear of it.
+/// A file that a simulation writes to. The first failure is kept until the end, because the
+/// simulator cannot handle it.
 #[derive(Clone)]
 pub struct Recording(Rc<RefCell<Inner>>);
 
@@ -35,14 +35,14 @@ impl Recording {
         Ok(Self(Rc::new(RefCell::new(Inner { path: path.into(), file, error: None }))))
     }
 
-    /// Where a simulation sends its history.
+    /// A sink for the history of a simulation.
     pub fn history_sink(&self) -> HistorySink {
         let recording = self.clone();
         Box::new(move |entry| recording.write(|file| Writer::new(file).write(&entry)))
     }
 
-    /// Where a simulation of `cluster` sends its trace. The file opens with comments that say which
-    /// command repeats the run, and where nodes are.
+    /// A sink for the trace of a simulation of `cluster`. The file begins with comments that
+    /// contain the command that repeats the run, and the places of the nodes.
     pub fn trace_sink(&self, command: &str, cluster: &Cluster) -> TraceSink {
         let command = command.replace(['\n', '\r'], " ");
         let places = diagram::places(cluster);
@@ -59,7 +59,7 @@ impl Recording {
         }
     }
 
-    /// Writes what is left.
+    /// Writes the rest of the file.
     pub fn finish(&self) -> anyhow::Result<()> {
         self.write(BufWriter::flush);
         let inner = &mut *self.0.borrow_mut();

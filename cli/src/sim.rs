@@ -59,7 +59,7 @@ pub struct Args {
     json: bool,
 }
 
-/// How a run goes.
+/// The options of a run.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Run")]
 pub struct Course {
@@ -125,7 +125,7 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 impl Course {
-    /// The part of a run before figures are taken.
+    /// The start of a run that is left out of the figures.
     pub fn warmup(&self) -> Duration {
         self.warmup.unwrap_or_else(|| (self.duration / 6).min(Duration::from_secs(10)))
     }
@@ -176,7 +176,7 @@ impl Course {
         self.faults.as_deref().map_or_else(|| Ok(Schedule::default()), read)
     }
 
-    /// A simulation of `subject` on `cluster` with the given seed, about to begin.
+    /// A simulation of `subject` on `cluster` with the given seed, before its first event.
     pub fn simulation(
         &self,
         subject: &Subject,
@@ -205,7 +205,7 @@ impl Course {
     }
 }
 
-/// What `--json` prints.
+/// The result that `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
     #[serde(flatten)]
@@ -225,7 +225,7 @@ struct Printed<'a> {
     notes: &'a BTreeMap<String, u64>,
     trace_hash: String,
     failure: Option<PrintedFailure<'a>>,
-    /// Nothing after this moment is judged.
+    /// Events after this moment are not checked.
     judged_until: Option<PrintedBeyond<'a>>,
 }
 
@@ -243,14 +243,14 @@ struct PrintedFailure<'a> {
     detail: &'a str,
 }
 
-/// What came of a run.
+/// The results of a run.
 struct Run {
     report: Report,
     failure: Option<Failure>,
     verdict: Option<Verdict>,
 }
 
-/// Runs the simulation and prints what came of it.
+/// Runs the simulation and prints the results.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let subject = args.placement.subject(&args.protocol)?;
     let cluster = args.placement.cluster_of(&subject)?;
@@ -310,7 +310,7 @@ pub fn carry_out(simulation: &mut dyn Simulated) -> anyhow::Result<(Report, Opti
         Err(detail) => {
             let at = simulation.now();
             let failure = Failure { at, kind: FailureKind::Panic, detail };
-            // What is left may be too broken even to count.
+            // After a broken promise, even computing the report may panic.
             let report = guard(|| simulation.report());
             (report.map_err(|_| anyhow!("{failure}"))?, Some(failure))
         }
@@ -389,7 +389,7 @@ pub fn kind(kind: FailureKind) -> &'static str {
     }
 }
 
-/// The figures for people.
+/// The figures as readable text.
 fn describe(args: &Args, run: &Run) -> String {
     let (report, result) = (&run.report, &run.report.result);
     let Placement { partitions, replicas, .. } = &args.placement;

@@ -1,6 +1,6 @@
-//! Colours, where there is a terminal that wants them.
+//! Colours, if the output is a terminal.
 
-/// Wraps text in the codes of a terminal, or leaves it as it is.
+/// Wraps text in a terminal's colour codes, or leaves it unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     is_on: bool,

@@ -70,12 +70,12 @@ struct JoinArgs {
     files: Vec<PathBuf>,
 }
 
-/// How long one connection may take.
+/// Time limit for one connection.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What is between machines of one region where nobody has measured it.
+/// The round-trip time between machines of one region, in milliseconds, if it was not measured.
 const LOCAL_MS: f64 = 0.5;
 
-/// A region's name, as maps and measurements have it.
+/// Parses the name of a region.
 fn region(text: &str) -> Result<String, String> {
     let is_good = |letter: char| letter.is_alphanumeric() || letter == '-' || letter == '_';
     if !text.is_empty() && text.chars().all(is_good) {
@@ -90,10 +90,10 @@ fn target(text: &str) -> Result<(String, String), String> {
     Ok((region(name)?, address.to_owned()))
 }
 
-/// Measures or joins.
+/// Runs `measure` or `join`.
 ///
 /// # Errors
-/// Something cannot be reached or read, or measurements are missing.
+/// A region cannot be reached, a file cannot be read, or measurements are missing.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     match &args.command {
         Command::Measure(args) => measure(args)?,
@@ -134,7 +134,7 @@ fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The topology of the measurements in these files, each with its name and content.
+/// Makes the topology of the measurements in these files, given by name and content.
 fn join(name: &str, files: &[(String, String)]) -> anyhow::Result<String> {
     let mut measured: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
     for (file, text) in files {
@@ -193,7 +193,7 @@ fn join(name: &str, files: &[(String, String)]) -> anyhow::Result<String> {
         rest = others;
     }
     ensure!(missing.is_empty(), "no measurement between {}; measure them too", missing.join(", "));
-    // What is printed can be read.
+    // The printed topology must be valid.
     Topology::parse(&text).context("the topology of these measurements")?;
     Ok(text)
 }

@@ -46,7 +46,7 @@ struct DiagramArgs {
     txn: String,
 }
 
-/// Shows what was asked for.
+/// Prints the requested view.
 pub fn run(args: Args) -> anyhow::Result<Status> {
     match args.view {
         View::Diagram(args) => diagram(&args),

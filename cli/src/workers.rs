@@ -1,4 +1,4 @@
-//! Work spread over threads, handed out in order.
+//! Distributes work over threads, in order.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -9,23 +9,24 @@ use std::time::{Duration, Instant};
 
 use crate::output;
 
-/// How work is spread.
+/// The settings of a pool of threads.
 #[derive(Clone, Copy, Debug)]
 pub struct Pool {
-    /// How many threads; none: one for each processor.
+    /// Number of threads; none: one for each processor.
     pub threads: Option<u16>,
-    /// How long new work is begun; none: until there is none left.
+    /// Time after which no new work is started; none: no limit.
     pub minutes: Option<Duration>,
 }
 
 impl Pool {
-    /// As many threads as were asked for, until everything is done.
+    /// A pool with this number of threads, without a time limit.
     pub fn of(threads: Option<u16>) -> Self {
         Self { threads, minutes: None }
     }
 
-    /// Calls `work` for the numbers below `jobs` and `take` for each result, both as [`Pool::run`] does, and shows
-    /// on standard error how far it is, after `what`. The first error ends it: nothing more is begun.
+    /// Calls `work` for the numbers below `jobs` and `take` for each result, as [`Pool::run`] does,
+    /// and shows a progress bar with the label `what`. The first error ends it: no further work is
+    /// started.
     pub fn shown<T: Send>(
         self,
         what: &str,
@@ -48,9 +49,9 @@ impl Pool {
         outcome
     }
 
-    /// Calls `work` for each number, on several threads at once, and `take` on this thread for each
-    /// result as it comes. Numbers are begun in order. Once `take` has answered false, or time is
-    /// up, none is begun; what has been begun is still taken.
+    /// Calls `work` for each number, on several threads, and `take` on this thread for each result
+    /// as it comes. Numbers are started in order. When `take` has returned false, or time is up, no
+    /// further number is started; results of numbers that were started are still taken.
     pub fn run<T: Send>(
         self,
         numbers: Range<u64>,

@@ -51,7 +51,7 @@ fn sim<'a>(more: &[&'a str]) -> Vec<&'a str> {
 
 /// As `… | head -1` does, of standard output and of standard error.
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn closed_standard_output_is_not_an_error() {
     let history = tempfile::tempdir().unwrap();
     let history = history.path().join("h.jsonl");
     let history = history.to_str().unwrap();
@@ -123,7 +123,7 @@ fn an_init_that_fails_leaves_nothing_behind() {
 }
 
 #[test]
-fn without_arguments_it_introduces_itself() {
+fn without_arguments_the_program_prints_its_help() {
     let output = run(&[]);
     assert_eq!(output.status.code(), Some(0));
     let help = text(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -254,7 +254,7 @@ fn history(folder: &Path, name: &str, lines: &[&str]) -> String {
 }
 
 #[test]
-fn check_tells_good_from_bad_and_from_unreadable() {
+fn check_distinguishes_correct_anomalous_and_unreadable_histories() {
     let folder = tempfile::tempdir().unwrap();
     let write = |at: u64, ops: &str| {
         format!(r#""invoke_us":{at},"complete_us":{},"status":"ok","ops":{ops}"#, at + 5)
@@ -355,7 +355,7 @@ fn bad_input_is_refused_with_its_place_and_a_remedy() {
 }
 
 #[test]
-fn swarm_counts_what_it_did() {
+fn swarm_counts_seeds_faults_and_failures() {
     let folder = tempfile::tempdir().unwrap();
     let failures = folder.path().display().to_string();
     let result = json(
@@ -381,7 +381,7 @@ fn swarm_counts_what_it_did() {
 }
 
 #[test]
-fn completions_know_the_verbs() {
+fn completions_contain_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let output = run(&["completions", shell]);
         assert_eq!(output.status.code(), Some(0));
@@ -401,7 +401,7 @@ fn reproduce_lists_its_figures() {
 }
 
 #[test]
-fn a_comparison_is_a_page_that_loads_nothing() {
+fn a_comparison_page_loads_nothing_from_the_network() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("report.html");
     let base = ["compare", "--topology", "azure5", "--workload", "retwis", "--duration", "3s"];
@@ -495,7 +495,7 @@ fn compare_puts_protocols_side_by_side() {
 }
 
 #[test]
-fn transactions_begin_where_they_are_said_to() {
+fn transactions_begin_in_the_given_regions() {
     let base = ["--workload", "ycsbt:2", "--json"];
     for load in [["--rate", "50"], ["--clients", "40"]] {
         let more = ["--origins", "VA=3,SG=1"];
@@ -516,7 +516,7 @@ fn transactions_begin_where_they_are_said_to() {
 }
 
 #[test]
-fn loads_and_maps_of_ones_own_are_simulated() {
+fn own_workloads_and_topologies_are_simulated() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, content: &str| {
         let path = folder.path().join(name);

@@ -19,7 +19,7 @@ fn demo(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_region_dies_and_returns_and_every_promise_is_kept() {
+fn the_demo_keeps_every_guarantee_while_a_region_dies_and_returns() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().join("demo");
     let output = demo(&["--seconds", "12", "--json", "--dir", dir.to_str().unwrap()]);
@@ -49,7 +49,7 @@ fn a_region_dies_and_returns_and_every_promise_is_kept() {
 }
 
 #[test]
-fn without_a_fault_there_is_no_outage_to_tell_of() {
+fn without_a_fault_no_outage_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().join("demo");
     let output =
@@ -67,7 +67,7 @@ fn without_a_fault_there_is_no_outage_to_tell_of() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_with_status_2() {
+fn invalid_arguments_are_refused_with_status_2() {
     let used = tempfile::tempdir().unwrap();
     std::fs::write(used.path().join("precious"), "data").unwrap();
     for (arguments, expected) in [

@@ -83,7 +83,7 @@ async fn a_serial_store_keeps_its_promises() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn load_begins_where_it_is_said_to() {
+async fn load_submits_transactions_in_the_given_regions() {
     let store = Arc::<Store>::default();
     let nodes = three(&store).await;
     for how in [["--rate", "200"], ["--clients", "8"]] {
@@ -161,7 +161,7 @@ async fn lost_answers_aborts_and_lost_gateways_are_no_anomalies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_stores_that_pretend_to_be_one_are_found_out() {
+async fn two_stores_behind_one_cluster_are_reported_as_an_anomaly() {
     let nodes = [Node::start(&Arc::default(), 0).await, Node::start(&Arc::default(), 1).await];
     // The two stores number clients alike; in one history no name may occur twice.
     for _ in 0..40 {
@@ -179,7 +179,7 @@ async fn two_stores_that_pretend_to_be_one_are_found_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_done_is_refused_with_status_2() {
+async fn invalid_requests_are_refused_with_status_2() {
     let node = Node::start(&Arc::<Store>::default(), 0).await;
     for (arguments, expected) in [
         (vec!["load", "--connect", &node.address, "--workload", "nothing"], "\"nothing\""),

@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// A client sees its own commits, from the moment on when it is told of them; and an append that would
 /// make a value too long is refused for that reason.
 #[test]
-fn a_shell_reads_what_it_wrote_a_moment_ago() {
+fn a_shell_reads_its_own_writes() {
     for protocol in ["carousel-basic", "carousel-fast"] {
         let mut cluster = Cluster::init(3, &["--topology", "local3", "--protocol", protocol], &[]);
         cluster.start(1..=3);
@@ -200,7 +200,7 @@ fn an_empty_server_of_ocean_vista_takes_the_place_of_a_lost_one() {
 }
 
 #[test]
-fn a_node_without_its_data_starts_only_if_it_is_told_why() {
+fn empty_directory_is_rejected_for_a_member() {
     must_end_within(LIMIT);
     let arguments = ["--topology", "local3", "--protocol", "ocean-vista"];
     let mut cluster = Cluster::init(3, &arguments, &[]);
@@ -281,7 +281,7 @@ fn five_processes_survive_the_death_of_one_and_end_in_good_order() {
 }
 
 #[test]
-fn with_tls_only_who_has_the_token_comes_in() {
+fn with_tls_a_client_needs_the_token() {
     must_end_within(LIMIT);
     let mut cluster =
         Cluster::init(3, &["--topology", "local3", "--partitions", "3", "--tls"], &[]);
@@ -340,7 +340,7 @@ fn a_client_certificate_lets_in_whom_the_file_lists_and_nobody_else() {
 }
 
 #[test]
-fn mistakes_in_the_files_are_named_before_anything_starts() {
+fn mistakes_in_configuration_files_are_named_before_the_start() {
     must_end_within(LIMIT);
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().join("dev");

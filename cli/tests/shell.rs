@@ -55,7 +55,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_script_reads_and_writes_and_says_what_it_did() {
+async fn a_script_prints_the_result_of_each_command() {
     let node = Node::start(&Arc::<Store>::default(), 0).await;
     let script = r#"
         # A shop.
@@ -117,7 +117,7 @@ aborted
 
 /// As `shell | head -1` does.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_leaves_ends_the_shell_quietly() {
+async fn closed_standard_output_ends_the_shell_quietly() {
     let node = Node::start(&Arc::<Store>::default(), 0).await;
     let mut command = Command::new(env!("CARGO_BIN_EXE_orthodrome"));
     command.args(["shell", "--connect", &node.address, "-e", "begin a -> a", "-e", "put a 1"]);
@@ -133,7 +133,7 @@ async fn a_reader_that_leaves_ends_the_shell_quietly() {
 
 /// With a protocol that runs general transactions, and with one that does not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_begun_without_keys_reads_as_it_goes_along() {
+async fn begin_without_keys_opens_a_general_transaction() {
     let store = Arc::<Store>::default;
     for node in [Node::start(&store(), 0).await, Node::start_plain(&store(), 0).await] {
         let script = r#"
@@ -171,7 +171,7 @@ async fn a_transaction_begun_without_keys_reads_as_it_goes_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_goes_wrong_is_said_with_its_line_and_the_rest_still_runs() {
+async fn a_failed_command_is_reported_with_its_line_and_the_rest_runs() {
     let node = Node::start(&Arc::<Store>::default(), 0).await;
     let script = "put a 1\ncas a 2 3\njump\ncommit\nbegin a -> a\nput b 1\nadd a x\nput a 9\n\
                   cas a 8 7\nget c\nbegin a\nget a\nget-stale a\n";

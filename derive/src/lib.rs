@@ -36,7 +36,7 @@ pub fn derive_wire(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     expand(&input).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
-/// What `#[wire(…)]` says about a type, a variant or a field.
+/// The options of `#[wire(…)]` on a type, a variant or a field.
 #[derive(Default)]
 struct Options {
     check: Option<syn::Path>,
@@ -46,7 +46,8 @@ struct Options {
 }
 
 impl Options {
-    /// An expression that draws a value which passes the check; `any` draws one that need not.
+    /// An expression that draws a value which passes the check. `any` draws a value that may not
+    /// pass.
     fn sample(&self, any: &TokenStream) -> TokenStream {
         match (&self.sample, &self.check) {
             (Some(sample), _) => quote!(#sample(rng)),
@@ -92,7 +93,8 @@ fn options(attributes: &[Attribute]) -> syn::Result<Options> {
     Ok(options)
 }
 
-/// Numbers of fields or variants: each one more than the one before, unless it says another.
+/// Numbers of fields or variants: each is one more than the previous one, unless an attribute sets
+/// it.
 fn numbers<'a>(items: impl Iterator<Item = &'a [Attribute]>) -> syn::Result<Vec<u32>> {
     let mut all: Vec<u32> = Vec::new();
     for attributes in items {
@@ -106,17 +108,17 @@ fn numbers<'a>(items: impl Iterator<Item = &'a [Attribute]>) -> syn::Result<Vec<
     Ok(all)
 }
 
-/// A list of fields: of a struct or of a variant.
+/// A list of fields, of a struct or of a variant.
 struct List {
-    /// How each is bound in a pattern.
+    /// The names of the fields in a pattern.
     bound: Vec<Ident>,
-    /// Its name in the schema.
+    /// Their names in the schema.
     names: Vec<String>,
-    /// Its type.
+    /// Their types.
     types: Vec<syn::Type>,
-    /// Its number.
+    /// Their numbers.
     numbers: Vec<u32>,
-    /// Its check and its sample.
+    /// Their checks and samples.
     options: Vec<Options>,
     /// `{ a, b }`, `(f_0, f1)` or nothing.
     pattern: TokenStream,
@@ -131,7 +133,7 @@ fn list(fields: &Fields) -> syn::Result<List> {
         Fields::Named(_) => own.iter().map(|name| name.to_string().replace("r#", "")).collect(),
         Fields::Unnamed(_) | Fields::Unit => (0..fields.len()).map(|n| n.to_string()).collect(),
     };
-    // Named so that no field hides what the methods themselves name.
+    // Prefixed, so that no field shadows a name that the methods use.
     let bound: Vec<Ident> = names.iter().map(|name| format_ident!("f_{name}")).collect();
     let pattern = match fields {
         Fields::Named(_) => quote!({ #(#own: #bound),* }),
@@ -190,7 +192,7 @@ impl List {
         }}
     }
 
-    /// Pushes `number name: type` of each into `fields`.
+    /// Adds `number name: type` of each field to `fields`.
     fn schema(&self) -> TokenStream {
         let Self { names, types, numbers, .. } = self;
         quote!(vec![#(wire::Member {
@@ -340,7 +342,7 @@ fn choice(name: &str, variants: &[&syn::Variant]) -> syn::Result<Body> {
         put: quote!(match self { #(#puts,)* }),
         take: quote! {
             let mut fields = raw.message(#name)?;
-            // The last one counts, as protobuf has it; those of later versions are unknown.
+            // The last one counts, as in protobuf; variants of later versions are unknown.
             let mut found = Err(wire::WireError::Missing(#name));
             while let Some((number, raw)) = fields.next_field()? {
                 found = match number {

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_a_line_nor_a_comment_is_refused() {
+    fn text_that_is_no_trace_line_or_comment_is_refused() {
         let mut diagram = Diagram::new("c4.19".parse().unwrap(), true);
         assert!(diagram.read_line("# anything").is_ok());
         let error = diagram.read_line("1500 n3 fly n1 1000 c4.19 k d").unwrap_err().to_string();

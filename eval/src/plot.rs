@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_swept_is_one_column_each() {
+    fn an_experiment_without_a_sweep_has_one_column_for_each_system() {
         let svg = figure(&[("one", &[(200.0, 290.0)], &[]), ("other", &[(200.0, 235.0)], &[])]);
         let svg = svg.svg().unwrap();
         assert!(svg.contains("rate = 200") && svg.contains("other"), "{svg}");
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_not_a_figure() {
+    fn a_figure_without_measurements_is_an_error() {
         assert!(figure(&[]).svg().is_err());
         assert!(figure(&[("one", &[(1.0, f64::NAN)], &[])]).svg().is_err());
     }

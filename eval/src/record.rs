@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_happened_is_listed_and_what_cannot_have_is_not() {
+    fn possible_commit_timestamps_are_listed_and_impossible_ones_are_not() {
         let none = Reads::new();
         let interactive = request(Kind::Interactive, &["k"], &["k"]);
         let procedure = request(Kind::Procedure(Vec::new()), &["k"], &["k"]);

@@ -1,8 +1,9 @@
-//! The geo-agent (GeoTP §III-B, §IV-A): stands in front of one source, beside it, or inside a middleware where none can be
-//! installed there, and serves every middleware of that source.
+//! The geo-agent (GeoTP §III-B, §IV-A): it runs beside one data source, or inside a middleware if
+//! none can be installed there, and serves every middleware of that source.
 //!
-//! It prepares a branch after its last statement by itself, tells the agents of the other branches when one fails, and sees to
-//! it that nothing of a branch that was ended, or whose middleware is gone, ever prepares.
+//! After the last statement of a branch, it prepares the branch without a request. When a branch
+//! fails, it informs the agents of the other branches. It ensures that no branch prepares which was
+//! ended, or whose middleware is gone.
 
 mod answers;
 mod requests;
@@ -23,27 +24,29 @@ use crate::contract::{
 /// Settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Unprepared branches of a middleware that has not been heard of for so long are rolled back.
+    /// Unprepared branches of a middleware that has been silent for this long are rolled back.
     pub master_timeout: Duration,
-    /// Nothing new runs for so long after the source or the agent has started. The same at every agent, and in every
-    /// middleware's settings.
+    /// No new statement runs for this long after the source or the agent has started. The same at
+    /// every agent, and in every middleware's settings.
     pub quarantine: Duration,
-    /// Where a message about several transactions ends and another begins.
+    /// The limits of records and messages: a message about several transactions ends at a part of
+    /// them.
     pub limits: Limits,
-    /// Unsafe variants, for tests.
+    /// Mutations, for tests.
     pub mutations: Mutations,
 }
 
-/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
+/// Mutations: unsafe variants that the tests must catch. None is enabled in real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mutations {
-    /// G5: no tombstone is left for a branch that is ended before its statements come.
+    /// G5: no tombstone is left for a branch that is ended before its statements arrive.
     pub no_tombstones: bool,
-    /// G4: a prepared branch that is nowhere, since it only read, is taken for one that could not be committed.
+    /// G4: a prepared branch that does not exist any more, because it only read, is treated as one
+    /// that could not be committed.
     pub waits_for_vanished: bool,
-    /// G6: a middleware that has started again finds what it left still running.
+    /// G6: when a middleware has restarted, its earlier branches keep running.
     pub ignores_epochs: bool,
-    /// A branch is said to be prepared as soon as its statements have been executed.
+    /// A branch is reported as prepared as soon as its statements have been executed.
     pub votes_early: bool,
 }
 
@@ -52,7 +55,7 @@ pub struct Mutations {
 struct Master {
     epoch: u64,
     heard: Time,
-    /// Everything of this incarnation with a smaller number has ended.
+    /// All transactions of this incarnation with a smaller number have ended.
     oldest: u64,
 }
 
@@ -62,10 +65,11 @@ enum State<W: Work> {
     Idle,
     Preparing,
     Prepared,
-    /// In one phase.
+    /// It commits in one phase.
     Committing,
     CommittingPrepared,
-    /// With the failure that its middleware will hear of, if it did not ask for this.
+    /// With the failure to report to the middleware, if the middleware did not request the
+    /// rollback.
     RollingBack(Option<Failure<W>>),
 }
 
@@ -73,14 +77,14 @@ enum State<W: Work> {
 struct Branch<W: Work> {
     state: State<W>,
     peers: Vec<NodeId>,
-    /// Rounds that have begun here.
+    /// The number of rounds that have begun here.
     rounds: u32,
-    /// Since when the round under way runs.
+    /// When the current round began.
     since: Time,
     fence: Fence,
     wrote: bool,
     floor: Timestamp,
-    /// The answer to the last round, in case it is asked for again.
+    /// The answer to the last round, in case it is requested again.
     answered: Option<FromAgent<W>>,
 }
 
@@ -98,31 +102,32 @@ pub struct Agent<W: Work> {
     config: Config,
     fence: Fence,
     is_up: bool,
-    /// Nothing new runs before.
+    /// No new statement runs before this time.
     open_at: Time,
     masters: BTreeMap<NodeId, Master>,
     branches: BTreeMap<Xid, Branch<W>>,
-    /// What ended, until its middleware says that nobody will speak of it any more (G5, R6).
+    /// Ended branches, until their middleware says that no message will name them any more (G5,
+    /// R6).
     ended: BTreeMap<Xid, End>,
-    /// What the only branches of those that committed had answered, in case it was lost on the way.
+    /// For committed transactions with one branch, the answer, in case it was lost.
     answers: BTreeMap<Xid, FromAgent<W>>,
-    /// Statements that came before it was time.
+    /// Statements that arrived before they may run.
     held: Vec<(NodeId, ToAgent<W>)>,
-    /// Who asked for prepared branches.
+    /// The middlewares that asked for prepared branches.
     scanners: BTreeMap<NodeId, u64>,
-    /// Who was told last that somebody waits here.
+    /// The middlewares that were last informed about waits here.
     watchers: BTreeSet<NodeId>,
-    /// How often they were told who waits.
+    /// The number of reports about waits so far.
     looks: u64,
 }
 
-/// About how many bytes a message takes for one branch that it names.
+/// The approximate size of one branch name in a message, in bytes.
 const XID_BYTES: usize = 24;
 
 type Out<'a, 'b, W> = &'a mut Io<'b, AgentEffect<W>>;
 
 impl<W: Work> Agent<W> {
-    /// Starts. `life` is any number that no earlier incarnation of this agent had.
+    /// Starts the agent. `life` is the number of its incarnation, which no earlier incarnation had.
     #[must_use]
     pub fn new(config: Config, life: u64, io: Out<'_, '_, W>) -> Self {
         io.push(AgentEffect::SetTimer(AgentTimer::Sweep, io.now + config.master_timeout / 2));
@@ -170,7 +175,8 @@ impl<W: Work> Agent<W> {
         io.push(AgentEffect::Send { to: xid.middleware, msg: vote });
     }
 
-    /// It is over before the middleware asked for it: peers are told, then it is rolled back.
+    /// The branch fails before the middleware requests its end: the peers are informed, then it is
+    /// rolled back.
     fn fail(&mut self, xid: Xid, failure: Failure<W>, io: Out<'_, '_, W>) {
         self.tell_peers(xid, io);
         self.roll_back(xid, Some(failure), io);
@@ -256,7 +262,7 @@ impl<W: Work> Agent<W> {
         self.go_on(io);
     }
 
-    /// What must be gone when every transaction has ended.
+    /// State that must disappear when every transaction has ended.
     #[must_use]
     pub fn leaks(&self) -> Vec<Leak> {
         vec![
@@ -283,7 +289,7 @@ impl<W: Work> Agent<W> {
     }
 }
 
-/// The transaction whose statements a message has.
+/// The transaction to which a message's statements belong.
 fn statements_of<W: Work>(msg: &ToAgent<W>) -> Option<Xid> {
     match msg {
         ToAgent::Execute { xid, .. } => Some(*xid),
@@ -346,7 +352,7 @@ mod tests {
         Xid { middleware: MIDDLEWARE, epoch: 1, number }
     }
 
-    /// What an agent with small messages sends of what its source says.
+    /// The messages that an agent with small messages sends when its source reports these events.
     fn sent(scans: bool, said: &[FromSource<Model>]) -> Vec<FromAgent<Model>> {
         let limits = Limits { record_bytes: 40 << 10, message_bytes: 40 << 10 };
         let second = Duration::from_secs(1);
@@ -395,11 +401,12 @@ mod tests {
             last = look;
         }
         assert_eq!(found, waits);
-        // That nobody waits any more is another look.
+        // A report that nobody waits any more counts as another look.
         assert_eq!(last, 2);
     }
 
-    /// An agent whose source is there, and what it has its source do and says to its middleware.
+    /// An agent whose source is up, with its commands to the source and its messages to the
+    /// middleware.
     struct Rig {
         agent: Agent<Model>,
         rng: Rng,
@@ -465,8 +472,8 @@ mod tests {
         })
     }
 
-    /// A source with a prepared transaction that is decided, and statements of the same session that came before the
-    /// decision or after it.
+    /// A source with a prepared transaction that is decided, and with statements of the same
+    /// session that arrived before the decision or after it.
     fn waiting() -> Rig {
         let mut rig = Rig::start();
         rig.tell(execute(1, Then::Prepare));
@@ -485,7 +492,8 @@ mod tests {
         let (at, one_phase) = (Timestamp::ZERO, false);
         assert!(!runs(&rig.tell(ToAgent::Commit { xid: xid(1), at, one_phase }), 2));
         assert!(runs(&rig.hear(FromSource::Committed { xid: xid(1), at }), 2));
-        // What has been committed already is not waited for; nor is what its middleware has forgotten.
+        // Transactions that have already committed are not waited for, nor are those that their
+        // middleware has forgotten.
         let after = |number| ToAgent::After {
             earlier: vec![xid(1)],
             order: Box::new(execute(number, Then::Wait)),
@@ -493,7 +501,7 @@ mod tests {
         assert!(runs(&rig.tell(after(3)), 3));
         rig.tell(ToAgent::Ping { epoch: 1, sent: Time::ZERO, oldest: 3 });
         assert!(runs(&rig.tell(after(4)), 4));
-        // What a transaction of another life of this agent has become is found out first.
+        // The outcome of a transaction from another incarnation of this agent is found out first.
         let order = Box::new(execute(6, Then::Wait));
         let unknown = ToAgent::After { earlier: vec![xid(5)], order };
         assert!(!runs(&rig.tell(unknown), 6));

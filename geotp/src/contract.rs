@@ -1,7 +1,9 @@
-//! What middleware, agents and sources say to each other, and what a host carries out for them.
+//! Messages between middleware, agents and sources, and the effects that a host carries out for
+//! them.
 //!
-//! Everything is generic in [`Work`]: what a source executes and answers. With real sources that is SQL text,
-//! parameters and rows; in the simulator it is operations on keys. The machines never look inside.
+//! Everything is generic in [`Work`]: what a source executes and answers. With real sources that is
+//! SQL, parameters and rows; in the simulator it is operations on keys. The machines never inspect
+//! it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,38 +15,39 @@ use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome};
 
-/// What is executed at a source, and what comes back.
+/// The statements that a source executes, and the answers.
 pub trait Work: Copy + Eq + Debug + Send + Sync + 'static {
-    /// One statement, or whatever else a source executes in one step.
+    /// One statement, or anything else that a source executes in one step.
     type Statement: Clone + Eq + Debug + Send + 'static;
-    /// What one statement returned: rows, or how many were changed. A host may keep long results itself and put
-    /// a name for them here.
+    /// The result of one statement: rows, or the number of changed rows. A host may store long
+    /// results itself and use a name for them here.
     type Answer: Clone + Eq + Debug + Send + 'static;
-    /// The source's own error, passed on as it is: SQLSTATE or error number, and text.
+    /// The source's own error, passed on unchanged: SQLSTATE or error number, and message.
     type Fault: Clone + Eq + Debug + Send + 'static;
 }
 
-/// The name of a global transaction: which middleware, in which incarnation, and its count in that incarnation.
-/// It is never used again, so nothing of one attempt is taken for another's (`protocol-pitfalls` G5).
+/// The name of a global transaction: its middleware, that one's incarnation, and a number within
+/// the incarnation. It is never reused, so no message of one attempt is taken for another's
+/// (`protocol-pitfalls` G5).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Xid {
     /// The middleware that coordinates.
     pub middleware: NodeId,
-    /// Its incarnation: counted up durably each time it starts.
+    /// The middleware's incarnation: durably incremented at each start.
     pub epoch: u64,
-    /// Its count in that incarnation, from 1.
+    /// Its number in that incarnation, from 1.
     pub number: u64,
 }
 
 impl Xid {
-    /// The name of the branch at `source`, as sources keep it: two databases of one PostgreSQL server share the
-    /// names of prepared transactions, so the source is part of it.
+    /// The name of the branch at `source`, as sources store it. Two databases of one PostgreSQL
+    /// server share the names of prepared transactions, so the source is part of the name.
     #[must_use]
     pub fn at(self, source: NodeId) -> String {
         format!("orthodrome_{}_{}_{}_{}", self.middleware.0, self.epoch, self.number, source.0)
     }
 
-    /// What [`Xid::at`] wrote; none if something else did.
+    /// Parses the output of [`Xid::at`]; none if the text has another form.
     #[must_use]
     pub fn parse(text: &str) -> Option<(Self, NodeId)> {
         let mut parts = text.strip_prefix("orthodrome_")?.split('_');
@@ -88,35 +91,37 @@ impl FromStr for Xid {
     }
 }
 
-/// A session that sees its own writes: any number that no other session of the same middleware has.
+/// A session that must see its own writes: a number that no other session of the same middleware
+/// has.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct SessionId(pub u64);
 
-/// How transactions are kept apart.
+/// The isolation level of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Isolation {
-    /// As if one after the other, over all sources: every read locks (G1, G2).
+    /// Serializable over all sources: every read locks (G1, G2).
     #[default]
     Serializable,
-    /// What each source calls so, at each source; nothing is promised across sources.
+    /// The level of this name at each source; nothing is promised across sources.
     RepeatableRead,
-    /// The same of read committed.
+    /// The same for read committed.
     ReadCommitted,
 }
 
-/// What a source is, as far as transactions go (`protocol-pitfalls` §7).
+/// The kind of a source, as far as transactions are concerned (`protocol-pitfalls` §7).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Kind {
-    /// PostgreSQL: any error ends the transaction; prepared transactions belong to no session and keep all
-    /// their locks over a crash.
+    /// PostgreSQL: any error ends the transaction. Prepared transactions belong to no session, and
+    /// keep all their locks over a crash.
     Postgres,
-    /// MariaDB or MySQL: a session with a prepared branch is busy with it until it ends; a crash, and the end of
-    /// the session, drop every lock except those on modified rows, and branches that only read (G3, G4).
+    /// MariaDB or MySQL: a session with a prepared branch is occupied until the branch ends. A
+    /// crash, and the end of the session, drop all locks except those on modified rows, and drop
+    /// branches that only read (G3, G4).
     MariaDb,
 }
 
 impl Kind {
-    /// A crash of the source, or of its agent, drops locks of prepared branches.
+    /// True if a crash of the source or of its agent drops locks of prepared branches.
     #[must_use]
     pub fn forgets_locks(self) -> bool {
         match self {
@@ -126,30 +131,33 @@ impl Kind {
     }
 }
 
-/// One incarnation of a source and of the agent in front of it. Locks taken in one may be gone in the next (G3).
+/// One incarnation of a source together with its agent. Locks taken in one may be lost in the next
+/// (G3).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Fence {
-    /// The agent's incarnation: any number that is new each time it starts.
+    /// The agent's incarnation: a number that is new at each start.
     pub agent: u64,
-    /// The source's: what it reports of its start.
+    /// The source's incarnation: a value that it reports about its start.
     pub source: u64,
 }
 
 /// What a branch does after its statements.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Then {
-    /// It waits for more.
+    /// It waits for more statements.
     Wait,
-    /// The agent prepares it by itself (GeoTP §IV-A), and the statements and the prepare may go to the source as one query batch.
+    /// The agent prepares it without a request (GeoTP §IV-A). The statements and the prepare may go
+    /// to the source as one query batch.
     Prepare,
-    /// It is the only branch: commit, in the same query batch if the source allows.
+    /// It is the only branch: commit, in the same query batch if the source allows it.
     Commit,
 }
 
 /// Why a branch cannot commit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Reason {
-    /// The source chose it as the victim of a deadlock; or its middleware did, across sources.
+    /// It was the victim of a deadlock, chosen by the source, or by its middleware if the deadlock
+    /// spans sources.
     Deadlock,
     /// It waited too long for a lock.
     LockTimeout,
@@ -159,34 +167,34 @@ pub enum Reason {
     Statement,
     /// The connection to the source broke while it was open.
     Connection,
-    /// The source answered `PREPARE` with something else, such as PostgreSQL's tag `ROLLBACK`.
+    /// The source did not prepare, as with PostgreSQL's tag `ROLLBACK`.
     Unprepared,
-    /// The source, or its agent, started again: its locks may be gone (G3).
+    /// The source or its agent restarted: locks may be lost (G3).
     Restarted,
     /// A branch at another source failed.
     Peer,
-    /// Its middleware is gone, or in a later incarnation (G6).
+    /// Its middleware is gone, or has a later incarnation (G6).
     Master,
-    /// It was ended before this came (G5).
+    /// It was ended before this message arrived (G5).
     Ended,
-    /// The agent does not know it: it was lost when something started again.
+    /// The agent does not know it: it was lost in a restart.
     Unknown,
     /// No answer for too long.
     Timeout,
-    /// Hot records: it was held back too often (GeoTP §IV-C).
+    /// It was held back too often because of hot records (GeoTP §IV-C).
     Refused,
-    /// The session asked for it.
+    /// The session requested the rollback.
     Session,
-    /// A statement came after the one that was marked as the last.
+    /// A statement arrived after the one that was marked as the last.
     Marked,
 }
 
-/// A failure, with the source's own words if it said any.
+/// A failure, with the source's own error if there is one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure<W: Work> {
-    /// What kind it is.
+    /// The kind of failure.
     pub reason: Reason,
-    /// What the source said.
+    /// The source's error.
     pub fault: Option<W::Fault>,
 }
 
@@ -196,116 +204,119 @@ impl<W: Work> From<Reason> for Failure<W> {
     }
 }
 
-/// What one source has to do in one round of a transaction.
+/// One source's part of one round of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Part<W: Work> {
-    /// In this order.
+    /// The statements, in order.
     pub statements: Vec<W::Statement>,
-    /// Records that they touch, as far as that is known: the hotspot footprint.
+    /// The records that they access, as far as known: the hotspot footprint.
     pub records: Vec<Key>,
-    /// Some of them write.
+    /// True if some of them write.
     pub writes: bool,
 }
 
 /// What a branch does with its savepoints before the statements of a round.
 ///
-/// Sessions number the savepoints of a transaction from 1, and use no number twice. A branch has a savepoint of its own
-/// only where statements run between two savepoints of its session, and names it by the later one.
+/// Sessions number the savepoints of a transaction from 1, and never use a number twice. A branch
+/// has a savepoint of its own only where statements run between two savepoints of its session, and
+/// gives it the number of the later one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Mark {
-    /// Go back to this one: what the branch did since is undone. It keeps its locks, and is no longer failed.
+    /// Roll back to this savepoint: later changes of the branch are undone. The branch keeps its
+    /// locks and is no longer failed.
     Back(u32),
-    /// Forget this one and those after it; what was done since stays.
+    /// Release this savepoint and those after it; changes since then remain.
     Release(u32),
-    /// Set it.
+    /// Set this savepoint.
     Set(u32),
 }
 
-/// What is known of the rounds that follow.
+/// What is known about later rounds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Last {
     /// Nothing.
     No,
-    /// The client marked it as the last, and will say whether to commit.
+    /// The client marked this round as the last, and will say whether to commit.
     Marked,
-    /// The client has asked to commit, in the same query batch.
+    /// The client has asked to commit in the same query batch.
     Commit,
 }
 
 /// From a middleware to an agent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ToAgent<W: Work> {
-    /// The middleware has started: what it left unprepared in earlier incarnations is rolled back, and what it left
-    /// prepared is reported.
+    /// The middleware has started. The agent rolls back its unprepared branches of earlier
+    /// incarnations, and reports the prepared ones.
     Attach {
         /// Its incarnation.
         epoch: u64,
     },
-    /// A measurement, and a sign of life.
+    /// Measures the round trip, and shows that the middleware is alive.
     Ping {
         /// Its incarnation.
         epoch: u64,
-        /// When it was sent, by its own time; comes back as it is.
+        /// When it was sent, by the middleware's own time; returned unchanged.
         sent: Time,
-        /// Every transaction of this incarnation with a smaller number has ended everywhere.
+        /// All transactions of this incarnation with a smaller number have ended everywhere.
         oldest: u64,
     },
     /// Statements of one round.
     Execute {
-        /// Of which transaction.
+        /// The transaction.
         xid: Xid,
-        /// The round at this source, from 0.
+        /// The number of the round at this source, from 0.
         round: u32,
-        /// The incarnation of the agent that this was first sent to. Another one cannot know whether it was executed already.
+        /// The incarnation of the agent to which this was first sent. Another incarnation cannot
+        /// know whether it was executed already.
         life: u64,
-        /// Other sources of the transaction, as far as they are known.
+        /// The other sources of the transaction, as far as they are known.
         peers: Vec<NodeId>,
-        /// For the first round.
+        /// The isolation level, used in the first round.
         isolation: Isolation,
-        /// What is done with savepoints first, in this order.
+        /// Actions on savepoints, which come first, in this order.
         marks: Vec<Mark>,
-        /// In this order. None: only savepoints and what follows are wanted.
+        /// The statements, in order. Empty if the request is only about savepoints and `then`.
         statements: Vec<W::Statement>,
-        /// Some of them write.
+        /// True if some of them write.
         writes: bool,
         /// What follows them.
         then: Then,
     },
-    /// The first statements here of a transaction whose session has committed others before: they run when this source
-    /// has committed those, so that the session sees its own writes.
+    /// The first statements here of a transaction whose session has committed others before. They
+    /// run once this source has committed those, so that the session sees its own writes.
     After {
-        /// What its session has committed, and this source has not acknowledged.
+        /// Transactions that the session has committed and this source has not acknowledged.
         earlier: Vec<Xid>,
-        /// [`ToAgent::Execute`].
+        /// The [`ToAgent::Execute`] message.
         order: Box<ToAgent<W>>,
     },
-    /// Prepare: the round before was the last, or did not touch this source.
+    /// Prepare: the previous round was the last, or did not involve this source.
     Prepare {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
         /// Its other sources.
         peers: Vec<NodeId>,
     },
-    /// Commit: the decision is durable; or it is the only branch.
+    /// Commit: the decision is durable, or this is the only branch.
     Commit {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
-        /// The commit timestamp; for an only branch, the least that it may be.
+        /// The commit timestamp; for an only branch, its lower bound.
         at: Timestamp,
-        /// It is the only branch, and not prepared.
+        /// True if it is the only branch, and not prepared.
         one_phase: bool,
     },
     /// Roll back.
     Rollback {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
     },
-    /// Interrupt what the branch runs; whatever comes of that is answered as always.
+    /// Interrupt the running statement of the branch. Its result is reported as always.
     Interrupt {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
     },
-    /// Which branches of this middleware are prepared at the source?
+    /// Asks which branches of this middleware are prepared at the source.
     Scan {
         /// Its incarnation.
         epoch: u64,
@@ -315,376 +326,380 @@ pub enum ToAgent<W: Work> {
 /// From an agent to a middleware.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FromAgent<W: Work> {
-    /// To `Attach`: from now on nothing of an earlier incarnation will prepare here.
+    /// Answers `Attach`: from now on no branch of an earlier incarnation will prepare here.
     Attached {
-        /// Which incarnation it attached to.
+        /// The middleware's incarnation.
         epoch: u64,
-        /// Which incarnation this is here.
+        /// The incarnations of source and agent.
         fence: Fence,
     },
-    /// To `Ping`.
+    /// Answers `Ping`.
     Pong {
-        /// As in the ping.
+        /// The time from the ping.
         sent: Time,
-        /// Which incarnation this is here.
+        /// The incarnations of source and agent.
         fence: Fence,
-        /// The agent knows this incarnation of the middleware. If not, it wants `Attach`.
+        /// True if the agent knows this incarnation of the middleware. Otherwise it needs `Attach`.
         is_attached: bool,
     },
-    /// The statements of a round are done; what was to follow them is reported by itself.
+    /// The statements of a round have been executed. The result of a following prepare or commit is
+    /// reported separately.
     Answered {
-        /// Of which transaction.
+        /// The transaction.
         xid: Xid,
-        /// Which round.
+        /// The round.
         round: u32,
         /// One for each statement.
         answers: Vec<W::Answer>,
-        /// Which incarnation they were executed in.
+        /// The incarnations in which they were executed.
         fence: Fence,
-        /// How long it took here (LEL of GeoTP §IV-C).
+        /// The local execution time (LEL of GeoTP §IV-C).
         took: Duration,
     },
-    /// A statement failed, alone: the transaction goes on at this source.
+    /// A single statement failed, and the transaction continues at this source.
     StatementFailed {
-        /// Of which transaction.
+        /// The transaction.
         xid: Xid,
-        /// Which round.
+        /// The round.
         round: u32,
-        /// Which of its statements.
+        /// The number of the statement.
         statement: u32,
-        /// How.
+        /// The failure.
         failure: Failure<W>,
     },
-    /// The branch failed, and is rolled back. With early abort, its peers have been told.
+    /// The branch failed and is rolled back. With early abort, its peers have been informed.
     Failed {
-        /// Of which transaction.
+        /// The transaction.
         xid: Xid,
-        /// How.
+        /// The failure.
         failure: Failure<W>,
     },
-    /// The branch can only commit, or be rolled back on order.
+    /// The branch can only commit, or be rolled back on request.
     Prepared {
-        /// Of which transaction.
+        /// The transaction.
         xid: Xid,
-        /// Which incarnation it was executed and prepared in.
+        /// The incarnations in which it was executed and prepared.
         fence: Fence,
-        /// It changed something.
+        /// True if it changed something.
         wrote: bool,
         /// The commit timestamp must be above this.
         floor: Timestamp,
     },
-    /// The branch has committed, or had, or had nothing to commit.
+    /// The branch has committed, now or earlier, or had nothing to commit.
     Committed {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
-        /// When, if it was the only branch.
+        /// The commit timestamp, if it was the only branch.
         at: Timestamp,
     },
-    /// The only branch did not say whether it committed: the connection broke.
+    /// The outcome of an only branch is unknown, because the connection broke.
     Lost {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
     },
-    /// Nothing is left of the branch.
+    /// The branch is rolled back, or never existed.
     RolledBack {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
     },
-    /// To `Scan`: one or several, each with some of the branches.
+    /// Answers `Scan`, in one or several messages with some of the branches each.
     Scanned {
-        /// As in the request.
+        /// The incarnation from the request.
         epoch: u64,
         /// Prepared branches of this middleware.
         prepared: Vec<Xid>,
     },
-    /// Unasked: who waits for whom at this source now, all that is known, in one or several messages. Sent to the
-    /// middlewares of those, and once more when it is nobody of theirs.
+    /// Without a request: the current waits at this source, in one or several messages. Sent to the
+    /// middlewares of the waiting transactions, and once more when none of theirs waits.
     Waits {
-        /// The look at the source that this was seen in. What an earlier look saw is no longer so. From 1.
+        /// The number of the look at the source, from 1. Results of earlier looks are not valid any
+        /// more.
         look: u64,
-        /// Some of what it saw.
+        /// Some of the waits seen in this look.
         waits: Vec<Wait>,
     },
 }
 
-/// A branch waits at a source for a lock that another holds, or waits for before it.
+/// A branch waits at a source for a lock that another one holds, or requested before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Wait {
-    /// Who waits.
+    /// The waiting transaction.
     pub waiter: Xid,
-    /// For whom.
+    /// The transaction for which it waits.
     pub holder: Xid,
 }
 
-/// From an agent to another: early abort (GeoTP §IV-A).
+/// From one agent to another: early abort (GeoTP §IV-A).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerRollback {
     /// The transaction that failed at the sender.
     pub xid: Xid,
 }
 
-/// From an agent to the source that it stands in front of. One at a time for each transaction, except `Rollback`,
+/// From an agent to its source. At most one is pending for each transaction, except `Rollback`,
 /// which interrupts whatever runs (a cancel request, `KILL QUERY`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ToSource<W: Work> {
-    /// Run statements in the branch's session; with `begin`, open one first. `End::Prepare` and `End::Commit` may go
-    /// in the same query batch, and must not be reached if a statement fails.
+    /// Run statements in the branch's session; with `begin`, open a session first. A following
+    /// prepare or commit may be in the same query batch, and must not be executed if a statement
+    /// fails.
     Run {
-        /// Of which transaction.
+        /// The transaction.
         xid: Xid,
-        /// Open a session and begin.
+        /// Open a session and begin, with this isolation level.
         begin: Option<Isolation>,
-        /// What is done with savepoints first, in this order.
+        /// Actions on savepoints, which come first, in this order.
         marks: Vec<Mark>,
-        /// In this order.
+        /// The statements, in order.
         statements: Vec<W::Statement>,
-        /// What follows.
+        /// What follows them.
         then: Then,
-        /// Some statements of the branch so far write.
+        /// True if some statement of the branch so far writes.
         wrote: bool,
     },
     /// Prepare the branch in its session.
     Prepare {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
-        /// It changed something.
+        /// True if it changed something.
         wrote: bool,
     },
     /// Commit a prepared branch: in its session, or in any if it has none any more.
     CommitPrepared {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
         /// The commit timestamp.
         at: Timestamp,
     },
     /// Commit the branch in its session, unprepared.
     CommitOnePhase {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
-        /// The least commit timestamp.
+        /// The lower bound of the commit timestamp.
         at: Timestamp,
     },
-    /// Roll the branch back, whatever it is doing, prepared or not; close its session if it is in doubt.
+    /// Roll the branch back in any state, prepared or not. Close its session if its state is in
+    /// doubt.
     Rollback {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
     },
-    /// Interrupt the statement that the branch runs, if it does.
+    /// Interrupt the statement that the branch runs, if there is one.
     Interrupt {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
     },
-    /// Name the prepared branches, of every middleware. A branch whose owner session may still be at work must be
-    /// waited for, or its session ended, first (G4, G6).
+    /// List the prepared branches of every middleware. If the session that prepared a branch may
+    /// still be active, wait for it or end it first (G4, G6).
     List,
 }
 
-/// What a driver tells an agent.
+/// The driver's messages to an agent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FromSource<W: Work> {
-    /// The source can be reached, and this is what it reports of its start.
+    /// The source is reachable, and reports its start.
     Up {
-        /// Changes when it starts again.
+        /// A value that changes when the source restarts.
         start: u64,
     },
-    /// It cannot: every session is lost.
+    /// The source is not reachable: every session is lost.
     Down,
-    /// The statements have been executed. `Prepared` or `Committed` follow if they were asked for.
+    /// The statements have been executed. `Prepared` or `Committed` follows, if requested.
     Ran {
-        /// Of which transaction.
+        /// The transaction.
         xid: Xid,
         /// One for each statement.
         answers: Vec<W::Answer>,
     },
     /// A statement failed.
     RunFailed {
-        /// Of which transaction.
+        /// The transaction.
         xid: Xid,
-        /// Which of them.
+        /// The number of the statement.
         statement: u32,
-        /// How.
+        /// The failure.
         failure: Failure<W>,
-        /// The transaction at the source can go on: at MariaDB after most errors; at PostgreSQL if the branch has a
-        /// savepoint, to which it must go back first.
+        /// True if the transaction can continue at the source: at MariaDB after most errors; at
+        /// PostgreSQL if the branch has a savepoint, to which it must roll back first.
         goes_on: bool,
     },
-    /// Prepared, durably.
+    /// Prepared and durable.
     Prepared {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
         /// The commit timestamp must be above this.
         floor: Timestamp,
     },
-    /// The source refused to prepare or to commit, and has rolled back: it said so.
+    /// The source refused to prepare or to commit, and has reported a rollback.
     Refused {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
-        /// How.
+        /// The failure.
         failure: Failure<W>,
     },
-    /// Committed, durably.
+    /// Committed and durable.
     Committed {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
-        /// When.
+        /// The commit timestamp.
         at: Timestamp,
     },
-    /// Rolled back, or there was nothing to.
+    /// Rolled back, or there was nothing to roll back.
     RolledBack {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
     },
     /// There is no such prepared branch, and no session that may still own it.
     Gone {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
     },
-    /// The branch's session broke; whether what it was doing took place is not known.
+    /// The branch's session broke, and it is not known whether its last command took effect.
     SessionLost {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
     },
-    /// To `List`.
+    /// Answers `List`.
     Listed {
-        /// Names of prepared branches that are ours.
+        /// Prepared branches whose names have our form.
         prepared: Vec<Xid>,
     },
-    /// Unasked, when it has changed: who waits for whom, as far as both are ours.
+    /// Without a request, when it has changed: the waits between our branches.
     Waits {
-        /// All of them.
+        /// All waits.
         waits: Vec<Wait>,
     },
 }
 
-/// What a middleware must remember.
+/// Durable records of a middleware.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
     /// It has begun this incarnation.
     Epoch(u64),
     /// The decision to commit. Without one, a transaction of an earlier incarnation is aborted.
     Commit {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
-        /// What its client calls it.
+        /// The client's name for it.
         label: Option<TxnId>,
         /// The commit timestamp.
         at: Timestamp,
-        /// Its branches, and which of them wrote (G4).
+        /// Its branches, each with whether it wrote (G4).
         branches: BTreeMap<NodeId, bool>,
     },
     /// Every branch of it has committed.
     Ended(Xid),
 }
 
-/// What a middleware wants done, in this order.
+/// The effects that a middleware requests, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect<W: Work> {
     /// Send to the agent of a source.
     Send {
-        /// Of which source.
+        /// The source.
         to: NodeId,
-        /// What.
+        /// The message.
         msg: ToAgent<W>,
     },
-    /// To the session: what a round returned.
+    /// For the session: the results of a round.
     Answers {
-        /// Of which transaction.
+        /// The transaction.
         xid: Xid,
-        /// By source.
+        /// The answers, by source.
         answers: BTreeMap<NodeId, Vec<W::Answer>>,
     },
-    /// To the session: a statement failed, and the transaction goes on.
+    /// For the session: a statement failed, and the transaction continues.
     StatementFailed {
-        /// Of which transaction.
+        /// The transaction.
         xid: Xid,
-        /// Where.
+        /// The source.
         source: NodeId,
-        /// Which statement of the round's part there.
+        /// The number of the statement in the round's part at that source.
         statement: u32,
-        /// How.
+        /// The failure.
         failure: Failure<W>,
     },
-    /// To the session: the transaction's outcome.
+    /// For the session: the transaction's outcome.
     Finished {
-        /// Which transaction.
+        /// The transaction.
         xid: Xid,
-        /// What its client calls it.
+        /// The client's name for it.
         label: Option<TxnId>,
-        /// Committed only if it is durable and every branch can only commit.
+        /// The outcome. It is a commit only if that is durable and every branch can only commit.
         outcome: Outcome,
-        /// Where it failed, and how.
+        /// The source that failed, and its failure.
         failure: Option<(NodeId, Failure<W>)>,
-        /// Which way it took.
+        /// The path of the transaction.
         path: &'static str,
     },
-    /// Make a record durable, after all before it.
+    /// Make a record durable, after all earlier ones.
     Persist {
-        /// Reported when it is.
+        /// The ticket that is reported when it is durable.
         ticket: Ticket,
-        /// What.
+        /// The record.
         record: Record,
     },
-    /// Let these records replace all persisted before.
+    /// Replace all earlier records by these.
     Checkpoint {
-        /// Reported when it is done.
+        /// The ticket that is reported when it is done.
         ticket: Ticket,
-        /// What to remember instead.
+        /// The records.
         records: Vec<Record>,
     },
     /// Set a timer, or move it.
     SetTimer(Timer, Time),
     /// Stop a timer.
     CancelTimer(Timer),
-    /// Something rare.
+    /// Count a rare event.
     Note(Note),
 }
 
 /// Timers of a middleware.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// Measure, and tell agents that this middleware lives.
+    /// Measure round trips, and show agents that this middleware is alive.
     Ping,
-    /// Look for branches that nobody ended.
+    /// Look for prepared branches that were not ended.
     Scan,
-    /// Statements whose start was postponed (O2).
+    /// Start statements that were postponed (O2).
     Start(Xid, NodeId),
-    /// A transaction that was held back (O3).
+    /// Reconsider a transaction that was held back (O3).
     Admit(Xid),
-    /// Nobody answered for a while.
+    /// Repeat requests that were not answered in time.
     Resend(Xid),
 }
 
-/// What an agent wants done, in this order.
+/// The effects that an agent requests, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AgentEffect<W: Work> {
-    /// Answer a middleware.
+    /// Send a message to a middleware.
     Send {
-        /// Which.
+        /// The middleware.
         to: NodeId,
-        /// What.
+        /// The message.
         msg: FromAgent<W>,
     },
-    /// Tell another source's agent.
+    /// Send a message to another source's agent.
     Peer {
-        /// Of which source.
+        /// The source.
         to: NodeId,
-        /// What.
+        /// The message.
         msg: PeerRollback,
     },
-    /// Tell the source.
+    /// Send a command to the source.
     Source(ToSource<W>),
     /// Set a timer, or move it.
     SetTimer(AgentTimer, Time),
-    /// Something rare.
+    /// Count a rare event.
     Note(Note),
 }
 
 /// Timers of an agent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum AgentTimer {
-    /// Look for middlewares that fell silent.
+    /// Look for middlewares that have been silent for too long.
     Sweep,
-    /// Transactions may run again.
+    /// The quarantine is over.
     Open,
 }
 
@@ -693,29 +708,29 @@ pub enum AgentTimer {
 pub enum Note {
     /// A branch was prepared by its agent.
     DecentralizedPrepare,
-    /// Statements were held back until those of a farther source were under way (O2, O3).
+    /// Statements were postponed until those of a farther source had started (O2, O3).
     Postponed,
     /// A transaction on hot records was held back (O3).
     HeldBack,
     /// A transaction on hot records was refused (O3).
     Refused,
-    /// An agent told its peers of a failure.
+    /// An agent informed its peers of a failure.
     EarlyAbort,
-    /// A branch was ended before its statements came.
+    /// A branch was ended before its statements arrived.
     Tombstone,
-    /// Statements came for a branch that had been ended.
+    /// Statements arrived for a branch that had been ended.
     LateStatements,
-    /// A message came from an earlier incarnation of a middleware.
+    /// A message arrived from an earlier incarnation of a middleware.
     OldEpoch,
-    /// A middleware fell silent, and its unprepared branches were rolled back.
+    /// A middleware was silent for too long, and its unprepared branches were rolled back.
     MasterLost,
-    /// A prepared branch was found that nobody had ended.
+    /// A prepared branch was found that had not been ended.
     Orphan,
-    /// A decision waited for news of a source whose locks may be gone.
+    /// A decision waited for a message of a source whose locks may be lost.
     FenceAsked,
-    /// Locks were gone before the decision.
+    /// Locks were lost before the decision.
     FenceBroken,
-    /// Statements waited until their source had committed what their session had committed before.
+    /// Statements waited until their source had committed earlier transactions of their session.
     OwnCommitAwaited,
     /// A branch went back to a savepoint.
     WentBack,
@@ -727,15 +742,15 @@ pub enum Note {
     Deadlock,
     /// A deadlock across sources.
     GlobalDeadlock,
-    /// A lock was waited for too long.
+    /// A transaction waited too long for a lock.
     LockTimeout,
-    /// Nobody can tell what became of a transaction.
+    /// The outcome of a transaction cannot be found out.
     Unknowable,
-    /// The log was replaced by what still matters.
+    /// The log was replaced by the records that are still needed.
     Checkpoint,
 }
 
-/// The io between a machine and its host, for one step.
+/// The I/O of a machine for one step.
 #[derive(Debug)]
 pub struct Io<'a, E> {
     /// Monotonic time.
@@ -744,7 +759,7 @@ pub struct Io<'a, E> {
     pub clock: Timestamp,
     /// The machine's own random stream.
     pub rng: &'a mut Rng,
-    /// What comes of the step, in order.
+    /// The effects of the step, in order.
     pub effects: &'a mut Vec<E>,
 }
 

@@ -1,8 +1,9 @@
-//! Deadlocks across sources: each source looks for cycles among those that wait there, and nobody but their middleware sees
-//! those that close over several.
+//! Deadlocks across sources. Each source looks for cycles among the transactions that wait there,
+//! but only the middleware can see cycles that span several sources.
 //!
-//! Agents report who waits for whom at their sources. Locks are held until their transaction ends, so as long as both
-//! ends of a reported wait are open, it still holds: a cycle of such waits is a deadlock, however old the reports are.
+//! Agents report the waits at their sources. Locks are held until their transaction ends. So while
+//! both transactions of a reported wait are open, the wait still exists, and a cycle of such waits
+//! is a deadlock, however old the reports are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,8 @@ pub fn cycle(waits: &[Wait]) -> Option<Vec<Xid>> {
     for wait in waits {
         holders.entry(wait.waiter).or_default().insert(wait.holder);
     }
-    // Who waits for nobody is in no cycle, and neither is who waits only for such.
+    // A transaction that waits for none is in no cycle, and neither is one that waits only for such
+    // transactions.
     loop {
         let before = holders.len();
         let waiting: BTreeSet<Xid> = holders.keys().copied().collect();
@@ -27,7 +29,7 @@ pub fn cycle(waits: &[Wait]) -> Option<Vec<Xid>> {
             break;
         }
     }
-    // From anyone that is left, a walk comes back to where it has been.
+    // From any remaining transaction, a walk returns to a transaction that it has visited.
     let mut walk: Vec<Xid> = Vec::new();
     let mut at = holders.keys().next().copied()?;
     loop {
@@ -66,7 +68,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each of a cycle waits for the next; and where none is found, transactions can end one after the other.
+        /// Each transaction of a cycle waits for the next. If no cycle is found, the transactions
+        /// can end one after the other.
         #[test]
         fn a_cycle_is_one_and_none_is_overlooked(of in prop::collection::vec((0..8_u64, 0..8_u64), 0..20)) {
             let of: Vec<_> = of.into_iter().filter(|(waiter, holder)| waiter != holder).collect();

@@ -1,5 +1,5 @@
-//! What is known of hot records: how long transactions take for them and how many of those get through
-//! (GeoTP §IV-C), bounded by forgetting the record that was used least recently.
+//! Statistics of hot records: how long transactions take on them, and how many of those commit
+//! (GeoTP §IV-C). The table is bounded: it forgets the record that was used least recently.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,18 +11,18 @@ use orthodrome_core::txn::Key;
 /// A record of a source.
 pub type SourceKey = (NodeId, Key);
 
-/// What is kept of one record; names as in the paper.
+/// The statistics of one record; names as in the paper.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct HotRecord {
-    /// `w_lat`: weighted average latency of what touches it, in nanoseconds.
+    /// `w_lat`: weighted average latency of statements that access it, in nanoseconds.
     pub latency_ns: u64,
     /// `t_cnt`: transactions that accessed it and have ended.
     pub ended: u64,
-    /// `c_cnt`: of those, the ones that committed.
+    /// `c_cnt`: the number of those that committed.
     pub committed: u64,
     /// `a_cnt`: transactions that are accessing it.
     pub active: u64,
-    /// When it was last used, by this table's own count.
+    /// When it was last used, by the table's own counter.
     used: u64,
 }
 
@@ -30,18 +30,19 @@ pub struct HotRecord {
 #[derive(Clone, Debug)]
 pub struct Hotspots {
     records: BTreeMap<SourceKey, HotRecord>,
-    /// By last use, for forgetting.
+    /// Records by last use.
     order: BTreeSet<(u64, SourceKey)>,
     uses: u64,
     capacity: usize,
-    /// α of Eq. 4, in per cent: how much of the old average stays.
+    /// α of Eq. 4, in per cent: the weight of the old average.
     keep_percent: u64,
 }
 
-/// A probability of one, in the fixed point of this module.
+/// The probability 1, in the fixed point of this module.
 const ONE: u64 = 1 << 32;
 
-/// When both counters of a record reach this they are halved, so that what happened long ago counts less and less.
+/// When both counters of a record reach this, they are halved, so that old events count less and
+/// less.
 const MEMORY: u64 = 256;
 
 impl Hotspots {
@@ -57,13 +58,13 @@ impl Hotspots {
         }
     }
 
-    /// What is known of a record.
+    /// The statistics of a record.
     #[must_use]
     pub fn get(&self, key: &SourceKey) -> Option<&HotRecord> {
         self.records.get(key)
     }
 
-    /// The hottest records: those with the most transactions on them, then with the longest latency.
+    /// The hottest records: most active transactions first, then longest latency.
     #[must_use]
     pub fn hottest(&self, count: usize) -> Vec<(SourceKey, HotRecord)> {
         let mut all: Vec<_> =
@@ -73,19 +74,19 @@ impl Hotspots {
         all
     }
 
-    /// How many records are kept.
+    /// The number of records.
     #[must_use]
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// True if none is.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// Transactions that are on some record: zero when none is under way.
+    /// The number of active transactions on records: zero when none is pending.
     #[must_use]
     pub fn active(&self) -> u64 {
         self.records.values().map(|record| record.active).sum()
@@ -105,15 +106,16 @@ impl Hotspots {
         record
     }
 
-    /// Forgets the record that was used least recently. One that transactions are on has been used by them, so in a
-    /// table larger than what is under way it is not the oldest; were it, its count would start again from zero.
+    /// Forgets the record that was used least recently. A record with active transactions has been
+    /// used by them, so it is not the oldest if the table is larger than the number of pending
+    /// accesses. If it were, its counters would start again from zero.
     fn evict(&mut self) {
         if let Some((_, key)) = self.order.pop_first() {
             self.records.remove(&key);
         }
     }
 
-    /// Statements that touch these records have been sent.
+    /// Statements that access these records have been sent.
     pub fn enter<'a>(&mut self, keys: impl Iterator<Item = &'a SourceKey>) {
         for key in keys {
             let record = self.touch(key);
@@ -121,7 +123,7 @@ impl Hotspots {
         }
     }
 
-    /// The statements of one source took so long there: Eq. 4.
+    /// Stores how long the statements took at their source: Eq. 4.
     pub fn measured(&mut self, keys: &[SourceKey], took: Duration) {
         let took = nanos(took);
         let sum: u64 = keys
@@ -132,7 +134,7 @@ impl Hotspots {
         let count = keys.len().max(1) as u64;
         let keep = self.keep_percent;
         for key in keys {
-            // Of records of which nothing is known yet, each has an equal share: the weight of Eq. 4 would be 0/0, and 0 for ever.
+            // New records get equal shares: the weight of Eq. 4 would be 0/0, and 0 for ever.
             let Some(record) = self.records.get_mut(key) else { continue };
             let share = if sum == 0 || record.latency_ns == 0 {
                 took / count
@@ -150,7 +152,7 @@ impl Hotspots {
         }
     }
 
-    /// A transaction that touched these records has ended.
+    /// A transaction that accessed these records has ended.
     pub fn leave<'a>(&mut self, keys: impl Iterator<Item = &'a SourceKey>, is_committed: bool) {
         for key in keys {
             let Some(record) = self.records.get_mut(key) else { continue };
@@ -164,14 +166,15 @@ impl Hotspots {
         }
     }
 
-    /// The forecast local execution latency of statements that touch these records: Eq. 5.
+    /// The predicted local execution latency of statements that access these records: Eq. 5.
     #[must_use]
     pub fn forecast<'a>(&self, keys: impl Iterator<Item = &'a SourceKey>) -> Duration {
         let known = keys.filter_map(|key| self.records.get(key));
         Duration::from_nanos(known.map(|record| record.latency_ns).fold(0, u64::saturating_add))
     }
 
-    /// The probability that a transaction on these records gets all its locks, one minus Eq. 9, in units of 2^-32.
+    /// The probability that a transaction on these records gets all its locks, one minus Eq. 9, in
+    /// units of 2^-32.
     fn passes<'a>(&self, keys: impl Iterator<Item = &'a SourceKey>) -> u64 {
         let mut probability = ONE;
         for record in keys.filter_map(|key| self.records.get(key)) {
@@ -179,7 +182,8 @@ impl Hotspots {
                 continue;
             }
             let one = record.committed.saturating_mul(ONE) / record.ended;
-            // `active` does not count the transaction itself yet: it is the queue before it, with whoever holds the record.
+            // `active` does not include the transaction itself yet: it is the queue before it, with
+            // the holder of the record.
             let mut power = record.active.saturating_sub(1).min(1_000);
             while power > 0 && probability > 0 {
                 probability =
@@ -223,7 +227,7 @@ mod tests {
         records.enter(both.iter());
         records.measured(&both, ms(100));
         assert_eq!(records.forecast(both.iter()), ms(100));
-        // Alone, `a` turns out to be what takes long.
+        // By itself, `a` turns out to be slow.
         for _ in 0..30 {
             records.measured(&both[..1], ms(90));
         }
@@ -244,7 +248,7 @@ mod tests {
             records.enter(hot.iter());
             records.leave(hot.iter(), committed);
         }
-        // Nobody is on it, and one: max(a_cnt - 1, 0) is 0.
+        // Without and with one active transaction, max(a_cnt - 1, 0) is 0.
         assert_eq!(records.abort_permille(hot.iter()), 0);
         records.enter(hot.iter());
         assert_eq!(records.abort_permille(hot.iter()), 0);
@@ -270,7 +274,7 @@ mod tests {
         }
         assert_eq!(records.len(), 2);
         assert!(records.get(&key("b")).is_none() && records.get(&key("a")).is_some());
-        // Of what was forgotten nothing is known, and nothing breaks.
+        // A forgotten record has no statistics, and nothing fails.
         records.leave([key("b")].iter(), true);
         records.measured(&[key("b")], ms(5));
         assert_eq!(records.forecast([key("b")].iter()), Duration::ZERO);

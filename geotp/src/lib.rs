@@ -1,6 +1,6 @@
-//! Transactions across the PostgreSQL and MariaDB servers that somebody already has, after GeoTP
-//! (Zhuang et al., "GeoTP: Latency-aware Geo-Distributed Transaction Processing in Database
-//! Middlewares", extended version 2025). Pure: no clock, no I/O, no threads.
+//! Transactions across existing PostgreSQL and MariaDB servers, after GeoTP (Zhuang et al., "GeoTP:
+//! Latency-aware Geo-Distributed Transaction Processing in Database Middlewares", extended version
+//! 2025). Pure: no clock, no I/O, no threads.
 
 pub mod agent;
 pub mod contract;

@@ -1,5 +1,5 @@
-//! When the statements of each source start, so that locks are held no longer than they must
-//! (GeoTP §IV-B, Eq. 3; with forecasts §IV-C, Eq. 8), and how far away each source is.
+//! Decides when the statements for each source start, so that locks are held as briefly as possible
+//! (GeoTP §IV-B, Eq. 3; with forecasts §IV-C, Eq. 8); and keeps the average round trips.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub struct Average {
 }
 
 impl Average {
-    /// One more measurement, which counts for `weight_percent` of the average.
+    /// Adds a measurement with a weight of `weight_percent`.
     pub fn add(&mut self, measured: Duration, weight_percent: u64) {
         let measured = nanos(measured);
         let weight = weight_percent.min(100);
@@ -32,8 +32,9 @@ impl Average {
     }
 }
 
-/// How long each source's statements are postponed, from the time each will take until its answer is here: the
-/// round trip, and with forecasts the local execution. The slowest starts at once; the others so that they end when it does.
+/// How long each source's statements are postponed, given the expected time until each source's
+/// answer: the round trip, and with forecasts the local execution. The slowest source starts at
+/// once, and the others so that they end together with it.
 #[must_use]
 pub fn postpone(latencies: &BTreeMap<NodeId, Duration>) -> BTreeMap<NodeId, Duration> {
     let slowest = latencies.values().max().copied().unwrap_or_default();

@@ -1,10 +1,12 @@
-//! A data source as the simulator has it: strict two-phase locking on rows, with the behaviours that were measured of
-//! PostgreSQL 15 and MariaDB 10.11 (`protocol-pitfalls` §7) where they matter to what is built on top.
+//! A data source as the simulator has it: strict two-phase locking on rows, with the behaviours
+//! that were measured of PostgreSQL 15 and MariaDB 10.11 (`protocol-pitfalls` §7) where they matter
+//! to what is built on top.
 //!
-//! - Locks are held until the transaction has ended. Waiters are served in the order in which they came; who waits in a
-//!   cycle is ended as the victim of a deadlock, and who waits too long by a time-out.
-//! - A prepared branch is durable. After a crash, PostgreSQL has all its locks again, MariaDB those of rows that it
-//!   modified; and MariaDB has forgotten branches that only read (G3, G4).
+//! - Locks are held until the transaction has ended. Waiters are served in the order in which they
+//!   came; who waits in a cycle is ended as the victim of a deadlock, and who waits too long by a
+//!   time-out.
+//! - A prepared branch is durable. After a crash, PostgreSQL has all its locks again, MariaDB those
+//!   of rows that it modified; and MariaDB has forgotten branches that only read (G3, G4).
 //! - Every start has a number of its own.
 //!
 //! Predicates are not modelled: a statement names its rows.
@@ -24,44 +26,44 @@ use crate::contract::{
     Failure, FromSource, Kind, Mark, Note, Reason, Then, ToSource, Wait, Work, Xid,
 };
 
-/// What the modelled source executes.
+/// The statements of the modelled source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Model;
 
 impl Work for Model {
     type Statement = Statement;
     type Answer = Answer;
-    /// The reason says it all.
+    /// The reason suffices.
     type Fault = ();
 }
 
 /// One statement, on one row.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Statement {
-    /// Whose it is: the writer, in versions.
+    /// The transaction: the writer in versions.
     pub txn: TxnId,
-    /// What it does.
+    /// The action.
     pub action: Action,
 }
 
-/// What a statement does.
+/// The action of a statement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     /// `SELECT … FOR SHARE`, or `FOR UPDATE`.
     Read {
         /// The row.
         key: Key,
-        /// It will be written.
+        /// True if it will be written.
         for_update: bool,
     },
     /// `UPDATE`, or `INSERT`, or `DELETE`.
     Write {
         /// The row.
         key: Key,
-        /// None deletes.
+        /// The new value; none deletes the row.
         value: Option<Value>,
     },
-    /// An update that depends on what is there, such as `SET n = n + 1`; or a read.
+    /// An update that depends on the current value, such as `SET n = n + 1`; or a read.
     Apply(Op),
 }
 
@@ -75,7 +77,7 @@ impl Action {
         }
     }
 
-    /// It changes the row.
+    /// True if it changes the row.
     #[must_use]
     pub fn writes(&self) -> bool {
         match self {
@@ -95,12 +97,12 @@ impl Action {
     }
 }
 
-/// What was there before the transaction.
+/// The value before the transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Answer {
     /// The row.
     pub key: Key,
-    /// What it held, as committed.
+    /// Its committed value.
     pub read: Read,
 }
 
@@ -109,25 +111,26 @@ pub struct Answer {
 pub struct Config {
     /// How long a statement waits for a lock.
     pub lock_timeout: Duration,
-    /// PostgreSQL looks for a cycle after so long a wait, MariaDB at once.
+    /// PostgreSQL looks for a cycle after a wait of this length, MariaDB at once.
     pub deadlock_after: Duration,
-    /// How often somebody looks who waits for whom, while anybody waits; none: nobody does.
+    /// The interval at which the agent looks at the waits, while there are any; none: never.
     pub look_every: Option<Duration>,
-    /// Records before a checkpoint.
+    /// The number of records after which a checkpoint is made.
     pub checkpoint_records: u32,
-    /// Unsafe variants, for tests.
+    /// Mutations, for tests.
     pub mutations: Mutations,
 }
 
-/// What sources do when they are not asked as the rules say. All off in any real use.
+/// Mutations: the behaviour of sources that are not used as the rules say. None is enabled in real
+/// use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mutations {
     /// G1: reads at PostgreSQL do not lock.
     pub plain_reads: bool,
     /// G2: MariaDB runs at less than SERIALIZABLE, and drops read locks when it prepares.
     pub drops_read_locks: bool,
-    /// A branch that goes back to a savepoint loses the locks that it took since, as PostgreSQL does if its driver does not
-    /// take them again.
+    /// A branch that goes back to a savepoint loses the locks that it took since, as PostgreSQL
+    /// does if its driver does not take them again.
     pub unlocks_going_back: bool,
 }
 
@@ -137,18 +140,18 @@ enum Mode {
     Exclusive,
 }
 
-/// What a source must remember.
+/// Durable records of a source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
     /// A branch is prepared.
     Prepared {
         /// Its name.
         xid: Xid,
-        /// Whose.
+        /// The transaction.
         txn: TxnId,
-        /// What it writes.
+        /// Its writes.
         writes: Writes,
-        /// What it has only read (PostgreSQL).
+        /// The keys that it only read (PostgreSQL).
         reads: Vec<Key>,
         /// The commit timestamp must be above this.
         floor: Timestamp,
@@ -157,7 +160,7 @@ pub enum Record {
     Committed {
         /// Its name.
         xid: Xid,
-        /// When.
+        /// The commit timestamp.
         at: Timestamp,
     },
     /// A prepared branch is rolled back.
@@ -165,19 +168,19 @@ pub enum Record {
         /// Its name.
         xid: Xid,
     },
-    /// A transaction commits that was not prepared.
+    /// A transaction that was not prepared commits.
     OnePhase {
-        /// Whose.
+        /// The transaction.
         txn: TxnId,
-        /// What it writes.
+        /// Its writes.
         writes: Writes,
-        /// When.
+        /// The commit timestamp.
         at: Timestamp,
     },
 }
 
 impl Record {
-    /// About how many bytes it takes.
+    /// Its approximate size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         64 + match self {
@@ -194,30 +197,30 @@ impl Record {
 /// Timers of a source.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// A lock was waited for too long.
+    /// A wait for a lock has timed out.
     Lock(Xid),
     /// Look for a cycle.
     Deadlock(Xid),
-    /// Look who waits for whom.
+    /// Look at the current waits.
     Look,
 }
 
-/// What a source wants done.
+/// The effects that a source requests.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Order {
     /// Make a record durable; tickets count from 1 in the order of these and of checkpoints.
     Persist(Record),
-    /// Make these versions durable, and let these records replace all before.
+    /// Make these versions durable, and replace all earlier records by these.
     Checkpoint(Arc<Memtable>, Vec<Record>),
     /// Set a timer.
     SetTimer(Timer, Time),
     /// Stop a timer.
     CancelTimer(Timer),
-    /// Something rare.
+    /// Count a rare event.
     Note(Note),
 }
 
-/// Where a source leaves what comes of a step.
+/// The results of a source's step.
 #[derive(Debug, Default)]
 pub struct Desk {
     /// For the agent.
@@ -279,12 +282,12 @@ pub struct Source {
     data: Store,
     locks: BTreeMap<Key, Lock>,
     sessions: BTreeMap<Xid, Session>,
-    /// What becomes true when a ticket is durable.
+    /// The branches that change state when a ticket is durable.
     pending: BTreeMap<Ticket, Xid>,
     ticket: Ticket,
     records: u32,
     checkpoint: Option<Ticket>,
-    /// Somebody looks who waits, and what the agent was told last.
+    /// Whether the agent looks at the waits, and its last report.
     is_watched: bool,
     told: Vec<Wait>,
     now: Time,
@@ -364,17 +367,17 @@ impl Source {
         for (key, value) in writes {
             self.data.put(TABLE, key, Version { timestamp: at, writer }, value);
         }
-        // Nobody reads the past.
+        // No transaction reads old versions.
         self.data.collect_below(TABLE, at);
     }
 
-    /// What it reports of its start.
+    /// The value that it reports about its start.
     #[must_use]
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// An order from the agent.
+    /// Processes a command of the agent.
     pub fn step(&mut self, order: ToSource<Model>, now: Time, desk: &mut Desk) {
         self.now = now;
         match order {
@@ -400,7 +403,7 @@ impl Source {
             ToSource::CommitPrepared { xid, at } => self.commit_prepared(xid, at, desk),
             ToSource::CommitOnePhase { xid, at } => self.commit_one_phase(xid, at, desk),
             ToSource::Rollback { xid } => self.roll_back(xid, now, desk),
-            // Callers of simulations cancel nothing that commits by itself.
+            // In simulations no client cancels a commit.
             ToSource::Interrupt { .. } => {}
             ToSource::List => {
                 let is_listed = |session: &Session| session.is_prepared;
@@ -521,7 +524,8 @@ impl Source {
         let now = self.now;
         let Some(session) = self.sessions.get_mut(&xid) else { return };
         let State::Running(statement) = session.state else { return };
-        // What it holds goes when it is told to roll back, and so does its place in a queue, unless it goes on.
+        // Its locks, and its position in a queue, are released when it is rolled back, unless it
+        // continues.
         session.state = State::Idle;
         let failure: Failure<Model> = reason.into();
         let goes_on = match self.kind {
@@ -546,7 +550,7 @@ impl Source {
         };
         session.is_prepared = true;
         if self.kind == Kind::MariaDb && session.writes.is_empty() {
-            // Nothing of it reaches the disk (G4).
+            // No part of it is written to the disk (G4).
             session.state = State::Prepared;
             let floor = session.floor;
             self.drop_read_locks(xid, desk);
@@ -636,7 +640,8 @@ impl Source {
 
     // --- Locks ---
 
-    /// True if the lock is held now. A holder alone may raise its lock; others wait behind those who came first.
+    /// True if the lock is held now. A single holder may upgrade its lock; others wait behind
+    /// earlier requests.
     fn acquire(&mut self, xid: Xid, key: &Key, mode: Mode) -> bool {
         let lock = self.locks.entry(key.clone()).or_default();
         let held = lock.holders.get(&xid).copied();
@@ -656,7 +661,7 @@ impl Source {
     fn wait(&mut self, xid: Xid, key: Key, mode: Mode, now: Time, desk: &mut Desk) {
         let lock = self.locks.entry(key.clone()).or_default();
         if lock.holders.contains_key(&xid) {
-            // Who raises a lock cannot let others pass.
+            // A lock upgrade goes before all other requests.
             lock.queue.push_front((xid, mode));
         } else {
             lock.queue.push_back((xid, mode));
@@ -681,7 +686,7 @@ impl Source {
         }
     }
 
-    /// Whom it waits for: those that hold the lock, and those that wait for it longer.
+    /// The transactions for which it waits: the holders of the lock, and earlier requests.
     fn blockers(&self, waiter: Xid) -> Vec<Xid> {
         let Some((key, mode)) =
             self.sessions.get(&waiter).and_then(|session| session.wanted.as_ref())
@@ -697,7 +702,7 @@ impl Source {
         holders.chain(before).filter(|&other| other != waiter).collect()
     }
 
-    /// Tells who waits for whom, if that has changed.
+    /// Reports the waits, if they have changed.
     fn look(&mut self, now: Time, desk: &mut Desk) {
         let of = |&waiter: &Xid| {
             let blockers = self.blockers(waiter);
@@ -714,7 +719,7 @@ impl Source {
         }
     }
 
-    /// True if somebody whom it waits for waits for it.
+    /// True if it is part of a cycle of waits.
     fn waits_in_cycle(&self, xid: Xid) -> bool {
         let mut seen = BTreeSet::new();
         let mut next = vec![xid];
@@ -734,11 +739,11 @@ impl Source {
     fn fail_waiting(&mut self, xid: Xid, reason: Reason, desk: &mut Desk) {
         desk.orders.push(Order::CancelTimer(Timer::Lock(xid)));
         desk.orders.push(Order::CancelTimer(Timer::Deadlock(xid)));
-        // It stays in the queue until it is told to roll back, which is at once.
+        // It stays in the queue until it is rolled back, which happens at once.
         self.fail(xid, reason, desk);
     }
 
-    /// Lets go of locks, and serves who waits for them.
+    /// Releases locks, and grants them to waiting transactions.
     fn release(&mut self, xid: Xid, keys: &[Key], now: Time, desk: &mut Desk) {
         for key in keys {
             let Some(lock) = self.locks.get_mut(key) else { continue };
@@ -862,7 +867,7 @@ impl Source {
         desk.orders.push(Order::Checkpoint(self.data.freeze(), records));
     }
 
-    /// What must be gone when every transaction has ended.
+    /// State that must disappear when every transaction has ended.
     #[must_use]
     pub fn leaks(&self) -> Vec<Leak> {
         let prepared = self.sessions.values().filter(|session| session.is_prepared).count();

@@ -96,7 +96,7 @@ fn catch<P: Protocol>(name: &'static str, mutation: &str, seeds: Range<u64>) {
 }
 
 #[test]
-fn unsafe_variants_are_caught() {
+fn mutations_are_caught_by_the_swarm() {
     for (mutation, within) in CAUGHT_WITHIN {
         catch::<GeoTp>(O3, mutation, 10_000..10_000 + within);
     }

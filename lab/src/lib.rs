@@ -1,5 +1,6 @@
-//! Every protocol in the simulator, by name. A simulation is generic in its protocol, so whoever runs one
-//! compiles all of it; this crate does that once, for the program and for tests alike (ADR 13).
+//! Every protocol in the simulator, by name. A simulation is generic over its protocol, so every
+//! program that runs one compiles all of it. This crate does that once, for the program and for
+//! tests (ADR 13).
 
 mod middleware;
 
@@ -22,19 +23,19 @@ use orthodrome_sim::{Options, Schedule, ScheduleError, Simulation};
 /// A protocol in the simulator.
 #[derive(Clone, Copy)]
 pub struct Subject {
-    /// What is known of it.
+    /// The protocol's row in the registry.
     pub row: &'static Row,
-    /// It runs general transactions ([`Protocol::GENERAL`]).
+    /// True if it runs general transactions ([`Protocol::GENERAL`]).
     pub is_general: bool,
-    /// Partitions have replicas ([`Protocol::REPLICATED`]).
+    /// True if partitions have replicas ([`Protocol::REPLICATED`]).
     pub is_replicated: bool,
-    /// Servers may hold shares of a region's copy ([`Protocol::SHARES`]).
+    /// True if servers may hold shares of a region's copy ([`Protocol::SHARES`]).
     pub has_shares: bool,
-    /// Servers are databases of some kind, behind a middleware.
+    /// True if its servers are databases behind a middleware.
     pub has_sources: bool,
-    /// Which, if they are.
+    /// The kinds of these databases.
     pub sources: Sources,
-    /// Its unsafe variants, by name.
+    /// The names of its mutations.
     pub mutations: &'static [&'static str],
     simulation: Simulate,
     model_under: fn(Model, &Schedule) -> Model,
@@ -52,7 +53,7 @@ type Record = fn(
     Option<HistorySink>,
 ) -> Result<ScenarioResult, SwarmError>;
 
-/// What a simulation is of, besides a cluster and a workload.
+/// The parameters of a simulation besides the cluster and the workload.
 struct Setup<'a> {
     name: &'static str,
     schedule: &'a Schedule,
@@ -76,12 +77,12 @@ pub fn find(name: &str) -> Result<Subject, UnknownProtocol> {
     registry::with(name, Find).map_err(|_| UnknownProtocol::new(name, rows()))
 }
 
-/// What is known of every protocol that can be simulated: those that servers run, and the middleware's.
+/// The rows of all protocols that can be simulated: those that servers run, and the middleware's.
 pub fn rows() -> impl Iterator<Item = &'static Row> {
     registry::rows().chain(middleware::ROWS).chain(middleware::SCALARDB_ROWS)
 }
 
-/// Those that keep their promise only while nothing fails: baselines.
+/// Baselines that keep their guarantee only while nothing fails.
 pub const NOT_ATOMIC: &[&str] = &[orthodrome_geotp::simulated::XA_LOCAL];
 
 struct Find;
@@ -135,7 +136,7 @@ fn configured<P: Protocol>(
 }
 
 impl Subject {
-    /// What the protocol claims, as the checker names it.
+    /// The protocol's claimed guarantee, as the checker names it.
     #[must_use]
     pub fn model(&self) -> Model {
         match self.row.guarantee {
@@ -144,20 +145,21 @@ impl Subject {
         }
     }
 
-    /// What its histories are held to under `schedule`, see [`promise::model_under`].
+    /// The guarantee against which its histories are checked under `schedule`, see
+    /// [`promise::model_under`].
     #[must_use]
     pub fn model_under(&self, schedule: &Schedule) -> Model {
         (self.model_under)(self.model(), schedule)
     }
 
-    /// A simulation with the settings that suit the cluster, about to begin; of an unsafe variant, if `mutation`
-    /// names one of [`Subject::mutations`].
+    /// A simulation with the default settings for the cluster, about to begin; with a mutation, if
+    /// `mutation` names one of [`Subject::mutations`].
     ///
     /// # Errors
-    /// What in the schedule does not fit the cluster.
+    /// If the schedule does not fit the cluster.
     ///
     /// # Panics
-    /// If the protocol has no such variant.
+    /// If the protocol has no such mutation.
     pub fn simulation(
         &self,
         cluster: Cluster,
@@ -171,7 +173,7 @@ impl Subject {
         (self.simulation)(&setup, cluster, workload)
     }
 
-    /// What `seed` draws for this protocol.
+    /// The draws of `seed` for this protocol.
     ///
     /// # Errors
     /// As [`Scenario::draw`].
@@ -179,7 +181,7 @@ impl Subject {
         (self.draw)(seed, options)
     }
 
-    /// Runs what `seed` draws for this protocol, and shrinks it if it fails.
+    /// Runs `seed` for this protocol, and shrinks it if it fails.
     ///
     /// # Errors
     /// As [`run_seed`].
@@ -187,7 +189,7 @@ impl Subject {
         (self.run_seed)(seed, options)
     }
 
-    /// Runs one scenario, and sends its trace and its history where they are wanted.
+    /// Runs one scenario, and sends its trace and its history to the given sinks.
     ///
     /// # Errors
     /// As [`record_scenario`].

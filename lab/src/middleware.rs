@@ -1,4 +1,5 @@
-//! What is known of the middleware's variants. Servers do not run them as they run protocols: `proxy` and `agent` do.
+//! The rows of the middleware's variants. Servers do not run them like protocols: `proxy` and
+//! `agent` do.
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::machine::Protocol as _;
@@ -12,13 +13,13 @@ use orthodrome_sim::simulation::Simulated;
 
 use crate::{Setup, configured};
 
-/// What the middleware's sources are.
+/// The kinds of the middleware's data sources.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Sources {
     /// All MariaDB, or MySQL.
     #[default]
     MariaDb,
-    /// PostgreSQL the first, the third and so on, MariaDB the others.
+    /// The first, third and so on are PostgreSQL, the others MariaDB.
     Mixed,
     /// All PostgreSQL.
     Postgres,
@@ -46,7 +47,7 @@ pub(crate) fn simulation(
     configured::<GeoTp>(setup, cluster, workload, config)
 }
 
-/// Of the machines in [`orthodrome_geotp::simulated`].
+/// For the machines in [`orthodrome_geotp::simulated`].
 pub(crate) const ROWS: &[Row] = &[
     row(
         XA,
@@ -72,7 +73,7 @@ pub(crate) const ROWS: &[Row] = &[
     row(O3, "GeoTP (2025) §IV", "2: statements with prepare, commit; one source 1"),
 ];
 
-/// Of those in [`orthodrome_geotp::scalardb`].
+/// For those in [`orthodrome_geotp::scalardb`].
 pub(crate) const SCALARDB_ROWS: &[Row] = &[
     scalardb(
         SCALARDB,

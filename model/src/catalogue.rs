@@ -38,7 +38,7 @@ impl Configuration {
         (self.run)(mutation, steps)
     }
 
-    /// The configuration of that name.
+    /// The configuration with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Configuration> {
         CONFIGURATIONS.iter().find(|it| it.name == name)
@@ -61,7 +61,7 @@ const fn stamps<const N: usize>(rules: Rules, closing_max: u8, heals: bool) -> S
     Stamps { rules, closing_max, heals }
 }
 
-/// Three pairs: together with the first transaction's they meet in every way but a swap.
+/// Three pairs: with the first transaction's pair they cover every overlap except a swap.
 const TURNS: &[(u8, u8)] = &[(0, 1), (1, 2), (2, 0)];
 
 const fn write(at: u8, slack: u8) -> Op {
@@ -178,7 +178,7 @@ configurations! {
         |m| Priorities { raises: 3, t: 1, mutation: m };
 }
 
-/// Where a mutation is caught, and which property fails.
+/// The configuration that catches a mutation, and the property that fails.
 #[must_use]
 pub fn catches(mutation: Mutation) -> (&'static str, &'static str) {
     use Mutation::*;

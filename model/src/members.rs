@@ -2,9 +2,10 @@
 //!
 //! The old epoch has n0 (h), n1 (y) and n2. One of them is replaced. To begin the new epoch, a
 //! coordinator *seals* two old members: each promises the ballot of the change and answers with its
-//! closing and its state. The state with which the new epoch begins is decided once, in the register
-//! that also names the new members: the largest closing of the answers, and for each transaction
-//! that an answer knows the value that recovery chooses. The properties are those of `stamp.rs`.
+//! closing and its state. The state with which the new epoch begins is decided once, in the
+//! register that also names the new members: the largest closing of the answers, and for each
+//! transaction that an answer knows the value that recovery chooses. The properties are those of
+//! `stamp.rs`.
 
 use std::fmt;
 
@@ -73,7 +74,7 @@ pub enum Action {
     Begin(u8),
     /// A second coordinator decides another beginning.
     BeginAgain(u8),
-    /// A new member takes over the beginning; the second one if so.
+    /// A new member installs the beginning; the second one if true.
     Install(u8, bool),
     /// A step in the new epoch.
     New(Step),
@@ -224,8 +225,8 @@ impl Model for Members {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        // The new member takes the number of the member that it replaces. Which one that is does not
-        // matter: every member of the new epoch installs the beginning, and nothing else.
+        // The new member takes the number of the member that it replaces. Which one that is does
+        // not matter: every member of the new epoch installs the beginning, and nothing else.
         vec![State {
             old: Slot::new(0, 0b010),
             old_closed: [0; 3],

@@ -1,9 +1,10 @@
-//! Two or three transactions on two partitions of three replicas: what clients are told.
+//! Two or three transactions on two partitions of three replicas, and the answers to their clients.
 //!
-//! A transaction that is told takes effect at (F, id), after exactly the predecessors that were
-//! final before it and below it. *Order*: no other transaction ever commits below a told one at a
-//! shared partition. *Agreement*: each partition decides one value. *Progress*: where nothing more
-//! can happen, every transaction was told or is refused; so transactions never wait in a cycle.
+//! An acknowledged transaction takes effect at (F, id), after exactly the predecessors that were
+//! final before it and below it. *Order*: no other transaction ever commits below an acknowledged
+//! one at a shared partition. *Agreement*: each partition decides one value. *Progress*: if no
+//! further step is possible, every transaction was acknowledged or is refused; so transactions
+//! never wait in a cycle.
 
 use std::fmt;
 
@@ -29,7 +30,7 @@ pub struct Orders<const X: usize> {
     pub pairs: &'static [(u8, u8)],
 }
 
-/// What became of a transaction, as far as anybody may know.
+/// The fate of a transaction, as far as any node may know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Open,
@@ -37,15 +38,15 @@ enum Fate {
     Committed(u8),
 }
 
-/// Everything durable, and what clients were told.
+/// Everything durable, and the answers to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct State<const X: usize> {
     times: [u8; X],
     slots: [[Slot<3>; PARTITIONS]; X],
     closed: [[u8; 3]; PARTITIONS],
-    /// For each told transaction its timestamp, else 0.
+    /// The timestamp of each acknowledged transaction, else 0.
     told: [u8; X],
-    /// And the transactions that it takes effect after, at each partition, one bit each.
+    /// And the transactions after which it takes effect, at each partition, one bit each.
     after: [[u8; PARTITIONS]; X],
 }
 
@@ -165,7 +166,7 @@ impl<const X: usize> Orders<X> {
             return None;
         }
         let heard = match self.rules.mutation {
-            // The lower bit: one of the two.
+            // The lower bit: one of the two closers.
             Some(Mutation::OneReport) => by & by.wrapping_neg(),
             _ => by,
         };
@@ -227,7 +228,7 @@ impl<const X: usize> Orders<X> {
                 let told = state.told[txn];
                 let is_right = told == NONE
                     || self.agrees(state, txn, told, partition, state.after[txn][partition]);
-                // Whatever other closers would have answered must be right too.
+                // The answers of all other closers must be right too.
                 let others_too = self.closers().iter().all(|&by| {
                     let Fate::Committed(f) = self.fate(state, txn) else { return true };
                     self.answer(state, txn, partition, by)
@@ -248,7 +249,8 @@ impl<const X: usize> Model for Orders<X> {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State<X>> {
-        // The first transaction at a partition names n0 and n1: replicas are alike.
+        // The first transaction at a partition names n0 and n1, because replicas are
+        // interchangeable.
         let mut choices: Vec<[[Slot<3>; PARTITIONS]; X]> = vec![[[Slot::new(0, 0); PARTITIONS]; X]];
         for partition in 0..PARTITIONS {
             let mut is_first = true;

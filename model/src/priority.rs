@@ -1,9 +1,9 @@
-//! One transaction of low priority on two partitions, among endless ones of high priority.
+//! One transaction of low priority on two partitions, among an endless sequence of high priority.
 //!
 //! `stamp.rs` shows that raises are safe. Here time passes, and at each moment transactions of high
-//! priority may arrive at either partition, each with a timestamp up to two ticks ahead. *Deadline*:
-//! the low one is told at the latest 3·K + 1 ticks after its timestamp, where K bounds the raises at
-//! one partition. So it neither starves nor moves for ever.
+//! priority may arrive at either partition, each with a timestamp up to two ticks ahead.
+//! *Deadline*: the transaction of low priority is acknowledged at most 3·K + 1 ticks after its
+//! timestamp, where K bounds the raises at one partition. So it neither starves nor moves for ever.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ const AHEAD: u8 = 2;
 pub struct Priorities {
     /// Raises at one partition.
     pub raises: u8,
-    /// The timestamp of the low one.
+    /// The timestamp of the transaction of low priority.
     pub t: u8,
     /// The invariant that is dropped.
     pub mutation: Option<Mutation>,
@@ -29,10 +29,10 @@ pub struct Priorities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     now: u8,
-    /// The stamp of the low one at each partition.
+    /// Its stamp at each partition.
     stamp: [u8; 2],
     raised: [u8; 2],
-    /// Each partition has closed up to this.
+    /// Each partition has closed up to this timestamp.
     closed: [u8; 2],
     is_told: bool,
 }
@@ -40,7 +40,7 @@ pub struct State {
 /// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Time passes; what is due closes.
+    /// Time passes; partitions close due stamps.
     Tick,
     /// A transaction of high priority arrives at a partition with this timestamp.
     High(usize, u8),
@@ -118,7 +118,8 @@ impl Model for Priorities {
                     state.stamp[p] = at + 1;
                     state.raised[p] = (state.raised[p] + 1).min(self.raises);
                 }
-                // Otherwise it is ordered after the low one, or it was before it anyway.
+                // Otherwise it is ordered after the transaction of low priority, or was before it
+                // in any case.
             }
         }
         (state != *last).then_some(state)

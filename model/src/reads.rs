@@ -63,7 +63,7 @@ pub struct Progress {
     /// The closer's report at each partition, for reads: writes at or below t. Bit 7: asked.
     reported: [u8; PARTITIONS],
     is_told: bool,
-    /// Operations that were told before this one began.
+    /// Operations that were acknowledged before this one began.
     after: u8,
 }
 
@@ -95,7 +95,7 @@ pub enum Action {
     Close(usize, usize),
     /// The partition closes for a read and reports.
     Ask(usize, usize),
-    /// The client is told.
+    /// The client receives the answer.
     Tell(usize),
 }
 

@@ -1,4 +1,4 @@
-//! Runs the checker and prints what it found.
+//! Runs the checker and prints the result.
 
 use std::fmt::{Display, Write as _};
 use std::hash::Hash;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-/// What one run found.
+/// The result of one run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Distinct states.

@@ -1,9 +1,9 @@
 //! One transaction at one partition: stamps, the record of h, and recovery by ballots.
 //!
-//! Messages are not objects here. A message carries durable state of its sender, and that state
-//! only grows; so a step that a message causes reads the sender's state, at any later moment. A
-//! message that is lost or late is a step that is not taken yet. The two cases where state can
-//! change after it was sent are kept as history: stamps that were raised, and answers to a ballot.
+//! Messages are not objects here. A message contains durable state of its sender, and that state
+//! only grows. So a step that a message causes reads the sender's state at any later moment, and a
+//! message that is lost or late is a step that is not taken yet. In two cases state can change
+//! after it was sent. They are kept as history: stamps that were raised, and answers to a ballot.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -15,13 +15,13 @@ pub const NONE: u8 = 0;
 /// The decision that a transaction is refused for ever at this partition.
 pub const TOMBSTONE: u8 = 15;
 
-/// How a replica came by its stamp.
+/// The origin of a replica's stamp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// It has none.
     #[default]
     None,
-    /// From the client, in direct mode; h has not been heard.
+    /// From the client, in direct mode, before the forward of h arrived.
     Direct,
     /// At ballot 0: the stamp of h, or a stamp that respects the stamp of h.
     Confirmed,
@@ -35,12 +35,12 @@ impl Kind {
     }
 }
 
-/// What one replica has on disk about one transaction.
+/// A replica's durable state about one transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replica {
     /// The stamp, or `NONE`.
     pub stamp: u8,
-    /// Which stamp it is.
+    /// The origin of the stamp.
     pub kind: Kind,
     /// The highest ballot that the replica has promised; 0 at first.
     pub promised: u8,
@@ -61,16 +61,16 @@ impl Hash for Replica {
     }
 }
 
-/// What one recovery coordinator knows. Ballots have one coordinator each.
+/// The knowledge of one recovery coordinator. Each ballot has one coordinator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ballot {
     /// Replicas that have promised and answered, one bit each.
     pub answers: u8,
     /// The best accepted value among the answers, and its ballot.
     pub best_ballot: u8,
-    /// See `best_ballot`.
+    /// The value that belongs to `best_ballot`.
     pub best: u8,
-    /// What the coordinator proposes, or `NONE`.
+    /// The value that the coordinator proposes, or `NONE`.
     pub value: u8,
     /// Replicas that have accepted it.
     pub accepted: u8,
@@ -134,7 +134,7 @@ pub enum Step {
     SlowAccept(u8),
     /// y raises its stamp by one, for a transaction of higher priority.
     RaiseSecond(u8),
-    /// h raises its stamp to a stamp that y has told it.
+    /// h raises its stamp to a stamp that y has reported.
     RaiseFirst(u8),
     /// A replica promises ballot `ballot`, and answers.
     Promise {
@@ -187,7 +187,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// What recovery may choose.
+/// The values that recovery may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// This value may have been decided: no other is safe.
@@ -209,9 +209,9 @@ pub struct Slot<const N: usize> {
     pub first: u8,
     /// The decision that h has recorded at ballot 0.
     pub record: u8,
-    /// What h proposes at ballot 0 when it may not decide (f = 2).
+    /// The value that h proposes at ballot 0 when it may not decide (f = 2).
     pub slow: u8,
-    /// Who accepted that, one bit each.
+    /// The replicas that accepted it, one bit each.
     pub slow_accepted: u8,
     /// How often y has raised its stamp.
     pub raised: u8,
@@ -273,13 +273,13 @@ impl<const N: usize> Slot<N> {
         Self::ids().filter(move |&replica| has(named, replica))
     }
 
-    /// What the replica would stamp: above its closing.
+    /// The stamp that the replica would give: above its closing.
     fn above(rules: &Rules, least: u8, closed: u8) -> u8 {
         let above = if rules.drops(Mutation::StampAtClosing) { closed } else { closed + 1 };
         least.max(above)
     }
 
-    /// Every step that can be taken, but for closings. `t` is the client's timestamp.
+    /// Every step that can be taken, except closings. `t` is the client's timestamp.
     pub fn steps(&self, rules: &Rules, out: &mut Vec<Step>) {
         self.normal_steps(rules, out);
         self.raise_steps(rules, out);
@@ -586,7 +586,7 @@ impl<const N: usize> Slot<N> {
         }
     }
 
-    /// Every value that somebody may have learned: one bit each. Agreement means at most one.
+    /// Every value that some node may have learned: one bit each. Agreement means at most one.
     #[must_use]
     pub fn learned(&self, rules: &Rules) -> u16 {
         let mut learned = 0;

@@ -26,7 +26,7 @@ pub struct Stamps<const N: usize> {
     pub heals: bool,
 }
 
-/// Everything durable, and what is remembered for the properties.
+/// Everything durable, and the history for the properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct State<const N: usize> {
     slot: Slot<N>,
@@ -54,7 +54,7 @@ pub enum Action {
         /// Up to this timestamp.
         to: u8,
     },
-    /// A replica restarts and has lost what the mutation says.
+    /// A replica restarts and loses the state that the mutation names.
     Restart(u8),
     /// The network heals. These replicas, one bit each, stay dead.
     Heal(u8),

@@ -1,11 +1,11 @@
 //! Values of interactive transactions: one register for each, kept by three replicas.
 //!
 //! The order is decided: t0 is before t1, and both write the same key. The client of t1 may compute
-//! from the value that stood there before, or from the value that the client of t0 forwards to it,
-//! and it repairs its value when it learns that its read was stale. A client may vanish at any
-//! moment; then a recovery coordinator decides its value, or that there is none. *Agreement*: one
-//! value for each register. *Freshness*: t1's value was computed from what t0 decided. *Progress*:
-//! where nothing more can happen, both are decided.
+//! from the earlier value, or from the value that the client of t0 forwards to it. It repairs its
+//! value when it learns that its read was stale. A client may vanish at any moment; then a recovery
+//! coordinator decides its value, or that there is none. *Agreement*: one value for each register.
+//! *Freshness*: t1's value was computed from the value that t0 decided. *Progress*: if no further
+//! step is possible, both are decided.
 
 use std::fmt;
 
@@ -76,7 +76,7 @@ struct Register {
     acks: u8,
     ballots: [Ballot; 2],
     is_told: bool,
-    /// Every value that anybody may have learned, one bit each.
+    /// Every value that some node may have learned, one bit each.
     learned: u8,
 }
 
@@ -93,7 +93,7 @@ pub enum Action {
     Compute(usize, u8),
     /// A replica stores the client's value.
     Store(usize, u8),
-    /// The client is told.
+    /// The client receives the answer.
     Tell(usize),
     /// A replica promises a ballot.
     Promise(usize, u8, u8),
@@ -151,7 +151,7 @@ impl Values {
         }
     }
 
-    /// Whether the value was computed from what the predecessor decided.
+    /// Whether the value was computed from the value that the predecessor decided.
     fn is_fresh(state: &State, txn: usize, value: u8) -> bool {
         match (txn, Self::decided_before(state)) {
             (0, _) => true,
@@ -161,7 +161,7 @@ impl Values {
         }
     }
 
-    /// Whether the client may be told its latest value.
+    /// Whether the client may receive its latest value.
     fn may_tell(&self, state: &State, txn: usize) -> bool {
         let register = &state.registers[txn];
         let before = Self::decided_before(state);

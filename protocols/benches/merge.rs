@@ -1,10 +1,11 @@
-//! What the merge of streams costs a transaction, against the backlog and against contention: so many transactions wait all the time.
-//! `cargo bench -p orthodrome-protocols --bench merge`, of which the table at the beginning says how many a core merges a second
-//! and what the slowest hundredth takes.
+//! What the merge of streams costs a transaction, against the backlog and against contention: so
+//! many transactions wait all the time. `cargo bench -p orthodrome-protocols --bench merge`, of
+//! which the table at the beginning says how many a core merges a second and what the slowest
+//! hundredth takes.
 //!
-//! Two regions; the second one's stream is `backlog` transactions behind the first one's, so that what has its
-//! home in both waits as long. `disjoint`: no two touch a key. `contended`: all that wait touch one of
-//! ten keys of each region, and each waits for those before it.
+//! Two regions; the second one's stream is `backlog` transactions behind the first one's, so that
+//! what has its home in both waits as long. `disjoint`: no two touch a key. `contended`: all that
+//! wait touch one of ten keys of each region, and each waits for those before it.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -115,7 +116,8 @@ fn contended(bencher: Bencher<'_, '_>, backlog: u64) {
     run(bencher, backlog, 10);
 }
 
-/// One core, so many transactions; how long each keeps the merge busy: both its streams, and what runs because of it.
+/// One core, so many transactions; how long each keeps the merge busy: both its streams, and what
+/// runs because of it.
 const SINGLY: usize = 100_000;
 
 /// Processor time of this process so far, in seconds.

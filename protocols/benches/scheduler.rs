@@ -1,6 +1,7 @@
-//! What running a transaction costs that is in its place, against workers and contention: entries of one stream with 1 024
-//! transactions of four read-modify-writes each. `cargo bench -p orthodrome-protocols --bench scheduler`
-//! A core-second is a second of processor time, which does not depend on what else the machine does.
+//! What running a transaction costs that is in its place, against workers and contention: entries
+//! of one stream with 1 024 transactions of four read-modify-writes each. `cargo bench -p
+//! orthodrome-protocols --bench scheduler` A core-second is a second of processor time, which does
+//! not depend on what else the machine does.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_types,

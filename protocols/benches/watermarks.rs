@@ -2,9 +2,9 @@
 //! `cargo bench -p orthodrome-protocols --bench watermarks`
 //!
 //! The cost follows servers and partitions. `in_flight` varies how many transactions are in their
-//! S-phase on every server, and hence what each report stands for: a report is as large with a million as
-//! with none, and finding the least of them and merging is all there is to do. What beginning and ending
-//! one transaction costs a server's `Tids`, `begin_and_store` shows.
+//! S-phase on every server, and hence what each report stands for: a report is as large with a
+//! million as with none, and finding the least of them and merging is all there is to do. What
+//! beginning and ending one transaction costs a server's `Tids`, `begin_and_store` shows.
 #![allow(
     clippy::unwrap_used,
     missing_docs,
@@ -60,8 +60,8 @@ impl Region {
         Self { gossiper, in_flight, members, round: 0, partitions }
     }
 
-    /// Each server's oldest transaction is stored and a new one begins; all report; the other regions
-    /// are heard; the gossiper merges.
+    /// Each server's oldest transaction is stored and a new one begins; all report; the other
+    /// regions are heard; the gossiper merges.
     fn round(&mut self) {
         self.round += 1;
         let new = Timestamp((1 << 40) + self.round * 4_096);

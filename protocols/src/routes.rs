@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_again_who_has_just_said_no() {
+    fn a_replica_that_just_refused_is_not_asked_again() {
         let (mut routes, [a, b]) = (routes(), [NodeId(1), NodeId(2)]);
         assert!(!routes.redirect(P, a, Some(a), Time(1)), "it names itself");
         assert!(!routes.redirect(P, a, None, Time(1)), "it knows nobody");

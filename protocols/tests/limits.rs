@@ -1,5 +1,6 @@
-//! Records and messages under limits that a few transactions reach together: values are long, many transactions are under
-//! way, servers crash, and one is away for so long that it needs a copy of the state.
+//! Records and messages under limits that a few transactions reach together: values are long, many
+//! transactions are under way, servers crash, and one is away for so long that it needs a copy of
+//! the state.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
@@ -20,7 +21,8 @@ use orthodrome_sim::fault::{Entry, Fault, Schedule};
 use orthodrome_sim::load::{Arrival, LoadModel};
 use orthodrome_sim::simulation::{Failure, FailureKind, Options, Report, Simulation};
 
-/// One transaction may have a few thousand bytes; a record or a message not twice as much as the largest.
+/// One transaction may have a few thousand bytes; a record or a message not twice as much as the
+/// largest.
 const LIMITS: Limits = Limits { record_bytes: 48 << 10, message_bytes: 48 << 10 };
 
 fn schedule() -> Schedule {

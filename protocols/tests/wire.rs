@@ -116,8 +116,8 @@ fn samples_are_of_every_kind() {
     }
 }
 
-/// Of what a coordinator of Ocean Vista has taken and is not visible yet, whoever takes over tells in one
-/// message what survives, and a message has a largest size.
+/// Of what a coordinator of Ocean Vista has taken and is not visible yet, whoever takes over tells
+/// in one message what survives, and a message has a largest size.
 #[test]
 fn what_survives_fits_into_a_message() {
     let topology = Topology::built_in("local3").unwrap();
@@ -142,8 +142,8 @@ fn what_survives_fits_into_a_message() {
     assert!(msg.size() <= most, "{count} functors of {} bytes: {}", shortest.size(), msg.size());
 }
 
-/// The folder of a protocol has `wire.txt`, which lists every field of it that this version and earlier
-/// ones write.
+/// The folder of a protocol has `wire.txt`, which lists every field of it that this version and
+/// earlier ones write.
 #[test]
 fn fields_keep_their_numbers() {
     for name in names() {

@@ -1,9 +1,12 @@
-//! The door between callers and the client side of a protocol: begin a transaction, read on in it,
-//! decide it, ask what became of it.
+//! The interface of a protocol's client side: begin a transaction, read more in it, decide it, ask
+//! for its outcome.
 //!
 //! A [`Gateway`] is a cheap handle on the task that owns the client machine. It bounds the
-//! transactions in flight, and a caller that goes away (its future is dropped) leaves no undecided
-//! transaction behind: the transaction is aborted.
+//! transactions in flight. A call whose future is dropped leaves no undecided transaction behind:
+//! the transaction is aborted.
+//!
+//! In this module, a *caller* is whoever waits for the answer of such a call: in a server, the gRPC
+//! service.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,36 +23,36 @@ use tokio::sync::{Notify, oneshot};
 /// How a transaction ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finished {
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// What it read, where the gateway learned it: always for a read-only transaction or a
-    /// procedure that committed.
+    /// Its reads, if the gateway knows them: always for a committed read-only transaction or
+    /// procedure.
     pub reads: Option<Reads>,
     /// The protocol's path: `fast`, `slow`, `read-only`, …
     pub path: &'static str,
 }
 
-/// What beginning a transaction led to.
+/// The result of beginning a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Begun {
-    /// An interactive or general transaction has read what this round asked for; it waits for
-    /// [`Gateway::decide`], a general one perhaps for [`Gateway::read`].
+    /// The reads of this round of an interactive or general transaction. It waits for
+    /// [`Gateway::decide`], a general one possibly for [`Gateway::read`].
     Reads(Reads),
-    /// It has ended already: it was not interactive, or it aborted early.
+    /// The transaction has ended already: it was not interactive, or it aborted early.
     Finished(Finished),
 }
 
-/// Why the gateway could not do what was asked. In every case but [`GatewayError::Lost`] the call
-/// had no effect.
+/// Why a call failed. Except for [`GatewayError::Lost`], the call had no effect.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GatewayError {
-    /// Too many transactions in flight. Retry later, with a pause that grows.
+    /// Too many transactions are in flight. Retry later, with an increasing pause.
     #[error("{limit} transactions are pending at this node, which is its limit; try again later")]
     Overloaded {
         /// The configured bound.
         limit: usize,
     },
-    /// The transactions in flight have too many bytes for one more. Retry later, with a pause that grows.
+    /// The transactions in flight have too many bytes for one more. Retry later, with an increasing
+    /// pause.
     #[error(
         "busy: with its {bytes} bytes, transactions in flight at this node would have more than the {limit} bytes \
          that limits.request_bytes_in_flight_max allows; try again after a pause, or at another gateway"
@@ -63,21 +66,21 @@ pub enum GatewayError {
     /// The node is shutting down. Retry at another node.
     #[error("this node is shutting down; use another one")]
     Stopping,
-    /// The node has stopped serving because of a fault of its own. Retry at another node.
+    /// The node has stopped serving because of an internal failure. Retry at another node.
     #[error("this node has stopped serving: {0}")]
     Failed(String),
-    /// No such transaction is in flight here: it was never begun here, it ended, or the node
-    /// restarted. [`Gateway::resolve`] finds out what became of it.
+    /// The transaction is not in flight here: it was never begun here, it ended, or the node
+    /// restarted. [`Gateway::resolve`] finds out its outcome.
     #[error("transaction {0} is not pending at this node; ask for its outcome instead")]
     UnknownTransaction(TxnId),
-    /// A transaction of this name is in flight here. A name is used once; a retry after a known
-    /// abort counts up the attempt, and a retry after no answer asks for the outcome.
+    /// A transaction with this id is in flight here. An id is used once. A retry after a known
+    /// abort increments the attempt; a retry without an answer asks for the outcome.
     #[error("transaction {0} was already submitted; ask for its outcome, or use the next attempt")]
     AlreadyBegun(TxnId),
     /// [`Gateway::decide`] or [`Gateway::read`] on a transaction that is not waiting for it.
     #[error("transaction {0} does not wait for its client: {1}")]
     NotUndecided(TxnId, &'static str),
-    /// The node stopped while the call was under way; the outcome is unknown.
+    /// The node stopped during the call; the outcome is unknown.
     #[error("this node stopped before transaction {0} finished; its outcome is unknown")]
     Lost(TxnId),
 }
@@ -99,16 +102,16 @@ impl GatewayError {
     }
 }
 
-/// Why a node did not take an operator's order.
+/// Why a node did not accept an operator's order.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OrderError {
-    /// The node's server side refused the order, which has no effect.
+    /// The node's server side refused the order, so the order has no effect.
     #[error("{}", refused(.0))]
     Refused(Refusal),
-    /// The node does not serve. The order has no effect.
+    /// The node does not serve, so the order has no effect.
     #[error(transparent)]
     NotServing(GatewayError),
-    /// The node stopped before it answered. It may have taken the order.
+    /// The node stopped before it answered. It may have accepted the order.
     #[error("this node stopped before it could say whether it takes the order")]
     Lost,
 }
@@ -129,24 +132,24 @@ fn refused(refusal: &Refusal) -> String {
 /// Whether the node serves.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Health {
-    /// It does.
+    /// The node serves.
     Serving,
-    /// It finishes what is in flight and takes nothing new.
+    /// The node finishes transactions in flight and accepts no new ones.
     Stopping,
-    /// It stopped because of a fault of its own, described here.
+    /// The node stopped because of an internal failure, described here.
     Failed(String),
 }
 
-/// What a node says of itself and of the keyspace it serves.
+/// A node's description of itself and of the keyspace that it serves.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Description {
     /// The cluster's id.
     pub cluster: String,
     /// The protocol that runs the keyspace.
     pub protocol: &'static str,
-    /// What the protocol promises: `strict-serializable` or `serializable`.
+    /// The guarantee of the protocol: `strict-serializable` or `serializable`.
     pub guarantee: &'static str,
-    /// The protocol runs general transactions.
+    /// True if the protocol runs general transactions.
     pub general: bool,
     /// The node's server side.
     pub node: NodeId,
@@ -154,17 +157,17 @@ pub struct Description {
     pub gateway: NodeId,
     /// The region's name.
     pub region: String,
-    /// Where each partition's leader should be while it can.
+    /// The preferred leader of each partition.
     pub leaders: BTreeMap<PartitionId, NodeId>,
-    /// Whether it serves.
+    /// Whether the node serves.
     pub health: Health,
     /// Transactions in flight.
     pub in_flight: usize,
-    /// The most that may be.
+    /// Maximum number of transactions in flight.
     pub in_flight_max: usize,
 }
 
-/// What the gateway asks of the task that owns the client machine.
+/// Commands of the gateway to the task that owns the client machine.
 #[derive(Debug)]
 pub(crate) enum Command {
     Begin {
@@ -190,23 +193,24 @@ pub(crate) enum Command {
         slot: Slot,
         reply: oneshot::Sender<Result<Finished, GatewayError>>,
     },
-    /// The caller of this transaction went away.
+    /// The caller of this transaction stopped waiting.
     Abandon(TxnId),
 }
 
-/// What stands behind a gateway: the running node.
+/// The running node behind a gateway.
 pub(crate) trait Backend: Send + Sync {
-    /// Hands a command to the client machine's task; false if that task has ended.
+    /// Sends a command to the client machine's task; false if that task has ended.
     fn submit(&self, command: Command) -> bool;
-    /// Hands an order to the server machine's task, which answers whether it takes the order.
+    /// Sends an order to the server machine's task, which answers whether it accepts the order.
     fn admin(&self, order: Admin) -> oneshot::Receiver<Result<(), Refusal>>;
-    /// What the server machine knows of groups.
+    /// The server machine's knowledge of groups.
     fn groups(&self) -> oneshot::Receiver<Vec<GroupView>>;
-    /// Health, and everything else that can change.
+    /// The node's current description.
     fn describe(&self) -> Description;
-    /// What the client machine has to show, and what the server machine has.
+    /// The gauges of the client machine and of the server machine.
     fn gauges(&self) -> [oneshot::Receiver<Vec<Gauge>>; 2];
-    /// What became of orders to change members that were given to the server machine, as of now.
+    /// The states of the orders to change members that the server machine was given, and the time
+    /// of this report.
     fn orders(&self) -> oneshot::Receiver<(Time, Vec<MembershipOrder>)>;
     /// Whether the node serves.
     fn health(&self) -> Health;
@@ -216,7 +220,7 @@ pub(crate) trait Backend: Send + Sync {
     ) -> std::pin::Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>>;
 }
 
-/// The transactions in flight, counted.
+/// Counts the transactions in flight.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     count: AtomicUsize,
@@ -225,7 +229,7 @@ pub(crate) struct InFlight {
     freed: Notify,
 }
 
-/// How much may be in flight at one gateway.
+/// Bounds on the transactions in flight at one gateway.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlightMax {
     pub(crate) count: usize,
@@ -233,7 +237,7 @@ pub(crate) struct InFlightMax {
 }
 
 impl InFlight {
-    /// Ready once nothing is in flight.
+    /// Resolves when no transaction is in flight.
     pub(crate) async fn none(&self) {
         loop {
             let freed = self.freed.notified();
@@ -245,16 +249,16 @@ impl InFlight {
     }
 }
 
-/// A place among the transactions in flight; dropping it frees the place.
+/// A counted place among the transactions in flight; freed when dropped.
 #[derive(Debug)]
 pub(crate) struct Slot {
     in_flight: Arc<InFlight>,
-    /// Those of the request that began the transaction, and of later ones about it.
+    /// The bytes of the request that began the transaction, and of later requests about it.
     bytes: Vec<HeldBytes>,
 }
 
 impl Slot {
-    /// Keeps the bytes of a later request until the transaction has ended.
+    /// Counts the bytes of a later request until the transaction has ended.
     pub(crate) fn hold(&mut self, bytes: HeldBytes) {
         self.bytes.push(bytes);
     }
@@ -268,7 +272,7 @@ impl Drop for Slot {
     }
 }
 
-/// Bytes of one request, which count until this is dropped.
+/// Bytes of one request, counted until this is dropped.
 #[derive(Debug)]
 pub(crate) struct HeldBytes {
     in_flight: Arc<InFlight>,
@@ -295,7 +299,7 @@ impl std::fmt::Debug for Gateway {
     }
 }
 
-/// Tells the host task when a caller stops waiting.
+/// Notifies the machine's task when a caller stops waiting.
 struct Abandoned<'a> {
     backend: &'a dyn Backend,
     txn: TxnId,
@@ -319,7 +323,7 @@ impl Gateway {
         Self { backend, in_flight, max }
     }
 
-    /// A new client incarnation: an id that no other client of the cluster has, had or will have.
+    /// Registers a new client incarnation: an id that no other client of the cluster ever has.
     ///
     /// # Errors
     /// The node is stopping or has failed.
@@ -329,7 +333,7 @@ impl Gateway {
     }
 
     /// Begins a transaction. If the returned future is dropped before it is ready, the transaction
-    /// is aborted unless it was decided already.
+    /// is aborted unless it has been decided.
     ///
     /// # Errors
     /// See [`GatewayError`]; the transaction was not begun, except for [`GatewayError::Lost`].
@@ -347,7 +351,7 @@ impl Gateway {
     /// # Errors
     /// See [`GatewayError`].
     pub async fn read(&self, txn: TxnId, keys: Vec<Key>) -> Result<Begun, GatewayError> {
-        // As with a decision: a node that is stopping still finishes what it has begun.
+        // As with a decision: a stopping node still finishes open transactions.
         if let Health::Failed(why) = self.backend.health() {
             return Err(GatewayError::Failed(why));
         }
@@ -360,18 +364,19 @@ impl Gateway {
     /// # Errors
     /// See [`GatewayError`].
     pub async fn decide(&self, txn: TxnId, decision: Decision) -> Result<Finished, GatewayError> {
-        // A node that is stopping still finishes what it has begun.
+        // A stopping node still finishes open transactions.
         if let Health::Failed(why) = self.backend.health() {
             return Err(GatewayError::Failed(why));
         }
-        // A transaction that is in flight may always end, and then frees all that it holds.
+        // Bytes of a decision are not refused, because the end of a transaction frees all its
+        // bytes.
         let held = self.hold(decision_bytes(&decision));
         let (reply, answer) = oneshot::channel();
         self.call(txn, Command::Decide { txn, decision, held, reply }, answer).await
     }
 
-    /// Finds out what became of a transaction begun here or elsewhere, ending it if it has no
-    /// outcome yet. With a decision: the caller had asked for that, based on `reads`.
+    /// Finds out the outcome of a transaction begun here or elsewhere, and ends it if it has none
+    /// yet. `decision` is what the caller had asked for, based on `reads`.
     ///
     /// # Errors
     /// See [`GatewayError`].
@@ -388,15 +393,16 @@ impl Gateway {
         self.call(id, Command::Resolve { txn, reads, decision, slot, reply }, answer).await
     }
 
-    /// What the node says of itself now.
+    /// The node's description of itself now.
     #[must_use]
     pub fn describe(&self) -> Description {
         let in_flight = self.in_flight.count.load(Ordering::Relaxed);
         Description { in_flight, in_flight_max: self.max.count, ..self.backend.describe() }
     }
 
-    /// What the protocol's two sides have to show an operator; nothing of one that has ended, or is so busy
-    /// that it does not answer within a second: whoever asks how it does must be told the rest.
+    /// The gauges of the protocol's two sides, for operators. Gauges of a side that has ended, or
+    /// does not answer within a second, are missing, so that the status of an overloaded node is
+    /// available.
     pub async fn gauges(&self) -> Vec<Gauge> {
         let most = Duration::from_secs(1);
         let [client, server] = self.backend.gauges().map(|side| tokio::time::timeout(most, side));
@@ -404,8 +410,8 @@ impl Gateway {
         [client, server].into_iter().flatten().flatten().flatten().collect()
     }
 
-    /// Orders to change members that were given to the node's server side, with their age; none of one
-    /// that does not answer within a second.
+    /// Orders to change members that were given to the node's server side, with their age; empty if
+    /// it does not answer within a second.
     pub async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
         let answer = tokio::time::timeout(Duration::from_secs(1), self.backend.orders()).await;
         let Ok(Ok((now, orders))) = answer else { return Vec::new() };
@@ -416,8 +422,8 @@ impl Gateway {
         orders.into_iter().map(aged).collect()
     }
 
-    /// Gives an operator's order to the node's server side. If that takes the order, it carries it
-    /// out in the background: what becomes of one to change members, [`Gateway::orders`] tells.
+    /// Gives an operator's order to the node's server side. If it accepts the order, it executes it
+    /// in the background; [`Gateway::orders`] reports the state of an order to change members.
     ///
     /// # Errors
     /// The order has no effect, except for [`OrderError::Lost`].
@@ -429,9 +435,9 @@ impl Gateway {
         }
     }
 
-    /// What the node's server side knows of the members of partitions and who leads them. A
-    /// partition that is not in the answer is as placed, as far as the node knows; so is every one
-    /// if the server side does not answer within a second.
+    /// The server side's knowledge of the members and leaders of partitions. A partition that is
+    /// missing in the answer is as placed, as far as the node knows. If the server side does not
+    /// answer within a second, all are missing.
     pub async fn groups(&self) -> Vec<GroupView> {
         let answer = tokio::time::timeout(Duration::from_secs(1), self.backend.groups()).await;
         answer.ok().and_then(Result::ok).unwrap_or_default()
@@ -445,7 +451,7 @@ impl Gateway {
         }
     }
 
-    /// A place for a transaction whose request has so many bytes.
+    /// A place for a transaction whose request has this number of bytes.
     fn slot(&self, bytes: usize) -> Result<Slot, GatewayError> {
         let limit = self.max.bytes;
         let fits = |held: usize| Some(held.saturating_add(bytes)).filter(|all| *all <= limit);

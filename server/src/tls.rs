@@ -1,9 +1,10 @@
-//! TLS between nodes: both ends show a certificate of the cluster's authority, made for that very
-//! node.
+//! TLS between nodes: both ends show a certificate for that node, signed by the cluster's
+//! authority.
 //!
-//! The certificate of node `n3` of cluster `planet` names `n3.planet.orthodrome`. The dialing end
-//! checks the name of the node it wants; the accepting end checks the name of the node that the
-//! caller claims to be. So a node with a right certificate cannot pass for another.
+//! The certificate of node `n3` of cluster `planet` names `n3.planet.orthodrome`. The connecting
+//! end checks the name of the node that it wants. The accepting end checks the name of the node
+//! that the other end claims to be. So a node with a valid certificate cannot pass for another
+//! node.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,10 +17,10 @@ use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Files, in PEM.
+/// PEM files.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TlsFiles {
-    /// The node's certificate, then those between it and the authority.
+    /// The node's certificate, followed by intermediate certificates up to the authority.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
@@ -33,25 +34,25 @@ pub enum TlsError {
     /// A file is missing, unreadable, or not PEM.
     #[error("cannot read {what} {}: {why}; check `tls` in the node's file", path.display())]
     File {
-        /// What it should hold.
+        /// The expected contents.
         what: &'static str,
-        /// Where it should be.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
-    /// The files do not fit together.
+    /// The files are inconsistent.
     #[error("the certificate and key cannot be used: {0}; issue new ones for this node")]
     Config(#[from] rustls::Error),
-    /// The authority's certificates cannot verify anything.
+    /// The authority's certificates are unusable.
     #[error("the authority's certificates cannot be used: {0}")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
-    /// The certificate is not this node's.
+    /// The certificate is for another node.
     #[error("the certificate {} is not for {name}; use the certificate of this node", path.display())]
     Name {
         /// The certificate's file.
         path: PathBuf,
-        /// The name it lacks.
+        /// The missing name.
         name: String,
     },
     /// Making a certificate failed.
@@ -62,7 +63,7 @@ pub enum TlsError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
 }
@@ -70,9 +71,9 @@ pub enum TlsError {
 /// Both ends of TLS for one node.
 #[derive(Clone)]
 pub struct Tls {
-    /// For calls to this node.
+    /// For incoming connections.
     pub acceptor: TlsAcceptor,
-    /// For calls from this node.
+    /// For outgoing connections.
     pub connector: TlsConnector,
 }
 
@@ -96,17 +97,17 @@ fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'s
     if found.is_empty() { Err(file("it holds no certificate".into())) } else { Ok(found) }
 }
 
-/// The first certificate of a file, DER.
+/// The first certificate of a file, in DER.
 ///
 /// # Errors
-/// The file cannot be read, or holds none.
+/// The file cannot be read, or contains no certificate.
 pub fn leaf(path: &Path) -> Result<Vec<u8>, TlsError> {
     let all = certificates("the certificate", path)?;
     Ok(all.first().map(|leaf| leaf.to_vec()).unwrap_or_default())
 }
 
 impl Tls {
-    /// Loads the files and checks that they belong together and to `node`.
+    /// Loads the files and checks that they match each other and `node`.
     ///
     /// # Errors
     /// See [`TlsError`].
@@ -148,10 +149,10 @@ impl Tls {
     }
 }
 
-/// Checks that a certificate (whose chain was verified before) is that of `node`.
+/// Checks that a certificate, whose chain was verified before, is that of `node`.
 ///
 /// # Errors
-/// What the certificate says instead.
+/// The name in the certificate.
 pub fn is_for(certificate: &CertificateDer<'_>, cluster: &str, node: NodeId) -> Result<(), String> {
     let parsed = ParsedCertificate::try_from(certificate).map_err(|e| e.to_string())?;
     let name = server_name(cluster, node)?;
@@ -159,7 +160,7 @@ pub fn is_for(certificate: &CertificateDer<'_>, cluster: &str, node: NodeId) -> 
         .map_err(|_| format!("not made for {}", node_name(cluster, node)))
 }
 
-/// The name to ask for when calling `node`.
+/// The expected name when connecting to `node`.
 ///
 /// # Errors
 /// The cluster's id cannot be part of a name.
@@ -167,8 +168,8 @@ pub fn server_name(cluster: &str, node: NodeId) -> Result<ServerName<'static>, S
     ServerName::try_from(node_name(cluster, node)).map_err(|error| error.to_string())
 }
 
-/// An authority for one cluster, and certificates signed by it: for tests, demonstrations and
-/// clusters whose operator has no authority of their own.
+/// A certificate authority for one cluster: for tests, demonstrations, and clusters whose operator
+/// has no authority.
 pub struct Authority {
     cluster: String,
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
@@ -182,10 +183,10 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// A new authority, with a key that exists nowhere else.
+    /// Makes a new authority with a new key.
     ///
     /// # Errors
-    /// The system gives no randomness.
+    /// The system provides no randomness.
     pub fn new(cluster: &str) -> Result<Self, TlsError> {
         let mut params = rcgen::CertificateParams::default();
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_node_is_slow_even_if_cpus_are_infinite() {
+    fn a_slow_cpu_fault_slows_a_node_with_infinite_cpu() {
         let mut cpu = Cpu::new(None);
         assert!(cpu.is_infinite(Time::ZERO));
         cpu.slow_down(10);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_done_sooner_when_a_slow_spell_ends() {
+    fn waiting_work_speeds_up_when_a_slow_period_ends() {
         let mut cpu = Cpu::new(Some(CpuModel { cores: 1, ..CpuModel::default() }));
         cpu.slow_down(100);
         let now = Time(1_000);

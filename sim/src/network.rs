@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_ordered_link_breaks_rather_than_owe_for_ever() {
+    fn a_slow_ordered_link_breaks_instead_of_accumulating_messages() {
         let model = NetworkModel { bandwidth: Some(1_000), ..NetworkModel::default() };
         let mut network = network(model);
         // 1 kB takes a second: of what is sent at once, what would wait longer than 5 s is lost.
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_lets_through_what_was_sent_before_a_random_moment() {
+    fn after_a_crash_messages_sent_before_a_random_moment_arrive() {
         let (mut lost, mut kept) = (0, 0);
         let mut network = network(NetworkModel::default());
         for number in 1..400 {

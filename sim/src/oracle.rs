@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_aborted_must_not_be_read_whichever_comes_first() {
+    fn a_read_of_an_aborted_write_is_found_in_any_order() {
         let none = BTreeSet::new();
         let aborted = Outcome::Aborted(AbortReason::Conflict);
         let mut oracle = Oracle::new(Values::Versions);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_acknowledged_must_be_there_at_the_end() {
+    fn a_lost_acknowledged_write_is_found_at_the_end() {
         let written: BTreeSet<Key> = [Key::from("k")].into();
         let mut oracle = Oracle::new(Values::Lists);
         for (counter, element) in [(1, 11), (2, 12)] {

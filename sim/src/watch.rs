@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn told_is_decided_whichever_comes_first() {
+    fn an_acknowledged_outcome_must_be_the_decided_one_in_any_order() {
         let (commit, abort) =
             (Outcome::Committed(Timestamp(5)), Outcome::Aborted(AbortReason::Conflict));
         let txn = TxnId::new(ClientId(1), 1);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_at_one_position_are_equal_and_some_have_met() {
+    fn digests_at_one_position_must_be_equal_and_compared() {
         let of = |members, position, digest| {
             let partition = P;
             ReplicaDigest { partition, position, digest, members }

@@ -183,7 +183,7 @@ fn a_crash_in_a_checkpoint_leaves_the_old_records_or_the_new_ones() {
 }
 
 #[test]
-fn a_paused_node_does_nothing_and_then_everything() {
+fn a_paused_node_processes_everything_when_it_resumes() {
     let schedule = r#"
         [[faults]]
         at_ms = 1000
@@ -328,7 +328,7 @@ fn every_scenario_in_the_repository_can_be_run() {
 }
 
 #[test]
-fn a_gateway_that_dies_takes_its_callers_or_leaves_them_to_ask_elsewhere() {
+fn clients_of_a_dead_gateway_die_or_use_another() {
     let schedule = r#"
         [[faults]]
         at_ms = 1000

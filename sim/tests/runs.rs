@@ -87,7 +87,7 @@ fn a_run_without_faults_keeps_every_promise_and_measures_it() {
 /// Each flush writes everything that arrived during the previous one, so flushes grow. Together
 /// they take longer than any single one.
 #[test]
-fn what_is_slow_is_not_stuck_as_long_as_less_is_left() {
+fn slow_progress_is_not_reported_as_stuck() {
     let slow_disk = || {
         let disk = DiskModel { write: Duration::from_millis(200), ..DiskModel::default() };
         let options = Options { disk, check_outcomes: false, ..options(1, 25.0) };
@@ -203,7 +203,7 @@ fn a_flipped_bit_is_refused_until_the_data_is_restored() {
 }
 
 #[test]
-fn a_disk_that_lies_is_judged_until_a_crash_shows_it() {
+fn a_run_with_a_lying_disk_is_checked_until_a_crash() {
     let (report, _) = run_under("lying-fsync = { nodes = [\"n1\"] }");
     assert_eq!((report.outstanding, report.beyond), (0, None));
     let schedule = r#"
@@ -224,7 +224,7 @@ fn a_disk_that_lies_is_judged_until_a_crash_shows_it() {
 }
 
 #[test]
-fn an_old_copy_of_a_disk_is_judged_until_it_comes_back() {
+fn a_run_with_an_old_disk_copy_is_checked_until_the_copy_returns() {
     let (report, run) = run_under("old-copy = { nodes = [\"n1\"] }");
     let beyond = report.beyond.unwrap();
     assert_eq!((beyond.at, run.now()), (Time::from_millis(3_000), Time::from_millis(3_000)));

@@ -135,7 +135,7 @@ fn an_unknown_mutation_is_refused() {
 }
 
 #[test]
-fn a_run_that_takes_more_events_than_it_may_has_failed() {
+fn a_run_beyond_its_event_limit_fails() {
     let options = SwarmOptions { events: 100, shrink_budget: 0, ..options(None) };
     let found = run_seed::<Toy>(0, &options).unwrap().found.unwrap();
     assert_eq!(found.failure.kind, FailureKind::Stuck);

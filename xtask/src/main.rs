@@ -1,4 +1,4 @@
-//! `cargo xtask`: everything a contributor or a CI machine runs. `cargo xtask --help` lists it.
+//! `cargo xtask`: the tasks of contributors and of CI. `cargo xtask --help` lists them.
 
 // A task runner starts processes and reads the clock; it is no protocol.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)]
@@ -23,40 +23,40 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Everything a reviewer runs: format, lints, documentation, all tests, the twin of debug and
-    /// release, and the demonstration.
+    /// Run everything that a reviewer runs: format, lints, documentation, all tests, the comparison
+    /// of debug and release builds, and the demonstration.
     Ci,
-    /// All tests, with whatever they need set up first.
+    /// Run all tests. Installs missing database servers and clients first.
     Test {
-        /// The inner loop: pure crates only, fewer seeds; under two minutes once built.
+        /// Run only the pure crates, with fewer seeds; under two minutes once built.
         #[arg(long)]
         quick: bool,
     },
-    /// Rewrites the golden traces and the lists of fields. Read the diff as you would read code.
+    /// Rewrite the golden traces and the lists of fields. Review the diff like code.
     Golden,
-    /// Runs the benchmarks; `docs/performance.md` says what the figures were.
+    /// Run the benchmarks. `docs/performance.md` has earlier figures.
     Bench {
-        /// Only benchmarks whose name contains this.
+        /// Run only benchmarks whose name contains this text.
         filter: Option<String>,
     },
-    /// Fifteen real processes under load: a leader paused, a region killed, everything killed; then every
-    /// promise checked and the figures printed. One round is among the tests.
+    /// Run fifteen real processes under load; pause a leader, kill a region, kill everything; then
+    /// check every guarantee and print the figures. `test` includes one round.
     Siege {
-        /// How often each fault comes, at other places each time.
+        /// Number of rounds; each injects every fault once, at a different place.
         #[arg(long, default_value_t = 5)]
         rounds: u32,
-        /// What the processes speak; the test runs the first protocol.
+        /// Protocol of the processes; `test` uses the first one.
         #[arg(long, default_value = "carousel-basic")]
         protocol: String,
     },
-    /// Compares real processes that emulate distances with the simulator, and prints the figures. It is
-    /// among the tests.
+    /// Compare real processes with emulated distances and the simulator, and print the figures.
+    /// `test` includes it.
     Parity {
-        /// What both speak; the test compares the first protocol.
+        /// Protocol of both; `test` uses the first one.
         #[arg(long, default_value = "carousel-basic")]
         protocol: String,
     },
-    /// Fails if one seed gives different traces in a debug and a release build.
+    /// Fail if one seed gives different traces in a debug and a release build.
     Twin,
 }
 
@@ -93,14 +93,14 @@ fn ci() -> Result<()> {
         summary = Some(tests::run(false)?);
         Ok(())
     })?;
-    // `cargo run` has fewer features than the tests need: that it builds is checked, and what runs is
-    // the program that the tests have built already.
+    // `cargo run` has fewer features than the tests need. So this only checks that it builds; the
+    // tests use the program that they have built already.
     step("the program by itself", || cargo(&["check", "--quiet"]))?;
     step("demonstration", || {
         let program = built("release", "orthodrome")?;
         run(Command::new(program).args(["demo", "--seconds", "15", "--json"]))
     })?;
-    // Last, so that the count of tests closes the output.
+    // Last, so that the number of tests is at the end of the output.
     summary.context("no test ran")?.into_result()
 }
 
@@ -128,7 +128,8 @@ fn bench(filter: Option<String>) -> Result<()> {
 /// The trace of one simulated run, from each build.
 fn twin() -> Result<()> {
     let trace = |profile: &str| -> Result<String> {
-        // In release the whole workspace, so that the tests need not build it again with other features.
+        // The release build includes the whole workspace, so that the tests need not build it again
+        // with other features.
         let (scope, folder) = match profile {
             "dev" => (["--package", "orthodrome-protocols"].as_slice(), "debug"),
             _ => (["--workspace"].as_slice(), profile),

@@ -1,5 +1,6 @@
-//! Builds the test programs, and runs several of them at once: many wait for processes, disks and
-//! time-outs most of the time, so that one after another they would leave the processor idle.
+//! Builds the test programs, and runs several of them in parallel. Many wait for processes, disks
+//! and time-outs most of the time, so running them one after the other would leave the processor
+//! idle.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,7 +25,7 @@ pub struct Suite {
     programs: BTreeMap<String, PathBuf>,
 }
 
-/// How a suite ended.
+/// The result of a suite.
 pub struct End {
     /// Everything that it printed.
     pub output: String,
@@ -34,7 +35,8 @@ pub struct End {
     pub took: Duration,
 }
 
-/// Suites that take minutes, the longest first: they begin first, so that no core is idle at the end.
+/// Suites that take minutes, the longest first: they begin first, so that no core is idle at the
+/// end.
 const LONG: [&str; 6] = [
     "orthodrome middleware",
     "orthodrome-protocols swarm",
@@ -81,7 +83,8 @@ fn artifact(message: &Value) -> Option<(Suite, bool)> {
     let folder = Path::new(message.get("manifest_path")?.as_str()?).parent()?.to_owned();
     let is_test = message.get("profile")?.get("test")?.as_bool()?;
     let target = message.get("target")?.get("name")?.as_str()?;
-    // `path+file:///…/cli#orthodrome@0.1.0`, or `…/xtask#0.1.0` if the folder has the package's name.
+    // `path+file:///…/cli#orthodrome@0.1.0`, or `…/xtask#0.1.0` if the folder has the package's
+    // name.
     let (path, version) = message.get("package_id")?.as_str()?.split_once('#')?;
     let package = match version.split_once('@') {
         Some((package, _)) => package,
@@ -91,7 +94,8 @@ fn artifact(message: &Value) -> Option<(Suite, bool)> {
     Some((Suite { name, program, folder, programs: BTreeMap::new() }, is_test))
 }
 
-/// Runs all `suites`, as many at once as there are cores, and hands over each one's end as it comes.
+/// Runs all `suites`, as many in parallel as there are cores, and passes on each result as it
+/// arrives.
 pub fn run(
     suites: &[Suite],
     setting: &[(String, OsString)],
@@ -129,7 +133,7 @@ impl Suite {
             command.env(format!("CARGO_BIN_EXE_{name}"), program);
         }
         let start = Instant::now();
-        // A file, and no pipe: a process that a test has left running would hold a pipe open.
+        // A file instead of a pipe: a process that a test has left running would keep a pipe open.
         let path = self.program.with_extension("output");
         let file = std::fs::File::create(&path)?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);

@@ -1,4 +1,4 @@
-//! Runs the test suites and counts what ran.
+//! Runs the test suites and counts their tests.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -7,33 +7,33 @@ use anyhow::{Context, Result, ensure};
 
 use crate::suites;
 
-/// How many tests ran.
+/// The numbers of tests.
 #[derive(Default)]
 pub struct Summary {
     passed: u64,
     failed: u64,
-    /// Tests that are ignored, or that said that they could not run.
+    /// Tests that are ignored, or that reported that they cannot run.
     skipped: u64,
-    /// Suites that did not end well: a failed test, or no end at all.
+    /// Suites that failed: a test failed, or the suite did not end.
     broken: u64,
 }
 
 impl Summary {
-    /// Adds what a suite says at its end.
+    /// Adds the totals of one suite.
     fn add(&mut self, result: &str) {
         self.passed += count(result, " passed");
         self.failed += count(result, " failed");
         self.skipped += count(result, " ignored");
     }
 
-    /// Adds what the suites in this output say at their ends.
+    /// Adds the totals of all suites in this output.
     fn read(&mut self, output: &str) {
         for result in output.lines().filter_map(|line| line.strip_prefix("test result: ")) {
             self.add(result);
         }
     }
 
-    /// Takes the tests of `list` for skipped: to whoever ran them they seemed to pass.
+    /// Counts the tests of `list` as skipped. To the test harness they seemed to pass.
     fn skip(&mut self, list: &str) {
         for line in list.lines() {
             println!("skipped: {line}");
@@ -42,7 +42,7 @@ impl Summary {
         }
     }
 
-    /// Prints the closing line, and fails if any test did or none ran.
+    /// Prints the closing line. Fails if any test failed, or none ran.
     pub fn into_result(self) -> Result<()> {
         println!("{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
         ensure!(self.broken == 0 && self.failed == 0, "tests failed");
@@ -55,12 +55,14 @@ impl Summary {
 const PURE: [&str; 4] =
     ["orthodrome-core", "orthodrome-protocols", "orthodrome-eval", "orthodrome-sim"];
 
-/// The database servers that the middleware is tested with: what shows that they are there, and Debian's names.
+/// The database servers for tests of the middleware: a program that shows that the server is
+/// installed, and the name of Debian's package.
 const DATABASES: [(&str, &str); 2] =
     [("/usr/lib/postgresql", "postgresql"), ("/usr/sbin/mariadbd", "mariadb-server")];
 
-/// Clients that the middleware is tested with: what shows that they are there, and Debian's names. Their tests say so
-/// where they cannot be had, and count as skipped.
+/// The clients for tests of the middleware: a program that shows that the client is installed, and
+/// the name of Debian's package. A test whose client cannot be installed says so, and counts as
+/// skipped.
 const CLIENTS: [(&str, &str); 4] = [
     ("sysbench --version", "sysbench"),
     ("javac -version", "default-jdk-headless"),
@@ -68,7 +70,7 @@ const CLIENTS: [(&str, &str); 4] = [
     ("curl --version", "curl"),
 ];
 
-/// Installs database servers that are missing, and clients of theirs; the tests start private servers of their own.
+/// Installs missing database servers and clients. The tests start private servers of their own.
 fn install_databases() -> Result<()> {
     let missing = DATABASES.iter().filter(|(place, _)| !std::path::Path::new(place).exists());
     let servers: Vec<&str> = missing.map(|(_, package)| *package).collect();
@@ -155,7 +157,7 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // At worst a small file stays among the temporary ones.
+        // At worst a small temporary file remains.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -1,4 +1,4 @@
-//! What the repository says about itself is true.
+//! Checks statements of the repository about itself.
 
 #![allow(clippy::unwrap_used)]
 
@@ -57,7 +57,7 @@ fn defined() -> BTreeSet<String> {
     known
 }
 
-/// Figures of papers: their files below `experiments`.
+/// Names of figures in papers: their files below `experiments`.
 fn figures() -> BTreeSet<String> {
     let mut found = Vec::new();
     files(&root().join("experiments"), "toml", &mut found);
@@ -123,7 +123,7 @@ fn every_code_in_a_comment_is_defined() {
     for file in &sources {
         let text = fs::read_to_string(file).unwrap();
         let mut known = known.clone();
-        // The crate that repeats figures of papers speaks of them by their names.
+        // The crate that repeats figures of papers names them.
         if file.starts_with(root().join("cli/src/reproduce")) {
             known.extend(figures());
         }
@@ -170,16 +170,16 @@ fn a_code_that_no_page_defines_is_found_with_its_line() {
     assert_eq!(undefined(Path::new("a.md"), prose(page), &known).1, ["a.md:5: Q2"]);
 }
 
-/// Long lines hide what a change of one word changed. Titles, tables, fenced blocks, and lines
-/// without a space to break at may be longer.
+/// Long lines hide the change of a single word. Titles, tables, fenced blocks, and lines without a
+/// space may be longer.
 #[test]
 fn prose_has_at_most_100_columns() {
     let mut long = Vec::new();
-    // The table of defects is rows, but for a few lines above it.
+    // The page of defects is a table, except for a few lines above it.
     for page in pages().into_iter().filter(|page| !page.ends_with("docs/defects.md")) {
         let text = fs::read_to_string(&page).unwrap();
         for (number, line) in prose(&text).filter(|(_, line)| !line.starts_with(['|', '#'])) {
-            // What stands in backticks, or in the target of a link, cannot be broken.
+            // A line cannot be broken inside backticks, or inside the target of a link.
             let mut is_code = false;
             let can_break = line.trim().chars().enumerate().any(|(at, c)| {
                 is_code ^= c == '`';
@@ -209,8 +209,8 @@ const ALL: [&str; 12] = [
     "xtask",
 ];
 
-/// Names of test functions and of golden traces. A function counts if `#[test]`, `#[tokio::test]` or
-/// another attribute that ends in `test` stands above it.
+/// Names of test functions and of golden traces. A function counts if it has `#[test]`,
+/// `#[tokio::test]` or another attribute that ends in `test`.
 fn tests() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for name in ALL {
@@ -242,7 +242,7 @@ fn tests() -> BTreeSet<String> {
     names
 }
 
-/// A row says which test holds it, or `none`, or `open`.
+/// A row names the test that detects the defect, or says `none` or `open`.
 #[test]
 fn every_test_named_in_the_table_of_defects_exists() {
     let known = tests();

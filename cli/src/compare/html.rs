@@ -1,4 +1,4 @@
-//! A comparison as one page.
+//! A comparison as one HTML page.
 
 use maud::{Markup, PreEscaped, html};
 use orthodrome_core::cluster::Cluster;
@@ -14,7 +14,7 @@ use super::{
 use crate::output;
 use crate::page::{drawing, page};
 
-/// Everything that is on the page.
+/// The contents of the page.
 pub struct Report<'a> {
     pub args: &'a Args,
     pub cluster: &'a Cluster,
@@ -145,7 +145,7 @@ impl Report<'_> {
         }
     }
 
-    /// The best mean of a column; none where that says nothing.
+    /// The best mean of a column; none if no protocol has one.
     fn best(&self, (name, _, figure): &Column) -> Option<f64> {
         let means =
             self.compared.iter().map(|one| mean(&one.runs.iter().map(figure).collect::<Vec<_>>()));
@@ -159,7 +159,7 @@ impl Report<'_> {
         let series = self.compared.iter().map(|one| {
             let points = one.runs.first().map_or(&[][..], |run| &run.cdf_ms);
             let points = points.iter().enumerate().map(|(at, &ms)| (share(at, points.len()), ms));
-            // The slowest of all would leave no room for the others.
+            // Without the slowest transaction, which would squeeze the rest of the plot.
             let points = points.filter(|(share, _)| *share < 100.0);
             Series { name: one.protocol.into(), measured: points.collect(), reported: Vec::new() }
         });
@@ -242,7 +242,7 @@ impl Report<'_> {
     }
 
     fn step_through(&self) -> anyhow::Result<Markup> {
-        // Within a script nothing may look like its end.
+        // The data must not contain the end tag of the script.
         let data = serde_json::to_string(self.journeys)?.replace('<', "\\u003c");
         Ok(html! {
             section.journeys {
@@ -278,7 +278,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The command that this process was given.
+/// The command line of this process.
 fn command() -> String {
     let quoted = |word: String| {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=".contains(c);

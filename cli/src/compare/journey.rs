@@ -1,4 +1,5 @@
-//! One transaction's way over the map: which messages were under way when.
+//! The messages of one transaction, with the times when they were sent and received, to be drawn on
+//! the map.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,44 +16,46 @@ use super::map::{Layout, rounded};
 use crate::common::WorkloadArgs;
 use crate::sim::{self, Course};
 
-/// So seldom that one transaction is seldom in another's way.
+/// A rate so low that transactions rarely run at the same time.
 const RATE: f64 = 0.5;
 const DURATION: Duration = Duration::from_secs(24);
 const WARMUP: Duration = Duration::from_secs(4);
 
-/// One transaction that committed.
+/// One committed transaction.
 #[derive(Serialize)]
 pub struct Journey {
     /// The protocol.
     pub protocol: &'static str,
-    /// Its name.
+    /// The id of the transaction.
     pub txn: String,
-    /// The region it began in.
+    /// The region of its client.
     pub region: String,
-    /// From its beginning to its answer.
+    /// Its latency.
     pub took_ms: f64,
-    /// What was sent meanwhile between regions, in the order of arrival.
+    /// The messages between regions that were sent in this time, in the order of arrival.
     pub steps: Vec<Step>,
 }
 
 /// A message.
 #[derive(Serialize)]
 pub struct Step {
-    /// What it is, in one word.
+    /// The kind of the message.
     pub kind: String,
-    /// Regions by name, and the nodes.
+    /// Names of the regions, and the nodes.
     pub from: String,
     pub to: String,
-    /// Where it goes on the map.
+    /// Start and end of its line on the map.
     pub line: [f64; 4],
-    /// Since the transaction began.
+    /// Time since the transaction was submitted.
     pub sent_ms: f64,
     pub at_ms: f64,
-    /// It names the transaction. Others may be about it too: what several transactions share names none.
+    /// Whether the message names the transaction. Other messages may also belong to it: a message
+    /// for several transactions names none.
     pub own: bool,
 }
 
-/// A transaction of median latency among a few that run by themselves; none if none committed.
+/// A transaction of median latency from a short run at a very low rate; none if no transaction
+/// committed.
 ///
 /// # Errors
 /// The simulation cannot begin.
@@ -75,7 +78,7 @@ pub fn journey(
     Ok(median(&lines).map(|way| told(protocol, &way, &lines, &cluster, layout)))
 }
 
-/// When and where a transaction began and ended.
+/// When a transaction began and ended, and at which client.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     txn: TxnId,
@@ -84,8 +87,9 @@ struct Way {
     ended: Time,
 }
 
-/// One whose latency is the median of those that committed at their first attempt. Of those that wrote, if any
-/// did: a protocol is known by how it commits.
+/// The transaction with the median latency among those that committed at their first attempt. If
+/// any of these wrote, only writing transactions count, because a protocol is characterized by its
+/// commits.
 fn median(lines: &[Line]) -> Option<Way> {
     let mut ways = Vec::new();
     for end in lines.iter().filter(|line| line.event == Event::Finish) {

@@ -1,4 +1,5 @@
-//! A topology as a map: regions are placed so that distances are about the round trips between them.
+//! A drawing of a topology. Regions are placed so that distances are roughly proportional to
+//! round-trip times.
 
 use maud::{Markup, html};
 use orthodrome_core::cluster::Cluster;
@@ -7,18 +8,19 @@ use orthodrome_core::id::RegionId;
 /// Width and height.
 const SIZE: (f64, f64) = (640.0, 460.0);
 const MARGIN: f64 = 70.0;
-/// With more regions than this, only the links to a region's nearest neighbours are drawn.
+/// The largest number of regions for which all links are drawn. With more regions, only the links
+/// to a region's nearest neighbours are drawn.
 const ALL_LINKS_UP_TO: usize = 8;
 const NEAREST: usize = 3;
 
-/// Where regions are drawn.
+/// The positions of the regions.
 pub struct Layout {
     places: Vec<(f64, f64)>,
 }
 
 impl Layout {
-    /// Places the regions of `cluster`: stress majorization, from a circle on, so that the same map gives the
-    /// same drawing.
+    /// Places the regions of `cluster` by stress majorization. It starts from a circle, so the same
+    /// topology always gives the same drawing.
     pub fn new(cluster: &Cluster) -> Self {
         let map = &cluster.topology;
         let count = map.len();
@@ -45,13 +47,13 @@ impl Layout {
         Self { places: fitted(&places) }
     }
 
-    /// Where a region is drawn.
+    /// The position of a region.
     pub fn place(&self, region: RegionId) -> (f64, f64) {
         let center = (SIZE.0 / 2.0, SIZE.1 / 2.0);
         self.places.get(usize::from(region.0)).copied().unwrap_or(center)
     }
 
-    /// The map, with `over` drawn over it.
+    /// The drawing, with `over` on top of it.
     pub fn draw(&self, cluster: &Cluster, id: &str, over: &Markup) -> Markup {
         let map = &cluster.topology;
         let (width, height) = SIZE;
@@ -64,7 +66,8 @@ impl Layout {
                 }
                 @for (a, b) in links(cluster) {
                     @let ((ax, ay), (bx, by)) = (self.place(a), self.place(b));
-                    // Nearer to one end than to the other: in the middle labels of crossing links meet.
+                    // The label is nearer to one end, because in the middle the labels of crossing
+                    // links would overlap.
                     text class="rtt" text-anchor="middle" x=(rounded(ax * 0.58 + bx * 0.42))
                         y=(rounded(ay * 0.58 + by * 0.42 + 4.0)) {
                         (rounded(map.rtt(a, b).as_secs_f64() * 1e3))
@@ -86,7 +89,7 @@ impl Layout {
     }
 }
 
-/// In the middle of the drawing, as large as fits.
+/// The positions, scaled and moved so that they fill the drawing.
 fn fitted(places: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let range = |values: &dyn Fn(&(f64, f64)) -> f64| {
         let (low, high) = places
@@ -102,7 +105,7 @@ fn fitted(places: &[(f64, f64)]) -> Vec<(f64, f64)> {
     places.iter().map(fit).collect()
 }
 
-/// The links that are drawn, each once.
+/// The links to draw, each once.
 fn links(cluster: &Cluster) -> Vec<(RegionId, RegionId)> {
     let map = &cluster.topology;
     let is_drawn = |a: RegionId, b: RegionId| {
@@ -117,7 +120,7 @@ fn links(cluster: &Cluster) -> Vec<(RegionId, RegionId)> {
     pairs.filter(|&(a, b)| a < b && is_drawn(a, b)).collect()
 }
 
-/// Which partitions a region leads, in short.
+/// The partitions that a region leads, abbreviated.
 fn led(cluster: &Cluster, region: RegionId) -> String {
     let in_region = |node| cluster.region_of(node) == region;
     let led: Vec<String> = cluster
@@ -132,7 +135,7 @@ fn led(cluster: &Cluster, region: RegionId) -> String {
     }
 }
 
-/// A coordinate with one decimal, as the page shows it.
+/// A coordinate rounded to one decimal.
 pub fn rounded(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
@@ -151,7 +154,8 @@ mod tests {
             let ((ax, ay), (bx, by)) = (layout.place(a), layout.place(b));
             (ax - bx).hypot(ay - by)
         };
-        // Pixels a millisecond, for each link: alike, for a plane holds these five rather well.
+        // Pixels for each millisecond on each link. They are similar, because these five regions
+        // fit well into a plane.
         let scales: Vec<f64> = links(&cluster)
             .into_iter()
             .map(|(a, b)| distance(a, b) / (map.rtt(a, b).as_secs_f64() * 1e3))

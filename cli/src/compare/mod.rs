@@ -74,14 +74,14 @@ fn multiple(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A number of seeds for which there is a confidence interval.
+/// A number of seeds for which a confidence interval can be computed.
 pub fn seeds(text: &str) -> Result<u64, String> {
     let number = text.parse().map_err(|error: ParseIntError| error.to_string())?;
     let most = STUDENT.len() as u64 + 1;
     if (1..=most).contains(&number) { Ok(number) } else { Err(format!("use 1 to {most} seeds")) }
 }
 
-/// What `--json` prints.
+/// The result that `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
     figures: &'static str,
@@ -117,15 +117,15 @@ pub struct Run {
     pub audited: Option<bool>,
     /// The promise that the run broke.
     pub failure: Option<String>,
-    /// Latencies by the region that transactions began in.
+    /// Latencies by the client's region.
     pub regions: BTreeMap<String, Summary>,
-    /// The latencies that 2 %, 4 %, … 100 % of all are not above.
+    /// The distribution function of the latencies: the 2nd, 4th, … 100th percentile.
     pub cdf_ms: Vec<f64>,
-    /// What nodes sent and received.
+    /// Network traffic of the nodes.
     pub mbit_s: MbitS,
 }
 
-/// What each node of a role sent and received on average, in Mbit/s.
+/// Average traffic of one node of each role, in Mbit/s.
 #[derive(Serialize)]
 pub struct MbitS {
     server_sent: f64,
@@ -148,16 +148,16 @@ impl MbitS {
     }
 }
 
-/// A short run with another load.
+/// The results of the shorter runs with one other load.
 struct Swept {
     protocol: &'static str,
-    /// Transactions a second, or clients.
+    /// The offered load: transactions a second, or clients.
     load: f64,
     result: RunResult,
 }
 
 impl Args {
-    /// Finds mistakes that are the same for every run, before any begins.
+    /// Checks, before any run begins, the options that all runs share.
     pub fn validate(&self) -> anyhow::Result<()> {
         self.placement.cluster()?;
         self.course.options(&self.workload, self.course.seed)?;
@@ -165,15 +165,16 @@ impl Args {
         Ok(())
     }
 
-    /// How the shorter runs go.
+    /// The course of the shorter runs.
     fn swept_course(&self) -> Course {
-        // What is sent before a cluster has elected its leaders must not count.
+        // Transactions that were submitted before the leaders were elected must not count.
         let warmup = Duration::from_secs(5);
         let duration = (self.course.duration / 6).max(warmup * 2);
         Course { duration, warmup: Some(warmup), ..self.course.clone() }
     }
 
-    /// Everything on the page beside what was compared.
+    /// Makes the other contents of the page (a journey for each protocol, the runs with other
+    /// loads) and writes the page.
     fn write_html(&self, path: &Path, compared: &[Compared], began: Instant) -> anyhow::Result<()> {
         let cluster = self.placement.cluster()?;
         let layout = map::Layout::new(&cluster);
@@ -195,7 +196,7 @@ impl Args {
             Ok((Some(Swept { protocol: name, load, result: run.result }), None))
         };
         let (mut swept, mut journeys) = (Vec::new(), Vec::new());
-        // The heaviest first: nothing else is left to do when they end.
+        // The journeys come last, because they are the shortest runs.
         let pool = Pool::of(self.threads);
         pool.shown("for the page", jobs as u64, job, |(run, journey)| {
             swept.extend(run);
@@ -254,7 +255,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let began = Instant::now();
     let jobs = compared.len() as u64 * args.seeds;
     let names: Vec<&str> = compared.iter().map(|one| one.protocol).collect();
-    // Seed by seed, so that what has been seen when somebody interrupts compares like with like.
+    // Seed by seed: after an interruption, the results so far are comparable.
     let job = |number: u64| {
         let which = (number % names.len() as u64) as usize;
         let seed = args.course.seed.wrapping_add(number / names.len() as u64);
@@ -280,7 +281,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     Ok(if runs.all(|run| run.failure.is_none()) { Status::Passed } else { Status::Failed })
 }
 
-/// The protocols asked for, in the registry's order.
+/// The protocols of `--protocols`, in the registry's order.
 fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
     let is_known = |name: &String| orthodrome_lab::rows().any(|row| row.name == name);
     if let Some(unknown) = names.iter().find(|name| *name != "all" && !is_known(name)) {
@@ -291,7 +292,7 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<Compared>> {
     if let Some((_, twice)) = names.iter().enumerate().find(is_repeated) {
         bail!("--protocols: names {twice} twice; name each protocol once");
     }
-    // A middleware is another thing: it replicates nothing, so `all` is without it.
+    // Protocols of the middleware replicate nothing, so `all` does not include them.
     let is_comparable = |row: &Row| registry::rows().any(|other| other.name == row.name);
     let wanted = |row: &&Row| {
         names.iter().any(|name| name == row.name || (name == "all" && is_comparable(row)))
@@ -324,7 +325,8 @@ fn print_json(args: &Args, compared: &[Compared], wall_seconds: f64) -> anyhow::
     })
 }
 
-/// A figure of a run, its name, and how many decimals it is worth.
+/// A column of the table: its name, its number of decimals, and the function that takes it from a
+/// run.
 pub type Column = (&'static str, usize, fn(&Run) -> f64);
 
 const COLUMNS: &[Column] = &[
@@ -340,7 +342,7 @@ const COLUMNS: &[Column] = &[
     ("bytes", 0, |run| run.result.bytes_per_txn),
 ];
 
-/// Latency by priority, where transactions of both kinds ran.
+/// Latency by priority, if transactions of both priorities ran.
 const BY_PRIORITY: &[Column] = &[
     ("p50 high", 1, |run| seen(&run.result.latency_ms.high, |latency| latency.p50)),
     ("p95 high", 1, |run| seen(&run.result.latency_ms.high, |latency| latency.p95)),
@@ -348,7 +350,7 @@ const BY_PRIORITY: &[Column] = &[
     ("p95 low", 1, |run| seen(&run.result.latency_ms.low, |latency| latency.p95)),
 ];
 
-/// Mean latency by how far transactions reach, where they differ in that.
+/// Mean latency by the distance of the data, if transactions differ in it.
 const BY_REACH: &[Column] = &[
     ("mean ms", 1, |run| seen(&run.result.latency_ms.all, |latency| latency.mean)),
     ("mean local", 1, |run| of_kind(run, Reach::Local)),
@@ -369,7 +371,7 @@ fn of_kind(run: &Run, reach: Reach) -> f64 {
     kind.map_or(f64::NAN, |kind| seen(&kind.latency_ms, |latency| latency.mean))
 }
 
-/// A latency, and no number where nothing ended that could have one.
+/// A figure of latencies; NaN if there are none.
 fn seen(summary: &Summary, figure: fn(&Summary) -> f64) -> f64 {
     if summary.n == 0 { f64::NAN } else { figure(summary) }
 }
@@ -379,7 +381,7 @@ pub fn columns() -> impl Iterator<Item = &'static Column> {
     COLUMNS.iter().chain(BY_PRIORITY).chain(BY_REACH).chain(BY_ROLE)
 }
 
-/// The figures for people.
+/// The figures as readable text.
 fn describe(args: &Args, compared: &[Compared], wall_seconds: f64) -> String {
     let Placement { topology, partitions, replicas, .. } = &args.placement;
     let Course { duration, seed, .. } = &args.course;
@@ -421,13 +423,13 @@ fn has_both(run: &Run) -> bool {
     run.result.latency_ms.high.n > 0 && run.result.latency_ms.low.n > 0
 }
 
-/// Whether some transactions reached further than others.
+/// Whether the distance of the data differs between transactions.
 fn differs_in_reach(run: &Run) -> bool {
     let kinds = Reach::ALL.iter().filter(|reach| run.result.kinds.contains_key(reach.name()));
     kinds.count() > 1
 }
 
-/// What people must know who read the figures.
+/// Remarks that a reader of the figures needs.
 fn remarks(compared: &[Compared]) -> Vec<String> {
     let mut remarks = Vec::new();
     for one in compared {
@@ -436,7 +438,7 @@ fn remarks(compared: &[Compared]) -> Vec<String> {
                 remarks
                     .push(format!("FAILED: {} with seed {}: {failure}", one.protocol, result.seed));
             }
-            // Those that did not end are not in the latencies.
+            // Transactions that did not end are not in the latencies.
             if f64::from(*outstanding) > 0.01 * result.committed as f64 {
                 remarks.push(format!(
                     "{} with seed {}: {} requests were still pending at the end, so the latencies are too low",

@@ -1,5 +1,6 @@
-//! `demo --middleware`: one database made of private PostgreSQL and MariaDB servers that are as far apart as four
-//! cities; money moves between them, a server and the proxy are killed, and the money is counted.
+//! `demo --middleware`: one database over private PostgreSQL and MariaDB servers that are as far
+//! apart as four cities. Clients move money between the servers, a server and the proxy are killed,
+//! and at the end the money is counted.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -28,10 +29,10 @@ const VICTIM: usize = 1;
 /// Accounts at each server, with [`BALANCE`] each.
 const ACCOUNTS: usize = 250;
 const BALANCE: usize = 1_000;
-/// How long branches may stay prepared at the end.
+/// The longest time that branches may stay prepared at the end.
 const SETTLE: Duration = Duration::from_secs(30);
 
-/// What is wanted.
+/// The options of the demonstration.
 pub struct Wish<'a> {
     pub seconds: u64,
     pub clients: u32,
@@ -40,20 +41,20 @@ pub struct Wish<'a> {
     pub dir: &'a Path,
 }
 
-/// What it came to, for `--json`.
+/// The result that `--json` prints.
 #[derive(Serialize)]
 struct Printed {
     sources: Vec<String>,
     /// Latencies in milliseconds of transfers, by where the two accounts are.
     latency_ms: BTreeMap<String, Summary>,
     committed: u64,
-    /// Told that they had no effect.
+    /// Transfers that had no effect, and whose client knows that.
     failed: u64,
-    /// The connection broke before they were told anything.
+    /// Transfers whose connection broke before the answer.
     unknown: u64,
-    /// What was killed, and for how long nothing committed afterwards, in milliseconds.
+    /// The killed processes, and the longest time without a commit after each, in milliseconds.
     killed: Vec<Killed>,
-    /// From the last transfer until nothing was prepared anywhere, in milliseconds.
+    /// Time from the last transfer until no branch was prepared anywhere, in milliseconds.
     settled_ms: f64,
     total_ok: bool,
     total: String,
@@ -77,7 +78,7 @@ struct Tally {
     failed: u64,
     unknown: u64,
     last: Option<Instant>,
-    /// The longest time without a commit since somebody looked.
+    /// The longest time without a commit since it was last read.
     gap: Duration,
 }
 
@@ -90,7 +91,7 @@ impl Tally {
         self.latencies.entry(what.to_owned()).or_default().record(nanos(took));
     }
 
-    /// Summaries by kind, and of all.
+    /// Summaries of latencies, by kind and of all transfers.
     fn latency_ms(&self) -> BTreeMap<String, Summary> {
         let one = |(what, samples): (&String, &Samples)| (what.clone(), Summary::of_nanos(samples));
         let mut latency_ms: BTreeMap<String, Summary> = self.latencies.iter().map(one).collect();
@@ -136,7 +137,7 @@ pub fn run(wish: &Wish<'_>) -> anyhow::Result<Status> {
     Ok(if printed.total_ok { Status::Passed } else { Status::Failed })
 }
 
-/// What each server is: of both kinds in turn where both are installed.
+/// The kind of each server: alternating, if both kinds are installed.
 fn kinds() -> anyhow::Result<[Dialect; 4]> {
     let (postgres, maria) = (Dialect::PostgreSql, Dialect::MariaDb);
     match (LocalServer::check(postgres), LocalServer::check(maria)) {
@@ -165,7 +166,7 @@ async fn fill(login: &Login<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Moves money until it is told to end.
+/// One client: moves money until the demonstration ends.
 async fn call(
     login: Login<'static>,
     number: u64,
@@ -208,7 +209,7 @@ async fn call(
             Err(Refused::Fault(fault)) if fault.sqlstate == "08007" => locked(&tally).unknown += 1,
             Err(Refused::Fault(_)) => {
                 locked(&tally).failed += 1;
-                // The failed block of a query batch ends with it.
+                // A failed transaction block stays open until `ROLLBACK`.
                 if open.text("ROLLBACK").await.is_err() {
                     client = None;
                 }
@@ -318,7 +319,7 @@ fn millis(span: Duration) -> f64 {
     (span.as_secs_f64() * 1e4).round() / 10.0
 }
 
-/// Waits until nothing is prepared anywhere.
+/// Waits until no branch is prepared anywhere; false if that takes too long.
 async fn settled(servers: &[LocalServer]) -> bool {
     let deadline = Instant::now() + SETTLE;
     for server in servers {
@@ -346,7 +347,7 @@ async fn settled(servers: &[LocalServer]) -> bool {
     true
 }
 
-/// A line a second on how it goes.
+/// Prints one line each second about the state of the run.
 struct View<'a> {
     tally: &'a Mutex<Tally>,
     begun: Instant,
@@ -355,7 +356,7 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    /// Shows how it goes for a time; false if Ctrl-C came first.
+    /// Shows the state of the run for a time; false if Ctrl-C came first.
     async fn follow(&self, time: Duration, headline: &str) -> bool {
         let end = tokio::time::sleep(time);
         tokio::pin!(end);
@@ -385,7 +386,7 @@ impl View<'_> {
     }
 }
 
-/// The summary for people.
+/// The summary as readable text.
 fn summary(printed: &Printed) -> String {
     let style = Style::new(std::io::stdout().is_terminal());
     let mut text = String::new();

@@ -35,11 +35,12 @@ use view::{Phase, View};
 const TOPOLOGY: &str = "azure5";
 const PARTITIONS: u32 = 5;
 const REPLICAS: u32 = 3;
-/// How many accounts the bank has.
+/// Number of accounts in the bank.
 const ACCOUNTS: u64 = 900;
-/// How many lists are in use at a time: enough that clients meet, not so few that they queue.
+/// Number of lists in use at a time: few enough that clients conflict, and enough that they do not
+/// queue.
 const LISTS: u64 = 200;
-/// How long nodes may take to end.
+/// Time limit for the shutdown of the nodes.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// Run a cluster of five regions on this machine; one region fails and comes back.
@@ -87,18 +88,19 @@ pub struct Args {
     json: bool,
 }
 
-/// What the demonstration came to, for `--json`.
+/// The result that `--json` prints.
 #[derive(Serialize)]
 struct Printed {
     protocol: String,
     topology: &'static str,
-    /// Latencies in milliseconds by the region that transactions were begun in.
+    /// Latencies in milliseconds by the client's region.
     regions: BTreeMap<String, Summary>,
     committed: u64,
-    /// From when the region was killed until it was started again; null without a fault.
-    committed_during_outage: Option<u64>,
-    /// The longest that any surviving region went without a commit after the kill; null without a
+    /// Transactions that committed between the kill and the restart of the region; null without a
     /// fault.
+    committed_during_outage: Option<u64>,
+    /// The longest time that a surviving region went without a commit after the kill, in
+    /// milliseconds; null without a fault.
     recovery_ms: Option<f64>,
     killed: Option<String>,
     latency_ms: LatencyMs,
@@ -136,7 +138,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let dir = common::directory(args.dir.as_deref(), "demo")?;
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let seen = runtime.block_on(show(args, row.name, &dir))?;
-    // Threads of nodes that were killed may still be winding up.
+    // Threads of killed nodes may still be ending.
     runtime.shutdown_background();
     seen.shared.results().finish_history()?;
     let verdict = check::judge(&history(&dir), model)?;
@@ -162,14 +164,14 @@ fn cluster() -> anyhow::Result<Cluster> {
 
 fn workloads() -> anyhow::Result<Vec<Box<dyn Workload>>> {
     let form = Some(Form::Mixed);
-    // The bank is audited at the end: a transaction that reads every account while all of them
-    // move would only wait for the others.
+    // The bank is audited only at the end: a transaction that reads every account while transfers
+    // run would mostly wait for them.
     let bank = Options { form, keys: Some(ACCOUNTS), read_only: Some(0.0), ..Options::default() };
     let lists = Options { form, keys: Some(LISTS), ..Options::default() };
     Ok(vec![workload::parse("bank", &bank)?, workload::parse("list-append", &lists)?])
 }
 
-/// What was seen.
+/// The observations of the run.
 struct Seen {
     shared: Arc<Shared>,
     audits: Vec<Audit>,
@@ -180,11 +182,11 @@ struct Seen {
 
 struct Outage {
     region: String,
-    /// Until the region was started again.
+    /// Observations from the kill to the restart.
     during: Watched,
 }
 
-/// Starts the planet, lets clients loose, breaks a region and mends it, and winds up.
+/// Starts the nodes and the clients, kills and restarts a region, and shuts down.
 async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result<Seen> {
     let map = cluster()?;
     let names: Vec<String> =

@@ -17,17 +17,17 @@ use tokio::runtime::Runtime;
 
 /// Transactions in flight at each gateway at once.
 const IN_FLIGHT_MAX: usize = 10_000;
-/// Bytes of the requests of these.
+/// Bytes of all requests in flight at one gateway.
 const BYTES_IN_FLIGHT_MAX: usize = 64 << 20;
-/// How long the regions have to find each other and elect leaders.
+/// Time limit for the regions to connect and elect leaders.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
-/// How long one gateway may take to answer; longer than the slowest transaction that nothing
-/// disturbs, about three times the longest round trip.
+/// Time limit for one answer of a gateway. It is longer than the slowest transaction of an
+/// undisturbed run, about three times the longest round trip.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one transaction may take, retries included.
+/// Time limit of one transaction, retries included.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The service that clients of one region use. Its runtime is its own, so that it can die as a process does:
+/// The gRPC service of one region. It has its own runtime, so it can end as a killed process does:
 /// at once, with every connection.
 struct RegionService {
     region: RegionId,
@@ -44,10 +44,10 @@ pub struct Planet {
 }
 
 impl Planet {
-    /// Starts one node and one gateway in each region, which speak `protocol`, data under `dir`.
+    /// Starts one node and one gateway in each region with `protocol`, and with data under `dir`.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The operating system refused something.
     pub async fn start(protocol: &'static str, map: Cluster, dir: &Path) -> anyhow::Result<Self> {
         let map = Arc::new(map);
         let plan = Plan {
@@ -104,7 +104,7 @@ impl Planet {
         Ok(())
     }
 
-    /// How clients in `region` reach the planet: their own gateway first, then by distance.
+    /// The client configuration for `region`: its own gateway first, then the others by distance.
     pub fn config(&self, region: RegionId) -> Config {
         let mut services: Vec<&RegionService> = self.services.iter().collect();
         services.sort_by_key(|service| {
@@ -115,13 +115,13 @@ impl Planet {
             .deadline(DEADLINE)
     }
 
-    /// Waits until a transaction over every partition has committed from every region.
+    /// Waits until each region has committed a transaction over every partition.
     ///
     /// # Errors
-    /// None did in time.
+    /// A region did not in time.
     pub async fn ready(&self) -> anyhow::Result<()> {
         let one = |region: RegionId| {
-            // Keys of its own, so that the regions need not wait for each other.
+            // Each region uses its own keys, so that regions do not wait for each other.
             let mut keys = BTreeMap::new();
             for number in 0..10_000 {
                 let key = Key::from(format!("ready-{region}-{number}"));
@@ -169,7 +169,7 @@ impl Planet {
     /// Starts a killed region again, with the data on its disk.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The operating system refused something.
     pub async fn restart(&mut self, region: RegionId) -> anyhow::Result<()> {
         let mut services = std::mem::take(&mut self.services);
         let mut outcome: anyhow::Result<()> = Ok(());
@@ -187,7 +187,7 @@ impl Planet {
             .with_context(|| format!("cannot restart region {}", self.map.topology.name_of(region)))
     }
 
-    /// Ends everything in good order.
+    /// Shuts all nodes down in an orderly way.
     pub async fn shutdown(self, within: Duration) {
         self.nodes.shutdown(within).await;
         for runtime in self.services.into_iter().filter_map(|service| service.runtime) {

@@ -1,4 +1,4 @@
-//! What people see while the demonstration runs.
+//! The live view of the demonstration.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
@@ -14,24 +14,24 @@ use crate::load::results::Watched;
 use crate::output;
 use crate::style::Style;
 
-/// How often the table is drawn.
+/// Interval between two drawings of the table.
 const REDRAW: Duration = Duration::from_millis(250);
 const REDRAWS_PER_SECOND: u32 = 4;
 /// Width of the bar that shows how much time has passed.
 const BAR: u64 = 30;
 
-/// What is going on.
+/// The phase of the demonstration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Every region lives.
+    /// All regions run.
     Calm,
     /// This one is dead.
     Outage(RegionId),
-    /// This one is back; that is what was seen while it was dead.
+    /// This region is back; with the observations from the time when it was dead.
     Back(RegionId, Watched),
 }
 
-/// A table that redraws itself on a terminal, or else a line a second.
+/// A table that is redrawn on a terminal, or one line each second if there is no terminal.
 pub struct View {
     shared: Arc<Shared>,
     names: Vec<String>,
@@ -44,18 +44,18 @@ pub struct View {
 }
 
 impl View {
-    /// A view on the clients' results.
+    /// A view of the clients' results.
     pub fn new(shared: Arc<Shared>, names: Vec<String>, seconds: u64, style: Style) -> Self {
         let is_tty = std::io::stderr().is_terminal();
         Self { shared, names, seconds, style, is_tty, drawn: 0, ticks: 0, is_interrupted: false }
     }
 
-    /// What clients share.
+    /// The state that the clients share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Shows how it goes for a time; false if Ctrl-C came first.
+    /// Shows the state of the run for a time; false if Ctrl-C came first.
     pub async fn follow(&mut self, time: Duration, phase: Phase) -> bool {
         if self.is_interrupted {
             return false;
@@ -89,7 +89,7 @@ impl View {
         }
     }
 
-    /// Takes leave of the live view.
+    /// Ends the live view with a last line.
     pub fn end(&mut self, farewell: &str) {
         note!("{}", self.style.dim(farewell));
     }
@@ -122,7 +122,7 @@ impl View {
         }
     }
 
-    /// One line for whoever reads a log.
+    /// One line for a log.
     fn line(&self, phase: Phase) -> String {
         let headline = self.headline(phase);
         let results = self.shared.results();
@@ -142,8 +142,8 @@ impl View {
     fn draw(&mut self, phase: Phase) {
         let text = self.screen(phase);
         let mut stderr = std::io::stderr().lock();
-        // Up to where the last table began, and everything below it away. A terminal that cannot be
-        // written to is no reason to stop.
+        // Moves to the beginning of the last table and deletes everything below. A failure to write
+        // to the terminal is no reason to stop.
         if self.drawn > 0 {
             let _ = write!(stderr, "\x1b[{}A\x1b[J", self.drawn);
         }
@@ -198,7 +198,7 @@ impl View {
     }
 }
 
-/// A latency of those that `of` sums up; a dash where there are none.
+/// A latency of a summary; a dash if the summary is empty.
 fn figure(of: &Summary, millis: f64) -> String {
     if of.n == 0 { "–".into() } else { format!("{millis:.0}") }
 }

@@ -1,4 +1,5 @@
-//! One client: asks for one transaction at a time through the client library, and keeps what it saw.
+//! One client: submits one transaction at a time through the client library, and records what it
+//! saw.
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -19,8 +20,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::driver::{Shared, Source};
 use super::results::{Commit, Ended, Failed};
 
-/// How long a client goes on asking for an outcome that nobody could tell within the deadline,
-/// before it leaves it open in the history.
+/// How long a client keeps asking for an outcome that was unknown at the deadline. After that, the
+/// outcome stays unknown in the history.
 const DOUBT_MAX: Duration = Duration::from_secs(15);
 
 /// One client of the load, connected to the cluster.
@@ -34,7 +35,7 @@ impl LoadClient {
     /// Connects.
     ///
     /// # Errors
-    /// Why no gateway took the client.
+    /// No gateway accepted the client.
     pub async fn connect(
         config: Config,
         index: u32,
@@ -46,12 +47,12 @@ impl LoadClient {
         Ok(Self { client, seen, issuer })
     }
 
-    /// Who this is to a workload.
+    /// The client's identity for a workload.
     pub fn issuer(&self) -> Issuer {
         self.issuer
     }
 
-    /// Has one request done that arrived at `arrived`, and says what came of it.
+    /// Runs one request that arrived at `arrived`, and returns its result.
     pub async fn ask(
         &mut self,
         shared: &Shared,
@@ -167,7 +168,7 @@ impl LoadClient {
     }
 }
 
-/// Goes on asking for an outcome, at every gateway, and corrects the last attempt if it is learned.
+/// Keeps asking every gateway for an outcome, and corrects the last attempt if it learns one.
 async fn settle(doubt: InDoubt, seen: &mut [Seen]) -> Result<(), Failed> {
     let (known, result) = match doubt.resolve_within(DOUBT_MAX).await {
         Told::Committed(committed) => (Outcome::Committed(committed.timestamp), Ok(())),
@@ -194,7 +195,7 @@ fn aborted(seen: &Seen) -> Option<AbortReason> {
 }
 
 impl Shared {
-    /// Turns what was seen of a request into lines of the history and findings.
+    /// Makes lines of the history and findings from the observations of a request.
     fn take_down(&self, source: &Source, request: &Request, seen: &[Seen], ended: &mut Ended) {
         let last = seen.last().map(|last| last.txn);
         for attempt in seen {
@@ -221,7 +222,7 @@ impl Shared {
         reads: Option<&Reads>,
         last: Option<TxnId>,
     ) -> Result<Entry, RecordError> {
-        // Reconnaissance for a general transaction stands for itself.
+        // Reconnaissance for a general transaction is a request of its own.
         let mut request = Cow::Borrowed(request);
         if seen.is_read_only && request.kind == Kind::General {
             let reads = reads.into_iter().flat_map(|reads| reads.keys().cloned()).collect();
@@ -232,7 +233,7 @@ impl Shared {
         let time = |at: Instant| Time(nanos(at.saturating_duration_since(self.started)));
         let decision = match (&request.kind, reads) {
             (Kind::Interactive, Some(reads)) => Some(source.decide(request, reads)),
-            // An attempt that ended before its last round decided nothing.
+            // An attempt that ended before its last round made no decision.
             (Kind::General, Some(reads)) => match source.step(request, reads) {
                 Step::Read(_) => None,
                 Step::Decide(decision) => Some(decision),
@@ -242,8 +243,8 @@ impl Shared {
         };
         let completed = match seen.outcome {
             Outcome::Unknown => None,
-            // It committed, but what it read was lost with the first answer. Without its reads it
-            // cannot be judged as committed; as unknown it still may be.
+            // It committed, but its reads were lost with the first answer. Without reads it cannot
+            // be checked as committed, so the history has it as unknown.
             Outcome::Committed(_) if reads.is_none() => None,
             outcome @ (Outcome::Committed(_) | Outcome::Aborted(_)) => {
                 Some((time(seen.ended), outcome))
@@ -263,7 +264,7 @@ impl Shared {
     }
 }
 
-/// Where a run keeps a key: apart from what other runs on the same cluster keep.
+/// A key with the prefix of this run, so that runs on one cluster use different keys.
 pub fn prefixed(prefix: &str, key: &Key) -> Key {
     if prefix.is_empty() {
         return key.clone();

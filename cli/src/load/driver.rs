@@ -1,4 +1,4 @@
-//! Clients in every region that put workloads to a cluster through the client library.
+//! Clients in every region, which submit workloads to a cluster through the client library.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,12 +17,12 @@ use tokio::task::JoinSet;
 use super::client::{LoadClient, prefixed};
 use super::results::{Failed, Results};
 
-/// Pause of a client whose request was refused at once, so that it does not ask in a tight loop.
+/// Pause of a client whose request was refused at once, so that it does not retry in a tight loop.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
-/// How often the audit at the end is tried; each try takes up to the client's deadline.
+/// Number of tries of the final audit; each takes up to the client's deadline.
 const AUDITS_MAX: u32 = 4;
 
-/// How long it waits in between.
+/// Pause between these tries.
 const AUDIT_PAUSE: Duration = Duration::from_millis(500);
 
 /// A workload that many clients draw from.
@@ -66,60 +66,60 @@ impl Source {
     }
 }
 
-/// Where some of the clients are.
+/// A place where some of the clients are.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// The region.
     pub region: RegionId,
-    /// How they reach the cluster: the gateways of their region first, then the others by distance.
+    /// Their configuration: the gateways of their region first, then the others by distance.
     pub config: Config,
 }
 
-/// When transactions are begun.
+/// When transactions are submitted.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Pace {
-    /// Each client begins its next when its last has ended.
+    /// Each client submits its next transaction when the last one has ended.
     Closed,
-    /// The same, but clients join one by one, the last of them after this time.
+    /// The same, but clients start one by one, the last of them after this time.
     Rising(Duration),
-    /// So many a second over all clients, at random moments, whatever the answers.
+    /// At a rate over all clients, at random moments, regardless of answers.
     Open {
         /// The rate.
         per_second: f64,
     },
 }
 
-/// What to do.
+/// The plan of a run.
 #[derive(Debug)]
 pub struct Plan {
     /// Where clients are.
     pub sites: Vec<Site>,
-    /// Their parts of the load: clients are dealt out by them, and so are arrivals.
+    /// The shares of the load of the regions; clients and arrivals are distributed accordingly.
     pub origins: Origins,
-    /// What they ask for; each client sticks to one, in turn.
+    /// The workloads; each client uses one of them, in turn.
     pub workloads: Vec<Box<dyn Workload>>,
-    /// How many there are.
+    /// Number of clients.
     pub clients: u32,
-    /// When they ask.
+    /// When clients submit transactions.
     pub pace: Pace,
-    /// Of the draws of workloads.
+    /// The seed of the workloads.
     pub seed: u64,
-    /// What the keys of this run start with; none to take it from the id of its first client.
+    /// The prefix of this run's keys; none to take the id of its first client.
     pub prefix: Option<String>,
     /// Names of regions, by id.
     pub regions: Vec<String>,
-    /// The least that transactions need, if that is known.
+    /// The latency floors of transactions, if they are known.
     pub floor: Option<Floor>,
-    /// Where findings go.
+    /// The results.
     pub results: Results,
 }
 
-/// What clients share.
+/// The state that clients share.
 #[derive(Debug)]
 pub struct Shared {
     /// The start of the run.
     pub started: Instant,
-    /// What the keys of this run start with.
+    /// The prefix of this run's keys.
     pub prefix: String,
     regions: Vec<String>,
     floor: Option<Floor>,
@@ -128,7 +128,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// The results, for a moment.
+    /// The results, locked.
     pub fn results(&self) -> MutexGuard<'_, Results> {
         self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -138,7 +138,7 @@ impl Shared {
         self.regions.get(usize::from(region.0)).map_or("?", String::as_str)
     }
 
-    /// The least that any protocol needs for this request.
+    /// The latency floor of this request.
     pub fn floor(&self, home: RegionId, request: &Request) -> Option<Duration> {
         let floor = self.floor.as_ref()?;
         if self.prefix.is_empty() {
@@ -147,7 +147,7 @@ impl Shared {
         Some(floor.of(home, &self.moved(request)))
     }
 
-    /// How far this request reaches.
+    /// The distance of this request's data.
     pub fn reach(&self, home: RegionId, request: &Request) -> Option<Reach> {
         let floor = self.floor.as_ref()?;
         if self.prefix.is_empty() {
@@ -162,22 +162,22 @@ impl Shared {
         Request { reads, writes, ..request.clone() }
     }
 
-    /// Asks all clients to stop after what they are at.
+    /// Asks all clients to stop after their current request.
     pub fn stop(&self) {
         self.stop.send_replace(true);
     }
 }
 
-/// What the audit of one workload at the end found.
+/// The result of the final audit of one workload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Audit {
     /// The workload.
     pub workload: String,
-    /// What is wrong, if anything is.
+    /// The problem that the audit found, if any.
     pub problem: Option<String>,
 }
 
-/// A run under way.
+/// A running load.
 #[derive(Debug)]
 pub struct Driver {
     shared: Arc<Shared>,
@@ -187,7 +187,7 @@ pub struct Driver {
     tasks: JoinSet<()>,
 }
 
-/// What one task needs to be a client.
+/// The state of one client's task.
 struct Task {
     shared: Arc<Shared>,
     source: Arc<Source>,
@@ -197,7 +197,7 @@ struct Task {
 }
 
 impl Driver {
-    /// Connects all clients, then lets them begin.
+    /// Connects all clients, then starts them.
     ///
     /// # Errors
     /// A client found no gateway.
@@ -273,8 +273,8 @@ impl Driver {
         &self.shared
     }
 
-    /// Stops the clients, waits until each knows what became of its last request, and has every
-    /// workload judge the whole database, where it can.
+    /// Stops the clients, and waits until each knows the outcome of its last request. Then audits
+    /// the whole database with every workload that has an audit.
     pub async fn finish(mut self) -> (Arc<Shared>, Vec<Audit>) {
         self.shared.stop();
         while let Some(ended) = self.tasks.join_next().await {
@@ -303,13 +303,14 @@ impl Driver {
                 Ok(found) => return Some(Audit { workload, problem: found }),
                 Err(why) => problem = Some(why),
             }
-            // What somebody left in doubt may have happened between two of the requests.
+            // A transaction of unknown outcome may have taken effect between two of the requests.
             tokio::time::sleep(AUDIT_PAUSE).await;
         }
         Some(Audit { workload, problem })
     }
 
-    /// Reads everything once, and says what is wrong with it; or why nothing is known yet.
+    /// Reads everything once. Returns the problem that it finds, or why the result is not known
+    /// yet.
     async fn audit_once(
         &self,
         source: &Source,
@@ -341,7 +342,7 @@ impl Driver {
     }
 }
 
-/// Connects clients, dealt out over the sites; each with the index of its site.
+/// Connects clients, distributed over the sites; each with the index of its site.
 async fn connect_all(
     sites: &[Site],
     origins: &mut Origins,
@@ -369,7 +370,7 @@ impl Task {
     async fn closed(mut self, client: LoadClient, joins: Duration) {
         let mut client = Some(client);
         let mut stop = self.shared.stop.subscribe();
-        // Whichever comes first: its turn, or the end.
+        // Waits for the client's start or the end of the run, whichever comes first.
         let _ = tokio::time::timeout(joins, stop.wait_for(|stopped| *stopped)).await;
         while !*stop.borrow() {
             self.once(&mut client, Instant::now).await;
@@ -389,7 +390,7 @@ impl Task {
         }
     }
 
-    /// Does one request; reconnects first where the last one ended in doubt.
+    /// Runs one request; reconnects first if the last one has an unknown outcome.
     async fn once(&mut self, slot: &mut Option<LoadClient>, arrived: impl Fn() -> Instant) {
         let client = match slot {
             Some(client) => client,
@@ -415,8 +416,8 @@ impl Task {
         };
         self.shared.results().record(ended);
         if is_in_doubt {
-            // What it asked for may still happen while its next requests run, which no one client
-            // would do; so it goes on as another.
+            // The transaction may still take effect while this client's next requests run. No
+            // single client behaves so, so it continues as a new client.
             *slot = None;
         }
         if is_refused {
@@ -443,7 +444,7 @@ async fn arrivals(
             () = tokio::time::sleep_until(due) => {}
             _ = stop.wait_for(|stop| *stop) => return,
         }
-        // The latency of a request counts from when it was due, however late it is taken up.
+        // The latency of a request counts from when it was due, even if a client takes it later.
         if queue.try_send(due.into_std()).is_err() {
             shared.results().shed();
         }

@@ -28,11 +28,11 @@ use crate::{Status, check, output};
 use driver::{Audit, Driver, Pace, Plan, Shared, Site};
 use results::Results;
 
-/// Clients of an open loop: enough for this many seconds of arrivals to be pending at once.
+/// Number of seconds of arrivals that the clients of an open loop can have pending at once.
 const OPEN_LOOP_SECONDS: f64 = 2.0;
 /// Maximum number of clients of an open loop; each has its own connection.
 const OPEN_LOOP_CLIENTS_MAX: u32 = 1_000;
-/// How long a gateway may take to say where it is.
+/// Time limit for a gateway's description of itself.
 const DESCRIBE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Run a workload against a running cluster, measure it, and check the answers.
@@ -75,15 +75,15 @@ pub struct Args {
     json: bool,
 }
 
-/// Everything a run came to, for `--json`. What a real cluster does not tell its clients (messages,
-/// bytes, round trips, paths) is left out.
+/// The result that `--json` prints. Figures that clients of a real cluster cannot observe
+/// (messages, bytes, round trips, paths) are left out.
 #[derive(Serialize)]
 struct Printed {
     protocol: String,
     cluster: String,
     workload: String,
     seed: u64,
-    /// When the clock of the history began, in microseconds since the Unix epoch.
+    /// Time zero of the history, in microseconds since the Unix epoch.
     started_unix_us: u64,
     wall_seconds: f64,
     offered_tps: f64,
@@ -91,17 +91,17 @@ struct Printed {
     committed: u64,
     aborted_attempts: u64,
     failed: u64,
-    /// Of those that failed: requests whose outcome nobody could tell.
+    /// Failed requests whose outcome is unknown.
     unknown: u64,
-    /// Of those that failed: requests turned away because every client was busy.
+    /// Failed requests that were refused because every client was busy.
     shed: u64,
     commit_rate: f64,
     latency_ms: BTreeMap<String, Summary>,
     regions: BTreeMap<String, Summary>,
-    /// Latency by kind; how far transactions reach is left out where `floor_ratio` is.
+    /// Latency by kind. Distances are left out where `floor_ratio` is.
     kinds: BTreeMap<String, OfKind>,
-    /// Latency by the least that any protocol would need; left out if the cluster does not say which
-    /// partition holds a key.
+    /// Latency divided by the latency floor; left out if the cluster does not say which partition
+    /// holds a key.
     #[serde(skip_serializing_if = "Option::is_none")]
     floor_ratio: Option<FloorRatio>,
     total_ok: bool,
@@ -110,16 +110,16 @@ struct Printed {
     history: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     check: Option<Check>,
-    /// Figures are of real processes on real clocks.
+    /// Always true: the figures are of real processes on real clocks.
     measured: bool,
     commit: &'static str,
 }
 
-/// Where the history goes.
+/// The file of the history.
 enum HistoryFile {
     None,
     Kept(PathBuf),
-    /// Removed at the end if nothing is wrong with it.
+    /// A file that is removed at the end if every check passes.
     Temporary(PathBuf),
 }
 
@@ -203,7 +203,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         && printed.findings.is_empty()
         && printed.check.as_ref().is_none_or(|check| check.ok);
     if let (HistoryFile::Temporary(path), true) = (&file, is_kept) {
-        // It is only a copy of what was checked; nobody misses it.
+        // The history was checked, so a failure to remove it does not matter.
         let _ = std::fs::remove_file(path);
     }
     if args.json {
@@ -214,7 +214,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     Ok(if is_kept { Status::Passed } else { Status::Failed })
 }
 
-/// The sites of the endpoints given, and what the cluster says of itself.
+/// The sites of the given endpoints, and the cluster's description of itself.
 async fn sites(args: &Args) -> anyhow::Result<(ClusterInfo, Vec<Site>)> {
     let mut known: Vec<(String, ClusterInfo)> = Vec::new();
     let mut silent: Vec<String> = Vec::new();
@@ -259,7 +259,7 @@ async fn sites(args: &Args) -> anyhow::Result<(ClusterInfo, Vec<Site>)> {
     Ok((about.clone(), sites))
 }
 
-/// Which part of the load begins at each site.
+/// The share of the load that each site submits.
 fn origins(
     workload: &WorkloadArgs,
     about: &ClusterInfo,
@@ -286,7 +286,7 @@ async fn describe(
     Client::connect(config).await?.describe().await
 }
 
-/// What a cluster's histories are held to.
+/// The consistency model that a cluster's histories are checked against.
 fn model(keyspace: &KeyspaceInfo) -> anyhow::Result<Model> {
     match keyspace.guarantee.as_str() {
         "strict serializability" | "strict-serializable" => Ok(Model::StrictSerializable),
@@ -309,7 +309,7 @@ fn pace(args: &Args, sites: usize) -> (u32, Pace) {
     }
 }
 
-/// Runs the clients for a time, or until Ctrl-C, and shows how it goes.
+/// Runs the clients for a time, or until Ctrl-C, and shows progress.
 async fn drive(
     plan: Plan,
     duration: Duration,
@@ -373,7 +373,7 @@ fn progress_line(shared: &Shared, duration: Duration) -> String {
     line
 }
 
-/// What a run found, before it is put into a form.
+/// The findings of a run, before they are formatted.
 struct Found<'a> {
     about: &'a ClusterInfo,
     keyspace: &'a KeyspaceInfo,
@@ -442,7 +442,7 @@ impl Found<'_> {
         }
     }
 
-    /// The result for people.
+    /// The result as readable text.
     fn describe(&self, printed: &Printed) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -489,7 +489,7 @@ impl Found<'_> {
     }
 }
 
-/// Latencies in a table, in milliseconds.
+/// A table of latencies in milliseconds.
 pub fn latency_table<'a>(
     rows: impl Iterator<Item = (&'a String, &'a Summary)>,
 ) -> comfy_table::Table {
@@ -508,7 +508,7 @@ pub fn latency_table<'a>(
     output::table(&["latency, ms", "commits", "p50", "p90", "p95", "p99", "max"], rows)
 }
 
-/// A verdict in the form of results.
+/// A verdict as a part of the results.
 pub fn check_of(verdict: &Verdict) -> Check {
     let first = verdict.anomalies.first();
     let anomaly = first.map(|anomaly| format!("{}: {}", anomaly.kind, anomaly.problem));

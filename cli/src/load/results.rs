@@ -1,4 +1,4 @@
-//! What a run under load found: latencies, counts, the history, and what must not happen.
+//! Results of a run: latencies, counts, the history, and broken promises.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -13,33 +13,33 @@ use orthodrome_eval::history::{Entry, Writer};
 use orthodrome_eval::metrics::{Counters, Latencies, Summary};
 use orthodrome_eval::workload::Reach;
 
-/// How far back the live view looks.
+/// Number of seconds that the live view covers.
 const WINDOW: usize = 5;
-/// Broken promises that are kept word for word; the rest are counted.
+/// Number of broken promises that are kept in full; the rest are counted.
 const FINDINGS_MAX: usize = 8;
 
-/// Everything that clients report, in bounded memory: the history goes to its file.
+/// All reports of clients, in bounded memory: the history goes to its file.
 #[derive(Debug)]
 pub struct Results {
     /// Latencies of committed requests.
     pub latencies: Latencies,
     /// Counts.
     pub counters: Counters,
-    /// Requests whose outcome nobody could tell.
+    /// Requests of unknown outcome.
     pub unknown: u64,
-    /// Requests that arrived while everybody was busy and that were turned away.
+    /// Requests that were refused because every client was busy.
     pub shed: u64,
     findings: Vec<String>,
     findings_more: u64,
     history: Option<Writer<BufWriter<File>>>,
     history_error: Option<io::Error>,
     trouble: Option<String>,
-    /// Latencies of the last seconds, the current second last.
+    /// Latencies of the last seconds, one entry for each second, the current second last.
     recent: VecDeque<Latencies>,
     watch: Option<Watch>,
 }
 
-/// Watches for silence: the time that a region goes without a commit.
+/// A watch measures the longest time that a region goes without a commit.
 #[derive(Debug)]
 struct Watch {
     since: Instant,
@@ -48,44 +48,44 @@ struct Watch {
     committed: u64,
 }
 
-/// What was seen during a watch.
+/// The results of a watch.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Watched {
-    /// The longest that any watched region went without a commit.
+    /// The longest time that any watched region went without a commit.
     pub longest_silence: Duration,
     /// Requests committed.
     pub committed: u64,
 }
 
-/// One request that ended.
+/// A request that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// The region it was last begun in.
+    /// The region in which its last attempt was submitted.
     pub home: RegionId,
-    /// How much it mattered.
+    /// Its priority.
     pub priority: Priority,
-    /// What became of it.
+    /// Its result.
     pub result: Result<Commit, Failed>,
     /// Why its attempts aborted.
     pub aborts: Vec<AbortReason>,
     /// Lines for the history.
     pub entries: Vec<Entry>,
-    /// What the request found broken.
+    /// Broken promises that the request found.
     pub findings: Vec<String>,
-    /// What its last attempt read, if it was told.
+    /// The reads of its last attempt, if its client received them.
     pub reads: Option<Reads>,
 }
 
 /// A request that committed.
 #[derive(Clone, Copy, Debug)]
 pub struct Commit {
-    /// From its arrival until its client knew.
+    /// From its arrival until its client received the answer.
     pub latency: Duration,
-    /// The least that any protocol would need, if that is known.
+    /// The latency floor, if it is known.
     pub floor: Option<Duration>,
-    /// Which of the workload's transactions it is.
+    /// The name of the workload's transaction.
     pub name: &'static str,
-    /// How far it reaches, if that is known.
+    /// The distance of its data, if it is known.
     pub reach: Option<Reach>,
 }
 
@@ -94,9 +94,9 @@ pub struct Commit {
 pub enum Failed {
     /// It had no effect, for this reason.
     Aborted(String),
-    /// Its own guard or closure refused it, as the workload means some to.
+    /// Its own guard or closure refused it, as the workload intends for some.
     Refused,
-    /// Nobody can tell.
+    /// The outcome is unknown, for this reason.
     Unknown(String),
 }
 
@@ -126,7 +126,7 @@ impl Results {
         })
     }
 
-    /// Takes down a request that ended now.
+    /// Records a request that has just ended.
     pub fn record(&mut self, ended: Ended) {
         let Ended { home, priority, result, aborts, entries, findings, reads: _ } = ended;
         self.counters.offered += 1;
@@ -166,7 +166,7 @@ impl Results {
         self.keep(&entries, findings);
     }
 
-    /// Keeps lines of the history and findings that belong to no measured request.
+    /// Records lines of the history and findings that belong to no measured request.
     pub fn keep(&mut self, entries: &[Entry], findings: Vec<String>) {
         for entry in entries {
             self.write(entry);
@@ -176,14 +176,14 @@ impl Results {
         }
     }
 
-    /// Takes down a request that was turned away because every client was busy.
+    /// Records a request that was refused because every client was busy.
     pub fn shed(&mut self) {
         self.counters.offered += 1;
         self.counters.failed += 1;
         self.shed += 1;
     }
 
-    /// Takes down a broken promise.
+    /// Records a broken promise.
     pub fn finding(&mut self, finding: String) {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(finding);
@@ -198,12 +198,12 @@ impl Results {
         self.findings.iter().cloned().chain(more).collect()
     }
 
-    /// Takes down what stands in the way of clients, for people who wonder.
+    /// Records why clients make no progress, to be shown to the user.
     pub fn trouble(&mut self, trouble: String) {
         self.trouble = Some(trouble);
     }
 
-    /// The latest trouble, once.
+    /// Takes the latest recorded trouble.
     pub fn take_trouble(&mut self) -> Option<String> {
         self.trouble.take()
     }
@@ -217,7 +217,7 @@ impl Results {
         }
     }
 
-    /// A second has passed: the live view moves on.
+    /// Must be called once a second: begins the next second of the live view.
     pub fn tick(&mut self) {
         self.recent.push_back(Latencies::default());
         while self.recent.len() > WINDOW {
@@ -225,7 +225,7 @@ impl Results {
         }
     }
 
-    /// Commits a second and latencies of the last seconds, of one region or of all.
+    /// Commits a second and latencies in the last seconds, of one region or of all.
     pub fn recent(&self, wanted: impl Fn(Priority, RegionId) -> bool) -> (f64, Summary) {
         let mut all = Latencies::default();
         for second in &self.recent {
@@ -235,20 +235,20 @@ impl Results {
         (latency.n as f64 / self.recent.len().max(1) as f64, latency)
     }
 
-    /// Starts to watch these regions for silence.
+    /// Starts a watch on these regions.
     pub fn watch(&mut self, regions: impl IntoIterator<Item = RegionId>) {
         let since = Instant::now();
         let last = regions.into_iter().map(|region| (region, since)).collect();
         self.watch = Some(Watch { since, last, longest: Duration::ZERO, committed: 0 });
     }
 
-    /// Time since the watch began and what it has seen so far, if there is one.
+    /// The time since the watch began and its results so far, if there is one.
     pub fn watched(&self) -> Option<(Duration, Watched)> {
         let watch = self.watch.as_ref()?;
         Some((watch.since.elapsed(), watch.seen(Instant::now())))
     }
 
-    /// Ends the watch.
+    /// Ends the watch and returns its results.
     pub fn end_watch(&mut self) -> Option<Watched> {
         let watch = self.watch.take()?;
         Some(watch.seen(Instant::now()))

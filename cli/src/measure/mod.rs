@@ -95,12 +95,12 @@ pub struct Args {
     json: bool,
 }
 
-/// What the servers are.
+/// The kinds of the servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Sources {
     Postgresql,
     Mariadb,
-    /// Of both kinds in turn.
+    /// Both kinds in turn.
     Mixed,
 }
 
@@ -123,7 +123,7 @@ impl Sources {
     }
 }
 
-/// What `--json` prints.
+/// The result that `--json` prints.
 #[derive(Serialize)]
 struct Printed {
     measured: bool,
@@ -147,26 +147,26 @@ struct Run {
     rounds: u8,
     /// Commits a second.
     throughput: f64,
-    /// Of transactions that committed.
+    /// Latency of committed transactions.
     latency_ms: Summary,
-    /// Of those that are at one server.
+    /// Latency of committed transactions at one server.
     centralized_ms: Summary,
-    /// Of those that are at two.
+    /// Latency of committed transactions at two servers.
     distributed_ms: Summary,
-    /// Those that were told that they had no effect, in per cent of all that ended.
+    /// Percentage of the transactions that aborted, of all that ended.
     abort_percent: f64,
-    /// What those were told, and how many.
+    /// Error messages of aborted transactions, and how often each came.
     aborts: BTreeMap<String, u64>,
-    /// Outcomes that were not known.
+    /// Number of unknown outcomes.
     unknown: u64,
-    /// How busy all processors of this machine were, in per cent.
+    /// Utilization of all processors of this machine, in per cent.
     processor_percent: f64,
 }
 
-/// Measures.
+/// Runs the measurements.
 ///
 /// # Errors
-/// Servers or proxies do not start, or somebody lost their connection.
+/// Servers or proxies do not start, or a client loses its connection.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     for sources in &args.sources {
         for kind in sources.kinds() {
@@ -223,7 +223,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     Ok(Status::Passed)
 }
 
-/// A directory, taken away in the end unless somebody named it.
+/// A directory, removed at the end unless `--dir` names it.
 struct Folder {
     path: PathBuf,
     is_kept: bool,
@@ -233,7 +233,7 @@ impl Folder {
     fn new(named: Option<&Path>) -> anyhow::Result<Self> {
         let path = common::directory(named, "measure")?;
         let folder = Self { path, is_kept: named.is_some() };
-        // The servers' lesser users must get through.
+        // The servers run as users with fewer rights, who must be able to open files below.
         std::fs::set_permissions(
             &folder.path,
             std::os::unix::fs::PermissionsExt::from_mode(0o755),
@@ -250,7 +250,7 @@ impl Drop for Folder {
     }
 }
 
-/// Rows by the servers' own means, a part at each.
+/// Inserts the rows at the servers directly, without the proxy.
 async fn fill(args: &Args, servers: &[LocalServer]) -> anyhow::Result<()> {
     let (rows, bytes) = (args.rows, args.value_bytes);
     let fills = servers.iter().enumerate().map(|(place, server)| async move {
@@ -266,7 +266,8 @@ async fn fill(args: &Args, servers: &[LocalServer]) -> anyhow::Result<()> {
             ),
         };
         let mut client = Client::enter(&server.login()).await?;
-        // PostgreSQL vacuums outside of the transaction that a query batch of several statements is.
+        // PostgreSQL refuses `VACUUM` in a transaction, and a query batch of several statements is
+        // one.
         for one in text.split("; ") {
             client.text(one).await?;
         }
@@ -276,7 +277,7 @@ async fn fill(args: &Args, servers: &[LocalServer]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One row of the table, to be measured.
+/// The parameters of one row of the table.
 struct Case<'a> {
     sources: Sources,
     mode: &'a str,
@@ -285,7 +286,7 @@ struct Case<'a> {
     rounds: u8,
 }
 
-/// What terminals have seen since the last look.
+/// Results of the terminals since they were last taken.
 #[derive(Default)]
 struct Tally {
     centralized: Samples,
@@ -334,7 +335,7 @@ impl Case<'_> {
         let file = ProxyFile::new(self.mode, &ports, secret, table)?;
         let text = settings + &file.text(servers);
         let proxy = Process::start("proxy", dir, "proxy", &text)?;
-        // Its own clients, where all servers are of one kind.
+        // Clients use the protocol of the servers if all servers are of one kind.
         let login = file.login(match self.sources {
             Sources::Mariadb => Dialect::MariaDb,
             Sources::Postgresql | Sources::Mixed => Dialect::PostgreSql,
@@ -370,7 +371,7 @@ impl Case<'_> {
         tokio::pin!(window);
         tokio::select! {
             () = &mut window => {}
-            // Nobody ends before it is told to.
+            // A terminal that ends before it is stopped has failed.
             ended = terminals.join_next() => {
                 ended.context("there are no clients")?.context("a client panicked")??;
                 bail!("a client ended before the measurement did");
@@ -410,7 +411,8 @@ fn round(figure: f64) -> f64 {
     (figure * 10.0).round() / 10.0
 }
 
-/// How long all processors together have worked, and how long they have been there, in ticks; zeros where nobody says.
+/// The busy time and the total time of all processors since boot, in ticks; zeros if the system
+/// does not report them.
 fn processors() -> (f64, f64) {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks: Vec<f64> = stat
@@ -427,7 +429,7 @@ fn processors() -> (f64, f64) {
     (whole - idle, whole)
 }
 
-/// The file of the agent beside one of the servers.
+/// The configuration file of the agent beside one of the servers.
 fn agent_file(
     servers: &[LocalServer],
     number: usize,
@@ -458,12 +460,12 @@ fn agent_file(
     Ok(file)
 }
 
-/// The region of the server of this number.
+/// The region of the server with this number.
 fn region(number: usize) -> anyhow::Result<RegionId> {
     Ok(RegionId(u16::try_from(number).context("there are more than four regions")?))
 }
 
-/// Transactions as query batches.
+/// Draws transactions and formats them as query batches.
 struct Batches {
     workload: Box<dyn Workload>,
     cluster: Cluster,
@@ -494,7 +496,7 @@ impl Batches {
         Ok(Self { workload, cluster, rows, value_bytes, rounds: usize::from(case.rounds) })
     }
 
-    /// The number of the row that the workload calls so.
+    /// The number of the row for a key of the workload.
     fn row(&self, key: &Key) -> anyhow::Result<u64> {
         let place = self.cluster.leader_region(self.cluster.partition_of(key)).0;
         let name = String::from_utf8_lossy(&key.0).into_owned();
@@ -574,7 +576,7 @@ impl Terminal {
                 }
                 Err(Refused::Fault(fault)) => {
                     *locked(tally).aborts.entry(fault.message).or_default() += 1;
-                    // The failed block ends with it.
+                    // A failed transaction block stays open until `ROLLBACK`.
                     self.client.text("ROLLBACK").await?;
                     return Ok(());
                 }

@@ -16,7 +16,7 @@ use super::{Args, fill, round};
 use crate::output;
 use crate::private::{self, Process, ProxyFile, enter};
 
-/// What `--overhead --json` prints.
+/// The result that `--overhead --json` prints.
 #[derive(Serialize)]
 pub struct Overhead {
     measured: bool,
@@ -25,15 +25,15 @@ pub struct Overhead {
     statements: Vec<Statement>,
 }
 
-/// A statement at the server, and through the proxy.
+/// The latency of a statement, directly and through the proxy.
 #[derive(Serialize)]
 struct Statement {
     source: &'static str,
     statement: &'static str,
-    /// The name in the JSON is older.
+    /// The field has an older name in the JSON.
     #[serde(rename = "callers")]
     clients: u32,
-    /// By themselves, in milliseconds.
+    /// Directly at the server, in milliseconds.
     server_ms: Summary,
     /// Through the proxy, in milliseconds.
     proxy_ms: Summary,
@@ -41,7 +41,7 @@ struct Statement {
     proxy_a_second: f64,
 }
 
-/// What is sent, by name; `{row}` is the number of a row.
+/// The query batches, by name; `{row}` stands for the number of a row.
 const BATCHES: [(&str, &str); 3] = [
     ("read by key", "SELECT field FROM usertable WHERE id = {row}"),
     ("update by key", "UPDATE usertable SET field = 'changed' WHERE id = {row}"),
@@ -51,7 +51,7 @@ const BATCHES: [(&str, &str); 3] = [
     ),
 ];
 
-/// Statements at a server and through a proxy in front of it, in turns.
+/// Measures each statement at a server and through a proxy in front of it, in turn.
 pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
     let mut statements = Vec::new();
     for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
@@ -91,10 +91,12 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
     Ok(Overhead { measured: true, commit: output::COMMIT, seconds: args.seconds, statements })
 }
 
-/// How often a client's first query batch is sent before its failure is one of the measurement.
+/// Number of failures of a client's first query batch that are ignored; a later one ends the
+/// measurement.
 const WARM_UP_TRIES: u32 = 100;
 
-/// One query batch again and again, on rows drawn evenly; each client has its own. What was aborted is not counted.
+/// Repeats one query batch on uniformly drawn rows; each client has its own rows. Aborted batches
+/// are not counted.
 async fn repeat(
     args: &Args,
     login: Login<'static>,
@@ -105,12 +107,13 @@ async fn repeat(
     let rows = u64::from(args.rows / clients).max(1);
     let calls = (0..clients).map(|number| async move {
         let mut client = enter(&login).await?;
-        // A proxy that has just started lets nothing run for a while: that is not what the statement costs.
+        // A proxy that has just started runs no statements for a while. That is not a cost of the
+        // statement.
         let first = batch.replace("{row}", &(u64::from(number) * rows).to_string());
         for tries_left in (0..WARM_UP_TRIES).rev() {
             match client.text(&first).await {
                 Ok(_) => break,
-                // Other clients begin at the same moment, and may be in the way.
+                // Other clients start at the same moment and may conflict.
                 Err(Refused::Fault(fault)) if fault.sqlstate == "40001" && tries_left > 0 => {
                     client.text("ROLLBACK").await?;
                 }
@@ -125,7 +128,8 @@ async fn repeat(
             let sent = Instant::now();
             match client.text(&batch).await {
                 Ok(_) => samples.record(nanos(sent.elapsed())),
-                // Servers lock what is beside a row too: clients get into each other's way though no two have a row in common.
+                // Servers also lock gaps between rows, so clients can conflict although no two of
+                // them share a row.
                 Err(Refused::Fault(fault)) if fault.sqlstate == "40001" => {
                     client.text("ROLLBACK").await?;
                 }

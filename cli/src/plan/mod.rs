@@ -93,7 +93,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The result that `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
     figures: &'static str,
@@ -106,11 +106,11 @@ struct Printed<'a> {
     runs: usize,
     wall_seconds: f64,
     recommended: PrintedPair<'a>,
-    /// The others of the last round, the best first.
+    /// The other pairs of the last round, the best first.
     runners_up: Vec<PrintedPair<'a>>,
-    /// The recommended protocol where everything is placed naively.
+    /// The recommended protocol with the naive placement.
     same_protocol_naive: PrintedPair<'a>,
-    /// The best protocol where everything is placed naively.
+    /// The best protocol with the naive placement.
     best_naive: PrintedPair<'a>,
     /// The recommended pair when a region dies a third into the run.
     deaths: Vec<PrintedDeath<'a>>,
@@ -120,7 +120,7 @@ struct Printed<'a> {
 struct PrintedPair<'a> {
     protocol: &'static str,
     placement: &'a str,
-    /// The figure that the objective names, the mean over the runs.
+    /// The figure of the objective: the mean over the runs.
     figure: f64,
     partitions: Vec<PrintedPartition<'a>>,
     runs: &'a [Run],
@@ -140,12 +140,12 @@ struct PrintedDeath<'a> {
     run: &'a Run,
 }
 
-/// Plans.
+/// Searches for a plan and prints it.
 ///
 /// # Errors
-/// A mistake in the arguments, or nothing keeps up with the load.
+/// An argument is wrong, or no pair sustains the load.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
-    // These are `sim`'s and `compare`'s; here they would change nothing.
+    // These options are for `sim` and `compare`; here they would have no effect.
     ensure!(
         args.course.faults.is_none(),
         "--faults: not used by plan, which tests region failures itself; use sim"
@@ -229,7 +229,7 @@ fn objective(args: &Args, of_file: Option<&str>) -> anyhow::Result<Objective> {
     Ok(objective)
 }
 
-/// The share of the load that begins in each region.
+/// The share of the load that each region submits.
 fn users(args: &Args, map: &Topology) -> anyhow::Result<Vec<f64>> {
     let names: Vec<&str> = map.regions().map(|region| map.name_of(region)).collect();
     let origins = args.workload.origins(&names)?;
@@ -283,7 +283,7 @@ fn plan_as_json<'a>(
     }
 }
 
-/// What a gigabyte that leaves a region costs; nothing, or something for each.
+/// The price of a gigabyte that leaves each region; empty if the file has no prices.
 fn prices(
     map: &Topology,
     given: &BTreeMap<String, f64>,
@@ -304,7 +304,7 @@ fn prices(
     if given.is_empty() { Ok(BTreeMap::new()) } else { map.regions().map(price).collect() }
 }
 
-/// The protocols to choose from: of those that servers run.
+/// The protocols to choose from, among those that servers can run.
 fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static str>> {
     let known = || registry::rows().map(|row| row.name);
     if let Some(unknown) = names.iter().find(|name| *name != "all" && !known().any(|k| k == *name))
@@ -318,7 +318,7 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static str>> {
     Ok(known().filter(is_wanted).collect())
 }
 
-/// The servers to write files for.
+/// The cluster whose files `--init` writes.
 fn files(
     args: &Args,
     placement: &Placement,
@@ -358,7 +358,8 @@ fn printed<'a>(tried: &'a Tried, objective: Objective, map: &'a Topology) -> Pri
     }
 }
 
-/// Figures of a pair, their names, and how many decimals they are worth.
+/// A column of the table: its name, its number of decimals, and the function that takes it from a
+/// run.
 type Column = (&'static str, usize, fn(&Run) -> f64);
 
 const COLUMNS: &[Column] = &[
@@ -372,7 +373,7 @@ const COLUMNS: &[Column] = &[
     ("$ per million", 2, |run| run.egress_dollars.unwrap_or(f64::NAN)),
 ];
 
-/// The plan for people.
+/// The plan as readable text.
 fn describe(
     args: &Args,
     objective: Objective,
@@ -419,7 +420,7 @@ fn describe(
     text
 }
 
-/// The figures of the finalists and of the naive placements.
+/// A table of the finalists and of the naive placements.
 fn comparison(found: &Found) -> String {
     let header: Vec<&str> =
         ["protocol", "placement"].into_iter().chain(COLUMNS.iter().map(|c| c.0)).collect();
@@ -443,7 +444,7 @@ fn comparison(found: &Found) -> String {
     output::table(&header, shown.into_iter().map(row)).trim_fmt()
 }
 
-/// The figures of the recommended pair when a region dies.
+/// A table of the recommended pair's figures when a region dies.
 fn deaths(map: &Topology, found: &Found) -> String {
     let rows = found.deaths.iter().map(|(region, run)| {
         let result = &run.result;
@@ -461,7 +462,7 @@ fn deaths(map: &Topology, found: &Found) -> String {
     output::table(&header, rows).trim_fmt()
 }
 
-/// Why it is recommended.
+/// The reasons for the recommendation.
 fn reasons(objective: Objective, found: &Found, best: &Tried) -> Vec<String> {
     let figure = |tried: &Tried| {
         let value = objective.mean(&tried.runs);

@@ -1,4 +1,4 @@
-//! What a plan is to be best at.
+//! The objective of a plan.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use orthodrome_eval::metrics::Summary;
 
 use super::search::Run;
 
-/// Whose latency.
+/// The transactions whose latency counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Whose {
     All,
@@ -15,7 +15,7 @@ enum Whose {
     Low,
 }
 
-/// Which figure of a run matters.
+/// A figure of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Figure {
     Mean,
@@ -24,22 +24,23 @@ enum Figure {
     P99,
 }
 
-/// What a plan is to be best at.
+/// The objective of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Objective {
-    /// The least of a latency.
+    /// The lowest latency.
     Latency(LatencyOf),
-    /// The most transactions a second.
+    /// The highest number of committed transactions a second.
     Throughput,
-    /// The fewest bytes between regions for each transaction; where they have prices, the least money.
+    /// The fewest bytes between regions for each transaction; or the lowest cost, if bytes have
+    /// prices.
     Egress,
 }
 
-/// A figure of some latencies.
+/// A figure of the latencies of some transactions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LatencyOf(Figure, Whose);
 
-/// How objectives are called.
+/// The names of objectives, for messages.
 pub const NAMES: &str = "mean, p50, p95 or p99, each also with -high or -low; throughput; egress";
 
 impl FromStr for Objective {
@@ -89,10 +90,10 @@ impl Display for Objective {
 }
 
 impl Objective {
-    /// The mean latency of all.
+    /// The mean latency of all transactions.
     pub const MEAN: Self = Self::Latency(LatencyOf(Figure::Mean, Whose::All));
 
-    /// Its unit; `is_priced`: bytes between regions have prices.
+    /// The unit of the figure. `is_priced`: bytes between regions have prices.
     pub fn unit(self, is_priced: bool) -> &'static str {
         match self {
             Self::Egress if is_priced => "dollars per million transactions",
@@ -102,7 +103,7 @@ impl Objective {
         }
     }
 
-    /// The figure of one run; no number if nothing ended that has one.
+    /// The figure of one run; NaN if no transaction ended that counts.
     pub fn of(self, run: &Run) -> f64 {
         match self {
             Self::Throughput => run.result.committed_tps,
@@ -125,12 +126,12 @@ impl Objective {
         }
     }
 
-    /// The mean over runs.
+    /// The mean of the figure over runs.
     pub fn mean(self, runs: &[Run]) -> f64 {
         runs.iter().map(|run| self.of(run)).sum::<f64>() / runs.len() as f64
     }
 
-    /// What is to be least: infinite for runs that cannot be recommended.
+    /// The value to minimize: infinite for runs that cannot be recommended.
     pub fn cost(self, runs: &[Run]) -> f64 {
         let mean = self.mean(runs);
         if mean.is_nan() || runs.iter().any(|run| run.fault().is_some()) {

@@ -1,4 +1,4 @@
-//! Where the replicas of each partition could be.
+//! Candidate placements of the replicas of each partition.
 
 use orthodrome_core::id::RegionId;
 use orthodrome_core::topology::Topology;
@@ -6,40 +6,41 @@ use orthodrome_core::topology::Topology;
 /// The regions of each partition's replicas, the leader's first.
 pub type Regions = Vec<Vec<RegionId>>;
 
-/// A placement and how people call it.
+/// A placement with a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// What is particular about it.
+    /// The name, which describes the placement.
     pub name: String,
-    /// Where everything is.
+    /// The regions of all replicas.
     pub regions: Regions,
 }
 
-/// What a placement must suit.
+/// The requirements of a placement.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
     /// The topology.
     pub map: &'a Topology,
     /// The share of the transactions that begins in each region, by its number.
     pub users: &'a [f64],
-    /// How many partitions.
+    /// Number of partitions.
     pub partitions: usize,
-    /// How many regions may die.
+    /// Number of regions that may die without data loss.
     pub survive: usize,
 }
 
-/// Regions from which everything is led, at most, in one candidate.
+/// Maximum number of regions that lead all partitions in one candidate.
 const LEADERS_MAX: usize = 3;
-/// Single regions that are tried as the leader of everything.
+/// Number of regions that are tried as the only leader region.
 const CENTRES: usize = 3;
 
 impl Wish<'_> {
-    /// Replicas of each partition, at least.
+    /// Minimum number of replicas of each partition.
     pub fn replicas(&self) -> usize {
         2 * self.survive + 1
     }
 
-    /// Placements worth a try; the first is the naive one, which knows nothing of distances or users.
+    /// The placements to try. The first is the naive one, which depends on neither distances nor
+    /// users.
     pub fn candidates(&self) -> Vec<Candidate> {
         let all: Vec<RegionId> = self.map.regions().collect();
         let fewest = self.replicas();
@@ -75,7 +76,8 @@ impl Wish<'_> {
         found
     }
 
-    /// Partition i is led from region i, modulo the regions; its other replicas are in those that follow.
+    /// The naive placement: partition i is led from region i, modulo the number of regions, and its
+    /// other replicas are in the following regions.
     pub fn naive(&self) -> Candidate {
         let all: Vec<RegionId> = self.map.regions().collect();
         let at = |partition: usize| {
@@ -85,7 +87,7 @@ impl Wish<'_> {
         Candidate { name: "naive".into(), regions: (0..self.partitions).map(at).collect() }
     }
 
-    /// The same placement with other regions leading one of the partitions.
+    /// Variants of a placement, in each of which another region leads one partition.
     pub fn moved(&self, from: &Candidate, partition: usize) -> Vec<Candidate> {
         let Some(now) = from.regions.get(partition) else { return Vec::new() };
         let elsewhere = self.map.regions().filter(|region| now.first() != Some(region));
@@ -100,13 +102,14 @@ impl Wish<'_> {
         elsewhere.map(moved).collect()
     }
 
-    /// Partitions led from these regions in turns, with the other replicas nearby.
+    /// Partitions are led from these regions in turn, with the other replicas nearby.
     fn led_from(&self, leaders: &[RegionId], replicas: usize) -> Regions {
         let leaders = leaders.iter().cycle().take(self.partitions);
         leaders.map(|&leader| self.near(leader, replicas)).collect()
     }
 
-    /// A region for each partition, so that each region has its users' part.
+    /// A leader region for each partition, so that each region leads partitions in proportion to
+    /// its users.
     fn by_users(&self) -> Vec<RegionId> {
         let mut origins = orthodrome_sim::load::Origins::new(self.users.to_vec());
         let dealt = (0..self.partitions).filter_map(|_| origins.deal());
@@ -121,8 +124,9 @@ impl Wish<'_> {
         regions
     }
 
-    /// About how long a transaction takes that needs something of each of these leaders: to the furthest and back, and
-    /// from there to a majority and back; in milliseconds, the mean over users.
+    /// An estimate of a transaction's latency, in milliseconds, if it needs all these leaders: the
+    /// round trip to the farthest leader, plus the round trip from there to a majority; the mean
+    /// over users.
     fn cost(&self, leaders: &[RegionId], replicas: usize) -> f64 {
         let to_majority = |leader: RegionId| {
             let majority = self.near(leader, replicas / 2 + 1);
@@ -142,7 +146,7 @@ impl Wish<'_> {
     }
 }
 
-/// Whether they differ only in the order of replicas that do not lead.
+/// Whether both have the same leaders and the same sets of replicas.
 fn is_same(a: &Regions, b: &Regions) -> bool {
     let ordered = |replicas: &Vec<RegionId>| {
         let mut others = replicas.clone();
@@ -152,7 +156,7 @@ fn is_same(a: &Regions, b: &Regions) -> bool {
     a.iter().map(ordered).eq(b.iter().map(ordered))
 }
 
-/// All sets of `size` of them, each in their order.
+/// All subsets with `size` elements, each in the given order.
 fn subsets(of: &[RegionId], size: usize) -> Vec<Vec<RegionId>> {
     let Some((&first, rest)) = of.split_first() else {
         return if size == 0 { vec![Vec::new()] } else { Vec::new() };
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_are_near_their_users_and_survive_what_they_must() {
+    fn candidates_are_near_users_and_survive_the_required_failures() {
         let map = Topology::built_in("azure5").unwrap();
         let users = [3.0, 0.0, 1.0, 0.0, 0.0];
         let wish = Wish { map: &map, users: &users, partitions: 4, survive: 1 };
@@ -209,7 +213,7 @@ mod tests {
             found.regions.iter().map(|held| names(&map, held)).collect::<Vec<_>>()
         };
         assert_eq!(of("led from VA"), ["VA WA PR"; 4]);
-        // Three of four are the users' of VA.
+        // Three of four users are in VA.
         let leaders: Vec<String> =
             of("led where users are").iter().map(|held| held[..2].to_owned()).collect();
         assert_eq!(leaders.iter().filter(|leader| *leader == "VA").count(), 3);

@@ -1,4 +1,4 @@
-//! The search: many short runs, fewer longer ones, then the best again with several seeds.
+//! The search: many short runs, then fewer longer ones, then several seeds of the best pairs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,21 +15,21 @@ use crate::common::{Placement, WorkloadArgs};
 use crate::sim::{self, Course};
 use crate::workers::Pool;
 
-/// Runs of the first round, each of a protocol at a placement.
+/// Length of a run of the first round.
 const FIRST: Duration = Duration::from_secs(15);
-/// Of the second.
+/// Length of a run of the second round.
 const SECOND: Duration = Duration::from_secs(30);
-/// Pairs that go on after the first round, and how many of them with one protocol.
+/// Number of pairs that the second round runs, and how many of them may have one protocol.
 const SECOND_MAX: (usize, usize) = (12, 4);
-/// The same after the second.
+/// The same for the third round.
 const THIRD_MAX: (usize, usize) = (4, 2);
-/// Of those, pairs whose partitions are tried elsewhere, one by one.
+/// Number of these pairs whose partitions are moved one by one.
 const MOVED_MAX: usize = 2;
-/// Partitions that are, at most.
+/// Maximum number of partitions that are moved.
 const MOVED_PARTITIONS_MAX: usize = 8;
-/// What a move must gain to be worth a placement that is harder to explain.
+/// The relative gain for which a move is kept: a moved placement is harder to explain.
 const GAIN: f64 = 0.02;
-/// What is no difference between finalists.
+/// Relative difference up to which finalists count as equal.
 const TIE: f64 = 0.01;
 
 /// A protocol at a placement.
@@ -41,17 +41,17 @@ pub struct Pair {
     pub candidate: Candidate,
 }
 
-/// What one run of a pair came to.
+/// The results of one run of a pair.
 #[derive(Clone, Serialize, Debug)]
 pub struct Run {
     /// The figures.
     #[serde(flatten)]
     pub result: RunResult,
-    /// Latencies by the region that transactions began in.
+    /// Latencies by the client's region.
     pub regions: BTreeMap<String, Summary>,
     /// Bytes that crossed regions, per committed transaction.
     pub egress_bytes_per_txn: f64,
-    /// What they cost for a million committed transactions, if they have prices.
+    /// Their price for a million committed transactions, if bytes have prices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress_dollars: Option<f64>,
     /// Requests that had not ended when the run did.
@@ -61,7 +61,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Why it cannot be recommended, if it cannot.
+    /// Why the pair cannot be recommended; none if it can.
     pub fn fault(&self) -> Option<&'static str> {
         let RunResult { committed, failed, .. } = self.result;
         let hundredth = committed as f64 * 0.01;
@@ -82,23 +82,23 @@ impl Run {
 /// A pair and its runs.
 #[derive(Clone, Debug)]
 pub struct Tried {
-    /// Which.
+    /// The pair.
     pub pair: Pair,
-    /// One for each seed.
+    /// One run for each seed.
     pub runs: Vec<Run>,
 }
 
-/// What was found.
+/// The results of the search.
 pub struct Found {
-    /// Pairs with their runs, the best first; those that came to the last round.
+    /// The pairs of the last round with their runs, the best first.
     pub finalists: Vec<Tried>,
-    /// The best protocol where everything is placed naively.
+    /// The best protocol with the naive placement.
     pub naive: Tried,
-    /// The recommended protocol where everything is placed naively.
+    /// The recommended protocol with the naive placement.
     pub same_naive: Tried,
-    /// What becomes of the recommended pair when a region dies, by region.
+    /// A run of the recommended pair for each region, in which that region dies.
     pub deaths: Vec<(RegionId, Run)>,
-    /// Runs, of all lengths.
+    /// Number of runs of any length.
     pub count: usize,
 }
 
@@ -109,8 +109,7 @@ impl Found {
     }
 }
 
-/// The first `(all, each)`: as many of all, and as many of each protocol. What is left shows that another protocol was
-/// tried too.
+/// The first `all` pairs, with at most `each` of one protocol, so that several protocols remain.
 fn best_of(tried: Vec<Tried>, (all, each): (usize, usize)) -> Vec<Tried> {
     let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
     let is_one_more = |tried: &Tried| {
@@ -121,33 +120,33 @@ fn best_of(tried: Vec<Tried>, (all, each): (usize, usize)) -> Vec<Tried> {
     tried.into_iter().filter(is_one_more).take(all).collect()
 }
 
-/// Where and what to search.
+/// The parameters of the search.
 pub struct Search<'a> {
     /// The servers.
     pub placement: &'a Placement,
-    /// What is asked.
+    /// The workload.
     pub workload: &'a WorkloadArgs,
-    /// The last round's runs.
+    /// The course of the last round's runs.
     pub course: &'a Course,
-    /// Their seeds, counted up from the course's.
+    /// Number of seeds of the last round, from the course's seed on.
     pub seeds: u64,
-    /// What matters.
+    /// The objective.
     pub objective: Objective,
-    /// What a gigabyte that leaves a region costs in dollars, by region; nothing: it is not said.
+    /// The price in dollars of a gigabyte that leaves a region; empty if no prices are given.
     pub prices: BTreeMap<RegionId, f64>,
     /// The protocols.
     pub protocols: Vec<&'static str>,
-    /// The placements.
+    /// The requirements of placements.
     pub wish: Wish<'a>,
-    /// Threads.
+    /// Number of threads.
     pub threads: Option<u16>,
 }
 
 impl Search<'_> {
-    /// Searches.
+    /// Runs the search.
     ///
     /// # Errors
-    /// A mistake in the arguments, or no pair keeps up with the load.
+    /// An argument is wrong, or no pair sustains the load.
     pub fn run(&self) -> anyhow::Result<Found> {
         let candidates = self.wish.candidates();
         let mut count = 0;
@@ -201,7 +200,7 @@ impl Search<'_> {
         Ok(Found { naive, same_naive, deaths, count, finalists })
     }
 
-    /// Those that are as good as the best, but for a hundredth, go by their mean latency.
+    /// Sorts the finalists within a hundredth of the best by their mean latency.
     fn settle_ties(&self, finalists: &mut [Tried]) {
         let cost = |tried: &Tried| self.objective.cost(&tried.runs);
         let Some(best) = finalists.first().map(cost) else { return };
@@ -214,7 +213,7 @@ impl Search<'_> {
         }
     }
 
-    /// Runs all pairs, and sorts them: the best first.
+    /// Runs all pairs and returns them sorted, the best first.
     fn round(
         &self,
         what: &'static str,
@@ -243,13 +242,13 @@ impl Search<'_> {
         for one in &mut tried {
             one.runs.sort_by_key(|run| run.result.seed);
         }
-        // Those with a fault come last; the order of the arguments decides between equals.
+        // Pairs with a fault come last; among equals, the order of the arguments decides.
         tried.sort_by(|a, b| self.objective.cost(&a.runs).total_cmp(&self.objective.cost(&b.runs)));
         Ok(tried)
     }
 
-    /// A course of another length; what is left out at the beginning is in proportion, and long enough for leaders to be
-    /// elected.
+    /// A course of another length. The warmup is shortened in proportion, but stays long enough for
+    /// the election of leaders.
     fn shorter(&self, length: Duration) -> Course {
         let duration = length.min(self.course.duration);
         let warmup = if duration == self.course.duration {
@@ -292,7 +291,7 @@ impl Search<'_> {
         })
     }
 
-    /// Moves one partition after another to where its pair is better for it.
+    /// Moves one partition after another to the leader region that is best for it.
     fn improve(&self, mut best: Tried, count: &mut usize) -> anyhow::Result<Tried> {
         let partitions = best.pair.candidate.regions.len().min(MOVED_PARTITIONS_MAX);
         for partition in 0..partitions {
@@ -310,7 +309,8 @@ impl Search<'_> {
         Ok(best)
     }
 
-    /// What happens when each region that holds anything dies, a third into the run, and stays dead.
+    /// One run for each region that has replicas: the region dies after a third of the run and
+    /// stays dead.
     fn deaths(&self, pair: &Pair, count: &mut usize) -> anyhow::Result<Vec<(RegionId, Run)>> {
         if self.wish.survive == 0 {
             return Ok(Vec::new());
@@ -326,7 +326,7 @@ impl Search<'_> {
             let region = regions.get(number as usize).copied().unwrap_or(RegionId(0));
             let dead = cluster.nodes().filter(|node| node.region == region);
             let dead: Vec<String> = dead.map(|node| format!("\"{}\"", node.id)).collect();
-            // Until long after the end.
+            // The fault lasts beyond the end of the run.
             let text = format!(
                 "[[faults]]\nat_ms = {}\nuntil_ms = {}\nfault.crash = {{ nodes = [{}] }}\n",
                 course.duration.as_millis() / 3,

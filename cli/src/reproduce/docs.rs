@@ -1,4 +1,4 @@
-//! Figures as a document of the repository, with their plots beside it.
+//! Writes figures as a page of the repository, with their plots beside it.
 
 use std::fs;
 use std::path::Path;
@@ -158,13 +158,14 @@ fn section(args: &Args, done: &Done) -> String {
     text
 }
 
-/// A text with its first letter large.
+/// A text with a capital first letter.
 fn capital(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect()
 }
 
-/// A table: first column to the left, the others too unless they hold figures.
+/// A Markdown table. The first column is left-aligned, and so are others unless they contain
+/// figures.
 fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let cell = |text: &str| text.replace('|', "\\|").replace('<', "&lt;");
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
@@ -188,7 +189,7 @@ mod tests {
     use super::super::tests::parsed;
     use super::*;
 
-    /// Every figure, from a folder in which C4 alone has been run.
+    /// The page with every figure, from a folder that has runs of C4 only.
     fn rendered(folder: &Path) -> String {
         let keep = folder.display().to_string();
         let args = parsed(&["all", "--keep", &keep, "--no-runs", "--any-commit"]);

@@ -1,4 +1,4 @@
-//! Experiments: what one published figure was measured with, and what its authors reported.
+//! Experiments: how one published figure was measured, and what its authors reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,70 +18,74 @@ pub struct Experiment {
     pub id: String,
     /// Paper and figure.
     pub source: String,
-    /// What it shows.
+    /// What the figure shows.
     pub title: String,
-    /// Arguments of `orthodrome compare`, without the protocols and without what is swept.
+    /// Arguments of `orthodrome compare`, without the protocols and without the option that varies.
     pub options: Vec<String>,
-    /// The protocols of the figure, by name; those that do not exist yet are left out and named.
+    /// The protocols of the figure, by name. The output names those that do not exist here, and
+    /// leaves them out.
     pub protocols: Vec<String>,
-    /// More arguments for some of them: what the authors gave each system of its own.
+    /// Additional arguments for some of the protocols, which the authors set differently for each
+    /// system.
     #[serde(default)]
     pub own_options: BTreeMap<String, Vec<String>>,
-    /// Which figure of `orthodrome compare` it is, by the name of its column.
+    /// The column of `orthodrome compare` that the figure shows.
     pub column: String,
     pub sweep: Sweep,
     #[serde(default)]
     pub claims: Vec<Claim>,
 }
 
-/// What is varied.
+/// The option that varies.
 #[derive(Clone, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Sweep {
     /// The argument of `orthodrome compare` that takes the value.
     pub option: String,
-    /// What the value is, with its unit.
+    /// The name of the value, with its unit.
     pub label: String,
     /// The values of the paper.
     pub full: Vec<f64>,
-    /// Those of them that are run unless the figure is asked for in full.
+    /// The values that are run without `--full`.
     pub short: Vec<f64>,
-    /// How many seconds each of those runs simulates: enough that its 95th percentile means something.
+    /// Simulated seconds of each of these runs: enough for a meaningful 95th percentile.
     pub short_seconds: Vec<u32>,
 }
 
-/// Something the authors reported that can be held against what was measured.
+/// A statement of the authors that can be compared with the measured figures.
 #[derive(Clone, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    /// The protocol it is about.
+    /// The protocol that the claim is about.
     pub of: String,
-    /// The value of what is swept.
+    /// The value of the option that varies.
     pub at: f64,
-    /// The figure it speaks of, by the name of its column, if it is another than the experiment's.
+    /// The column that the claim is about, if it is not the experiment's.
     pub column: Option<String>,
-    /// The figure is this.
+    /// The figure equals this value.
     pub is: Option<f64>,
-    /// It is above this.
+    /// The figure is above this value.
     pub above: Option<f64>,
-    /// It is below this.
+    /// The figure is below this value.
     pub below: Option<f64>,
-    /// It is lower than that of this other protocol.
+    /// The figure is lower than that of this other protocol.
     pub lower_than: Option<String>,
-    /// It is that of this other protocol.
+    /// The figure equals that of this other protocol.
     pub like: Option<String>,
-    /// With `lower_than`: than the other is at this value of what is swept; otherwise at the same.
+    /// With `lower_than`: the value of the varying option at which the other protocol is compared;
+    /// otherwise the same value.
     pub than_at: Option<f64>,
-    /// With `lower_than`: by so much.
+    /// With `lower_than`: the reported difference.
     pub by: Option<f64>,
-    /// With `lower_than`: by this factor.
+    /// With `lower_than`: the reported factor.
     pub times: Option<f64>,
-    /// Of the figure's growth over its value here, as a share, is `above` or `below` said.
+    /// With `above` or `below`: these are about the figure's relative growth since this value of
+    /// the varying option.
     pub growth_from: Option<f64>,
-    /// How far from the reported value still agrees, as a share of it.
+    /// The relative difference from the reported value that still counts as agreement.
     #[serde(default = "tenth")]
     pub within: f64,
-    /// Why we differ, if we do, and which run shows it where one was made.
+    /// Why our figure differs, if it does, and which run shows the reason.
     pub why: Option<String>,
 }
 
@@ -90,8 +94,8 @@ fn tenth() -> f64 {
 }
 
 impl Claim {
-    /// Refuses a claim of which it is not clear what it says, of protocols and values that are `known`
-    /// and swept.
+    /// Refuses a claim that is ambiguous, or that names a protocol that is not `known` or a value
+    /// that is not swept.
     fn validate(&self, known: &BTreeSet<&str>, sweep: &Sweep) -> anyhow::Result<()> {
         let Self {
             of,
@@ -154,7 +158,7 @@ impl Experiment {
         Ok(read)
     }
 
-    /// Refuses what cannot be run or judged.
+    /// Refuses an experiment that cannot be run or compared.
     fn validate(&self) -> anyhow::Result<()> {
         for column in self.columns() {
             ensure!(
@@ -192,12 +196,12 @@ impl Experiment {
         Ok(())
     }
 
-    /// What is swept over.
+    /// The values of the option that varies.
     pub fn values(&self, is_full: bool) -> &[f64] {
         if is_full { &self.sweep.full } else { &self.sweep.short }
     }
 
-    /// Those of its protocols that there are, and those that there are not.
+    /// The protocols of the figure that exist here, and those that do not.
     pub fn protocols(&self) -> (Vec<&'static str>, Vec<&str>) {
         let find = |name: &String| orthodrome_lab::find(name).map(|subject| subject.row.name).ok();
         let there = self.protocols.iter().filter_map(find).collect();
@@ -205,7 +209,7 @@ impl Experiment {
         (there, absent.map(String::as_str).collect())
     }
 
-    /// Every column that it shows or that a claim speaks of, its own first.
+    /// Every column that the experiment shows or that a claim is about, its own first.
     pub fn columns(&self) -> Vec<&str> {
         let mut columns = vec![self.column.as_str()];
         for column in self.claims.iter().filter_map(|claim| claim.column.as_deref()) {
@@ -216,7 +220,7 @@ impl Experiment {
         columns
     }
 
-    /// Commands that run one of its values: one for all protocols with the same options.
+    /// Commands that run one value: one command for all protocols with the same options.
     pub fn commands(&self, value: f64, is_full: bool) -> Vec<String> {
         let mut by_words: Vec<(Vec<String>, Vec<&str>)> = Vec::new();
         for name in self.protocols().0 {
@@ -232,7 +236,7 @@ impl Experiment {
         by_words.iter().map(command).collect()
     }
 
-    /// The words after `orthodrome compare` that run one of its values for a protocol.
+    /// The arguments of `orthodrome compare` that run one value for a protocol.
     pub fn words(&self, name: &str, value: f64, is_full: bool) -> Vec<String> {
         let mut words = self.options.clone();
         words.extend(self.own_options.get(name).into_iter().flatten().cloned());
@@ -246,13 +250,13 @@ impl Experiment {
         words
     }
 
-    /// Which run it is.
+    /// The key of a run.
     pub fn run(&self, name: &str, value: f64, is_full: bool, seed: u64) -> Key {
         let options = self.words(name, value, is_full);
         Key { protocol: name.to_owned(), options, seed }
     }
 
-    /// The same as arguments.
+    /// The parsed arguments of a run.
     pub fn arguments(
         &self,
         name: &str,
@@ -283,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_judged_is_refused() {
+    fn invalid_claims_are_refused() {
         let text = FILES.first().unwrap().1;
         let (name, good) = (FILES.first().unwrap().0, text);
         assert!(Experiment::parse(name, good).is_ok());

@@ -1,4 +1,4 @@
-//! One figure: its runs, what they came to, and how it is drawn.
+//! One figure: its runs, their results, and its plot.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,17 +15,18 @@ use super::verdict::{Judged, Measured};
 use crate::compare;
 use crate::workers::Pool;
 
-/// All runs of one protocol with one value of what is swept.
+/// All runs of one protocol with one value of the option that varies.
 #[derive(Serialize)]
 pub struct Point {
     pub protocol: &'static str,
     pub at: f64,
     /// The figure, by seed.
     pub values: Vec<f64>,
-    /// Other figures that claims speak of, by the names of their columns.
+    /// Other figures that claims are about, by the names of their columns.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     others: BTreeMap<String, Vec<f64>>,
-    /// Latencies by how far transactions reach, of the first seed; where they differ in that.
+    /// Latencies by the distance of the data, of the first seed; empty if transactions do not
+    /// differ in it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub kinds: BTreeMap<String, OfKind>,
     /// Requests that had not ended when their runs did, as a share of all.
@@ -45,7 +46,7 @@ impl Point {
         }
     }
 
-    /// Takes in what came of the run with the next seed; `columns` are the experiment's.
+    /// Adds the result of the run with the next seed; `columns` are the experiment's.
     fn take(&mut self, columns: &[&str], outcome: &Outcome) {
         if self.kinds.is_empty() {
             let is_reach = |name: &str| Reach::ALL.iter().any(|reach| reach.name() == name);
@@ -66,12 +67,13 @@ impl Point {
         self.outstanding.whole += outcome.committed + u64::from(outcome.outstanding);
     }
 
-    /// One of its columns, by seed.
+    /// One column, by seed.
     pub fn figures(&self, column: &str) -> &[f64] {
         self.others.get(column).unwrap_or(&self.values)
     }
 
-    /// The distribution function of its latencies, however far they reach: 2 %, 4 % and so on, and milliseconds.
+    /// The distribution function of the latencies of all transactions, in steps of 2 %; in
+    /// milliseconds.
     pub fn distribution(&self) -> Vec<(f64, f64)> {
         let of = |kind: &OfKind| {
             let weight = kind.latency_ms.n as f64 / kind.cdf_ms.len().max(1) as f64;
@@ -93,7 +95,7 @@ impl Point {
     }
 }
 
-/// A figure, as measured.
+/// A measured figure.
 pub struct Done {
     pub experiment: Experiment,
     pub points: Vec<Point>,
@@ -102,15 +104,16 @@ pub struct Done {
     pub failures: Vec<String>,
     /// Runs after which the workload's audit of the database held; none if it has no audit.
     pub audited: Option<usize>,
-    /// None if nothing was measured.
+    /// The plot; none if nothing was measured.
     pub svg: Option<String>,
-    /// Distribution functions at the last value of what is swept, where transactions differ in how far they reach.
+    /// Distribution functions at the last value of the option that varies, if transactions differ
+    /// in the distance of their data.
     pub distributions: Option<String>,
-    /// The commits of its runs.
+    /// The commits of the figure's runs.
     pub commits: BTreeSet<String>,
-    /// Runs that were carried out now; the others were kept.
+    /// Number of runs of this invocation; the others were kept from earlier ones.
     pub ran: usize,
-    /// How long all its runs took, one after the other.
+    /// Total time of all runs of the figure.
     pub wall_seconds: f64,
 }
 
@@ -132,7 +135,7 @@ fn as_number<S: Serializer>(share: &Share, serializer: S) -> Result<S::Ok, S::Er
 }
 
 impl Done {
-    /// Its drawings, with the names of their files.
+    /// The plots of the figure, with the names of their files.
     pub fn drawings(&self) -> Vec<(String, &str)> {
         let id = &self.experiment.id;
         let named =
@@ -140,7 +143,7 @@ impl Done {
         named.into_iter().filter_map(|(name, svg)| Some((name, svg.as_deref()?))).collect()
     }
 
-    /// The commits of its runs, in words.
+    /// The commits of the figure's runs, as text.
     pub fn origin(&self) -> String {
         let commits: Vec<&str> = self.commits.iter().map(String::as_str).collect();
         match commits.as_slice() {
@@ -155,7 +158,7 @@ impl Done {
     }
 }
 
-/// Runs a figure, or what of it is not kept, and holds it against what was reported.
+/// Runs the runs of a figure that are not kept, and compares the figure with what was reported.
 ///
 /// # Errors
 /// A run cannot begin, or cannot be kept.
@@ -205,8 +208,8 @@ pub fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
     })
 }
 
-/// Carries out the runs that are not kept, in the order of seeds, so that an interruption leaves
-/// comparable points. Returns how many there were.
+/// Executes the runs that are not kept, in the order of seeds, so that an interruption leaves
+/// comparable points. Returns their number.
 fn run_missing(args: &Args, experiment: &Experiment, kept: &mut Kept) -> anyhow::Result<usize> {
     let (protocols, _) = experiment.protocols();
     let mut jobs: Vec<(Key, compare::Args)> = Vec::new();
@@ -231,7 +234,7 @@ fn run_missing(args: &Args, experiment: &Experiment, kept: &mut Kept) -> anyhow:
     Ok(jobs.len())
 }
 
-/// What the runs of a figure gave together.
+/// The collected results of a figure's runs.
 #[derive(Default)]
 struct Gathered {
     points: Vec<Point>,
@@ -278,7 +281,7 @@ impl Gathered {
     }
 }
 
-/// One column of all points.
+/// The values of one column at all points.
 fn measured(points: &[Point], column: &str) -> Measured {
     let mut measured = Measured::default();
     for point in points {
@@ -291,7 +294,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// How runs of a form are described in a few words.
+/// A short description of the full or the short form of an experiment.
 pub fn form(args: &Args, experiment: &Experiment) -> String {
     let seeds = match args.seeds {
         1 => "1 seed".to_owned(),
@@ -309,7 +312,7 @@ pub fn form(args: &Args, experiment: &Experiment) -> String {
     format!("short form: {seconds} a point, {seeds}")
 }
 
-/// What a claim says of the figure at its point, if that is a value or a bound.
+/// The mark of a claim in the plot, if it states a value or a bound.
 fn mark(claim: &Claim, measured: &Measured) -> Option<(Mark, (f64, f64))> {
     let (mark, value) = if let Some(value) = claim.is {
         (Mark::Value, value)
@@ -353,12 +356,13 @@ fn figure(args: &Args, experiment: &Experiment, protocols: &[&str], measured: &M
     }
 }
 
-/// What is said below a title.
+/// The subtitle of a plot.
 fn note(args: &Args, experiment: &Experiment) -> String {
     format!("{} · {} · simulated, {}", experiment.id, experiment.source, form(args, experiment))
 }
 
-/// Distribution functions, lying on their sides so that the slowest can be told apart.
+/// A plot of distribution functions with latency on the vertical axis, so that the slowest
+/// transactions can be distinguished.
 fn distributions(args: &Args, experiment: &Experiment, points: &[&Point]) -> Figure {
     let at = points.first().map_or(0.0, |point| point.at);
     let series = points.iter().map(|point| Series {

@@ -1,10 +1,11 @@
-//! The published figures that are measured again.
+//! The published figures that can be repeated.
 
-/// A published figure and those beside it that show the same.
+/// A published figure and the related ones that show the same.
 pub struct Id {
-    /// Its short name.
+    /// The short name.
     pub name: &'static str,
-    /// Experiments that belong to it besides those that bear its name, alone or with an addition (`G7`, `G7-low`).
+    /// Further experiments of this figure, besides those with its name, alone or with a suffix
+    /// (`G7`, `G7-low`).
     others: &'static [&'static str],
 }
 
@@ -12,7 +13,7 @@ const fn id(name: &'static str) -> Id {
     Id { name, others: &[] }
 }
 
-/// All of them, paper by paper.
+/// All figures, ordered by paper.
 pub const IDS: &[Id] = &[
     id("C4"),
     id("C5"),
@@ -47,7 +48,7 @@ pub const IDS: &[Id] = &[
 ];
 
 impl Id {
-    /// Whether an experiment belongs to it.
+    /// Whether an experiment belongs to this figure.
     pub fn has(&self, experiment: &str) -> bool {
         let rest = experiment.strip_prefix(self.name);
         self.others.contains(&experiment)

@@ -1,7 +1,8 @@
-//! Runs that have ended, kept in a folder: a sweep that was interrupted goes on where it was.
+//! Results of runs in a folder, so that an interrupted sweep can resume.
 //!
-//! Each figure has one file, `ID.jsonl`, with one line for each run. A line is whole once it ends with a line break; what a
-//! killed process left of its last one is passed over, and cut off before the next is written.
+//! Each figure has one file, `ID.jsonl`, with one line for each run. A line is complete when it
+//! ends with a line break. An incomplete last line, which a killed process leaves, is skipped, and
+//! removed before the next line is written.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -15,13 +16,13 @@ use serde::{Deserialize, Serialize};
 use crate::compare;
 use crate::output;
 
-/// What figures need of a run.
+/// The results of a run that figures need.
 #[derive(Clone, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
-    /// Every column of `compare`, by name; those without a number are absent.
+    /// Every column of `compare`, by name; columns that are NaN are left out.
     columns: BTreeMap<String, f64>,
-    /// Latencies by how far transactions reach; where they differ in that.
+    /// Latencies by the distance of the data; empty if transactions do not differ in it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub kinds: BTreeMap<String, OfKind>,
     /// Requests that committed.
@@ -32,12 +33,12 @@ pub struct Outcome {
     pub audited: Option<bool>,
     /// The promise that the run broke.
     pub failure: Option<String>,
-    /// How long it took.
+    /// Real time that the run took.
     pub wall_seconds: f64,
 }
 
 impl Outcome {
-    /// What is kept of a run.
+    /// The part of a run's result that is kept.
     pub fn new(run: &compare::Run) -> Self {
         let value = |column: &compare::Column| (column.0.to_owned(), (column.2)(run));
         let is_number = |(_, value): &(String, f64)| value.is_finite();
@@ -53,13 +54,13 @@ impl Outcome {
         }
     }
 
-    /// The column called `name`; not a number if the run has none.
+    /// The column called `name`; NaN if the run has none.
     pub fn column(&self, name: &str) -> f64 {
         self.columns.get(name).copied().unwrap_or(f64::NAN)
     }
 }
 
-/// Which run it is: what decides its result, but for the commit.
+/// The key of a run: everything that its result depends on, except the commit.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Key {
@@ -71,32 +72,33 @@ pub struct Key {
     pub seed: u64,
 }
 
-/// A run and the commit it is of.
+/// A run and its commit.
 #[derive(Clone, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// The commit of the program that ran it.
+    /// The commit of the program that executed the run.
     pub commit: String,
-    /// Which run.
+    /// The key of the run.
     pub run: Key,
-    /// What came of it.
+    /// The result of the run.
     pub outcome: Outcome,
 }
 
 /// The kept runs of one figure.
 pub struct Kept {
     path: PathBuf,
-    /// None if nothing is written.
+    /// The file; none if results are not written.
     file: Option<File>,
     entries: BTreeMap<Key, Entry>,
 }
 
 impl Kept {
-    /// What is kept of a figure in `folder`, to be read and, unless `is_read_only`, added to: those of this program's commit,
-    /// and with `any_commit`, where there is none of this commit, the last that was kept.
+    /// Opens the kept runs of a figure in `folder`, for reading and, unless `is_read_only`, for
+    /// writing. They are the runs of this program's commit. With `any_commit`, a run that this
+    /// commit lacks is taken from the last other commit.
     ///
     /// # Errors
-    /// The file cannot be read or written, is not one of these, or another process is adding to it.
+    /// The file cannot be read or written, has another format, or another process writes to it.
     pub fn open(
         folder: &Path,
         id: &str,
@@ -147,17 +149,17 @@ impl Kept {
         Ok(Self { path, file, entries })
     }
 
-    /// Nothing is kept.
+    /// An empty collection that writes nothing.
     pub fn nothing() -> Self {
         Self { path: PathBuf::new(), file: None, entries: BTreeMap::new() }
     }
 
-    /// A run, if it is there.
+    /// The result of a run, if it is kept.
     pub fn get(&self, run: &Key) -> Option<&Entry> {
         self.entries.get(run)
     }
 
-    /// Adds a run that has just ended. Where runs are kept it is on the disk when this returns.
+    /// Adds the result of a run. If results are written, it is on disk when this returns.
     ///
     /// # Errors
     /// The file cannot be written.

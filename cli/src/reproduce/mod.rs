@@ -1,4 +1,4 @@
-//! `reproduce`: published figures, measured again in the simulator and held against what their
+//! `reproduce`: repeats published figures in the simulator and compares them with what their
 //! authors reported.
 
 mod docs;
@@ -76,7 +76,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The result that `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
     figures: &'static str,
@@ -98,11 +98,11 @@ struct PrintedExperiment<'a> {
     points: &'a [Point],
     claims: &'a [Judged],
     failures: &'a [String],
-    /// Of its runs; several if some were kept.
+    /// The commits of the figure's runs; several if some were kept.
     commits: &'a BTreeSet<String>,
 }
 
-/// Runs the figures and prints what came of them.
+/// Runs the figures and prints the results.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let all = Experiment::all()?;
     if args.figures.iter().any(|name| name == "list") {
@@ -172,7 +172,7 @@ fn printed(done: &Done) -> PrintedExperiment<'_> {
     }
 }
 
-/// Writes its drawings into a folder, each under its name.
+/// Writes the plots of a figure into a folder.
 fn write_plots(done: &Done, folder: &Path) -> anyhow::Result<()> {
     for (name, svg) in done.drawings() {
         let path = folder.join(name);
@@ -181,7 +181,8 @@ fn write_plots(done: &Done, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The experiments asked for, in the order in which they were; `all` are those that were not named before it.
+/// The experiments that the command line names, in that order; `all` stands for those that are not
+/// named before it.
 fn chosen(all: Vec<Experiment>, names: &[String]) -> anyhow::Result<Vec<Experiment>> {
     let is_known = |name: &&String| *name == "all" || all.iter().any(|one| one.id == **name);
     if let Some(unknown) = names.iter().find(|name| !is_known(name)) {
@@ -196,7 +197,8 @@ fn chosen(all: Vec<Experiment>, names: &[String]) -> anyhow::Result<Vec<Experime
     Ok(chosen)
 }
 
-/// Latencies by how far transactions reach, and how they are distributed over all; nothing where they do not differ in that.
+/// Latencies by the distance of the data, and their distribution; empty if transactions do not
+/// differ in it.
 fn by_reach(done: &Done) -> String {
     let (header, rows) = reaches(done);
     if rows.is_empty() {
@@ -205,10 +207,11 @@ fn by_reach(done: &Done) -> String {
     format!("\n{BY_REACH}\n{}\n", output::table(&header, rows).trim_fmt())
 }
 
-/// What the table of [`reaches`] has.
+/// The title of the table of [`reaches`].
 const BY_REACH: &str = "mean ms by distance of the data, and the distribution over all";
 
-/// A row for each point where transactions differ in how far they reach, with a header.
+/// The header of that table, and a row for each point at which transactions differ in the distance
+/// of their data.
 fn reaches(done: &Done) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let mut header = vec!["protocol", "at"];
     header.extend(REACHES);
@@ -230,9 +233,10 @@ fn reaches(done: &Done) -> (Vec<&'static str>, Vec<Vec<String>>) {
     (header, points.map(row).collect())
 }
 
-/// How far transactions reach, by name.
+/// The names of distances.
 const REACHES: [&str; 3] = ["local", "close", "far"];
-/// The shares of all transactions that are not slower; of further ones what is kept, a step for each 2 %, says little.
+/// The quantiles of the table. Higher ones are left out, because the distribution is kept in steps
+/// of 2 %.
 const QUANTILES: [(&str, f64); 4] = [("p25", 25.0), ("p50", 50.0), ("p75", 75.0), ("p90", 90.0)];
 
 fn list(all: &[Experiment]) -> String {
@@ -244,7 +248,7 @@ fn list(all: &[Experiment]) -> String {
     format!("{}\n", output::table(&["id", "figure", "what it shows", "protocols"], rows).trim_fmt())
 }
 
-/// The figure for people.
+/// The figure as readable text.
 fn describe(done: &Done, is_full: bool) -> String {
     let Done { experiment, claims, .. } = done;
     let Experiment { id, source, title, column, sweep, .. } = experiment;
@@ -286,14 +290,14 @@ fn describe(done: &Done, is_full: bool) -> String {
     text
 }
 
-/// What people must know who read the figures.
+/// Remarks that a reader of the figures needs.
 fn remarks(done: &Done) -> Vec<String> {
     let mut remarks = Vec::new();
     let (_, absent) = done.experiment.protocols();
     if !absent.is_empty() {
         remarks.push(format!("Not implemented yet: {}", absent.join(", ")));
     }
-    // Those that did not end are not in the latencies.
+    // Transactions that did not end are not in the latencies.
     for point in done.points.iter().filter(|point| point.outstanding.value() > 0.01) {
         remarks.push(format!(
             "{} at {}: {:.0} % of the requests were still pending at the end, so the latencies are too low",
@@ -306,7 +310,7 @@ fn remarks(done: &Done) -> Vec<String> {
     remarks
 }
 
-/// A table for each column, named above it where there are several.
+/// A table for each column, with the column's name above it if there are several.
 fn tables(done: &Done, is_full: bool) -> String {
     let columns = done.experiment.columns();
     let is_one = columns.len() == 1;
@@ -323,7 +327,7 @@ fn table(done: &Done, column: &str, is_full: bool) -> String {
     format!("{}\n", output::table(&header, rows).trim_fmt())
 }
 
-/// One column of all points: the header of a table and its rows.
+/// The table of one column at all points: its header and its rows.
 fn figures(done: &Done, column: &str, is_full: bool) -> (Vec<String>, Vec<Vec<String>>) {
     let values = done.experiment.values(is_full).iter().map(f64::to_string);
     let header = ["protocol".to_owned()].into_iter().chain(values).collect();
@@ -347,7 +351,7 @@ mod tests {
         args: Args,
     }
 
-    /// What these words after `orthodrome reproduce` ask for.
+    /// The parsed arguments of `orthodrome reproduce`.
     pub fn parsed(words: &[&str]) -> Args {
         Reproduce::parse_from(["reproduce"].iter().chain(words)).args
     }
@@ -372,7 +376,7 @@ mod tests {
     "#;
 
     #[test]
-    fn a_figure_is_measured_judged_and_drawn() {
+    fn a_figure_is_measured_compared_and_drawn() {
         let args = parsed(&["X1", "--seeds", "2"]);
         let experiment = Experiment::parse("X1", SMALL).unwrap();
         let done = carry_out(&args, experiment).unwrap();
@@ -412,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_interrupted_goes_on_where_it_was() {
+    fn an_interrupted_sweep_resumes() {
         let folder = tempfile::tempdir().unwrap();
         let keep = folder.path().display().to_string();
         let figure = |more: &[&str]| {
@@ -428,7 +432,7 @@ mod tests {
         let text = fs::read_to_string(&file).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 8);
-        // Killed while it wrote the fifth line.
+        // As if the process had been killed while it wrote the fifth line.
         let half = format!("{}\n{}", lines[..4].join("\n"), lines[4].split_at(40).0);
         fs::write(&file, &half).unwrap();
         let looked_at = figure(&["--no-runs"]);
@@ -443,7 +447,7 @@ mod tests {
         );
         assert_eq!(figure(&[]).ran, 0);
 
-        // Of another commit: run again, unless that does not matter.
+        // Runs of another commit are repeated, unless `--any-commit` is given.
         let other = text.replace(output::COMMIT, "0123abcd");
         fs::write(&file, &other).unwrap();
         let any = figure(&["--any-commit"]);

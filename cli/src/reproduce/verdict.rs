@@ -1,4 +1,4 @@
-//! What the authors reported, held against what was measured.
+//! Compares what the authors reported with what was measured.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use super::experiment::Claim;
 
-/// The mean over seeds of one figure, by protocol and by the value of what was swept.
+/// The mean over seeds of one figure, by protocol and by the value of the option that varies.
 #[derive(Default, Debug)]
 pub struct Measured(BTreeMap<String, Vec<(f64, f64)>>);
 
 impl Measured {
-    /// Takes down a figure, if it is a number: there is none where nothing ended.
+    /// Records a figure unless it is NaN, which it is if no transaction ended.
     pub fn record(&mut self, protocol: &str, at: f64, figure: f64) {
         if figure.is_finite() {
             self.0.entry(protocol.to_owned()).or_default().push((at, figure));
@@ -29,16 +29,16 @@ impl Measured {
     }
 }
 
-/// What came of a claim.
+/// The verdict on a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Debug)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     Agrees,
-    /// It does not, and the experiment says why.
+    /// The figure differs, and the experiment explains why.
     Explained,
-    /// It does not, and nobody knows why.
+    /// The figure differs, without an explanation.
     Differs,
-    /// What it speaks of was not run.
+    /// The figure that the claim is about was not run.
     NotRun,
 }
 
@@ -53,12 +53,12 @@ impl Verdict {
     }
 }
 
-/// A claim, with what was measured.
+/// A claim with its verdict.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct Judged {
-    /// What was reported, in words.
+    /// The reported value, as text.
     pub reported: String,
-    /// What was measured, in words.
+    /// The measured value, as text.
     pub measured: String,
     pub verdict: Verdict,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,7 +66,7 @@ pub struct Judged {
 }
 
 impl Judged {
-    /// Holds a claim against what was measured.
+    /// Compares a claim with what was measured.
     pub fn new(claim: &Claim, measured: &Measured) -> Self {
         let (mut reported, outcome) = judge(claim, measured);
         if let Some(column) = &claim.column {
@@ -83,7 +83,8 @@ impl Judged {
     }
 }
 
-/// The claim in words; and whether it holds, with what was measured in words, unless it was not.
+/// The claim as text. If its figure was measured: whether the claim holds, and the measured value
+/// as text.
 fn judge(claim: &Claim, measured: &Measured) -> (String, Option<(bool, String)>) {
     let Claim { of, at, within, .. } = claim;
     let here = measured.at(of, *at);
@@ -142,7 +143,7 @@ fn judge(claim: &Claim, measured: &Measured) -> (String, Option<(bool, String)>)
     (text, found.map(|found| (holds(found), word(found))))
 }
 
-/// A figure in as many digits as it is worth.
+/// A figure with a suitable number of digits.
 pub fn short(value: f64) -> String {
     if value.abs() >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }

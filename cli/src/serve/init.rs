@@ -14,9 +14,9 @@ use orthodrome_server::tls::Authority;
 
 use crate::common;
 
-/// What to make.
+/// The options of `--init`.
 pub struct Wish {
-    /// Where.
+    /// The directory of the files.
     pub dir: PathBuf,
     /// The topology.
     pub topology: String,
@@ -24,30 +24,31 @@ pub struct Wish {
     pub servers_per_region: u32,
     /// Partitions of the key space.
     pub partitions: u32,
-    /// Replicas of each.
+    /// Replicas of each partition.
     pub replicas: u32,
-    /// Instead, the servers of each partition's replicas, the leader's first; none to have them dealt out.
+    /// Instead of a default placement: the servers of each partition's replicas, the leader's
+    /// first; empty for the default placement.
     pub explicit: Vec<Vec<NodeId>>,
     /// The protocol.
     pub protocol: String,
-    /// Whether to talk TLS and ask clients for a token.
+    /// Whether to enable TLS and to require a token from clients.
     pub tls: bool,
-    /// The first of the ports that clients use; nodes use those from the first after the last.
+    /// The first port for clients; the ports for nodes follow after the last of these.
     pub base_port: u16,
 }
 
-/// The names that the certificates are good for, beside the node's own.
+/// The names in the certificates, besides the node's own.
 const HOSTS: [&str; 2] = ["localhost", "127.0.0.1"];
 const TOKEN_FILE: &str = "admin.token";
 
-/// Writes the files, and says how to go on.
+/// Writes the files, and returns the text that explains the next steps.
 ///
 /// # Errors
-/// The wish makes no sense, or a file could not be written. Nothing that exists is changed, and
-/// nothing new is left behind.
+/// The options are invalid, or a file could not be written. Then existing files are unchanged, and
+/// no new file remains.
 pub fn init(wish: &Wish) -> anyhow::Result<String> {
     let place = format!("--init {}", wish.dir.display());
-    // The first directory on the way that this has to make.
+    // The topmost directory that does not exist yet.
     let made = wish.dir.ancestors().take_while(|path| !path.as_os_str().is_empty());
     let made = made.take_while(|path| !path.exists()).last();
     if made.is_none() && fs::read_dir(&wish.dir).with_context(|| place.clone())?.next().is_some() {
@@ -56,7 +57,8 @@ pub fn init(wish: &Wish) -> anyhow::Result<String> {
     let written = fs::create_dir_all(&wish.dir).with_context(|| place.clone());
     let written = written.and_then(|()| write(wish, &place));
     if written.is_err() {
-        // It was empty, or not there. What went wrong first is what matters.
+        // The directory was empty or did not exist before. A failure to clean up is ignored,
+        // because the first error matters.
         let _ = match made {
             Some(made) => fs::remove_dir_all(made),
             None => clear(&wish.dir),
@@ -115,7 +117,7 @@ fn write(wish: &Wish, place: &str) -> anyhow::Result<String> {
         tls: None,
         principals: Vec::new(),
     };
-    // What cannot work is refused before anything else is written.
+    // The configuration is checked before anything else is written.
     let path_of = |node: NodeId| wish.dir.join(format!("{node}.toml"));
     let checked = NodeConfig::parse(&path_of(example.node), &example.to_string())
         .with_context(|| place.to_owned())?;
@@ -141,7 +143,7 @@ fn write(wish: &Wish, place: &str) -> anyhow::Result<String> {
     Ok(instructions(wish, &checked.node.map, &(0..count).map(port).collect::<Vec<_>>()))
 }
 
-/// How the files name the topology: by name, or as a copy of the file beside it.
+/// The topology as the files name it: by its name, or as a copy of its file in the same directory.
 fn topology(wish: &Wish) -> anyhow::Result<String> {
     let source = Path::new(&wish.topology);
     if !source.is_file() {
@@ -152,7 +154,7 @@ fn topology(wish: &Wish) -> anyhow::Result<String> {
     Ok(name.into())
 }
 
-/// A new token, readable by its owner only.
+/// Writes a new token, readable by its owner only.
 fn administrator(dir: &Path) -> anyhow::Result<()> {
     let path = dir.join(TOKEN_FILE);
     let mut bytes = [0; 24];

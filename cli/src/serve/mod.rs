@@ -1,4 +1,4 @@
-//! `serve`: runs a node; or makes the files of a whole cluster of them.
+//! `serve`: runs a node, or writes the files of a whole cluster.
 
 pub mod init;
 
@@ -56,7 +56,7 @@ pub struct Args {
     cluster: InitArgs,
 }
 
-/// What `--init` makes.
+/// The options of `--init`.
 #[derive(clap::Args)]
 #[command(next_help_heading = "With --init")]
 struct InitArgs {
@@ -86,10 +86,10 @@ struct InitArgs {
     base_port: u16,
 }
 
-/// Serves, checks or makes files.
+/// Runs a node, checks its file, or writes the files of a cluster.
 ///
 /// # Errors
-/// The configuration makes no sense, or the node cannot start.
+/// The configuration is invalid, or the node cannot start.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     if let Some(dir) = &args.init {
         let InitArgs { servers_per_region, partitions, replicas, tls, base_port, .. } =
@@ -122,7 +122,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     serve(config, path)
 }
 
-/// What a node is, for whoever starts it.
+/// A description of the node, printed when it starts.
 fn banner(config: &NodeConfig) -> String {
     let settings = &config.node;
     let map = &settings.map;
@@ -162,7 +162,7 @@ fn banner(config: &NodeConfig) -> String {
     )
 }
 
-/// Sends logs to standard error, as much as ORTHODROME_LOG says.
+/// Sends logs to standard error, at the level of ORTHODROME_LOG.
 pub(crate) fn start_logs() -> anyhow::Result<()> {
     let filter = match std::env::var("ORTHODROME_LOG") {
         Ok(text) => EnvFilter::try_new(&text).with_context(|| format!("ORTHODROME_LOG {text}"))?,
@@ -172,7 +172,7 @@ pub(crate) fn start_logs() -> anyhow::Result<()> {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
-        // Where standard error is closed, the subscriber would say so there.
+        // If standard error is closed, the subscriber would try to report that there.
         .log_internal_errors(false)
         .init();
     Ok(())
@@ -184,10 +184,10 @@ fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let (node, within) = (config.node.node, config.shutdown_within);
     let ended = runtime.block_on(async {
-        // Signals that come while it starts must not be lost.
+        // Signals that arrive during the start must not be lost.
         let stopped = stop_signal()?;
         let ready = move |place: SocketAddr| {
-            // For scripts that wait for it. Nobody has to.
+            // For scripts that wait until the node is ready. A failure to print it does not matter.
             let mut stdout = std::io::stdout().lock();
             let _ = writeln!(stdout, "ready: {node} serves clients on {place}");
             let _ = stdout.flush();
@@ -212,7 +212,7 @@ fn serve(config: NodeConfig, path: &Path) -> anyhow::Result<Status> {
     }
 }
 
-/// Ready with its name when somebody asks this process to end.
+/// Resolves with the signal's name when this process is asked to end.
 pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = &'static str>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;

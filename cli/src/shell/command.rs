@@ -6,17 +6,17 @@ use orthodrome_core::machine::Admin;
 
 use super::words::{Word, split};
 
-/// One line, understood.
+/// One parsed line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Command {
     /// A blank line or a comment.
     Nothing,
     Get(Vec<Key>),
-    /// Reads what the nearest server has, however old.
+    /// Reads the nearest server's values, however old.
     GetStale(Vec<Key>),
-    /// Guarded operations: at once, or as part of the open transaction.
+    /// Guarded operations: run at once, or added to the open transaction.
     Ops(Vec<Op>),
-    /// Without keys: a general transaction.
+    /// Without keys, a general transaction.
     Begin {
         reads: Vec<Key>,
         writes: Vec<Key>,
@@ -27,7 +27,7 @@ pub(super) enum Command {
     Priority(Option<Priority>),
     Describe,
     Status,
-    /// Asks the leader of a partition to carry this out.
+    /// Sends this order to the leader of a partition.
     Order(Admin),
     /// Shows orders to change members, and their states.
     Orders,
@@ -36,12 +36,12 @@ pub(super) enum Command {
     Quit,
 }
 
-/// How a command is used.
+/// The usage of a command.
 pub(super) struct Usage {
     pub(super) name: &'static str,
     pub(super) arguments: &'static str,
     pub(super) summary: &'static str,
-    /// More, for `help <name>`.
+    /// Details for `help <name>`.
     pub(super) details: &'static str,
 }
 
@@ -143,10 +143,10 @@ pub(super) fn find(name: &str) -> Option<&'static Usage> {
     COMMANDS.iter().find(|usage| usage.name == name)
 }
 
-/// Understands one line.
+/// Parses one line.
 ///
 /// # Errors
-/// What is wrong with it, and what to write instead.
+/// The mistake in the line, and what to write instead.
 pub(super) fn parse(line: &str) -> Result<Command, String> {
     let words = split(line)?;
     let Some((name, arguments)) = words.split_first() else { return Ok(Command::Nothing) };

@@ -1,4 +1,4 @@
-//! Clusters and gateways in words and tables.
+//! Descriptions of clusters and gateways, as text and tables.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn here(about: &ClusterInfo) -> &str {
     region_name(about, usize::from(about.region.0))
 }
 
-/// What a shell says when it opens.
+/// The greeting of a shell.
 pub(super) fn welcome(about: &ClusterInfo) -> String {
     let keyspace = about.keyspaces.first();
     let (protocol, guarantee) =
@@ -35,7 +35,7 @@ pub(super) fn welcome(about: &ClusterInfo) -> String {
     )
 }
 
-/// Everything that a cluster says of itself.
+/// The cluster's description of itself.
 pub(super) fn cluster(about: &ClusterInfo, style: Style) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -98,7 +98,7 @@ fn millis(rtt: Duration) -> String {
     if millis.fract() == 0.0 { format!("{millis:.0}") } else { format!("{millis:.1}") }
 }
 
-/// How a gateway does.
+/// The status of a gateway.
 pub(super) fn status(status: &StatusInfo) -> String {
     let trouble = if status.trouble.is_empty() { "serving".into() } else { status.trouble.clone() };
     let row = |name: &str, value: String| format!("{name:<22}{value}\n");
@@ -130,7 +130,7 @@ pub(super) fn status(status: &StatusInfo) -> String {
     rows.into_iter().chain(gauges).chain(orders).collect()
 }
 
-/// The orders that each node took, and what became of them.
+/// The orders that each node took, and their states.
 pub(super) fn orders(statuses: &[(String, Result<StatusInfo, Error>)]) -> String {
     let mut text = String::new();
     for (endpoint, status) in statuses {

@@ -13,7 +13,7 @@ use rustyline::{Config, Helper};
 
 use super::command::COMMANDS;
 
-/// What was typed.
+/// The input of the user.
 pub(super) enum Line {
     Text(String),
     /// Ctrl-C.
@@ -52,7 +52,7 @@ impl Completer for Commands {
 impl Hinter for Commands {
     type Hint = String;
 
-    /// The arguments of a command whose name was just typed.
+    /// The arguments of a command, shown after its name was typed.
     fn hint(&self, line: &str, position: usize, _: &rustyline::Context<'_>) -> Option<String> {
         let name = line.strip_suffix(' ').filter(|_| position == line.len())?;
         let usage = COMMANDS.iter().find(|usage| usage.name == name)?;
@@ -82,7 +82,8 @@ impl Editor {
         editor.set_helper(Some(Commands));
         let history = std::env::home_dir().map(|home| home.join(".orthodrome_history"));
         if let Some(path) = &history {
-            // The first time there is none; an unreadable one is no reason not to open a shell.
+            // At the first start there is no history; an unreadable one does not prevent the shell
+            // from opening.
             let _ = editor.load_history(path);
         }
         Ok(Self { editor, history })

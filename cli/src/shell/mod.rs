@@ -119,7 +119,7 @@ impl Shell {
         }
     }
 
-    /// Runs one line and says what came of it; false if it asked to leave.
+    /// Runs one line and prints its result; false if the line ends the shell.
     fn line(&mut self, line: &str, number: Option<usize>) -> anyhow::Result<bool> {
         let started = Instant::now();
         let answer = match parse(line) {
@@ -137,7 +137,7 @@ impl Shell {
             Ok(text) => output::print(text.trim_end())?,
             Err(problem) => {
                 self.failures += 1;
-                // What was printed before must not come after what went wrong.
+                // Earlier output must be visible before the error.
                 let place = number.map(|number| format!("line {number}: ")).unwrap_or_default();
                 note!("{}{place}{problem}", self.session.style().error("error: "));
             }
@@ -149,7 +149,7 @@ impl Shell {
         Ok(true)
     }
 
-    /// Ends what is open, so that nobody waits for its lease.
+    /// Ends the open transaction, so that other transactions need not wait until its lease expires.
     fn leave(&mut self) {
         if let Some(problem) = self.runtime.block_on(self.session.close()) {
             self.failures += 1;
@@ -158,7 +158,7 @@ impl Shell {
     }
 }
 
-/// Runs a command until Ctrl-C.
+/// Runs a command; Ctrl-C interrupts it.
 async fn interruptible(
     command: impl Future<Output = Result<String, String>>,
 ) -> Result<String, String> {

@@ -1,4 +1,5 @@
-//! What a shell holds between commands: the client, the open transaction, an outcome in doubt.
+//! The state of a shell between commands: the client, the open transaction, a transaction of
+//! unknown outcome.
 
 use std::fmt::Write as _;
 
@@ -26,14 +27,14 @@ pub(super) struct Session {
 /// A transaction between its rounds.
 struct Open {
     txn: Between,
-    /// What was asked for so far, in order.
+    /// The operations so far, in order.
     ops: Vec<Op>,
 }
 
 enum Between {
-    /// It declared its keys.
+    /// An interactive transaction, which declared its keys.
     Declared { txn: OpenTransaction, reads: Vec<Key>, writes: Vec<Key> },
-    /// It reads as it goes along.
+    /// A general transaction, which finds its keys by reading.
     General(Box<OpenGeneral>),
 }
 
@@ -87,7 +88,7 @@ impl Session {
         }
     }
 
-    /// A first word on where this is.
+    /// The greeting, which names the cluster and the gateway.
     pub(super) async fn welcome(&self) -> String {
         match self.client.describe().await {
             Ok(about) => describe::welcome(&about),
@@ -95,10 +96,10 @@ impl Session {
         }
     }
 
-    /// Runs one command and returns what to print.
+    /// Runs one command and returns the output.
     ///
     /// # Errors
-    /// Why it did not do what was asked.
+    /// Why the command failed.
     pub(super) async fn run(&mut self, command: Command) -> Result<String, String> {
         match command {
             Command::Get(keys) => self.get(keys).await,
@@ -131,7 +132,7 @@ impl Session {
             }
             Command::Orders => Ok(describe::orders(&self.client.statuses().await)),
             Command::Help(topic) => help(topic.as_deref()),
-            // The shell itself answers these.
+            // The shell itself runs these commands.
             Command::Nothing | Command::History | Command::Quit => Ok(String::new()),
         }
     }
@@ -160,7 +161,7 @@ impl Session {
         Ok(show(keys, |key| value_of(&snapshot.reads, key)))
     }
 
-    /// Reads what the open transaction does not know yet, if it may.
+    /// Reads the keys that the open transaction has not read yet, if it may.
     async fn learn(&mut self, keys: &[Key]) -> Result<(), String> {
         let Some(Open { txn: Between::General(txn), ops }) = &mut self.open else { return Ok(()) };
         let is_written = |key: &Key| ops.iter().any(|op| op.writes().contains(key));
@@ -249,7 +250,7 @@ impl Session {
         }
     }
 
-    /// Ends the open transaction; says so if it had something to write.
+    /// Ends the open transaction; returns a message if writes are lost with it.
     pub(super) async fn close(&mut self) -> Option<String> {
         let open = self.open.take()?;
         let (id, is_idle) = (open.txn.id(), open.ops.is_empty());
@@ -259,12 +260,12 @@ impl Session {
 }
 
 impl Open {
-    /// What the operations so far come to.
+    /// The writes that result from the operations so far.
     fn pending(&self) -> Result<Writes, orthodrome_core::txn::AbortReason> {
         Txn::execute(&self.ops, self.txn.reads().as_map()).map(Writes::from_iter)
     }
 
-    /// What keys hold as this transaction sees them, its own writes included.
+    /// The values of keys as this transaction sees them, its own writes included.
     fn get(&self, keys: &[Key]) -> Result<String, String> {
         let written = Txn::execute(&self.ops, self.txn.reads().as_map())
             .map_err(|reason| reason.to_string())?;
@@ -281,7 +282,7 @@ impl Open {
         Ok(show(keys, value))
     }
 
-    /// Keeps operations for the commit, if they are declared and their guards hold.
+    /// Adds operations to the open transaction, if their keys are declared and their guards hold.
     fn push(&mut self, ops: Vec<Op>) -> Result<String, String> {
         let kept = self.ops.len();
         if let Between::Declared { reads, writes, .. } = &self.txn {
@@ -334,7 +335,7 @@ fn show(keys: &[Key], value: impl Fn(&Key) -> Option<Vec<u8>>) -> String {
     text
 }
 
-/// An abort in words a person can act on.
+/// An explanation of an abort that tells the user what to do.
 fn reason(reason: AbortReason) -> String {
     let advice = match reason {
         AbortReason::Guard => "the value of a key does not allow the operation",
@@ -345,7 +346,7 @@ fn reason(reason: AbortReason) -> String {
         AbortReason::Overload => "the cluster is busy; try again later",
         AbortReason::Recovery => "a failure in the cluster interrupted it; try again",
         AbortReason::Client | AbortReason::Invalid | AbortReason::Other(_) => "",
-        // The list of reasons may grow.
+        // Later versions may have more reasons.
         _ => "",
     };
     if advice.is_empty() { reason.to_string() } else { format!("{reason} ({advice})") }
@@ -364,7 +365,7 @@ fn help(topic: Option<&str>) -> Result<String, String> {
         return Ok(text);
     }
     let form = |usage: &Usage| format!("{} {}", usage.name, usage.arguments);
-    // The width is counted in characters, for some of them are not ASCII.
+    // The width is in characters and not in bytes, because some characters are not ASCII.
     let width = COMMANDS.iter().map(|usage| form(usage).chars().count()).max().unwrap_or(0) + 2;
     for usage in COMMANDS {
         let _ = writeln!(text, "  {:<width$}{}", form(usage), usage.summary);
@@ -382,13 +383,13 @@ mod tests {
     use orthodrome_client::Value;
 
     #[test]
-    fn values_are_shown_as_they_can_be_typed() {
+    fn shown_values_can_be_typed_again() {
         let value = |key: &Key| (key.len() > 1).then(|| Value::from("a b").0.to_vec());
         assert_eq!(show(&["k".into(), "key".into()], value), "k: nothing\nkey = \"a b\"\n");
     }
 
     #[test]
-    fn help_is_there_for_every_command() {
+    fn every_shell_command_has_help() {
         let all = help(None).unwrap();
         for usage in COMMANDS {
             assert!(all.contains(&format!("  {}", usage.name)), "{}", usage.name);

@@ -4,12 +4,12 @@
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Word {
     pub(super) bytes: Vec<u8>,
-    /// Part of it was in quotes, so that it stands for itself whatever it says.
+    /// Part of it was in quotes, so it is not a keyword, whatever it contains.
     pub(super) is_quoted: bool,
 }
 
 impl Word {
-    /// True if it is this word of the language, outside quotes.
+    /// True if it is this keyword, without quotes.
     pub(super) fn is(&self, word: &str) -> bool {
         !self.is_quoted && self.bytes == word.as_bytes()
     }
@@ -91,12 +91,12 @@ fn escape(chars: &mut impl Iterator<Item = char>, word: &mut Vec<u8>) -> Result<
     Ok(())
 }
 
-/// Writes bytes so that [`split`] reads them back: as they are if they are one plain word.
+/// Formats bytes so that [`split`] reads them back: without quotes if they are one plain word.
 pub(super) fn quote(bytes: &[u8]) -> String {
     let is_plain = |byte: &u8| byte.is_ascii_graphic() && !b"\"'\\#".contains(byte);
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.is_empty() && bytes.iter().all(is_plain) => text.into(),
-        // Text that people can read stays readable.
+        // Readable text stays readable.
         Ok(text) if !text.chars().any(|char| char.is_control()) => {
             format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
         }
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_with_a_reason() {
+    fn unreadable_lines_are_refused_with_a_reason() {
         for (line, reason) in [
             ("put \"a", "closing \" is missing"),
             ("put 'a", "closing ' is missing"),
@@ -151,13 +151,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_quoted_reads_back(bytes: Vec<u8>) {
+        fn quoted_words_read_back(bytes: Vec<u8>) {
             let words = split(&quote(&bytes)).unwrap();
             prop_assert_eq!(words.into_iter().map(|word| word.bytes).collect::<Vec<_>>(), [bytes]);
         }
 
         #[test]
-        fn text_that_is_quoted_reads_back(text: String) {
+        fn quoted_text_reads_back(text: String) {
             let words = split(&quote(text.as_bytes())).unwrap();
             let texts: Vec<_> = words.into_iter().map(|word| String::from_utf8(word.bytes)).collect();
             prop_assert_eq!(texts, [Ok(text)]);

@@ -1,4 +1,4 @@
-//! Failing seeds, kept for whoever is to understand them.
+//! Keeps the files of failing seeds for investigation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,24 +12,24 @@ use serde::Serialize;
 use crate::recording::Recording;
 use crate::sim;
 
-/// A failing seed in brief.
+/// A summary of a failing seed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Kept {
     /// The seed.
     pub seed: u64,
-    /// What kind of failure.
+    /// The kind of failure.
     pub kind: &'static str,
-    /// When in the run it was found.
+    /// The simulated time at which it was found.
     pub at_ms: f64,
-    /// What exactly.
+    /// The details of the failure.
     pub detail: String,
     /// Faults and transactions of the smallest run that still fails.
     pub faults: usize,
     /// See `faults`.
     pub transactions: u64,
-    /// What it draws that not every seed does, and the failure needs.
+    /// The unusual draws that the failure needs.
     pub unusual: Vec<&'static str>,
-    /// Where schedule, trace and history are.
+    /// The folder with schedule, trace and history.
     pub folder: PathBuf,
     /// The command that repeats it at this commit.
     pub replay: String,

@@ -102,7 +102,7 @@ fn minutes(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// What `--json` prints.
+/// The result that `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
     figures: &'static str,
@@ -111,7 +111,7 @@ struct Printed<'a> {
     protocols: &'a [Tally],
 }
 
-/// Runs the swarm and prints what it showed.
+/// Runs the swarm and prints the results.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let names: Vec<&str> = match &args.protocol {
         Some(name) => vec![name.as_str()],
@@ -159,7 +159,7 @@ fn examine(args: &Args, subject: &Subject) -> anyhow::Result<Tally> {
     }
 }
 
-/// Runs seed after seed.
+/// Runs the seeds of the range.
 fn seek(args: &Args, subject: &Subject, options: &SwarmOptions) -> anyhow::Result<Tally> {
     let seeds = args.seeds.unwrap_or(match args.minutes {
         Some(_) => Seeds { first: 0, end: u64::MAX },
@@ -194,12 +194,12 @@ fn seek(args: &Args, subject: &Subject, options: &SwarmOptions) -> anyhow::Resul
     problem.map_or(Ok(tally), Err)
 }
 
-/// What one seed showed, and whether a failure is the unsafe variant's.
+/// The result of one seed.
 #[derive(Debug)]
 struct Probed {
     result: SeedResult,
-    /// An unsafe variant was on, the seed failed, and it fails without the variant too: that says
-    /// nothing of the variant.
+    /// The seed failed with a mutation, but it also fails without it. So the failure does not count
+    /// as a catch.
     fails_anyway: bool,
 }
 
@@ -209,7 +209,7 @@ impl Probed {
     }
 }
 
-/// Runs a seed; with an unsafe variant, a failing seed once more without it.
+/// Runs a seed. If it fails with a mutation, runs it again without the mutation.
 fn probe(subject: &Subject, seed: u64, options: &SwarmOptions) -> Result<Probed, SwarmError> {
     if options.mutation.is_none() {
         return Ok(Probed { result: subject.run_seed(seed, options)?, fails_anyway: false });
@@ -241,14 +241,14 @@ fn take(
     Ok(())
 }
 
-/// Counts, again and again with other seeds, how many it takes until one fails.
+/// Runs the trials: each counts how many seeds it takes until one fails.
 fn find_often(
     args: &Args,
     subject: &Subject,
     mut options: SwarmOptions,
     trials: u64,
 ) -> anyhow::Result<Tally> {
-    // Only whether a seed fails counts.
+    // Trials only need to know whether a seed fails, so nothing is shrunk.
     options.shrink_budget = 0;
     let seeds = args.seeds.unwrap_or(Seeds { first: 0, end: 1_000 });
     let span = seeds.len();
@@ -287,7 +287,7 @@ fn find_often(
     problem.map_or(Ok(tally), Err)
 }
 
-/// Repeats a failure that was kept.
+/// Repeats a failure from its files.
 fn repeat(args: &Args, subject: &Subject, options: &SwarmOptions) -> anyhow::Result<Tally> {
     let Some((seeds, path)) = args.seeds.zip(args.schedule.as_deref()) else {
         bail!("--schedule: needs --seeds with one seed, such as 5..6");

@@ -3,17 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Seeds from `first` up to but without `end`; never empty.
+/// Seeds from `first` up to but not including `end`; never empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seeds {
-    /// The first.
+    /// The first seed.
     pub first: u64,
-    /// The one after the last.
+    /// The seed after the last.
     pub end: u64,
 }
 
 impl Seeds {
-    /// How many there are.
+    /// The number of seeds.
     pub fn len(self) -> u64 {
         self.end - self.first
     }

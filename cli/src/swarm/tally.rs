@@ -1,4 +1,4 @@
-//! What a swarm amounts to.
+//! The results of a swarm.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -11,21 +11,22 @@ use super::Probed;
 use super::keep::Kept;
 use crate::output;
 
-/// Trials of an unsafe variant.
+/// Trials of a mutation.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Trials {
-    /// How many were made.
+    /// Number of trials.
     pub made: u64,
-    /// In how many a seed failed.
+    /// Number of trials in which a seed failed.
     pub caught: u64,
-    /// The median number of seeds until one failed; none if half of the trials or more found none.
+    /// The median number of seeds until one failed; none if no seed failed in half of the trials or
+    /// more.
     pub median_seeds: Option<u64>,
-    /// Seeds until one failed, of the trials that caught it, ascending.
+    /// For each trial that caught the mutation, the number of seeds until one failed, ascending.
     pub seeds_until_caught: Vec<u64>,
 }
 
 impl Trials {
-    /// Adds a trial: how many seeds it took, or none if no seed caught the variant.
+    /// Adds a trial: the number of seeds that it took, or none if no seed caught the mutation.
     fn add(&mut self, seeds: Option<u64>) {
         self.made += 1;
         if let Some(seeds) = seeds {
@@ -44,11 +45,11 @@ impl Trials {
 pub struct Tally {
     /// The protocol.
     pub protocol: String,
-    /// The unsafe variant that was switched on.
+    /// The mutation that was enabled.
     pub mutation: Option<String>,
     /// Every seed was run twice and compared.
     pub twice: bool,
-    /// How many seeds ran.
+    /// Number of seeds that ran.
     pub seeds: u64,
     /// Simulated time, over all seeds.
     pub simulated_hours: f64,
@@ -60,14 +61,13 @@ pub struct Tally {
     pub transactions_checked: u64,
     /// Those among them whose outcome is unknown.
     pub info: u64,
-    /// Seeds whose history was not what the protocol guarantees.
+    /// Seeds whose history violates the protocol's guarantee.
     pub anomalies: u64,
-    /// Seeds in which something did not end.
+    /// Seeds in which a transaction did not end.
     pub stuck: u64,
     /// Failing seeds by kind of failure.
     pub failed: BTreeMap<&'static str, u64>,
-    /// With an unsafe variant: seeds that fail without it too, and so are not counted as catching
-    /// it.
+    /// With a mutation: seeds that also fail without it, and so do not count as catching it.
     pub fail_anyway: u64,
     /// Faults injected, by kind.
     pub faults: BTreeMap<&'static str, u64>,
@@ -81,7 +81,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Nothing yet.
+    /// An empty tally.
     pub fn new(protocol: &str, mutation: Option<&str>, twice: bool) -> Self {
         Self {
             protocol: protocol.into(),
@@ -104,7 +104,7 @@ impl Tally {
         }
     }
 
-    /// True if the swarm showed what it should: nothing, or the unsafe variant.
+    /// True if the swarm showed the expected result: no failure, or that it catches the mutation.
     pub fn is_ok(&self) -> bool {
         match (&self.mutation, &self.trials) {
             (None, _) => self.failed.is_empty(),
@@ -113,14 +113,14 @@ impl Tally {
         }
     }
 
-    /// Adds a seed; a failure that has nothing to do with the unsafe variant is counted apart.
+    /// Adds a seed; a failure that also happens without the mutation is counted separately.
     pub fn add(&mut self, result: &SeedResult, fails_anyway: bool) {
         self.fail_anyway += u64::from(fails_anyway);
         let found = result.found.as_ref().filter(|_| !fails_anyway);
         self.count(found.map(|found| &found.original), &result.first);
     }
 
-    /// Adds the one run of a failure that is repeated.
+    /// Adds the run that repeats a failure.
     pub fn add_scenario(&mut self, result: &ScenarioResult) {
         self.count(result.failure.as_ref(), result);
     }
@@ -234,7 +234,7 @@ fn list<T: Borrow<str>>(names: &[T]) -> String {
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
-/// The result for people.
+/// The result as readable text.
 pub fn describe(tallies: &[Tally]) -> String {
     let mut text = String::new();
     for tally in tallies {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variant_must_be_caught_in_every_trial() {
+    fn a_mutation_must_be_caught_in_every_trial() {
         assert!(tally(Some("t"), &[Some(1), Some(3)]).is_ok());
         assert!(!tally(Some("t"), &[Some(1), None]).is_ok());
         assert!(!tally(Some("t"), &[]).is_ok());
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_without_a_catch_counts_as_the_longest() {
+    fn a_trial_that_catches_nothing_counts_as_the_longest() {
         let median = |trials: &[Option<u64>]| tally(Some("t"), trials).trials.unwrap().median_seeds;
         assert_eq!(median(&[Some(9), Some(1), Some(4)]), Some(4));
         assert_eq!(median(&[Some(9), None, Some(4)]), Some(9));

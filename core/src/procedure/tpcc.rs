@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_populated_is_as_clause_4_3_3_says() {
+    fn initial_rows_are_as_clause_4_3_3_says() {
         let orders: Vec<Order> =
             (1..=3_000).map(|n| Order::parse(None, 3, 4, n).unwrap()).collect();
         let (delivered, others) = orders.split_at(2_100);

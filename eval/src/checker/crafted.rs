@@ -484,7 +484,7 @@ fn a_deep_history_needs_no_deep_stack() {
 
 /// What a stale read may miss, and what no read may miss.
 #[test]
-fn reads_of_old_states_are_held_to_one_state_each() {
+fn a_stale_read_must_see_one_consistent_state() {
     // Commits that were acknowledged before it began; and two stale reads that disagree on
     // independent transactions.
     for text in [
@@ -526,7 +526,7 @@ fn reads_of_old_states_are_held_to_one_state_each() {
 
 /// Reads of aborted attempts are judged too, but only against what their client already knew.
 #[test]
-fn a_client_is_not_shown_less_than_it_was_told() {
+fn reads_older_than_the_client_knows_are_anomalies() {
     for (text, kind) in [
         ("c1.1 ok 0 1 | a x 1\nc1.2 fail 2 3 | !r x", "read-your-writes"),
         ("c1.1 ok 0 1 | a x 1\nc2.1 ok 2 3 | r x 1\nc1.2 fail 2 3 | !r x", "read-your-writes"),

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_counterpart_is_named() {
+    fn properties_without_a_counterpart_are_refused_by_name() {
         for (text, expected) in [
             ("scanproportion=0.95", "scanproportion=0.95: "),
             ("insertproportion = 0.05", "insertproportion=0.05: "),

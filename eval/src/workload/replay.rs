@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line() {
+    fn an_error_names_its_line() {
         let good = "{\"reads\":[\"x\"]}\n";
         for (line, expected) in [
             ("{\"reads\":[\"x\"]", "line 2: "),

@@ -1,4 +1,4 @@
-//! What the source says to its agent.
+//! The source's answers to its agent.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::contract::{
 };
 
 impl<W: Work> Agent<W> {
-    /// The source answered, or came or went.
+    /// Processes an answer of the source, or a change of its connection.
     pub fn on_source(&mut self, from: FromSource<W>, io: Out<'_, '_, W>) {
         match from {
             FromSource::Up { start } => self.on_up(start, io),
@@ -45,7 +45,7 @@ impl<W: Work> Agent<W> {
             io.push(AgentEffect::SetTimer(AgentTimer::Open, self.open_at));
         }
         self.is_up = true;
-        // What is being ended may have been interrupted.
+        // A branch that is being ended may have been interrupted.
         for (&xid, branch) in &self.branches {
             match branch.state {
                 State::RollingBack(_) => {
@@ -137,7 +137,7 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    /// The source has rolled it back by itself.
+    /// The source has rolled it back.
     fn on_refused(&mut self, xid: Xid, failure: Failure<W>, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get_mut(&xid) else { return };
         match branch.state {
@@ -197,7 +197,7 @@ impl<W: Work> Agent<W> {
                 self.end(xid, End::Lost);
                 self.say_end(xid, End::Lost, io);
             }
-            // It may have been prepared: the order to roll back finds out.
+            // It may have been prepared: the rollback finds out.
             State::Running(_) | State::Idle | State::Preparing => {
                 self.fail(xid, Reason::Connection.into(), io)
             }
@@ -205,7 +205,7 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    /// Prepared branches that this agent does not know are from another incarnation.
+    /// Prepared branches that this agent does not know belong to another incarnation.
     fn on_listed(&mut self, prepared: Vec<Xid>, io: Out<'_, '_, W>) {
         let left: BTreeSet<Xid> =
             prepared.into_iter().filter(|xid| !self.ended.contains_key(xid)).collect();
@@ -223,14 +223,15 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    /// What goes into one message each, if one item takes so many bytes: at least one message.
+    /// Groups items of `bytes` bytes each into messages: at least one message.
     fn in_pieces<T: Clone>(&self, bytes: usize, items: impl Iterator<Item = T>) -> Vec<Vec<T>> {
         let mut pieces = Pieces::new(Vec::new(), self.config.limits.piece_bytes());
         items.for_each(|item| pieces.of(bytes).push(item));
         pieces.finish()
     }
 
-    /// Whoever has a transaction among them is told of all: a cycle may go through others'.
+    /// Every middleware with a transaction among them receives all of them: a cycle may pass
+    /// through transactions of others.
     fn on_waits(&mut self, waits: &[Wait], io: Out<'_, '_, W>) {
         let of = |wait: &Wait| [wait.waiter.middleware, wait.holder.middleware];
         let watchers: BTreeSet<NodeId> = waits.iter().flat_map(of).collect();

@@ -1,4 +1,4 @@
-//! What middlewares and the agents of other branches say to an agent.
+//! Messages of middlewares and of other branches' agents.
 
 use orthodrome_core::id::NodeId;
 use orthodrome_core::time::{Time, Timestamp};
@@ -10,7 +10,7 @@ use crate::contract::{
 };
 
 impl<W: Work> Agent<W> {
-    /// A middleware has started: what it left unprepared can never be decided (G6).
+    /// A middleware has started: its earlier unprepared branches can never be decided (G6).
     pub(super) fn on_attach(&mut self, from: NodeId, epoch: u64, io: Out<'_, '_, W>) {
         if self.masters.get(&from).is_some_and(|master| master.epoch > epoch) {
             io.push(AgentEffect::Note(Note::OldEpoch));
@@ -28,7 +28,8 @@ impl<W: Work> Agent<W> {
             self.held.retain(|(at, _)| *at != from);
             self.drop_unprepared(|xid| xid.middleware == from && xid.epoch < epoch, io);
         }
-        // Which incarnation of the source that would be is not known while it is away. The answer to a ping tells it.
+        // The incarnation of the source is not known while the source is down. The answer to a ping
+        // reports it.
         if self.is_up {
             io.push(AgentEffect::Send {
                 to: from,
@@ -37,7 +38,7 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    /// Rolls back what nobody can commit.
+    /// Rolls back branches that nobody can commit.
     pub(super) fn drop_unprepared(&mut self, of: impl Fn(&Xid) -> bool, io: Out<'_, '_, W>) {
         let open: Vec<Xid> = self.branches.keys().copied().filter(of).collect();
         for xid in open {
@@ -46,7 +47,7 @@ impl<W: Work> Agent<W> {
                 State::Running(Then::Wait | Then::Prepare) | State::Idle | State::Preparing => {
                     self.roll_back(xid, Some(Reason::Master.into()), io);
                 }
-                // Whether that commits is the source's affair by now.
+                // By now the source decides whether that commits.
                 State::Running(Then::Commit)
                 | State::Committing
                 | State::CommittingPrepared
@@ -103,7 +104,7 @@ impl<W: Work> Agent<W> {
         }
         if let Some(branch) = self.branches.get_mut(&xid) {
             if round < branch.rounds {
-                // Asked again: what there is to say is said again.
+                // A repeated request: repeat the answer.
                 let is_vote = branch.state == State::Prepared;
                 io.effects
                     .extend(branch.answered.clone().map(|msg| AgentEffect::Send { to: from, msg }));
@@ -135,7 +136,7 @@ impl<W: Work> Agent<W> {
             self.hold(from, xid, msg);
             return;
         }
-        // It may be held, too, if it was sent twice.
+        // It may also be held, if it was sent twice.
         self.held.retain(|(_, held)| statements_of(held) != Some(xid));
         let branch = Branch {
             state: State::Running(then),
@@ -154,8 +155,8 @@ impl<W: Work> Agent<W> {
         io.push(AgentEffect::Source(run));
     }
 
-    /// Whether statements are of a transaction that goes on, and of this agent's incarnation. If they
-    /// are not, their middleware is told what became of it.
+    /// True if the statements belong to a transaction that is still open, and to this agent's
+    /// incarnation. If not, their middleware is informed.
     fn is_admitted(
         &mut self,
         from: NodeId,
@@ -186,14 +187,14 @@ impl<W: Work> Agent<W> {
             }
         }
         if life != self.fence.agent {
-            // The agent of that incarnation may have carried it out, or not.
+            // The agent of that incarnation may have executed it, or not.
             io.push(if then == Then::Commit { lost(xid) } else { failed(xid, Reason::Restarted) });
             return false;
         }
         true
     }
 
-    /// Why a branch whose round `round` comes first cannot be opened here.
+    /// Why a branch whose first round is `round` cannot be opened here.
     fn cannot_open(&self, round: u32) -> Option<Reason> {
         if round > 0 {
             return Some(Reason::Unknown);
@@ -208,7 +209,8 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    /// Statements of a session that has committed others here: whether the source has carried that out decides when they run.
+    /// Statements of a session that has committed other transactions here. They run once the source
+    /// has committed those.
     pub(super) fn on_after(
         &mut self,
         from: NodeId,
@@ -236,7 +238,7 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    /// Looks again at what is held.
+    /// Checks held statements again.
     pub(super) fn go_on(&mut self, io: Out<'_, '_, W>) {
         for (from, msg) in std::mem::take(&mut self.held) {
             if let ToAgent::After { earlier, order } = msg {
@@ -249,7 +251,7 @@ impl<W: Work> Agent<W> {
 
     pub(super) fn on_prepare(&mut self, xid: Xid, peers: Vec<NodeId>, io: Out<'_, '_, W>) {
         let Some(branch) = self.branches.get_mut(&xid) else {
-            // It was lost. From now on it is ended (R1).
+            // It was lost. From now on it counts as ended (R1).
             let end = *self.ended.entry(xid).or_insert(End::RolledBack);
             self.say_end(xid, end, io);
             return;
@@ -291,12 +293,14 @@ impl<W: Work> Agent<W> {
                 Some(&End::Committed(at)) => {
                     io.push(AgentEffect::Send { to: from, msg: FromAgent::Committed { xid, at } });
                 }
-                // It had no time to be asked twice: whether it committed before this agent started is not known.
+                // A one-phase commit of which nothing is known here: it may have committed before
+                // this agent started.
                 None if one_phase => {
                     self.ended.insert(xid, End::Lost);
                     io.push(AgentEffect::Send { to: from, msg: FromAgent::Lost { xid } });
                 }
-                // The decision is durable, so a branch that is nowhere has committed, or only read (G4).
+                // The decision is durable, so a branch that does not exist any more has committed,
+                // or only read (G4).
                 Some(End::RolledBack | End::Lost) | None => {
                     let mut branch = self.recovered(State::CommittingPrepared);
                     branch.floor = at;
@@ -331,7 +335,7 @@ impl<W: Work> Agent<W> {
             peers: Vec::new(),
             rounds: 0,
             since: Time::ZERO,
-            // Nobody votes with it: it was prepared in another incarnation.
+            // Its fence does not count for a vote: it was prepared in another incarnation.
             fence: Fence::default(),
             wrote: true,
             floor: Timestamp::ZERO,
@@ -343,7 +347,7 @@ impl<W: Work> Agent<W> {
         self.unhold(xid);
         if let Some(branch) = self.branches.get(&xid) {
             match &branch.state {
-                // Its failure is still told: it may be what the transaction was aborted for.
+                // Its failure is still reported: it may be the cause of the abort.
                 State::RollingBack(_)
                 | State::Committing
                 | State::CommittingPrepared
@@ -357,7 +361,7 @@ impl<W: Work> Agent<W> {
         match self.ended.get(&xid) {
             Some(_) => io.push(AgentEffect::Send { to: from, msg: FromAgent::RolledBack { xid } }),
             None => {
-                // Perhaps it is prepared since another incarnation.
+                // It may have been prepared in an earlier incarnation.
                 let branch = self.recovered(State::RollingBack(None));
                 self.branches.insert(xid, branch);
                 io.push(AgentEffect::Source(ToSource::Rollback { xid }));
@@ -376,7 +380,7 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    /// Its other branches cannot commit, so this one need not (GeoTP §IV-A, early abort).
+    /// The other branches cannot commit, so this one need not continue (GeoTP §IV-A, early abort).
     pub fn on_peer(&mut self, msg: PeerRollback, io: Out<'_, '_, W>) {
         let PeerRollback { xid } = msg;
         self.unhold(xid);
@@ -385,7 +389,7 @@ impl<W: Work> Agent<W> {
             let is_due = master
                 .is_none_or(|master| master.epoch <= xid.epoch && master.oldest <= xid.number);
             if !self.ended.contains_key(&xid) && is_due && !self.config.mutations.no_tombstones {
-                // Its statements are still on their way (G5).
+                // Its statements have not arrived yet (G5).
                 io.push(AgentEffect::Note(Note::Tombstone));
                 self.ended.insert(xid, End::RolledBack);
             }
@@ -405,7 +409,7 @@ impl<W: Work> Agent<W> {
         }
     }
 
-    /// What is held of a transaction never runs. Whether something was.
+    /// Drops the held statements of a transaction. True if there were any.
     pub(super) fn unhold(&mut self, xid: Xid) -> bool {
         let before = self.held.len();
         self.held.retain(|(_, held)| statements_of(held) != Some(xid));

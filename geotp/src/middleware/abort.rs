@@ -1,4 +1,4 @@
-//! How a transaction aborts, and what its session learns.
+//! How a transaction aborts, and which cause its session learns.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,8 @@ impl<W: Work> Middleware<W> {
         };
         match open.phase {
             Phase::Logging(..) => {}
-            // The only branch said that it did not commit; or, by themselves, one of several.
+            // The only branch reported that it did not commit; or, with `Commit::Local`, one of
+            // several.
             Phase::Committing
             | Phase::Idle
             | Phase::Executing
@@ -35,8 +36,8 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// The transaction cannot commit any more. It has no commit record and will never have one, so
-    /// the session may be answered at once.
+    /// Aborts a transaction. It has no commit record and will never have one, so the session may be
+    /// answered at once.
     pub(super) fn abort(
         &mut self,
         xid: Xid,
@@ -63,7 +64,8 @@ impl<W: Work> Middleware<W> {
             return;
         }
         if is_consequence && let Some(news) = io.effects.pop() {
-            // Another branch failed first, and says why: that decides whether trying again makes sense.
+            // Another branch failed first, and will report the cause. The cause decides whether a
+            // retry makes sense.
             self.untold.insert(xid, news);
         }
         self.aborting.insert(xid, told);
@@ -133,7 +135,7 @@ impl<W: Work> Middleware<W> {
             }
             return;
         }
-        // A peer of it failed, and its agent was the first to know.
+        // A peer branch failed, and this agent reports that first.
         let Some(open) = self.open.get(&xid) else { return };
         let is_final = matches!(open.phase, Phase::Logging(..) | Phase::Committing);
         if open.branches.contains_key(&from) && !is_final {
@@ -143,7 +145,7 @@ impl<W: Work> Middleware<W> {
     }
 }
 
-/// It only says that another branch failed before.
+/// True for reasons that only say that another branch failed before.
 pub(super) fn is_consequence(reason: Reason) -> bool {
     match reason {
         Reason::Peer | Reason::Ended => true,
@@ -163,7 +165,7 @@ pub(super) fn is_consequence(reason: Reason) -> bool {
     }
 }
 
-/// The reason that clients of every protocol learn.
+/// The reason for the abort in the terms of clients of all protocols.
 pub(super) fn abort_reason(reason: Reason) -> AbortReason {
     match reason {
         Reason::Deadlock

@@ -13,7 +13,7 @@ use crate::contract::{
 };
 
 impl<W: Work> Middleware<W> {
-    /// The session wants the transaction to commit. [`Effect::Finished`] follows.
+    /// Commits the transaction. [`Effect::Finished`] follows.
     pub fn commit(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         open.since = io.now;
@@ -24,7 +24,8 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// The session gives up. [`Effect::Finished`] follows, unless it is too late: then the outcome does.
+    /// Rolls the transaction back. [`Effect::Finished`] follows. If the commit cannot be stopped
+    /// any more, it has that outcome.
     pub fn rollback(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let is_committing =
@@ -44,8 +45,9 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// The caller of the session gives up. As [`Middleware::rollback`]; but where the only branch may commit by itself, its
-    /// source is asked to interrupt what it runs, and its answer decides.
+    /// Cancels the transaction at the client's request. As [`Middleware::rollback`], except if the
+    /// only branch may commit by itself: then its source is asked to interrupt the running
+    /// statement, and the source's answer is the outcome.
     pub fn cancel(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let is_committing = |branch: &Branch<W>| branch.is_committing() && branch.is_sent;
@@ -63,7 +65,8 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// An operator ends a branch of a middleware that is gone for ever and took its log with it.
+    /// Ends a branch at an operator's request. The branch belongs to a middleware that is gone for
+    /// ever, and its decision log too.
     pub fn settle(&mut self, xid: Xid, source: NodeId, commit: bool, io: Out<'_, '_, W>) {
         let msg = if commit {
             ToAgent::Commit { xid, at: io.clock, one_phase: false }
@@ -121,7 +124,7 @@ impl<W: Work> Middleware<W> {
         if open.is_decentralized {
             io.push(Effect::Note(Note::DecentralizedPrepare));
         }
-        // Every statement of it may have failed: then nothing else has told.
+        // If every statement of the branch failed, no earlier message has reported the fence.
         branch.fence = Some(fence);
         (branch.stage, branch.outbox) = (Stage::Prepared, None);
         (branch.wrote, branch.floor) = (wrote, floor);
@@ -130,7 +133,7 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// The session wants to commit, and nothing is under way but votes.
+    /// Continues the commit when no statement is pending, only votes.
     pub(super) fn finish_commit(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         let participants: BTreeSet<NodeId> = open.branches.keys().copied().collect();
@@ -162,7 +165,7 @@ impl<W: Work> Middleware<W> {
         io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
     }
 
-    /// Decides if every vote is here, and no lock can have been lost meanwhile (G3).
+    /// Decides if all votes have arrived and no lock can have been lost in the meantime (G3).
     pub(super) fn count_votes(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let is_ready = |branch: &Branch<W>| {
@@ -184,7 +187,7 @@ impl<W: Work> Middleware<W> {
                 self.abort(xid, None, Reason::Restarted.into(), io);
                 return;
             }
-            // A tenth less, for clocks that do not run alike.
+            // A tenth less, because clocks run at different rates.
             if io.now.since(known.confirmed) > self.config.quarantine / 10 * 9 {
                 stale.push(source);
             }
@@ -199,7 +202,8 @@ impl<W: Work> Middleware<W> {
         self.decide(xid, io);
     }
 
-    /// Every branch can only commit. The decision counts when it is durable.
+    /// Logs the decision to commit, when every branch is prepared. The decision counts when it is
+    /// durable.
     pub(super) fn decide(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let above =
@@ -218,7 +222,7 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// Everything persisted up to this ticket is durable.
+    /// All records up to this ticket are durable.
     pub fn on_durable(&mut self, ticket: Ticket, io: Out<'_, '_, W>) {
         if self.starting.is_some_and(|starting| starting <= ticket) {
             self.starting = None;
@@ -245,7 +249,7 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// The decision is durable: the session is answered, and every branch commits.
+    /// The decision is durable: answers the session, and sends the commit to every branch.
     pub(super) fn on_logged(&mut self, xid: Xid, at: Timestamp, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
         let branches: BTreeMap<NodeId, bool> =
@@ -300,7 +304,7 @@ impl<W: Work> Middleware<W> {
         }
         let Some(open) = self.open.get_mut(&xid) else { return };
         let Some(branch) = open.branches.get_mut(&from) else { return };
-        // Its answers may be missing: then both come again.
+        // The answers of its statements may be missing. Then the agent sends both again.
         if branch.stage != Stage::Running(Then::Commit) || open.phase != Phase::Committing {
             return;
         }
@@ -312,7 +316,8 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// Every source has committed it, so nothing of its session waits for that.
+    /// Every source has committed this transaction, so no statements of its session need to wait
+    /// for it.
     fn forget_own(&mut self, session: Option<SessionId>, xid: Xid) {
         let Some(session) = session else { return };
         if let Some(committed) = self.of_sessions.get_mut(&session) {
@@ -323,7 +328,7 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// What a session has committed, and a source has not acknowledged.
+    /// The transactions that a session has committed and that a source has not acknowledged.
     pub(super) fn own_commits(&self, session: Option<SessionId>, source: NodeId) -> Vec<Xid> {
         let committed = session.and_then(|session| self.of_sessions.get(&session));
         let is_awaited = |xid: &Xid| {

@@ -1,4 +1,4 @@
-//! Statements: which start when, and their answers.
+//! Statements: when each starts, and how answers are handled.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +13,9 @@ use crate::hotspot::SourceKey;
 use crate::schedule::postpone;
 
 impl<W: Work> Middleware<W> {
-    /// The next statements of a transaction. [`Effect::Answers`] or [`Effect::StatementFailed`] follow, or
-    /// [`Effect::Finished`]; with [`Last::Commit`], answers and then the outcome.
+    /// Runs the next statements of a transaction. [`Effect::Answers`] or
+    /// [`Effect::StatementFailed`] follows, or [`Effect::Finished`]. With [`Last::Commit`], the
+    /// answers come first and then the outcome.
     pub fn round(
         &mut self,
         xid: Xid,
@@ -29,7 +30,8 @@ impl<W: Work> Middleware<W> {
         let is_over =
             |branch: &Branch<W>| matches!(branch.stage, Stage::Preparing | Stage::Prepared);
         if open.branches.values().any(is_over) && !parts.is_empty() {
-            // The mark was wrong: a prepared branch takes no statements.
+            // The annotation of the last statement was wrong: a prepared branch accepts no
+            // statements.
             self.abort(xid, None, Reason::Marked.into(), io);
             return;
         }
@@ -38,7 +40,8 @@ impl<W: Work> Middleware<W> {
         self.admit(xid, parts, last, io);
     }
 
-    /// Late transaction scheduling (Alg. 2 l. 11-18): a transaction that holds nothing yet, and would probably abort, waits.
+    /// Late transaction scheduling (Alg. 2 l. 11-18): delays a transaction that holds no locks yet
+    /// and would probably abort.
     pub(super) fn admit(
         &mut self,
         xid: Xid,
@@ -65,7 +68,7 @@ impl<W: Work> Middleware<W> {
         self.launch(xid, parts, io);
     }
 
-    /// Sends every part of a round, each at its time.
+    /// Sends every part of a round, each at its scheduled time.
     pub(super) fn launch(
         &mut self,
         xid: Xid,
@@ -80,11 +83,11 @@ impl<W: Work> Middleware<W> {
         let participants: BTreeSet<NodeId> =
             open.branches.keys().chain(parts.keys()).copied().collect();
         let is_global = participants.len() > 1;
-        // Who may still go back to a savepoint prepares nothing yet.
+        // While the session may still roll back to a savepoint, no branch may prepare.
         let may_end = open.last != Last::No && open.savepoints.is_empty();
         open.is_decentralized = self.optimizations.decentralized_prepare && is_global && may_end;
         if open.is_decentralized {
-            // §III-A: sources that have nothing to do in the last round prepare at once.
+            // §III-A: sources without statements in the last round prepare at once.
             let others: Vec<NodeId> =
                 open.branches.keys().filter(|at| !parts.contains_key(*at)).copied().collect();
             for source in others {
@@ -174,7 +177,8 @@ impl<W: Work> Middleware<W> {
         io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
     }
 
-    /// Sends what is in a branch's outbox, if its agent is known to be there; otherwise when it is.
+    /// Sends the message in a branch's outbox if the agent is attached. Otherwise it is sent when
+    /// the agent attaches.
     pub(super) fn transmit(&mut self, xid: Xid, source: NodeId, io: Out<'_, '_, W>) {
         let Some(known) = self.sources.get(&source) else { return };
         let Some(fence) = known.fence.filter(|_| known.is_attached) else { return };
@@ -202,7 +206,8 @@ impl<W: Work> Middleware<W> {
         self.sources.get(&source).and_then(|source| source.rtt.get()).unwrap_or_default()
     }
 
-    /// How long until the answer of statements on these records is here: Eq. 3, or Eq. 8.
+    /// The time until the answers of statements on these records arrive: Eq. 3, or Eq. 8 with
+    /// forecasts.
     pub(super) fn latency(&self, source: NodeId, places: &[SourceKey]) -> Duration {
         let forecast = if self.optimizations.high_contention {
             let forecast = self.hot.forecast(places.iter()) / 100 * self.config.forecast_percent;
@@ -237,7 +242,7 @@ impl<W: Work> Middleware<W> {
         let recent = std::mem::take(&mut branch.recent);
         branch.stage = match then {
             Then::Wait => Stage::Idle,
-            // What was sent stays in the outbox until the vote, or the end, is here.
+            // The message stays in the outbox until the vote or the outcome arrives.
             Then::Prepare => Stage::Preparing,
             Then::Commit => Stage::Running(Then::Commit),
         };
@@ -253,7 +258,7 @@ impl<W: Work> Middleware<W> {
         self.after_answer(xid, io);
     }
 
-    /// Goes on if every part of the round has been answered.
+    /// Continues the transaction if every part of the round has been answered.
     pub(super) fn after_answer(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         if open.phase != Phase::Executing {
@@ -307,14 +312,14 @@ impl<W: Work> Middleware<W> {
             return;
         }
         if !is_alone && open.savepoints.is_empty() {
-            // Another source may have done its part of the same statement.
+            // Another source may have executed its part of the same statement.
             self.abort(xid, Some(from), failure, io);
             return;
         }
         (branch.stage, branch.outbox) = (Stage::Idle, None);
         open.last = Last::No;
         open.unanswered.remove(&from);
-        // What has not begun never does.
+        // Parts that have not started are dropped.
         for source in std::mem::take(&mut open.inner).into_keys() {
             open.unanswered.remove(&source);
         }

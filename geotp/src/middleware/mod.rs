@@ -1,12 +1,15 @@
-//! The middleware (DM of GeoTP §III-A): coordinates global transactions over the agents of their sources.
+//! The middleware (DM of GeoTP §III-A) coordinates global transactions over the agents of their
+//! sources.
 //!
-//! A plain state machine. Its host calls [`Middleware::begin`], [`Middleware::round`], [`Middleware::commit`] and
-//! [`Middleware::rollback`] for a session, hands it messages, timers and durable tickets, and carries out the
-//! effects in order. A session has one call under way at a time.
+//! It is a plain state machine. Its host calls [`Middleware::begin`], [`Middleware::round`],
+//! [`Middleware::commit`] and [`Middleware::rollback`] for a session, passes it messages, timers
+//! and durable tickets, and carries out the effects in order. A session has one pending call at a
+//! time.
 //!
-//! What it promises: [`Effect::Finished`] says committed only after the decision is durable and every branch can
-//! only commit, or the only branch has committed at its source. What it says is aborted has no commit record and never
-//! will, and without one recovery rolls back.
+//! Guarantee: [`Effect::Finished`] reports a commit only after the decision is durable and every
+//! branch can only commit, or after the only branch has committed at its source. A transaction that
+//! it reports as aborted has no commit record and never will, and without one, recovery rolls it
+//! back.
 
 mod abort;
 mod commit;
@@ -31,141 +34,149 @@ use crate::contract::{
 use crate::hotspot::{HotRecord, Hotspots, SourceKey};
 use crate::schedule::{Average, postpone};
 
-/// The optimizations of the paper; each can be switched while transactions run.
+/// The optimizations of the paper. Each can be switched while transactions run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Optimizations {
-    /// O1: agents prepare after the last statement by themselves, and report failures to each
+    /// O1: agents prepare after the last statement without a request, and report failures to each
     /// other.
     pub decentralized_prepare: bool,
     /// O2: statements of nearer sources start later.
     pub latency_aware: bool,
-    /// O3: with forecasts of how long records take, and transactions on hot records held back.
+    /// O3: forecasts of the time that hot records cost; transactions that would probably fail are
+    /// delayed or refused.
     pub high_contention: bool,
 }
 
 /// How transactions of several sources commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Commit {
-    /// Two phases, with a durable decision.
+    /// Two-phase commit with a durable decision.
     TwoPhase,
-    /// Each branch by itself, at once: not atomic if one fails. A baseline, to show what atomicity costs.
+    /// Each branch commits by itself, in parallel: not atomic if one fails. A baseline that shows
+    /// the cost of atomicity.
     Local,
 }
 
 /// Settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Every source, and what it is.
+    /// All sources and their kinds.
     pub sources: BTreeMap<NodeId, Kind>,
-    /// At the start.
+    /// The optimizations at the start.
     pub optimizations: Optimizations,
     /// How transactions of several sources commit.
     pub commit: Commit,
-    /// Statements of sources that are nearer than this start when those of all others have been executed (Chiller).
+    /// Statements of sources with a shorter round trip than this start after those of all other
+    /// sources have been executed (Chiller).
     pub inner_below: Option<Duration>,
-    /// A `COMMIT` in the text of a transaction of one source goes to the source in the same text.
+    /// If a transaction of one source has its `COMMIT` in the query batch, the source gets it in
+    /// the same batch.
     pub commit_in_text: bool,
-    /// The session is answered when the decision is durable; otherwise when every branch has
-    /// committed, as in ShardingSphere.
+    /// True if the session is answered when the decision is durable; otherwise when every branch
+    /// has committed, as in ShardingSphere.
     pub answers_at_decision: bool,
-    /// How often each agent gets a ping, which measures its round trip and shows that this
+    /// The interval of pings to each agent, which measure its round trip and show that this
     /// middleware is alive.
     pub ping_interval: Duration,
-    /// How much one measurement counts in the average, in per cent.
+    /// The weight of one measurement in the average, in per cent.
     pub rtt_weight_percent: u64,
-    /// How many records are watched.
+    /// The number of records whose contention is tracked.
     pub hot_records: usize,
     /// α of Eq. 4, in per cent.
     pub hot_keep_percent: u64,
-    /// How much of a forecast is believed, in per cent (GeoTP §IV-C: scale down).
+    /// The factor by which forecasts are scaled down, in per cent (GeoTP §IV-C).
     pub forecast_percent: u32,
-    /// No forecast is longer: what would be postponed for longer than others can wait would be lost to them.
+    /// The maximum forecast. If statements were postponed for longer than other transactions can
+    /// wait, those would fail.
     pub forecast_max: Duration,
-    /// A transaction that is held back is looked at again after this.
+    /// The time after which a delayed transaction is examined again.
     pub admission_wait: Duration,
-    /// It is refused when it has been held back so often.
+    /// The number of delays after which a transaction is refused.
     pub admission_tries: u32,
-    /// What is not answered is sent again after this.
+    /// The time after which an unanswered message is sent again.
     pub resend_after: Duration,
-    /// A transaction whose statements or votes are not there after this is aborted, if a source has been silent for so long.
-    /// Longer than sources wait for locks.
+    /// The time after which a transaction without answers or votes is aborted, if a source has been
+    /// silent for as long. It must be longer than the lock time-out of sources.
     pub give_up_after: Duration,
-    /// How often agents are asked for prepared branches that nobody ended.
+    /// The interval at which agents are asked for prepared branches that have not been ended.
     pub scan_interval: Duration,
-    /// Deadlocks across sources are looked for; otherwise they end by the sources' lock time-out.
+    /// True if deadlocks across sources are detected; otherwise the lock time-out of the sources
+    /// ends them.
     pub finds_deadlocks: bool,
-    /// How long an agent lets nothing run after its source, or itself, has started: what it had confirmed less than
-    /// this ago still holds everywhere. The same at every agent.
+    /// The time for which an agent runs no statements after a start of its source or of itself. A
+    /// fence that was confirmed less than this ago is therefore still valid. It must be equal at
+    /// all agents.
     pub quarantine: Duration,
-    /// The decision log is replaced by what still matters after so many records.
+    /// The number of records after which the decision log is replaced by a checkpoint.
     pub checkpoint_records: u32,
-    /// Unsafe variants, for tests.
+    /// Mutations, for tests.
     pub mutations: Mutations,
 }
 
-/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
+/// Mutations: unsafe variants that tests enable to show that they are caught. All are off in real
+/// use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mutations {
-    /// G3: restarts between a branch's first statement and the last vote go unnoticed.
+    /// G3: restarts between a branch's first statement and the last vote are not noticed.
     pub no_fence: bool,
     /// The session is answered before the decision is durable.
     pub tells_early: bool,
-    /// After a restart decisions are not looked up: what is prepared is rolled back.
+    /// After a restart, decisions are ignored: prepared branches are rolled back.
     pub forgets_decisions: bool,
-    /// A branch without a vote is taken to be prepared.
+    /// A branch without a vote counts as prepared.
     pub skips_vote: bool,
-    /// A branch that commits without further statements does not go back to its savepoint first.
+    /// A branch that commits without further statements does not roll back to its savepoint first.
     pub forgets_savepoints: bool,
 }
 
-/// A source, as the middleware sees it.
+/// The middleware's knowledge of a source.
 #[derive(Clone, Debug, Default)]
 struct Source {
     rtt: Average,
-    /// The incarnations of its agent and of itself, as last reported.
+    /// The last reported incarnations of its agent and of the source.
     fence: Option<Fence>,
-    /// When the newest ping was sent that its agent has answered.
+    /// The time at which the newest ping that its agent has answered was sent.
     confirmed: Time,
-    /// It knows this incarnation of the middleware.
+    /// True if the agent knows this incarnation of the middleware.
     is_attached: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// Its statements are postponed.
+    /// The statements are postponed.
     Waiting,
-    /// Its statements are under way.
+    /// The statements are pending.
     Running(Then),
-    /// Nothing is under way.
+    /// No request is pending.
     Idle,
-    /// Its vote is.
+    /// The vote is pending.
     Preparing,
-    /// It can only commit, or be rolled back.
+    /// The branch is prepared: it can only commit, or be rolled back.
     Prepared,
 }
 
 #[derive(Clone, Debug)]
 struct Branch<W: Work> {
     stage: Stage,
-    /// What was sent and not answered.
+    /// The message that was sent and not answered.
     outbox: Option<ToAgent<W>>,
-    /// Rounds so far here.
+    /// Number of rounds so far at this source.
     rounds: u32,
-    /// The incarnations of source and agent in which it began.
+    /// The incarnations of source and agent in which the branch began.
     fence: Option<Fence>,
-    /// It has statements that write.
+    /// True if the branch has statements that write.
     writes: bool,
-    /// It changed something, as its vote says.
+    /// True if the branch has changed data, according to its vote.
     wrote: bool,
     floor: Timestamp,
-    /// Records whose counts it raised, and those of the round under way.
+    /// The records that the branch is counted at, and those of the current round.
     places: Vec<SourceKey>,
     recent: Vec<SourceKey>,
-    /// A message about it has been sent to the source.
+    /// True if a message about the branch has been sent to the source.
     is_sent: bool,
-    /// Its own savepoints, in the order in which they were set.
+    /// The branch's own savepoints, in the order in which they were set.
     marks: Vec<u32>,
-    /// The one of them that it must go back to before anything else.
+    /// The savepoint to which the branch must roll back before anything else.
     back: Option<u32>,
 }
 
@@ -190,17 +201,17 @@ impl<W: Work> Branch<W> {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Phase<W: Work> {
-    /// The session's turn.
+    /// Waiting for the session.
     Idle,
-    /// It is held back.
+    /// Delayed by O3.
     HeldBack { parts: BTreeMap<NodeId, Part<W>>, last: Last },
-    /// A round is under way.
+    /// A round is pending.
     Executing,
-    /// The session wants to commit; votes are missing.
+    /// The session has asked to commit; votes are missing.
     Voting,
-    /// The only branch commits; or all, each by itself.
+    /// The only branch is committing, or with `Commit::Local` all branches are.
     Committing,
-    /// The decision is on its way to the disk.
+    /// The decision is being written to disk.
     Logging(Ticket, Timestamp),
 }
 
@@ -211,22 +222,22 @@ struct Open<W: Work> {
     isolation: Isolation,
     branches: BTreeMap<NodeId, Branch<W>>,
     phase: Phase<W>,
-    /// Of the round under way.
+    /// The `Last` of the current round.
     last: Last,
     answers: BTreeMap<NodeId, Vec<W::Answer>>,
-    /// Sources of the round under way that have not answered.
+    /// Sources of the current round that have not answered.
     unanswered: BTreeSet<NodeId>,
-    /// Parts that start when every other has been answered (Chiller).
+    /// Parts that start when all others have been answered (Chiller).
     inner: BTreeMap<NodeId, Part<W>>,
-    /// How often it was held back.
+    /// Number of delays so far.
     tries: u32,
-    /// Since when it waits for something.
+    /// The time since which it has been waiting.
     since: Time,
-    /// Agents prepare by themselves.
+    /// True if agents prepare without a request.
     is_decentralized: bool,
     /// Savepoints of the session, oldest first.
     savepoints: Vec<u32>,
-    /// The statement of the round under way that failed first, while others are waited for.
+    /// The first statement of the current round that failed, while other answers are missing.
     failed: Option<(NodeId, u32, Failure<W>)>,
 }
 
@@ -238,44 +249,45 @@ struct Decided<W: Work> {
     at: Timestamp,
     branches: BTreeMap<NodeId, bool>,
     unacknowledged: BTreeSet<NodeId>,
-    /// The answer to the session when every branch has committed.
+    /// The answer to the session, sent when every branch has committed.
     news: Option<Effect<W>>,
 }
 
-/// What is known of a transaction that a caller asks about.
+/// The state of a transaction that a client asks about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Known {
-    /// It is under way here.
+    /// It is open here.
     Open(Xid),
-    /// It has aborted. Its session is answered once the branch that failed first has reported why.
+    /// It has aborted. Its session is answered when the branch that failed first has reported the
+    /// cause.
     Untold(Xid),
     /// It committed.
     Committed(Timestamp),
-    /// It is not known here: it is not under way, and no decision to commit it was ever logged here.
+    /// It is unknown: it is not open, and no decision to commit it was ever logged here.
     Nothing,
 }
 
 /// A transaction in doubt, for operators.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InDoubt {
-    /// Its name.
+    /// Its id.
     pub xid: Xid,
-    /// It will commit; otherwise it will be rolled back.
+    /// True if it will commit; otherwise it will be rolled back.
     pub commits: bool,
     /// Sources that have not acknowledged.
     pub sources: Vec<NodeId>,
 }
 
-/// How a round would start, for `EXPLAIN` and for operators.
+/// The schedule of a round, for `EXPLAIN` and for operators.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Planned {
     /// The source.
     pub source: NodeId,
     /// Its average round trip.
     pub rtt: Option<Duration>,
-    /// The forecast of its local execution.
+    /// The forecast of the execution time at the source.
     pub forecast: Duration,
-    /// How long its statements would be postponed.
+    /// The time for which its statements would be postponed.
     pub postponed: Duration,
 }
 
@@ -286,7 +298,8 @@ pub struct Middleware<W: Work> {
     config: Config,
     optimizations: Optimizations,
     epoch: u64,
-    /// The record of this incarnation, until it is durable. Nothing is sent before.
+    /// The ticket of this incarnation's record, until it is durable. No message is sent before
+    /// that.
     starting: Option<Ticket>,
     held: Vec<(NodeId, ToAgent<W>)>,
     number: u64,
@@ -294,22 +307,22 @@ pub struct Middleware<W: Work> {
     sources: BTreeMap<NodeId, Source>,
     open: BTreeMap<Xid, Open<W>>,
     decided: BTreeMap<Xid, Decided<W>>,
-    /// Those of `decided` whose session may still go on.
+    /// The transactions of `decided` whose session may still be open.
     of_sessions: BTreeMap<SessionId, BTreeSet<Xid>>,
-    /// Sources that have not reported that they have rolled back.
+    /// Sources that have not reported the rollback.
     aborting: BTreeMap<Xid, BTreeSet<NodeId>>,
     /// Answers to sessions of transactions in `aborting`. Each waits until the branch that failed
     /// first reports the cause, every branch has rolled back, or the resend timer expires.
     untold: BTreeMap<Xid, Effect<W>>,
-    /// What committed, by its caller's name for it.
+    /// Committed transactions, by the client's id of each.
     labels: BTreeMap<TxnId, Timestamp>,
     by_label: BTreeMap<TxnId, Xid>,
     hot: Hotspots,
-    /// Which transactions wait for which at each source, as its agent last reported.
+    /// The waits between transactions at each source, as its agent last reported them.
     waits: BTreeMap<NodeId, Seen>,
     /// The last commit timestamp.
     last_at: Timestamp,
-    /// Records since the last checkpoint, and whether one is under way.
+    /// Number of records since the last checkpoint, and whether a checkpoint is being written.
     records: u32,
     checkpoint: Option<Ticket>,
 }
@@ -317,7 +330,7 @@ pub struct Middleware<W: Work> {
 type Out<'a, 'b, W> = &'a mut Io<'b, Effect<W>>;
 
 impl<W: Work> Middleware<W> {
-    /// Starts, or starts again, with every durable record in order.
+    /// Starts or restarts with every durable record, in order.
     #[must_use]
     pub fn new(node: NodeId, config: Config, recovered: Vec<Record>, io: Out<'_, '_, W>) -> Self {
         let mut epoch = 0;
@@ -386,24 +399,24 @@ impl<W: Work> Middleware<W> {
         self.epoch
     }
 
-    /// Switches optimizations, for what begins from now on and for later rounds of what is under way.
+    /// Switches optimizations, for new transactions and for later rounds of open ones.
     pub fn optimize(&mut self, optimizations: Optimizations) {
         self.optimizations = optimizations;
     }
 
-    /// Which optimizations are on.
+    /// The enabled optimizations.
     #[must_use]
     pub fn optimizations(&self) -> Optimizations {
         self.optimizations
     }
 
-    /// Records that transactions are on, hottest first.
+    /// Records that transactions access, the hottest first.
     #[must_use]
     pub fn hottest(&self, count: usize) -> Vec<(SourceKey, HotRecord)> {
         self.hot.hottest(count)
     }
 
-    /// Transactions that are decided or ended here and not yet everywhere.
+    /// Transactions that are decided or ended here but not yet at all sources.
     #[must_use]
     pub fn in_doubt(&self) -> Vec<InDoubt> {
         let commits = self.decided.iter().map(|(&xid, decided)| InDoubt {
@@ -419,7 +432,7 @@ impl<W: Work> Middleware<W> {
         commits.chain(aborts).collect()
     }
 
-    /// How parts of a round on these records would start now.
+    /// The schedule that a round on these records would get now.
     #[must_use]
     pub fn plan(&self, parts: &BTreeMap<NodeId, Vec<Key>>) -> Vec<Planned> {
         let expected = |(&source, records): (&NodeId, &Vec<Key>)| {
@@ -438,7 +451,7 @@ impl<W: Work> Middleware<W> {
         parts.iter().map(planned).collect()
     }
 
-    /// What is known of the transaction that its caller calls `label`.
+    /// The state of the transaction with the client's id `label`.
     #[must_use]
     pub fn known(&self, label: TxnId) -> Known {
         match (self.by_label.get(&label), self.labels.get(&label)) {
@@ -453,7 +466,7 @@ impl<W: Work> Middleware<W> {
         self.untold.iter().find(|(_, news)| is_wanted(news)).map(|(&xid, _)| xid)
     }
 
-    /// This caller will never ask about any of its transactions with a smaller count.
+    /// Forgets transactions: this client will never ask about those with a smaller count.
     pub fn forget(&mut self, client: ClientId, below: u64) {
         let from = TxnId { client, counter: 0, attempt: 0 };
         let to = TxnId { client, counter: below, attempt: 0 };
@@ -463,7 +476,7 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// Begins a transaction. Nothing is sent before its first round.
+    /// Begins a transaction. No message is sent before its first round.
     pub fn begin(&mut self, label: Option<TxnId>, isolation: Isolation, io: Out<'_, '_, W>) -> Xid {
         self.number += 1;
         let xid = Xid { middleware: self.node, epoch: self.epoch, number: self.number };
@@ -488,15 +501,15 @@ impl<W: Work> Middleware<W> {
         xid
     }
 
-    /// A transaction that has just begun sees what earlier transactions of `session` have committed: its first statements
-    /// at a source wait there until the source has committed those.
+    /// Makes a new transaction see what earlier transactions of `session` have committed: its first
+    /// statements at a source wait there until the source has committed those.
     pub fn follow(&mut self, xid: Xid, session: SessionId) {
         if let Some(open) = self.open.get_mut(&xid) {
             open.session = Some(session);
         }
     }
 
-    /// A message from the agent of a source.
+    /// Handles a message of a source's agent.
     pub fn on_message(&mut self, from: NodeId, msg: FromAgent<W>, io: Out<'_, '_, W>) {
         match msg {
             FromAgent::Attached { epoch, fence } => self.on_attached(from, epoch, fence, io),
@@ -525,7 +538,7 @@ impl<W: Work> Middleware<W> {
         self.open.get_mut(&xid)?.branches.get_mut(&source)
     }
 
-    /// A timer expired.
+    /// Handles a timer that expired.
     pub fn on_timer(&mut self, timer: Timer, io: Out<'_, '_, W>) {
         match timer {
             Timer::Ping => self.on_ping_timeout(io),
@@ -536,7 +549,7 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// Nobody answered for a while: the messages may be lost, or their receivers are down.
+    /// No answer came for a while: messages may be lost, or their receivers down.
     fn on_resend_timeout(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         io.push(Effect::SetTimer(Timer::Resend(xid), io.now + self.config.resend_after));
         if self.decided.contains_key(&xid) {
@@ -549,7 +562,7 @@ impl<W: Work> Middleware<W> {
             for source in sources {
                 self.send(source, ToAgent::Rollback { xid }, io);
             }
-            // Whoever failed first may be gone.
+            // The branch that failed first may be lost.
             self.tell(xid, io);
             return;
         }
@@ -590,8 +603,9 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// Nothing has been heard of a source for longer than sources wait for locks. One that answers pings may be at work on a
-    /// long statement: then it is asked again, and knows.
+    /// True if no message of a source has arrived for longer than the lock time-out of sources. A
+    /// source that answers pings may be executing a long statement: then it is asked again and
+    /// answers.
     fn is_silent(&self, source: NodeId, now: Time) -> bool {
         let confirmed = self.sources.get(&source).map(|known| known.confirmed);
         confirmed.is_none_or(|confirmed| now.since(confirmed) > self.config.give_up_after)
@@ -610,8 +624,8 @@ impl<W: Work> Middleware<W> {
         }
         let mut records = vec![Record::Epoch(self.epoch)];
         for (&label, &at) in &self.labels {
-            // Ended, but its caller may still ask. The name is of an earlier incarnation, and no
-            // branch can have it.
+            // It has ended, but its client may still ask. The id is of an earlier incarnation, and
+            // no branch can have it.
             let xid = Xid { middleware: self.node, epoch: 0, number: records.len() as u64 };
             records.push(Record::Commit { xid, label: Some(label), at, branches: BTreeMap::new() });
             records.push(Record::Ended(xid));
@@ -642,7 +656,7 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// What must be gone when every transaction has ended.
+    /// State that must be empty when every transaction has ended.
     #[must_use]
     pub fn leaks(&self) -> Vec<Leak> {
         vec![
@@ -654,7 +668,7 @@ impl<W: Work> Middleware<W> {
         ]
     }
 
-    /// Panics if the state contradicts itself.
+    /// Panics if the state is inconsistent.
     ///
     /// # Panics
     /// If a transaction is in two states, or a round waits for a source without a branch.

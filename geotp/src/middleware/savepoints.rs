@@ -1,9 +1,9 @@
-//! Savepoints of a transaction: which of them each branch has of its own, and what it does with them when.
+//! Savepoints of a transaction: which of them each branch has, and when it acts on them.
 //!
-//! Nothing is sent for a savepoint by itself. What a session says of savepoints is remembered, and goes along with the next
-//! statements of each branch ([`Mark`]), or with its prepare or commit. A branch that begins after a savepoint was set has it
-//! from its beginning on. The round of a message decides whether it has been carried out, so a message that is sent
-//! again does nothing twice.
+//! A savepoint by itself causes no message. The session's actions on savepoints are remembered, and
+//! sent with the next statements of each branch ([`Mark`]), or with its prepare or commit. A branch
+//! that begins after a savepoint was set has the savepoint from its beginning on. The round of a
+//! message decides whether it has been carried out, so a repeated message has no effect.
 
 use orthodrome_core::id::NodeId;
 
@@ -11,14 +11,14 @@ use super::{Branch, Middleware, Out, Phase};
 use crate::contract::{Effect, Mark, Note, Then, ToAgent, Work, Xid};
 
 impl<W: Work> Middleware<W> {
-    /// The session sets a savepoint. Its number is above all that the transaction had before.
+    /// Sets a savepoint. Its number is above all that the transaction had before.
     pub fn set_savepoint(&mut self, xid: Xid, savepoint: u32) {
         if let Some(open) = self.open.get_mut(&xid) {
             open.savepoints.push(savepoint);
         }
     }
 
-    /// The session goes back to a savepoint, which stays. It may do so after a statement has failed.
+    /// Rolls back to a savepoint, which remains set. This is allowed after a statement has failed.
     pub fn roll_back_to(&mut self, xid: Xid, savepoint: u32) {
         let Some(open) = self.open.get_mut(&xid) else { return };
         if open.phase != Phase::Idle {
@@ -30,14 +30,15 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    /// The session forgets a savepoint and those after it. What it did since stays.
+    /// Releases a savepoint and those after it. Changes since then remain.
     pub fn release_savepoint(&mut self, xid: Xid, savepoint: u32) {
         if let Some(open) = self.open.get_mut(&xid) {
             open.savepoints.retain(|other| *other < savepoint);
         }
     }
 
-    /// What is sent to a branch that has no statements left, if it must go back to a savepoint before it ends so.
+    /// The request to a branch that has no more statements but must roll back to a savepoint before
+    /// it ends.
     pub(super) fn end_after_going_back(
         &mut self,
         xid: Xid,
@@ -72,21 +73,21 @@ impl<W: Work> Middleware<W> {
 }
 
 impl<W: Work> Branch<W> {
-    /// What was done since the session set this savepoint is to be undone.
+    /// Notes that changes since this savepoint of the session must be undone.
     fn go_back(&mut self, savepoint: u32) {
-        // Before the first statement that followed that savepoint, the branch set one of its own.
+        // Before the first statement after that savepoint, the branch set a savepoint of its own.
         let Some(place) = self.marks.iter().position(|mark| *mark >= savepoint) else { return };
         self.back = self.marks.get(place).copied();
         self.marks.truncate(place + 1);
     }
 
-    /// What is done with savepoints before the next statements, if the session has these.
+    /// The actions on savepoints before the next statements, if these are the session's savepoints.
     pub(super) fn marks_before(&mut self, savepoints: &[u32]) -> Vec<Mark> {
         let mut found: Vec<Mark> = self.back.take().map(Mark::Back).into_iter().collect();
         let mut released = None;
         while let Some((&last, before)) = self.marks.split_last() {
             let before = before.last().copied().unwrap_or(0);
-            // It stands for those of the session that were set since the one before it.
+            // It stands for the session's savepoints that were set after the branch's previous one.
             if savepoints.iter().any(|one| (before + 1..=last).contains(one)) {
                 break;
             }

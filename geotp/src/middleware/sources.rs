@@ -50,7 +50,7 @@ impl<W: Work> Middleware<W> {
         self.learn_fence(from, fence, Some(sent), io);
         match (was_attached, is_attached) {
             (_, false) => self.send(from, ToAgent::Attach { epoch: self.epoch }, io),
-            // The answer to that was lost.
+            // The answer to the attach request was lost.
             (false, true) => self.on_attached(from, self.epoch, fence, io),
             (true, true) => {}
         }
@@ -68,7 +68,7 @@ impl<W: Work> Middleware<W> {
         let Some(source) = self.sources.get_mut(&from) else { return };
         let is_new = source.fence.replace(fence).is_some_and(|before| before != fence);
         if is_new {
-            // Nobody who waited there does any more.
+            // Transactions that waited there wait no longer.
             self.waits.remove(&from);
         }
         if let Some(sent) = sent {
@@ -88,7 +88,7 @@ impl<W: Work> Middleware<W> {
                 && !matches!(branch.stage, Stage::Prepared | Stage::Preparing);
             match open.phase {
                 Phase::Logging(..) => {}
-                // Whoever commits in one phase is asked until the agent says what it knows.
+                // A branch that commits in one phase is asked until its agent reports the outcome.
                 Phase::Committing => {}
                 Phase::Voting => self.count_votes(xid, io),
                 Phase::Idle | Phase::Executing | Phase::HeldBack { .. } => {
@@ -109,8 +109,8 @@ impl<W: Work> Middleware<W> {
         self.send(source, ping, io);
     }
 
-    /// Branches that are prepared at a source. Commits those whose commit is decided, and rolls
-    /// back those of transactions that are not known here.
+    /// Handles the list of branches that are prepared at a source. Commits those whose commit is
+    /// decided, and rolls back those of unknown transactions.
     pub(super) fn on_scanned(
         &mut self,
         from: NodeId,

@@ -4,7 +4,7 @@ use orthodrome_core::txn::Outcome;
 use super::*;
 use crate::contract::Wait;
 
-/// Everything that can be told apart is in the reasons.
+/// A workload without data: tests distinguish failures by their reasons only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Bare;
 
@@ -21,9 +21,9 @@ struct Rig {
     middleware: Middleware<Bare>,
     rng: Rng,
     now: Time,
-    /// What the last step sent.
+    /// Messages that the last step sent.
     sent: Vec<(NodeId, ToAgent<Bare>)>,
-    /// The names of transactions of which the last step said that they committed.
+    /// The transactions that the last step reported as committed.
     committed: Vec<Xid>,
 }
 
@@ -60,7 +60,7 @@ impl Rig {
     }
 }
 
-/// Which life both sources are in.
+/// The fence of both sources.
 const FENCE: Fence = Fence { agent: 1, source: 1 };
 
 fn part() -> Part<Bare> {
@@ -129,13 +129,13 @@ impl Rig {
         self.hear(from, FromAgent::Prepared { xid, fence: FENCE, wrote, floor });
     }
 
-    /// Everything persisted is durable.
+    /// Makes all persisted records durable.
     fn durable(&mut self) {
         self.step(|middleware, io| middleware.on_durable(Ticket(1_000), io));
     }
 }
 
-/// A transaction whose statements are under way at two sources.
+/// A transaction with pending statements at two sources.
 fn under_way() -> (Rig, Xid) {
     let mut rig = rig();
     let xid = rig.begin(0, &[NEAR, FAR], Last::Commit);
@@ -157,7 +157,8 @@ fn a_session_is_told_the_cause_and_not_what_came_of_it() {
     }
 }
 
-/// A deadlock whose ends came in two messages is seen; one that an earlier look saw is not.
+/// A deadlock whose waits arrive in two messages of one look is detected; one with a wait of an
+/// earlier look is not.
 #[test]
 fn waits_of_one_look_add_up_and_those_of_an_earlier_one_are_forgotten() {
     for (looks, is_found) in [([3, 3], true), ([3, 4], false), ([4, 3], false)] {

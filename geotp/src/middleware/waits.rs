@@ -9,7 +9,8 @@ use crate::contract::{Effect, Note, Reason, Wait, Work, Xid};
 use crate::deadlock::cycle;
 
 impl<W: Work> Middleware<W> {
-    /// Ends deadlocks across sources: the youngest of each cycle that can still be rolled back.
+    /// Ends deadlocks across sources: aborts the youngest transaction of each cycle that can still
+    /// be rolled back.
     pub(super) fn on_waits(
         &mut self,
         from: NodeId,
@@ -24,7 +25,7 @@ impl<W: Work> Middleware<W> {
         if look < seen.look {
             return;
         }
-        // Agents of an earlier version do not count.
+        // Agents of an earlier version do not number their looks: 0.
         if look > seen.look || look == 0 {
             *seen = Seen { look, waits: BTreeSet::new() };
         }
@@ -38,14 +39,16 @@ impl<W: Work> Middleware<W> {
                 .collect();
             let Some(cycle) = cycle(&waits) else { return };
             let victim = cycle.into_iter().filter(|xid| self.can_abort(*xid)).max();
-            // Another middleware, which sees the same cycle, has the youngest; or it comes out as its source decides.
+            // If the youngest belongs to another middleware, that one sees the same cycle and acts,
+            // or its source decides.
             let Some(victim) = victim.filter(|xid| xid.middleware == self.node) else { return };
             io.push(Effect::Note(Note::GlobalDeadlock));
             self.abort(victim, None, Reason::Deadlock.into(), io);
         }
     }
 
-    /// Nothing of it commits by itself. What others have is taken to be so.
+    /// True if no branch of the transaction commits by itself. Transactions of other middlewares
+    /// are assumed to be so.
     pub(super) fn can_abort(&self, xid: Xid) -> bool {
         let Some(open) = self.open.get(&xid) else { return xid.middleware != self.node };
         let is_committing = |branch: &Branch<W>| branch.is_committing() && branch.is_sent;
@@ -53,7 +56,7 @@ impl<W: Work> Middleware<W> {
     }
 }
 
-/// Who waits for whom at one source.
+/// The waits between transactions at one source.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     look: u64,

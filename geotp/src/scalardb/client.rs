@@ -1,4 +1,5 @@
-//! A middleware: runs transactions for clients, and ends what it finds prepared and left behind.
+//! A middleware: runs transactions for clients, and ends prepared transactions that others left
+//! behind.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -20,67 +21,68 @@ use crate::schedule::{Average, postpone};
 pub struct Client {
     cluster: Arc<Cluster>,
     config: Arc<Config>,
-    /// The last request's number. Each incarnation begins somewhere else, so that late answers to an earlier one mean nothing.
+    /// The number of the last request. Each incarnation begins with another number, so that late
+    /// answers to an earlier one are ignored.
     request: u64,
     requests: BTreeMap<u64, Request>,
     open: BTreeMap<TxnId, Open>,
-    /// Prepared records of others that are being looked into.
+    /// Prepared records of other transactions that are being resolved.
     finds: BTreeMap<(TxnId, Key), NodeId>,
-    /// Transactions whose clients lost track of them.
+    /// Transactions whose clients asked for the outcome.
     lost: BTreeSet<TxnId>,
-    /// How far away sources are.
+    /// The average round trips to sources.
     distances: BTreeMap<NodeId, Average>,
     hot: Hotspots,
 }
 
-/// A request that is not answered.
+/// A pending request.
 #[derive(Clone, Debug)]
 struct Request {
     owner: Owner,
     to: NodeId,
     msg: Msg,
-    /// When it was sent first; none if it is postponed.
+    /// When it was first sent; none if it is postponed.
     sent: Option<Time>,
     resent: u32,
 }
 
-/// Who wants to know.
+/// The owner of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Owner {
     /// A transaction.
     Txn(TxnId),
-    /// Whoever found this record prepared by this transaction.
+    /// The search that found this record prepared by this transaction.
     Find(TxnId, Key),
-    /// A client that lost track of this transaction.
+    /// A client that asked for the outcome of this transaction.
     Lost(TxnId),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Too many others are on the records that it wants.
+    /// Held back, because too many other transactions are on its records.
     HeldBack,
-    /// Records are being read; then this.
+    /// Records are being read, with the next step.
     Reading(Then),
-    /// The client decides.
+    /// Waiting for the client's decision.
     Deciding,
-    /// What it writes is being prepared.
+    /// Its writes are being prepared.
     Preparing,
-    /// What it has only read is being read again.
+    /// The records that it only read are being read again.
     Validating,
-    /// Its state is being put.
+    /// Its state is being written.
     Stating,
     /// Its state is known, and its records are being ended.
     Ending,
 }
 
-/// What follows a round of reads.
+/// The next step after a round of reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Then {
-    /// The client is told of these.
+    /// Return these to the client.
     Tell(Vec<Key>),
-    /// The procedure's writes follow from them.
+    /// Compute the procedure's writes.
     Compute,
-    /// All is known, and is to be committed.
+    /// Commit: everything has been read.
     Commit,
 }
 
@@ -88,23 +90,23 @@ enum Then {
 struct Open {
     txn: Txn,
     phase: Phase,
-    /// Records to be read, one after the other.
+    /// Records to read, one after the other.
     queue: VecDeque<Key>,
     /// Requests that are not answered.
     waiting: BTreeSet<u64>,
-    /// Everything that was read.
+    /// The values read so far.
     reads: Reads,
     writes: Writes,
-    /// Why it cannot commit.
+    /// Why it cannot commit, if so.
     verdict: Option<AbortReason>,
-    /// As its state says.
+    /// The outcome according to its state.
     outcome: Option<Outcome>,
     is_told: bool,
-    /// Its client lost track of it, and asked.
+    /// True if its client asked for the outcome.
     is_resolved: bool,
-    /// Records whose counts it raised.
+    /// Records whose counters it raised.
     record_keys: Vec<SourceKey>,
-    /// How often it was held back.
+    /// The number of times it was held back.
     tries: u32,
 }
 
@@ -174,7 +176,7 @@ impl Client {
         partition.map_or(NodeId(0), |partition| partition.preferred_leader)
     }
 
-    /// Where the states of transactions of this region are: at the nearest source.
+    /// The source with the states of transactions of this region: the nearest one.
     fn coordinator_of(&self, home: RegionId) -> NodeId {
         let sources = self.cluster.partitions().map(|partition| partition.preferred_leader);
         let distance = |source: &NodeId| {
@@ -220,7 +222,8 @@ impl Client {
         self.requests.insert(number, request);
     }
 
-    /// One request to each source of a transaction. If they take something away from others, those of nearer sources start later.
+    /// Sends one request to each source of a transaction. If the requests block other transactions,
+    /// those to nearer sources are sent later.
     fn ask_all<T>(
         &mut self,
         id: TxnId,
@@ -242,7 +245,7 @@ impl Client {
         }
     }
 
-    /// It is time to send a request, or to send it again.
+    /// Sends a request whose time has come, or repeats it.
     fn on_request_timeout(&mut self, number: u64, cx: &mut Context<'_>) {
         let Some(request) = self.requests.get_mut(&number) else { return };
         let owner = request.owner.clone();
@@ -253,7 +256,7 @@ impl Client {
                 Owner::Txn(id) => self.open.get(id).map(|open| &open.phase),
                 Owner::Find(..) | Owner::Lost(_) => None,
             };
-            // Only the coordinator table can say what became of it.
+            // Only the coordinator table knows the outcome.
             let must_know = phase == Some(&Phase::Stating) || matches!(owner, Owner::Lost(_));
             let is_ending = phase == Some(&Phase::Ending);
             if request.resent >= self.config.resend_tries && !must_know {
@@ -263,7 +266,8 @@ impl Client {
             request.resent += 1;
             cx.note(Note::Resent);
             if let (Owner::Txn(id), true) = (&owner, is_ending) {
-                // The outcome is known, and whoever comes upon its records finds it.
+                // The outcome is known, and every transaction that finds its records can look it
+                // up.
                 self.tell(*id, cx);
             }
         }
@@ -290,7 +294,7 @@ impl Client {
         }
     }
 
-    /// What a transaction waits for is of no interest any more.
+    /// The answers for which a transaction waits are not needed any more.
     fn withdraw(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         for number in std::mem::take(&mut open.waiting) {
@@ -301,7 +305,7 @@ impl Client {
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
         let number = msg.request();
-        // An answer to a request that was sent twice, or withdrawn.
+        // An answer to a request that was repeated or withdrawn.
         let Some(request) = self.requests.remove(&number) else { return };
         cx.cancel_timer(Timer::Request(number));
         if let (Some(sent), 0) = (request.sent, request.resent) {
@@ -470,7 +474,7 @@ impl Client {
                 };
                 match Txn::execute(ops, &open.reads) {
                     Ok(writes) => open.writes = writes,
-                    // What it saw may never have been there together, so that is looked at first.
+                    // The values may never have existed together, so this is checked first.
                     Err(reason) => open.verdict = Some(reason),
                 }
                 self.prepare(id, cx);
@@ -479,7 +483,7 @@ impl Client {
         }
     }
 
-    /// The client of a general transaction wants to know more.
+    /// The client of a general transaction reads another round.
     fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if open.phase == Phase::Deciding && open.txn.kind == Kind::General {
@@ -543,7 +547,7 @@ impl Client {
         }
     }
 
-    /// Everything that it writes is prepared: what it has only read must still be there.
+    /// All its writes are prepared: the records that it only read must be unchanged.
     fn validate(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let is_skipped = self.config.mutations.skipped_validation;
         let Some(open) = self.open.get_mut(&id) else { return };
@@ -584,7 +588,7 @@ impl Client {
         }
     }
 
-    /// Nothing stands against it any more.
+    /// Nothing prevents the commit any more.
     fn put_outcome(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if let Some(reason) = open.verdict {
@@ -645,7 +649,8 @@ impl Client {
         }
     }
 
-    /// The transaction cannot commit. If anything of it may be prepared, everybody must be able to know.
+    /// The transaction cannot commit. If a part of it may be prepared, every middleware must be
+    /// able to find out.
     fn abort(&mut self, id: TxnId, reason: AbortReason, cx: &mut Context<'_>) {
         self.withdraw(id, cx);
         let Some(open) = self.open.get_mut(&id) else { return };
@@ -687,14 +692,14 @@ impl Client {
             });
             cx.reads(id, told.collect());
         }
-        // One that only reads may be begun again under its name, and is at another time then.
+        // A read-only transaction may be begun again under its name, at another time.
         if !open.txn.is_read_only() {
             cx.claim(Claim::Decided { txn: id, outcome });
         }
         cx.finish(id, outcome, "consensus-commit");
     }
 
-    // --- What others left behind ---
+    // --- Transactions that others left behind ---
 
     /// A record was found prepared (lazy recovery).
     fn find(&mut self, mark: Mark, source: NodeId, key: Key, cx: &mut Context<'_>) {
@@ -723,7 +728,7 @@ impl Client {
         let (Some(&source), Msg::StateIs { state: Some(state), .. }) =
             (self.finds.get(&found), msg)
         else {
-            // It is ended, or it has no state and may still commit.
+            // It has been ended; or it has no state and may still commit.
             self.finds.remove(&found);
             return;
         };
@@ -736,7 +741,7 @@ impl Client {
         self.ask(owner, source, Duration::ZERO, msg, cx);
     }
 
-    // --- Clients that lost track ---
+    // --- Clients that ask for an outcome ---
 
     fn on_resolve(&mut self, txn: Txn, decision: Option<Decision>, cx: &mut Context<'_>) {
         let id = txn.id;

@@ -5,91 +5,96 @@ use orthodrome_core::machine::Message;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Read, Value, Version};
 
-/// One message. A request has a number of its own, by which its answer is known; whatever it asks for may be done twice.
+/// One message. A request has a number, which its answer repeats. Every request may be executed
+/// twice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Msg {
-    /// Middleware to source: these records, as they are (read phase, and again to validate).
+    /// Middleware to source: return these records (read phase, and again to validate).
     Read {
-        /// Of this request.
+        /// The number of the request.
         request: u64,
-        /// For whom.
+        /// The transaction.
         txn: TxnId,
-        /// Which.
+        /// The keys.
         keys: Vec<Key>,
     },
-    /// The answer, in the order asked for.
+    /// The answer, in the order of the request.
     Records {
-        /// As in the request.
+        /// The number of the request.
         request: u64,
-        /// What is there.
+        /// The records.
         records: Vec<Record>,
     },
-    /// Middleware to source: prepare these records, each if it is still what was read; all of them or none.
+    /// Middleware to source: prepare these records, if each is unchanged since it was read; all of
+    /// them or none.
     Prepare {
-        /// Of this request.
+        /// The number of the request.
         request: u64,
-        /// Who writes.
+        /// The transaction.
         txn: TxnId,
-        /// Where its state will be.
+        /// The source that will have its state.
         coordinator: NodeId,
-        /// The middleware's clock: whoever finds the record long after this may abort the transaction.
+        /// The middleware's clock: a transaction that finds the record long after this may abort
+        /// the transaction.
         since: Timestamp,
-        /// Which.
+        /// The records.
         images: Vec<Image>,
     },
     /// The answer. If they are prepared, they stay so until the transaction's state is known.
     Prepared {
-        /// As in the request.
+        /// The number of the request.
         request: u64,
-        /// None of them had changed.
+        /// True if none of them had changed.
         is_done: bool,
     },
-    /// Middleware to the source of the coordinator table: this is the transaction's state, unless it has one.
+    /// Middleware to the source of the coordinator table: store the transaction's state, unless it
+    /// has one.
     PutState {
-        /// Of this request.
+        /// The number of the request.
         request: u64,
-        /// Whose.
+        /// The transaction.
         txn: TxnId,
-        /// Which.
+        /// The state.
         state: State,
     },
-    /// Middleware to the source of the coordinator table: what is the transaction's state?
+    /// Middleware to the source of the coordinator table: return the transaction's state.
     GetState {
-        /// Of this request.
+        /// The number of the request.
         request: u64,
-        /// Whose.
+        /// The transaction.
         txn: TxnId,
     },
-    /// The answer to both: what it is now, and will be for ever if there is one.
+    /// The answer to both: the current state. Once there is one, it never changes.
     StateIs {
-        /// As in the request.
+        /// The number of the request.
         request: u64,
-        /// None if there is none.
+        /// The state; none if there is none.
         state: Option<State>,
     },
-    /// Middleware to source: the transaction has committed; what it prepared in these records is what they hold.
+    /// Middleware to source: the transaction has committed; its prepared values become the records'
+    /// values.
     Commit {
-        /// Of this request.
+        /// The number of the request.
         request: u64,
-        /// Whose.
+        /// The transaction.
         txn: TxnId,
-        /// When it committed.
+        /// The commit timestamp.
         at: Timestamp,
-        /// Which.
+        /// The keys.
         keys: Vec<Key>,
     },
-    /// Middleware to source: the transaction has aborted; these records hold what they held before.
+    /// Middleware to source: the transaction has aborted; restore these records.
     Rollback {
-        /// Of this request.
+        /// The number of the request.
         request: u64,
-        /// Whose.
+        /// The transaction.
         txn: TxnId,
-        /// Which.
+        /// The keys.
         keys: Vec<Key>,
     },
-    /// The answer to both: nothing of the transaction is left in these records that is not committed.
+    /// The answer to both: these records have no prepared value of the transaction any more.
     Ended {
-        /// As in the request.
+        /// The number of the request.
         request: u64,
     },
 }
@@ -99,24 +104,24 @@ pub enum Msg {
 pub struct Record {
     /// Its key.
     pub key: Key,
-    /// What was committed last: the before-image, if the record is prepared.
+    /// The last committed version: the before-image, if the record is prepared.
     pub committed: Read,
     /// The transaction that has prepared it and may have committed since.
     pub prepared: Option<Mark>,
 }
 
-/// Who has prepared a record.
+/// The mark of the transaction that has prepared a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mark {
     /// The transaction.
     pub txn: TxnId,
-    /// Where its state is.
+    /// The source that has its state.
     pub coordinator: NodeId,
     /// When it was prepared, by its middleware's clock.
     pub since: Timestamp,
 }
 
-/// What a transaction writes into one record.
+/// A transaction's write of one record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Image {
     /// Its key.
@@ -127,7 +132,7 @@ pub struct Image {
     pub value: Option<Value>,
 }
 
-/// What became of a transaction. Put once, never changed.
+/// The outcome of a transaction. Written once, never changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// It committed.
@@ -137,7 +142,7 @@ pub enum State {
 }
 
 impl Msg {
-    /// The request's number, in a request and in its answer.
+    /// The number of the request, in a request and in its answer.
     #[must_use]
     pub fn request(&self) -> u64 {
         match self {
@@ -188,7 +193,7 @@ impl Message for Msg {
             | Self::GetState { txn, .. }
             | Self::Commit { txn, .. }
             | Self::Rollback { txn, .. } => Some(*txn),
-            // They carry the number of the request.
+            // Their transaction is known by the number of the request.
             Self::Records { .. }
             | Self::Prepared { .. }
             | Self::StateIs { .. }
@@ -207,7 +212,7 @@ impl Message for Msg {
                 };
                 records.iter().map(size).sum()
             }
-            // The before-image goes along: the record has it in columns of its own.
+            // The before-image is included: the record has it in columns of its own.
             Self::Prepare { images, .. } => {
                 let size = |image: &Image| {
                     OPERATION + image.key.len() + 2 * value_size(image.value.as_ref())

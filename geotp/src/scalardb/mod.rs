@@ -1,56 +1,69 @@
-//! ScalarDB's *consensus commit*, the baseline of GeoTP §VII-A1 that asks nothing of its sources but reads and conditional
-//! writes of single records, and `scalardb+`, the same with GeoTP's scheduling.
+//! ScalarDB's *consensus commit*, the baseline of GeoTP §VII-A1 that asks nothing of its sources
+//! but reads and conditional writes of single records, and `scalardb+`, the same with GeoTP's
+//! scheduling.
 //!
-//! - Hiroyuki Yamada, Toshihiro Suzuki, Yuji Ito, Jun Nemoto: *ScalarDB: Universal Transaction Manager for Polystores*, PVLDB
-//!   16(12), 2023; and the description of consensus commit in ScalarDB's own documents.
+//! - Hiroyuki Yamada, Toshihiro Suzuki, Yuji Ito, Jun Nemoto: *ScalarDB: Universal Transaction
+//!   Manager for Polystores*, PVLDB 16(12), 2023; and the description of consensus commit in
+//!   ScalarDB's own documents.
 //!
 //! # The idea
-//! All concurrency control is the middleware's, and optimistic. A record carries who wrote it, a state (prepared or
-//! committed) and what it held before. A transaction reads without locks, and comes away with nothing if it meets a prepared record.
-//! To commit, it *prepares* every record that it writes, each on condition that it is still what was read; then it *validates*: it reads
-//! again what it has only read. Then it puts its *state* into the coordinator table, if there is none: that is the
-//! decision. Then the records are marked as committed. The middleware keeps nothing: whoever comes upon a prepared record
-//! looks for the state, and rolls the record forward or back; if there is no state for too long, it puts *aborted* there, and the
-//! transaction can no longer commit.
+//! All concurrency control is the middleware's, and optimistic. A record contains the transaction that
+//! wrote it, a state (prepared or committed) and its before-image. A transaction reads without locks,
+//! and aborts if it meets a prepared record. To commit, it *prepares* every record that it writes, on
+//! the condition that the record is unchanged since it was read. Then it *validates*: it reads again
+//! the records that it only read. Then it writes its *state* into the coordinator table, if there is
+//! none yet: that is the decision. Then the records are marked as committed. The middleware keeps
+//! nothing. A transaction that meets a prepared record looks up the state, and rolls the record forward
+//! or back. If there is no state for too long, it writes *aborted* there, and the preparing transaction
+//! cannot commit any more.
 //!
 //! # Why it is strictly serializable
-//! Between its last prepare and its first validating read, nothing that a transaction has read or will write can be changed by
-//! anybody else: what it writes is prepared, and what it has read is found unchanged later. That moment is its place in
-//! the order. A record that it wrote is never read as it was before once its client was told, because it is prepared until it is committed.
+//! Between its last prepare and its first validating read, no other transaction can change a record
+//! that a transaction has read or will write: its writes are prepared, and its reads are found
+//! unchanged later. That moment is its position in the order. Once its client has the outcome, no
+//! transaction reads the old value of a record that it wrote, because the record stays prepared until
+//! it is committed.
 //!
 //! # Messages
 //! | message | from → to | when |
 //! |---|---|---|
 //! | `Read`, `Records` | middleware ↔ source | read phase; validation |
 //! | `Prepare`, `Prepared` | middleware ↔ source | all writes are known |
-//! | `PutState`, `StateIs` | middleware ↔ coordinator table | the decision; also the abort by whoever found a prepared record too old |
+//! | `PutState`, `StateIs` | middleware ↔ coordinator table | the decision; also the abort of a transaction whose prepared record is too old |
 //! | `GetState`, `StateIs` | middleware ↔ coordinator table | a prepared record was found |
 //! | `Commit`, `Rollback`, `Ended` | middleware ↔ source | the state is known |
 //!
-//! # What is parallel
-//! Prepare, validation, commit and rollback go to all sources at once, one message each, as ScalarDB's defaults have it, and the
-//! client is told after the records have been committed (its asynchronous commit is off by default). Reads of `scalardb` go one record after the other, because in
-//! its interface an operation is a call that returns before the next is made; a round of more than 32 records is taken for a scan, and goes
-//! as one message to each source. To schedule by latency one must have the
-//! requests together, so `scalardb+` sends the reads of a round at once, one message to each source.
+//! # What is parallel Prepare, validation, commit and rollback go to all sources at once, one
+//! message each, as ScalarDB's defaults have it, and the client is told after the records have been
+//! committed (its asynchronous commit is off by default). Reads of `scalardb` go one record after
+//! the other, because in its interface an operation is a call that returns before the next is made;
+//! a round of more than 32 records is taken for a scan, and goes as one message to each source. To
+//! schedule by latency one must have the requests together, so `scalardb+` sends the reads of a
+//! round at once, one message to each source.
 //!
-//! # What `scalardb+` schedules
-//! Reads and prepares of nearer sources start later (GeoTP Eq. 3), so that near records are prepared no longer than far ones. Validation
-//! and the end start at once: they give records free. A request never waits at a source, so there is nothing to forecast (Eq. 8 is
-//! Eq. 3). Late scheduling (Eq. 9) holds back transactions on hot records.
+//! # What `scalardb+` schedules Reads and prepares of nearer sources start later (GeoTP Eq. 3), so
+//! that near records are prepared no longer than far ones. Validation and the end start at once:
+//! they give records free. A request never waits at a source, so there is nothing to forecast (Eq.
+//! 8 is Eq. 3). Late scheduling (Eq. 9) holds back transactions on hot records.
 //!
 //! # Deviations
-//! - **The coordinator table has a part at each source**: a transaction's state is at the source nearest to its client's region, and its
-//!   prepared records say where. With one middleware this is one table at the nearest source.
-//! - **A transaction's name is its client's name for it**, so whoever lost track of one finds its state.
+//! - **The coordinator table has a part at each source**: a transaction's state is at the source
+//!   nearest to its client's region, and its prepared records say where. With one middleware this
+//!   is one table at the nearest source.
+//! - **A transaction's name is its client's name for it**, so whoever lost track of one finds its
+//!   state.
 //! - **Records of one source are prepared together or not at all.**
-//! - **Every write follows a read** of the record (ScalarDB calls it implicit pre-read): it is the condition.
+//! - **Every write follows a read** of the record (ScalarDB calls it implicit pre-read): it is the
+//!   condition.
 //! - **A deleted record** stays as a version without a value until its source forgets old versions.
-//! - **A guard that failed is validated** before the client is told, for what it saw may be nonsense.
-//! - What is not answered is sent again, ten times; then the transaction is aborted, or its records are left to whoever comes upon them.
+//! - **A guard that failed is validated** before the client is told, for what it saw may be
+//!   nonsense.
+//! - What is not answered is sent again, ten times; then the transaction is aborted, or its records
+//!   are left to whoever comes upon them.
 //!
 //! # Not implemented
-//! - Weaker isolation levels, scans, group commit of states, the one-phase commit of newer versions (off by default).
+//! - Weaker isolation levels, scans, group commit of states, the one-phase commit of newer versions
+//!   (off by default).
 //! - States are never forgotten, as in ScalarDB.
 
 mod client;
@@ -68,99 +81,103 @@ pub use client::Client;
 pub use message::{Image, Mark, Msg, Record, State};
 pub use server::Server;
 
-/// ScalarDB, and with GeoTP's scheduling.
+/// ScalarDB, with or without GeoTP's scheduling.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScalarDb;
 
 /// Consensus commit, serializable.
 pub const SCALARDB: &str = "scalardb";
-/// And latency-aware and late scheduling.
+/// Adds latency-aware and late scheduling.
 pub const SCALARDB_PLUS: &str = "scalardb+";
 
 /// Settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Reads of a round go together, nearer sources start later, and transactions on hot records are held back.
+    /// True if reads of a round are sent together, requests to nearer sources are sent later, and
+    /// transactions on hot records are held back.
     pub is_scheduled: bool,
-    /// Otherwise reads of a round go one after the other, unless there are more than this: that is a scan.
+    /// Otherwise reads of a round are sent one after the other. A round with more reads than this
+    /// counts as a scan, and is sent together.
     pub scan_above: usize,
-    /// A record that has been prepared for so long, without a state of its transaction, aborts it.
+    /// A record that has been prepared for this long, and whose transaction has no state, causes
+    /// the transaction to be aborted.
     pub expire_after: Duration,
-    /// What is not answered is sent again after this.
+    /// A request without an answer is sent again after this time.
     pub resend_after: Duration,
-    /// How often, before it is given up.
+    /// The number of repetitions before the request is given up.
     pub resend_tries: u32,
-    /// How much one measurement counts in the average distance, in per cent.
+    /// The weight of one measurement in the average distance, in per cent.
     pub rtt_weight_percent: u64,
-    /// How many records are watched.
+    /// The number of records with statistics.
     pub hot_records: usize,
     /// α of Eq. 4, in per cent.
     pub hot_keep_percent: u64,
-    /// A transaction that is held back is looked at again after this.
+    /// A transaction that is held back is reconsidered after this time.
     pub admission_wait: Duration,
-    /// It is refused when it has been held back so often.
+    /// A transaction that has been held back this often is refused.
     pub admission_tries: u32,
-    /// Records that a source logs before a checkpoint.
+    /// The number of records after which a source makes a checkpoint.
     pub checkpoint_records: u32,
-    /// Unsafe variants, for tests.
+    /// Mutations, for tests.
     pub mutations: Mutations,
 }
 
-/// Unsafe variants that tests switch on to see that they are caught. All off in any real use.
+/// Mutations: unsafe variants that the tests must catch. None is enabled in real use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mutations {
-    /// What was only read is not read again.
+    /// Records that were only read are not validated.
     pub skipped_validation: bool,
-    /// Whoever finds a prepared record rolls it back, whatever became of its transaction.
+    /// A transaction that finds a prepared record rolls it back, whatever the outcome of the
+    /// preparing transaction.
     pub ignored_state: bool,
-    /// What a prepared record held before is taken for what it holds.
+    /// The before-image of a prepared record is returned as its value.
     pub before_image: bool,
-    /// Records are prepared whatever they hold.
+    /// Records are prepared even if they have changed since they were read.
     pub blind_prepare: bool,
-    /// The state is told before it is durable.
+    /// The state is announced before it is durable.
     pub early_state: bool,
 }
 
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// A request is sent: at its time, or again.
+    /// Send a postponed request, or repeat one.
     Request(u64),
-    /// A transaction that was held back.
+    /// Reconsider a transaction that was held back.
     Admit(TxnId),
 }
 
-/// What a source remembers. Middlewares remember nothing.
+/// Durable records of a source. Middlewares have none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stored {
     /// Records are prepared.
     Prepared {
-        /// By whom.
+        /// The transaction.
         mark: Mark,
-        /// What they will hold.
+        /// Their new values.
         images: Vec<(Key, Option<Value>)>,
     },
     /// They are committed.
     Committed {
-        /// Whose they were.
+        /// The transaction.
         txn: TxnId,
-        /// When it committed.
+        /// The commit timestamp.
         at: Timestamp,
         /// Which.
         keys: Vec<Key>,
     },
-    /// They hold what they held before.
+    /// Records are restored.
     RolledBack {
-        /// Whose they were.
+        /// The transaction.
         txn: TxnId,
         /// Which.
         keys: Vec<Key>,
     },
     /// A transaction has its state.
     State {
-        /// Which transaction.
+        /// The transaction.
         txn: TxnId,
-        /// Which state.
+        /// The state.
         state: State,
     },
 }
@@ -168,19 +185,19 @@ pub enum Stored {
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
-    /// A record was prepared by somebody else.
+    /// A record was prepared by another transaction.
     PreparedFound,
     /// It was rolled forward.
     RolledForward,
     /// It was rolled back.
     RolledBack,
-    /// It was too old, and its transaction was aborted if it had no state.
+    /// It was too old, so its transaction was aborted if it had no state.
     Expired,
-    /// A source refused to prepare what had changed.
+    /// A source refused to prepare a record that had changed.
     PrepareRefused,
-    /// What was read had changed before it was validated.
+    /// A record had changed between its read and its validation.
     ValidationFailed,
-    /// A transaction was aborted by somebody else before it could commit.
+    /// Another middleware aborted a transaction before it could commit.
     Overruled,
     /// A request was postponed (`scalardb+`).
     Postponed,

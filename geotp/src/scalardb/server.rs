@@ -1,5 +1,6 @@
-//! A source as ScalarDB uses it: a store of records, each of which can be read and conditionally changed by itself. It knows
-//! nothing of transactions. One may also hold rows of the coordinator table.
+//! A source as ScalarDB uses it: a store of records that can be read and conditionally changed one
+//! by one. It knows nothing about transactions. A source may also have rows of the coordinator
+//! table.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,17 +21,17 @@ pub struct Server {
     config: Arc<Config>,
     /// Committed records in one table, states of transactions in the other.
     data: Store,
-    /// Prepared records: whose, and what they will hold if it commits.
+    /// Prepared records: the transaction, and the new value if it commits.
     prepared: BTreeMap<Key, (Mark, Option<Value>)>,
     /// Rows whose last change is not durable yet.
     fresh: BTreeMap<Row, Ticket>,
-    /// Answers that wait for rows to be durable: what is seen here never goes back.
+    /// Answers that wait for rows to be durable: an observed state never reverts.
     held: BTreeMap<Ticket, Vec<(NodeId, Msg)>>,
     records: u32,
     checkpoint: Option<Ticket>,
 }
 
-/// What can be changed by itself.
+/// A unit that can be changed atomically.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Row {
     Record(Key),
@@ -84,7 +85,7 @@ impl Machine<ScalarDb> for Server {
         }
     }
 
-    /// Prepared records are not counted: whoever comes upon one ends it, however late.
+    /// Prepared records are not counted: a transaction that finds one ends it, however late.
     fn leaks(&self) -> Vec<Leak> {
         vec![("answers", self.held.values().map(Vec::len).sum())]
     }
@@ -152,7 +153,8 @@ impl Server {
         self.answer(from, answer, keys.into_iter().map(Row::Record), cx);
     }
 
-    /// The record is what was read, or the transaction has prepared it already.
+    /// True if the record is unchanged since it was read, or the transaction has prepared it
+    /// already.
     fn admits(&self, txn: TxnId, image: &Image) -> bool {
         match self.prepared.get(&image.key) {
             Some((mark, _)) => mark.txn == txn,
@@ -190,7 +192,7 @@ impl Server {
         })
     }
 
-    /// Sends an answer as soon as what it says of these rows is durable.
+    /// Sends an answer as soon as the rows that it reports are durable.
     fn answer(
         &mut self,
         to: NodeId,
@@ -242,7 +244,7 @@ impl Server {
                         self.data.put(RECORDS, key, Version { timestamp: at, writer: txn }, value);
                     }
                 }
-                // Nobody reads the past.
+                // No transaction reads old versions.
                 self.data.collect_below(RECORDS, at);
             }
             Stored::RolledBack { txn, keys } => {

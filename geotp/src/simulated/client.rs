@@ -1,4 +1,5 @@
-//! A middleware for clients of the simulator: what a session would send as statements, it makes of their transactions.
+//! A middleware for clients of the simulator: it turns their transactions into the statements that
+//! a session would send.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -24,27 +25,28 @@ pub struct Client {
     config: Arc<Config>,
     middleware: Middleware<Model>,
     open: BTreeMap<TxnId, Open>,
-    /// Questions that wait for other middlewares.
+    /// Questions to other middlewares that are not answered yet.
     asking: BTreeMap<TxnId, Asking>,
     /// Middlewares that wait for the end of a transaction here.
     askers: BTreeMap<TxnId, BTreeSet<NodeId>>,
-    /// Effects that are still to be carried out: one may lead to a call of the middleware, whose effects come after.
+    /// Effects that are not carried out yet. One may call the middleware, whose new effects come
+    /// after the others.
     effects: VecDeque<Effect<Model>>,
     is_busy: bool,
 }
 
-/// What the session does next.
+/// The stage of a session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Stage {
-    /// A round of reads is under way.
+    /// A round of reads is pending.
     Reading(Vec<Key>),
-    /// The client decides.
+    /// Waiting for the client's decision.
     Deciding,
-    /// The procedure's reads are under way; its writes follow from them.
+    /// The procedure's reads are pending; its writes follow from them.
     Computing,
-    /// Writes are under way that will be undone; these follow.
+    /// Writes are pending that will be undone; these writes follow.
     Undoing(Writes),
-    /// The last round is under way.
+    /// The last round is pending.
     Ending,
 }
 
@@ -54,7 +56,7 @@ struct Open {
     xid: Xid,
     stage: Stage,
     reads: Reads,
-    /// Its client lost track of it, and asked.
+    /// True if its client asked for the outcome.
     is_resolved: bool,
 }
 
@@ -129,7 +131,7 @@ impl Machine<GeoTp> for Client {
         for (txn, open) in &self.open {
             let is_known = match self.middleware.known(*txn) {
                 Known::Open(xid) | Known::Untold(xid) => xid == open.xid,
-                // Its client is told when every source has committed.
+                // Its client receives the outcome when every source has committed.
                 Known::Committed(_) => true,
                 Known::Nothing => false,
             };
@@ -291,7 +293,7 @@ impl Client {
         }
     }
 
-    /// Everything that is written. Before, with savepoints, something else is written and undone.
+    /// Writes all values. With savepoints, other values are written and undone first.
     fn write(&mut self, id: TxnId, writes: Writes, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if !self.config.savepoints {
@@ -343,7 +345,7 @@ impl Client {
         }
     }
 
-    /// The last round: everything that is written, and the commit.
+    /// The last round: all writes, and the commit.
     fn end(&mut self, id: TxnId, writes: Writes, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.stage = Stage::Ending;
@@ -357,7 +359,8 @@ impl Client {
         self.with(cx, |dm, io| dm.round(xid, parts, Last::Commit, io));
     }
 
-    /// The client of a general transaction wants to know more. What it has read stays as it was, under its locks.
+    /// The client of a general transaction reads another round. Earlier reads do not change,
+    /// because of its locks.
     fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if open.stage != Stage::Deciding || open.txn.kind != Kind::General {
@@ -397,7 +400,7 @@ impl Client {
         path: &'static str,
         cx: &mut Context<'_>,
     ) {
-        // One that only read may have been begun anew under its name.
+        // A read-only transaction may have been begun again under its name.
         if self.open.get(&id).is_none_or(|open| open.xid != xid) {
             return;
         }
@@ -421,7 +424,7 @@ impl Client {
         cx.finish(id, outcome, path);
     }
 
-    // --- Clients that lost track ---
+    // --- Clients that ask for an outcome ---
 
     fn on_resolve(
         &mut self,
@@ -477,11 +480,11 @@ impl Client {
         }
     }
 
-    /// Asks every other middleware that has not answered; concludes when all have.
+    /// Asks every other middleware that has not answered, and concludes when all have.
     fn on_ask_timeout(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(asking) = self.asking.get(&id) else { return };
         if asking.silent.is_empty() {
-            // Nobody has it, and nobody has logged a decision to commit it, nor ever will.
+            // No middleware has it or has logged a decision to commit it, and none ever will.
             let needs_no_record =
                 asking.is_single || self.config.middleware.commit == Commit::Local;
             let outcome = if needs_no_record && asking.is_decided {
@@ -500,7 +503,8 @@ impl Client {
         cx.set_timer(Timer::Ask(id), cx.now() + self.config.ask_after);
     }
 
-    /// Another middleware's client lost track of a transaction that may have begun here. It has no client here any more.
+    /// A client of another middleware asks for a transaction that may have begun here. The
+    /// transaction has no client here any more.
     fn on_ask(&mut self, from: NodeId, id: TxnId, cx: &mut Context<'_>) {
         match self.middleware.known(id) {
             Known::Open(xid) => {

@@ -7,7 +7,7 @@ use orthodrome_core::txn::{Op, Outcome, Value};
 use crate::contract::{FromAgent, PeerRollback, ToAgent};
 use crate::source::{Action, Model, Statement};
 
-/// One message. Its size is that of the texts and rows that real ones would carry.
+/// One message. Its size is that of the statements and rows in a real message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Msg {
     /// Middleware to agent.
@@ -16,16 +16,18 @@ pub enum Msg {
     FromAgent(FromAgent<Model>),
     /// Agent to agent.
     Peer(PeerRollback),
-    /// Middleware to middleware: what became of this transaction? Whoever has it ends it.
+    /// Middleware to middleware: asks for the outcome of this transaction. A middleware that has it
+    /// pending ends it.
     Ask {
-        /// Its client's name for it.
+        /// The client's name for it.
         txn: TxnId,
     },
     /// The answer.
     Told {
-        /// As in the question.
+        /// The name from the question.
         txn: TxnId,
-        /// What became of it; none if it is not known there and no decision to commit it was logged there.
+        /// Its outcome; none if that middleware does not know it and has logged no decision to
+        /// commit it.
         outcome: Option<Outcome>,
     },
 }

@@ -1,15 +1,16 @@
-//! GeoTP and its baselines in the simulator: the same [`Middleware`](crate::middleware::Middleware) and
-//! [`Agent`](crate::agent::Agent) that stand in front of real servers, over
-//! [modelled sources](crate::source).
+//! GeoTP and its baselines in the simulator: the same [`Middleware`](crate::middleware::Middleware)
+//! and [`Agent`](crate::agent::Agent) that stand in front of real servers, over [modelled
+//! sources](crate::source).
 //!
-//! - Qiyu Zhuang, Xinyue Shi, Shuang Liu, Wei Lu, Zhanhao Zhao, Yuxing Chen, Tong Li, Anqun Pan, Xiaoyong Du: *GeoTP:
-//!   Latency-aware Geo-Distributed Transaction Processing in Database Middlewares (Extended Version)*, 2025.
+//! - Qiyu Zhuang, Xinyue Shi, Shuang Liu, Wei Lu, Zhanhao Zhao, Yuxing Chen, Tong Li, Anqun Pan,
+//!   Xiaoyong Du: *GeoTP: Latency-aware Geo-Distributed Transaction Processing in Database
+//!   Middlewares (Extended Version)*, 2025.
 //!
-//! # The idea
-//! The data already lies in databases in several regions. A middleware coordinates: it sends each source its statements, and
-//! commits with XA. An agent beside each source prepares right after the last statement, which saves the round trip of the
-//! prepare phase (O1); statements of near sources start later, so that their locks are not held while far ones travel (O2);
-//! and on hot records the wait is forecast, or a transaction is held back (O3).
+//! # The idea The data already lies in databases in several regions. A middleware coordinates: it
+//! sends each source its statements, and commits with XA. An agent beside each source prepares
+//! right after the last statement, which saves the round trip of the prepare phase (O1); statements
+//! of near sources start later, so that their locks are not held while far ones travel (O2); and on
+//! hot records the wait is forecast, or a transaction is held back (O3).
 //!
 //! # Messages
 //! | message | from → to | when |
@@ -30,24 +31,34 @@
 //! | `Ask`, `Told` | middleware ↔ middleware | a client lost track of a transaction that it began elsewhere |
 //!
 //! # Deviations
-//! - **Reads lock, everywhere** (G1, G2, G7), and the sources run at the level that keeps what they lock.
-//! - **A vote carries the incarnation of its source**, and no decision is made while locks may have been lost (G3): the paper has no such thing.
-//! - **Agents leave tombstones** (G5), know incarnations of middlewares, and roll back what a lost one left (G6).
-//! - **The client is told that a transaction aborted as soon as it cannot commit**; the paper waits for its sources to say that
-//!   they have rolled back. There is no commit record and never will be one, so it cannot be otherwise.
-//! - **The client is told that a transaction committed when the decision is durable**; the paper waits for its sources to say that they have
-//!   committed. They can only commit, and what they hold stays locked until they have. The baselines wait.
-//! - **A forecast counts for a quarter** (the paper leaves the factor open): with all of it, in the simulator, transactions hold locks while they
-//!   wait for what was forecast, which makes the next forecast longer.
-//! - **A transaction of one source whose text ends in `COMMIT` takes one round trip** with O1: the commit goes in the same text.
-//! - **Deadlocks across sources are found** (O1 to O3): agents report who waits for whom, and the middleware ends the youngest of a cycle.
-//!   In the paper, and with the baselines, they end by the sources' lock time-out.
-//! - **Weights of records of which nothing is known are equal**: Eq. 4 gives them 0/0. Counts of Eq. 9 fade.
-//! - **A transaction that is held back is looked at again after a while**, not at once as Alg. 2 l. 19 has it: nothing
-//!   would have changed.
+//! - **Reads lock, everywhere** (G1, G2, G7), and the sources run at the level that keeps what they
+//!   lock.
+//! - **A vote carries the incarnation of its source**, and no decision is made while locks may have
+//!   been lost (G3): the paper has no such thing.
+//! - **Agents leave tombstones** (G5), know incarnations of middlewares, and roll back what a lost
+//!   one left (G6).
+//! - **The client is told that a transaction aborted as soon as it cannot commit**; the paper waits
+//!   for its sources to say that they have rolled back. There is no commit record and never will be
+//!   one, so it cannot be otherwise.
+//! - **The client is told that a transaction committed when the decision is durable**; the paper
+//!   waits for its sources to say that they have committed. They can only commit, and what they
+//!   hold stays locked until they have. The baselines wait.
+//! - **A forecast counts for a quarter** (the paper leaves the factor open): with all of it, in the
+//!   simulator, transactions hold locks while they wait for what was forecast, which makes the next
+//!   forecast longer.
+//! - **A transaction of one source whose text ends in `COMMIT` takes one round trip** with O1: the
+//!   commit goes in the same text.
+//! - **Deadlocks across sources are found** (O1 to O3): agents report who waits for whom, and the
+//!   middleware ends the youngest of a cycle. In the paper, and with the baselines, they end by the
+//!   sources' lock time-out.
+//! - **Weights of records of which nothing is known are equal**: Eq. 4 gives them 0/0. Counts of
+//!   Eq. 9 fade.
+//! - **A transaction that is held back is looked at again after a while**, not at once as Alg. 2 l.
+//!   19 has it: nothing would have changed.
 //!
 //! # Not implemented
-//! - `scalardb` and `scalardb+`, which share none of these machines, are [a protocol of their own](crate::scalardb).
+//! - `scalardb` and `scalardb+`, which share none of these machines, are [a protocol of their
+//!   own](crate::scalardb).
 
 mod client;
 mod message;
@@ -70,11 +81,11 @@ use crate::contract::{AgentTimer, Kind, Note, Record as LogRecord, Timer as DmTi
 use crate::middleware::{Commit, Optimizations};
 use crate::{agent, middleware, source};
 
-/// GeoTP, its stages, and what it is compared with.
+/// GeoTP, its stages, and its baselines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GeoTp;
 
-/// XA, as ShardingSphere-Proxy does it.
+/// XA, as in ShardingSphere-Proxy.
 pub const XA: &str = "xa";
 /// Each branch commits by itself: not atomic.
 pub const XA_LOCAL: &str = "xa-local";
@@ -84,9 +95,9 @@ pub const QURO: &str = "quro";
 pub const CHILLER: &str = "chiller";
 /// Decentralized prepare and early abort.
 pub const O1: &str = "geotp-o1";
-/// And latency-aware scheduling.
+/// Adds latency-aware scheduling.
 pub const O2: &str = "geotp-o2";
-/// And forecasts and late scheduling on hot records.
+/// Adds forecasts, and late scheduling on hot records.
 pub const O3: &str = "geotp";
 
 /// Settings.
@@ -94,43 +105,43 @@ pub const O3: &str = "geotp";
 pub struct Config {
     /// The variant.
     pub name: &'static str,
-    /// Of middlewares.
+    /// Settings of middlewares.
     pub middleware: middleware::Config,
-    /// Of agents.
+    /// Settings of agents.
     pub agent: agent::Config,
-    /// Of sources.
+    /// Settings of sources.
     pub source: source::Config,
-    /// Statements of a round that read go before those that write (QURO).
+    /// True if reading statements of a round precede writing ones (QURO).
     pub writes_last: bool,
-    /// A client's statements at a source wait there for its own earlier transactions, as in front of real servers. The paper
-    /// has nothing of this; the swarm switches it on.
+    /// True if a client's statements at a source wait for the client's own earlier transactions
+    /// there, as with real servers. The paper does not have this; the swarm enables it.
     pub follows: bool,
-    /// Clients set savepoints and go back to them: what they read before stays locked, and what they wrote is undone. The
-    /// paper has no savepoints; the swarm switches them on.
+    /// True if clients set savepoints and roll back to them: what they read before stays locked,
+    /// and what they wrote is undone. The paper has no savepoints; the swarm enables them.
     pub savepoints: bool,
-    /// A middleware that was asked by another and is silent is asked again after this.
+    /// A question to a silent middleware is repeated after this time.
     pub ask_after: Duration,
 }
 
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// Of a middleware.
+    /// A timer of a middleware.
     Middleware(DmTimer),
-    /// Of an agent.
+    /// A timer of an agent.
     Agent(AgentTimer),
-    /// Of a source.
+    /// A timer of a source.
     Source(source::Timer),
-    /// Other middlewares are asked again.
+    /// Repeat the questions to other middlewares.
     Ask(TxnId),
 }
 
-/// What is remembered.
+/// Durable records.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
-    /// By a middleware.
+    /// A record of a middleware.
     Middleware(LogRecord),
-    /// By a source.
+    /// A record of a source.
     Source(source::Record),
 }
 
@@ -139,7 +150,7 @@ impl Protocol for GeoTp {
     const QUEUES: bool = true;
     const GENERAL: bool = true;
     const REPLICATED: bool = false;
-    // A branch that is prepared waits for its middleware, which alone knows the decision.
+    // A prepared branch waits for its middleware, because only that knows the decision.
     const OUTLIVES_GATEWAYS: bool = false;
     // Locks order transactions; clocks only schedule subtransactions.
     const NEEDS_CLOCKS: bool = false;

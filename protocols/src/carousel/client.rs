@@ -1,5 +1,5 @@
-//! The client side of Carousel: what [`commit`](crate::commit) leaves to it. Prepares, on the fast path
-//! to every replica (§4.2), and the values that come back (§4.1.1, §4.4.1).
+//! The client side of Carousel: the hooks of [`commit`](crate::commit). It sends prepares, on the
+//! fast path to every replica (§4.2), and processes the values that come back (§4.1.1, §4.4.1).
 
 use std::collections::BTreeMap;
 
@@ -18,16 +18,16 @@ use crate::replication::Index;
 
 /// The client side of Carousel.
 pub type Client = commit::Client<Own>;
-/// A transaction under way.
+/// A pending transaction.
 type Open = commit::Open<Own>;
 
-/// Carousel keeps nothing at a gateway beside the transactions.
+/// Carousel's own state at a gateway; it has none besides the transactions.
 #[derive(Debug)]
 pub struct Own;
 
 impl Gateway for Own {
     type Protocol = Carousel;
-    /// On the fast path: what every participant is asked to propose.
+    /// On the fast path: the commit timestamp that every participant is asked to propose.
     type More = Timestamp;
 
     fn new(_: &Setup<Carousel>) -> Self {
@@ -62,8 +62,8 @@ impl Gateway for Own {
         cx.send(client.routes.leader(partition), prepare);
     }
 
-    /// On the fast path the others have been asked already: if they were asked again, one of them that
-    /// does not vote would say the same, for ever.
+    /// On the fast path the other replicas have been asked already. If they were asked again, one
+    /// that does not vote would give the same answer for ever.
     fn send_prepare_to_leader(
         client: &Client,
         open: &Open,
@@ -79,7 +79,7 @@ impl Gateway for Own {
     }
 
     fn coordinator_message(open: &Open) -> Option<Msg> {
-        // What the client knows is for those who read, not for the log.
+        // The versions that the client knows matter to readers, not to the log.
         let participants = open.participants.values().cloned();
         let without_floor = |participant| Participant { floor: Timestamp::ZERO, ..participant };
         Some(Msg::CoordinatorPrepare {
@@ -138,9 +138,10 @@ impl Gateway for Own {
 }
 
 impl Client {
-    /// The commit timestamp to ask for on the fast path: one that is still to come at the furthest
-    /// leader when the request gets there, for a leader cannot promise what has passed. A fourth of
-    /// the way and a millisecond are for delays that are not as on the map.
+    /// The commit timestamp to request on the fast path. It must still be in the future at the
+    /// farthest leader when the request arrives, because a leader cannot promise a timestamp that
+    /// has passed. A quarter of the delay and a millisecond are added in case delays differ from
+    /// the topology.
     fn timestamp(&self, open: &Open, cx: &Context<'_>) -> Timestamp {
         let home = open.txn.home;
         let away = |&partition: &PartitionId| {
@@ -152,7 +153,8 @@ impl Client {
         clock.now + clock.error * 2 + way + way / 4 + Duration::from_millis(1)
     }
 
-    /// §4.2, §4.4.1: asks every replica to prepare, and the leader and the closest for the values.
+    /// §4.2, §4.4.1: asks every replica to prepare, and the leader and the closest replica for the
+    /// values.
     fn send_fast_prepare(&self, open: &Open, participant: &Participant, cx: &mut Context<'_>) {
         let voters = self.routes.voters(participant.partition);
         let home = open.txn.home;
@@ -252,15 +254,16 @@ impl Client {
         reads: Vec<(Key, Read)>,
         cx: &mut Context<'_>,
     ) {
-        // It has finished: a late answer.
+        // It has finished: this is a late answer.
         let Some(open) = self.open.get_mut(&txn) else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
-            // From a follower that lags, or a leader that was deposed (R11). The leader answers too.
+            // From a follower that lags behind, or a leader that was deposed (R11). The leader
+            // answers too.
             cx.note(Note::BehindClient);
             return;
         }
         if !matches!(open.phase, Phase::Reading) || !open.silent.remove(&partition) {
-            // A repetition: the caller may have computed from the first answer.
+            // A repetition: the client may have computed from the first answer.
             return;
         }
         open.reads.extend(reads);
@@ -269,8 +272,8 @@ impl Client {
         }
     }
 
-    /// §4.4.1: the values of the closest replica. It also says who leads: a leader that the placement
-    /// does not list has not been asked yet.
+    /// §4.4.1: the values of the closest replica. It also names the leader: a leader that the
+    /// placement does not list has not been asked yet.
     fn on_follower_read_result(
         &mut self,
         txn: TxnId,
@@ -294,8 +297,8 @@ impl Client {
         }
     }
 
-    /// These vote in `partition`. On the fast path every voter must be asked to prepare, so those that
-    /// were not known when transactions under way began are asked now.
+    /// These nodes vote in `partition`. On the fast path every voter must be asked to prepare, so
+    /// voters that were not known when pending transactions began are asked now.
     fn on_members(
         &mut self,
         partition: PartitionId,

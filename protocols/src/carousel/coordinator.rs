@@ -1,5 +1,5 @@
-//! A partition's leader as coordinator: what [`commit`](crate::commit) leaves to Carousel. The commit
-//! request, what the client gives up, and votes of the fast path (§4.1.2, §4.2).
+//! A partition's leader as coordinator: the hooks of [`commit`](crate::commit). Commit requests,
+//! aborts by the client, and votes of the fast path (§4.1.2, §4.2).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +17,12 @@ use crate::gateway::Participant;
 
 type Coordinating = commit::Coordinating<Leader>;
 
-/// Votes of the fast path, beside the others.
+/// Votes of the fast path, besides the others.
 #[derive(Debug, Default)]
 pub struct FastVotes {
-    /// Votes of single replicas, as long as their partition's is open.
+    /// Votes of single replicas, while their partition has not voted.
     open: BTreeMap<PartitionId, BTreeMap<NodeId, FastVote>>,
-    /// Partitions whose vote the fast path gave.
+    /// Partitions that have voted on the fast path.
     given: BTreeSet<PartitionId>,
 }
 
@@ -130,7 +130,7 @@ impl Gathering for Leader {
         Command::Forget(txns)
     }
 
-    /// The paper's participants never ask (C9 is about them).
+    /// The paper's participants never ask (see C9).
     fn never_asks(config: &Config) -> bool {
         config.mutations.no_tombstones()
     }
@@ -166,7 +166,7 @@ impl Leading<'_> {
         self.propose(Command::RequestCommit { txn, participants, writes, versions }, world);
     }
 
-    /// §4.1.2: the application gave up before it asked to commit.
+    /// §4.1.2: the application aborted before it asked to commit.
     pub(super) fn on_abort(
         &mut self,
         client: NodeId,
@@ -180,13 +180,15 @@ impl Leading<'_> {
         let coordinating = self.coordinating(txn, world.cx.now());
         coordinating.client = Some(client);
         if coordinating.requested > 0 {
-            // The caller lost track of a commit request of its own; that one decides.
+            // The client has sent a commit request before and does not remember it; that request
+            // decides.
             return;
         }
         self.abort_unilaterally(txn, AbortReason::Client, participants, world);
     }
 
-    /// §4.1.2 ⑨⑩: a partition's vote, from its log. Those of its replicas are of no use any more.
+    /// §4.1.2 ⑨⑩: a partition's vote, from its log. The votes of its single replicas are not needed
+    /// any more.
     pub(super) fn on_slow_vote(
         &mut self,
         txn: TxnId,
@@ -200,7 +202,7 @@ impl Leading<'_> {
         self.on_prepare_result(txn, partition, vote, world);
     }
 
-    /// §4.2: the vote of one replica. With enough others it is the partition's.
+    /// §4.2: the vote of one replica. Together with enough others it is the partition's vote.
     pub(super) fn on_fast_prepare_result(
         &mut self,
         from: NodeId,
@@ -215,7 +217,7 @@ impl Leading<'_> {
         let mutations = world.config.mutations;
         let coordinating = self.coordinating(txn, world.cx.now());
         if coordinating.outcome.is_some() || coordinating.votes.contains_key(&partition) {
-            // The slow path was faster, or nobody needs to know any more.
+            // The slow path was faster, or the transaction has ended.
             return;
         }
         let is_leaders = vote.voters.is_some();
@@ -241,8 +243,9 @@ impl Leading<'_> {
                 if mutations.abort_told_at_once() {
                     self.abort_untold(txn, reason, world);
                 } else if coordinating.requested == 0 {
-                    // C2, R2: nobody could find these refusals again, so the abort is this group's
-                    // own. A commit request that is in the log leaves it to the slow path.
+                    // C2, R2: no later leader could find these refusals, so the abort must be this
+                    // group's own decision. If a commit request is already in the log, the slow
+                    // path decides.
                     let participants = coordinating.more.open.keys().copied().collect();
                     self.abort_unilaterally(txn, reason, participants, world);
                 }
@@ -251,7 +254,7 @@ impl Leading<'_> {
         }
     }
 
-    /// C2, C3 as in the paper: an abort that is told before anything durable implies it.
+    /// C2, C3 as in the paper: an abort that is announced before any durable fact implies it.
     fn abort_untold(&mut self, txn: TxnId, reason: AbortReason, world: &mut World<'_>) {
         let coordinating = self.coordinating(txn, world.cx.now());
         let outcome = Outcome::Aborted(reason);

@@ -1,5 +1,5 @@
-//! Carousel's Prepare Consensus (§4.2): what a replica remembers of the fast path, and how votes and
-//! lists are counted. Counting is pure; `fast.rs` acts on it.
+//! Carousel's Prepare Consensus (§4.2): what a replica remembers of the fast path, and how votes
+//! and lists are counted. Counting is pure; `fast.rs` acts on it.
 
 use std::collections::BTreeMap;
 
@@ -13,33 +13,34 @@ use super::message::Vote;
 use super::state::Prepared;
 use crate::replication::Term;
 
-/// Transactions in one replica's list, over which it refuses more.
+/// The most transactions in one replica's list. Beyond it, the replica refuses more.
 pub(super) const LIST_MAX: usize = 65_536;
 
-/// A transaction as one replica prepared it on the fast path, by itself.
+/// A transaction that one replica prepared on the fast path.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Listed {
-    /// The replica's term when it did. Terms only grow, so an entry of an earlier term is frozen:
+    /// The replica's term at that time. Terms only grow, so an entry of an earlier term is frozen:
     /// no vote is sent for it any more (R5).
     pub term: Term,
-    /// What it prepared.
+    /// The prepared transaction.
     pub prepared: Prepared,
 }
 
-/// A vote on the fast path, as the coordinator keeps it.
+/// A vote on the fast path, as the coordinator stores it.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct FastVote {
     /// The voter's term.
     pub term: Term,
-    /// What it voted.
+    /// The vote.
     pub vote: Vote,
     /// The group's voters, if the voter leads it.
     pub voters: Option<Vec<NodeId>>,
 }
 
-/// One replica's pending-transaction list: what it prepared on the fast path and the log has said
-/// nothing of yet. Its entries never conflict with each other. What the log has settled (prepared,
-/// refused, ended) is every later leader's to know, so it leaves the list.
+/// One replica's pending-transaction list: transactions that it prepared on the fast path, and
+/// about which the log says nothing yet. Its entries never conflict with each other. Every later
+/// leader knows the transactions that the log has settled (prepared, refused, ended), so they leave
+/// the list.
 #[derive(Debug, Default)]
 pub struct PendingList {
     entries: BTreeMap<TxnId, (Listed, Time)>,
@@ -67,8 +68,8 @@ impl PendingList {
         self.keys.conflict(txn, reads, writes)
     }
 
-    /// Adds an entry. Whatever conflicts with it had left the list when it was first added, which
-    /// the records of a restarted replica do not say.
+    /// Adds an entry. When it was first added, all conflicting entries had left the list; the
+    /// records of a restarted replica do not show that.
     pub(super) fn insert(&mut self, txn: TxnId, listed: Listed, now: Time) {
         self.remove(txn);
         let reads: Vec<Key> = listed.prepared.versions.iter().map(|(key, _)| key.clone()).collect();
@@ -85,7 +86,7 @@ impl PendingList {
         }
     }
 
-    /// Takes earlier attempts of a transaction out: its client knows that they aborted.
+    /// Removes earlier attempts of a transaction: its client knows that they aborted.
     pub(super) fn supersede(&mut self, txn: TxnId) {
         let earlier = TxnId { attempt: 0, ..txn }..txn;
         let gone: Vec<TxnId> = self.entries.range(earlier).map(|(txn, _)| *txn).collect();
@@ -94,8 +95,8 @@ impl PendingList {
         }
     }
 
-    /// Entries that have been here for `timeout`, with their coordinators' groups. They count as
-    /// new again.
+    /// Entries that are older than `timeout`, with their coordinators' groups. Their age starts
+    /// again.
     pub(super) fn overdue(&mut self, now: Time, timeout: Duration) -> Vec<(TxnId, PartitionId)> {
         let mut overdue = Vec::new();
         for (txn, (listed, since)) in &mut self.entries {
@@ -108,22 +109,22 @@ impl PendingList {
     }
 }
 
-/// ⌈3f/2⌉ + 1 of 2f + 1 voters (§4.2, footnote 2); and as many of an even number as make the lists of
-/// any majority say the same.
+/// ⌈3f/2⌉ + 1 of 2f + 1 voters (§4.2, footnote 2). For an even number of voters, as many as make
+/// the lists of any majority give the same result.
 #[must_use]
 pub fn supermajority(voters: usize) -> usize {
     voters - voters / 4
 }
 
-/// In how many of `lists` lists a transaction must be that a supermajority of `voters` may have
-/// prepared (§4.3.3 step 3, C6): in all but those that the supermajority can lack.
+/// The number of lists, out of `lists`, that must contain a transaction which a supermajority of
+/// `voters` may have prepared (§4.3.3 step 3, C6): all but those that the supermajority can lack.
 #[must_use]
 pub fn threshold(voters: usize, lists: usize) -> usize {
     lists.saturating_sub(voters / 4)
 }
 
 /// The partition's vote, if the fast path gives one (§4.2): a supermajority of the group that the
-/// leader names voted the same as the leader, in its term and on its versions.
+/// leader names voted the same as the leader, in its term and on the same versions.
 #[must_use]
 pub fn agreed(votes: &BTreeMap<NodeId, FastVote>, ignore_terms: bool) -> Option<Vote> {
     votes.values().find_map(|leader| {
@@ -140,8 +141,8 @@ pub fn agreed(votes: &BTreeMap<NodeId, FastVote>, ignore_terms: bool) -> Option<
     })
 }
 
-/// §4.3.3 step 3: of everything in these lists, what a supermajority may have prepared, and what not.
-/// `is_alike` says which entries count together.
+/// §4.3.3 step 3: divides the transactions in these lists into those that a supermajority may have
+/// prepared, and the others. `is_alike` says which entries count together.
 pub(super) fn examine(
     lists: &BTreeMap<NodeId, Vec<(TxnId, Listed)>>,
     voters: usize,
@@ -177,9 +178,9 @@ mod tests {
         0..1_u32 << n
     }
 
-    /// C6, by trying everything: whoever votes and whoever's lists arrive, a transaction that a
-    /// supermajority prepared reaches the threshold, and of two whose voters have nobody in common
-    /// (they conflict) at most one does.
+    /// C6, by trying all cases: whichever replicas vote and whichever lists arrive, a transaction
+    /// that a supermajority prepared reaches the threshold. Of two transactions without a common
+    /// voter (they conflict) at most one does.
     #[test]
     fn lists_show_every_transaction_of_a_supermajority_and_no_two_that_conflict() {
         for voters in 1..=9_usize {
@@ -195,7 +196,7 @@ mod tests {
                     }
                 }
             }
-            // One vote less would not do: some majority's lists would be evenly split.
+            // One vote less would not suffice: the lists of some majority would be evenly split.
             if voters % 2 == 1 && voters > 1 {
                 let missing = voters - (supermajority(voters) - 1);
                 assert!(2 * (majority - missing) <= majority, "{voters} need fewer");
@@ -231,11 +232,11 @@ mod tests {
         assert_eq!(of(&[leader.clone(), same.clone(), vote(4, prepared(8), None)]), None);
         let no = vote(4, Vote::Refused(Conflict), None);
         assert_eq!(of(&[leader, same.clone(), no.clone()]), None);
-        // A refusal of all, whatever the reasons; one of the leader alone.
+        // A refusal by all, whatever the reasons; a refusal by the leader alone.
         let leader = vote(4, Vote::Refused(Recovery), Some(group));
         assert_eq!(of(&[leader.clone(), no.clone(), no]), Some(Vote::Refused(Recovery)));
         assert_eq!(of(&[leader, same.clone(), same.clone()]), None);
-        // A vote of somebody whom the leader does not count.
+        // A vote of a node that the leader does not count.
         let leader = vote(4, prepared(9), Some(&[1, 2, 4]));
         assert_eq!(of(&[leader, same.clone(), same]), None);
     }

@@ -1,5 +1,5 @@
-//! Carousel Fast at a replica: votes on the fast path (§4.2), reads from followers (§4.4.1), and what
-//! a new leader does about the lists of its group (§4.3.3).
+//! Carousel Fast at a replica: votes on the fast path (§4.2), reads from followers (§4.4.1), and
+//! how a new leader processes the lists of its group (§4.3.3).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -21,45 +21,45 @@ use crate::portions::{Assembly, Portion};
 use crate::replication::{Replica, Term};
 use crate::waiting::BATCH;
 
-/// What a replica keeps for the fast path.
+/// A replica's state for the fast path.
 #[derive(Debug, Default)]
 pub struct Fast {
-    /// What it prepared by itself and the log has not settled.
+    /// Transactions that it prepared and that the log has not settled.
     pub list: PendingList,
-    /// How far it is, as a new leader, with the lists of its group.
+    /// A new leader's progress with the lists of its group.
     pub recovery: Option<Recovery>,
     /// The sets of [`State::prepared`].
     prepared: PendingKeys,
-    /// What is sent once a record is durable, in the order of the records.
+    /// Messages to send when a record is durable, in the order of the records.
     waiting: VecDeque<(Ticket, Waiting)>,
 }
 
 #[derive(Debug)]
 enum Waiting {
-    /// A vote, and the term it was made in.
+    /// A vote, and its term.
     Vote { coordinator: PartitionId, term: Term, vote: Box<Msg> },
-    /// This replica's list, to the leader of this term.
+    /// This replica's list, for the leader of this term.
     List { to: NodeId, term: Term },
 }
 
-/// How far a new leader is with §4.3.3. Until it is done, requests wait.
+/// A new leader's progress with §4.3.3. Until it is done, requests wait.
 #[derive(Debug)]
 pub enum Recovery {
     /// Steps 1 and 2: lists arrive, by voter, while the log is being completed.
     Collecting {
-        /// Those that have come.
+        /// Complete lists.
         lists: BTreeMap<NodeId, Vec<(TxnId, Listed)>>,
-        /// Those of which parts have come.
+        /// Lists of which only parts have arrived.
         arriving: BTreeMap<NodeId, Assembly<Vec<(TxnId, Listed)>>>,
-        /// The log is complete: the first entry of this term is chosen.
+        /// True if the log is complete: the first entry of this term is chosen.
         is_complete: bool,
     },
-    /// Step 5: these are in the log and not chosen yet.
+    /// Step 5: these transactions are in the log and not chosen yet.
     Replicating(BTreeSet<TxnId>),
 }
 
 impl Fast {
-    /// What must be gone after quiet.
+    /// State that must disappear when nothing is pending.
     pub(super) fn leaks(&self) -> Vec<Leak> {
         vec![
             ("listed transactions", self.list.len()),
@@ -68,7 +68,7 @@ impl Fast {
         ]
     }
 
-    /// The replicated state was replaced as a whole.
+    /// The whole replicated state was replaced.
     pub(super) fn reindex(&mut self, state: &State) {
         self.prepared = PendingKeys::default();
         for (&txn, prepared) in &state.prepared {
@@ -82,7 +82,7 @@ impl Fast {
         }
     }
 
-    /// The entry of the log that comes next is about to be applied to `state`.
+    /// The next entry of the log is about to be applied to `state`.
     pub(super) fn before_apply(&mut self, command: &Command, state: &State, keeps_ended: bool) {
         let (Command::Prepare { txn, .. } | Command::Refuse { txn, .. } | Command::End { txn, .. }) =
             command
@@ -130,11 +130,11 @@ pub(super) fn versions(
     keys.into_iter().map(version).collect()
 }
 
-/// How a replica votes on the fast path, leading or not.
+/// A replica's vote on the fast path, as leader or follower.
 pub(super) struct Ballot {
     partition: PartitionId,
     term: Term,
-    /// Who votes, if this is the leader's.
+    /// The voters, if this is the leader's vote.
     voters: Option<Vec<NodeId>>,
 }
 
@@ -147,7 +147,7 @@ impl Ballot {
         Self { partition, term: replica.term(), voters }
     }
 
-    /// Puts a transaction into the list, and votes for it once that is durable (R4).
+    /// Adds a transaction to the list, and votes for it once the entry is durable (R4).
     pub(super) fn vote(
         self,
         txn: TxnId,
@@ -173,7 +173,7 @@ impl Ballot {
         own.waiting.push_back((ticket, Waiting::Vote { coordinator, term, vote }));
     }
 
-    /// A refusal promises nothing, so it waits for nothing.
+    /// A refusal promises nothing, so it is sent at once.
     pub(super) fn refuse(
         self,
         txn: TxnId,
@@ -191,7 +191,7 @@ impl Ballot {
 }
 
 impl Partition {
-    /// This replica starts, with the list that its records tell.
+    /// This replica starts, with the list that its records give.
     pub(super) fn on_opened(&mut self, records: Vec<(TxnId, Listed)>, world: &mut World<'_>) {
         let is_listing = !records.is_empty();
         for (txn, listed) in records {
@@ -204,7 +204,7 @@ impl Partition {
         }
     }
 
-    /// §4.2, a follower's part: prepare by itself and vote; and §4.4.1: answer with what it has.
+    /// §4.2, for a follower: prepares and votes; and §4.4.1: answers with its values.
     pub(super) fn on_follower_prepare(
         &mut self,
         client: NodeId,
@@ -213,15 +213,15 @@ impl Partition {
     ) {
         let txn = prepare.txn;
         if !self.replica.voters().contains(&world.node) {
-            // What it has may be old, and its vote does not count. Whoever takes it for the leader, or
-            // for the closest voter, looks for another.
+            // Its values may be old, and its vote does not count. A gateway that takes it for the
+            // leader, or for the closest voter, must choose another.
             if prepare.wants_reads {
                 let (partition, leader) = (self.id, self.replica.leader());
                 world.send(client, Msg::NotLeader { partition, leader, txn: Some(txn) });
             }
             return;
         }
-        // If it is too much, the leader refuses it.
+        // If the values exceed the size of an answer, the leader refuses the transaction.
         if prepare.wants_reads && !world.is_too_much(self.id, &prepare.participant.reads) {
             let keys = prepare.participant.reads.iter().cloned();
             let reads = keys
@@ -247,7 +247,8 @@ impl Partition {
             && self.own.prepared.conflict(txn, reads, writes).is_none()
             && self.own.list.len() < LIST_MAX;
         if !is_free && prepare.participant.floor != Timestamp::ZERO {
-            // The leader may wait for a commit of which the client knows (R11): no reason to refuse.
+            // The leader may wait for a commit that the client knows (R11). That is no reason to
+            // refuse.
             return;
         }
         let Some(proposal) = prepare.timestamp.filter(|_| is_free) else {
@@ -274,7 +275,8 @@ impl Partition {
             }
             match self.own.waiting.pop_front() {
                 Some((_, Waiting::Vote { coordinator, term, vote })) => {
-                    // R5: a term that is over has been collected, or will be; its votes are frozen.
+                    // R5: a term that has ended has been collected, or will be; its votes are
+                    // frozen.
                     if term == self.replica.term() || world.config.mutations.terms_ignored() {
                         world.send_to_leader(coordinator, *vote);
                     }
@@ -285,8 +287,9 @@ impl Partition {
         }
     }
 
-    /// C7: a new leader asks for the list. Only a member of its term answers, and so votes in no
-    /// earlier one any more; what it votes for in this one, the leader will know itself.
+    /// C7: a new leader asks for the list. A member answers only when it has reached the leader's
+    /// term, and then votes in no earlier term any more. The leader will know the member's votes in
+    /// its own term.
     pub(super) fn on_collect_pending(&mut self, from: NodeId, term: Term, world: &mut World<'_>) {
         if self.replica.term() != term {
             return;
@@ -313,13 +316,13 @@ impl Partition {
         }
     }
 
-    /// The part of the list that is of earlier terms.
+    /// The part of the list from earlier terms.
     fn frozen(&self, term: Term) -> Vec<(TxnId, Listed)> {
         let frozen = self.own.list.iter().filter(|(_, listed)| listed.term < term);
         frozen.map(|(txn, listed)| (txn, listed.clone())).collect()
     }
 
-    /// §4.3.3 step 1: this replica was elected. Lists are collected while the log is completed.
+    /// §4.3.3 step 1: this replica was elected. It collects lists while the log is completed.
     pub(super) fn begin_recovery(&mut self, world: &mut World<'_>) {
         let lists = BTreeMap::from([(world.node, self.frozen(self.replica.term()))]);
         let (arriving, is_complete) = (BTreeMap::new(), false);
@@ -328,9 +331,9 @@ impl Partition {
         self.set_sweep_timer(world);
     }
 
-    /// Asks those for their lists whose lists are missing.
+    /// Asks the voters whose lists are missing.
     pub(super) fn collect(&self, world: &mut World<'_>) {
-        // The lists are complete already, or this replica leads no more.
+        // The lists are complete already, or this replica does not lead any more.
         let Some(Recovery::Collecting { lists, .. }) = &self.own.recovery else { return };
         let (partition, term) = (self.id, self.replica.term());
         for &voter in self.replica.voters() {
@@ -369,7 +372,7 @@ impl Partition {
         }
     }
 
-    /// Steps 3 to 5, once the log is complete and the lists of a majority are here.
+    /// Steps 3 to 5, once the log is complete and the lists of a majority have arrived.
     fn try_recover(&mut self, world: &mut World<'_>) {
         let Some(Recovery::Collecting { lists, is_complete: true, .. }) = &mut self.own.recovery
         else {
@@ -377,8 +380,8 @@ impl Partition {
         };
         let voters = self.replica.voters().len();
         lists.retain(|node, _| self.replica.voters().contains(node));
-        // Votes are for a settled membership, and a change of it stands in the log behind every
-        // prepare that had votes: in the middle of one, the log says everything.
+        // Votes count only in a settled membership, and a change of members is in the log behind
+        // every prepare that had votes. So during a change, the log says everything.
         let is_joint = self.replica.members().is_joint();
         if !is_joint && lists.len() <= voters / 2 {
             return;
@@ -395,7 +398,7 @@ impl Partition {
 
     /// A transaction of step 5 is chosen.
     pub(super) fn on_recovered(&mut self, txn: TxnId, world: &mut World<'_>) {
-        // Most transactions are chosen while nobody recovers.
+        // Most transactions are chosen outside of recovery.
         let Some(Recovery::Replicating(left)) = &mut self.own.recovery else { return };
         if left.remove(&txn)
             && world.config.mutations.lists_keep_the_ended()
@@ -406,7 +409,7 @@ impl Partition {
         self.finish_recovery(world);
     }
 
-    /// Once everything is chosen, the leader serves.
+    /// Once all these transactions are chosen, the leader serves.
     fn finish_recovery(&mut self, world: &mut World<'_>) {
         if matches!(&self.own.recovery, Some(Recovery::Replicating(left)) if left.is_empty()) {
             self.own.recovery = None;
@@ -414,7 +417,8 @@ impl Partition {
         }
     }
 
-    /// What is overdue in the list: what is over goes, and the leader is asked about the rest.
+    /// Overdue entries of the list: those that have ended are removed, and the leader is asked
+    /// about the others.
     pub(super) fn sweep_list(&mut self, world: &mut World<'_>) {
         if world.config.mutations.lists_keep_the_ended() {
             return;
@@ -451,8 +455,8 @@ impl Partition {
 }
 
 impl Leading<'_> {
-    /// Steps 4 and 5: what a supermajority may have prepared is prepared now, in the log, before
-    /// anything else is put there; the rest is refused.
+    /// Steps 4 and 5: a transaction that a supermajority may have prepared is prepared now, in the
+    /// log, before any other entry. The others are refused.
     pub(super) fn replicate_recovered(
         &mut self,
         examined: BTreeMap<TxnId, (Prepared, bool)>,
@@ -479,7 +483,7 @@ impl Leading<'_> {
         }
     }
 
-    /// C8: it is over, and whoever lists it lags behind.
+    /// C8: it has ended, and replicas that still list it lag behind.
     fn is_finished(&self, txn: TxnId, world: &World<'_>) -> bool {
         if world.config.mutations.lists_keep_the_ended() {
             return self.state.ended.contains_key(&txn);
@@ -487,10 +491,10 @@ impl Leading<'_> {
         self.state.is_over(txn)
     }
 
-    /// Step 4: could the earlier leader have voted for it? Not if it conflicts with what that leader
-    /// put into the log before, nor if it read other versions than are the latest there, nor if its
-    /// timestamp was not above every commit and every ceiling there: this log holds no entry that
-    /// the leader made after such a vote, for it would also hold the prepare.
+    /// Step 4: could the earlier leader have voted for it? Not if it conflicts with an earlier
+    /// entry of that leader in the log; nor if it read other versions than the latest there; nor if
+    /// its timestamp was not above every commit and every ceiling there. This log has no entry that
+    /// the leader made after such a vote, because it would then also have the prepare.
     fn may_have_prepared(&self, txn: TxnId, listed: &Prepared, world: &World<'_>) -> bool {
         let reads: Vec<Key> = listed.versions.iter().map(|(key, _)| key.clone()).collect();
         let is_latest =
@@ -501,7 +505,7 @@ impl Leading<'_> {
                 || world.config.mutations.lists_keep_the_ended())
     }
 
-    /// C9, C10: a follower, or this leader itself, has held these for long.
+    /// C9, C10: a follower, or this leader itself, has had these for long.
     pub(super) fn on_query_pending(
         &mut self,
         txns: Vec<(TxnId, PartitionId)>,

@@ -1,5 +1,4 @@
-//! What only a partition's leader knows, and how its messages and its log's commands find their
-//! handlers.
+//! The leader's own state, and the dispatch of its messages and of its log's commands.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,27 +25,27 @@ pub type Server = hosting::Server<Leader>;
 pub(super) type Partition = hosting::Partition<Leader>;
 /// The same while it leads.
 pub(super) type Leading<'a> = hosting::Leading<'a, Leader>;
-/// Everything around it that its handlers need.
+/// The context of its handlers.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
-/// The way out of a node or a gateway.
+/// The context of a node or a gateway.
 pub(super) type Context<'a> = hosting::Context<'a, Leader>;
 
-/// What only the leader knows; lost with its leadership, and never needed after it.
+/// The leader's own state. It is lost with its leadership, and never needed afterwards.
 #[derive(Debug, Default)]
 pub struct Leader {
-    // As participant.
-    /// The sets of all transactions prepared or being prepared.
+    // For the role of participant.
+    /// The key sets of all transactions that are prepared or being prepared.
     pub pending: PendingKeys,
     /// The keys that each of them holds.
     pub held: BTreeMap<TxnId, Vec<Key>>,
-    /// What is under way, and what is remembered of it.
+    /// The state of pending transactions, and what is remembered of ended ones.
     pub participation: Participation<Prepared>,
-    /// The keys of aborts that are proposed and not chosen: free, but for the fast path.
+    /// The keys of aborts that are proposed but not chosen: free, except for the fast path.
     pub freed: Freed,
-    /// Proposals must be larger (C11).
+    /// New proposals must be larger (C11).
     pub floor: Timestamp,
-    /// At or above every ceiling and commit timestamp that this leader or one before it has put into
-    /// the log, chosen or not: the fast path must be above.
+    /// At or above every ceiling and commit timestamp that this leader or an earlier one has put
+    /// into the log, chosen or not. Timestamps of the fast path must be above it.
     pub logged: Timestamp,
     /// The highest ceiling proposed.
     pub ceiling_proposed: Timestamp,
@@ -54,17 +53,17 @@ pub struct Leader {
     pub reads: BTreeMap<u64, WaitingRead>,
     /// Read-only requests that wait for a higher ceiling.
     pub reads_above_ceiling: Vec<WaitingRead>,
-    /// Numbers leadership checks.
+    /// The number of the next leadership check.
     pub next_read: u64,
-    /// Prepares that wait for commits of which their clients know (R11), and their clients.
+    /// Prepares that wait for commits that their clients know (R11), and their gateways.
     pub waiting: BTreeMap<TxnId, (NodeId, Prepare)>,
 
-    /// As coordinator.
+    /// For the role of coordinator.
     pub coordination: Coordination<Leader>,
 }
 
-/// How many transactions whose abort is in the log and not chosen yet read and write each key. Two
-/// of them may conflict: one may have taken keys that the other's abort freed.
+/// For each key, how many transactions read and write it whose abort is in the log and not chosen.
+/// Two of them may conflict: one may have taken keys that the other's abort freed.
 #[derive(Debug, Default)]
 pub struct Freed {
     keys: BTreeMap<Key, (usize, usize)>,
@@ -72,7 +71,7 @@ pub struct Freed {
 }
 
 impl Freed {
-    /// True if none of them writes what is read, or has what is written.
+    /// True if none of them writes a key in `reads`, or accesses a key in `writes`.
     pub(super) fn is_clear_of(&self, reads: &[Key], writes: &[Key]) -> bool {
         let written = |key: &Key| self.keys.get(key).is_some_and(|(_, writers)| *writers > 0);
         !writes.iter().any(|key| self.keys.contains_key(key)) && !reads.iter().any(written)
@@ -109,7 +108,7 @@ impl Freed {
     }
 }
 
-/// A read-only request that cannot be served yet.
+/// A read-only request that waits.
 #[derive(Clone, Debug)]
 pub struct WaitingRead {
     pub client: NodeId,
@@ -269,8 +268,8 @@ impl Role for Leader {
         }
     }
 
-    /// R6 allows endings and outcomes to stay only above what their clients are known here to have
-    /// acknowledged.
+    /// R6 allows endings and outcomes to stay only above the counters that their clients are known
+    /// here to have acknowledged.
     fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let has_questioner = |ended: &&Ended| !ended.is_forgettable;
@@ -345,7 +344,7 @@ impl Role for Leader {
 }
 
 impl Leading<'_> {
-    /// What this leader does about an entry that is applied.
+    /// This leader's actions after an entry is applied.
     fn on_applied(&mut self, applied: Applied, settled: &[TxnId], world: &mut World<'_>) {
         match applied {
             Applied::Prepared(txn) => self.on_prepared(txn, world),
@@ -433,7 +432,7 @@ impl Leading<'_> {
 
 impl Partition {
     /// This replica leads, and everything that earlier leaders left has been applied. On the fast
-    /// path, what the lists of the group show comes first.
+    /// path, the lists of the group come first.
     pub(super) fn on_leading(
         &mut self,
         examined: BTreeMap<TxnId, (Prepared, bool)>,
@@ -470,7 +469,8 @@ impl Partition {
         self.led().reserve(world.cx.clock().now, world);
     }
 
-    /// The leader looks for overdue work; a follower, for what its list should not hold any more.
+    /// A leader looks for overdue work; a follower looks for entries that should have left its
+    /// list.
     pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_>) {
         if world.config.is_fast {
             self.collect(world);
@@ -488,13 +488,13 @@ impl Partition {
 }
 
 impl Leader {
-    /// Takes the keys of a transaction.
+    /// Marks the keys of a transaction as held.
     pub(super) fn hold(&mut self, txn: TxnId, prepared: &Prepared) {
         self.pending.insert(txn, prepared.versions.iter().map(|(key, _)| key), &prepared.writes);
         self.held.insert(txn, prepared.keys().cloned().collect());
     }
 
-    /// Frees the keys of a transaction, if it holds any.
+    /// Releases the keys of a transaction, if it holds any.
     pub(super) fn free(&mut self, txn: TxnId) {
         if let Some(held) = self.held.remove(&txn) {
             self.pending.remove(txn, held.iter());
@@ -510,7 +510,7 @@ mod tests {
 
     use super::*;
 
-    /// The index against the definition: a comparison with every transaction that is in it.
+    /// Compares the index with its definition: a comparison with every transaction in it.
     #[test]
     fn agrees_with_a_look_at_every_transaction() {
         let mut rng = Rng::stream(12, "freed", 0);
@@ -549,7 +549,7 @@ mod tests {
             while all.len() > rng.below(12) as usize {
                 let (gone, _) = all.pop_first().unwrap();
                 freed.remove(gone);
-                // Again, or never there.
+                // Removed again, or never present.
                 freed.remove(gone);
             }
         }

@@ -1,8 +1,9 @@
-//! What Carousel's machines say to each other, replicate, and remember.
+//! The messages between Carousel's machines, the commands that they replicate, and their durable
+//! records.
 //!
-//! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3), and
-//! every message to a partition may reach a node that no longer leads it: the answer is then
-//! [`Msg::NotLeader`], and the sender sends again to whoever leads.
+//! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3). A
+//! message to a partition may reach a node that does not lead it any more. That node answers
+//! [`Msg::NotLeader`], and the sender sends the message again to the leader.
 
 use std::mem::size_of;
 
@@ -20,107 +21,108 @@ use crate::hosting::{self, Chunk, Cursor};
 use crate::portions::Portion;
 use crate::replication::{self, Index, Replicated, Term};
 
-/// A participant's answer to a prepare request. Sent only once it is replicated in the
-/// participant's group, so that every later leader answers the same (§4.1.4).
+/// A participant's answer to a prepare request. It is sent only once it is replicated in the
+/// participant's group, so that every later leader gives the same answer (§4.1.4).
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Vote {
-    /// The partition can commit the transaction, and will until it is told the decision.
+    /// The partition can commit the transaction, and stays able to until it learns the decision.
     Prepared {
         /// The version of each key read, as prepared (R3).
         versions: Vec<(Key, Version)>,
         /// The commit timestamp must not be smaller (§4.4.2, C11).
         proposal: Timestamp,
     },
-    /// The partition cannot commit it, ever.
+    /// The partition can never commit it.
     Refused(AbortReason),
-    /// The partition has committed it already, at this timestamp: an earlier leader of the
-    /// coordinator's group decided so, told everybody, and was gone before its own group knew.
+    /// The partition has committed it already, at this timestamp. An earlier leader of the
+    /// coordinator's group decided so and informed all, but failed before its own group knew.
     Committed(Timestamp),
 }
 
-/// A message. InCycle numbers are those of Figure 2.
+/// A message. Circled numbers are those of Figure 2.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
-    /// Client → participant leader ①: read, and prepare in the same breath (§4.1.1, §4.1.4).
+    /// Client → participant leader ①: read, and prepare at the same time (§4.1.1, §4.1.4).
     ReadAndPrepare {
         /// The transaction.
         txn: TxnId,
-        /// What it touches here.
+        /// The keys that it accesses here.
         participant: Participant,
         /// The group that decides; participants ask the group, not a node (C10).
         coordinator: PartitionId,
-        /// How much it matters.
+        /// Its priority.
         priority: Priority,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
     },
     /// Participant leader → client ③⑤: the latest committed values. Sent before the prepare is
-    /// replicated; what makes it safe is the version check at the coordinator.
+    /// replicated; the version check at the coordinator makes that safe.
     ReadResult {
         /// The transaction.
         txn: TxnId,
-        /// Whose keys these are.
+        /// The partition.
         partition: PartitionId,
         /// Every key read here.
         reads: Vec<(Key, Read)>,
     },
-    /// Client → coordinator, beside ①: who takes part. Replicated ② so that a new coordinator
-    /// knows (§4.1.4).
+    /// Client → coordinator, together with ①: the participants. Replicated ② so that a new
+    /// coordinator knows them (§4.1.4).
     CoordinatorPrepare {
         /// The transaction.
         txn: TxnId,
         /// The coordinator's group.
         coordinator: PartitionId,
-        /// Everybody who takes part.
+        /// All participants.
         participants: Vec<Participant>,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
     },
-    /// Client → coordinator ⑦: commit these writes. Repeated until it is answered; carries all that
-    /// a coordinator without any record of the transaction needs (C14).
+    /// Client → coordinator ⑦: commit these writes. Repeated until it is answered. It contains
+    /// everything that a coordinator without a record of the transaction needs (C14).
     Commit {
         /// The transaction.
         txn: TxnId,
         /// The coordinator's group.
         coordinator: PartitionId,
-        /// The partitions that take part.
+        /// The participants.
         participants: Vec<PartitionId>,
-        /// What to write.
+        /// The writes.
         writes: Writes,
         /// The version of each key that the client read (R3).
         versions: Vec<(Key, Version)>,
     },
-    /// Client → coordinator: the application gave up (§4.1.2).
+    /// Client → coordinator: the application aborted (§4.1.2).
     Abort {
         /// The transaction.
         txn: TxnId,
         /// The coordinator's group.
         coordinator: PartitionId,
-        /// The partitions that take part.
+        /// The participants.
         participants: Vec<PartitionId>,
     },
-    /// Client → coordinator: these transactions' callers are alive and undecided (§4.3.1).
+    /// Client → coordinator: the clients of these transactions are alive and have not decided
+    /// (§4.3.1).
     Heartbeat {
         /// The coordinator's group.
         coordinator: PartitionId,
         /// The transactions.
         txns: Vec<TxnId>,
     },
-    /// Client → coordinator: what became of this transaction? One that was never asked to commit is
-    /// ended (R1).
+    /// Client → coordinator: asks for the outcome of this transaction. If nobody asked to commit
+    /// it, it is aborted (R1).
     Resolve {
         /// The transaction.
         txn: TxnId,
         /// The coordinator's group.
         coordinator: PartitionId,
-        /// The partitions that take part.
+        /// The participants.
         participants: Vec<PartitionId>,
     },
-    /// Coordinator → client ⑫: what became of it. A function of durable facts (R2).
+    /// Coordinator → client ⑫: the outcome. A function of durable facts (R2).
     Decided {
         /// The transaction.
         txn: TxnId,
-        /// What became of it.
+        /// The outcome.
         outcome: Outcome,
     },
     /// Participant leader → coordinator ⑨⑩: the participant's vote.
@@ -154,8 +156,8 @@ pub enum Msg {
         /// The participant.
         partition: PartitionId,
     },
-    /// Coordinator → participant leader, in recovery: how did you vote? A participant without a
-    /// record of the transaction refuses it for ever, then says so; it never prepares (R1).
+    /// Coordinator → participant leader, in recovery: asks for its vote. A participant without a
+    /// record of the transaction refuses it for ever and then answers; it never prepares (R1).
     QueryPrepare {
         /// The transaction.
         txn: TxnId,
@@ -164,8 +166,9 @@ pub enum Msg {
         /// The coordinator's group.
         coordinator: PartitionId,
     },
-    /// Participant leader → coordinator, in recovery: I prepared this long ago; what was decided? A
-    /// coordinator without a record of the transaction aborts it, then says so (R1, C10).
+    /// Participant leader → coordinator, in recovery: it prepared this transaction long ago, and
+    /// asks for the decision. A coordinator without a record of the transaction aborts it and then
+    /// answers (R1, C10).
     QueryDecision {
         /// The transaction.
         txn: TxnId,
@@ -173,10 +176,10 @@ pub enum Msg {
         coordinator: PartitionId,
         /// The participant.
         partition: PartitionId,
-        /// Its vote, in case it was lost.
+        /// Its vote, in case that was lost.
         vote: Vote,
     },
-    /// Participant leader → coordinator: may I forget how these ended? (R6)
+    /// Participant leader → coordinator: asks which of these outcomes it may forget (R6).
     MayForget {
         /// The coordinator's group.
         coordinator: PartitionId,
@@ -185,8 +188,8 @@ pub enum Msg {
         /// The transactions.
         txns: Vec<TxnId>,
     },
-    /// Coordinator → participant leader: these ended, everybody who took part knows, and the
-    /// coordinator's group will not ask again.
+    /// Coordinator → participant leader: these transactions ended, all participants know it, and
+    /// the coordinator's group will not ask again.
     Forget {
         /// The participant.
         partition: PartitionId,
@@ -203,10 +206,10 @@ pub enum Msg {
         partition: PartitionId,
         /// The keys.
         keys: Vec<Key>,
-        /// The answer must hold at this timestamp at least.
+        /// The answer must be valid at least at this timestamp.
         at_least: Timestamp,
     },
-    /// Participant leader → client: what they hold, and until when.
+    /// Participant leader → client: the values, and how long they are valid.
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
@@ -214,42 +217,43 @@ pub enum Msg {
         partition: PartitionId,
         /// The answer; none if a pending transaction writes one of the keys.
         snapshot: Option<Snapshot>,
-        /// These keys hold more than one answer may tell, so it tells nothing.
+        /// The values exceed the size of an answer, so there are none.
         is_too_much: bool,
     },
-    /// Carousel Fast, client → every replica of each participant (§4.2): prepare by yourself, and vote;
-    /// the leader also starts the slow path, as for [`Msg::ReadAndPrepare`].
+    /// Carousel Fast, client → every replica of each participant (§4.2): prepare and vote. The
+    /// leader also starts the slow path, as for [`Msg::ReadAndPrepare`].
     FastPrepare {
         /// The transaction.
         txn: TxnId,
-        /// What it touches here.
+        /// The keys that it accesses here.
         participant: Participant,
         /// The group that decides.
         coordinator: PartitionId,
-        /// How much it matters.
+        /// Its priority.
         priority: Priority,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
-        /// What every replica proposes as the commit timestamp, so that all propose the same. The
-        /// leader alone judges it.
+        /// The commit timestamp that every replica proposes, so that all propose the same. Only the
+        /// leader checks it.
         timestamp: Timestamp,
-        /// Answer with the values, too: asked of the leader and of the closest replica (§4.4.1).
+        /// True if the replica should also return the values: asked of the leader and of the
+        /// closest replica (§4.4.1).
         wants_reads: bool,
     },
-    /// Follower → client: the values it has, which may be stale (§4.4.1). The coordinator compares
-    /// their versions with those prepared (R3).
+    /// Follower → client: its values, which may be stale (§4.4.1). The coordinator compares their
+    /// versions with those prepared (R3).
     FollowerReadResult {
         /// The transaction.
         txn: TxnId,
-        /// Whose keys these are.
+        /// The partition.
         partition: PartitionId,
         /// Every key read here.
         reads: Vec<(Key, Read)>,
-        /// Who leads, as far as the follower knows.
+        /// The leader, as far as the follower knows.
         leader: Option<NodeId>,
     },
     /// Replica → coordinator: its own vote (§4.2). A vote to commit is on its disk, in its
-    /// pending-transaction list (R4), and its term is still the one the vote names (R5). A refusal
+    /// pending-transaction list (R4), and its term is still that of the vote (R5). A refusal
     /// promises nothing.
     FastPrepareResult {
         /// The transaction.
@@ -261,22 +265,23 @@ pub enum Msg {
         /// The vote.
         vote: FastVote,
     },
-    /// Coordinator → client: as [`Msg::Decided`], and every vote came by the fast path.
+    /// Coordinator → client: as [`Msg::Decided`], but all votes came by the fast path.
     FastDecided {
         /// The transaction.
         txn: TxnId,
-        /// What became of it.
+        /// The outcome.
         outcome: Outcome,
     },
-    /// New leader → the other voters: what did you prepare on the fast path? (§4.3.3 step 1, C7)
+    /// New leader → the other voters: asks for the transactions that they prepared on the fast path
+    /// (§4.3.3 step 1, C7).
     CollectPending {
         /// The partition.
         partition: PartitionId,
-        /// The leader's term: only a member that has reached it answers, and so votes in no earlier
-        /// term any more.
+        /// The leader's term. A member answers only when it has reached this term, and then votes
+        /// in no earlier term any more.
         term: Term,
     },
-    /// Voter → new leader: its list as far as it is of earlier terms, all of it on disk.
+    /// Voter → new leader: the part of its list from earlier terms, all of it on disk.
     PendingList {
         /// The partition.
         partition: PartitionId,
@@ -284,28 +289,28 @@ pub enum Msg {
         term: Term,
         /// The list.
         listed: Vec<(TxnId, Listed)>,
-        /// Which part of it.
+        /// The part of the list.
         portion: Portion,
     },
-    /// Follower → leader: I have held these for long and the log says nothing of them (C9, C10). The
-    /// leader refuses, in the log, what it does not know.
+    /// Follower → leader: it has had these transactions for long, and the log says nothing about
+    /// them (C9, C10). The leader refuses, in the log, those that it does not know.
     QueryPending {
         /// The partition.
         partition: PartitionId,
         /// The transactions, with their coordinators' groups.
         txns: Vec<(TxnId, PartitionId)>,
     },
-    /// Any server → whoever asked: I do not lead this partition.
+    /// Any server → sender: this node does not lead this partition.
     NotLeader {
         /// The partition.
         partition: PartitionId,
-        /// Who does, if known.
+        /// The leader, if known.
         leader: Option<NodeId>,
-        /// The transaction it was about, if it was about one.
+        /// The transaction of the request, if it had one.
         txn: Option<TxnId>,
     },
-    /// Any replica → whoever sends to the partition: these vote there now. The placement that
-    /// gateways start with says otherwise.
+    /// Any replica → any node that sends to the partition: these nodes vote there now, other than
+    /// the placement says.
     Members {
         /// The partition.
         partition: PartitionId,
@@ -323,7 +328,7 @@ pub enum Msg {
     },
 }
 
-/// What a partition's group replicates.
+/// The commands that a partition's group replicates.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Command {
     /// As participant: this partition prepared the transaction ④⑥.
@@ -347,7 +352,7 @@ pub enum Command {
         txn: TxnId,
         /// The group that decides.
         coordinator: PartitionId,
-        /// Why.
+        /// The reason.
         reason: AbortReason,
     },
     /// As participant: the decision.
@@ -359,11 +364,11 @@ pub enum Command {
         /// The decision.
         verdict: Verdict,
     },
-    /// As coordinator: who takes part ②.
+    /// As coordinator: the participants ②.
     Coordinate {
         /// The transaction.
         txn: TxnId,
-        /// Who takes part.
+        /// The participants.
         participants: Vec<Participant>,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
@@ -372,30 +377,30 @@ pub enum Command {
     RequestCommit {
         /// The transaction.
         txn: TxnId,
-        /// Who takes part.
+        /// The participants.
         participants: Vec<PartitionId>,
-        /// What to write.
+        /// The writes.
         writes: Writes,
         /// The versions the client read (R3, C4).
         versions: Vec<(Key, Version)>,
     },
-    /// As coordinator: the decision, after it was taken ⑪; or, if `unilateral`, to take it: an
-    /// abort that counts only if no commit request stands before it in the log (R2).
+    /// As coordinator: the decision ⑪. If `unilateral`, the entry itself makes the decision: an
+    /// abort that counts only if no commit request precedes it in the log (R2).
     Decide {
         /// The transaction.
         txn: TxnId,
         /// The decision.
         outcome: Outcome,
-        /// True if this entry is what decides.
+        /// True if this entry makes the decision.
         unilateral: bool,
-        /// Who takes part, as far as is known: used if nothing is recorded yet.
+        /// The participants, as far as they are known; used if none are recorded yet.
         participants: Vec<PartitionId>,
     },
     /// As coordinator: every participant has acknowledged these decisions.
     Settle(Vec<TxnId>),
     /// As participant: these may be forgotten once their clients have acknowledged them (R6).
     Forget(Vec<TxnId>),
-    /// Clients know the outcomes of all their transactions below these counters.
+    /// For each client, the counter below which it knows all outcomes.
     Acknowledge(Vec<(orthodrome_core::ClientId, u64)>),
     /// No timestamp above this may be promised before a later ceiling is chosen (R8).
     Ceiling(Timestamp),
@@ -405,11 +410,11 @@ pub enum Command {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Log;
 
-/// What a server remembers; of its own, the entries of its pending-transaction lists (§4.2).
+/// Durable records of a server, including the entries of its pending-transaction lists (§4.2).
 pub type Record = hosting::Record<Log, State, (TxnId, Listed)>;
 
 impl Msg {
-    /// The partition whose leader the message is meant for; none if it is not for a leader.
+    /// The partition for whose leader the message is meant; none if it is not for a leader.
     #[must_use]
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
@@ -445,8 +450,7 @@ impl Msg {
 }
 
 impl Msg {
-    /// The partition that only its leader speaks for in this message: whoever receives it knows who
-    /// leads.
+    /// The partition for which only its leader sends this message: the receiver learns the leader.
     #[must_use]
     pub fn led_by_sender(&self) -> Option<PartitionId> {
         match self {

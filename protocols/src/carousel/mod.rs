@@ -1,24 +1,26 @@
-//! Carousel: transactions in at most two wide-area round trips, or in one, by overlapping reads,
-//! two-phase commit and replication.
+//! Carousel: transactions in at most two wide-area round trips, or in one, because reads, two-phase
+//! commit and replication overlap.
 //!
 //! Xinan Yan, Linguan Yang, Hongbo Zhang, Xiayue Charles Lin, Bernard Wong, Kenneth Salem, Tim
 //! Brecht: *Carousel: Low-Latency Transaction Processing for Globally-Distributed Data*, SIGMOD
 //! 2018, <https://doi.org/10.1145/3183713.3196912>.
 //!
-//! # The idea
-//! A transaction declares the keys it reads and writes (2FI, §3.2). So the request that reads a
-//! key can prepare the transaction too: the participant leader checks for conflicts, answers with
-//! the value at once, and replicates its prepare while the client computes. When the client asks to
-//! commit, its coordinator, a group led in the client's own region, replicates the writes; the
-//! participants' votes arrive meanwhile. Once the writes are replicated and every vote is in, the
-//! outcome is a function of durable facts, and the client is told before anything else is written.
-//! One round trip reads and prepares, one replicates; everything later is off the client's path.
+//! # The idea A transaction declares the keys that it reads and writes (2FI, §3.2). So the request
+//! that reads a key can also prepare the transaction. The participant leader checks for conflicts,
+//! answers with the value at once, and replicates its prepare while the client computes. When the
+//! client asks to commit, its coordinator, a group led in the client's own region, replicates the
+//! writes; meanwhile the participants' votes arrive. Once the writes are replicated and all votes
+//! have arrived, the outcome is a function of durable facts, and the client receives it before
+//! anything else is written. One round trip reads and prepares, one replicates. The client does not
+//! wait for anything later.
 //!
-//! *Carousel Fast* (§4.2, §4.4.1) asks every replica of a participant to prepare, by itself, beside the
-//! slow path that its leader goes through with. If a supermajority, its leader among them, says the
-//! same, that is the partition's vote, one round trip after the beginning. And it reads from the
-//! closest replica; the versions tell whether that was up to date. It is the same protocol otherwise,
-//! and the same code: [`Config::is_fast`] is the difference.
+//! *Carousel Fast* (§4.2, §4.4.1) asks every replica of a participant to prepare independently, in
+//! addition to the slow path through its leader. If a supermajority that includes the leader votes
+//! the same, that is the partition's vote, one round trip after the start. Carousel Fast also reads
+//! from the closest replica; the versions show whether that replica was up to date. Otherwise it is
+//! the same protocol and the same code: [`Config::is_fast`] is the difference.
+//!
+//! In this folder, *client* means the client side of the protocol, which runs at a gateway.
 //!
 //! # Messages
 //! | message | from → to | when | § |
@@ -27,86 +29,92 @@
 //! | `CoordinatorPrepare` | client → coordinator | a transaction begins | 4.1.4 |
 //! | `ReadResult` | participant leader → client | at once | 4.1.1 |
 //! | `PrepareResult` | participant leader → coordinator | the vote is replicated | 4.1.4 |
-//! | `Heartbeat` | client → coordinator | while its caller thinks | 4.3.1 |
-//! | `Commit`, `Abort` | client → coordinator | its caller decided | 4.1.2 |
-//! | `Decided` | coordinator → client | the facts decide | 4.1.2 |
+//! | `Heartbeat` | client → coordinator | while the application decides | 4.3.1 |
+//! | `Commit`, `Abort` | client → coordinator | the application has decided | 4.1.2 |
+//! | `Decided` | coordinator → client | the durable facts decide | 4.1.2 |
 //! | `Writeback`, `WritebackAck` | coordinator ↔ participant leaders | after the decision | 4.1.3 |
 //! | `ReadOnly`, `ReadOnlyResult` | client ↔ participant leaders | a read-only transaction | 4.4.2 |
 //! | `QueryPrepare`, `QueryDecision` | coordinator ↔ participant leaders | recovery | 4.3.3 |
-//! | `Resolve` | client → coordinator | a caller lost track | – |
+//! | `Resolve` | client → coordinator | an application asks for an outcome | – |
 //! | `MayForget`, `Forget` | participant leader ↔ coordinator | housekeeping | – |
-//! | `NotLeader` | server → sender | leadership has moved | – |
-//! | `Members` | server → sender | others vote than the placement says | – |
+//! | `NotLeader` | server → sender | another node leads | – |
+//! | `Members` | server → sender | the voters differ from the placement | – |
 //! | *Carousel Fast:* `FastPrepare` | client → all replicas of participants | instead of `ReadAndPrepare` | 4.2 |
 //! | `FollowerReadResult` | closest replica → client | at once | 4.4.1 |
 //! | `FastPrepareResult` | replica → coordinator | its vote is on its disk | 4.2 |
 //! | `FastDecided` | coordinator → client | as `Decided`, and all votes were fast | 4.2 |
 //! | `CollectPending`, `PendingList` | new leader ↔ voters | after an election | 4.3.3 |
-//! | `QueryPending` | follower → leader | its list holds something for long | – |
+//! | `QueryPending` | follower → leader | its list has an entry for long | – |
 //!
-//! # The fast path
-//! *What a vote is.* A replica that prepares a transaction writes it to its *pending-transaction list*
-//! (term, versions, keys, timestamp) and votes when that is on its disk (R4), unless its term has
-//! changed meanwhile (R5). Entries of a list never conflict. An entry leaves when the log settles it:
-//! what the log says, every later leader knows. The leader votes only for what it has put into its log
-//! as well, and names the voters its vote counts with.
+//! # The fast path *Votes.* A replica that prepares a transaction writes it to its
+//! *pending-transaction list* (term, versions, keys, timestamp). It votes when the entry is on its
+//! disk (R4), unless its term has changed meanwhile (R5). Entries of a list never conflict. An
+//! entry leaves the list when the log settles the transaction: every later leader knows what the
+//! log says. The leader votes only for transactions that it has also put into its log, and names
+//! the voters with which its vote counts.
 //!
-//! *What decides.* [`agreed`]: the same vote (versions and timestamp) in the same term from
-//! [`supermajority`] of the voters that the leader names, the leader among them, is the partition's
-//! vote, as good as one that is replicated. [`decide`] takes either. A supermajority's *refusal* is in
-//! nobody's list; it lets the coordinator abort through its own group's log, if no commit request is
-//! there yet (C2, R2). A refusal of the leader alone is nothing before it is chosen (C3).
+//! *Decision.* [`agreed`]: the partition has voted if [`supermajority`] of the voters that the
+//! leader names, the leader among them, have cast the same vote (versions and timestamp) in the
+//! same term. Such a vote is as good as one that is replicated, and [`decide`] accepts either. A
+//! supermajority's *refusal* is in no list. It lets the coordinator abort through its own group's
+//! log, if no commit request is there yet (C2, R2). A refusal by the leader alone has no effect
+//! before it is chosen (C3).
 //!
-//! *Timestamps.* Whoever takes over must find the commit timestamp that was told, so all replicas have to
-//! propose the same one: the client's. It lies far enough ahead to reach every leader before it has
-//! passed, which costs nothing, for the votes need as long again to come back. The leader judges it.
+//! *Timestamps.* A node that takes over must find the commit timestamp that was announced, so all
+//! replicas must propose the same one: the client's. It lies so far ahead that it reaches every
+//! leader before it has passed. That costs nothing, because the votes need as long again to come
+//! back. The leader checks it.
 //!
-//! *Recovery* (§4.3.3), five steps. (1) Having won, a leader asks the voters of its group for the frozen
-//! part of their lists; only those answer that have reached its term. (2) Meanwhile its first entry is
-//! chosen, and with it whatever the log holds. (3) Of L ≥ f + 1 lists, [`threshold`] of L must hold the
-//! same entry. (4) It must not be over (C8), nor conflict with what the log has prepared, nor be based on
-//! versions that are not the latest there; and its timestamp must be above every commit and ceiling
-//! there. The last is new: without it, a transaction that the old leader never saw could commit below
-//! a read that the old leader has answered. It excludes none that the leader voted for: it voted only
-//! above everything that it had put into its log, and a log that has anything it put there later also
-//! has the prepare. (5) What remains is put into the log before anything else; the rest is refused.
-//! When all that is chosen, the leader serves what has waited.
+//! *Recovery* (§4.3.3) has five steps. (1) A new leader asks the voters of its group for the frozen
+//! part of their lists; only voters that have reached its term answer. (2) Meanwhile its first
+//! entry is chosen, and with it everything in the log. (3) Of L ≥ f + 1 lists, [`threshold`] of L
+//! must contain the same entry. (4) The transaction must not have ended (C8), must not conflict
+//! with what the log has prepared, and must be based on the latest versions there. Its timestamp
+//! must be above every commit and ceiling there. This last rule is new. Without it, a transaction
+//! that the old leader never saw could commit below a read that the old leader has answered. The
+//! rule excludes no transaction for which the leader voted: it voted only above everything that it
+//! had put into its log, and a log with any later entry of that leader also has the prepare. (5)
+//! The remaining transactions are put into the log before anything else; the others are refused.
+//! When all that is chosen, the leader serves the waiting requests.
 //!
-//! *Two rules that follow.* A leader that has put an abort into the log may give its keys to the next
-//! transaction at once, but votes for that one on the slow path alone until the abort is chosen. And the
-//! fast path works only in a settled membership: members change only after recovery, behind every
-//! prepare that had votes.
-//!
+//! *Two further rules.* A leader that has put an abort into the log may give its keys to the next
+//! transaction at once, but votes for that one only on the slow path until the abort is chosen. And
+//! the fast path works only in a settled membership: members change only after recovery, behind
+//! every prepare that had votes.
 //!
 //! # Deviations
 //! - **Recovery never prepares** (`protocol-pitfalls` C1, R1). The paper's new coordinator
-//!   "reacquires" votes; here it asks, and a participant without a record refuses for ever first.
-//! - **Votes carry the versions they are based on, and so does the replicated commit request**
-//!   (R3, C4). The coordinator compares them.
-//! - **An abort that only the coordinator or the client wants is replicated before anybody hears
-//!   of it** (R2). One that follows from a replicated refusal is told at once: it is a function of
-//!   durable facts.
+//!   "reacquires" votes. Here it asks for them, and a participant without a record first refuses
+//!   for ever.
+//! - **Votes and the replicated commit request contain the versions on which they are based** (R3,
+//!   C4). The coordinator compares them.
+//! - **An abort that only the coordinator or the client wants is replicated before it is
+//!   announced** (R2). An abort that follows from a replicated refusal is announced at once: it is
+//!   a function of durable facts.
 //! - **Tombstones** (C9, R6): an abort of an unknown transaction is remembered.
-//! - **The coordinator's group is a function of the transaction** (its keys and home region), not
-//!   of who leads at the moment, so that whoever picks a transaction up asks the same group.
+//! - **The coordinator's group is a function of the transaction** (its keys and home region), and
+//!   does not depend on the current leaders. So every node that resolves a transaction asks the
+//!   same group.
 //! - **Read-only transactions read the latest values with an interval of validity**, instead of a
-//!   timestamp chosen by the client: each leader returns its latest committed values and promises
-//!   that they hold up to some timestamp; if one timestamp lies in every interval, that is the
-//!   snapshot, else the leaders that fall short are asked once more. This needs no clock to be
-//!   correct, and is never stale (C11–C13).
-//! - **Commit-wait** (C13): a commit is told once its timestamp has passed on every clock, so that
-//!   timestamp order agrees with real time and the guarantee is *strict* serializability. The
-//!   prepare phase takes a wide-area round trip anyway, so the wait is zero unless clocks are worse
-//!   than that. If a clock breaks its bound, serializability remains.
-//! - **Lists are collected after the election** (C7) instead of riding on votes for a leader, which
-//!   pre-votes and handed-over leadership would not carry.
-//! - **A client proposes the timestamp** on the fast path (above); in the paper each replica chooses.
-//! - **Ceilings do not run ahead** in Carousel Fast: a leader raises its own as time passes, and promises
-//!   read-only transactions no more than that. So a second round is more frequent: when another part
-//!   of the snapshot was written within about a sweep and a round trip.
-//! - **A follower asks about what its list holds for long**; the paper's lists may hold orphans for ever.
-//! - **A later attempt ends an earlier one**: a prepare of attempt n + 1 shows that the client knows
-//!   attempt n to have aborted, so its locks go at once.
+//!   timestamp chosen by the client. Each leader returns its latest committed values and promises
+//!   that they are valid up to some timestamp. If one timestamp lies in every interval, the values
+//!   are the snapshot; otherwise the leaders whose promises fall short are asked once more. This
+//!   needs no clock to be correct, and is never stale (C11–C13).
+//! - **Commit-wait** (C13): a commit is acknowledged once its timestamp has passed on every clock.
+//!   So the order of timestamps agrees with real time, and the guarantee is *strict*
+//!   serializability. The prepare phase takes a wide-area round trip in any case, so the wait is
+//!   zero unless clocks are worse than that. If a clock breaks its bound, serializability remains.
+//! - **Lists are collected after the election** (C7). In the paper they are part of votes for a
+//!   leader, but pre-votes and leadership transfers would not contain them.
+//! - **A client proposes the timestamp** on the fast path (see above); in the paper each replica
+//!   chooses one.
+//! - **Ceilings do not run ahead** in Carousel Fast: a leader raises its own as time passes, and
+//!   promises no more than that to read-only transactions. So a second round is more frequent: it
+//!   is needed if another part of the snapshot was written within about a sweep and a round trip.
+//! - **A follower asks about old entries of its list**; the paper's lists may keep orphans for
+//!   ever.
+//! - **A later attempt ends an earlier one**: a prepare of attempt n + 1 shows that the client
+//!   knows attempt n to have aborted, so its locks are released at once.
 //!
 //! # Not implemented
 //! - Coordinator groups that hold no data (§3.3, last paragraph): a placement, not a protocol, can
@@ -143,7 +151,7 @@ use orthodrome_core::rng::Rng;
 use crate::registry::{Guarantee, Registered, Row};
 use crate::{commit, hosting, replication};
 
-/// Carousel: its basic protocol, or the fast one. They share everything but what [`Config::is_fast`]
+/// Carousel: its basic protocol, or the fast one. They differ only where [`Config::is_fast`]
 /// decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Carousel;
@@ -158,35 +166,36 @@ pub const FAST: &str = "carousel-fast";
 /// Settings of Carousel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Carousel Fast: the fast path beside the slow one, and reads from the closest replica.
+    /// True for Carousel Fast: the fast path in addition to the slow one, and reads from the
+    /// closest replica.
     pub is_fast: bool,
     /// The replicated logs, checkpoints and snapshots.
     pub hosting: hosting::Config,
-    /// Time-outs of gateways, coordinators and participants. On the fast path `ceiling_ahead` is zero:
-    /// what a leader has reserved, no fast path can use any more.
+    /// Time-outs of gateways, coordinators and participants. On the fast path `ceiling_ahead` is
+    /// zero, because the fast path cannot use timestamps that a leader has reserved.
     pub timeouts: commit::Timeouts,
     /// How far ahead of its clock a leader accepts a client's timestamp (R8).
     pub ahead_max: Duration,
-    /// Deliberate mistakes, for tests (ADR 35).
+    /// Mutations, for tests (ADR 35).
     pub mutations: Mutations,
 }
 
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
-    /// A prepare came after the transaction had ended here.
+    /// A prepare arrived after the transaction had ended here.
     LatePrepare,
-    /// A prepare came twice.
+    /// A prepare arrived twice.
     RepeatedPrepare,
     /// A later attempt ended an earlier one.
     AttemptSuperseded,
     /// An abort of an unknown transaction left a tombstone.
     Tombstone,
-    /// A recovery query found no record, and made a refusal.
+    /// A recovery query found no record, so the participant refused the transaction.
     QueryRefused,
-    /// A recovery query found no record of a decision, and made an abort.
+    /// A recovery query found no record of a decision, so the transaction was aborted.
     QueryAborted,
-    /// A coordinator gave up a client.
+    /// A coordinator aborted a transaction because its client was silent.
     Abandoned,
     /// A new leader took over unfinished transactions as their coordinator.
     CoordinatorTakeover,
@@ -194,7 +203,7 @@ pub enum Note {
     ParticipantTakeover,
     /// A client asked again for an outcome.
     Resolved,
-    /// Somebody asked about a transaction whose outcome was forgotten.
+    /// A node asked about a transaction whose outcome was forgotten.
     Forgotten,
     /// A commit waited for its timestamp to pass.
     CommitWait,
@@ -202,11 +211,12 @@ pub enum Note {
     SecondRound,
     /// A read-only transaction waited for a leadership check.
     ReadIndex,
-    /// The versions that a client read are not those that were prepared.
+    /// The versions that a client read differ from those that were prepared.
     StaleVersions,
-    /// A replica answered with less than the client knew (R11), and was not listened to.
+    /// A replica answered with older versions than the client knew (R11), and its answer was
+    /// ignored.
     BehindClient,
-    /// A prepare waited for a commit that its client had been told of (R11).
+    /// A prepare waited for a commit that its client knew (R11).
     WaitedForKnown,
     /// A request was sent again.
     Resent,
@@ -218,12 +228,12 @@ pub enum Note {
     FastRecovered,
     /// A new leader refused a transaction in the lists that no supermajority can have prepared.
     FastNotRecovered,
-    /// A new leader refused a transaction that enough lists held, for its leader cannot have
+    /// A new leader refused a transaction that enough lists had, because its leader cannot have
     /// prepared it (§4.3.3 step 4).
     FastExcluded,
-    /// A follower held a transaction that its leader never heard of.
+    /// A follower had a transaction that its leader did not know.
     Orphan,
-    /// Of the replicas.
+    /// A rare event of hosting.
     Hosting(hosting::Note),
 }
 
@@ -252,7 +262,7 @@ impl From<commit::Note> for Note {
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// Of a partition's replicated log.
+    /// A timer of a partition's replicated log.
     Replication(PartitionId, replication::Timer),
     /// A leader looks for overdue work.
     Sweep(PartitionId),

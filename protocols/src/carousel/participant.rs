@@ -1,5 +1,5 @@
-//! A partition's leader as participant: read, prepare, vote, and carry out the decision (§4.1.1,
-//! §4.1.3, §4.1.4), and read-only transactions (§4.4.2).
+//! A partition's leader as participant: it reads, prepares, votes and applies decisions (§4.1.1,
+//! §4.1.3, §4.1.4), and serves read-only transactions (§4.4.2).
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
@@ -14,7 +14,7 @@ use crate::commit::Verdict;
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::RetryState;
 
-/// Prepares that one leader lets wait, at most.
+/// The most prepares that one leader lets wait.
 const WAITING_MAX: usize = 1_024;
 
 /// The fields of [`Msg::ReadAndPrepare`].
@@ -24,9 +24,9 @@ pub struct Prepare {
     pub participant: Participant,
     pub coordinator: PartitionId,
     pub acknowledged_below: u64,
-    /// On the fast path: what every replica proposes.
+    /// On the fast path: the timestamp that every replica proposes.
     pub timestamp: Option<Timestamp>,
-    /// Answer with the values, too.
+    /// True if the values are requested too.
     pub wants_reads: bool,
 }
 
@@ -51,7 +51,7 @@ impl Prepare {
 }
 
 impl Leading<'_> {
-    /// §4.1.1 and §4.1.4: check for conflicts, answer with the values, replicate the vote.
+    /// §4.1.1 and §4.1.4: checks for conflicts, answers with the values, and replicates the vote.
     pub(super) fn on_read_and_prepare(
         &mut self,
         client: NodeId,
@@ -66,7 +66,7 @@ impl Leading<'_> {
         }
         self.end_earlier_attempts(txn, world);
         if let Some(ended) = self.state.ended.get(&txn) {
-            // It was refused or ended before its prepare came (C9): say so again.
+            // It was refused or ended before its prepare arrived (C9): repeat the answer.
             world.cx.note(Note::LatePrepare);
             if let Outcome::Aborted(reason) = ended.outcome {
                 self.send_vote(txn, prepare.coordinator, Vote::Refused(reason), world);
@@ -76,7 +76,8 @@ impl Leading<'_> {
         if self.state.prepared.contains_key(&txn)
             || self.leader.participation.preparing.contains_key(&txn)
         {
-            // Its keys are held since the first time, so these are the versions it prepared with.
+            // Its keys have been held since the first request, so these are the versions with which
+            // it was prepared.
             world.cx.note(Note::RepeatedPrepare);
             if prepare.wants_reads {
                 self.send_reads(client, txn, &prepare.participant.reads, world);
@@ -103,9 +104,9 @@ impl Leading<'_> {
         self.prepare(prepare, world);
     }
 
-    /// R11: true if the client knows of a commit here that is not applied yet. Its coordinator decides
-    /// before the participants apply, and the client may be faster. That transaction is prepared here,
-    /// so it writes one of these keys; and it is decided, so it waits for nobody.
+    /// R11: true if the client knows a commit here that is not applied yet. The coordinator decides
+    /// before the participants apply, and the client may be faster. The committed transaction is
+    /// prepared here, so it writes one of these keys; and it is decided, so it waits for nothing.
     fn is_behind_client(&self, participant: &Participant, world: &World<'_>) -> bool {
         let Participant { reads, writes, floor, .. } = participant;
         *floor != Timestamp::ZERO
@@ -115,7 +116,7 @@ impl Leading<'_> {
             })
     }
 
-    /// Lets a prepare wait until the transaction in its way has ended.
+    /// Lets a prepare wait until the conflicting transaction has ended.
     fn wait_for_known(&mut self, client: NodeId, prepare: Prepare, world: &mut World<'_>) {
         let (txn, coordinator) = (prepare.txn, prepare.coordinator);
         if self.leader.waiting.len() < WAITING_MAX || self.leader.waiting.contains_key(&txn) {
@@ -126,19 +127,19 @@ impl Leading<'_> {
         }
     }
 
-    /// A transaction has given its keys back: whoever waited for it goes on.
+    /// A transaction has released its keys: prepares that waited for it continue.
     fn serve_waiting(&mut self, world: &mut World<'_>) {
         for (client, prepare) in std::mem::take(&mut self.leader.waiting).into_values() {
             self.on_read_and_prepare(client, prepare, world);
         }
     }
 
-    /// Prepares a transaction, or refuses it for a conflict, in the log.
+    /// Prepares a transaction in the log, or refuses it because of a conflict.
     fn prepare(&mut self, prepare: Prepare, world: &mut World<'_>) {
         let Prepare { txn, participant, coordinator, acknowledged_below, timestamp, .. } = prepare;
-        // The fast path counts on the log: whatever this leader votes for stands in its log before any
-        // later change of members, so that a new leader with other voters finds it there. A prepare
-        // that would have to wait for the log has no fast vote.
+        // The fast path relies on the log: everything for which this leader votes is in its log
+        // before any later change of members, so that a new leader with other voters finds it
+        // there. A prepare that would have to wait for the log gets no fast vote.
         let is_taken = timestamp.is_some() && self.log_takes_commands();
         let voters = self.replica.settled_voters().filter(|_| is_taken).map(<[_]>::to_vec);
         if self.leader.pending.conflict(txn, &participant.reads, &participant.writes).is_some() {
@@ -149,8 +150,8 @@ impl Leading<'_> {
             }
             return;
         }
-        // Keys of an abort that is not chosen yet: the slow path stands behind it in the log, but
-        // votes of the fast path would not.
+        // Keys of an abort that is not chosen yet: a vote of the slow path comes after the abort in
+        // the log, but a vote of the fast path would not.
         let is_clear = voters.is_some() && self.is_clear_of_endings(&participant);
         let versions = versions(self.id, participant.reads, world);
         let writes = participant.writes;
@@ -165,8 +166,8 @@ impl Leading<'_> {
         }
     }
 
-    /// What commit timestamp to propose: the client's, if that is above everything promised here and
-    /// not too far ahead (R8); else one of this leader's own.
+    /// The commit timestamp to propose: the client's, if it is above everything promised here and
+    /// not too far ahead (R8); otherwise one of this leader's own.
     fn propose_timestamp(
         &self,
         wanted: Option<Timestamp>,
@@ -188,12 +189,12 @@ impl Leading<'_> {
         wanted.filter(is_fit).unwrap_or_else(|| floor.next().max(now))
     }
 
-    /// True if no transaction whose abort is in the log and not chosen yet had any of these keys.
+    /// True if no transaction whose abort is in the log and not chosen had any of these keys.
     fn is_clear_of_endings(&self, participant: &Participant) -> bool {
         self.leader.freed.is_clear_of(&participant.reads, &participant.writes)
     }
 
-    /// Puts a prepare into the log, and holds its keys from now on.
+    /// Proposes a prepare to the log, and holds its keys from now on.
     pub(super) fn prepare_in_log(
         &mut self,
         txn: TxnId,
@@ -218,7 +219,7 @@ impl Leading<'_> {
         self.propose(command, world);
     }
 
-    /// Refuses a transaction for ever, in the log; the vote follows when it is chosen.
+    /// Refuses a transaction for ever, in the log. The vote follows when the entry is chosen.
     pub(super) fn refuse(
         &mut self,
         txn: TxnId,
@@ -231,8 +232,8 @@ impl Leading<'_> {
         }
     }
 
-    /// A client begins attempt n + 1 only when it knows that attempt n aborted, so that is a
-    /// decision, and nothing need wait for the coordinator's word of it.
+    /// A client begins attempt n + 1 only when it knows that attempt n aborted. So attempt n is
+    /// decided, and ends here without the coordinator's message.
     fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_>) {
         if txn.attempt == 0 {
             return;
@@ -261,7 +262,7 @@ impl Leading<'_> {
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
-    /// §4.3.3, as corrected by R1: how did this partition vote?
+    /// §4.3.3, as corrected by R1: the coordinator asks for this partition's vote.
     pub(super) fn on_query_prepare(
         &mut self,
         txn: TxnId,
@@ -290,7 +291,7 @@ impl Leading<'_> {
         self.refuse(txn, coordinator, AbortReason::Recovery, world);
     }
 
-    /// §4.1.3 ⑬: the decision. Replicate it, apply it, acknowledge it.
+    /// §4.1.3 ⑬: the decision. Replicates it, applies it, and acknowledges it.
     pub(super) fn on_writeback(
         &mut self,
         txn: TxnId,
@@ -307,7 +308,7 @@ impl Leading<'_> {
         if let (Verdict::Commit(..), Some(Outcome::Aborted(reason))) =
             (&verdict, self.state.ended.get(&txn).map(|ended| ended.outcome))
         {
-            // Somebody may have been told of the commit. Going on would lose it without a word.
+            // A client may have received the commit. Continuing would lose it silently.
             unreachable!("{txn} commits and has aborted at {} ({reason})", self.id);
         }
         match (is_open, is_over, &verdict) {
@@ -316,12 +317,13 @@ impl Leading<'_> {
             (false, false, Verdict::Abort(_)) if world.config.mutations.no_tombstones() => {
                 self.acknowledge(txn, coordinator, world);
             }
-            // Nothing is known of it: its prepare is on the way, or was lost. Remember (C9).
+            // This partition does not know the transaction: its prepare is in flight, or was lost.
+            // Remember the end (C9).
             (false, false, Verdict::Abort(_)) => {
                 world.cx.note(Note::Tombstone);
                 self.end(txn, coordinator, verdict, world);
             }
-            // A commit needs this partition's prepare, and its end is kept until the client has
+            // A commit needs this partition's prepare, and the end is kept until the client has
             // acknowledged it.
             (false, false, Verdict::Commit(..)) => {
                 unreachable!("{txn} commits and is not known at {}", self.id);
@@ -329,7 +331,7 @@ impl Leading<'_> {
         }
     }
 
-    /// Puts a decision into the log.
+    /// Proposes a decision to the log.
     fn end(
         &mut self,
         txn: TxnId,
@@ -341,8 +343,9 @@ impl Leading<'_> {
             return;
         }
         match verdict {
-            // Whoever takes the keys now stands behind this abort in the log, so its vote is out
-            // only if the abort is chosen. A commit's keys are free when it is applied (T5).
+            // A transaction that takes the keys now comes after this abort in the log, so its vote
+            // is sent only if the abort is chosen. The keys of a commit are released when it is
+            // applied (T5).
             Verdict::Abort(_) => {
                 let prepared =
                     self.state.prepared.get(&txn).or(self.leader.participation.preparing.get(&txn));
@@ -357,8 +360,8 @@ impl Leading<'_> {
         self.serve_waiting(world);
     }
 
-    /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
-    /// partition's own refusal, to be voted.
+    /// A transaction has ended here in the log. A decision must be acknowledged; the partition's
+    /// own refusal is a vote.
     pub(super) fn on_ended(&mut self, txn: TxnId, world: &mut World<'_>) {
         let by_decision = self.take_ended(txn, world.cx.now());
         self.leader.free(txn);
@@ -381,14 +384,14 @@ impl Leading<'_> {
         let has_lease = self.replica.has_lease(now) || world.config.mutations.no_lease();
         let read = WaitingRead { client, txn, keys, at_least };
         if !has_lease {
-            // A leader that lost its group must not answer from the past (C12).
+            // A leader that was deposed without knowing it must not return old values (C12).
             world.cx.note(Note::ReadIndex);
             let id = self.leader.next_read;
             self.leader.next_read += 1;
             self.leader.reads.insert(id, read);
             self.read_index(id, world);
         } else if at_least > self.state.ceiling {
-            // The promise must be within what the group has agreed to honour (R8).
+            // The promise must be within what the group has agreed on (R8).
             self.leader.reads_above_ceiling.push(read);
             self.raise_ceiling(at_least + world.config.timeouts.ceiling_ahead, world);
         } else {
@@ -435,15 +438,15 @@ impl Leading<'_> {
         world.send(client, Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much });
     }
 
-    /// A later ceiling is chosen: answer who waited for it.
+    /// A higher ceiling is chosen: answers the requests that waited for it.
     pub(super) fn on_ceiling(&mut self, world: &mut World<'_>) {
         for read in std::mem::take(&mut self.leader.reads_above_ceiling) {
             self.on_read_only(read.client, read.txn, read.keys, read.at_least, world);
         }
     }
 
-    /// Makes sure that the ceiling lies above `timestamp` before anything that follows in the log
-    /// is chosen, and extends it well before it is reached.
+    /// Ensures that the ceiling is above `timestamp` before any later log entry is chosen, and
+    /// raises it well before it is reached.
     pub(super) fn reserve(&mut self, timestamp: Timestamp, world: &mut World<'_>) {
         let ahead = world.config.timeouts.ceiling_ahead;
         if self.leader.ceiling_proposed < timestamp + ahead / 2 {

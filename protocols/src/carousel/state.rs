@@ -1,5 +1,5 @@
-//! What every replica of a partition knows, beside what [`commit::State`] says: how the log's commands
-//! change it, and when votes decide.
+//! The state that every replica of a partition has, in addition to [`commit::State`]: how the log's
+//! commands change it, and how votes decide.
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::PartitionId;
@@ -11,7 +11,7 @@ use super::message::{Command, Vote};
 use crate::commit::{self, Applied, Verdict};
 use crate::gateway::Participant;
 
-/// A transaction that this partition prepared and whose decision it does not know.
+/// A transaction that this partition has prepared and whose decision it does not know.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Prepared {
     /// The group that decides.
@@ -25,22 +25,22 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Every key it holds; one that is read and written comes twice.
+    /// Every key that it holds; a key that is read and written occurs twice.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.versions.iter().map(|(key, _)| key).chain(&self.writes)
     }
 
-    /// The vote that this stands for.
+    /// The vote for it.
     #[must_use]
     pub fn vote(&self) -> Vote {
         Vote::Prepared { versions: self.versions.clone(), proposal: self.proposal }
     }
 }
 
-/// A commit request: what the client wants written, and on the strength of which reads.
+/// A commit request: the client's writes, and the versions of its reads.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Request {
-    /// What to write.
+    /// The writes.
     pub writes: Writes,
     /// The version of each key that the client read.
     pub versions: Vec<(Key, Version)>,
@@ -51,7 +51,7 @@ impl commit::Request for Request {
         1
     }
 
-    /// The first one counts.
+    /// The first request counts.
     fn supersedes(&self, _known: &Self) -> bool {
         false
     }
@@ -64,7 +64,7 @@ impl commit::Request for Request {
 /// A transaction that this partition's group coordinates.
 pub type Coordinated = commit::Coordinated<Participant, Request>;
 
-/// A partition's replicated state, data apart.
+/// A partition's replicated state, without its data.
 pub type State = commit::State<Prepared, commit::Ended, Coordinated>;
 
 impl State {
@@ -97,7 +97,7 @@ impl State {
             }
             Command::End { txn, coordinator, verdict: Verdict::Commit(timestamp, writes) } => {
                 if self.prepared.remove(txn).is_none() {
-                    // Committed here before; the entry is a repetition by a later leader.
+                    // It committed here before; the entry is a repetition by a later leader.
                     return Applied::Ended(*txn);
                 }
                 self.commit(partition, *txn, (*timestamp, writes), store);
@@ -135,23 +135,24 @@ impl State {
     }
 }
 
-/// The one decision function (R7): of durable facts alone, so that every coordinator that has them
-/// decides the same. `vote` gives each participant's vote, if it is known (§4.1.2).
+/// The only decision function (R7): a function of durable facts alone, so that every coordinator
+/// with these facts makes the same decision. `vote` returns each participant's vote, if it is known
+/// (§4.1.2).
 ///
-/// Returns none while the facts leave it open.
+/// Returns none while the decision is open.
 #[must_use]
 pub fn decide<'a>(
     participants: impl IntoIterator<Item = PartitionId> + Clone,
     request: Option<&Request>,
     vote: impl Fn(PartitionId) -> Option<&'a Vote>,
 ) -> Option<Outcome> {
-    // Somebody was told to commit: it is decided.
+    // A participant has committed it: it is decided.
     for partition in participants.clone() {
         if let Some(Vote::Committed(timestamp)) = vote(partition) {
             return Some(Outcome::Committed(*timestamp));
         }
     }
-    // One refusal is enough, whatever the others say.
+    // One refusal suffices, whatever the other votes are.
     for partition in participants.clone() {
         if let Some(Vote::Refused(reason)) = vote(partition) {
             return Some(Outcome::Aborted(*reason));
@@ -162,7 +163,7 @@ pub fn decide<'a>(
     for partition in participants {
         let Some(Vote::Prepared { versions, proposal }) = vote(partition) else { return None };
         timestamp = timestamp.max(*proposal);
-        // R3: what the client computed from must be what the participant holds still.
+        // R3: the participant must still hold the versions from which the client computed.
         for (key, version) in versions {
             let read = request.versions.iter().find(|(read, _)| read == key);
             if read.is_some_and(|(_, read)| read != version) {
@@ -182,8 +183,8 @@ mod tests {
     use crate::hosting::Divisible as _;
     use crate::replication::Index;
 
-    /// Sixty transactions that each want to write 3 MiB were one record of 180 MiB at the next checkpoint, over what
-    /// a log takes.
+    /// The writes of sixty transactions, 3 MiB each. They used to be one record of 180 MiB at the
+    /// next checkpoint, more than a log accepts.
     #[test]
     fn a_state_of_large_requests_is_many_parts_that_are_the_same_together() {
         let value = Some(Value::from(vec![b'x'; 1 << 20]));

@@ -1,11 +1,12 @@
-//! Servers that hold the same data compare what entries of streams came to there, in the background: a server that finds
-//! that it came to something else than the others stops.
+//! Servers with the same data compare the effects of stream entries in the background. A server
+//! whose effects differ from the majority's stops.
 //!
-//! A stream is cut into *spans* of so many entries. Of each span, a server adds up what its transactions came to: their
-//! outcomes, what they read, and what they wrote. Once all of a span have run, the sum follows from what is
-//! chosen, in whatever order they ran. So two servers can be compared that have come differently far, and a
-//! wrong value is found when the next transaction reads it. Spans of which a server took a part from elsewhere, as another's
-//! state or at a start from a checkpoint, it does not judge.
+//! A stream is divided into *spans* of a fixed number of entries. For each span, a server sums up
+//! the results of its transactions: their outcomes, reads and writes. Once all transactions of a
+//! span have run, the sum follows from the chosen entries, in whatever order they ran. So two
+//! servers can be compared that are at different positions, and a wrong value is found when the
+//! next transaction reads it. A server does not judge spans of which it obtained a part from
+//! elsewhere, in another server's state or from a checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,51 +16,51 @@ use orthodrome_core::id::{NodeId, PartitionId};
 
 use crate::replication::Index;
 
-/// So many spans of each stream are remembered, of this server and of others.
+/// The number of spans of each stream that are remembered, of this server and of others.
 const SPANS_MAX: u64 = 256;
-/// So many are told at a time.
+/// The most sums in one message.
 const TOLD_MAX: usize = 256;
 
-/// Some entries of a stream, one after the other.
+/// Consecutive entries of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub struct Span {
     /// The stream.
     pub stream: PartitionId,
-    /// The first of them.
+    /// The first entry.
     pub first: Index,
-    /// The last of them.
+    /// The last entry.
     pub last: Index,
 }
 
-/// What this server's copy and those of others came to.
+/// The sums of this server and of others.
 #[derive(Debug)]
 pub struct Checks {
-    /// Entries in a span.
+    /// The number of entries in a span.
     length: u64,
-    /// What has run of spans of which not everything has.
+    /// Partial sums of spans that have not run completely.
     open: BTreeMap<Span, u64>,
-    /// Everything up to here was taken from elsewhere.
+    /// Everything up to this entry was obtained from elsewhere.
     since: BTreeMap<PartitionId, Index>,
-    /// Up to where spans are closed.
+    /// The entry up to which all spans are complete.
     closed: BTreeMap<PartitionId, Index>,
-    /// Spans of which everything has run.
+    /// Sums of complete spans.
     own: BTreeMap<Span, u64>,
-    /// Those of them that others have not been told of.
+    /// Complete spans that have not been sent to others.
     news: BTreeSet<Span>,
-    /// What others came to.
+    /// The sums of other servers.
     theirs: BTreeMap<Span, BTreeMap<NodeId, u64>>,
-    /// Where somebody differed when it was last looked at.
+    /// Spans in which another server differed at the last comparison.
     doubted: BTreeSet<Span>,
 }
 
-/// Two copies differ.
+/// Two servers differ.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// Where.
+    /// The span.
     pub span: Span,
-    /// This server's digest.
+    /// This server's sum.
     pub own: u64,
-    /// Who differs, and its digest.
+    /// The other server, and its sum.
     pub other: (NodeId, u64),
 }
 
@@ -77,7 +78,7 @@ impl fmt::Display for Difference {
 }
 
 impl Checks {
-    /// Nothing has run. Spans are `length` entries long.
+    /// Nothing has run yet. Spans have `length` entries.
     #[must_use]
     pub fn new(length: u64) -> Self {
         Self {
@@ -92,7 +93,7 @@ impl Checks {
         }
     }
 
-    /// Everything of `stream` up to `index` comes from elsewhere.
+    /// Everything of `stream` up to `index` was obtained from elsewhere.
     pub fn begin(&mut self, stream: PartitionId, index: Index) {
         let since = self.since.entry(stream).or_default();
         *since = (*since).max(index);
@@ -100,7 +101,7 @@ impl Checks {
         self.open.retain(|span, _| span.stream != stream || span.first > since);
     }
 
-    /// The span that begins after this many others.
+    /// The span with this number.
     fn span(&self, stream: PartitionId, number: u64) -> Span {
         let (first, last) = (number * self.length + 1, (number + 1) * self.length);
         Span { stream, first: Index(first), last: Index(last) }
@@ -110,7 +111,7 @@ impl Checks {
         self.since.get(&stream).copied().unwrap_or_default()
     }
 
-    /// A transaction of this entry has run, and came to that.
+    /// A transaction of this entry has run, with this result.
     pub fn add(&mut self, stream: PartitionId, index: Index, digest: u64) {
         let span = self.span(stream, index.0.saturating_sub(1) / self.length);
         if span.first > self.since(stream) {
@@ -119,7 +120,7 @@ impl Checks {
         }
     }
 
-    /// True if everything of `stream` up to `index` and beyond has run, or came from elsewhere.
+    /// True if everything of `stream` up to `index` has run, or was obtained from elsewhere.
     #[must_use]
     pub fn is_closed(&self, stream: PartitionId, index: Index) -> bool {
         let closed = self.closed.get(&stream).copied().unwrap_or_default();
@@ -143,13 +144,13 @@ impl Checks {
         self.news.retain(|span| !old.contains(span));
     }
 
-    /// The spans of `stream` before that of this number.
+    /// The spans of `stream` with smaller numbers.
     fn spans_before(&self, stream: PartitionId, number: u64) -> std::ops::Range<Span> {
         let none = Span { stream, first: Index(0), last: Index(0) };
         none..self.span(stream, number)
     }
 
-    /// What others have not been told.
+    /// Sums that have not been sent to others.
     pub fn take_news(&mut self) -> Vec<(Span, u64)> {
         let mut told = Vec::new();
         while told.len() < TOLD_MAX
@@ -161,7 +162,7 @@ impl Checks {
         told
     }
 
-    /// What another server came to.
+    /// Stores the sums of another server.
     pub fn hear(&mut self, from: NodeId, digests: Vec<(Span, u64)>) {
         for (span, digest) in digests {
             self.theirs.entry(span).or_default().insert(from, digest);
@@ -171,9 +172,9 @@ impl Checks {
         }
     }
 
-    /// True if this server came to something else than others, and not most of those that it has heard of to the same. Where
-    /// one differs, others have until the next time to say what they came to: of three servers, the two that
-    /// are right go on.
+    /// Returns a difference if this server's sum differs from others, and most of the known servers
+    /// do not agree with it. If one server differs, the others have until the next comparison to
+    /// send their sums. So of three servers, the two correct ones continue.
     pub fn judge(&mut self) -> Option<Difference> {
         let doubted = std::mem::take(&mut self.doubted);
         for (&span, theirs) in &self.theirs {
@@ -196,7 +197,7 @@ mod tests {
 
     const P: PartitionId = PartitionId(3);
 
-    /// A server that has run 20 entries, one of them so.
+    /// A server that has run 20 entries, one of them with this result.
     fn checks(at: u64, digest: u64) -> Checks {
         let mut checks = Checks::new(4);
         for index in 1..=20 {
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_from_elsewhere_is_not_judged() {
+    fn spans_obtained_from_elsewhere_are_not_judged() {
         let mut other = Checks::new(4);
         other.add(P, Index(3), 99);
         other.begin(P, Index(6));

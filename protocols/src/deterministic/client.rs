@@ -1,5 +1,6 @@
-//! The client side: gives the transactions of one gateway's clients to servers, and their answers back.
-//! It decides nothing and keeps nothing: whatever it submitted runs once, whoever asks again.
+//! The client side: gives the transactions of one gateway's clients to servers, and returns the
+//! answers. It decides nothing and stores nothing durably: a submitted transaction runs once,
+//! however often it is submitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,7 +27,7 @@ pub struct Client {
     cluster: Arc<Cluster>,
     helpers: Helpers,
     open: BTreeMap<TxnId, Open>,
-    /// Of what was submitted and has not been answered.
+    /// The size of the submitted transactions that have not been answered.
     open_bytes: usize,
 }
 
@@ -35,22 +36,23 @@ pub struct Client {
 struct Open {
     txn: Txn,
     phase: Phase,
-    /// Its client lost track of it.
+    /// True if its client asked for its outcome.
     is_resolved: bool,
-    /// What its client was told.
+    /// The reads that its client has received.
     reads: Reads,
     round: u32,
-    /// What was found of what it looks for.
+    /// The values found so far for the keys that it looks up.
     found: Reads,
-    /// Who was asked, of servers of each share.
+    /// The server that was asked, for each share.
     servers: BTreeMap<ShareId, NodeId>,
     asked: RetryState,
-    /// What was found was less than its client knows (R11); it is asked for again.
+    /// True if the values found are older than its client knows (R11); the keys are looked up
+    /// again.
     is_behind: bool,
 }
 
 impl Phase {
-    /// How many bytes were submitted.
+    /// Its size in bytes.
     fn size(&self) -> usize {
         match self {
             Self::Looking(_) | Self::Deciding => 0,
@@ -59,16 +61,16 @@ impl Phase {
     }
 }
 
-/// How long after an answer that was less than the client knows another server is asked.
+/// How long after an answer with older versions than the client knows another server is asked.
 const AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 enum Phase {
-    /// Its client wants to see these keys.
+    /// Its client wants to read these keys.
     Looking(Vec<Key>),
-    /// The client thinks.
+    /// Waiting for the client's decision.
     Deciding,
-    /// It will run, if it did not.
+    /// Submitted: it will run, if it has not run yet.
     Submitted(Arc<Functor>),
 }
 
@@ -112,7 +114,7 @@ impl Client {
     fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
-            // Begun here already: its answers will come.
+            // It was already begun here: its answers will arrive.
             return;
         }
         let phase = match &txn.kind {
@@ -130,15 +132,16 @@ impl Client {
             }
             Kind::Procedure(ops) => Phase::Submitted(Functor::procedure(&txn, ops.clone())),
             Kind::ReadOnly => Phase::Submitted(Functor::procedure(&txn, Vec::new())),
-            // What servers of several shares have run is no state that could have been, nor is what one of them has:
-            // it may wait for others with a transaction, and have run the next one.
+            // The states of servers with different shares together may never have existed. Nor is
+            // one server's share consistent: the server may wait for other shares with one
+            // transaction, and have run the next.
             Kind::StaleReadOnly if self.cluster.shares() > 1 => {
                 Phase::Submitted(Functor::procedure(&txn, Vec::new()))
             }
             Kind::StaleReadOnly => Phase::Looking(txn.reads.clone()),
         };
         if self.is_full(&phase) {
-            // Nobody has heard of it.
+            // No server knows it yet.
             cx.note(Note::Shed);
             cx.finish(id, Outcome::Aborted(AbortReason::Overload), "overload");
             return;
@@ -146,7 +149,7 @@ impl Client {
         self.open((txn, false), phase, Reads::new(), cx);
     }
 
-    /// True if there is no room for this as well.
+    /// True if there is no room for one more transaction in this phase.
     fn is_full(&self, phase: &Phase) -> bool {
         self.open_bytes > 0 && self.open_bytes + phase.size() > self.config.open_bytes
     }
@@ -168,7 +171,7 @@ impl Client {
         self.send(id, cx);
     }
 
-    /// Asks for what the transaction's new phase needs.
+    /// Sends the requests of the transaction's new phase.
     fn ask(&mut self, id: TxnId, phase: Phase, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         self.open_bytes = (self.open_bytes + phase.size()).saturating_sub(open.phase.size());
@@ -181,8 +184,8 @@ impl Client {
         self.send(id, cx);
     }
 
-    /// Chooses whom to ask: for what a transaction looks for one server of each share that it is in; to run it, one
-    /// of a share that it touches.
+    /// Chooses the servers to ask. A lookup needs one server of each share of its keys. To run, the
+    /// transaction needs one server of any share that it accesses.
     fn choose(&mut self, id: TxnId, is_first: bool, cx: &Cx<'_>) {
         let Self { cluster, helpers, open, .. } = self;
         let Some(open) = open.get_mut(&id) else { return };
@@ -261,7 +264,8 @@ impl Client {
             return;
         }
         if is_below(&open.txn.floors, &reads) {
-            // This server has not run yet what the client knows of. Another one may have, or it will.
+            // This server has not run yet a transaction that the client knows. Another server may
+            // have, or this one will.
             cx.note(Note::BehindClient);
             open.is_behind = true;
             cx.set_timer(Timer::Open(id), cx.now() + AGAIN_AFTER);
@@ -275,13 +279,15 @@ impl Client {
         }
         let reads = std::mem::take(&mut open.found);
         if open.txn.kind == Kind::StaleReadOnly {
-            // What a server has run is closed under *goes before*: a state that could have been.
+            // The transactions that a server has run include all transactions that precede any of
+            // them: a consistent state.
             let newest = reads.values().map(|read| read.version.timestamp).max();
             cx.reads(id, reads);
             self.finish(id, Outcome::Committed(newest.unwrap_or_default()), "stale", cx);
             return;
         }
-        // What was read in an earlier round stays as it was then; the end shows whether it still is.
+        // The reads of an earlier round do not change. The end of the transaction finds out whether
+        // they are still current.
         let told = reads.into_iter().map(|(key, read)| {
             let read = open.reads.entry(key.clone()).or_insert(read).clone();
             (key, read)
@@ -322,7 +328,7 @@ impl Client {
                     let functor = Functor::validation(&open.txn, &open.reads, writes);
                     let phase = Phase::Submitted(functor);
                     if self.is_full(&phase) {
-                        // No sequencer has heard of it.
+                        // No sequencer knows it yet.
                         cx.note(Note::Shed);
                         self.finish(id, Outcome::Aborted(AbortReason::Overload), "overload", cx);
                     } else {
@@ -330,7 +336,7 @@ impl Client {
                     }
                 }
             }
-            // No sequencer has heard of it.
+            // No sequencer knows it yet.
             (Decision::Abort, Phase::Deciding | Phase::Looking(_)) => {
                 self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
             }
@@ -338,8 +344,9 @@ impl Client {
         }
     }
 
-    /// A client lost track of a transaction that it began here or elsewhere (R1). What can have been
-    /// submitted is submitted again: it runs, unless it did.
+    /// A client asks for the outcome of a transaction that it began here or at another gateway
+    /// (R1). If the transaction may have been submitted, it is submitted again: it runs, if it has
+    /// not run yet.
     fn on_resolve(&mut self, txn: Txn, reads: Reads, decision: Option<Decision>, cx: &mut Cx<'_>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
@@ -378,8 +385,9 @@ impl Client {
         self.open((txn, true), phase, reads, cx);
     }
 
-    /// It ran so long ago that nobody knows what it read. Whoever lost track of one that writes learns what became of it, if
-    /// that is known; whoever still waits for what it read cannot be told.
+    /// It ran so long ago that its reads are forgotten. A client that resolves a writing
+    /// transaction receives the outcome, if that is known. A client that needs the reads cannot be
+    /// answered.
     fn on_too_old(&mut self, id: TxnId, outcome: Option<Outcome>, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         let needs_reads = !open.is_resolved || !matches!(open.txn.kind, Kind::Procedure(_));
@@ -409,7 +417,7 @@ impl Client {
         cx.finish(id, outcome, path);
     }
 
-    /// Nobody answered for a while: somebody else is asked.
+    /// No answer arrived for a while: another server is asked.
     fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if std::mem::take(&mut open.is_behind) {

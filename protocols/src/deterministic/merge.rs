@@ -1,20 +1,22 @@
-//! The deterministic merge of streams (Sloth §4.2.2–4.2.5, Alg. 1 and 2): which transactions may run,
-//! and in which order.
+//! The deterministic merge of streams (Sloth §4.2.2–4.2.5, Alg. 1 and 2): which transactions may
+//! run, and in which order.
 //!
-//! Every transaction is in the stream of each of its homes, and conflicts on a key are ordered by the
-//! stream that the key belongs to. A transaction is *complete* when it was seen in all of them: only
-//! then are all that go before it known. One that is complete, and before which only such go, runs
-//! after those; where that is a cycle, all in it (a strongly connected component) run next to each
-//! other in an order that follows from their places. So regions that merge the same streams differ
-//! at most in the order of transactions that do not conflict.
+//! Every transaction is in the stream of each of its homes. Conflicts on a key are ordered by the
+//! stream to which the key belongs. A transaction is *complete* when it has been seen in all its
+//! streams: only then are all transactions known that go before it. A complete transaction runs
+//! after those that go before it, if all of these are complete too. If they form a cycle, the whole
+//! cycle (a strongly connected component) runs together, in an order that follows from the
+//! positions of its transactions. So regions that merge the same streams differ at most in the
+//! order of transactions that do not conflict.
 //!
 //! # Incremental
-//! The thesis runs Tarjan's algorithm over the whole graph again and again. Here a complete transaction that
-//! cannot run *watches* one that must go before it, and nothing else looks at it until that one runs.
-//! Who watches whom is a forest whose roots are incomplete. Only when a root becomes complete can a
-//! cycle close: the path from whom it would watch is followed, and if it leads back, everything on it
-//! becomes one *group*, for good. Each conflict is looked at once, each transaction grouped once; what can
-//! cost more is following that path, once for each transaction with several homes.
+//! The thesis runs Tarjan's algorithm over the whole graph again and again. Here a complete
+//! transaction that cannot run *watches* one that must go before it, and is not examined again
+//! until that one runs. The watch relation is a forest whose roots are incomplete. Only when a root
+//! becomes complete can a cycle close: the merge follows the path from the transaction that the
+//! root would watch. If the path leads back, all transactions on it become one *group*, for good.
+//! Each conflict is examined once, and each transaction is grouped once. Only following that path
+//! can cost more, once for each transaction with several homes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::take;
@@ -30,16 +32,17 @@ use orthodrome_core::txn::Key;
 use super::message::{Name, Sequenced};
 use crate::replication::Index;
 
-/// Where in a stream a transaction is.
+/// The position of a transaction in a stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub struct Place {
     /// Its batch.
     pub index: Index,
-    /// Its place in that.
+    /// Its position in that batch.
     pub offset: u32,
-    /// The batch's time: grows along the stream.
+    /// The batch's timestamp, which grows along the stream.
     pub stamp: Timestamp,
-    /// Its client knew what became of the transaction before it came there: it ran under another name.
+    /// True if its client already knew the outcome of the transaction before this position: it has
+    /// run under another name.
     pub is_late: bool,
 }
 
@@ -48,32 +51,33 @@ pub struct Place {
 pub struct Merged {
     /// The transaction.
     pub entry: Arc<Sequenced>,
-    /// The latest time of its places.
+    /// The latest timestamp of its positions.
     pub stamp: Timestamp,
-    /// It came late somewhere, and does not run.
+    /// True if it was late in some stream, and does not run.
     pub is_late: bool,
-    /// Where it was.
+    /// Its positions.
     pub places: Vec<(PartitionId, Place)>,
 }
 
-/// Streams being merged.
+/// The merge of streams.
 #[derive(Debug, Default)]
 pub struct Merge {
     /// Transactions that have not run.
     vertices: BTreeMap<Name, Vertex>,
-    /// Who touched a key last, of those, by the stream that orders that.
+    /// For each key and the stream that orders it, the last of those that access it.
     tails: BTreeMap<(PartitionId, Key), Tail>,
-    /// Incomplete ones, by when they were first seen.
+    /// Incomplete transactions, by the time when they were first seen.
     incomplete: BTreeSet<(Time, Name)>,
-    /// May run, in this order.
+    /// Transactions that may run, in this order.
     ready: VecDeque<Merged>,
-    /// The largest component so far.
+    /// The size of the largest component so far.
     largest: usize,
-    /// The stream that orders transactions with several homes, if one does (`slog`).
+    /// The stream that orders transactions with several homes, if there is one (`slog`).
     orderer: Option<PartitionId>,
-    /// What the orderer has ordered and each home not yet, in its order.
+    /// Transactions that the orderer has ordered and a home has not, by home, in the orderer's
+    /// order.
     ordered: BTreeMap<PartitionId, BTreeMap<Place, Name>>,
-    /// How many that have not run were seen in each stream.
+    /// The number of transactions seen in each stream that have not run.
     waiting: BTreeMap<PartitionId, usize>,
     /// Tests only (S7): a transaction that reads and writes a key waits for itself.
     waits_for_itself: bool,
@@ -81,29 +85,30 @@ pub struct Merge {
 
 #[derive(Debug)]
 struct Vertex {
-    /// All of it, if that was seen; else one of its pieces.
+    /// The whole transaction, if it was seen; otherwise one of its pieces.
     entry: Arc<Sequenced>,
-    /// Where it was seen, and as what.
+    /// The positions at which it was seen, and what was seen there.
     places: Vec<(PartitionId, Place, Arc<Sequenced>)>,
     /// When it was first seen here; in a group's head, the first of the group.
     since: Time,
-    /// Those that go before it, as far as nobody looked at them yet; in a group's head, of all.
+    /// Transactions that go before it and were not examined yet; in a group's head, those of the
+    /// whole group.
     before: Vec<Name>,
-    /// It waits for this one at least. None if it is incomplete, or about to be looked at.
+    /// A transaction for which it waits. None if it is incomplete, or about to be examined.
     watches: Option<Name>,
-    /// Those that watch it.
+    /// The transactions that watch it.
     watchers: Vec<Name>,
-    /// It belongs to the group of this one.
+    /// The head of its group.
     head: Option<Name>,
-    /// The others of its group, if it is the head.
+    /// The other members of its group, if it is the head.
     members: Vec<Name>,
 }
 
-/// Who touched a key last.
+/// The last transactions that access a key.
 #[derive(Debug, Default)]
 struct Tail {
     writer: Option<Name>,
-    /// Those that have read it since.
+    /// Transactions that have read it since.
     readers: BTreeSet<Name>,
 }
 
@@ -118,13 +123,14 @@ impl Vertex {
 }
 
 impl Merge {
-    /// Nothing yet. `waits_for_itself` is a mistake that tests must catch (S7).
+    /// No streams yet. `waits_for_itself` is a mutation that tests must catch (S7).
     #[must_use]
     pub fn new(orderer: Option<PartitionId>, waits_for_itself: bool) -> Self {
         Self { orderer, waits_for_itself, ..Self::default() }
     }
 
-    /// Alg. 1: `entry` is at `place` of `stream`. Streams are given in order, each transaction once.
+    /// Alg. 1: `entry` is at position `place` of `stream`. Entries of a stream arrive in order,
+    /// each transaction once.
     pub fn insert(
         &mut self,
         stream: PartitionId,
@@ -171,7 +177,7 @@ impl Merge {
         }
     }
 
-    /// With an orderer: which homes have to follow it, now that `txn` was seen in `stream`.
+    /// With an orderer: updates which homes must follow it, now that `txn` was seen in `stream`.
     fn expect(&mut self, stream: PartitionId, txn: Name) {
         let (Some(orderer), Some(vertex)) = (self.orderer, self.vertices.get(&txn)) else { return };
         let at = |stream: PartitionId| vertex.places.iter().find(|(at, ..)| *at == stream);
@@ -187,7 +193,8 @@ impl Merge {
         }
     }
 
-    /// What the orderer has ordered and `home` not yet, after `after`, in its order.
+    /// The transactions that the orderer has ordered and `home` has not, after position `after`, in
+    /// the orderer's order.
     pub fn ordered(
         &self,
         home: PartitionId,
@@ -199,13 +206,14 @@ impl Merge {
         ordered.filter_map(|(place, txn)| Some((*place, &self.vertices.get(txn)?.entry)))
     }
 
-    /// How many transactions were seen in `stream` that have not run.
+    /// The number of transactions seen in `stream` that have not run.
     #[must_use]
     pub fn waiting(&self, stream: PartitionId) -> usize {
         self.waiting.get(&stream).copied().unwrap_or(0)
     }
 
-    /// Those that go before `entry` in `stream` and have not run; it is last on its keys from now on.
+    /// The transactions that go before `entry` in `stream` and have not run. `entry` becomes the
+    /// last one on its keys.
     fn order(
         &mut self,
         stream: PartitionId,
@@ -231,7 +239,8 @@ impl Merge {
         before
     }
 
-    /// Alg. 2: looks at `txn`, which is complete, and at everything that runs if it does.
+    /// Alg. 2: examines the complete transaction `txn`, and every transaction that can run if it
+    /// does.
     fn settle(&mut self, txn: Name) {
         let mut work = VecDeque::from([txn]);
         while let Some(next) = work.pop_front() {
@@ -241,7 +250,7 @@ impl Merge {
         }
     }
 
-    /// Lets a group run, or watch another.
+    /// Lets a group run, or watch another group.
     fn look(&mut self, mut head: Name, work: &mut VecDeque<Name>) {
         loop {
             let Some(other) = self.next_before(head) else {
@@ -261,13 +270,13 @@ impl Merge {
         }
     }
 
-    /// Another group that goes before that of `head`; forgets those that have run.
+    /// Another group that goes before that of `head`; removes those that have run.
     fn next_before(&mut self, head: Name) -> Option<Name> {
         while let Some(&last) = self.vertices.get(&head)?.before.last() {
             let other = self.head(last);
             match other {
                 Some(other) if other != head => return Some(other),
-                // A transaction is never in its own way, but for the mistake.
+                // A transaction never waits for itself, except with the mutation.
                 Some(_) if self.waits_for_itself && last == head => return Some(head),
                 Some(_) | None => {}
             }
@@ -276,20 +285,21 @@ impl Merge {
         None
     }
 
-    /// The groups from `from` on along those that watch, if that leads to `to`.
+    /// The groups on the path of watched groups from `from`, if it leads to `to`.
     fn path_back(&mut self, from: Name, to: Name) -> Option<Vec<Name>> {
         let mut path = Vec::new();
         let mut at = from;
         while at != to {
             path.push(at);
             let watched = self.vertices.get(&at)?.watches?;
-            // It watches itself: the mistake.
+            // It watches itself: the mutation.
             at = self.head(watched).filter(|&next| next != at)?;
         }
         (!path.is_empty()).then_some(path)
     }
 
-    /// Makes one group of `head` and those on a path back to it. The largest of them leads it.
+    /// Merges the group of `head` and those on a path back to it. The largest of them provides the
+    /// head.
     fn group(&mut self, head: Name, path: Vec<Name>) -> Name {
         let weight = |txn: &Name| self.vertices.get(txn).map_or(0, Vertex::weight);
         let all = || path.iter().copied().chain([head]);
@@ -317,7 +327,7 @@ impl Merge {
         largest
     }
 
-    /// The group of `head` runs. Returns those that watched it.
+    /// Runs the group of `head`. Returns the transactions that watched it.
     fn emit(&mut self, head: Name) -> Vec<Name> {
         let Some(mut vertex) = self.vertices.remove(&head) else { return Vec::new() };
         let (watchers, members) = (take(&mut vertex.watchers), take(&mut vertex.members));
@@ -329,7 +339,7 @@ impl Merge {
             "a cycle though there is one order: {:?}",
             group.iter().map(|vertex| (vertex.entry.name(), &vertex.places)).collect::<Vec<_>>()
         );
-        // S7: names are chosen by clients, places are not.
+        // S7: clients choose names, but not positions.
         group.sort_by_cached_key(|vertex| (shuffle(vertex), vertex.entry.name()));
         for vertex in group {
             self.forget(&vertex);
@@ -363,7 +373,7 @@ impl Merge {
         }
     }
 
-    /// Who leads the group of `txn`; none if it has run. Shortens the way for the next who asks.
+    /// The head of `txn`'s group; none if it has run. Shortens the path for later calls.
     fn head(&mut self, mut txn: Name) -> Option<Name> {
         while let Some(above) = self.vertices.get(&txn)?.head {
             let further = self.vertices.get(&above)?.head;
@@ -375,7 +385,7 @@ impl Merge {
         Some(txn)
     }
 
-    /// Forgets everything that has not run.
+    /// Drops everything that has not run.
     pub fn clear(&mut self) {
         let Self { largest, orderer, waits_for_itself, .. } = *self;
         *self = Self { largest, orderer, waits_for_itself, ..Self::default() };
@@ -386,7 +396,7 @@ impl Merge {
         self.ready.pop_front()
     }
 
-    /// How many transactions have not run.
+    /// The number of transactions that have not run.
     #[must_use]
     pub fn len(&self) -> usize {
         self.vertices.len()
@@ -398,7 +408,7 @@ impl Merge {
         self.vertices.is_empty()
     }
 
-    /// How many transactions the largest component had so far.
+    /// The size of the largest component so far.
     #[must_use]
     pub fn largest(&self) -> usize {
         self.largest
@@ -425,7 +435,7 @@ impl Merge {
         (next.txn.client == client).then_some(next.txn.counter)
     }
 
-    /// The homes of `txn` in whose streams it was not seen; none if it is not here.
+    /// The homes in whose streams `txn` was not seen; none if it is not here.
     #[must_use]
     pub fn missing(&self, txn: Name) -> Option<Vec<PartitionId>> {
         let vertex = self.vertices.get(&txn)?;
@@ -439,8 +449,8 @@ impl Merge {
         old.filter_map(|(_, txn)| Some(&self.vertices.get(txn)?.entry))
     }
 
-    /// Since when the oldest waits that keeps something on one of these keys of `stream` from running, as far
-    /// as one path shows; none if everything on them has run (S1).
+    /// When the oldest transaction was first seen that blocks a transaction on one of these keys of
+    /// `stream`, following one path; none if all transactions on them have run (S1).
     #[must_use]
     pub fn waits_since<'a>(
         &self,
@@ -462,21 +472,21 @@ impl Merge {
         oldest
     }
 
-    /// The earliest time, by its stream, of those of `stream` that have not run.
+    /// The earliest timestamp in `stream` of its transactions that have not run.
     #[must_use]
     pub fn earliest(&self, stream: PartitionId) -> Option<Timestamp> {
         let places = self.vertices.values().flat_map(|vertex| &vertex.places);
         places.filter(|(at, ..)| *at == stream).map(|(_, place, _)| place.stamp).min()
     }
 
-    /// The places of everything that has not run.
+    /// The positions of all transactions that have not run.
     pub fn places(&self) -> impl Iterator<Item = (PartitionId, Place)> + '_ {
         let places = self.vertices.values().flat_map(|vertex| &vertex.places);
         places.map(|(stream, place, _)| (*stream, *place))
     }
 
-    /// Everything that has not run, by stream and place: inserted again in this order, it gives the
-    /// same merge (S8).
+    /// All transactions that have not run, by stream and position: inserted again in this order,
+    /// they give the same merge (S8).
     #[must_use]
     pub fn pending(&self) -> Vec<(PartitionId, Place, Arc<Sequenced>)> {
         let places = self.vertices.values().flat_map(|vertex| &vertex.places);
@@ -513,7 +523,7 @@ impl Merge {
     }
 }
 
-/// A number that follows from a transaction's name and places.
+/// A number that follows from a transaction's name and positions.
 fn shuffle(vertex: &Vertex) -> u64 {
     let mut digest = Digest::default();
     let Name { txn, map } = vertex.entry.name();

@@ -1,4 +1,5 @@
-//! What machines of the deterministic protocols say to each other, and what servers remember.
+//! The messages between machines of the deterministic protocols, and the durable records of
+//! servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,31 +19,31 @@ use crate::functor::{Body, Functor};
 use crate::replication::{self, Index, Replicated};
 use crate::sizes::TXN;
 
-/// A transaction as it is sequenced: all of it, in every stream that it is in (S6).
+/// A transaction as it is sequenced: complete, in every stream of it (S6).
 #[derive(Clone, PartialEq, Eq, Wire)]
 #[wire(check = "Sequenced::check", sample = "Sequenced::draw")]
 pub struct Sequenced {
     /// What it does.
     pub functor: Arc<Functor>,
-    /// The streams that it must be in, in order. It names them itself, so that what is complete does not
-    /// depend on who looks (S5).
+    /// The streams that it must be in, in order. The transaction names them itself, so that its
+    /// completeness does not depend on the observer (S5).
     pub homes: Vec<PartitionId>,
     /// When sequencers take it, by their clocks: about when all of them have it (S1).
     pub due: Timestamp,
-    /// Where those of its keys are that have moved, as far as whoever submitted it knew. It is void if that
-    /// is not so when its turn comes (S10).
+    /// The homes of its moved keys, as far as the server that submitted it knew. It is void if they
+    /// are wrong when its turn comes (S10).
     pub moved: Vec<(Key, Home)>,
-    /// It moves its only key to this stream.
+    /// The stream to which it moves its only key.
     pub target: Option<PartitionId>,
-    /// The region in which it began.
+    /// The region of its gateway.
     pub origin: RegionId,
-    /// With `slog`: only the keys that one of its homes orders. What it does is in the stream of the
-    /// orderer (SLOG's `LockOnly`).
+    /// With `slog`: only the keys that one of its homes orders. The stream of the orderer has the
+    /// operations (SLOG's `LockOnly`).
     pub is_piece: bool,
 }
 
 impl Sequenced {
-    /// Homes are in order, each once: how many there are says when a transaction is complete.
+    /// Homes are in order, each once: their number determines when a transaction is complete.
     fn check(&self) -> Result<(), WireError> {
         if !self.homes.is_empty() && self.homes.is_sorted_by(|a, b| a < b) {
             return Ok(());
@@ -51,7 +52,7 @@ impl Sequenced {
         Err(WireError::Value { field, found, wanted: "ascending, at least one" })
     }
 
-    /// Any transaction, for tests of its bytes.
+    /// A random transaction, for tests of its encoding.
     fn draw(rng: &mut Rng) -> Self {
         let mut homes = BTreeSet::<PartitionId>::sample(rng);
         homes.insert(PartitionId::sample(rng));
@@ -67,24 +68,25 @@ impl Sequenced {
     }
 }
 
-/// Where a key is, and how often it has moved (SLOG's remastering).
+/// The home of a key, and how often the key has moved (SLOG's remastering).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Wire)]
 pub struct Home {
-    /// How often it has moved.
+    /// The number of moves.
     pub counter: u64,
-    /// The stream that orders who touches it.
+    /// The stream that orders its accesses.
     pub stream: PartitionId,
-    /// The timestamp of the last move; whoever touches it afterwards gets a larger one.
+    /// The timestamp of the last move; later accesses get larger timestamps.
     pub since: Timestamp,
 }
 
-/// The name of an entry of streams: of a transaction, as somebody submitted it who supposed its keys in certain
-/// homes. Two names of one transaction can both be sequenced; at most one of them runs.
+/// The name of an entry of streams: a transaction, as submitted by a server that assumed certain
+/// homes for its keys. Two names of one transaction may both be sequenced, but at most one of them
+/// runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Wire)]
 pub struct Name {
     /// The transaction.
     pub txn: TxnId,
-    /// Follows from where its keys were supposed to be; 0 if none has ever moved.
+    /// Follows from the assumed homes of its keys; 0 if none has ever moved.
     pub map: u64,
 }
 
@@ -95,11 +97,12 @@ impl fmt::Display for Name {
     }
 }
 
-/// In whose name keys are moved.
+/// The client under whose name keys are moved.
 const MOVER: ClientId = ClientId(u64::MAX);
 
 impl Sequenced {
-    /// What a server was asked to run, begun in the region `origin`; `moved` says where keys are.
+    /// A transaction that a server was asked to run, from the region `origin`. `moved` has the
+    /// homes of its keys.
     #[must_use]
     pub fn new(
         functor: Arc<Functor>,
@@ -111,7 +114,7 @@ impl Sequenced {
         Self { functor, homes, due, moved, target: None, origin, is_piece: false }
     }
 
-    /// Moves `key` from where it is.
+    /// Moves `key` from its current home.
     #[must_use]
     pub fn relocation(
         key: Key,
@@ -151,14 +154,14 @@ impl Sequenced {
         Name { txn, map: digest.value() }
     }
 
-    /// If it moves a key: which, and from where.
+    /// If it moves a key: the key, and its old home.
     #[must_use]
     pub fn relocates(&self) -> Option<(&Key, Home)> {
         let (key, from) = self.moved.first().filter(|_| self.target.is_some())?;
         Some((key, *from))
     }
 
-    /// True if `stream` orders who touches `key`, as this transaction supposes.
+    /// True if `stream` orders accesses to `key`, as this transaction assumes.
     #[must_use]
     pub fn is_ordered_by(
         &self,
@@ -173,13 +176,13 @@ impl Sequenced {
         moved.map_or_else(|| placed(key), |(_, home)| home.stream) == stream
     }
 
-    /// True if the order of one stream is not enough.
+    /// True if it has several homes.
     #[must_use]
     pub fn is_multi_home(&self) -> bool {
         self.homes.len() > 1
     }
 
-    /// The piece of it for one home, which orders `here`.
+    /// Its piece for one home, which orders the keys that `here` accepts.
     pub(super) fn piece(&self, here: impl Fn(&Key) -> bool) -> Arc<Self> {
         let of = |keys: &[Key]| keys.iter().filter(|key| here(key)).cloned().collect();
         let functor = Functor {
@@ -212,17 +215,18 @@ impl fmt::Debug for Sequenced {
 /// One entry of a stream.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Command {
-    /// Transactions in their order.
+    /// Transactions, in their order.
     Batch {
         /// The sequencer's clock.
         stamp: Timestamp,
         /// The transactions.
         entries: Vec<Arc<Sequenced>>,
     },
-    /// Clients know the outcomes of everything below these counters (R6), as other streams say.
+    /// For each client, the counter below which it knows all outcomes (R6), according to other
+    /// streams.
     Acknowledge(Vec<(ClientId, u64)>),
-    /// All streams hold that, and nothing below is in one and not in another: names need not be
-    /// remembered any more.
+    /// All streams have these counters, and no transaction below them is in one stream and missing
+    /// in another: their names need not be remembered any more.
     Forget(Vec<(ClientId, u64)>),
 }
 
@@ -236,47 +240,48 @@ impl Replicated for Log {
     type Cursor = usize;
 }
 
-/// What follows from the prefixes of the streams that a server has merged, data apart (S8).
+/// The state that follows from the prefixes of the streams that a server has merged, without its
+/// data (S8).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Image {
-    /// Counts the checkpoints of a server.
+    /// The number of the server's checkpoint.
     pub number: u64,
-    /// A large state is written and sent in pieces, each an image with a part of everything: which piece this is, the
-    /// first being 0.
+    /// A large state is written and sent in pieces. Each piece is an image with a part of the
+    /// content. This is the piece's number, from 0.
     pub piece: u32,
-    /// How many there are; 0 if this is the whole.
+    /// The number of pieces; 0 if this is the whole state.
     pub pieces: u32,
     /// Each stream.
     pub streams: BTreeMap<PartitionId, StreamImage>,
-    /// What was merged and has not run.
+    /// Transactions that were merged and have not run.
     pub pending: Vec<(PartitionId, Place, Arc<Sequenced>)>,
-    /// What became of transactions whose clients may ask.
+    /// The outcomes of transactions whose clients may ask.
     pub ended: BTreeMap<TxnId, Ended>,
     /// Keys that have moved.
     pub moved: BTreeMap<Key, Home>,
-    /// Transactions that have run and that may come again under another name.
+    /// Transactions that have run and that may arrive again under another name.
     pub ran: BTreeSet<TxnId>,
-    /// Into how many shares copies are divided; 0 as long as they are not.
+    /// The number of shares; 0 if copies are not divided.
     pub shares: u32,
-    /// What has its place in the order and has not run, in that order.
+    /// Transactions that have their position in the order and have not run, in that order.
     pub due: Vec<Due>,
-    /// What others may ask for of what has run.
+    /// Parts of transactions that have run, for which other servers may ask.
     pub kept: BTreeMap<Turn, Arc<Part>>,
 }
 
-/// A transaction whose turn has come, and which waits for what it reads (Calvin §3.2).
+/// A transaction whose turn has come, and which waits for its reads (Calvin §3.2).
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Due {
     /// The transaction.
     pub entry: Arc<Sequenced>,
-    /// The latest time of its places.
+    /// The latest timestamp of its positions.
     pub stamp: Timestamp,
-    /// Its places.
+    /// Its positions.
     pub places: Vec<(PartitionId, Place)>,
 }
 
 impl Due {
-    /// What other servers know it by.
+    /// Its name among servers.
     #[must_use]
     pub fn turn(&self) -> Turn {
         let first = self.places.iter().map(|(stream, place)| (*stream, place.index)).min();
@@ -284,35 +289,35 @@ impl Due {
         Turn { stream, index, name: self.entry.name() }
     }
 
-    /// The keys that it touches; one that it reads and writes comes twice.
+    /// The keys that it accesses; a key that it reads and writes occurs twice.
     pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
         self.entry.functor.reads.iter().chain(&self.entry.functor.writes)
     }
 
-    /// Its timestamp is not below this.
+    /// A lower bound of its timestamp.
     pub(super) fn earliest(&self) -> Timestamp {
         let moved = self.entry.moved.iter().map(|(_, home)| home.since.next());
         moved.max().map_or(self.stamp, |moved| moved.max(self.stamp))
     }
 }
 
-/// A transaction in its place in the order, as servers name it to each other.
+/// A transaction at its position in the order, as servers name it to each other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Wire)]
 pub struct Turn {
     /// The first of its streams.
     pub stream: PartitionId,
-    /// Its entry in that.
+    /// Its entry in that stream.
     pub index: Index,
     /// Its name.
     pub name: Name,
 }
 
-/// What a share holds of what a transaction touches, when the transaction's turn comes.
+/// The values in one share that a transaction accesses, when its turn comes.
 #[derive(Clone, PartialEq, Eq, Default, Wire)]
 pub struct Part {
-    /// What it reads there.
+    /// Its reads there.
     pub reads: Reads,
-    /// The newest of what it reads or writes there: its own timestamp is larger.
+    /// The newest timestamp of its keys there: its own timestamp is larger.
     pub newest: Timestamp,
 }
 
@@ -324,7 +329,7 @@ impl fmt::Debug for Turn {
 }
 
 impl fmt::Debug for Part {
-    /// Short, for goldens: what is read, and the newest timestamp.
+    /// A short form for goldens: the reads, and the newest timestamp.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (key, read) in &self.reads {
             let value = read.value.as_ref().map_or_else(|| "-".into(), ToString::to_string);
@@ -334,26 +339,26 @@ impl fmt::Debug for Part {
     }
 }
 
-/// What came of a transaction.
+/// The result of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Ended {
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// What it read; nothing if its client had read before it was submitted. Another server than the
-    /// one that was asked first may have to tell, and to read again would be to read at another place in
-    /// the order. None if that is forgotten.
+    /// Its reads; empty if its client had read before it was submitted. Another server than the
+    /// first may have to answer, and reading again would be reading at another position in the
+    /// order. None if they are forgotten.
     pub reads: Option<Reads>,
-    /// The latest time of its places: what is older is forgotten first.
+    /// The latest timestamp of its positions: the oldest results are forgotten first.
     pub stamp: Timestamp,
 }
 
 impl Ended {
-    /// How many bytes it read.
+    /// The size of its reads in bytes.
     pub(super) fn reads_size(&self) -> usize {
         self.reads.as_ref().map_or(0, Wire::size)
     }
 
-    /// What its gateway is told.
+    /// The answer to its gateway.
     pub(super) fn answer(self, txn: TxnId) -> Msg {
         match (self.outcome, self.reads) {
             (outcome, Some(reads)) => Msg::Answer { txn, outcome, reads },
@@ -366,8 +371,8 @@ impl Ended {
 }
 
 impl Image {
-    /// Which of these entries of streams, which somebody else has seen and not run, have run here: those
-    /// that were seen in one of the places and do not wait.
+    /// True if an entry that another server has seen and not run has run here: it was seen at one
+    /// of its positions and does not wait.
     pub(super) fn has_run(
         &self,
         pending: &[(PartitionId, Place, Arc<Sequenced>)],
@@ -387,13 +392,13 @@ impl Image {
         waiting.map(|(_, place)| place.stamp).min().map_or(stamp, |first| first.min(stamp))
     }
 
-    /// The places of everything that has not run.
+    /// The positions of all transactions that have not run.
     fn places(&self) -> impl Iterator<Item = (PartitionId, Place)> + '_ {
         let pending = self.pending.iter().map(|(stream, place, _)| (*stream, *place));
         pending.chain(self.due.iter().flat_map(|due| due.places.iter().copied()))
     }
 
-    /// Up to where everything in each stream has run.
+    /// For each stream, the entry up to which all transactions have run.
     pub(super) fn covered(&self) -> BTreeMap<PartitionId, Index> {
         let mut covered: BTreeMap<PartitionId, Index> =
             self.streams.iter().map(|(&id, stream)| (id, stream.applied)).collect();
@@ -405,7 +410,7 @@ impl Image {
         covered
     }
 
-    /// True if a transaction that somebody else knows to be due has run here.
+    /// True if a transaction that another server has as due has run here.
     pub(super) fn has_run_due(&self, due: &Due, waits: &BTreeSet<Name>) -> bool {
         let is_seen = |(stream, place): &(PartitionId, Place)| {
             self.streams.get(stream).is_some_and(|stream| place.index <= stream.applied)
@@ -413,19 +418,20 @@ impl Image {
         due.places.iter().any(is_seen) && !waits.contains(&due.entry.name())
     }
 
-    /// What was seen and has not run.
+    /// Transactions that were seen and have not run.
     pub(super) fn waits(&self) -> BTreeSet<Name> {
         let pending = self.pending.iter().map(|(_, _, entry)| entry.name());
         pending.chain(self.due.iter().map(|due| due.entry.name())).collect()
     }
 
-    /// True if this is everything.
+    /// True if this is the whole state.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.piece + 1 >= self.pieces
     }
 
-    /// The same in pieces of about so many bytes, unless what one transaction read or does is more.
+    /// Splits the state into pieces of about `bytes_max` bytes, unless a single transaction has
+    /// more.
     #[must_use]
     pub fn into_pieces(self, bytes_max: usize) -> Vec<Arc<Self>> {
         let mut all = Pieces::new(&self, bytes_max);
@@ -499,7 +505,7 @@ impl Image {
     }
 }
 
-/// An image that is cut into pieces.
+/// An image that is being split into pieces.
 struct Pieces {
     done: Vec<Image>,
     last: Image,
@@ -513,7 +519,7 @@ impl Pieces {
         Self { done: Vec::new(), last, bytes: 0, bytes_max }
     }
 
-    /// Where something of this size goes.
+    /// The piece for an item of this size.
     fn room(&mut self, size: usize) -> &mut Image {
         if self.bytes > 0 && self.bytes + size > self.bytes_max {
             let Image { number, shares, .. } = self.last;
@@ -533,27 +539,28 @@ impl Pieces {
     }
 }
 
-/// What follows from a prefix of one stream.
+/// The state that follows from a prefix of one stream.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct StreamImage {
     /// The end of the prefix.
     pub applied: Index,
-    /// The time of the last batch; grows along the stream whatever clocks do.
+    /// The timestamp of the last batch. It grows along the stream whatever clocks do.
     pub stamp: Timestamp,
     /// Transactions in it whose clients may send them again.
     pub seen: BTreeSet<Name>,
-    /// How often keys have moved from it or to it.
+    /// How often each key has moved from it or to it.
     pub moves: BTreeMap<Key, u64>,
-    /// Clients know the outcomes of everything below.
+    /// For each client, the counter below which it knows all outcomes.
     pub acknowledged: BTreeMap<ClientId, u64>,
-    /// Nothing below is let in any more under any name.
+    /// For each client, the counter below which no transaction is accepted any more, under any
+    /// name.
     pub forgotten: BTreeMap<ClientId, u64>,
 }
 
-/// A piece of a server's state, for one that fell too far behind.
+/// A piece of a server's state, for one that lags too far behind.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Chunk {
-    /// Everything but the data, in the first piece, or in the first few.
+    /// The state without its data, in the first piece or the first few.
     pub image: Option<Arc<Image>>,
     /// Keys with their newest versions.
     #[wire(check = "check_versions", sample = "sample_versions")]
@@ -561,12 +568,12 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// True if a state begins with it.
+    /// True if a state begins with this piece.
     pub(super) fn is_first(&self) -> bool {
         self.image.as_ref().is_some_and(|image| image.piece == 0)
     }
 
-    /// True if `next` goes on with its image, or has data behind it.
+    /// True if `next` continues its image, or has data that follows it.
     pub(super) fn goes_on_with(&self, next: &Self) -> bool {
         match (&self.image, &next.image) {
             (Some(image), Some(next)) => next.piece == image.piece + 1,
@@ -584,127 +591,128 @@ impl Chunk {
     }
 }
 
-/// What a server remembers.
+/// Durable records of a server.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Record {
-    /// Its state at a checkpoint; the data is in the state engine. Written before the checkpoint as
-    /// well as with it: a crash in between leaves new data, and then this image counts. Several records if it is
-    /// large.
+    /// Its state at a checkpoint. The data is in the state engine. The image is written before the
+    /// checkpoint as well as with it: after a crash in between, the data is new, and this image
+    /// counts. Several records if it is large.
     Image(Arc<Image>),
     /// A record of a stream's log.
     Replication(PartitionId, replication::Record<Log>),
 }
 
-/// What machines say to each other.
+/// Messages between machines.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
-    /// Gateway → server: run this, and say what came of it. Sent again to anybody at any time; it
-    /// runs once.
+    /// Gateway → server: run this transaction, and report its result. May be sent again to any
+    /// server at any time; the transaction runs once.
     Submit {
         /// The transaction.
         functor: Arc<Functor>,
     },
-    /// Server → gateway: what came of a transaction, once it ran here.
+    /// Server → gateway: the result of a transaction, once it has run here.
     Answer {
-        /// Which.
+        /// The transaction.
         txn: TxnId,
-        /// What became of it.
+        /// Its outcome.
         outcome: Outcome,
-        /// What it read; nothing if its client knows that.
+        /// Its reads; empty if its client knows them.
         reads: Reads,
     },
-    /// Server → gateway: a transaction ran so long ago that it is forgotten what it read.
+    /// Server → gateway: the transaction ran so long ago that its reads are forgotten.
     TooOld {
-        /// Which.
+        /// The transaction.
         txn: TxnId,
-        /// What became of it; none if that is forgotten, too.
+        /// Its outcome; none if that is forgotten too.
         outcome: Option<Outcome>,
     },
-    /// Gateway → server: a client wants to see keys before it decides (reconnaissance).
+    /// Gateway → server: a client reads keys before it decides (reconnaissance).
     Look {
-        /// Whose.
+        /// The transaction.
         txn: TxnId,
-        /// Which round.
+        /// The number of the round.
         round: u32,
-        /// Which keys.
+        /// The keys.
         keys: Vec<Key>,
     },
-    /// Server → gateway: what the keys hold here; may be old.
+    /// Server → gateway: the values of the keys here, which may be old.
     Found {
-        /// Whose.
+        /// The transaction.
         txn: TxnId,
-        /// Which round.
+        /// The number of the round.
         round: u32,
-        /// What there is.
+        /// The values.
         reads: Reads,
     },
-    /// Server → sequencer: put this into the stream. From the server that was asked, and from any home
-    /// that saw it in one stream and not in another (S6).
+    /// Server → sequencer: put this into the stream. Sent by the server that was asked, and by any
+    /// home that saw it in one stream and not in another (S6).
     Sequence {
-        /// Which stream.
+        /// The stream.
         stream: PartitionId,
         /// The transaction.
         entry: Arc<Sequenced>,
     },
-    /// Server → whoever took it for the stream's sequencer.
+    /// Server → sender: this server does not lead the stream.
     NotLeader {
-        /// Which stream.
+        /// The stream.
         partition: PartitionId,
-        /// Who is, if it knows.
+        /// Its leader, if known.
         leader: Option<NodeId>,
-        /// What it was asked about.
+        /// The transaction of the request.
         txn: Option<TxnId>,
     },
-    /// Of a stream's log.
+    /// A message of a stream's log.
     Replication {
-        /// Which stream.
+        /// The stream.
         partition: PartitionId,
-        /// What.
+        /// The message.
         message: replication::Message<Log>,
     },
-    /// Server → servers of its region that hold other shares: what transactions read in the sender's share, taken
-    /// when their turn came (Calvin §3.2). To whoever asked as well.
+    /// Server → servers of its region with other shares, and servers that asked: the reads of
+    /// transactions in the sender's share, taken when their turn came (Calvin §3.2).
     RemoteReads {
-        /// Of each transaction.
+        /// The part of each transaction.
         parts: Vec<(Turn, Arc<Part>)>,
     },
-    /// Server → a server of another share: what these transactions read there has not come.
+    /// Server → a server of another share: the parts of these transactions have not arrived.
     WantReads {
-        /// Which.
+        /// The transactions.
         turns: Vec<Turn>,
     },
-    /// Server → whoever asked: these have run here, and what they read is not kept any more.
+    /// Server → server that asked: these have run here, and their parts are not kept any more.
     ReadsGone {
-        /// Which.
+        /// The transactions.
         turns: Vec<Turn>,
     },
-    /// Server → servers of other shares: everything up to here has run, and is in a durable checkpoint. What
-    /// was read before is not asked for again.
+    /// Server → servers of other shares: everything up to these entries has run, and is in a
+    /// durable checkpoint. Earlier parts will not be requested again.
     Covered {
-        /// Of each stream.
+        /// The last entry of each stream.
         through: BTreeMap<PartitionId, Index>,
     },
-    /// Server → a server of its share: it needs a state in which this has run, or the next piece of it.
+    /// Server → a server of its share: it needs a state in which this transaction has run, or the
+    /// next piece of it.
     WantState {
-        /// Counts the states that the sender has asked for.
+        /// The number of the sender's request for a state.
         number: u64,
-        /// What has run in it.
+        /// The transaction.
         past: Turn,
-        /// Where the piece begins; none: the first.
+        /// The start of the piece; none for the first.
         cursor: Option<usize>,
     },
-    /// Server → whoever wanted it: a piece of its state.
+    /// Server → server that asked: a piece of its state.
     StatePiece {
-        /// Which state.
+        /// The number of the request.
         number: u64,
         /// The piece.
         chunk: Chunk,
-        /// Where the next one begins, if there is one.
+        /// The start of the next piece, if there is one.
         next: Option<usize>,
     },
-    /// Server → all others that hold the same: what entries of streams came to.
+    /// Server → all others with the same data: the sums of spans.
     Digests {
-        /// Digests of all that ran of these entries.
+        /// The sum of each span.
         digests: Vec<(Span, u64)>,
     },
 }
@@ -775,5 +783,5 @@ impl Message for Msg {
     }
 }
 
-/// About how many bytes a [`Turn`] takes.
+/// The approximate size of a [`Turn`] in bytes.
 pub(super) const TURN: usize = 22 + TXN;

@@ -1,91 +1,102 @@
-//! Deterministic transactions: first ordered, then run everywhere. `calvin`, `slog`, `slog-consensus`, `sloth`.
+//! Deterministic transactions, which are ordered first and then run everywhere: `calvin`, `slog`,
+//! `slog-consensus`, `sloth`.
 //!
-//! - Joshua Hildred: *Efficient Geo-Distributed Transaction Processing*, MMath thesis, University of
-//!   Waterloo 2023; cited as "Sloth".
-//! - Alexander Thomson et al.: *Calvin: Fast Distributed Transactions for Partitioned Database Systems*,
-//!   SIGMOD 2012, <https://doi.org/10.1145/2213836.2213838>.
-//! - Kun Ren, Dennis Li, Daniel J. Abadi: *SLOG: Serializable, Low-latency, Geo-replicated Transactions*,
-//!   PVLDB 12(11) 2019, <https://doi.org/10.14778/3342263.3342647>.
+//! - Joshua Hildred: *Efficient Geo-Distributed Transaction Processing*, MMath thesis, University
+//!   of Waterloo 2023; cited as "Sloth".
+//! - Alexander Thomson et al.: *Calvin: Fast Distributed Transactions for Partitioned Database
+//!   Systems*, SIGMOD 2012, <https://doi.org/10.1145/2213836.2213838>.
+//! - Kun Ren, Dennis Li, Daniel J. Abadi: *SLOG: Serializable, Low-latency, Geo-replicated
+//!   Transactions*, PVLDB 12(11) 2019, <https://doi.org/10.14778/3342263.3342647>.
 //!
-//! # The idea
-//! A transaction that says beforehand what it reads and writes, and whose writes follow from what it reads,
-//! comes to the same result wherever it runs, if what goes before it is the same. So it is put into a
-//! log, and every region runs the log by itself; nobody votes, nothing is undone, and the outcome is
-//! known where the client is as soon as the transaction has run there. With `calvin` there is one log for
-//! all. With the others there is one *stream* for each region, which orders whoever touches keys that have their
-//! primary there; a transaction is in the streams of all its *homes*, and every region merges the streams into one order
-//! ([`merge`]). A transaction with one home waits for that one alone. What has several homes, the streams of `sloth`
-//! order each by itself, and the merge sorts out where they differ. With `slog` one stream orders it first (a region's own, or with
-//! `slog-consensus` one more), and the homes take *pieces* of it from there in that order, so that they cannot differ.
+//! # The idea If a transaction declares its reads and writes, and its writes are a function of its
+//! reads, then it has the same result wherever it runs, as long as the same transactions go before
+//! it. So it is put into a log, and every region runs the log by itself. There are no votes and no
+//! rollbacks, and the outcome is known near the client as soon as the transaction has run there.
 //!
-//! All are one machine ([`Ordering`]): `calvin` is `sloth` with one home for every key.
+//! With `calvin` there is one log for all. The other protocols have one *stream* for each region,
+//! which orders accesses to the keys that have their primary there. A transaction is in the streams
+//! of all its *homes*, and every region merges the streams into one order ([`merge`]). A
+//! transaction with one home waits only for that stream. If a transaction has several homes, the
+//! streams of `sloth` order it independently, and the merge resolves the differences. With `slog`
+//! one stream orders it first (a region's own, or with `slog-consensus` a separate one). The homes
+//! then take *pieces* of it from that stream, in the same order, so that they cannot differ.
+//!
+//! All of them are one machine ([`Ordering`]): `calvin` is `sloth` with one home for every key.
 //!
 //! # Messages
 //! | message | from → to | when | § |
 //! |---|---|---|---|
 //! | `Submit`, `Answer`, `TooOld` | gateway ↔ server | a transaction begins; it has run; it ran too long ago | 4.2.1 |
-//! | `Look`, `Found` | gateway ↔ server | a client wants to read before it decides | – |
-//! | `Sequence` | server → sequencers | a transaction is to be ordered; it is in one stream and not in another | 4.2.1 |
+//! | `Look`, `Found` | gateway ↔ server | a client reads before it decides | – |
+//! | `Sequence` | server → sequencers | a transaction must be ordered; it is in one stream and not in another | 4.2.1 |
 //! | `AppendEntries`, … | sequencer ↔ all servers | a stream's log | 4.2.7 |
-//! | `NotLeader` | server → sender | the sequencer is another | – |
-//! | `RemoteReads`, `WantReads`, `ReadsGone`, `Covered` | servers of different shares | what a transaction reads in another share; it has not come; it is forgotten; it may be | Calvin 3.2 |
-//! | `WantState`, `StatePiece` | servers of one share | one is too far behind for logs and reads | – |
-//! | `Digests` | servers of one share | what their copies came to | – |
+//! | `NotLeader` | server → sender | another server leads the stream | – |
+//! | `RemoteReads`, `WantReads`, `ReadsGone`, `Covered` | servers of different shares | a transaction's reads in another share; they have not arrived; they are forgotten; they may be forgotten | Calvin 3.2 |
+//! | `WantState`, `StatePiece` | servers of one share | one lags too far behind for logs and reads | – |
+//! | `Digests` | servers of one share | sums of spans | – |
 //!
 //! # Why it is correct
-//! - **Only what is chosen is merged** (R9, S2, S3): a stream is a replicated log ([`crate::replication`])
-//!   with a leader, its *sequencer*, voters, and all other servers as learners. What one server ran is a
-//!   function of prefixes that never change (S4), whoever fails; servers that know more run more.
-//! - **A transaction runs once** under its name: a stream ignores one that it holds, until its client
-//!   has acknowledged the outcome, and for ever after (R6). So anybody may submit it again: its gateway, another
-//!   that was asked what became of it (R1), a server that waits for it, and a home that sees it in one
-//!   stream and not in another (S6).
-//! - **Timestamps** follow from places in streams and from the versions touched, so that all regions give the
-//!   same, and grow along every key. No clock is trusted: they carry no promise about real time.
-//! - **Strict serializability**: who begins after a transaction was told comes after it in each stream that
-//!   they share, and after whatever had to run before it, for all that was chosen. Read-only transactions
-//!   are ordered like others.
-//! - **States join** (S3, S8): what a server has run is closed under *goes before*, so that of two servers, each ahead of the
-//!   other in some stream, either can take what the other knows (`state.rs`). A server that is behind
-//!   by more than logs keep takes the state of whoever leads that stream, however far behind that one is elsewhere.
-//! - **Reads of old states** ([`orthodrome_core::txn::Kind::StaleReadOnly`]) take what the nearest server has run, which is closed under *goes
-//!   before*; they are no part of strict serializability.
-//! - **Interactive and general transactions** look at what the nearest server holds, however old, and are
-//!   submitted as *if all that was read still is so, write this*.
+//! - **Only chosen entries are merged** (R9, S2, S3). A stream is a replicated log
+//!   ([`crate::replication`]) with a leader, its *sequencer*, with voters, and with all other
+//!   servers as learners. The transactions that a server has run are a function of prefixes that
+//!   never change (S4), whichever server fails. Servers that know longer prefixes have run more.
+//! - **A transaction runs once** under its name. A stream ignores a transaction that it already
+//!   has, until its client has acknowledged the outcome, and for ever after (R6). So any node may
+//!   submit it again: its gateway, another gateway that resolves it (R1), a server that waits for
+//!   it, and a home that sees it in one stream and not in another (S6).
+//! - **Timestamps** follow from positions in streams and from the versions accessed. So all regions
+//!   compute the same timestamps, and they grow along every key. No clock is trusted: timestamps
+//!   promise nothing about real time.
+//! - **Strict serializability**: a transaction that begins after another was acknowledged comes
+//!   after it in each stream that they share, and after everything that had to run before it,
+//!   because all of that was chosen. Read-only transactions are ordered like others.
+//! - **States can be joined** (S3, S8). The transactions that a server has run include all that *go
+//!   before* any of them. So if each of two servers is ahead in some stream, either can take over
+//!   what the other knows (`state.rs`). A server that lags behind by more than the logs keep takes
+//!   the state of that stream's leader, however far the leader lags behind in other streams.
+//! - **Stale reads** ([`orthodrome_core::txn::Kind::StaleReadOnly`]) read the state of the nearest
+//!   server, which includes everything that *goes before* any visible transaction. They are not
+//!   part of strict serializability.
+//! - **Interactive and general transactions** read the state of the nearest server, however old,
+//!   and are submitted in the form *if these versions are still current, write this*.
 //!
-//! # Bounded merge (S1)
-//! The thesis's merge runs a cycle when it is closed; under contention it never is. Here a transaction with
-//! several homes is held until about the time that all of them have it, and taken in the order of those
-//! times, so that only late ones close cycles; and while something on one of its keys has waited for
-//! long, it is not let into the graph at all, unless it is in another stream already. Both are the
-//! sequencers' affair; the merge itself does not care.
+//! # Bounded merge (S1) The thesis's merge runs a cycle when it is closed; under contention it may
+//! never be closed. Here a sequencer holds a transaction with several homes until about the time
+//! when all homes have it, and takes such transactions in the order of those times. So only late
+//! ones close cycles. And while a transaction on one of its keys has waited for long, a new
+//! transaction is not admitted to the graph, unless it is in another stream already. Both rules
+//! concern only the sequencers; the merge does not depend on them.
 //!
-//! Besides, no stream takes more than so many transactions at a time that have not run, which bounds a component for certain;
-//! every server asserts that bound.
+//! In addition, no stream accepts more than a fixed number of transactions that have not run. This
+//! is a hard bound on the size of a component, and every server asserts it.
 //!
 //! # Deviations
-//! - **SLOG's orderer** is a replicated log as any stream, so that a region's loss costs no transaction; in SLOG's own
-//!   implementation it is not. Pieces wait for it to be chosen, and are chosen themselves: four trips more than `sloth`.
-//! - **A key's move** (SLOG's remastering) is a transaction of both homes; SLOG puts it into the old one's log alone and makes
-//!   those wait that come too early.
-//! - **Every server keeps the whole order**, all streams and their merge. Unless a map divides copies into shares
-//!   ([`orthodrome_core::Cluster::divided`], ADR 18), it holds every value as well, and runs everything on as many threads as it has workers
-//!   (ADR 17). The papers partition each region's copy over machines, and so do shares: [`shares`].
-//! - **All that take part in a transaction read and compute all of it**, also those in whose share it only reads: any of them
-//!   may have to answer. Calvin's passive participants do not.
-//! - **A stream's voters** are the replicas of one partition, chosen by majority or by the sizes that the
-//!   operator gives ([`crate::replication::Quorums`]); the thesis has all regions vote, K + 1 to write. Machine
-//!   failures and region failures are the same to it.
-//! - **That an entry is durable is learned from its sequencer**, a round trip to the nearest voters later than
-//!   the entry; the thesis lets regions acknowledge to all.
-//! - **Inside a component** the order follows from names and places (S7).
-//! - Calvin's sequencers in every region gather transactions for 10 ms and take turns; here one leader
-//!   orders them as they come.
+//! - **SLOG's orderer** is a replicated log like any stream, so that the loss of a region loses no
+//!   transaction; in SLOG's own implementation it is not. Pieces wait until the orderer's entry is
+//!   chosen, and are then chosen themselves: four trips more than `sloth`.
+//! - **The move of a key** (SLOG's remastering) is a transaction of both homes. SLOG puts it only
+//!   into the old home's log, and delays transactions that come too early.
+//! - **Every server keeps the whole order**: all streams and their merge. Unless the placement
+//!   divides copies into shares ([`orthodrome_core::Cluster::divided`], ADR 18), it also has every
+//!   value, and runs everything on as many threads as it has workers (ADR 17). The papers partition
+//!   each region's copy over machines, and so do shares: [`shares`].
+//! - **Every server that takes part in a transaction reads and computes all of it**, even if the
+//!   transaction only reads in its share: any of them may have to answer. Calvin's passive
+//!   participants do not.
+//! - **A stream's voters** are the replicas of one partition, with majorities or with quorum sizes
+//!   that the operator sets ([`crate::replication::Quorums`]). In the thesis all regions vote, and
+//!   K + 1 of them write. Here machine failures and region failures are not distinguished.
+//! - **Servers learn from the sequencer that an entry is durable**, a round trip to the nearest
+//!   voters later than the entry. In the thesis, regions acknowledge to all.
+//! - **Inside a component** the order follows from names and positions (S7).
+//! - Calvin's sequencers in every region collect transactions for 10 ms and take turns. Here one
+//!   leader orders them as they arrive.
 //!
 //! # Not implemented
-//! - A change of the map: streams and homes are fixed for a cluster's epoch, but for moves of single keys.
-//! - Of every client there ever was, streams remember below which counter it knows the outcomes; outcomes themselves are
-//!   bounded ([`outcomes`]).
+//! - A change of the placement: streams and homes are fixed for a cluster's epoch, except for moves
+//!   of single keys.
+//! - Streams remember for every client that ever existed the counter below which it knows the
+//!   outcomes. The outcomes themselves are bounded ([`outcomes`]).
 
 pub mod checks;
 mod client;
@@ -129,111 +140,118 @@ pub const CALVIN: &str = "calvin";
 /// One stream for each region.
 pub const SLOTH: &str = "sloth";
 
-/// A stream for each region, and one region orders transactions with several homes.
+/// A stream for each region; one region orders transactions with several homes.
 pub const SLOG: &str = "slog";
-/// The same, ordered by consensus in a stream of its own.
+/// The same, but a separate stream orders transactions with several homes by consensus.
 pub const SLOG_CONSENSUS: &str = "slog-consensus";
 
-/// The way out of a machine.
+/// The context of a machine.
 type Cx<'a> = machine::Cx<'a, Deterministic>;
 
-/// Which streams there are.
+/// The streams of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ordering {
-    /// One.
+    /// One stream.
     Global,
-    /// One for each region that is the primary of anything.
+    /// One stream for each region that is the primary of any key.
     Regional,
-    /// The same, and transactions with several homes are ordered by one before those homes take them.
+    /// The same, and an orderer orders transactions with several homes before those homes take
+    /// them.
     Ordered(Orderer),
 }
 
-/// Who orders transactions with several homes.
+/// The orderer of transactions with several homes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Orderer {
     /// One of the regions, in its own stream.
     Region,
-    /// A stream of its own, led where it is near to all.
+    /// A separate stream, led where it is near to all.
     Consensus,
 }
 
 /// Settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Which streams there are.
+    /// The streams of the cluster.
     pub ordering: Ordering,
     /// The replicated logs, checkpoints and snapshots.
     pub hosting: hosting::Config,
-    /// A gateway waits this long for an answer before it asks another server, then twice as long, …
+    /// A gateway waits this long for an answer before it asks another server, then twice as long,
+    /// and so on.
     pub answer_after: Duration,
-    /// A server asks sequencers again for a transaction that a gateway waits for after this time, then
-    /// after twice, …
+    /// A server asks sequencers again for a transaction for which a gateway waits after this time,
+    /// then after twice as long, and so on.
     pub resend_after: Duration,
-    /// A home forwards a transaction to those in whose streams it has not appeared for so long (S6).
+    /// A home forwards a transaction to homes in whose streams it has not appeared for this long
+    /// (S6).
     pub forward_after: Duration,
-    /// A sequencer holds a transaction with several homes at most this long, whatever clocks say (S1).
+    /// The longest time for which a sequencer holds a transaction with several homes, whatever
+    /// clocks say (S1).
     pub hold_max: Duration,
-    /// A key is closed to new transactions with several homes while something on it waits longer (S1).
+    /// A key is closed to new transactions with several homes while a transaction on it has waited
+    /// longer than this (S1).
     pub close_after: Duration,
-    /// No more transactions that have not run are let into a stream at a time, unless they are in
-    /// another (S1).
+    /// The most transactions in a stream that have not run. Beyond it, new ones are not admitted,
+    /// unless they are in another stream (S1).
     pub waiting_max: usize,
-    /// A key moves to the region in which this many transactions in a row on it began, the next time after twice as
-    /// many, and so on; never if none.
+    /// A key moves to a region after this many consecutive transactions on it from that region, the
+    /// next time after twice as many, and so on; never if none.
     pub migrate_after: Option<u32>,
-    /// A server whose part of a transaction's reads has not come from another share asks for it after this time, then
-    /// after twice, …
+    /// A server asks for another share's part of a transaction's reads if it has not arrived after
+    /// this time, then after twice as long, and so on.
     pub ask_after: Duration,
-    /// Parts that others may ask for are kept as long as they are no more bytes together, unless a majority of the servers
-    /// of a share still needs them.
+    /// The most bytes of parts kept for other servers. Parts that a majority of a share's servers
+    /// still needs are kept beyond it.
     pub kept_bytes: usize,
-    /// How often a server looks for work that is overdue.
+    /// The interval at which a server looks for overdue work.
     pub sweep_interval: Duration,
-    /// A server takes no more transactions of gateways at once, nor does a sequencer of servers.
+    /// The most transactions that a server accepts from gateways at a time, and that a sequencer
+    /// accepts from servers.
     pub in_flight_max: usize,
-    /// Nor more bytes of transactions than this.
+    /// The most bytes of these transactions.
     pub in_flight_bytes: usize,
-    /// A gateway has no more bytes of transactions under way; it refuses what comes then.
+    /// The most bytes of pending transactions at a gateway; beyond it, new ones are refused.
     pub open_bytes: usize,
-    /// Transactions in one entry of a stream.
+    /// The most transactions in one entry of a stream.
     pub batch_max: usize,
-    /// An entry of a stream, a record of a checkpoint, and a message of several parts have no more bytes than this,
-    /// unless one transaction alone has.
+    /// The most bytes in an entry of a stream, a record of a checkpoint, and a message with several
+    /// parts, unless a single transaction has more.
     pub piece_bytes: usize,
-    /// What is remembered of transactions that have run.
+    /// How much is remembered of transactions that have run.
     pub outcomes: outcomes::Bounds,
-    /// How often servers tell each other what their copies came to.
+    /// The interval at which servers exchange sums.
     pub compare_interval: Duration,
-    /// Entries of a stream that are compared together.
+    /// The number of entries of a stream that are compared together.
     pub compared_entries: u64,
-    /// Entries of a stream that are kept for servers that are behind.
+    /// The most entries of a stream that are kept for servers that lag behind.
     pub log_kept: usize,
-    /// Deliberate mistakes, for tests (ADR 35).
+    /// Mutations, for tests (ADR 35).
     pub mutations: Mutations,
 }
 
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
-    /// A replica answered with less than the client knew (R11), and was not listened to.
+    /// A replica answered with older versions than the client knew (R11), and its answer was
+    /// ignored.
     BehindClient,
     /// A transaction was submitted twice to one server.
     RepeatedSubmit,
-    /// A sequencer was asked for what it has.
+    /// A sequencer received a transaction that it already had.
     RepeatedSequence,
-    /// A transaction was twice in one stream; it runs once.
+    /// A transaction was twice in one stream; it ran once.
     RepeatedEntry,
     /// A key moved to another region.
     Relocated,
-    /// A transaction's turn came when its keys were not where it supposed.
+    /// A transaction's turn came when its keys had other homes than it assumed.
     Void,
     /// A transaction had run before this server was asked for it.
     AlreadyRan,
     /// Several transactions waited for each other.
     Component,
-    /// A sequencer held a transaction until its time.
+    /// A sequencer held a transaction until its time came.
     Held,
-    /// A sequencer kept a transaction out because of what waits on its keys.
+    /// A sequencer delayed a transaction because of waiting transactions on its keys.
     Closed,
     /// A home forwarded a transaction.
     Forwarded,
@@ -241,23 +259,23 @@ pub enum Note {
     AskedAgain,
     /// A gateway asked again.
     Resent,
-    /// A gateway was asked what became of a transaction.
+    /// A gateway was asked for the outcome of a transaction.
     Resolved,
-    /// Streams told each other what clients know.
+    /// Streams exchanged the counters that clients have acknowledged.
     Acknowledged,
-    /// A server, a sequencer or a gateway had too much to do.
+    /// A server, a sequencer or a gateway was overloaded.
     Shed,
-    /// Somebody asked for an outcome that is forgotten, or what a transaction read.
+    /// A client asked for an outcome, or for reads, that are forgotten.
     TooOld,
-    /// A server lost the lead of a stream, and with it what it had not proposed.
+    /// A server lost the leadership of a stream, and the transactions that it had not proposed.
     Deposed,
-    /// What other shares hold of a transaction has not come, and was asked for.
+    /// Another share's part of a transaction has not arrived, and was requested.
     WantedReads,
-    /// What another share wanted was sent again.
+    /// A part that another share requested was sent again.
     SentReadsAgain,
     /// A server took another's state.
     SnapshotInstalled,
-    /// A server started from an image whose checkpoint was cut short.
+    /// A server started from an image whose checkpoint was interrupted.
     CheckpointCutShort,
     /// A membership change was refused.
     ChangeRefused,
@@ -268,9 +286,9 @@ pub enum Note {
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// Of a stream's log.
+    /// A timer of a stream's log.
     Replication(PartitionId, replication::Timer),
-    /// A sequencer takes what it held.
+    /// A sequencer releases a transaction that it held.
     Release(PartitionId),
     /// A server looks for overdue work.
     Sweep,
@@ -393,7 +411,8 @@ impl Protocol for Deterministic {
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {
-        // A hundredth of what suits is less than a round trip: everything is asked more than once.
+        // A hundredth of the suitable value is less than a round trip: every request is sent more
+        // than once.
         let (low, high) = if rng.chance(1, 2) { (1, 20) } else { (20, 150) };
         config.resend_after = vary(config.resend_after, low, high, rng);
         config.forward_after = vary(config.forward_after, low, high, rng);
@@ -410,8 +429,9 @@ impl Protocol for Deterministic {
             config.in_flight_max = size(16, 256, rng);
         }
         config.hosting.vary(rng);
-        // Workloads of seeds favour no region: keys move only if few transactions in a row are enough. A move has what is
-        // under way on its key sequenced again, so that fewer still are more than links can carry that lose packets.
+        // Workloads of seeds favour no region, so keys move only if few consecutive transactions
+        // suffice. A move causes the pending transactions on its key to be sequenced again. With an
+        // even smaller number, links that lose packets could not sustain the load.
         if rng.chance(1, 2) {
             config.migrate_after = u32::try_from(size(4, 32, rng)).ok();
         }

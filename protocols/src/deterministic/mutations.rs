@@ -4,7 +4,7 @@ use super::{CALVIN, Config, SLOG, SLOG_CONSENSUS};
 use crate::mutation::{compiled, mutations};
 
 mutations! {
-    /// S1: the thesis's merge: nothing is held, and no key is closed.
+    /// S1: the thesis's merge: no transaction is held, and no key is closed.
     is_unbounded: "S1";
     /// S2: a sequencer's server runs what it has proposed before it is chosen.
     merges_unchosen: "S2";
@@ -12,13 +12,14 @@ mutations! {
     forwards_nothing: "S6";
     /// S7: a transaction that reads and writes a key waits for itself.
     waits_for_itself: "S7";
-    /// S10: whether keys are where a transaction supposes is not looked at when it runs.
+    /// S10: a transaction runs without a check whether its keys are where it assumes.
     runs_void: "S10";
-    /// S11: what other shares need of a transaction is read when it is known, not when those before it have run.
+    /// S11: the part for other shares is read when the transaction is known, not when those before
+    /// it have run.
     reads_early: "S11";
-    /// R6: a transaction that comes twice runs twice.
+    /// R6: a transaction that arrives twice runs twice.
     runs_repeated: "R6";
-    /// The first server loses some of what it writes: its copy differs from the others.
+    /// The first server loses some of its writes: its data differs from the others.
     loses_writes;
 }
 

@@ -1,8 +1,8 @@
-//! What a server remembers of transactions that have run, for clients that may ask.
+//! The results that a server remembers of transactions that have run, for clients that may ask.
 //!
-//! A client that goes on says itself what it knows. What one that has left never heard of would stay for ever, so both are
-//! bounded: first it is forgotten what a transaction read, then what became of it, the oldest first. Whoever asks later is
-//! told that it is too old to tell.
+//! A client that continues acknowledges its outcomes itself. The outcomes of a client that has left
+//! would stay for ever, so both reads and outcomes are bounded. First the reads of a transaction
+//! are forgotten, then its outcome, the oldest first. A later request is answered with "too old".
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,12 +12,12 @@ use orthodrome_core::time::Timestamp;
 
 use super::message::Ended;
 
-/// How much is remembered.
+/// The bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// Bytes of what transactions read.
+    /// The most bytes of reads.
     pub reads_bytes: usize,
-    /// Transactions.
+    /// The most transactions.
     pub outcomes: usize,
 }
 
@@ -27,27 +27,27 @@ impl Default for Bounds {
     }
 }
 
-/// What became of transactions.
+/// The outcomes of transactions.
 #[derive(Debug, Default)]
 pub struct Outcomes {
     ended: BTreeMap<TxnId, Ended>,
-    /// By the times of their places.
+    /// Transactions by the timestamps of their positions.
     order: BTreeSet<(Timestamp, TxnId)>,
-    /// Those of which it is known what they read.
+    /// Transactions whose reads are remembered.
     read: BTreeSet<(Timestamp, TxnId)>,
-    /// Of what they read.
+    /// The size of those reads in bytes.
     bytes: usize,
     bounds: Bounds,
 }
 
 impl Outcomes {
-    /// Nothing yet.
+    /// No outcomes.
     #[must_use]
     pub fn new(bounds: Bounds) -> Self {
         Self { bounds, ..Self::default() }
     }
 
-    /// How much is remembered.
+    /// The bounds.
     #[must_use]
     pub fn bounds(&self) -> Bounds {
         self.bounds
@@ -66,7 +66,7 @@ impl Outcomes {
         self.forget();
     }
 
-    /// Forgets the oldest, as long as it is too much.
+    /// Forgets the oldest results while a bound is exceeded.
     fn forget(&mut self) {
         while self.bytes > self.bounds.reads_bytes
             && let Some((_, txn)) = self.read.pop_first()
@@ -91,19 +91,19 @@ impl Outcomes {
         }
     }
 
-    /// The client of these knows what became of them.
+    /// The clients of these transactions know their outcomes.
     pub fn acknowledge(&mut self, over: Range<TxnId>) {
         let over: Vec<TxnId> = self.ended.range(over).map(|(&txn, _)| txn).collect();
         over.into_iter().for_each(|txn| self.remove(txn));
     }
 
-    /// What became of `txn`, as far as it is known.
+    /// The result of `txn`, if it is remembered.
     #[must_use]
     pub fn get(&self, txn: TxnId) -> Option<&Ended> {
         self.ended.get(&txn)
     }
 
-    /// All of them.
+    /// All results.
     #[must_use]
     pub fn all(&self) -> &BTreeMap<TxnId, Ended> {
         &self.ended
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_that_left_have_read_is_bounded() {
+    fn reads_of_clients_that_left_are_bounded() {
         let mut outcomes = Outcomes::new(Bounds { reads_bytes: 2_500, outcomes: 5 });
         // The third is the oldest.
         for (client, stamp) in [(1, 11), (2, 12), (3, 10), (4, 13)] {
@@ -151,21 +151,21 @@ mod tests {
         }
         let is_whole = |client| outcomes.get(txn(client)).unwrap().reads.is_some();
         assert_eq!([1, 2, 3, 4].map(is_whole), [false, true, false, true]);
-        // It is known what became of them, until there are too many.
+        // Their outcomes are remembered until there are too many.
         for (client, stamp) in [(5, 14), (6, 15)] {
             outcomes.insert(txn(client), ended(stamp, 0));
             outcomes.assert_invariants();
         }
         let known: Vec<u64> = outcomes.all().keys().map(|txn| txn.client.0).collect();
         assert_eq!(known, [1, 2, 4, 5, 6]);
-        // Its client goes on.
+        // Its client continues.
         outcomes.acknowledge(txn(4)..TxnId::new(ClientId(4), 9));
         outcomes.assert_invariants();
         assert!(outcomes.get(txn(4)).is_none());
     }
 
     #[test]
-    fn one_that_reads_more_than_is_kept_leaves_its_outcome() {
+    fn a_result_with_too_many_reads_keeps_its_outcome() {
         let mut outcomes = Outcomes::new(Bounds { reads_bytes: 100, outcomes: 5 });
         outcomes.insert(txn(1), ended(1, 1_000));
         outcomes.assert_invariants();

@@ -1,4 +1,4 @@
-//! Which keys belong to which stream.
+//! The stream of each key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use orthodrome_core::txn::Key;
 use super::{Orderer, Ordering};
 use crate::functor::Functor;
 
-/// The stream of an orderer that is no partition's.
+/// The stream of an orderer that belongs to no partition.
 const APART: PartitionId = PartitionId(u32::MAX - 1);
 
-/// The streams, and the primary of every key: the region in which its partition prefers to be led. A
-/// stream goes by the name of one of its partitions, whose replicas vote in its log.
+/// The streams, and the primary of every key: the region in which its partition prefers to be led.
+/// A stream has the name of one of its partitions, whose replicas vote in its log.
 #[derive(Clone, Debug)]
 pub struct Placement {
     cluster: Arc<Cluster>,
     /// The stream of each partition.
     streams: BTreeMap<PartitionId, PartitionId>,
-    /// The stream that orders transactions with several homes, if one does (`slog`).
+    /// The stream that orders transactions with several homes, if there is one (`slog`).
     orderer: Option<PartitionId>,
-    /// The voters of an orderer that is no partition's; the first prefers to lead.
+    /// The voters of an orderer that belongs to no partition; the first prefers to lead.
     central: Vec<NodeId>,
-    /// Whose placement it is holds this share of all values.
+    /// The share of all values that this node holds.
     share: ShareId,
 }
 
 impl Placement {
-    /// One stream for each region that is preferred by a partition; or one for all.
+    /// One stream for each region that some partition prefers; or one for all.
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, ordering: Ordering) -> Self {
         let mut first: BTreeMap<Option<RegionId>, PartitionId> = BTreeMap::new();
@@ -46,7 +46,7 @@ impl Placement {
             streams.insert(partition.id, stream);
         }
         let orderer = match ordering {
-            // With one stream nothing has several homes.
+            // With one stream no transaction has several homes.
             Ordering::Ordered(_) if first.len() < 2 => None,
             Ordering::Ordered(Orderer::Region) => streams.values().min().copied(),
             Ordering::Ordered(Orderer::Consensus) => Some(APART),
@@ -56,38 +56,38 @@ impl Placement {
         Self { cluster, streams, orderer, central, share: ShareId::default() }
     }
 
-    /// The same as `server` sees it.
+    /// The same, from the view of `server`.
     #[must_use]
     pub fn seen_by(self, server: NodeId) -> Self {
         let (share, _) = self.cluster.share_at(server);
         Self { share, ..self }
     }
 
-    /// The share of all values that is held here.
+    /// The share of all values that this node holds.
     #[must_use]
     pub fn share(&self) -> ShareId {
         self.share
     }
 
-    /// Into how many shares values are divided; 0 if they are not.
+    /// The number of shares; 0 if values are not divided.
     #[must_use]
     pub fn share_count(&self) -> u32 {
         if self.is_divided() { self.cluster.shares() } else { 0 }
     }
 
-    /// True if not every server holds everything.
+    /// True if not every server holds all values.
     #[must_use]
     pub fn is_divided(&self) -> bool {
         self.cluster.shares() > 1
     }
 
-    /// True if the value of `key` is held here.
+    /// True if this node holds the value of `key`.
     #[must_use]
     pub fn holds(&self, key: &Key) -> bool {
         !self.is_divided() || self.cluster.share_of(key) == self.share
     }
 
-    /// The shares that a transaction touches.
+    /// The shares that a transaction accesses.
     #[must_use]
     pub fn shares(&self, functor: &Functor) -> BTreeSet<ShareId> {
         shares(&self.cluster, functor.reads.iter().chain(&functor.writes))
@@ -99,13 +99,14 @@ impl Placement {
         self.streams.values().copied().chain(self.orderer).collect()
     }
 
-    /// The stream that orders transactions with several homes before those homes do, if one does.
+    /// The stream that orders transactions with several homes before those homes do, if there is
+    /// one.
     #[must_use]
     pub fn orderer(&self) -> Option<PartitionId> {
         self.orderer
     }
 
-    /// Who votes in the log of a stream, and who of them prefers to lead it.
+    /// The voters of a stream's log, and the one that prefers to lead it.
     #[must_use]
     pub fn voters(&self, stream: PartitionId) -> (Vec<NodeId>, Option<NodeId>) {
         if stream == APART {
@@ -127,13 +128,13 @@ impl Placement {
         self.cluster.partition_of(key)
     }
 
-    /// The stream that orders who touches `key`.
+    /// The stream that orders accesses to `key`.
     #[must_use]
     pub fn stream_of(&self, key: &Key) -> PartitionId {
         self.streams.get(&self.partition_of(key)).copied().unwrap_or_default()
     }
 
-    /// The streams that a transaction must be in, in order, if its keys are ordered by these.
+    /// The streams of a transaction, in order, if its keys are ordered by these.
     #[must_use]
     pub fn homes(&self, streams: impl Iterator<Item = PartitionId>) -> Vec<PartitionId> {
         let mut homes: BTreeSet<PartitionId> = streams.collect();
@@ -149,14 +150,14 @@ impl Placement {
         self.cluster.leader_region(stream)
     }
 
-    /// The stream of what has its primary in `region`, if it is the primary of anything.
+    /// The stream of the keys with their primary in `region`, if there are any.
     #[must_use]
     pub fn stream_in(&self, region: RegionId) -> Option<PartitionId> {
         self.streams.values().copied().find(|&stream| self.region_of(stream) == region)
     }
 }
 
-/// The shares that these keys are in.
+/// The shares of these keys.
 pub(super) fn shares<'a>(
     cluster: &Cluster,
     keys: impl Iterator<Item = &'a Key>,
@@ -164,7 +165,8 @@ pub(super) fn shares<'a>(
     keys.map(|key| cluster.share_of(key)).collect()
 }
 
-/// Who orders for all: the replicas of one partition, that first which is nearest to all regions.
+/// The voters of a common orderer: the replicas of one partition, beginning with the one nearest to
+/// all regions.
 fn central(cluster: &Cluster) -> Vec<NodeId> {
     let far = |node: NodeId| -> Duration {
         let region = cluster.region_of(node);

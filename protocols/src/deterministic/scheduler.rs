@@ -1,26 +1,28 @@
-//! The deterministic scheduler (Calvin §3.2, Sloth ch. 3): locks are granted in the order of the merge, so that every
-//! region runs what conflicts in that order, and what does not conflict runs at once.
+//! The deterministic scheduler (Calvin §3.2, Sloth ch. 3). Locks are granted in the order of the
+//! merge, so every region runs conflicting transactions in that order, and transactions without
+//! conflicts run in parallel.
 //!
-//! Everything whose turn has come is scheduled together. All of a transaction's locks are asked for at once, in the
-//! order of the merge, and none is given up before it ran; so who waits for whom is known beforehand, and there is
-//! no queue to keep: a transaction runs in the *round* after the last in which one runs that it has to wait for. Those
-//! of one round share no key that any of them writes. Workers run them at once; rounds follow each other.
+//! All transactions whose turn has come are scheduled together. A transaction requests all its
+//! locks at once, in the order of the merge, and keeps them until it has run. So the waits are
+//! known beforehand, and no queue is needed: a transaction runs in the *round* after the last round
+//! of the transactions for which it must wait. No two transactions of one round share a key that
+//! either writes. Workers run a round in parallel; rounds follow each other.
 
 use std::collections::BTreeMap;
 
 use orthodrome_core::txn::Key;
 
-/// When a key's locks are free.
+/// The rounds after which a key's locks are free.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lock {
     /// After the last writer.
     to_read: usize,
-    /// After the last writer and all readers since.
+    /// After the last writer and all later readers.
     to_write: usize,
 }
 
-/// The rounds in which transactions run that read and write such keys, given in the order of the merge: by their
-/// places in that order.
+/// The rounds in which transactions with these read and write keys run. They are given, and named,
+/// by their positions in the order of the merge.
 pub fn rounds<'a>(order: impl Iterator<Item = (&'a [Key], &'a [Key])>) -> Vec<Vec<usize>> {
     let mut locks: BTreeMap<&Key, Lock> = BTreeMap::new();
     let mut rounds: Vec<Vec<usize>> = Vec::new();
@@ -62,17 +64,17 @@ mod tests {
         assert_eq!(of(&[]), Vec::<Vec<usize>>::new());
         assert_eq!(of(&[("", "a"), ("", "b"), ("c", "c")]), [[0, 1, 2]]);
         assert_eq!(of(&[("a", "a"), ("a", "a"), ("a", "a")]), [[0], [1], [2]]);
-        // Readers share; a writer waits for all of them, and who reads after it for it.
+        // Readers share; a writer waits for all of them, and later readers wait for the writer.
         assert_eq!(
             of(&[("a", ""), ("a", ""), ("", "a"), ("a", "")]),
             [vec![0, 1], vec![2], vec![3]]
         );
-        // A free transaction does not wait for those before it that do.
+        // A transaction whose locks are free does not wait for earlier ones that wait.
         assert_eq!(
             of(&[("", "a"), ("a", "b"), ("", "c"), ("c", "b")]),
             [vec![0, 2], vec![1], vec![3]]
         );
-        // One that writes blindly waits for readers and writers before it.
+        // A blind write waits for earlier readers and writers.
         assert_eq!(of(&[("a", ""), ("", "a"), ("", "a")]), [[0], [1], [2]]);
     }
 }

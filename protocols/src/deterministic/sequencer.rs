@@ -1,5 +1,6 @@
-//! What only the leader of a stream knows: transactions on their way into it (Sloth §4.2.1). Lost with its
-//! leadership, and never needed after it: whoever waits for a transaction asks again.
+//! The state of a stream's leader: transactions that are about to enter the stream (Sloth §4.2.1).
+//! It is lost with its leadership and never needed afterwards: every node that waits for a
+//! transaction sends it again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
@@ -17,46 +18,46 @@ use super::state::State;
 use super::{Config, Note, Ordering};
 use crate::replication::Index;
 
-/// So many keys are watched for a move at a time.
+/// The most keys that are watched for a move at a time.
 const GUESTS_MAX: usize = 65_536;
-/// No more keys are away from where they were placed than about so many.
+/// About the most keys that are away from their placement.
 const AWAY_MAX: usize = 65_536;
-/// No more keys move for the first time than about so many: every server remembers how often each of them has moved,
-/// in every image. One that has moved before may move again.
+/// About the most keys that have ever moved: every server remembers, in every image, how often each
+/// of them has moved. A key that has moved before may move again.
 const MOVED_MAX: usize = 262_144;
 
-/// One entry says of no more clients what they know; the next one goes on.
+/// The most clients whose acknowledgements one entry contains; the next entry continues.
 const NEWS_MAX: usize = 16_384;
 
-/// How often the number of transactions that a key moves for is doubled.
+/// How often the number of transactions after which a key moves is doubled.
 const DOUBLED_MAX: u64 = 10;
 
 /// A stream's leader.
 #[derive(Debug, Default)]
 pub(super) struct Sequencer {
-    /// Everything here, and everything proposed that is not chosen yet, and how many bytes each has.
+    /// All transactions here, and those proposed but not chosen, with their sizes in bytes.
     taken: BTreeMap<Name, usize>,
     taken_bytes: usize,
-    /// Held until all homes have it; by the time of release here, then by the time that all homes
-    /// agree on (S1).
+    /// Transactions held until all homes have them, by the time of release here, and then by the
+    /// time on which all homes agree (S1).
     held: BTreeMap<(Time, Timestamp, Name), Arc<Sequenced>>,
-    /// Kept out while something on their keys waits for long (S1).
+    /// Transactions that are not admitted while others on their keys wait for long (S1).
     closed: Vec<Arc<Sequenced>>,
-    /// To be proposed with the next batch.
+    /// Transactions for the next batch.
     batch: Vec<Arc<Sequenced>>,
-    /// Proposed, and not chosen yet.
+    /// Transactions that are proposed but not chosen.
     proposed: BTreeSet<Name>,
-    /// The last place in the orderer's stream of which a piece went into the batch.
+    /// The last position in the orderer's stream of which a piece was added to the batch.
     pieced: Option<Place>,
-    /// Keys that other regions have touched: which one, and how often in a row.
+    /// Keys that other regions access: the region, and the number of consecutive accesses.
     guests: BTreeMap<Key, (RegionId, u32)>,
-    /// What clients know, as the stream says with all that is proposed.
+    /// The acknowledgements of clients that are in the stream or proposed to it.
     told: BTreeMap<ClientId, u64>,
-    /// Where an acknowledgement was proposed last.
+    /// The entry of the last proposed acknowledgement.
     acknowledging: Index,
 }
 
-/// What a sequencer has to know of its server.
+/// What a sequencer needs to know of its server.
 pub(super) struct View<'a> {
     pub stream: PartitionId,
     pub state: &'a State,
@@ -67,8 +68,9 @@ pub(super) struct View<'a> {
 }
 
 impl View<'_> {
-    /// True if `entry` is kept out for now: something on its keys has waited for long. One that
-    /// is in another stream already is not: it waits there, and others wait for it.
+    /// True if `entry` is not admitted for now, because a transaction on its keys has waited for
+    /// long. An entry that is already in another stream is admitted: it waits there, and others
+    /// wait for it.
     fn is_closed(&self, entry: &Sequenced) -> bool {
         if self.config.mutations.is_unbounded() || !self.is_new(entry) {
             return false;
@@ -79,19 +81,21 @@ impl View<'_> {
         since.is_some_and(|since| self.now.since(since) >= self.config.close_after)
     }
 
-    /// True if `entry` has several homes and is in no stream yet, as far as is known here.
+    /// True if `entry` has several homes and is in no stream yet, as far as this server knows.
     fn is_new(&self, entry: &Sequenced) -> bool {
         let closes_cycles = entry.is_multi_home() && self.placement.orderer().is_none();
         closes_cycles && !self.state.merge.contains(entry.name())
     }
 
-    /// True if `entry` is to be given to this stream: it is one of its homes, and does not take it from an orderer.
+    /// True if `entry` must be given to this stream: it is one of its homes, and does not take it
+    /// from an orderer.
     fn expects(&self, entry: &Sequenced) -> bool {
         let first = self.placement.orderer().filter(|_| entry.is_multi_home());
         first.map_or_else(|| entry.homes.contains(&self.stream), |first| first == self.stream)
     }
 
-    /// True if there is room to remember that `key` is at `target`. There always is where it was placed.
+    /// True if there is room to remember that `key` is at `target`. There always is room for its
+    /// original placement.
     fn may_move(&self, key: &Key, target: PartitionId) -> bool {
         let (counts, placed) = (self.state.moved_counts(), self.placement.stream_of(key));
         let is_away = self.state.home(key, self.placement).stream != placed;
@@ -99,25 +103,26 @@ impl View<'_> {
         target == placed || is_away || (counts.away < AWAY_MAX && is_known)
     }
 
-    /// True if this stream orders who touches `key`, as `entry` supposes.
+    /// True if this stream orders accesses to `key`, as `entry` assumes.
     fn orders(&self, entry: &Sequenced, key: &Key) -> bool {
         entry.is_ordered_by(self.stream, key, |key| self.placement.stream_of(key))
     }
 }
 
 impl Sequencer {
-    /// Everything that is on its way into the stream.
+    /// The number of transactions that are about to enter the stream.
     pub fn len(&self) -> usize {
         self.held.len() + self.closed.len() + self.batch.len()
     }
 
-    /// True if a batch is to be proposed.
+    /// True if there is a batch to propose.
     pub fn has_batch(&self) -> bool {
         !self.batch.is_empty()
     }
 
-    /// With an orderer: takes pieces of what it has ordered, in its order. Only for a leader that knows
-    /// everything earlier ones left, so that no piece comes before an earlier one.
+    /// With an orderer: takes pieces of the transactions that it has ordered, in its order. Only
+    /// for a leader that has applied everything that earlier leaders left, so that no piece comes
+    /// before an earlier one.
     pub fn follow_orderer(&mut self, view: &View<'_>) {
         let pieces = view
             .state
@@ -130,7 +135,7 @@ impl Sequencer {
         }
     }
 
-    /// Somebody wants `entry` in the stream.
+    /// A node wants `entry` in the stream.
     pub fn take(&mut self, entry: Arc<Sequenced>, view: &View<'_>) -> Option<Note> {
         let name = entry.name();
         assert!(view.expects(&entry), "{name} has no business in {}: {entry:?}", view.stream);
@@ -140,7 +145,8 @@ impl Sequencer {
         if self.is_over(&entry, view) {
             return Some(Note::RepeatedSequence);
         }
-        // One that is in another stream is always let in: those that are kept out wait for it.
+        // A transaction that is in another stream is always admitted: the transactions that are not
+        // admitted wait for it.
         let (size, bytes_max) = (entry.size(), view.config.in_flight_bytes);
         let is_over = self.taken_bytes > 0 && self.taken_bytes + size > bytes_max;
         let is_full = is_over || self.taken.len() >= view.config.in_flight_max;
@@ -160,8 +166,9 @@ impl Sequencer {
         self.admit(entry, view)
     }
 
-    /// True if the client of `entry` knows what became of it, as far as the stream says with all that is
-    /// proposed. If it waits in another stream under this name, all there wait, and it is let in.
+    /// True if the client of `entry` knows its outcome, according to the stream and everything
+    /// proposed to it. If the entry waits in another stream under this name, other transactions
+    /// there wait for it, and it is admitted.
     fn is_over(&self, entry: &Sequenced, view: &View<'_>) -> bool {
         let txn = entry.functor.txn;
         let proposed = self.told.get(&txn.client).is_some_and(|&below| txn.counter < below);
@@ -170,13 +177,13 @@ impl Sequencer {
         is_over && entry.target.is_none() && !view.state.merge.contains(entry.name())
     }
 
-    /// Takes note of what is about to be proposed that clients know.
+    /// Records an acknowledgement of a client that is about to be proposed.
     fn tell(&mut self, client: ClientId, below: u64) {
         let told = self.told.entry(client).or_default();
         *told = (*told).max(below);
     }
 
-    /// Lets `entry` in, unless its keys are closed.
+    /// Admits `entry`, unless its keys are closed.
     fn admit(&mut self, entry: Arc<Sequenced>, view: &View<'_>) -> Option<Note> {
         if view.is_closed(&entry) {
             self.closed.push(entry);
@@ -186,12 +193,12 @@ impl Sequencer {
         None
     }
 
-    /// When the first that is held goes on.
+    /// When the first transaction that is held will be released.
     pub fn next_release(&self) -> Option<Time> {
         self.held.first_key_value().map(|(&(at, ..), _)| at)
     }
 
-    /// Lets go on what was held until now.
+    /// Releases transactions whose time has come.
     pub fn release(&mut self, view: &View<'_>) -> Vec<Note> {
         let mut notes = Vec::new();
         while self.next_release().is_some_and(|at| at <= view.now)
@@ -202,7 +209,7 @@ impl Sequencer {
         notes
     }
 
-    /// Lets in what was kept out, as far as its keys are open again, in the order that all homes agree on.
+    /// Admits transactions whose keys are open again, in the order on which all homes agree.
     pub fn reopen(&mut self, view: &View<'_>) {
         let mut closed = take(&mut self.closed);
         closed.sort_by_key(|entry| (entry.due, entry.functor.txn));
@@ -214,7 +221,7 @@ impl Sequencer {
     /// The next batch to propose.
     pub fn next_batch(&mut self, view: &View<'_>) -> Option<Command> {
         for entry in take(&mut self.batch) {
-            // An earlier leader may have left some of it.
+            // An earlier leader may have proposed some of it.
             if view.state.is_sequenced(view.stream, &entry) {
                 self.drop_taken(entry.name());
             } else {
@@ -224,8 +231,8 @@ impl Sequencer {
         if self.batch.is_empty() {
             return None;
         }
-        // S1: no more in the stream at a time that have not run; but what is in another stream already
-        // is let in, for others wait for it.
+        // S1: the number of transactions in the stream that have not run is bounded. Those that are
+        // in another stream already are admitted, because others wait for them.
         let waiting = view.state.merge.waiting(view.stream) + self.proposed.len();
         let mut room = match view.config.ordering {
             Ordering::Regional if !view.config.mutations.is_unbounded() => {
@@ -235,13 +242,13 @@ impl Sequencer {
         };
         let (mut entries, mut bytes, mut is_full) = (Vec::new(), 0, false);
         for entry in take(&mut self.batch) {
-            // What goes before it may say that its client knows.
+            // An earlier entry may say that its client knows the outcome.
             if self.is_over(&entry, view) {
                 self.drop_taken(entry.name());
                 continue;
             }
             let is_elsewhere = view.state.merge.contains(entry.name());
-            // Pieces stay in their order: nothing goes past what has no room.
+            // Pieces keep their order: none passes another that has no room.
             is_full |= entries.len() >= view.config.batch_max
                 || (bytes > 0 && bytes + entry.size() > view.config.piece_bytes);
             if !is_full && (room > 0 || is_elsewhere) {
@@ -260,21 +267,22 @@ impl Sequencer {
         Some(Command::Batch { stamp: view.clock.now, entries })
     }
 
-    /// `entry` is in the stream.
+    /// `entry` is now in the stream.
     pub fn sequenced(&mut self, entry: &Sequenced) {
         let name = entry.name();
         self.drop_taken(name);
         self.proposed.remove(&name);
     }
 
-    /// One is not on its way any more.
+    /// Removes a transaction that is not about to enter any more.
     fn drop_taken(&mut self, name: Name) {
         let size = self.taken.remove(&name).unwrap_or_default();
         self.taken_bytes = self.taken_bytes.saturating_sub(size);
     }
 
-    /// Takes note of who touches the stream's keys: what one other region alone has touched for long is
-    /// to move there (SLOG §3.4; Sloth §6.2.2). Returns the keys for which it is time, and where to.
+    /// Counts accesses to the stream's keys: a key that a single other region has accessed for long
+    /// should move there (SLOG §3.4; Sloth §6.2.2). Returns the keys that should move now, with
+    /// their new homes.
     pub fn observe(&mut self, entry: &Sequenced, view: &View<'_>) -> Vec<(Key, PartitionId)> {
         let Some(timeout) = view.config.migrate_after else { return Vec::new() };
         if entry.target.is_some() {
@@ -297,8 +305,8 @@ impl Sequencer {
             }
             *times = times.saturating_add(1);
             let home = view.state.home(key, view.placement);
-            // Twice as many each time: what is sequenced by a move's old home is void, and nothing would ever run of what
-            // two regions pull at.
+            // Twice as many each time. Transactions that a move's old home sequences are void, so
+            // if two regions competed for a key, none of their transactions would ever run.
             let doubled = timeout.saturating_mul(1 << home.counter.min(DOUBLED_MAX));
             if *times >= doubled
                 && home.stream == view.stream
@@ -312,8 +320,8 @@ impl Sequencer {
         moves
     }
 
-    /// What other streams say that clients know, or else what all of them say, if nothing of the kind is
-    /// under way.
+    /// Proposes acknowledgements of other streams; or, if there are none, those that all streams
+    /// have. Only one such entry is pending at a time.
     pub fn acknowledgement(&mut self, view: &View<'_>) -> Option<Command> {
         if self.acknowledging > view.state.applied(view.stream) {
             return None;
@@ -331,7 +339,7 @@ impl Sequencer {
         Some(Command::Acknowledge(news))
     }
 
-    /// An acknowledgement was proposed there.
+    /// An acknowledgement was proposed at this index.
     pub fn acknowledging(&mut self, at: Index) {
         self.acknowledging = at;
     }
@@ -353,7 +361,7 @@ mod tests {
     use super::*;
     use crate::functor::{Body, Functor};
 
-    /// The leader of a stream that nothing is in.
+    /// The leader of an empty stream.
     struct Leader {
         config: Config,
         placement: Placement,
@@ -379,7 +387,7 @@ mod tests {
             View { stream: *stream, state, placement, config, now: Time(1), clock }
         }
 
-        /// A transaction that this stream alone orders, and that writes so much.
+        /// A transaction that only this stream orders, and that writes this many bytes.
         fn entry(&self, client: u64, counter: u64, told: u64, bytes: usize) -> Arc<Sequenced> {
             let mut keys = (0..999).map(|number| Key::from(format!("k{number}")));
             let key = keys.find(|key| self.placement.stream_of(key) == self.stream).unwrap();
@@ -401,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_know_by_now_takes_no_room() {
+    fn acknowledged_transactions_take_no_room_in_a_batch() {
         let leader = Leader::new(CALVIN);
         let mut sequencer = Sequencer::default();
         let (old, new) = (leader.entry(1, 1, 0, 9), leader.entry(1, 2, 2, 9));
@@ -420,7 +428,7 @@ mod tests {
         leader.config.piece_bytes = 2_500;
         leader.config.in_flight_bytes = 7_000;
         let mut sequencer = Sequencer::default();
-        // One that is more than a batch, and some of which two fit.
+        // One that is larger than a batch, and some of which two fit into a batch.
         for (client, bytes) in [(1, 3_000), (2, 1_000), (3, 1_000), (4, 1_000)] {
             let entry = leader.entry(client, client, 0, bytes);
             assert_eq!(sequencer.take(entry, &leader.view()), None);
@@ -434,7 +442,7 @@ mod tests {
         assert_eq!(batches, [vec![1], vec![2, 3], vec![4]]);
     }
 
-    /// A state in which so many keys have moved, of which so many are away from where they were placed.
+    /// A state in which `ever` keys have moved, and `away` of them are away from their placement.
     fn moved(leader: &mut Leader, ever: usize, away: usize) {
         let mut image = Image::default();
         for number in 0..ever {

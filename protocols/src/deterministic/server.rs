@@ -1,4 +1,5 @@
-//! The server side: a replica of every stream, the merge, the data, and the gateways' transactions.
+//! The server side: a replica of every stream, the merge, the data, and the transactions of
+//! gateways.
 
 mod checkpoint;
 mod exchange;
@@ -36,7 +37,8 @@ use crate::hosting::{change_refusal, group_view, transfer_refusal};
 use crate::routes::Routes;
 use crate::waiting::RetryState;
 
-/// The names of shares where partitions are asked for: from here downwards.
+/// The first of the names that denote shares where partitions are expected; further shares follow
+/// downwards.
 const SHARES: PartitionId = PartitionId(u32::MAX - 2);
 
 /// One server.
@@ -50,15 +52,15 @@ pub struct Server {
     state: State,
     store: Store,
     routes: Routes,
-    /// Transactions that gateways wait for.
+    /// Transactions for which gateways wait.
     waiting: BTreeMap<TxnId, Waiting>,
     waiting_bytes: usize,
-    /// When transactions were last forwarded that are in one stream and not in another.
+    /// When each transaction that is in one stream and not in another was last forwarded.
     forwarded: BTreeMap<Name, RetryState>,
     again: Again,
-    /// When streams last told each other what clients know.
+    /// When streams last exchanged acknowledgements.
     acknowledged_at: Time,
-    /// When servers last told each other what their copies came to.
+    /// When servers last exchanged sums.
     compared_at: Time,
     /// Messages to this server itself.
     local: VecDeque<Msg>,
@@ -66,7 +68,7 @@ pub struct Server {
     disk: Disk,
 }
 
-/// What of the settings concerns a server's state.
+/// The settings that concern a server's state.
 fn settings(node: NodeId, cluster: &Cluster, config: &Config) -> Settings {
     let Config { outcomes, compared_entries, mutations, .. } = *config;
     let first = cluster.servers().map(|server| server.id).min();
@@ -79,7 +81,7 @@ impl Machine<Deterministic> for Server {
         let Setup { node, cluster, config, engine, workers } = setup;
         let store = Store::new(engine);
         let (images, mut logs) = read(node, recovered);
-        // The data says which checkpoint it is of.
+        // The data contains the number of its checkpoint.
         let number = store.read(OWN, &Key::default()).version.timestamp.0;
         let Some(image) = images.get(&number).filter(|image| image.is_whole()) else {
             panic!("{node}: the data is of checkpoint {number}, and there is no image of that")
@@ -123,7 +125,7 @@ impl Machine<Deterministic> for Server {
         }
         cx.set_timer(Timer::Sweep, cx.now() + server.config.sweep_interval);
         if server.placement.is_divided() {
-            // What was due when the checkpoint was made.
+            // Transactions that were due when the checkpoint was made.
             let mut applied = Applied::default();
             applied.due.extend(server.state.shares.due().map(Due::turn));
             server.state.run_due(&mut applied, &server.placement, &mut server.store);
@@ -155,7 +157,7 @@ impl Machine<Deterministic> for Server {
     fn flush(&mut self, cx: &mut Cx<'_>) {
         self.flush_streams(cx);
         if self.placement.orderer().is_some() {
-            // What an orderer of this server has just ordered goes on into the server's other streams.
+            // What an orderer on this server has just ordered goes into the server's other streams.
             self.flush_streams(cx);
         }
         self.settle(cx);
@@ -223,8 +225,8 @@ impl Machine<Deterministic> for Server {
         for (partition, _) in self.placement.partitions() {
             for (key, versions) in self.store.scan(partition, None, usize::MAX) {
                 assert!(self.placement.holds(&key), "{key} is of another share");
-                // Older versions and deletions go when a server makes a checkpoint, which each does
-                // by itself.
+                // Servers drop older versions and deletions at their checkpoints, independently of
+                // each other.
                 if let Some(newest @ (_, Some(_))) = versions.last() {
                     digest.add_debug(&(key, newest));
                 }
@@ -235,7 +237,7 @@ impl Machine<Deterministic> for Server {
             let digest = digest.value();
             ReplicaDigest { partition, position, digest, members: None }
         };
-        // One copy of everything, under the name of the first stream.
+        // One digest of everything, under the name of the first stream.
         let first = self.streams.keys().next().copied().unwrap_or_default();
         if !self.placement.is_divided() {
             return vec![copy(first, digest)];
@@ -248,8 +250,9 @@ impl Machine<Deterministic> for Server {
 }
 
 impl Server {
-    /// No component can have more transactions than this (S1). Of those in one that were let into a stream
-    /// before any other, none had run when the last of them was, and its sequencer knew of all.
+    /// No component can have more transactions than this (S1). Consider the transactions of a
+    /// component that entered a stream before all others: none of them had run when the last of
+    /// them entered, and its sequencer knew all of them.
     fn component_max(&self) -> usize {
         match self.config.ordering {
             Ordering::Global | Ordering::Ordered(_) => 1,
@@ -265,7 +268,7 @@ impl Server {
         }
     }
 
-    /// Handles everything that one input set in motion inside this server.
+    /// Processes everything that one input caused inside this server.
     fn settle(&mut self, cx: &mut Cx<'_>) {
         loop {
             if let Some(stream) = self.disk.touched.pop_first() {
@@ -314,13 +317,13 @@ impl Server {
                 self.with(partition, cx, |held, io| held.replica.transfer(to, io));
             }
             Admin::ChangeMembers { partition, voters, learners: _ } => {
-                // Every server merges every stream, so all that do not vote learn.
+                // Every server merges every stream, so all servers that do not vote are learners.
                 let learners = self.others(&voters);
                 let mut is_refused = false;
                 self.with(partition, cx, |held, io| {
                     let is_leader = held.replica.is_leader();
                     let accepted = held.replica.change_members(voters, learners, io);
-                    // Who does not lead has no say.
+                    // A server that does not lead does not judge.
                     is_refused = accepted.is_err() && is_leader;
                 });
                 if is_refused {

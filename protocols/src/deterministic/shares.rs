@@ -1,11 +1,14 @@
-//! Transactions whose turn has come on a server that holds only a share of all values (Calvin §3.2).
+//! Transactions whose turn has come, on a server that holds only a share of all values (Calvin
+//! §3.2).
 //!
-//! Each asks for the locks of its keys in this share in the order of the merge. Once it has them, what this share holds of
-//! them is what it has to read: that *part* is taken, sent to the other shares that it touches, and kept. It runs when the
-//! parts of all of them are here, and gives its locks back then. Those that share no key here do not wait for each other.
+//! Each transaction requests the locks of its keys in this share in the order of the merge. Once it
+//! has them, its reads in this share, its *part*, are taken, sent to the other shares that it
+//! accesses, and kept. It runs when the parts of all these shares are here, and then releases its
+//! locks. Transactions without a common key in this share do not wait for each other.
 //!
-//! Nobody waits in a cycle: whoever waits for a lock waits for one that comes before it, whoever waits for a part
-//! waits for a server on which the same transaction waits, and all servers have what conflicts in one order.
+//! There is no cycle of waits. A transaction that waits for a lock waits for an earlier one. A
+//! transaction that waits for a part waits for a server on which the same transaction waits. And
+//! all servers have conflicting transactions in one order.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -20,49 +23,51 @@ use super::message::{Due, Name, Part, TURN, Turn};
 use super::placement::Placement;
 use crate::replication::Index;
 
-/// No more transactions have parts of theirs remembered before their turn has come; the rest is asked for then.
+/// The most transactions whose parts are remembered before their turn has come; further parts are
+/// requested when they are needed.
 const EARLY_MAX: usize = 65_536;
-/// Nor is anything while parts are so many bytes together that have come.
+/// The most bytes of such parts.
 const EARLY_BYTES_MAX: usize = 64 << 20;
 
-/// What is due, and what is kept of what has run.
+/// The transactions that are due, and the parts that are kept of those that have run.
 #[derive(Debug, Default)]
 pub struct Shares {
-    /// Everything that is due, by its place in the order in which this server takes it.
+    /// Transactions that are due, by their position in this server's order.
     due: BTreeMap<Order, Waiting>,
     orders: BTreeMap<Name, Order>,
     last: Order,
     locks: BTreeMap<Key, VecDeque<Lock>>,
-    /// Those of which a part is to be taken.
+    /// Transactions of which a part must be taken.
     granted: BTreeSet<Order>,
-    /// Those to which nothing is missing.
+    /// Transactions that miss nothing.
     ready: BTreeSet<Order>,
     /// Parts of other shares.
     arrived: BTreeMap<Turn, BTreeMap<ShareId, Arc<Part>>>,
     arrived_bytes: usize,
-    /// This share's parts of what has run or is about to, until nobody can need them any more.
+    /// This share's parts of transactions that have run or are about to, until no server can need
+    /// them any more.
     kept: BTreeMap<Turn, Arc<Part>>,
     kept_bytes: usize,
-    /// Tests only: parts are taken before there are locks.
+    /// Tests only: parts are taken before the locks are held.
     takes_early: bool,
 }
 
-/// A place in the order.
+/// A position in the order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Order(u64);
 
 #[derive(Debug)]
 struct Waiting {
     due: Due,
-    /// Other shares that it touches.
+    /// The other shares that it accesses.
     others: BTreeSet<ShareId>,
-    /// How many of its locks it has not got.
+    /// The number of its locks that it does not have yet.
     locks: usize,
     /// This share's part.
     own: Option<Arc<Part>>,
 }
 
-/// Somebody's claim to a key.
+/// A request for a key.
 #[derive(Debug)]
 struct Lock {
     order: Order,
@@ -71,13 +76,14 @@ struct Lock {
 }
 
 impl Shares {
-    /// Nothing yet. `takes_early` is a mistake that tests must catch.
+    /// Nothing is due. `takes_early` is a mutation that tests must catch.
     #[must_use]
     pub fn new(takes_early: bool) -> Self {
         Self { takes_early, ..Self::default() }
     }
 
-    /// The next one in the order is due. Nothing happens if it touches nothing here.
+    /// The next transaction in the order is due. Nothing happens if it accesses nothing in this
+    /// share.
     pub fn insert(&mut self, due: Due, placement: &Placement) {
         let mut others = placement.shares(&due.entry.functor);
         if !others.remove(&placement.share()) {
@@ -100,7 +106,7 @@ impl Shares {
         self.due.insert(order, Waiting { due, others, locks, own: None });
     }
 
-    /// The next one that has its locks, and of which no part was taken.
+    /// The next transaction that has its locks, and whose part was not taken.
     pub fn next_granted(&mut self) -> Option<(Order, &Due)> {
         while let Some(order) = self.granted.pop_first() {
             let waiting = self.due.get(&order);
@@ -112,7 +118,8 @@ impl Shares {
         None
     }
 
-    /// This share's part of what has its locks. Returns the other shares that need it.
+    /// Stores this share's part of a transaction that has its locks. Returns the other shares that
+    /// need it.
     pub fn take_part(&mut self, order: Order, part: Arc<Part>) -> BTreeSet<ShareId> {
         let Some(waiting) = self.due.get_mut(&order) else { return BTreeSet::new() };
         waiting.own = Some(part.clone());
@@ -131,7 +138,7 @@ impl Shares {
         }
     }
 
-    /// What `turn` needs of `share` has come.
+    /// The part of `turn` in `share` has arrived.
     pub fn arrive(&mut self, turn: Turn, share: ShareId, part: Arc<Part>) {
         let order = self.orders.get(&turn.name).copied();
         let is_full = self.arrived.len() >= EARLY_MAX
@@ -148,7 +155,7 @@ impl Shares {
         }
     }
 
-    /// Takes note if nothing is missing to one any more.
+    /// Records whether a transaction misses nothing any more.
     fn look(&mut self, order: Order) {
         let Some(waiting) = self.due.get(&order) else { return };
         if waiting.locks == 0 && waiting.own.is_some() && self.missing_of(waiting).next().is_none()
@@ -170,15 +177,16 @@ impl Shares {
         waiting.others.iter().copied().filter(move |share| !is_here(share))
     }
 
-    /// The other shares whose parts have not come of one that is due; none if it is not.
+    /// The other shares whose parts of a due transaction have not arrived; empty if it is not due.
     #[must_use]
     pub fn missing(&self, name: Name) -> Vec<ShareId> {
         let waiting = self.orders.get(&name).and_then(|order| self.due.get(order));
         waiting.map_or_else(Vec::new, |waiting| self.missing_of(waiting).collect())
     }
 
-    /// Those to which nothing is missing, in their order, with all their parts. They have their locks until they
-    /// are [released](Self::release), so that none of them writes what another touches.
+    /// Transactions that miss nothing, in their order, with all their parts. They keep their locks
+    /// until they are [released](Self::release), so that none of them writes a key that another
+    /// accesses.
     pub fn take_ready(&mut self) -> Vec<(Order, Due, Vec<Arc<Part>>)> {
         let mut all = Vec::new();
         while let Some(order) = self.ready.pop_first() {
@@ -191,7 +199,7 @@ impl Shares {
         all
     }
 
-    /// One has run: others may have its locks.
+    /// A transaction has run: other transactions may have its locks.
     pub fn release(&mut self, order: Order, placement: &Placement) {
         let Some(waiting) = self.due.remove(&order) else { return };
         self.orders.remove(&waiting.due.entry.name());
@@ -227,12 +235,12 @@ impl Shares {
         }
     }
 
-    /// Everything that is due, in its order.
+    /// All transactions that are due, in their order.
     pub fn due(&self) -> impl Iterator<Item = &Due> {
         self.due.values().map(|waiting| &waiting.due)
     }
 
-    /// How much is due.
+    /// The number of transactions that are due.
     #[must_use]
     pub fn len(&self) -> usize {
         self.due.len()
@@ -257,14 +265,14 @@ impl Shares {
         self.orders.range(names).next().is_some()
     }
 
-    /// The earliest time, by its stream, of those of `stream` that are due.
+    /// The earliest timestamp in `stream` of its transactions that are due.
     #[must_use]
     pub fn earliest(&self, stream: PartitionId) -> Option<Timestamp> {
         let places = self.due().flat_map(|due| &due.places);
         places.filter(|(at, _)| *at == stream).map(|(_, place)| place.stamp).min()
     }
 
-    /// This share's part of `turn`, if it is known here.
+    /// This share's part of `turn`, if this server has it.
     #[must_use]
     pub fn part(&self, turn: Turn) -> Option<Arc<Part>> {
         self.kept.get(&turn).cloned()
@@ -276,14 +284,14 @@ impl Shares {
         &self.kept
     }
 
-    /// About how many bytes they are.
+    /// Their approximate size in bytes.
     #[must_use]
     pub fn kept_bytes(&self) -> usize {
         self.kept_bytes
     }
 
-    /// Forgets the parts of everything up to `index` of `stream`, the oldest first, while there are more than so many
-    /// bytes.
+    /// Drops the parts of transactions up to `index` of `stream`, the oldest first, while there are
+    /// more than `bytes` bytes.
     pub fn forget(&mut self, stream: PartitionId, index: Index, bytes: usize) {
         let first = |index| Turn { stream, index, name: Name::default() };
         while self.kept_bytes > bytes
@@ -294,7 +302,8 @@ impl Shares {
         }
     }
 
-    /// Begins anew with what is due and kept in a state; parts that have come stay.
+    /// Starts again with the due transactions and the kept parts of a state. Parts that have
+    /// arrived stay.
     pub fn restore(
         &mut self,
         due: impl IntoIterator<Item = Due>,
@@ -314,7 +323,7 @@ impl Shares {
         }
     }
 
-    /// Forgets parts that came for what has run.
+    /// Drops parts that arrived for transactions that have run.
     pub fn forget_arrived(&mut self, is_needed: impl Fn(Turn) -> bool) {
         let Self { arrived, arrived_bytes, orders, .. } = self;
         arrived.retain(|turn, _| orders.contains_key(&turn.name) || is_needed(*turn));
@@ -353,7 +362,7 @@ fn is_shared(lock: &Lock) -> bool {
     lock.is_granted && !lock.writes
 }
 
-/// The keys of a transaction that lie in this share, and whether it writes them.
+/// The keys of a transaction in this share, and whether it writes them.
 fn keys<'a>(due: &'a Due, placement: &Placement) -> BTreeMap<&'a Key, bool> {
     let functor = &due.entry.functor;
     let reads = functor.reads.iter().map(|key| (key, false));
@@ -361,7 +370,7 @@ fn keys<'a>(due: &'a Due, placement: &Placement) -> BTreeMap<&'a Key, bool> {
     reads.chain(writes).filter(|(key, _)| placement.holds(key)).collect()
 }
 
-/// The bytes that a part takes where it is kept: no part is free, however little was read.
+/// The size of a part that is kept, in bytes. It is never zero, however little was read.
 fn bytes_of(part: &Part) -> usize {
     TURN + part.size()
 }
@@ -409,7 +418,7 @@ mod tests {
         Due { entry: Arc::new(entry), stamp, places: vec![(stream, place)] }
     }
 
-    /// Takes the parts of everything that has its locks; says of which.
+    /// Takes the parts of all transactions that have their locks. Returns their numbers.
     fn take_parts(shares: &mut Shares) -> Vec<u64> {
         let mut taken = Vec::new();
         while let Some((order, due)) = shares.next_granted() {
@@ -428,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_another_share_holds_up_only_who_shares_a_key() {
+    fn a_transaction_that_waits_for_a_share_blocks_only_transactions_on_its_keys() {
         let placement = placement();
         let (here, there) = (keys_of(&placement, true), keys_of(&placement, false));
         let mut shares = Shares::new(false);
@@ -436,7 +445,7 @@ mod tests {
         shares.insert(due(2, &[&here[0]], &[]), &placement);
         shares.insert(due(3, &[], &[&here[0]]), &placement);
         shares.insert(due(4, &[&here[1]], &[&here[1]]), &placement);
-        // One that touches nothing here is nobody's affair.
+        // A transaction that accesses nothing in this share is ignored.
         shares.insert(due(5, &[], &[&there[1]]), &placement);
         assert_eq!(shares.len(), 4);
         assert_eq!(take_parts(&mut shares), [1, 4]);
@@ -453,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_comes_early_is_not_asked_for() {
+    fn a_part_that_arrives_early_is_not_requested() {
         let placement = placement();
         let (here, there) = (keys_of(&placement, true), keys_of(&placement, false));
         let mut shares = Shares::new(false);
@@ -462,7 +471,7 @@ mod tests {
         shares.insert(early.clone(), &placement);
         assert!(shares.missing(early.turn().name).is_empty());
         assert_eq!((take_parts(&mut shares), run(&mut shares, &placement)), (vec![7], vec![7]));
-        // Its own part is kept for those that have not heard of it.
+        // Its own part is kept for servers that have not received it.
         assert_eq!(shares.kept().len(), 1);
         shares.forget(PartitionId(0), Index(6), 0);
         assert!(shares.part(early.turn()).is_some());

@@ -1,4 +1,4 @@
-//! What a server knows: a function of the prefixes of the streams that it has merged.
+//! A server's state: a function of the prefixes of the streams that it has merged.
 
 mod acknowledged;
 mod execution;
@@ -28,45 +28,46 @@ use super::shares::Shares;
 use crate::functor::Functor;
 use crate::replication::Index;
 
-/// Everything but the data.
+/// The state without its data.
 #[derive(Debug)]
 pub struct State {
     streams: BTreeMap<PartitionId, StreamImage>,
-    /// Clients know the outcomes of everything below, as any stream says.
+    /// For each client, the counter below which it knows all outcomes, according to any stream.
     acknowledged: BTreeMap<ClientId, u64>,
-    /// What waits for its turn.
+    /// Transactions that wait for their turn.
     pub merge: Merge,
-    /// What became of transactions whose clients may ask.
+    /// The outcomes of transactions whose clients may ask.
     pub ended: Outcomes,
-    /// What entries of streams came to here.
+    /// The sums of stream entries.
     pub checks: Checks,
     /// Keys that have moved.
     moved: BTreeMap<Key, Home>,
-    /// How many of them are not where they were placed.
+    /// The number of keys that are away from their placement.
     away: usize,
-    /// Transactions that have run, until every stream knows that their clients know it: they may come
-    /// again under another name.
+    /// Transactions that have run, until every stream knows that their clients know it: they may
+    /// arrive again under another name.
     ran: BTreeSet<TxnId>,
-    /// Of what this server holds only a share: what is due, and what others may ask for.
+    /// If this server holds only a share: the due transactions, and the parts that others may
+    /// request.
     pub shares: Shares,
-    /// Counts checkpoints.
+    /// The number of checkpoints.
     pub number: u64,
-    /// Who runs transactions that do not conflict.
+    /// Runs transactions without conflicts in parallel.
     workers: Arc<dyn Workers>,
     mutations: Mutations,
     loses_writes: bool,
 }
 
-/// What of the protocol's settings concerns a state.
+/// The settings that concern a state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// What is remembered of transactions that have run.
+    /// How much is remembered of transactions that have run.
     pub outcomes: Bounds,
-    /// Entries of a stream that are compared together.
+    /// The number of entries of a stream that are compared together.
     pub compared_entries: u64,
-    /// Deliberate mistakes, for tests.
+    /// Mutations, for tests.
     pub mutations: Mutations,
-    /// One of them, which only the first server makes.
+    /// A mutation that only the first server has.
     pub loses_writes: bool,
 }
 
@@ -77,29 +78,29 @@ impl Default for Settings {
     }
 }
 
-/// How many keys have moved.
+/// The number of keys that have moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MovedCounts {
-    /// And are not where they were placed now.
+    /// Keys that are away from their placement now.
     pub away: usize,
-    /// Whether they came back or not.
+    /// Keys that have ever moved.
     pub ever: usize,
 }
 
-/// What an entry of a stream brought about.
+/// The effects of an entry of a stream.
 #[derive(Debug, Default)]
 pub struct Applied {
-    /// What ran, in order.
+    /// The transactions that ran, in order.
     pub ran: Vec<(TxnId, Ended)>,
-    /// Transactions that were in the stream before.
+    /// The number of transactions that were in the stream before.
     pub repeated: usize,
-    /// Transactions whose turn came when a key of theirs was elsewhere than they supposed.
+    /// Transactions whose turn came when one of their keys had another home than they assumed.
     pub void: Vec<Name>,
-    /// Keys that moved.
+    /// The number of keys that moved.
     pub relocated: usize,
     /// Parts of this share that were taken, and the shares that need them.
     pub taken: Vec<(Turn, BTreeSet<ShareId>, Arc<Part>)>,
-    /// What is due now, and waits for parts of other shares.
+    /// Transactions that are due now, and wait for parts of other shares.
     pub due: Vec<Turn>,
 }
 
@@ -145,7 +146,7 @@ impl State {
         }
     }
 
-    /// Everything, to go on from later.
+    /// The whole state, for a restart.
     #[must_use]
     pub fn image(&self, placement: &Placement) -> Image {
         Image {
@@ -163,14 +164,14 @@ impl State {
         }
     }
 
-    /// Where `key` is, as of what has run here.
+    /// The home of `key`, according to the transactions that have run here.
     #[must_use]
     pub fn home(&self, key: &Key, placement: &Placement) -> Home {
         let placed = || Home { stream: placement.stream_of(key), ..Home::default() };
         self.moved.get(key).copied().unwrap_or_else(placed)
     }
 
-    /// How many keys have moved.
+    /// The number of keys that have moved.
     #[must_use]
     pub fn moved_counts(&self) -> MovedCounts {
         MovedCounts { away: self.away, ever: self.moved.len() }
@@ -182,7 +183,7 @@ impl State {
         self.moved.contains_key(key)
     }
 
-    /// How a transaction is to be sequenced, as of what has run here.
+    /// How to sequence a transaction, according to the transactions that have run here.
     #[must_use]
     pub fn plan(
         &self,
@@ -197,7 +198,7 @@ impl State {
         Sequenced::new(functor, homes, moved, origin)
     }
 
-    /// True if the keys of `entry` are where it supposes.
+    /// True if the keys of `entry` have the homes that it assumes.
     fn is_right(&self, entry: &Sequenced) -> bool {
         let keys = entry.functor.reads.iter().chain(&entry.functor.writes);
         keys.into_iter().all(|key| {
@@ -213,8 +214,8 @@ impl State {
         self.streams.get(&stream).map_or(Index(0), |stream| stream.applied)
     }
 
-    /// The next entry of a stream is chosen; none if it is not for the merge. What has come so far
-    /// and waits for nothing runs.
+    /// The next entry of a stream is chosen; none if it does not concern the merge. Runs all
+    /// transactions that can run now.
     pub fn apply(
         &mut self,
         (stream, index): (PartitionId, Index),
@@ -260,7 +261,7 @@ impl State {
         applied
     }
 
-    /// A transaction is at a place of a stream. False if it was in that stream before.
+    /// A transaction is at a position of a stream. False if it was in that stream before.
     fn sequence(
         &mut self,
         stream: PartitionId,
@@ -271,7 +272,7 @@ impl State {
     ) -> bool {
         let txn = entry.functor.txn;
         if let Some((key, from)) = entry.relocates() {
-            // A key moves once from each home; the first who says where to is heard.
+            // A key moves once from each home; the first move counts.
             let Some(state) = self.streams.get_mut(&stream) else { return false };
             if state.moves.get(key).is_some_and(|&moves| from.counter < moves) {
                 return false;
@@ -285,7 +286,8 @@ impl State {
         let is_below = |known: &BTreeMap<ClientId, u64>| {
             known.get(&txn.client).is_some_and(|&below| txn.counter < below)
         };
-        // One that ran under another name may be in another stream under this, where all wait for it.
+        // A transaction that ran under another name may be in another stream under this one, where
+        // others wait for it.
         let is_late = is_below(&state.acknowledged);
         let is_repeated = is_below(&state.forgotten) || !state.seen.insert(entry.name());
         let place = Place { is_late, ..place };
@@ -306,8 +308,9 @@ impl State {
         )
     }
 
-    /// Versions of the keys of `stream` older than this may go, but for the newest of each key: whatever
-    /// comes later gets a larger timestamp, also where the newest was a deletion and is gone.
+    /// Versions of the keys of `stream` older than this may be dropped, except the newest of each
+    /// key. Every later version gets a larger timestamp, also if the newest was a deletion and has
+    /// been dropped.
     #[must_use]
     pub fn collectable(&self, stream: PartitionId) -> Timestamp {
         let stamp = self.streams.get(&stream).map(|state| state.stamp).unwrap_or_default();
@@ -315,7 +318,7 @@ impl State {
         waiting.min().map_or(stamp, |earliest| earliest.min(stamp))
     }
 
-    /// Below which timestamps old versions of each partition may go.
+    /// For each partition, the timestamp below which old versions may be dropped.
     #[must_use]
     pub fn collectables(&self, placement: &Placement) -> Vec<(PartitionId, Timestamp)> {
         let of = |stream| self.collectable(stream);
@@ -342,7 +345,7 @@ impl State {
         below.into_iter().collect()
     }
 
-    /// Up to where everything in each stream has run.
+    /// For each stream, the entry up to which all transactions have run.
     #[must_use]
     pub fn covered(&self) -> BTreeMap<PartitionId, Index> {
         let streams = self.streams.iter();
@@ -356,7 +359,7 @@ impl State {
         covered
     }
 
-    /// Names the prefixes that this state follows from.
+    /// A number for the prefixes from which this state follows.
     #[must_use]
     pub fn position(&self) -> u64 {
         let mut digest = Digest::default();
@@ -366,7 +369,7 @@ impl State {
         digest.value()
     }
 
-    /// Adds what must be equal on all servers at one position, data apart.
+    /// Adds everything, except the data, that must be equal on all servers at one position.
     pub fn add_to(&self, digest: &mut Digest) {
         digest.add_debug(&self.streams);
         self.add_ended_to(digest);
@@ -374,15 +377,15 @@ impl State {
         digest.add_debug(&self.merge.pending());
     }
 
-    /// Adds what became of transactions. Which of it is forgotten and when is each server's own affair: so it is left out if so
-    /// little is remembered that some may be.
+    /// Adds the outcomes of transactions. Each server decides by itself which of them it forgets
+    /// and when. So they are left out if the bounds are so low that some may be forgotten.
     pub fn add_ended_to(&self, digest: &mut Digest) {
         if self.ended.bounds() == Bounds::default() {
             digest.add_debug(self.ended.all());
         }
     }
 
-    /// Of that, what must be equal on servers of all shares.
+    /// The part of it that must be equal on servers of all shares.
     pub fn add_order_to(&self, digest: &mut Digest) {
         digest.add_debug(&self.streams);
         digest.add_debug(&self.moved);
@@ -390,7 +393,7 @@ impl State {
     }
 }
 
-/// How many of these keys are not where they were placed.
+/// The number of these keys that are away from their placement.
 fn away(moved: &BTreeMap<Key, Home>, placement: &Placement) -> usize {
     moved.iter().filter(|(key, home)| home.stream != placement.stream_of(key)).count()
 }

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_begins_only_if_nobody_has_a_record() {
+    fn a_group_starts_new_only_if_no_replica_has_a_record() {
         let quorums = Quorums::of(3);
         let mut gathering = Gathering::default();
         gathering.add(NodeId(1), offer(0, false, &[]));

@@ -1,5 +1,5 @@
-//! The client side of Natto: what [`commit`](crate::commit) leaves to it. It gives transactions their
-//! timestamps, and handles reads that may not hold (§3.1 to §3.4).
+//! The client side of Natto: the hooks of [`commit`](crate::commit). It gives transactions their
+//! timestamps, and handles provisional reads (§3.1 to §3.4).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,31 +18,31 @@ use crate::gateway::Participant;
 
 /// The client side of Natto.
 pub type Client = commit::Client<Own>;
-/// A transaction under way.
+/// A pending transaction.
 type Open = commit::Open<Own>;
 
-/// What Natto keeps at a gateway beside the transactions.
+/// Natto's own state at a gateway, besides the transactions.
 #[derive(Debug, Default)]
 pub struct Own {
-    /// Transactions of a higher priority than they came with.
+    /// Transactions with a higher priority than their clients requested.
     promoted: BTreeSet<TxnId>,
     delays: Delays,
-    /// When delays were last of use; none while they are not measured.
+    /// When delays were last needed; none while they are not measured.
     probing: Option<Time>,
 }
 
-/// What is kept of a transaction under way.
+/// The state of a pending transaction.
 #[derive(Debug, Default)]
 pub struct More {
-    /// When it is to be processed everywhere, and how much it matters.
+    /// When all participants process it, and its priority.
     turn: Turn,
-    /// When it should be at each participant.
+    /// When it should arrive at each participant.
     arrivals: BTreeMap<PartitionId, Timestamp>,
-    /// Participants whose answers may not hold: they stand on a condition, or are from elsewhere.
+    /// Participants whose answers are provisional: they depend on a condition, or were forwarded.
     provisional: BTreeSet<PartitionId>,
     /// How often the coordinator was asked to commit.
     round: u32,
-    /// An answer did not hold, and its caller was told it.
+    /// True if an answer turned out to be wrong after the client had received it.
     is_stale: bool,
 }
 
@@ -149,7 +149,7 @@ impl Gateway for Own {
         open.more.is_stale
     }
 
-    /// N5: each commit request rests on later reads than the one before.
+    /// N5: each commit request is based on later reads than the previous one.
     fn carry_out(client: &mut Client, id: TxnId, decision: Decision, cx: &mut Context<'_>) {
         if let Decision::Commit(_) = decision {
             client.at_mut(id).more.round += 1;
@@ -167,9 +167,9 @@ impl Gateway for Own {
 }
 
 impl Client {
-    /// §3.2: the transaction's turn is when it should have arrived at every participant, and the same for
-    /// all requests of this attempt. A later attempt gets one of its own (N10), and in time a higher
-    /// priority, so that nobody starves (§3.3.1).
+    /// §3.2: the transaction's turn is the time when it should have arrived at every participant,
+    /// the same for all requests of this attempt. A later attempt gets a new turn (N10), and
+    /// eventually a higher priority, so that no transaction starves (§3.3.1).
     fn turn(&mut self, open: &mut Open, cx: &mut Context<'_>) -> Turn {
         let clock = cx.clock().now;
         let mut furthest = i64::MIN;
@@ -194,8 +194,8 @@ impl Client {
         Turn { timestamp, priority: Priority(level) }
     }
 
-    /// How long a message takes to whoever leads `partition`, by the difference of the clocks: as
-    /// measured, or as the map says until something is.
+    /// How long a message takes to the leader of `partition`, as a difference of clocks: as
+    /// measured, or from the topology until there is a measurement.
     fn delay(&mut self, partition: PartitionId, cx: &mut Context<'_>) -> i64 {
         let leader = self.routes.leader(partition);
         let Config { probe_window, probe_refresh, .. } = *self.config;
@@ -207,9 +207,9 @@ impl Client {
         })
     }
 
-    /// §3.3.1: how long after its turn a transaction needs its keys at `partition`, by the map: until
-    /// its answers are here and its commit request replicated, or until the last vote is, and the word of
-    /// that is there.
+    /// §3.3.1: how long after its turn a transaction needs its keys at `partition`, according to
+    /// the topology. It needs them until the answers have arrived and its commit request is
+    /// replicated, or until the last vote has arrived, plus the way of the decision.
     fn lasts(&self, open: &Open, partition: PartitionId) -> Duration {
         let region = |partition| self.cluster.region_of(self.routes.leader(partition));
         let way = |from, to| self.cluster.topology.rtt(from, to) / 2;
@@ -222,7 +222,7 @@ impl Client {
         requested.max(voted) + way(decides, region(partition))
     }
 
-    /// §3.3.2: what the transaction touches at other participants, and when it should be there.
+    /// §3.3.2: the transaction's keys at other participants, and when it should arrive there.
     fn elsewhere(&self, open: &Open, partition: PartitionId) -> Vec<Elsewhere> {
         if self.config.level < Level::ConditionalPrepare {
             return Vec::new();
@@ -249,15 +249,16 @@ impl Client {
         last.and_then(|last| away.get(last)).copied().unwrap_or_default()
     }
 
-    /// Delays are measured from the first transaction on, until none has come for a while.
+    /// Delays are measured from the first transaction on, until no transaction has come for a
+    /// while.
     fn keep_measuring(&mut self, cx: &mut Context<'_>) {
         if self.own.probing.replace(cx.now()).is_none() {
             self.on_probe_timeout(cx);
         }
     }
 
-    /// §4: probes everybody who leads something. Lost probes are not missed: the next ones are on their
-    /// way already.
+    /// §4: probes all nodes that lead something. Lost probes do not matter: the next ones are
+    /// already in flight.
     fn on_probe_timeout(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         let is_of_use =
@@ -287,13 +288,13 @@ impl Client {
             Msg::ForwardedRead { txn, partition, reads } => {
                 self.on_read_result(txn, partition, reads, true, cx);
             }
-            // That it waits is no answer, but a sign that somebody is there.
+            // It waits. That is no answer, but it shows that the participant is alive.
             Msg::Waiting { .. } => {}
             Msg::ProbeReply { delay } => {
                 self.own.delays.record(from, delay, self.config.probe_window, cx.now());
             }
             Msg::Decided { txn, outcome } => {
-                // It ended before its reads were known to hold, or not.
+                // It ended before its reads were confirmed or refuted.
                 let path = |open: &Open| match outcome {
                     Outcome::Unknown => UNKNOWABLE,
                     Outcome::Committed(_) | Outcome::Aborted(_)
@@ -335,7 +336,7 @@ impl Client {
         }
     }
 
-    /// One participant's values. The first that come are used; those that hold for good may follow.
+    /// One participant's values. The first ones are used; final ones may follow.
     fn on_read_result(
         &mut self,
         txn: TxnId,
@@ -344,7 +345,7 @@ impl Client {
         is_provisional: bool,
         cx: &mut Context<'_>,
     ) {
-        // It has finished: a late answer.
+        // It has finished: this is a late answer.
         let Some(open) = self.open.get_mut(&txn) else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
             // From a leader that was deposed (R11).
@@ -368,11 +369,11 @@ impl Client {
                 self.on_reads_changed(txn, reads, cx);
             }
         }
-        // Else a repetition: the caller may have computed from the first answer.
+        // Otherwise a repetition: the client may have computed from the first answer.
     }
 
-    /// §3.3.2: what was read on a condition, or from elsewhere, does not hold. A procedure is computed
-    /// anew; a caller that was told has to begin again.
+    /// §3.3.2: provisional reads turned out to be wrong. A procedure is computed again. A client
+    /// that has received them must begin again.
     fn on_reads_changed(&mut self, id: TxnId, reads: Vec<(Key, Read)>, cx: &mut Context<'_>) {
         cx.note(Note::ReadsChanged);
         let open = self.at_mut(id);

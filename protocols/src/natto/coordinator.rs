@@ -1,5 +1,6 @@
-//! A partition's leader as coordinator: what [`commit`](crate::commit) leaves to Natto. Commit requests
-//! have rounds (N5), votes may stand on conditions (N3), and reads are answered for others (§3.4).
+//! A partition's leader as coordinator: the hooks of [`commit`](crate::commit). Commit requests
+//! have rounds (N5), votes may depend on conditions (N3), and the coordinator answers reads for
+//! waiting transactions (§3.4).
 
 use std::collections::BTreeMap;
 
@@ -15,12 +16,13 @@ use crate::commit::{self, Coordination, Coordinator, Gathering, Participation, T
 
 type Coordinating = commit::Coordinating<Leader>;
 
-/// What is kept of a transaction under way beside the votes.
+/// The state of a pending transaction besides the votes.
 #[derive(Debug, Default)]
 pub struct More {
-    /// The client has given up what it asked for, because its reads did not hold, or its caller did.
+    /// Set if the client has withdrawn its request, because its reads were wrong, or because the
+    /// application aborted.
     withdrawn: Option<AbortReason>,
-    /// Clients that wait for what this transaction writes (§3.4, RECSF).
+    /// Clients that wait for this transaction's writes (§3.4, RECSF).
     forwards: Vec<Forward>,
 }
 
@@ -70,7 +72,7 @@ impl Coordinator for Leader {
         coordinating.votes.get(&partition).is_some_and(is_settled)
     }
 
-    /// §3.4: the writes are another's reads before anybody hears of the decision.
+    /// §3.4: the writes are sent to waiting readers before the decision is announced.
     fn before_telling(leading: &mut Leading<'_>, txn: TxnId, world: &mut World<'_>) {
         if let Some(coordinating) = leading.under_way(txn) {
             let forwards = std::mem::take(&mut coordinating.more.forwards);
@@ -162,8 +164,8 @@ impl Gathering for Leader {
 }
 
 impl Leading<'_> {
-    /// Carousel §4.1.2: replicate the commit request. A later one of the same client rests on later reads,
-    /// and takes the place of the one before (N5).
+    /// Carousel §4.1.2: replicates the commit request. A later request of the same client is based
+    /// on later reads, and replaces the earlier one (N5).
     pub(super) fn on_commit(
         &mut self,
         client: NodeId,
@@ -189,8 +191,8 @@ impl Leading<'_> {
         self.propose(command, world);
     }
 
-    /// Carousel §4.1.2: the application gave up before it asked to commit; or its client asked on reads
-    /// that did not hold.
+    /// Carousel §4.1.2: the application aborted before it asked to commit; or its client had asked
+    /// on reads that were wrong.
     pub(super) fn on_abort(
         &mut self,
         client: NodeId,
@@ -205,7 +207,8 @@ impl Leading<'_> {
         let coordinating = self.coordinating(txn, world.cx.now());
         coordinating.client = Some(client);
         if coordinating.requested > round {
-            // The caller lost track of a commit request of its own; that one decides.
+            // The client has sent a commit request before and does not remember it; that request
+            // decides.
             return;
         }
         if coordinating.requested > 0 {
@@ -216,14 +219,14 @@ impl Leading<'_> {
         self.abort_unilaterally(txn, reason, participants, world);
     }
 
-    /// N5: a request that can never be committed, because a participant holds other versions for good,
-    /// may be aborted by this group's log, unless the client's next request comes before.
+    /// N5: a request that can never be committed, because a participant has other versions for
+    /// good, may be aborted by this group's log, unless the client's next request arrives before.
     fn abort_if_refuted(&mut self, txn: TxnId, world: &mut World<'_>) {
         let state = self.state;
         let Some(coordinating) = self.under_way(txn) else {
             unreachable!("{txn} is not coordinated by {}", self.id);
         };
-        // There is nothing to refute before the commit request is in the log.
+        // Before the commit request is in the log there is nothing to refute.
         let known = state.coordinated.get(&txn);
         let Some(request) = known.and_then(|known| known.request.as_ref()) else { return };
         let is_last = request.round == coordinating.requested;
@@ -234,9 +237,9 @@ impl Leading<'_> {
         }
     }
 
-    /// §3.4, RECSF: somebody waits for what `of` writes.
+    /// §3.4, RECSF: a transaction waits for the writes of `of`.
     pub(super) fn on_forward_read(&mut self, of: TxnId, forward: Forward, world: &mut World<'_>) {
-        // If nothing is known here, the participant will answer.
+        // If this group does not know `of`, the participant will answer.
         let Some(coordinating) = self.under_way(of) else { return };
         if coordinating.outcome.is_some() {
             self.answer_forwards(of, vec![forward], world);
@@ -252,7 +255,7 @@ impl Leading<'_> {
         let outcome = self.under_way(of).and_then(|known| known.outcome);
         let Some(Outcome::Committed(timestamp)) = outcome else { return };
         let request = state.coordinated.get(&of).and_then(|known| known.request.as_ref());
-        // It is settled, or a participant said that it had committed.
+        // It is settled, or a participant reported that it had committed.
         let Some(request) = request else { return };
         let version = Version { timestamp, writer: of };
         for Forward { txn, client, partition, mut reads } in forwards {

@@ -1,9 +1,9 @@
-//! How long messages take to the servers that lead: measured all the time, and asked whenever a
+//! How long messages take to the servers that lead: measured all the time, and used whenever a
 //! transaction needs its timestamp (§2.2, §4).
 //!
-//! What is measured is a difference of clocks: what the receiver's clock says when a probe comes, less
-//! what the sender's said when it left. The difference of the clocks themselves is in it, so that "now,
-//! by my clock, and the measured delay" is a reading of the *receiver's* clock.
+//! A measurement is a difference of clocks: the receiver's clock when a probe arrives, minus the
+//! sender's clock when it left. It includes the difference between the two clocks. So "now, by my
+//! clock, plus the measured delay" is a reading of the *receiver's* clock.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,7 +11,7 @@ use orthodrome_core::id::NodeId;
 use orthodrome_core::machine::Gauge;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 
-/// Of all measurements, this many per cent are at or below the estimate.
+/// The estimate is at or above this percentage of all measurements.
 const PERCENTILE: usize = 95;
 
 /// Measured delays to nodes.
@@ -20,7 +20,7 @@ pub struct Delays(BTreeMap<NodeId, Measured>);
 
 #[derive(Debug, Default)]
 struct Measured {
-    /// The last ones, oldest first: when each came back, and the delay.
+    /// The last measurements, oldest first: when each came back, and the delay.
     samples: VecDeque<(Time, i64)>,
     /// The estimate, and when it was made.
     estimate: Option<(Time, i64)>,
@@ -29,7 +29,7 @@ struct Measured {
 }
 
 impl Delays {
-    /// A probe of `node` is on its way.
+    /// A probe of `node` was sent.
     pub fn sent(&mut self, node: NodeId) {
         self.0.entry(node).or_default().sent += 1;
     }
@@ -44,8 +44,8 @@ impl Delays {
         }
     }
 
-    /// The delay to `node` in nanoseconds; none if nothing is known that is young enough. Made anew
-    /// at most once in `refresh`.
+    /// The delay to `node` in nanoseconds; none if no recent measurement exists. It is computed
+    /// again at most once in `refresh`.
     pub fn estimate(
         &mut self,
         node: NodeId,
@@ -68,8 +68,8 @@ impl Delays {
         estimate
     }
 
-    /// For each node that is measured: the estimate in use, how far above the smallest delay of the
-    /// window it is, how old the last answer is, and how many probes went out and came back.
+    /// For each node that is measured: the current estimate, how far it is above the smallest delay
+    /// of the window, the age of the last answer, and the numbers of probes sent and answered.
     pub fn gauges(&self, now: Time) -> Vec<Gauge> {
         let mut gauges = Vec::new();
         for (&node, Measured { samples, estimate, sent, answered }) in &self.0 {
@@ -97,7 +97,7 @@ impl Delays {
     }
 }
 
-/// `to` less `from`, in nanoseconds.
+/// `to` minus `from`, in nanoseconds.
 #[must_use]
 pub fn difference(to: Timestamp, from: Timestamp) -> i64 {
     i64::try_from(i128::from(to.0) - i128::from(from.0)).unwrap_or(if to < from {
@@ -107,13 +107,13 @@ pub fn difference(to: Timestamp, from: Timestamp) -> i64 {
     })
 }
 
-/// `clock` and `delay` nanoseconds, which may be less than none.
+/// `clock` plus `delay` nanoseconds; the delay may be negative.
 #[must_use]
 pub fn shifted(clock: Timestamp, delay: i64) -> Timestamp {
     Timestamp(clock.0.saturating_add_signed(delay))
 }
 
-/// A span as a delay.
+/// A duration as a delay.
 #[must_use]
 pub fn delay(span: Duration) -> i64 {
     i64::try_from(nanos(span)).unwrap_or(i64::MAX)

@@ -1,5 +1,4 @@
-//! What only a partition's leader knows, and how its messages and its log's commands find their
-//! handlers.
+//! The leader's own state, and the dispatch of its messages and of its log's commands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -22,61 +21,63 @@ use crate::replication::{self, Index};
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
-/// The way out of a node or a gateway.
+/// The context of a node or a gateway.
 pub(super) type Context<'a> = hosting::Context<'a, Leader>;
 /// One replica of one partition.
 pub(super) type Partition = hosting::Partition<Leader>;
 /// The same while it leads.
 pub(super) type Leading<'a> = hosting::Leading<'a, Leader>;
-/// Everything around it that its handlers need.
+/// The context of its handlers.
 pub(super) type World<'a> = hosting::World<'a, Leader>;
 
-/// What only the leader knows; lost with its leadership, and never needed after it.
+/// The leader's own state. It is lost with its leadership, and never needed afterwards.
 #[derive(Debug, Default)]
 pub struct Leader {
-    // As participant.
-    /// Everybody who touches a key here, in order: the transaction queue, those that wait for locks,
-    /// and those that hold them.
+    // For the role of participant.
+    /// All transactions that access a key here, in order: the transaction queue, those that wait
+    /// for locks, and those that hold locks.
     pub queue: Queue,
-    /// What those that are queued or wait will ask for when they may go.
+    /// The requests of transactions that are queued or waiting.
     pub arrived: BTreeMap<TxnId, Arrived>,
-    /// Of those that are prepared on a condition: which others must not commit, and have not aborted.
+    /// For each transaction prepared on a condition: the transactions that must not commit, and
+    /// have not aborted yet.
     pub conditional: BTreeMap<TxnId, BTreeSet<TxnId>>,
-    /// What those that are prepared touch elsewhere, and how long they last here, if it was said.
+    /// For each prepared transaction: its keys at other participants, and how long it lasts here,
+    /// if its client said so.
     pub known: BTreeMap<TxnId, (Vec<Elsewhere>, Duration)>,
-    /// What is under way, and what is remembered of it.
+    /// The state of pending transactions, and what is remembered of ended ones.
     pub participation: Participation<Prepared>,
-    /// Commits proposed, not yet applied, whose keys others may have had since (LECSF): what each
-    /// writes here.
+    /// Commits that are proposed but not applied, whose keys other transactions may have taken
+    /// since (LECSF), with the keys that each writes here.
     pub leaving: BTreeMap<TxnId, Vec<Key>>,
-    /// The newest values of those.
+    /// The newest values of those keys.
     pub forwarded: BTreeMap<Key, Read>,
-    /// What was promised to readers, and which of them wait.
+    /// Promises to readers, and the readers that wait.
     pub reading: Reading,
 
-    /// As coordinator.
+    /// For the role of coordinator.
     pub coordination: Coordination<Leader>,
 }
 
 /// A transaction that has arrived and is not prepared.
 #[derive(Clone, Debug)]
 pub struct Arrived {
-    /// Who asked, last.
+    /// The gateway that asked last.
     pub client: NodeId,
     pub participant: Participant,
     pub coordinator: PartitionId,
-    /// How long after its turn it will need its keys, its client thinks.
+    /// How long after its turn it will need its keys, as its client estimates.
     pub lasts: Duration,
-    /// What it touches at the other participants (§3.3.2).
+    /// Its keys at the other participants (§3.3.2).
     pub elsewhere: Vec<Elsewhere>,
     pub acknowledged_below: u64,
-    /// Those that were refused for its sake (§3.3.1).
+    /// Transactions that were refused in its favour (§3.3.1).
     pub refused: Vec<TxnId>,
-    /// Whose coordinator was asked to answer its reads (§3.4, RECSF).
+    /// The transaction whose coordinator was asked to answer its reads (§3.4, RECSF).
     pub forwarded_to: Option<TxnId>,
 }
 
-/// Somebody waits for what a transaction writes.
+/// A transaction that waits for another's writes.
 #[derive(Clone, Debug)]
 pub struct Forward {
     pub txn: TxnId,
@@ -134,7 +135,7 @@ impl Role for Leader {
         } else if let Msg::Members { partition, since, voters } = msg {
             server.on_members(partition, since, &voters);
         } else if let Msg::Probe { clock } = msg {
-            // Of the node, not of a partition: whoever leads here, this is how long it takes.
+            // The delay is that of the node, not of a partition.
             let delay = difference(cx.clock().now, clock);
             cx.send(from, Msg::ProbeReply { delay });
         } else {
@@ -200,7 +201,7 @@ impl Role for Leader {
         if let Some(outcome) = partition.state.told_by(applied) {
             world.cx.claim(outcome);
         }
-        // A follower does no more.
+        // A follower does nothing more.
         let Some(mut leading) = partition.leading() else { return };
         match applied {
             Applied::Prepared(txn) => leading.on_prepared(txn, world),
@@ -281,8 +282,8 @@ impl Role for Leader {
         }
     }
 
-    /// R6 allows endings and outcomes to stay only above what their clients are known here to have
-    /// acknowledged.
+    /// R6 allows endings and outcomes to stay only above the counters that their clients are known
+    /// here to have acknowledged.
     fn leaks(&self, state: &State) -> Vec<Leak> {
         let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let has_questioner = |ended: &&Ended| !ended.is_forgettable;
@@ -401,7 +402,7 @@ impl Leading<'_> {
 
 impl Partition {
     /// This replica leads, and everything that earlier leaders left has been applied. Their queues
-    /// are gone (N10): clients ask again, late, and those that are prepared go first.
+    /// are lost (N10): clients ask again, late, and prepared transactions go first.
     fn on_leading(&mut self, world: &mut World<'_>) {
         let now = world.cx.now();
         let mut leader = Leader {

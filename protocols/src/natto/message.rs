@@ -1,8 +1,9 @@
-//! What Natto's machines say to each other, replicate, and remember.
+//! The messages between Natto's machines, the commands that they replicate, and their durable
+//! records.
 //!
-//! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3), and
-//! every message to a partition may reach a node that no longer leads it: the answer is then
-//! [`Msg::NotLeader`], and the sender sends again to whoever leads.
+//! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3). A
+//! message to a partition may reach a node that does not lead it any more. That node answers
+//! [`Msg::NotLeader`], and the sender sends the message again to the leader.
 
 use std::mem::size_of;
 
@@ -18,21 +19,21 @@ use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk, Cursor};
 use crate::replication::{self, Index, Replicated};
 
-/// What a server remembers.
+/// Durable records of a server.
 pub type Record = hosting::Record<Log, State>;
 
-/// When a transaction is to be processed, and how much it matters (§3.2).
+/// When a transaction is processed, and its priority (§3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Turn {
     /// When it should have arrived everywhere, by the participants' clocks. The same at each of
     /// them, and for all requests of one attempt.
     pub timestamp: Timestamp,
-    /// How much it matters: [`Priority::LOW`] gives way, every other waits in line.
+    /// Its priority: [`Priority::LOW`] gives way, all others wait in line.
     pub priority: Priority,
 }
 
-/// What a transaction touches at another participant, and when it should be there, by that one's clock:
-/// enough to guess what becomes of it there (§3.3.2).
+/// A transaction's keys at another participant, and when it should arrive there, by that
+/// participant's clock: enough to predict whether it is aborted there (§3.3.2).
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Elsewhere {
     /// The other participant's part.
@@ -41,160 +42,163 @@ pub struct Elsewhere {
     pub arrives: Timestamp,
 }
 
-/// A participant's answer to a prepare request. Sent only once it is replicated in the
-/// participant's group, so that every later leader answers the same.
+/// A participant's answer to a prepare request. It is sent only once it is replicated in the
+/// participant's group, so that every later leader gives the same answer.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Vote {
-    /// The partition can commit the transaction, and will until it is told the decision.
+    /// The partition can commit the transaction, and stays able to until it learns the decision.
     Prepared {
         /// The version of each key read, as prepared (R3).
         versions: Vec<(Key, Version)>,
         /// The commit timestamp must not be smaller (C11).
         proposal: Timestamp,
-        /// All that stands only if none of these commits (§3.3.2). Empty: it stands.
+        /// The vote is valid only if none of these transactions commits (§3.3.2). If empty, it is
+        /// unconditional.
         unless: Vec<TxnId>,
-        /// These the partition has refused for the sake of this one. They can never commit: it is what
-        /// shows a condition to hold (N3).
+        /// Transactions that the partition has refused in favour of this one. They can never
+        /// commit, which proves conditions elsewhere (N3).
         refused: Vec<TxnId>,
     },
-    /// The partition cannot commit it, ever.
+    /// The partition can never commit it.
     Refused(AbortReason),
-    /// The partition has committed it already, at this timestamp: an earlier leader of the
-    /// coordinator's group decided so, told everybody, and was gone before its own group knew.
+    /// The partition has committed it already, at this timestamp. An earlier leader of the
+    /// coordinator's group decided so and informed all, but failed before its own group knew.
     Committed(Timestamp),
 }
 
 /// A message.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
-    /// Client → participant leader: when its turn has come, read, and prepare in the same breath
+    /// Client → participant leader: when its turn has come, read and prepare at the same time
     /// (§3.2).
     ReadAndPrepare {
         /// The transaction.
         txn: TxnId,
-        /// What it touches here.
+        /// The keys that it accesses here.
         participant: Participant,
         /// The group that decides; participants ask the group, not a node (C10).
         coordinator: PartitionId,
-        /// When it is its turn, and how much it matters.
+        /// Its turn.
         turn: Turn,
-        /// How long after its turn it will need its keys here, if nothing is in its way (§3.3.1).
+        /// How long after its turn it will need its keys here, if it meets no conflict (§3.3.1).
         lasts: Duration,
-        /// What it touches at the other participants; empty where nobody asks (§3.3.2).
+        /// Its keys at the other participants; empty if the protocol does not use them (§3.3.2).
         elsewhere: Vec<Elsewhere>,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
     },
     /// Participant leader → client: the values as prepared. Sent before the prepare is replicated;
-    /// what makes it safe is the version check at the coordinator.
+    /// the version check at the coordinator makes that safe.
     ReadResult {
         /// The transaction.
         txn: TxnId,
-        /// Whose keys these are.
+        /// The partition.
         partition: PartitionId,
         /// Every key read here.
         reads: Vec<(Key, Read)>,
-        /// Others may yet follow: what was prepared stands on a condition (§3.3.2).
+        /// True if other values may follow: the prepare depends on a condition (§3.3.2).
         is_provisional: bool,
     },
-    /// Participant leader → coordinator of the transaction that this one waits for: if that commits,
-    /// tell its client what it reads (§3.4, RECSF).
+    /// Participant leader → coordinator of the transaction for which this one waits: if that one
+    /// commits, send this one's client the values that it reads (§3.4, RECSF).
     ForwardRead {
         /// The transaction that waits.
         txn: TxnId,
         /// Its gateway.
         client: NodeId,
-        /// Where it waits.
+        /// The partition where it waits.
         partition: PartitionId,
-        /// The one that it waits for, and for nobody else.
+        /// The only transaction for which it waits.
         of: TxnId,
-        /// The group that decides that one.
+        /// The coordinator's group of that transaction.
         coordinator: PartitionId,
-        /// Every key it reads there, as it is without that one's writes.
+        /// Every key that it reads there, without that transaction's writes.
         reads: Vec<(Key, Read)>,
     },
-    /// Coordinator of another transaction → client: what it reads at a participant, now that the other
-    /// has committed. Provisional: the participant has the last word (N8).
+    /// Coordinator of another transaction → client: the values that it reads at a participant, now
+    /// that the other transaction has committed. Provisional: the participant decides (N8).
     ForwardedRead {
         /// The transaction.
         txn: TxnId,
-        /// Whose keys these are.
+        /// The partition.
         partition: PartitionId,
         /// Every key read there.
         reads: Vec<(Key, Read)>,
     },
-    /// Participant leader → client, who asked again: it is not its turn yet, or it waits for a lock.
+    /// Participant leader → client, in answer to a repeated request: its turn has not come yet, or
+    /// it waits for a lock.
     Waiting {
         /// The transaction.
         txn: TxnId,
-        /// Where it waits.
+        /// The partition where it waits.
         partition: PartitionId,
     },
-    /// Client → coordinator, beside `ReadAndPrepare`: who takes part. Replicated, so that a new
-    /// coordinator knows.
+    /// Client → coordinator, together with `ReadAndPrepare`: the participants. Replicated, so that
+    /// a new coordinator knows them.
     CoordinatorPrepare {
         /// The transaction.
         txn: TxnId,
         /// The coordinator's group.
         coordinator: PartitionId,
-        /// Everybody who takes part.
+        /// All participants.
         participants: Vec<PartitionId>,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
     },
-    /// Client → coordinator: commit these writes. Repeated until it is answered; carries all that
-    /// a coordinator without any record of the transaction needs (C14).
+    /// Client → coordinator: commit these writes. Repeated until it is answered. It contains
+    /// everything that a coordinator without a record of the transaction needs (C14).
     Commit {
         /// The transaction.
         txn: TxnId,
         /// The coordinator's group.
         coordinator: PartitionId,
-        /// The partitions that take part.
+        /// The participants.
         participants: Vec<PartitionId>,
-        /// What to write.
+        /// The writes.
         writes: Writes,
         /// The version of each key that the client read (R3).
         versions: Vec<(Key, Version)>,
-        /// Counts the client's requests, from 1: a later one rests on later reads (N5).
+        /// The number of the client's request, from 1: a later one is based on later reads (N5).
         round: u32,
-        /// Some of its reads are provisional, so that a later request may come.
+        /// True if some of its reads are provisional, so that a later request may follow.
         is_provisional: bool,
     },
-    /// Client → coordinator: the application gave up.
+    /// Client → coordinator: the application aborted.
     Abort {
         /// The transaction.
         txn: TxnId,
         /// The coordinator's group.
         coordinator: PartitionId,
-        /// The partitions that take part.
+        /// The participants.
         participants: Vec<PartitionId>,
-        /// How often the client has asked to commit, on reads that did not hold.
+        /// The number of the client's commit requests so far, on reads that were wrong.
         round: u32,
-        /// It is that they did not hold, not its caller, that makes it give up.
+        /// True if the client aborts because its reads were wrong, and not because of the
+        /// application.
         is_stale: bool,
     },
-    /// Client → coordinator: these transactions' callers are alive and undecided.
+    /// Client → coordinator: the clients of these transactions are alive and have not decided.
     Heartbeat {
         /// The coordinator's group.
         coordinator: PartitionId,
         /// The transactions.
         txns: Vec<TxnId>,
     },
-    /// Client → coordinator: what became of this transaction? One that was never asked to commit is
-    /// ended (R1).
+    /// Client → coordinator: asks for the outcome of this transaction. If nobody asked to commit
+    /// it, it is aborted (R1).
     Resolve {
         /// The transaction.
         txn: TxnId,
         /// The coordinator's group.
         coordinator: PartitionId,
-        /// The partitions that take part.
+        /// The participants.
         participants: Vec<PartitionId>,
     },
-    /// Coordinator → client: what became of it. A function of durable facts (R2).
+    /// Coordinator → client: the outcome. A function of durable facts (R2).
     Decided {
         /// The transaction.
         txn: TxnId,
-        /// What became of it.
+        /// The outcome.
         outcome: Outcome,
     },
     /// Participant leader → coordinator: the participant's vote.
@@ -228,9 +232,9 @@ pub enum Msg {
         /// The participant.
         partition: PartitionId,
     },
-    /// Coordinator → participant leader, in recovery: how did you vote? A participant without a
-    /// record of the transaction refuses it for ever, then says so; it never prepares (R1). One where
-    /// the transaction still waits says nothing yet.
+    /// Coordinator → participant leader, in recovery: asks for its vote. A participant without a
+    /// record of the transaction refuses it for ever and then answers; it never prepares (R1). A
+    /// participant where the transaction still waits does not answer yet.
     QueryPrepare {
         /// The transaction.
         txn: TxnId,
@@ -239,8 +243,9 @@ pub enum Msg {
         /// The coordinator's group.
         coordinator: PartitionId,
     },
-    /// Participant leader → coordinator, in recovery: I prepared this long ago; what was decided? A
-    /// coordinator without a record of the transaction aborts it, then says so (R1, C10).
+    /// Participant leader → coordinator, in recovery: it prepared this transaction long ago, and
+    /// asks for the decision. A coordinator without a record of the transaction aborts it and then
+    /// answers (R1, C10).
     QueryDecision {
         /// The transaction.
         txn: TxnId,
@@ -248,10 +253,10 @@ pub enum Msg {
         coordinator: PartitionId,
         /// The participant.
         partition: PartitionId,
-        /// Its vote, in case it was lost.
+        /// Its vote, in case that was lost.
         vote: Vote,
     },
-    /// Participant leader → coordinator: may I forget how these ended? (R6)
+    /// Participant leader → coordinator: asks which of these outcomes it may forget (R6).
     MayForget {
         /// The coordinator's group.
         coordinator: PartitionId,
@@ -260,8 +265,8 @@ pub enum Msg {
         /// The transactions.
         txns: Vec<TxnId>,
     },
-    /// Coordinator → participant leader: these ended, everybody who took part knows, and the
-    /// coordinator's group will not ask again.
+    /// Coordinator → participant leader: these transactions ended, all participants know it, and
+    /// the coordinator's group will not ask again.
     Forget {
         /// The participant.
         partition: PartitionId,
@@ -278,10 +283,10 @@ pub enum Msg {
         partition: PartitionId,
         /// The keys.
         keys: Vec<Key>,
-        /// The answer must hold at this timestamp at least.
+        /// The answer must be valid at least at this timestamp.
         at_least: Timestamp,
     },
-    /// Participant leader → client: what they hold, and until when.
+    /// Participant leader → client: the values, and how long they are valid.
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
@@ -289,31 +294,31 @@ pub enum Msg {
         partition: PartitionId,
         /// The answer.
         snapshot: Snapshot,
-        /// These keys hold more than one answer may tell, so it tells nothing.
+        /// The values exceed the size of an answer, so there are none.
         is_too_much: bool,
     },
-    /// Client → a server that leads something: how long does a message to you take? (§2.2)
+    /// Client → a server that leads something: measures how long a message takes (§2.2).
     Probe {
-        /// What the sender's clock says.
+        /// The sender's clock.
         clock: Timestamp,
     },
-    /// Server → client: by the difference of our clocks, so long; the clocks' own difference is in
-    /// it, as it should be.
+    /// Server → client: the measured delay, which includes the difference between the clocks, as
+    /// intended.
     ProbeReply {
-        /// The server's clock when the probe came, less what the probe said, in nanoseconds.
+        /// The server's clock when the probe arrived, minus the clock in the probe, in nanoseconds.
         delay: i64,
     },
-    /// Any server → whoever asked: I do not lead this partition.
+    /// Any server → sender: this node does not lead this partition.
     NotLeader {
         /// The partition.
         partition: PartitionId,
-        /// Who does, if known.
+        /// The leader, if known.
         leader: Option<NodeId>,
-        /// The transaction it was about, if it was about one.
+        /// The transaction of the request, if it had one.
         txn: Option<TxnId>,
     },
-    /// Any replica → whoever sends to the partition: these vote there now. The placement that
-    /// gateways start with says otherwise.
+    /// Any replica → any node that sends to the partition: these nodes vote there now, other than
+    /// the placement says.
     Members {
         /// The partition.
         partition: PartitionId,
@@ -331,7 +336,7 @@ pub enum Msg {
     },
 }
 
-/// What a partition's group replicates.
+/// The commands that a partition's group replicates.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Command {
     /// As participant: this partition prepared the transaction.
@@ -340,7 +345,7 @@ pub enum Command {
         txn: TxnId,
         /// The group that decides.
         coordinator: PartitionId,
-        /// When its turn was: whoever comes late must not pass it (N1).
+        /// Its turn: a late transaction must not pass it (N1).
         turn: Turn,
         /// Keys read, with the versions read.
         versions: Vec<(Key, Version)>,
@@ -348,9 +353,9 @@ pub enum Command {
         writes: Vec<Key>,
         /// The commit timestamp must not be smaller.
         proposal: Timestamp,
-        /// All that stands only if none of these commits; they are prepared here themselves.
+        /// The prepare is valid only if none of these commits; they are themselves prepared here.
         unless: Vec<TxnId>,
-        /// Refused for its sake, by entries before this one (N4).
+        /// Transactions refused in its favour, by earlier entries (N4).
         refused: Vec<TxnId>,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
@@ -361,7 +366,7 @@ pub enum Command {
         txn: TxnId,
         /// The group that decides.
         coordinator: PartitionId,
-        /// Why.
+        /// The reason.
         reason: AbortReason,
     },
     /// As participant: the decision.
@@ -373,11 +378,11 @@ pub enum Command {
         /// The decision.
         verdict: Verdict,
     },
-    /// As coordinator: who takes part.
+    /// As coordinator: the participants.
     Coordinate {
         /// The transaction.
         txn: TxnId,
-        /// Who takes part.
+        /// The participants.
         participants: Vec<PartitionId>,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
@@ -386,36 +391,36 @@ pub enum Command {
     RequestCommit {
         /// The transaction.
         txn: TxnId,
-        /// Who takes part.
+        /// The participants.
         participants: Vec<PartitionId>,
-        /// What to write.
+        /// The writes.
         writes: Writes,
         /// The versions the client read (R3, C4).
         versions: Vec<(Key, Version)>,
-        /// Which of the client's requests. It takes the place of an earlier one that was provisional, as
-        /// long as nothing is decided (N5).
+        /// The number of the client's request. It replaces an earlier provisional one, as long as
+        /// nothing is decided (N5).
         round: u32,
-        /// Another may come, on other reads.
+        /// True if another request may follow, on other reads.
         is_provisional: bool,
     },
-    /// As coordinator: the decision, after it was taken; or, if `only_after` is there, to take it: an
-    /// abort that counts only if the last commit request before it in the log is of that round, or there is
-    /// none and the round is 0 (R2).
+    /// As coordinator: the decision. With `only_after`, the entry itself makes the decision: an
+    /// abort that counts only if the last commit request before it in the log is of that round, or
+    /// if there is none and the round is 0 (R2).
     Decide {
         /// The transaction.
         txn: TxnId,
         /// The decision.
         outcome: Outcome,
-        /// There if this entry is what decides.
+        /// Present if this entry makes the decision.
         only_after: Option<u32>,
-        /// Who takes part, as far as is known: used if nothing is recorded yet.
+        /// The participants, as far as they are known; used if none are recorded yet.
         participants: Vec<PartitionId>,
     },
     /// As coordinator: every participant has acknowledged these decisions.
     Settle(Vec<TxnId>),
     /// As participant: these may be forgotten once their clients have acknowledged them (R6).
     Forget(Vec<TxnId>),
-    /// Clients know the outcomes of all their transactions below these counters.
+    /// For each client, the counter below which it knows all outcomes.
     Acknowledge(Vec<(ClientId, u64)>),
     /// No timestamp above this may be promised before a later ceiling is chosen (R8).
     Ceiling(Timestamp),
@@ -426,7 +431,7 @@ pub enum Command {
 pub struct Log;
 
 impl Msg {
-    /// The partition whose leader the message is meant for; none if it is not for a leader.
+    /// The partition for whose leader the message is meant; none if it is not for a leader.
     #[must_use]
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
@@ -458,8 +463,7 @@ impl Msg {
         }
     }
 
-    /// The partition that only its leader speaks for in this message: whoever receives it knows who
-    /// leads.
+    /// The partition for which only its leader sends this message: the receiver learns the leader.
     #[must_use]
     pub fn led_by_sender(&self) -> Option<PartitionId> {
         match self {

@@ -1,24 +1,26 @@
-//! Natto: transactions are ordered by when they should have arrived everywhere, so that those that
-//! matter wait for few, and for the same ones everywhere.
+//! Natto: transactions are ordered by the time at which they should have arrived everywhere. So
+//! transactions of high priority wait for few others, and for the same ones at every participant.
 //!
-//! Linguan Yang, Xinan Yan, Bernard Wong: *Natto: Providing Distributed Transaction Prioritization for
-//! High-Contention Workloads*, SIGMOD 2022, <https://doi.org/10.1145/3514221.3526161>. It stands on
-//! Carousel's basic protocol ([`crate::carousel`]), whose corrections it inherits.
+//! Linguan Yang, Xinan Yan, Bernard Wong: *Natto: Providing Distributed Transaction Prioritization
+//! for High-Contention Workloads*, SIGMOD 2022, <https://doi.org/10.1145/3514221.3526161>. It
+//! builds on Carousel's basic protocol ([`crate::carousel`]), including its corrections here.
 //!
-//! # The idea
-//! A transaction is as slow as its furthest participant, so nothing is lost if the nearer ones wait too.
-//! The client, who knows how long messages take, gives the transaction a *timestamp*: when it should
-//! have arrived at the furthest. No participant touches it earlier, and all process theirs in the order
-//! of timestamps, so that they agree on an order without a word between them. One of low priority that
-//! finds its keys taken aborts, as in Carousel; one of high priority waits for those before it, and since
-//! everybody's order is the same, nobody waits in a cycle.
+//! # The idea A transaction is as slow as its farthest participant, so nothing is lost if the
+//! nearer ones wait too. The client knows how long messages take, and gives the transaction a
+//! *timestamp*: the time at which it should have arrived at the farthest participant. No
+//! participant processes it earlier, and each processes transactions in the order of timestamps. So
+//! all agree on an order without exchanging messages. A transaction of low priority that finds its
+//! keys taken aborts, as in Carousel. A transaction of high priority waits for earlier ones, and
+//! because all participants have the same order, there is no cycle of waits.
 //!
 //! Each further protocol adds something ([`Level`]):
-//! - `natto-lecsf`: a participant that hears of a commit passes its values on before its own group has
-//!   them (*local early committed state forwarding*, §3.4).
-//! - `natto-pa`: while transactions wait for their turn, those of low priority that a more important one
-//!   behind them would have to wait for are turned away (*priority abort*, §3.3.1), unless they will have
-//!   ended by its turn.
+//! - `natto-lecsf`: a participant that learns of a commit passes its values on before its own group
+//!   has applied it (*local early committed state forwarding*, §3.4).
+//! - `natto-pa`: while transactions wait for their turn, a transaction of low priority is aborted
+//!   if one of higher priority behind it would have to wait for it (*priority abort*, §3.3.1),
+//!   unless it will have ended by then.
+//!
+//! In this folder, *client* means the client side of the protocol, which runs at a gateway.
 //!
 //! # Messages
 //! | message | from → to | when | § |
@@ -27,57 +29,63 @@
 //! | `ReadAndPrepare` | client → participant leaders | a transaction begins | 3.2 |
 //! | `CoordinatorPrepare` | client → coordinator | a transaction begins | – |
 //! | `ReadResult` | participant leader → client | its turn has come, and its keys are free | 3.2 |
-//! | `Waiting` | participant leader → client | asked again before that | – |
+//! | `Waiting` | participant leader → client | a request is repeated before that | – |
 //! | `PrepareResult` | participant leader → coordinator | the vote is replicated | – |
-//! | `Heartbeat` | client → coordinator | while its caller thinks, or it waits | – |
-//! | `Commit`, `Abort` | client → coordinator | its caller decided | – |
-//! | `Decided` | coordinator → client | the facts decide | – |
+//! | `Heartbeat` | client → coordinator | while the application decides, or the transaction waits | – |
+//! | `Commit`, `Abort` | client → coordinator | the application has decided | – |
+//! | `Decided` | coordinator → client | the durable facts decide | – |
 //! | `Writeback`, `WritebackAck` | coordinator ↔ participant leaders | after the decision | – |
 //! | `ReadOnly`, `ReadOnlyResult` | client ↔ participant leaders | a read-only transaction | – |
 //! | `QueryPrepare`, `QueryDecision` | coordinator ↔ participant leaders | recovery | – |
-//! | `Resolve` | client → coordinator | a caller lost track | – |
+//! | `Resolve` | client → coordinator | an application asks for an outcome | – |
 //! | `MayForget`, `Forget` | participant leader ↔ coordinator | housekeeping | – |
-//! | `NotLeader` | server → sender | leadership has moved | – |
-//! | `Members` | server → sender | others vote than the placement says | – |
+//! | `NotLeader` | server → sender | another node leads | – |
+//! | `Members` | server → sender | the voters differ from the placement | – |
 //!
 //! Those without a section are Carousel's.
 //!
 //! # Why it is correct
-//! - **Timestamps are advice.** Whether a transaction commits is decided as in Carousel: votes carry
-//!   the versions they are based on, the replicated commit request carries those that the client read,
-//!   and the decision is a function of both (R3, R7). A wrong timestamp costs time, nothing else.
-//! - **Nobody waits for ever.** A transaction waits only for conflicting ones before it in the order,
-//!   which is the same at every participant. One that arrives so late that a conflicting later one is
-//!   prepared or waits already would have to wait for it: it is refused (N1). A lock for which somebody
-//!   earlier waits is not free (N2); whoever holds locks is prepared, and waits for nobody.
-//! - **The queue is the leader's alone** and goes with it. Clients ask the next leader again, with the
-//!   same timestamp, so late; it judges them by the same rule against what is prepared, whose turns are
-//!   in the log. A transaction that is refused begins again as another attempt with a fresh timestamp
-//!   (N10).
-//! - **Clocks cannot be run ahead** (R8, N10): a timestamp further ahead than [`Config::ahead_max`] is
-//!   refused. Commit timestamps, which decide what snapshots see, are Carousel's and do not depend on it.
-//! - **What is forwarded is final.** A leader passes a commit's values on only when its coordinator has
-//!   told it, and puts the commit into its log before the prepare of whoever read them (N7). So if that
-//!   prepare is durable the commit is, and a leader that dies before either leaves neither. The vote names
-//!   the version that was read, so whatever else happens shows (R3). Read-only transactions get only what
-//!   is applied, and wait for what is not.
-//! - **A priority abort is a refusal** like any other, in the log before anybody hears of it (R2).
-//! - **Read-only transactions** are those of two-phase locking here ([`crate::two_phase_locking`]): the
-//!   newest values with a promise of how long they hold, after those have ended that were prepared when
-//!   the request came.
+//! - **Timestamps are advice.** Whether a transaction commits is decided as in Carousel: votes
+//!   contain the versions on which they are based, the replicated commit request contains those
+//!   that the client read, and the decision is a function of both (R3, R7). A wrong timestamp only
+//!   costs time.
+//! - **No transaction waits for ever.** A transaction waits only for conflicting ones before it in
+//!   the order, which is the same at every participant. If it arrives so late that a conflicting
+//!   later one is prepared or waits already, it would have to wait for that one: it is refused
+//!   (N1). A lock for which an earlier transaction waits is not free (N2). A transaction that holds
+//!   locks is prepared, and waits for nothing.
+//! - **The queue is only in the leader's memory** and is lost with it. Clients send their requests
+//!   to the next leader, with the same timestamp, so late. It applies the same rule to them,
+//!   against the prepared transactions, whose turns are in the log. A refused transaction begins
+//!   again as another attempt with a fresh timestamp (N10).
+//! - **Clocks cannot be pushed ahead** (R8, N10): a timestamp further ahead than
+//!   [`Config::ahead_max`] is refused. Commit timestamps, which determine what snapshots see, are
+//!   those of Carousel and do not depend on it.
+//! - **Forwarded values are final.** A leader passes a commit's values on only when its coordinator
+//!   has announced the commit. It puts the commit into its log before the prepare of any
+//!   transaction that reads them (N7). So if that prepare is durable, the commit is too; and if the
+//!   leader fails before, neither remains. The vote names the version that was read, so any other
+//!   case is detected (R3). Read-only transactions receive only applied values, and wait for
+//!   others.
+//! - **A priority abort is a refusal** like any other: it is in the log before it is announced
+//!   (R2).
+//! - **Read-only transactions** are those of two-phase locking here ([`crate::two_phase_locking`]):
+//!   the newest values with a promise of how long they are valid, after the transactions have ended
+//!   that were prepared when the request arrived.
 //!
 //! # Deviations
-//! - **The gateway is the proxy** that measures delays for its region (§4): it gives the timestamps, so
-//!   it is its own clock that the differences must be from. It probes the *nodes* that lead, not each
-//!   partition: delays and clocks are a node's. It measures while it has transactions; before anything is
-//!   measured it goes by the map.
-//! - **Every conflict with a later one refuses a late transaction**, of whatever priority (N1).
-//! - **Priorities are numbers**, [`Config::levels`] of them, two unless said otherwise. The lowest gives
-//!   way, all others wait in line.
-//! - **Promotion**: an attempt's priority rises by one for each [`Config::promote_after`] attempts before
-//!   it, the number of which is in its name; of [`Config::promoted_max`] transactions of a gateway at once.
-//! - **A query for a vote is not answered with a refusal while the transaction waits**: it is known, and
-//!   its vote will follow (R1 is about those that are unknown).
+//! - **The gateway is the proxy** that measures delays for its region (§4). It assigns the
+//!   timestamps, so the differences must be from its own clock. It probes the *nodes* that lead,
+//!   not each partition, because delays and clocks are those of a node. It measures while it has
+//!   transactions; before the first measurement it uses the topology.
+//! - **Every conflict with a later transaction refuses a late one**, of whatever priority (N1).
+//! - **Priorities are numbers**, [`Config::levels`] of them, two by default. The lowest gives way,
+//!   all others wait in line.
+//! - **Promotion**: an attempt's priority rises by one for each [`Config::promote_after`] attempts
+//!   before it; its name contains their number. At most [`Config::promoted_max`] transactions of a
+//!   gateway are promoted at once.
+//! - **A query for a vote is not answered with a refusal while the transaction waits**: it is
+//!   known, and its vote will follow (R1 is about unknown transactions).
 
 mod client;
 mod coordinator;
@@ -108,129 +116,134 @@ pub use state::{Coordinated, Prepared, Request, State, decide, is_refuted};
 use crate::registry::{Guarantee, Registered, Row};
 use crate::{commit, hosting, replication};
 
-/// How much of the paper a protocol does: each includes those before it (§5.1).
+/// The parts of the paper in a protocol: each level includes the earlier ones (§5.1).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Level {
     /// Order by timestamps (§3.2).
     Timestamps,
-    /// Values are passed on when their commit is known, before it is applied: local early committed
-    /// state forwarding (§3.4).
+    /// A commit's values are passed on before it is applied: local early committed state forwarding
+    /// (§3.4).
     LocalForwarding,
-    /// Those of low priority leave the queue if they are in the way (§3.3.1).
+    /// Transactions of low priority leave the queue if they block one of higher priority (§3.3.1).
     PriorityAbort,
-    /// Those of high priority are prepared on the condition that those of low priority before them do not
-    /// commit, where that is likely (§3.3.2).
+    /// Transactions of high priority are prepared on the condition that blocking ones of low
+    /// priority do not commit, where that is likely (§3.3.2).
     ConditionalPrepare,
-    /// Reads are answered by the coordinator of the transaction that is waited for: remote early committed
-    /// state forwarding (§3.4).
+    /// The coordinator of the transaction that a reader waits for answers the reader: remote early
+    /// committed state forwarding (§3.4).
     RemoteForwarding,
 }
 
-/// Natto, in one of five protocols, each of which includes those before it: [`Config::level`] decides.
+/// Natto, in one of five protocols, each of which includes the earlier ones: [`Config::level`]
+/// decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Natto;
 
 /// Order by timestamps.
 pub const TS: &str = "natto-ts";
 
-/// And local early committed state forwarding.
+/// Adds local early committed state forwarding.
 pub const LECSF: &str = "natto-lecsf";
 
-/// And priority abort.
+/// Adds priority abort.
 pub const PA: &str = "natto-pa";
 
-/// And conditional prepare.
+/// Adds conditional prepare.
 pub const CP: &str = "natto-cp";
 
-/// And remote early committed state forwarding.
+/// Adds remote early committed state forwarding.
 pub const RECSF: &str = "natto-recsf";
 
 /// Settings of Natto.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// How much of the paper.
+    /// The level.
     pub level: Level,
     /// The replicated logs, checkpoints and snapshots.
     pub hosting: hosting::Config,
-    /// How many priorities there are.
+    /// The number of priorities.
     pub levels: u8,
-    /// A transaction's priority rises by one after so many aborted attempts.
+    /// A transaction's priority rises by one after this many aborted attempts.
     pub promote_after: u32,
-    /// So many of a gateway's transactions are promoted at once. Each waits in line with those of high
-    /// priority: where keys are asked for more often than they can be written, nearly everything is tried
-    /// often, and all of it would.
+    /// The most transactions of a gateway that are promoted at once. Each waits in line with those
+    /// of high priority. On keys with more requests than the keys can serve, nearly every
+    /// transaction is tried often, and all of them would be promoted.
     pub promoted_max: usize,
-    /// How far ahead of its clock, and of what clocks may differ, a leader accepts a transaction's
-    /// timestamp (R8, N10).
+    /// How far ahead of its clock, plus the largest difference between clocks, a leader accepts a
+    /// transaction's timestamp (R8, N10).
     pub ahead_max: Duration,
-    /// A participant presumes that another has turned one transaction away for the sake of a more
-    /// important one if that arrived there so long after the first one's turn at most (§3.3.2). More
-    /// makes more guesses, and more wrong ones.
+    /// A participant assumes that another has aborted a transaction in favour of one of higher
+    /// priority, if that one arrived there at most this long after the first one's turn (§3.3.2). A
+    /// larger value makes more guesses, and more wrong ones.
     pub guess_slack: Duration,
-    /// A client probes those who lead this often (§4).
+    /// The interval at which a client probes leaders (§4).
     pub probe_interval: Duration,
-    /// Measurements count for this long (§5.1).
+    /// How long measurements count (§5.1).
     pub probe_window: Duration,
-    /// Estimates are used for this long before they are made anew (§5.1).
+    /// How long an estimate is used before it is computed again (§5.1).
     pub probe_refresh: Duration,
     /// A client stops probing when it has begun no transaction for this long.
     pub probe_idle: Duration,
     /// Time-outs of gateways, coordinators and participants.
     pub timeouts: commit::Timeouts,
-    /// Deliberate mistakes, for tests (ADR 35).
+    /// Mutations, for tests (ADR 35).
     pub mutations: Mutations,
 }
 
 /// Rare events.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Note {
-    /// A replica answered with less than the client knew (R11), and was not listened to.
+    /// A replica answered with older versions than the client knew (R11), and its answer was
+    /// ignored.
     BehindClient,
     /// A transaction arrived after its timestamp had passed.
     Late,
-    /// A late transaction was refused for the sake of a later one that was there first (N1).
+    /// A late transaction was refused because a later one was there first (N1).
     Overtaken,
-    /// A timestamp lay too far ahead (N10).
+    /// A timestamp was too far ahead (N10).
     FarAhead,
     /// A transaction had to wait for a lock.
     LockWait,
-    /// A transaction read what was committed and not applied (§3.4).
+    /// A transaction read a value that was committed and not applied (§3.4).
     Forwarded,
-    /// A transaction of low priority left the queue for a more important one behind it (§3.3.1).
+    /// A transaction of low priority left the queue because of one of higher priority behind it
+    /// (§3.3.1).
     PriorityAbort,
-    /// One of low priority did not, for it will have ended by then.
+    /// A transaction of low priority stayed, because it will have ended in time.
     Spared,
     /// A transaction was prepared on a condition (§3.3.2).
     Conditional,
-    /// The participant that prepared it learned that the condition holds.
+    /// The participant that prepared it learned that the condition is true.
     ConditionHeld,
-    /// It learned that it does not.
+    /// It learned that the condition is false.
     ConditionFailed,
-    /// The coordinator decided by the evidence of another participant, before that (N3).
+    /// The coordinator decided before that, by the evidence of another participant (N3).
     ConditionProved,
-    /// A transaction's reads were put to the coordinator of the one that it waits for (§3.4).
+    /// A transaction's reads were sent to the coordinator of the transaction for which it waits
+    /// (§3.4).
     ReadForwarded,
-    /// A client used an answer that may not hold.
+    /// A client used a provisional answer.
     Provisional,
-    /// It did not hold.
+    /// The answer was wrong.
     ReadsChanged,
-    /// A transaction was given a higher priority than it asked for, because it had aborted often.
+    /// A transaction received a higher priority than its client requested, because it had aborted
+    /// often.
     Promoted,
-    /// A timestamp was made from the map, for lack of a measurement.
+    /// A timestamp was computed from the topology, because there was no measurement.
     Unmeasured,
-    /// A prepare came after the transaction had ended here.
+    /// A prepare arrived after the transaction had ended here.
     LatePrepare,
-    /// A prepare came twice.
+    /// A prepare arrived twice.
     RepeatedPrepare,
     /// A later attempt ended an earlier one.
     AttemptSuperseded,
     /// An abort of a transaction that was not prepared left a tombstone.
     Tombstone,
-    /// A recovery query found no record, and made a refusal.
+    /// A recovery query found no record, so the participant refused the transaction.
     QueryRefused,
-    /// A recovery query found no record of a decision, and made an abort.
+    /// A recovery query found no record of a decision, so the transaction was aborted.
     QueryAborted,
-    /// A coordinator gave up a client.
+    /// A coordinator aborted a transaction because its client was silent.
     Abandoned,
     /// A new leader took over unfinished transactions as their coordinator.
     CoordinatorTakeover,
@@ -238,7 +251,7 @@ pub enum Note {
     ParticipantTakeover,
     /// A client asked again for an outcome.
     Resolved,
-    /// Somebody asked about a transaction whose outcome was forgotten.
+    /// A node asked about a transaction whose outcome was forgotten.
     Forgotten,
     /// A commit waited for its timestamp to pass.
     CommitWait,
@@ -248,11 +261,11 @@ pub enum Note {
     ReadIndex,
     /// A read-only transaction waited for a prepared writer.
     ReadWait,
-    /// The versions that a client read are not those that were prepared.
+    /// The versions that a client read differ from those that were prepared.
     StaleVersions,
     /// A request was sent again.
     Resent,
-    /// Of the replicas.
+    /// A rare event of hosting.
     Hosting(hosting::Note),
 }
 
@@ -281,7 +294,7 @@ impl From<commit::Note> for Note {
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
-    /// Of a partition's replicated log.
+    /// A timer of a partition's replicated log.
     Replication(PartitionId, replication::Timer),
     /// The turn of the first transaction in a partition's queue comes.
     Turn(PartitionId),
@@ -293,7 +306,7 @@ pub enum Timer {
     Resend(TxnId),
     /// A client sends heartbeats.
     Heartbeat,
-    /// A client probes those who lead.
+    /// A client probes leaders.
     Probe,
 }
 
@@ -309,7 +322,7 @@ impl From<commit::Timer> for Timer {
 
 impl Registered for Natto {
     const REPRESENTATIVES: &'static [&'static str] = &[RECSF];
-    /// Golden traces show the others.
+    /// Golden traces catch the other mutations.
     const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] =
         &[(TS, "N1", 50), (TS, "N2", 50), (CP, "N3", 300)];
     const ROWS: &'static [Row] = &[
@@ -391,10 +404,10 @@ impl Protocol for Natto {
 
     fn vary(config: &mut Config, rng: &mut Rng) {
         config.timeouts.vary(rng);
-        // From the paper's measurements to hardly any.
+        // From the frequency in the paper to very few.
         config.probe_interval = hosting::vary(config.probe_interval, 100, 12_000, rng);
         config.ahead_max = hosting::vary(config.ahead_max, 40, 150, rng);
-        // Guesses may be as wrong as they like.
+        // Guesses may be arbitrarily wrong.
         config.guess_slack = Duration::from_millis(rng.below(200));
         config.promote_after = u32::try_from(rng.range(1, 6)).unwrap_or(1);
         config.levels = u8::try_from(rng.range(1, 3)).unwrap_or(2);

@@ -6,15 +6,15 @@ use crate::mutation::{compiled, mutations};
 mutations! {
     /// N1: a late transaction waits for conflicting later ones.
     late_waits_for_later: "N1";
-    /// N2: a lock is free though an earlier transaction waits for it.
+    /// N2: a lock counts as free although an earlier transaction waits for it.
     waiters_are_bypassed: "N2";
-    /// N3: conditions hold if nobody says otherwise.
+    /// N3: a condition counts as true if no participant contradicts it.
     conditions_are_trusted: "N3";
-    /// N4: a priority abort is in the leader's memory alone.
+    /// N4: a priority abort is only in the leader's memory.
     refusals_are_volatile: "N4";
-    /// N5, N8: what was computed from provisional reads is committed, whatever was prepared.
+    /// N5, N8: the result of provisional reads is committed, whatever was prepared.
     provisional_reads_count: "N5", "N8";
-    /// N8: reads are forwarded when a transaction arrives, though others may yet come before it.
+    /// N8: reads are forwarded when a transaction arrives, although earlier ones may still arrive.
     forwards_on_arrival: "N8";
 }
 

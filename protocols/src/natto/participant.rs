@@ -1,5 +1,5 @@
-//! A partition's leader as participant: wait for the turn, read, prepare, vote, and carry out the
-//! decision (§3.2; Carousel §4.1).
+//! A partition's leader as participant: it waits for a transaction's turn, reads, prepares, votes,
+//! and applies decisions (§3.2; Carousel §4.1).
 
 use std::collections::BTreeSet;
 
@@ -53,7 +53,7 @@ impl Reader for Leader {
 }
 
 impl Leading<'_> {
-    /// §3.2: a transaction arrives, early as it should or late, and waits for its turn.
+    /// §3.2: a transaction arrives, on time or late, and waits for its turn.
     pub(super) fn on_read_and_prepare(
         &mut self,
         txn: TxnId,
@@ -68,7 +68,7 @@ impl Leading<'_> {
         }
         self.end_earlier_attempts(txn, world);
         if let Some(ended) = self.state.ended.get(&txn) {
-            // It was refused or ended before its prepare came (C9): say so again.
+            // It was refused or ended before its prepare arrived (C9): repeat the answer.
             world.cx.note(Note::LatePrepare);
             if let Outcome::Aborted(reason) = ended.outcome {
                 self.send_vote(txn, arrived.coordinator, Vote::Refused(reason), world);
@@ -89,7 +89,8 @@ impl Leading<'_> {
         if self.state.prepared.contains_key(&txn)
             || self.leader.participation.preparing.contains_key(&txn)
         {
-            // Its keys are held since the first time, so these are the versions it prepared with.
+            // Its keys have been held since the first request, so these are the versions with which
+            // it was prepared.
             world.cx.note(Note::RepeatedPrepare);
             self.send_reads(arrived.client, txn, &arrived.participant.reads, false, world);
             if let Some(prepared) = self.state.prepared.get(&txn) {
@@ -99,7 +100,7 @@ impl Leading<'_> {
         }
         let clock = world.cx.clock();
         if turn.timestamp > clock.now + clock.error * 2 + world.config.ahead_max {
-            // N10, R8: one that comes so early would keep others from its keys for long.
+            // N10, R8: a transaction with such an early request would block its keys for long.
             world.cx.note(Note::FarAhead);
             self.refuse(txn, arrived.coordinator, AbortReason::Conflict, world);
             return;
@@ -119,8 +120,9 @@ impl Leading<'_> {
         self.on_turn(world);
     }
 
-    /// §3.3.1: nobody of lower priority stands in the queue before one that it conflicts with, unless it
-    /// will be gone by then: neither those before the new one, nor the new one itself.
+    /// §3.3.1: no transaction of lower priority stays in the queue before a conflicting one of
+    /// higher priority, unless it will have ended by then. This concerns the transactions before
+    /// the new one, and the new one itself.
     fn abort_by_priority(&mut self, txn: TxnId, world: &mut World<'_>) {
         let ends = |txn: TxnId| {
             let turn = self.leader.queue.turn(txn).unwrap_or_default();
@@ -148,12 +150,14 @@ impl Leading<'_> {
                 self.free(victim, Fate::Aborted, world);
                 continue;
             }
-            // In the log before the prepare of whoever it is for: that prepare proves it (N4).
+            // The refusal is in the log before the prepare of the transaction that it favours, so
+            // that prepare proves it (N4).
             self.refuse(victim, coordinator, AbortReason::Conflict, world);
         }
     }
 
-    /// Processes every transaction whose timestamp has passed, in their order, and waits for the next.
+    /// Processes, in their order, all transactions whose timestamp has passed, and sets the timer
+    /// for the next.
     pub(super) fn on_turn(&mut self, world: &mut World<'_>) {
         loop {
             let clock = world.cx.clock().now;
@@ -170,8 +174,8 @@ impl Leading<'_> {
         }
     }
 
-    /// §3.2: its turn has come. One that matters waits for those before it; any other gives up at
-    /// once if anybody is in its way. Nobody waits for one whose turn is later (N1).
+    /// §3.2: its turn has come. A transaction of high priority waits for earlier ones; any other
+    /// aborts at once if one blocks it. No transaction waits for one whose turn is later (N1).
     fn process(&mut self, txn: TxnId, world: &mut World<'_>) {
         let Some(arrived) = self.leader.arrived.get(&txn) else {
             unreachable!("{txn} has not arrived at {}", self.id);
@@ -203,8 +207,8 @@ impl Leading<'_> {
         }
     }
 
-    /// §3.3.2: those that `txn` has to wait for, if all of them are of lower priority and have been
-    /// aborted for its sake at some other participant, by all that is known.
+    /// §3.3.2: the transactions for which `txn` must wait, if all of them have lower priority and
+    /// were, as far as this leader knows, aborted in favour of `txn` at some other participant.
     fn doomed_before(&self, txn: TxnId, world: &World<'_>) -> Option<BTreeSet<TxnId>> {
         if world.config.level < Level::ConditionalPrepare {
             return None;
@@ -214,8 +218,8 @@ impl Leading<'_> {
         holders.iter().all(|&holder| self.is_doomed(holder, txn, slack)).then_some(holders)
     }
 
-    /// True if `holder`, prepared here, was in the queue of another participant when `txn` got there, and
-    /// in its way.
+    /// True if `holder`, which is prepared here, was in the queue of another participant when `txn`
+    /// arrived there, and conflicted with it.
     fn is_doomed(&self, holder: TxnId, txn: TxnId, slack: Duration) -> bool {
         let (Some(held), Some(turn)) =
             (self.leader.queue.turn(holder), self.leader.queue.turn(txn))
@@ -237,8 +241,8 @@ impl Leading<'_> {
         held.priority < turn.priority && !is_spared && arrived.elsewhere.iter().any(meets)
     }
 
-    /// §3.3.2: prepares `txn` on the condition that those it waits for do not commit, and goes on waiting
-    /// for them. What it reads is what holds if they do not.
+    /// §3.3.2: prepares `txn` on the condition that the transactions for which it waits do not
+    /// commit. It keeps waiting for them. Its reads are valid if they do not commit.
     fn prepare_conditionally(
         &mut self,
         txn: TxnId,
@@ -254,8 +258,8 @@ impl Leading<'_> {
         self.prepare_in_log(txn, arrived, unless.into_iter().collect(), world);
     }
 
-    /// Answers with the values, and puts the prepare into the log. The transaction holds its keys from
-    /// now on.
+    /// Answers with the values, and proposes the prepare to the log. The transaction holds its keys
+    /// from now on.
     fn prepare(&mut self, txn: TxnId, world: &mut World<'_>) {
         let Some(mut arrived) = self.leader.arrived.remove(&txn) else {
             unreachable!("{txn} has not arrived at {}", self.id);
@@ -302,18 +306,18 @@ impl Leading<'_> {
         self.propose(command, world);
     }
 
-    /// §3.4, RECSF: whoever waits for one prepared transaction alone may have its values from that one's
-    /// coordinator, which knows first whether it commits. Its turn has come, so nobody can get between
-    /// (N8).
+    /// §3.4, RECSF: a transaction that waits for a single prepared one may receive its values from
+    /// that one's coordinator, which knows first whether it commits. Its turn has come, so no other
+    /// transaction can come in between (N8).
     fn forward_read(&mut self, txn: TxnId, world: &mut World<'_>) {
         if world.config.level < Level::RemoteForwarding {
             return;
         }
-        // It waits for one that is not prepared itself, or for several.
+        // It waits for a transaction that is not prepared, or for several.
         let Some(holders) = self.leader.queue.holders_before(txn) else { return };
         let mut holders = holders.into_iter();
         let (Some(of), None) = (holders.next(), holders.next()) else { return };
-        // An earlier leader prepared it on a condition: nobody waits for its values here.
+        // An earlier leader prepared it on a condition: no client waits for its values here.
         let Some(arrived) = self.leader.arrived.get(&txn) else { return };
         let keys = &arrived.participant.reads;
         let is_of_use = self.leader.queue.written(of, keys).next().is_some();
@@ -332,7 +336,7 @@ impl Leading<'_> {
         world.send_to_leader(coordinator, forward);
     }
 
-    /// Refuses a transaction for ever, in the log; the vote follows when it is chosen.
+    /// Refuses a transaction for ever, in the log. The vote follows when the entry is chosen.
     fn refuse(
         &mut self,
         txn: TxnId,
@@ -346,9 +350,9 @@ impl Leading<'_> {
         }
     }
 
-    /// `txn` leaves the queue, or gives its keys back: those that waited for it may go. One that is
-    /// prepared on the condition that it does not commit is prepared without it if it aborts, and waits
-    /// like any other if it commits.
+    /// `txn` leaves the queue, or releases its keys: transactions that waited for it may continue.
+    /// One that was prepared on the condition that `txn` does not commit becomes unconditional if
+    /// `txn` aborts, and waits like any other if `txn` commits.
     fn free(&mut self, txn: TxnId, fate: Fate, world: &mut World<'_>) {
         self.leader.arrived.remove(&txn);
         self.leader.known.remove(&txn);
@@ -366,7 +370,7 @@ impl Leading<'_> {
         }
         for waiter in self.leader.queue.remove(txn) {
             if !self.leader.queue.is_waiting(waiter) {
-                // Another that went just now has taken it along.
+                // Another transaction that was just removed has removed it too.
                 continue;
             }
             if !self.leader.queue.is_free(waiter) {
@@ -380,14 +384,14 @@ impl Leading<'_> {
             } else if self.leader.arrived.contains_key(&waiter) {
                 self.prepare(waiter, world);
             } else {
-                // An earlier leader prepared it on a condition that has failed: nobody here knows
-                // what it would need.
+                // An earlier leader prepared it on a condition that turned out false: this leader
+                // does not know its request.
                 self.free(waiter, Fate::Aborted, world);
             }
         }
     }
 
-    /// One that `txn` was prepared on the condition of has ended in the log.
+    /// A transaction on whose abort `txn` was conditional has ended in the log.
     pub(super) fn on_condition(
         &mut self,
         txn: TxnId,
@@ -395,7 +399,7 @@ impl Leading<'_> {
         world: &mut World<'_>,
     ) {
         match self.state.prepared.get(&txn) {
-            // It stands now, and says so.
+            // It is unconditional now, and its vote says so.
             Some(prepared) if prepared.unless.is_empty() => {
                 let vote = prepared.vote();
                 self.send_vote(txn, coordinator, vote, world);
@@ -413,8 +417,8 @@ impl Leading<'_> {
         }
     }
 
-    /// A client begins attempt n + 1 only when it knows that attempt n aborted, so that is a
-    /// decision, and nothing need wait for the coordinator's word of it.
+    /// A client begins attempt n + 1 only when it knows that attempt n aborted. So attempt n is
+    /// decided, and ends here without the coordinator's message.
     fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_>) {
         if txn.attempt == 0 {
             return;
@@ -447,7 +451,7 @@ impl Leading<'_> {
         world.send(client, Msg::ReadResult { txn, partition: self.id, reads, is_provisional });
     }
 
-    /// The newest value of a key, applied or about to be.
+    /// The newest value of a key, applied or about to be applied.
     fn read(&self, key: &Key, world: &World<'_>) -> Read {
         let forwarded = self.leader.forwarded.get(key).cloned();
         forwarded.unwrap_or_else(|| world.store.read(self.id, key))
@@ -458,7 +462,7 @@ impl Leading<'_> {
         let Some(prepared) = self.state.prepared.get(&txn) else {
             unreachable!("{txn} is not prepared at {} by its prepare", self.id);
         };
-        // A conditional prepare may be followed by one without the condition.
+        // A conditional prepare may be followed by an unconditional one.
         if self
             .leader
             .participation
@@ -472,8 +476,8 @@ impl Leading<'_> {
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
     }
 
-    /// Carousel §4.3.3, as corrected by R1: how did this partition vote? While a transaction waits for
-    /// its turn or a lock it has not, and the vote will follow.
+    /// Carousel §4.3.3, as corrected by R1: the coordinator asks for this partition's vote. While a
+    /// transaction waits for its turn or a lock there is none, and the vote will follow.
     pub(super) fn on_query_prepare(
         &mut self,
         txn: TxnId,
@@ -487,7 +491,7 @@ impl Leading<'_> {
         self.refuse(txn, coordinator, AbortReason::Recovery, world);
     }
 
-    /// Carousel §4.1.3: the decision. Replicate it, apply it, acknowledge it.
+    /// Carousel §4.1.3: the decision. Replicates it, applies it, and acknowledges it.
     pub(super) fn on_writeback(
         &mut self,
         txn: TxnId,
@@ -504,18 +508,19 @@ impl Leading<'_> {
         if let (Verdict::Commit(..), Some(Outcome::Aborted(reason))) =
             (&verdict, self.state.ended.get(&txn).map(|ended| ended.outcome))
         {
-            // N6: somebody has been told otherwise. Going on would be worse than not.
+            // N6: a client has received the opposite outcome. Continuing would do more harm than
+            // stopping.
             unreachable!("{txn} commits and has aborted here ({reason})");
         }
         match (is_open, is_over, &verdict) {
             (true, _, _) => self.end(txn, coordinator, verdict, world),
             (false, true, _) => self.acknowledge(txn, coordinator, world),
-            // It waits here, or its prepare is on the way, or was lost. Remember (C9).
+            // It waits here; or its prepare is in flight, or was lost. Remember the end (C9).
             (false, false, Verdict::Abort(_)) => {
                 world.cx.note(Note::Tombstone);
                 self.end(txn, coordinator, verdict, world);
             }
-            // A commit needs this partition's prepare, and its end is kept until the client has
+            // A commit needs this partition's prepare, and the end is kept until the client has
             // acknowledged it.
             (false, false, Verdict::Commit(..)) => {
                 unreachable!("{txn} commits and is not known at {}", self.id);
@@ -523,7 +528,7 @@ impl Leading<'_> {
         }
     }
 
-    /// Puts a decision into the log.
+    /// Proposes a decision to the log.
     fn end(
         &mut self,
         txn: TxnId,
@@ -540,7 +545,7 @@ impl Leading<'_> {
                 self.leader.forward(txn, *timestamp, writes);
                 Some(Fate::Committed)
             }
-            // Its keys are free when it is applied (T5).
+            // Its keys are released when it is applied (T5).
             Verdict::Commit(..) => None,
         };
         let conditions = match fate {
@@ -548,20 +553,20 @@ impl Leading<'_> {
             Some(Fate::Aborted) | None => BTreeSet::new(),
         };
         self.propose(Command::End { txn, coordinator, verdict }, world);
-        // N6: that it commits is the end of those that must not.
+        // N6: its commit ends the transactions that must not commit.
         for other in conditions {
             self.free(other, Fate::Aborted, world);
         }
         if let Some(fate) = fate {
-            // Whoever takes the keys now stands behind this decision in the log, so its vote is out
-            // only if the decision is chosen here (N7).
+            // A transaction that takes the keys now comes after this decision in the log, so its
+            // vote is sent only if the decision is chosen here (N7).
             self.free(txn, fate, world);
         }
     }
 
-    /// A transaction has ended here in the log: by a decision, to be acknowledged, or by this
-    /// partition's own refusal, to be voted. Read-only transactions that waited for it go on, then
-    /// those that wait for its keys.
+    /// A transaction has ended here in the log. A decision must be acknowledged; the partition's
+    /// own refusal is a vote. Read-only transactions that waited for it continue, then those that
+    /// wait for its keys.
     pub(super) fn on_ended(&mut self, txn: TxnId, world: &mut World<'_>) {
         let by_decision = self.take_ended(txn, world.cx.now());
         self.leader.reading.floor = self.leader.reading.floor.max(self.state.floor);
@@ -576,14 +581,14 @@ impl Leading<'_> {
     }
 }
 
-/// How a transaction leaves.
+/// How a transaction ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Aborted,
     Committed,
 }
 
-/// Whether two transactions touch a key that one of them writes.
+/// True if two transactions access a key that one of them writes.
 fn conflict(one: &Participant, other: &Participant) -> bool {
     let hits = |writes: &[Key], keys: &[Key]| writes.iter().any(|key| keys.contains(key));
     hits(&one.writes, &other.reads)
@@ -592,7 +597,7 @@ fn conflict(one: &Participant, other: &Participant) -> bool {
 }
 
 impl Leader {
-    /// `txn` is prepared: what is known of it beside that may show that it will not commit.
+    /// `txn` is prepared. Its request may show later that it will not commit.
     fn hold(&mut self, txn: TxnId, arrived: &mut Arrived) {
         if !arrived.elsewhere.is_empty() {
             let elsewhere = std::mem::take(&mut arrived.elsewhere);
@@ -600,19 +605,19 @@ impl Leader {
         }
     }
 
-    /// LECSF (§3.4): the commit is final at its coordinator, so what it writes is what the next
-    /// transaction reads, though this group does not have it yet.
+    /// LECSF (§3.4): the commit is final at its coordinator, so the next transaction reads its
+    /// writes, although this group has not applied it yet.
     fn forward(&mut self, txn: TxnId, timestamp: Timestamp, writes: &Writes) {
         let version = Version { timestamp, writer: txn };
         for (key, value) in writes {
             self.forwarded.insert(key.clone(), Read { value: value.clone(), version });
         }
         self.leaving.insert(txn, writes.keys().cloned().collect());
-        // Whoever prepares from here on commits later (C11).
+        // Every transaction that prepares from here on commits later (C11).
         self.reading.floor = self.reading.floor.max(timestamp);
     }
 
-    /// What `txn` wrote is in the store.
+    /// The writes of `txn` are in the store.
     fn on_applied(&mut self, txn: TxnId) {
         for key in self.leaving.remove(&txn).into_iter().flatten() {
             if self.forwarded.get(&key).is_some_and(|read| read.version.writer == txn) {

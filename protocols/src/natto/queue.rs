@@ -1,11 +1,13 @@
-//! Who touches which key of one partition, in which order: the transaction queue, the holders of
-//! locks, and those that wait for locks (§3.2). Plain data: it decides who may go; others tell them.
+//! The order in which transactions access the keys of one partition: the transaction queue, the
+//! holders of locks, and the transactions that wait for locks (§3.2). It is plain data: it decides
+//! which transaction may continue, and its callers send the messages.
 //!
 //! # Why nobody waits for ever
-//! A transaction has one place in one order, its timestamp and its name, and the same at every
-//! participant. It waits for conflicting ones with earlier places only: one that comes so late that it
-//! would have to wait for a later one is refused (N1), and nobody takes a lock that an earlier one waits
-//! for (N2). So whoever waits, anywhere, waits for somebody earlier.
+//! A transaction has one position in one order, its timestamp and its name, which is the same at
+//! every participant. It waits only for conflicting transactions with earlier positions: one that
+//! arrives so late that it would have to wait for a later one is refused (N1), and no transaction
+//! takes a lock for which an earlier one waits (N2). So every transaction that waits, at any
+//! participant, waits for an earlier one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,21 +18,21 @@ use orthodrome_core::txn::Key;
 use super::Mutations;
 use super::message::Turn;
 
-/// A place in the order of all transactions.
+/// A position in the order of all transactions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Place {
-    /// When it should have arrived everywhere.
+    /// The time at which it should have arrived everywhere.
     pub timestamp: Timestamp,
-    /// Its name, for those of equal timestamps.
+    /// Its name, which orders transactions with equal timestamps.
     pub txn: TxnId,
 }
 
-/// How far a transaction has come here.
+/// The stage of a transaction at this participant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
     /// Its timestamp has not passed.
     Queued,
-    /// Its timestamp has passed, and others are before it.
+    /// Its timestamp has passed, and earlier transactions block it.
     Waiting,
     /// It waits for others, and is prepared on the condition that they do not commit (§3.3.2).
     Conditional,
@@ -45,14 +47,14 @@ impl Stage {
     }
 }
 
-/// What becomes of a transaction whose turn has come.
+/// What a transaction does when its turn has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Nobody is in its way.
+    /// Nothing blocks it.
     Free,
-    /// Only earlier ones are in its way.
+    /// Only earlier transactions block it.
     Behind,
-    /// A later one that conflicts was here first.
+    /// A later conflicting transaction was here first.
     Overtaken,
 }
 
@@ -60,16 +62,16 @@ pub enum Verdict {
 struct Entry {
     turn: Turn,
     stage: Stage,
-    /// True for those it writes.
+    /// True for keys that it writes.
     keys: BTreeMap<Key, bool>,
 }
 
-/// The transactions of one partition's leader, by key and by place.
+/// The transactions of one partition's leader, by key and by position.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     mutations: Mutations,
     entries: BTreeMap<TxnId, Entry>,
-    /// Who touches a key; true for those that write it.
+    /// The transactions that access a key; true for those that write it.
     keys: BTreeMap<Key, BTreeMap<Place, bool>>,
     queued: BTreeSet<Place>,
 }
@@ -123,36 +125,36 @@ impl Queue {
         self.queued.first().filter(|place| place.timestamp <= now).map(|place| place.txn)
     }
 
-    /// When the turn of the first in the queue comes.
+    /// The turn of the first transaction in the queue.
     #[must_use]
     pub fn next(&self) -> Option<Timestamp> {
         self.queued.first().map(|place| place.timestamp)
     }
 
-    /// How far `txn` has come; none if it is not here.
+    /// The stage of `txn`; none if it is not here.
     #[must_use]
     pub fn stage(&self, txn: TxnId) -> Option<Stage> {
         self.entries.get(&txn).map(|entry| entry.stage)
     }
 
-    /// When its turn is, and how much it matters.
+    /// Its turn.
     #[must_use]
     pub fn turn(&self, txn: TxnId) -> Option<Turn> {
         self.entries.get(&txn).map(|entry| entry.turn)
     }
 
-    /// Everybody here.
+    /// All transactions here.
     pub fn transactions(&self) -> impl Iterator<Item = TxnId> + '_ {
         self.entries.keys().copied()
     }
 
-    /// How many are here.
+    /// The number of transactions here.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Everybody else who touches a key of `txn` that one of the two writes, key by key.
+    /// All other transactions that conflict with `txn`, key by key.
     fn conflicts<'a>(
         &'a self,
         txn: TxnId,
@@ -172,7 +174,7 @@ impl Queue {
         entry
     }
 
-    /// Whether a transaction whose turn has come may go.
+    /// Whether a transaction whose turn has come may continue.
     #[must_use]
     pub fn judge(&self, txn: TxnId) -> Verdict {
         let entry = self.entry(txn);
@@ -204,8 +206,8 @@ impl Queue {
         self.stage(txn).is_some_and(Stage::is_waiting)
     }
 
-    /// Whether a transaction that waits may go now: nobody holds its keys, and nobody earlier waits
-    /// for one of them.
+    /// Whether a transaction that waits may continue now: no other holds its keys, and no earlier
+    /// one waits for them.
     #[must_use]
     pub fn is_free(&self, txn: TxnId) -> bool {
         let entry = self.entry(txn);
@@ -218,8 +220,8 @@ impl Queue {
         })
     }
 
-    /// Pairs of a transaction and a more important one that stands behind it, conflicts with it, and
-    /// would have to wait for it: `txn` is one of each pair. Those that are prepared stay.
+    /// Pairs of a transaction and a conflicting one of higher priority behind it, which would have
+    /// to wait for it. `txn` is one of each pair. Prepared transactions are not included.
     #[must_use]
     pub fn out_of_rank(&self, txn: TxnId) -> BTreeSet<(TxnId, TxnId)> {
         let entry = self.entry(txn);
@@ -240,7 +242,8 @@ impl Queue {
         pairs
     }
 
-    /// Those that `txn` waits for, if all of them are prepared; none if somebody else waits before it.
+    /// The transactions for which `txn` waits, if all of them are prepared; none if another one
+    /// waits before it.
     #[must_use]
     pub fn holders_before(&self, txn: TxnId) -> Option<BTreeSet<TxnId>> {
         let entry = self.entries.get(&txn)?;
@@ -256,7 +259,7 @@ impl Queue {
         Some(holders)
     }
 
-    /// Those of the keys that `txn` may write.
+    /// The keys among these that `txn` may write.
     pub fn written<'a>(&'a self, txn: TxnId, keys: &'a [Key]) -> impl Iterator<Item = &'a Key> {
         let entry = self.entries.get(&txn);
         keys.iter().filter(move |key| entry.is_some_and(|e| e.keys.get(*key) == Some(&true)))
@@ -275,7 +278,7 @@ impl Queue {
     /// `txn` holds its keys from now on.
     ///
     /// # Panics
-    /// If somebody else holds one of them.
+    /// If another transaction holds one of them.
     pub fn prepare(&mut self, txn: TxnId) {
         self.move_on(txn, Stage::Prepared);
         let holder =
@@ -290,10 +293,10 @@ impl Queue {
         }
     }
 
-    /// `txn` leaves. Returns those that wait for a key that it touched, in their order: some of them
-    /// may go now.
+    /// Removes `txn`. Returns the transactions that wait for one of its keys, in their order: some
+    /// of them may continue now.
     pub fn remove(&mut self, txn: TxnId) -> Vec<TxnId> {
-        // It never came here: its abort was all that did.
+        // It never arrived here: only its abort did.
         let Some(Entry { turn, keys, .. }) = self.entries.remove(&txn) else { return Vec::new() };
         let place = Place { timestamp: turn.timestamp, txn };
         self.queued.remove(&place);
@@ -327,7 +330,7 @@ impl Queue {
             .collect()
     }
 
-    /// Panics if the queue contradicts itself, or somebody waits who should not.
+    /// Panics if the queue contradicts itself, or a transaction waits that should not.
     ///
     /// # Panics
     /// If it does.
@@ -347,7 +350,8 @@ impl Queue {
         }
         for (key, others) in &self.keys {
             assert!(!others.is_empty(), "{key} is touched by nobody");
-            // Holders after the one that is looked at, last to first: how many, and how many write.
+            // The holders after the current one, last to first: their number, and the number of
+            // writers.
             let (mut holders, mut writers) = (0, 0);
             for (place, &writes) in others.iter().rev() {
                 let entry = self.entries.get(&place.txn);

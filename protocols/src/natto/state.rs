@@ -1,5 +1,5 @@
-//! What every replica of a partition knows, beside what [`commit::State`] says: how the log's commands
-//! change it, and when votes decide.
+//! The state that every replica of a partition has, in addition to [`commit::State`]: how the log's
+//! commands change it, and how votes decide.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +13,12 @@ use super::Mutations;
 use super::message::{Command, Turn, Vote};
 use crate::commit::{self, Applied, Verdict};
 
-/// A transaction that this partition prepared and whose decision it does not know.
+/// A transaction that this partition has prepared and whose decision it does not know.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Prepared {
     /// The group that decides.
     pub coordinator: PartitionId,
-    /// When its turn was.
+    /// Its turn.
     pub turn: Turn,
     /// Keys read, with the versions read.
     pub versions: Vec<(Key, Version)>,
@@ -26,9 +26,10 @@ pub struct Prepared {
     pub writes: Vec<Key>,
     /// The commit timestamp must not be smaller.
     pub proposal: Timestamp,
-    /// It stands only if none of these commits (N6): each is prepared here too, and was before.
+    /// The prepare is valid only if none of these commits (N6): each is prepared here too, and was
+    /// before.
     pub unless: Vec<TxnId>,
-    /// Refused for its sake.
+    /// Transactions refused in its favour.
     pub refused: Vec<TxnId>,
 }
 
@@ -38,7 +39,7 @@ impl Prepared {
         self.versions.iter().map(|(key, _)| key)
     }
 
-    /// The vote that this stands for.
+    /// The vote for it.
     #[must_use]
     pub fn vote(&self) -> Vote {
         Vote::Prepared {
@@ -50,16 +51,16 @@ impl Prepared {
     }
 }
 
-/// A commit request: what the client wants written, and on the strength of which reads.
+/// A commit request: the client's writes, and the versions of its reads.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Request {
-    /// What to write.
+    /// The writes.
     pub writes: Writes,
     /// The version of each key that the client read.
     pub versions: Vec<(Key, Version)>,
-    /// Which of the client's requests.
+    /// The number of the client's request.
     pub round: u32,
-    /// Another may come, on other reads.
+    /// True if another request may follow, on other reads.
     pub is_provisional: bool,
 }
 
@@ -80,7 +81,7 @@ impl commit::Request for Request {
 /// A transaction that this partition's group coordinates.
 pub type Coordinated = commit::Coordinated<PartitionId, Request>;
 
-/// A partition's replicated state, data apart.
+/// A partition's replicated state, without its data.
 pub type State = commit::State<Prepared, commit::Ended, Coordinated>;
 
 impl State {
@@ -117,16 +118,16 @@ impl State {
             Command::Refuse { txn, coordinator, reason } => self.abort(*txn, *coordinator, *reason),
             Command::End { txn, coordinator, verdict: Verdict::Commit(timestamp, writes) } => {
                 let Some(prepared) = self.prepared.remove(txn) else {
-                    // Committed here before; the entry is a repetition by a later leader.
+                    // It committed here before; the entry is a repetition by a later leader.
                     return Applied::Ended(*txn);
                 };
-                // N6: that it commits is that these have aborted.
+                // N6: its commit means that these have aborted.
                 for other in prepared.unless {
                     if let Some(Prepared { coordinator, .. }) = self.prepared.remove(&other) {
                         self.abort(other, coordinator, AbortReason::Conflict);
                     }
                 }
-                // And whatever stood on the condition that it does not is void.
+                // And prepares on the condition that it does not commit are void.
                 self.prepared.retain(|_, prepared| !prepared.unless.contains(txn));
                 self.commit(partition, *txn, (*timestamp, writes), store);
                 self.end(*txn, *coordinator, Outcome::Committed(*timestamp))
@@ -174,7 +175,7 @@ impl State {
         }
     }
 
-    /// A transaction that is not prepared here aborts: nobody's prepare stands on that any more.
+    /// A transaction that is not prepared here aborts: no prepare depends on it any more.
     fn abort(&mut self, txn: TxnId, coordinator: PartitionId, reason: AbortReason) -> Applied {
         let applied = self.end(txn, coordinator, Outcome::Aborted(reason));
         if applied != Applied::Nothing {
@@ -185,15 +186,16 @@ impl State {
         applied
     }
 
-    /// Those that `command` aborts beside what it says: one that commits on their not doing so is in
-    /// their way for ever (N6).
+    /// The transactions that `command` aborts in addition: a transaction that commits on the
+    /// condition that they do not excludes them for ever (N6).
     #[must_use]
     pub fn aborted_by(&self, command: &Command) -> Vec<TxnId> {
         let Command::End { txn, verdict: Verdict::Commit(..), .. } = command else { return vec![] };
         self.prepared.get(txn).map_or_else(Vec::new, |prepared| prepared.unless.clone())
     }
 
-    /// Those prepared on the condition that `txn` does not commit, with their coordinators' groups.
+    /// Transactions prepared on the condition that `txn` does not commit, with their coordinators'
+    /// groups.
     #[must_use]
     pub fn dependents(&self, txn: TxnId) -> Vec<(TxnId, PartitionId)> {
         let depends = self.prepared.iter().filter(|(_, prepared)| prepared.unless.contains(&txn));
@@ -201,11 +203,11 @@ impl State {
     }
 }
 
-/// The one decision function (R7): of durable facts alone, so that every coordinator that has them
-/// decides the same. `vote` gives each participant's vote, if it is known. Two unsafe variants are for
-/// tests.
+/// The only decision function (R7): a function of durable facts alone, so that every coordinator
+/// with these facts makes the same decision. `vote` returns each participant's vote, if it is
+/// known. Two mutations change it, for tests.
 ///
-/// Returns none while the facts leave it open.
+/// Returns none while the decision is open.
 #[must_use]
 pub fn decide<'a>(
     participants: impl IntoIterator<Item = PartitionId> + Clone,
@@ -213,13 +215,13 @@ pub fn decide<'a>(
     vote: impl Fn(PartitionId) -> Option<&'a Vote>,
     mutations: Mutations,
 ) -> Option<Outcome> {
-    // Somebody was told to commit: it is decided.
+    // A participant has committed it: it is decided.
     for partition in participants.clone() {
         if let Some(Vote::Committed(timestamp)) = vote(partition) {
             return Some(Outcome::Committed(*timestamp));
         }
     }
-    // One refusal is enough, whatever the others say.
+    // One refusal suffices, whatever the other votes are.
     for partition in participants.clone() {
         if let Some(Vote::Refused(reason)) = vote(partition) {
             return Some(Outcome::Aborted(*reason));
@@ -236,8 +238,8 @@ pub fn decide<'a>(
         conditions.extend(unless);
         evidence.extend(refused);
     }
-    // N3: a condition holds if some participant has refused that transaction for ever, and not because
-    // nobody has said anything to the contrary.
+    // N3: a condition is true only if some participant has refused that transaction for ever. It is
+    // not enough that no participant contradicts it.
     if !conditions.is_subset(&evidence) && !mutations.conditions_are_trusted() {
         return None;
     }
@@ -246,13 +248,13 @@ pub fn decide<'a>(
     match request.is_provisional {
         _ if !is_contradicted => Some(Outcome::Committed(timestamp)),
         true if mutations.provisional_reads_count() => Some(Outcome::Committed(timestamp)),
-        // Its client will ask again, or give up.
+        // Its client will ask again, or abort.
         true => None,
         false => Some(Outcome::Aborted(AbortReason::StaleRead)),
     }
 }
 
-/// R3: true if the client computed from something else than the participant holds.
+/// R3: true if the client computed from other versions than the participant has.
 fn contradicts(vote: &Vote, request: &Request) -> bool {
     let Vote::Prepared { versions, .. } = vote else { return false };
     versions.iter().any(|(key, version)| {
@@ -261,8 +263,8 @@ fn contradicts(vote: &Vote, request: &Request) -> bool {
     })
 }
 
-/// True if this request can never be committed: a vote that stands without a condition contradicts it.
-/// Then, and only then, may the coordinator's group abort what was asked to commit.
+/// True if this request can never be committed, because an unconditional vote contradicts it. Only
+/// then may the coordinator's group abort a transaction that its client asked to commit.
 #[must_use]
 pub fn is_refuted<'a>(request: &Request, mut votes: impl Iterator<Item = &'a Vote>) -> bool {
     votes.any(|vote| {

@@ -1,10 +1,11 @@
-//! Replicas of a partition compare, in the background, what its settled versions came to: a node whose
-//! replica came to something else than the others stops.
+//! Replicas of a partition compare, in the background, what its settled versions came to: a node
+//! whose replica came to something else than the others stops.
 //!
-//! Version numbers are cut into *spans* of time. Of each span, a replica adds up what it has put into its
-//! store. Below its replica watermark every replica has every version, so once all versions of a span are
-//! settled, its sum is the same everywhere. Spans in which a replica settled nothing itself, because it
-//! copied a peer's versions or started from a checkpoint, it does not judge.
+//! Version numbers are cut into *spans* of time. Of each span, a replica adds up what it has put
+//! into its store. Below its replica watermark every replica has every version, so once all
+//! versions of a span are settled, its sum is the same everywhere. Spans in which a replica settled
+//! nothing itself, because it copied a peer's versions or started from a checkpoint, it does not
+//! judge.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,8 +27,8 @@ pub struct Sum {
     pub digest: u64,
 }
 
-/// Transactions of one partition that are remembered until their spans are closed, some 30 MiB of them at
-/// most. Beyond that nothing earlier is compared.
+/// Transactions of one partition that are remembered until their spans are closed, some 30 MiB of
+/// them at most. Beyond that nothing earlier is compared.
 const ADDED_MAX: usize = 1 << 20;
 
 /// What the replicas of a node and those of others came to.
@@ -36,8 +37,9 @@ pub(super) struct Checks {
     /// How long a span is, in nanoseconds. All servers have the same.
     length: u64,
     sums: checks::Checks,
-    /// What was added of spans that are not closed. A transaction that a server takes from a peer for one
-    /// partition puts its versions of another into the store again, which changes nothing there.
+    /// What was added of spans that are not closed. A transaction that a server takes from a peer
+    /// for one partition puts its versions of another into the store again, which changes nothing
+    /// there.
     added: BTreeMap<PartitionId, BTreeSet<Timestamp>>,
     /// See [`ADDED_MAX`].
     added_max: usize,
@@ -60,8 +62,8 @@ impl Checks {
         self.sums.begin(partition, index);
     }
 
-    /// The versions of a transaction were put into the store, with this digest; perhaps not for the first
-    /// time.
+    /// The versions of a transaction were put into the store, with this digest; perhaps not for the
+    /// first time.
     pub(super) fn add(&mut self, partition: PartitionId, ts: Timestamp, digest: u64) {
         let index = self.index(ts);
         if self.sums.is_closed(partition, index) {

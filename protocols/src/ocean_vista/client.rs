@@ -111,8 +111,8 @@ enum Tried {
     Declined(u32),
 }
 
-/// What was declined so often nearby is sent to servers of other regions as well: those here may be cut
-/// off from the directory.
+/// What was declined so often nearby is sent to servers of other regions as well: those here may be
+/// cut off from the directory.
 const DECLINES_NEARBY: u32 = 4;
 
 /// What is declined waits twice as long each time, so often.
@@ -125,11 +125,11 @@ impl Client {
         self.inactive.get(&server).is_some_and(|&at| now.since(at) < shortly)
     }
 
-    /// A server to coordinate what has been tried so, nearby if possible. What has not been answered before
-    /// goes to nobody who was suspected, however long ago. What has been declined goes to any of
-    /// those nearby: the first that is back must not be given all that waited for all of them.
-    /// Once everybody is suspected or has declined it, it goes to one that it has not been tried with,
-    /// and not to the one that has it, `but`.
+    /// A server to coordinate what has been tried so, nearby if possible. What has not been
+    /// answered before goes to nobody who was suspected, however long ago. What has been declined
+    /// goes to any of those nearby: the first that is back must not be given all that waited for
+    /// all of them. Once everybody is suspected or has declined it, it goes to one that it has not
+    /// been tried with, and not to the one that has it, `but`.
     fn coordinator(
         &mut self,
         tried: Tried,
@@ -210,8 +210,8 @@ impl Client {
         self.send(id, cx);
     }
 
-    /// True if a server may be asked now: one that has no lease only from time to time, to hear when it
-    /// has. With everything that waits it would be kept from getting one.
+    /// True if a server may be asked now: one that has no lease only from time to time, to hear
+    /// when it has. With everything that waits it would be kept from getting one.
     fn may_ask(&mut self, server: NodeId, now: Time) -> bool {
         if !self.is_inactive(server, now) {
             return true;
@@ -466,7 +466,8 @@ impl Client {
                 self.finish(id, Outcome::Aborted(AbortReason::TooLarge), "refused", cx);
             }
             (Reason::Collected, Phase::Looking(_)) => {
-                // Its caller thought for so long that others have overwritten what it saw, or may have.
+                // Its caller thought for so long that others have overwritten what it saw, or may
+                // have.
                 self.finish(id, Outcome::Aborted(AbortReason::StaleRead), "refused", cx);
             }
             (Reason::Busy, Phase::Submitted(functor)) if !functor.is_read_only() => {
@@ -610,8 +611,8 @@ mod tests {
     use super::super::NAME;
     use super::*;
 
-    /// Two transactions that retry one after the other: with one turn for both, each would ask the same two of
-    /// three servers for ever.
+    /// Two transactions that retry one after the other: with one turn for both, each would ask the
+    /// same two of three servers for ever.
     #[test]
     fn each_transaction_goes_round_all_servers_whatever_others_ask() {
         let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(40));

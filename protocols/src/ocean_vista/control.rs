@@ -50,8 +50,8 @@ impl Control {
         owed.filter(|(_, owed)| !owed.is_empty()).collect()
     }
 
-    /// True if replicas here may promise, store and vote: what they promised before is remembered, and
-    /// whoever loses this disk will be known to have had it.
+    /// True if replicas here may promise, store and vote: what they promised before is remembered,
+    /// and whoever loses this disk will be known to have had it.
     pub(super) fn is_acceptor(&self) -> bool {
         self.is_intact && self.membership.is_new() == Some(false)
     }

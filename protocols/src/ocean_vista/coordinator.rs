@@ -18,8 +18,8 @@ use super::watermark::Members;
 use super::{Config, Note};
 use crate::waiting::RetryState;
 
-/// What a coordinator keeps of a transaction beside its functor, in bytes: so many transactions fit into
-/// [`super::Config::in_flight_bytes_max`] that a takeover can name all of them in one message.
+/// What a coordinator keeps of a transaction beside its functor, in bytes: so many transactions fit
+/// into [`super::Config::in_flight_bytes_max`] that a takeover can name all of them in one message.
 pub const RECENT_BYTES: usize = 24;
 
 /// A node's coordinator.

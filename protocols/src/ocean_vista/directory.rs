@@ -1,30 +1,31 @@
 //! The directory: who takes part, as a small replicated log (§5.1).
 //!
 //! Every watermark rests on knowing all who may assign timestamps, so that is decided in one place.
-//! A few servers, its *voters*, each hold a [`Keeper`]: a replica of the log with the [`State`] that
-//! the log gives. Every server holds a [`Membership`]: what it knows of the directory.
+//! A few servers, its *voters*, each hold a [`Keeper`]: a replica of the log with the [`State`]
+//! that the log gives. Every server holds a [`Membership`]: what it knows of the directory.
 //!
 //! # Lives and leases
 //!
 //! A *life* of a server begins with its process, and again whenever the one before was ended by the
 //! directory. It has a token that no other life has ([`Life`]); nobody takes a message for or from
-//! one life for another's. The leader lets a life join (a new *incarnation*) once everything that the
-//! one before left is decided, and grants it leases as long as it asks. A life acts only under its
-//! lease, by its own monotonic clock, from when it *asked*, so that pauses and slow messages are
-//! charged to it. The leader grants only while it is sure to lead, and counts from when it granted.
-//! It ends a life (`Fence`) only when what it granted has run out, also if it hears from a new
-//! process of the same server: the message may be an old one. A new leader does not know what was
-//! granted before, but that it was before it led, and so lets one lease pass.
+//! one life for another's. The leader lets a life join (a new *incarnation*) once everything that
+//! the one before left is decided, and grants it leases as long as it asks. A life acts only under
+//! its lease, by its own monotonic clock, from when it *asked*, so that pauses and slow messages
+//! are charged to it. The leader grants only while it is sure to lead, and counts from when it
+//! granted. It ends a life (`Fence`) only when what it granted has run out, also if it hears from a
+//! new process of the same server: the message may be an old one. A new leader does not know what
+//! was granted before, but that it was before it led, and so lets one lease pass.
 //!
 //! # Leases that grow
 //!
-//! On links that deliver late for ever, lives that are well are ended again and again, and what each of
-//! them left has to be decided while nothing becomes visible. So a life has leases twice as long as
-//! the one before if that was ended although its process was well ([`Ask::ended`]), up to
+//! On links that deliver late for ever, lives that are well are ended again and again, and what
+//! each of them left has to be decided while nothing becomes visible. So a life has leases twice as
+//! long as the one before if that was ended although its process was well ([`Ask::ended`]), up to
 //! `LEASE_MAX` times the usual length; they halve again each time the life has lasted for `CALM`
-//! usual leases. The longest length that an incarnation may be granted is in the log with its joining
-//! (`Standing::lease`): a new leader lets so long a time pass for each. It is the usual one until
-//! every voter is known to keep lengths, for a voter of an earlier version would not wait for longer.
+//! usual leases. The longest length that an incarnation may be granted is in the log with its
+//! joining (`Standing::lease`): a new leader lets so long a time pass for each. It is the usual one
+//! until every voter is known to keep lengths, for a voter of an earlier version would not wait for
+//! longer.
 //!
 //! # The limit
 //!
@@ -71,7 +72,8 @@ const KEEP_ENTRIES: usize = 64;
 /// The longest leases are so many times as long as the usual ones.
 const LEASE_MAX: u32 = 8;
 
-/// Little is left of a lease if that is less than one part of so many. Without a fault, half of it is.
+/// Little is left of a lease if that is less than one part of so many. Without a fault, half of it
+/// is.
 const PRESSED: u32 = 3;
 
 /// Leases of an incarnation halve each time it has taken part for so many usual ones.
@@ -92,11 +94,11 @@ pub struct Config {
     /// How much sooner the lease ends where it is used: covers the difference in rate between two
     /// monotonic clocks over that time.
     pub lease_margin: Duration,
-    /// How far the limit is moved ahead of the clocks. A life that joins has to wait up to this long
-    /// until others' timestamps have caught up with its own. Above [`Config::lease`].
+    /// How far the limit is moved ahead of the clocks. A life that joins has to wait up to this
+    /// long until others' timestamps have caught up with its own. Above [`Config::lease`].
     pub ahead: Duration,
-    /// How long somebody may take at first to decide what another left, before somebody else is told
-    /// to; twice as long each time.
+    /// How long somebody may take at first to decide what another left, before somebody else is
+    /// told to; twice as long each time.
     pub takeover_timeout: Duration,
     /// Settings of the log.
     pub replication: replication::Config,
@@ -106,8 +108,8 @@ impl Config {
     /// Settings for a cluster whose longest round trip is `round_trip`.
     #[must_use]
     pub fn for_round_trip(round_trip: Duration) -> Self {
-        // A server asks once in a round trip, its question and the answer take one, and what the leader
-        // writes for it another: half of the lease is for what comes late.
+        // A server asks once in a round trip, its question and the answer take one, and what the
+        // leader writes for it another: half of the lease is for what comes late.
         let lease = round_trip * 6;
         Self {
             lease,
@@ -210,8 +212,8 @@ pub struct Standing {
     pub phase: Phase,
     /// See [`Member::disk`].
     pub disk: u32,
-    /// Leases of this incarnation are never longer. Leaders of an earlier version did not say: theirs
-    /// have the usual length, [`Config::lease`].
+    /// Leases of this incarnation are never longer. Leaders of an earlier version did not say:
+    /// theirs have the usual length, [`Config::lease`].
     pub lease: Duration,
     /// See [`Ask::keeps_lengths`].
     pub keeps_lengths: bool,
@@ -223,8 +225,8 @@ impl Standing {
         if self.lease.is_zero() { usual } else { self.lease }
     }
 
-    /// How long leases of this incarnation are when the limit is `limit`: they halve, down to the usual
-    /// length, each time it has taken part for `CALM` usual leases.
+    /// How long leases of this incarnation are when the limit is `limit`: they halve, down to the
+    /// usual length, each time it has taken part for `CALM` usual leases.
     fn lease(&self, limit: Timestamp, usual: Duration) -> Duration {
         let age = limit.0.saturating_sub(self.floor.0);
         let halvings = age / nanos(usual * CALM).max(1);
@@ -416,8 +418,8 @@ pub struct Grant {
     pub floor: Timestamp,
     /// Timestamps, and watermarks that it reports, are not above this.
     pub limit: Timestamp,
-    /// How long the leader waits for the life, from when it granted; a leader of an earlier version does
-    /// not say, and waits as long as [`Config::lease`].
+    /// How long the leader waits for the life, from when it granted; a leader of an earlier version
+    /// does not say, and waits as long as [`Config::lease`].
     pub lease: Duration,
 }
 
@@ -561,15 +563,15 @@ impl Keeper {
         self.drain(io);
     }
 
-    /// True if the embedder should make a checkpoint soon: another voter's state was taken over, and
-    /// counts once it is durable.
+    /// True if the embedder should make a checkpoint soon: another voter's state was taken over,
+    /// and counts once it is durable.
     #[must_use]
     pub fn needs_checkpoint(&self) -> bool {
         self.needs_checkpoint
     }
 
-    /// What to remember from now on instead of everything before. Forgets the entries that the state
-    /// covers and nobody needs.
+    /// What to remember from now on instead of everything before. Forgets the entries that the
+    /// state covers and nobody needs.
     pub fn checkpoint_records(&mut self) -> Vec<Record> {
         self.replica.compact(self.replica.compactable(KEEP_ENTRIES));
         let log = self.replica.checkpoint_records().into_iter().map(Record::Log);
@@ -834,8 +836,9 @@ impl Keeper {
         now.since(last_heard) < lease && now.since(told) < timeout
     }
 
-    /// Who is to decide what `server` left: one that asks for leases now, active rather than not, of
-    /// the same region rather than not, the next one by id; and another than last time, if there is.
+    /// Who is to decide what `server` left: one that asks for leases now, active rather than not,
+    /// of the same region rather than not, the next one by id; and another than last time, if there
+    /// is.
     fn choose(
         &self,
         server: NodeId,
@@ -880,11 +883,13 @@ pub struct Ask {
     /// Tasks that it has finished.
     pub done: Vec<Task>,
     /// Its disk remembers that it may have promised something. Nobody joins for the first time
-    /// without: a disk without that mark, of a server that has joined before, is not the one it had.
+    /// without: a disk without that mark, of a server that has joined before, is not the one it
+    /// had.
     pub is_marked: bool,
     /// The life of the same process before this one, which the directory ended.
     pub ended: Option<Life>,
-    /// As a voter it knows how long leases are (`Standing::lease`); one of an earlier version does not.
+    /// As a voter it knows how long leases are (`Standing::lease`); one of an earlier version does
+    /// not.
     pub keeps_lengths: bool,
 }
 
@@ -919,8 +924,8 @@ pub enum Change {
         /// It assigns nothing below, also if its first lease had run out when it came.
         floor: Timestamp,
     },
-    /// The life is over: drop everything that it coordinated, and answer no reads. A new one asks to
-    /// join.
+    /// The life is over: drop everything that it coordinated, and answer no reads. A new one asks
+    /// to join.
     Ended,
     /// [`Membership::tasks`] are others than before: drop those that are gone, begin those that are
     /// new.
@@ -1022,9 +1027,9 @@ impl Membership {
         self.is_marked = true;
     }
 
-    /// True if this server has never taken part; none if that is not known. Only the leader's answer to
-    /// this process proves it: members that somebody else tells, or told before, may be those of an
-    /// epoch before this server joined, and lost its disk.
+    /// True if this server has never taken part; none if that is not known. Only the leader's
+    /// answer to this process proves it: members that somebody else tells, or told before, may be
+    /// those of an epoch before this server joined, and lost its disk.
     #[must_use]
     pub fn is_new(&self) -> Option<bool> {
         let is_first = self.members.servers.get(&self.me)?.incarnation == 0;
@@ -1173,21 +1178,22 @@ impl Membership {
         self.grant.is_some() && now < self.until
     }
 
-    /// True if little is left of the lease: what extends it comes late, as a rule because this server or
-    /// the leader has more to do than it can. All that it takes now adds to that, and would have to be
-    /// taken over if the lease ended.
+    /// True if little is left of the lease: what extends it comes late, as a rule because this
+    /// server or the leader has more to do than it can. All that it takes now adds to that, and
+    /// would have to be taken over if the lease ended.
     #[must_use]
     pub fn is_pressed(&self, now: Time) -> bool {
         self.until.since(now) < self.held / PRESSED
     }
 
-    /// Between which timestamps this server may assign and report now; not at all without a lease. A
-    /// clock that is further from the limit than any right one can be is drawn near it.
+    /// Between which timestamps this server may assign and report now; not at all without a lease.
+    /// A clock that is further from the limit than any right one can be is drawn near it.
     #[must_use]
     pub fn window(&self, now: Time, clock: Timestamp) -> Option<Window> {
         let grant = self.grant.filter(|_| self.has_lease(now))?;
         let (floor, limit) = (grant.floor, grant.limit);
-        // Between these are all clocks near the median, with some room to count on from the fastest.
+        // Between these are all clocks near the median, with some room to count on from the
+        // fastest.
         let (slowest, fastest) = (limit - self.config.ahead, limit - self.config.ahead / 8);
         Some(Window { floor, limit, clock: clock.clamp(slowest, fastest) })
     }

@@ -150,7 +150,8 @@ impl Desk {
         standing.phase == Phase::Active && standing.life == self.life
     }
 
-    /// The server says nothing until its life is ended: for how many leases that takes, rounded down.
+    /// The server says nothing until its life is ended: for how many leases that takes, rounded
+    /// down.
     fn silence(&mut self) -> u32 {
         self.ask();
         assert!(self.is_active());
@@ -223,7 +224,8 @@ fn leases_do_not_grow_before_every_voter_keeps_their_lengths() {
     }
 }
 
-/// A new leader does not know what was granted, and lets the longest lease of each incarnation pass.
+/// A new leader does not know what was granted, and lets the longest lease of each incarnation
+/// pass.
 #[test]
 fn a_new_leader_waits_for_leases_that_have_grown() {
     let mut desk = Desk::new(true);
@@ -240,8 +242,8 @@ fn a_new_leader_waits_for_leases_that_have_grown() {
     assert!(desk.out.now.since(from) >= desk.config.lease * 4);
 }
 
-/// Of members that somebody else tells, a server with an empty disk cannot know whether they are those
-/// before it joined, lost its disk and was replaced.
+/// Of members that somebody else tells, a server with an empty disk cannot know whether they are
+/// those before it joined, lost its disk and was replaced.
 #[test]
 fn members_that_come_late_do_not_prove_that_a_disk_is_new() {
     let (cluster, mut rng) = (cluster(), Rng::stream(1, "late", 0));

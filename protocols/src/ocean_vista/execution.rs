@@ -46,8 +46,8 @@ pub(super) enum Progress {
 pub(super) struct Reader {
     /// The replicas of each partition, nearest first.
     nearest: BTreeMap<PartitionId, Vec<NodeId>>,
-    /// Replicas that owe an answer, or could not say, since when; until they are heard of again, or a
-    /// lease has passed: by then they are back, or out.
+    /// Replicas that owe an answer, or could not say, since when; until they are heard of again, or
+    /// a lease has passed: by then they are back, or out.
     suspects: BTreeMap<NodeId, Time>,
     owners: BTreeMap<Owner, Reading>,
     queries: BTreeMap<u64, Query>,
@@ -410,8 +410,8 @@ impl Query {
     }
 }
 
-/// What a functor comes to, given what it read, and what of that is told; both together have at most so many
-/// bytes.
+/// What a functor comes to, given what it read, and what of that is told; both together have at
+/// most so many bytes.
 pub(super) fn compute(functor: &Functor, reads: Reads, bytes_max: usize) -> (Output, Reads) {
     let output = functor.execute(&reads);
     let is_too_large = reads.size() + output.size() > bytes_max;

@@ -1,20 +1,20 @@
 //! How reports become watermarks (§3.3, §4.2): the gossipers of a region take the least of what the
 //! region's servers report, tell all gossipers of all regions, and take the least of that.
 //!
-//! A [`Gossiper`] is a value that knows only what it was told since it started, and publishes nothing
-//! until it has heard of every active member in the present epoch (V8). It needs no lease, and it
-//! does not matter whether its own server takes part: what it says follows from reports, and names
-//! their epoch.
+//! A [`Gossiper`] is a value that knows only what it was told since it started, and publishes
+//! nothing until it has heard of every active member in the present epoch (V8). It needs no lease,
+//! and it does not matter whether its own server takes part: what it says follows from reports, and
+//! names their epoch.
 //!
-//! Every report is a promise for good, so of several reports of one server in one epoch all hold, and
-//! messages may be lost, repeated and reordered. Reports of two epochs do not count together, though
-//! each holds: one made later than a server joined may be above what that server assigns, and whoever
-//! does not know the server would not wait for it. Whoever hears of a later epoch fetches its members
-//! first, and whoever hears of an earlier one sends them ([`Heard`]).
+//! Every report is a promise for good, so of several reports of one server in one epoch all hold,
+//! and messages may be lost, repeated and reordered. Reports of two epochs do not count together,
+//! though each holds: one made later than a server joined may be above what that server assigns,
+//! and whoever does not know the server would not wait for it. Whoever hears of a later epoch
+//! fetches its members first, and whoever hears of an earlier one sends them ([`Heard`]).
 //!
-//! While anybody is fenced nothing moves: what it left undecided is not known. Its last report would
-//! bound the minimum as well, but a gossiper that restarted does not have it, and what is gained is
-//! less than one round of gossip.
+//! While anybody is fenced nothing moves: what it left undecided is not known. Its last report
+//! would bound the minimum as well, but a gossiper that restarted does not have it, and what is
+//! gained is less than one round of gossip.
 //!
 //! Work and size of messages grow with the servers of a region, with regions and with partitions;
 //! nothing grows with transactions.
@@ -72,8 +72,8 @@ pub enum Heard {
     OlderEpoch,
 }
 
-/// Lower bounds that one server, or one region, gives: one for visibility, and one per partition for
-/// replication, which is never above it and equal to it where none is listed.
+/// Lower bounds that one server, or one region, gives: one for visibility, and one per partition
+/// for replication, which is never above it and equal to it where none is listed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Bounds {
     visible: Timestamp,
@@ -257,7 +257,8 @@ impl Gossiper {
         Bounds::least(&reports)
     }
 
-    /// What holds everywhere, if nobody is fenced and all regions with active servers were heard of.
+    /// What holds everywhere, if nobody is fenced and all regions with active servers were heard
+    /// of.
     fn all_regions(&self) -> Option<Bounds> {
         #[cfg(test)]
         if self.has(Mutation::PartialMinimum) {

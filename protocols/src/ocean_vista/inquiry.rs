@@ -172,8 +172,8 @@ impl Inquiries {
         }
     }
 
-    /// The members have changed. What a lost disk had refused its successor may accept: everybody is asked
-    /// afresh.
+    /// The members have changed. What a lost disk had refused its successor may accept: everybody
+    /// is asked afresh.
     pub(super) fn on_members(&mut self, world: &mut World<'_, '_>) {
         let is_lost = |(_, inquiry): &(&TxnId, &Inquiry)| {
             inquiry.stage == Stage::Asking && inquiry.disks != disks(inquiry.partition, world)
@@ -274,8 +274,8 @@ impl Inquiry {
         }
     }
 
-    /// True if a replica has forgotten what became of it. Whoever settled it knew, and that was a majority:
-    /// of any other majority one knows, or has forgotten.
+    /// True if a replica has forgotten what became of it. Whoever settled it knew, and that was a
+    /// majority: of any other majority one knows, or has forgotten.
     fn is_forgotten(&self) -> bool {
         self.answers.values().any(|answer| answer.knowledge == Knowledge::Forgotten)
     }
@@ -310,8 +310,8 @@ impl Answer {
 }
 
 /// Takes out what a replica holds and another has settled everything past without: it is void, and
-/// whoever holds it has not heard so yet, be it that it has restarted, or that it answered before the
-/// others were told. It will be asked again, and knows then.
+/// whoever holds it has not heard so yet, be it that it has restarted, or that it answered before
+/// the others were told. It will be asked again, and knows then.
 fn drop_void(answers: &mut BTreeMap<NodeId, Answer>) {
     let best = answers.values().max_by_key(|answer| answer.settled);
     let Some(best) = best else { return };
@@ -382,8 +382,8 @@ mod tests {
         inquiry.present().map(|(ts, _)| ts.0)
     }
 
-    /// The 10 128th seed about chairs: who had refused the name and then heard of the abort told only
-    /// of the first, and the inquirer took what the third had not heard aborted for stored.
+    /// The 10 128th seed about chairs: who had refused the name and then heard of the abort told
+    /// only of the first, and the inquirer took what the third had not heard aborted for stored.
     #[test]
     fn a_tombstone_counts_whatever_the_name_stands_for() {
         assert_eq!(present([(0, &[10]), (0, &[-10]), (0, &[])]), None);
@@ -392,8 +392,8 @@ mod tests {
         assert_eq!(present([(0, &[-10, 20]), (0, &[-10, -20]), (0, &[])]), None);
     }
 
-    /// The 10 091st seed about islands: the first replica had restarted and not caught up; the second
-    /// had heard that the version was given up, and forgotten it when that was settled.
+    /// The 10 091st seed about islands: the first replica had restarted and not caught up; the
+    /// second had heard that the version was given up, and forgotten it when that was settled.
     #[test]
     fn what_others_have_settled_without_is_not_there() {
         assert_eq!(counted([(5, &[10]), (20, &[]), (0, &[])]), [1, 2]);

@@ -163,13 +163,13 @@ pub enum Knowledge {
         /// Whoever asked had heard from f + 1 replicas that they refuse it.
         is_final: bool,
     },
-    /// It is stored or aborted here, under at least one version number: copies of it may have gone to
-    /// several coordinators.
+    /// It is stored or aborted here, under at least one version number: copies of it may have gone
+    /// to several coordinators.
     Stored(Vec<Holding>),
     /// It is over everywhere.
     Ended(Outcome),
-    /// It was over for longer than the retention, or its client had acknowledged it: nobody here can tell
-    /// what became of it. Nor is it stored any more.
+    /// It was over for longer than the retention, or its client had acknowledged it: nobody here
+    /// can tell what became of it. Nor is it stored any more.
     Forgotten,
 }
 
@@ -227,8 +227,8 @@ pub enum Msg {
         /// How it was processed.
         path: Path,
     },
-    /// Gateway → coordinator: read these, all as of one time, for a transaction whose caller decides
-    /// afterwards (reconnaissance, §3.4).
+    /// Gateway → coordinator: read these, all as of one time, for a transaction whose caller
+    /// decides afterwards (reconnaissance, §3.4).
     Look {
         /// The transaction.
         txn: TxnId,
@@ -350,7 +350,8 @@ pub enum Msg {
         replicated: Timestamp,
         /// What there is.
         seen: Vec<Seen>,
-        /// That is not all: the rest would have made the message too long, and has to be asked for again.
+        /// That is not all: the rest would have made the message too long, and has to be asked for
+        /// again.
         is_cut: bool,
     },
     /// Replica → executor: it cannot say.
@@ -377,9 +378,9 @@ pub enum Msg {
         reads: Reads,
     },
     /// Coordinator → replica: do you know this transaction? If not, do not accept it from its
-    /// coordinator (R1). Once f + 1 replicas have refused it so, it was never stored, and everybody is
-    /// asked to refuse it for good: whoever takes its coordinator over may still write what was only
-    /// refused, but not that.
+    /// coordinator (R1). Once f + 1 replicas have refused it so, it was never stored, and everybody
+    /// is asked to refuse it for good: whoever takes its coordinator over may still write what was
+    /// only refused, but not that.
     Query {
         /// The transaction.
         txn: TxnId,
@@ -402,8 +403,8 @@ pub enum Msg {
         /// What it knows.
         knowledge: Knowledge,
     },
-    /// Coordinator → replica: you have not said that you hold everything of mine from here to there,
-    /// which is visible. Pull it.
+    /// Coordinator → replica: you have not said that you hold everything of mine from here to
+    /// there, which is visible. Pull it.
     Missing {
         /// The first version.
         from: Timestamp,
@@ -448,7 +449,8 @@ pub enum Msg {
         names: Vec<((ClientId, u64), Name)>,
         /// Of clients, below which counters it has forgotten names.
         forgotten: Vec<(ClientId, u64)>,
-        /// In the first piece: what it promised, and what it knows to survive of servers that are gone.
+        /// In the first piece: what it promised, and what it knows to survive of servers that are
+        /// gone.
         promises: Vec<takeover::Record>,
     },
     /// Replica → peer: the next piece of what you have settled of this partition.
@@ -559,7 +561,8 @@ pub enum Change {
 /// What a server remembers.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Record {
-    /// The state of the replicas at a checkpoint, or a piece of it; settled versions are in the state engine.
+    /// The state of the replicas at a checkpoint, or a piece of it; settled versions are in the
+    /// state engine.
     State(Box<State>),
     /// A change of it.
     Change(Change),

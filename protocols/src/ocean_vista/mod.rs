@@ -1,18 +1,17 @@
 //! Ocean Vista: visibility by gossip.
 //!
-//! Hua Fan, Wojciech Golab: *Ocean Vista: Gossip-Based Visibility Control for Speedy Geo-Distributed
-//! Transactions*, PVLDB 12(11), 2019, <https://doi.org/10.14778/3342263.3342627>.
+//! Hua Fan, Wojciech Golab: *Ocean Vista: Gossip-Based Visibility Control for Speedy
+//! Geo-Distributed Transactions*, PVLDB 12(11), 2019, <https://doi.org/10.14778/3342263.3342627>.
 //!
-//! # The idea
-//! A transaction that says beforehand what it writes need not wait for others: it is stored whole, as a
-//! *functor*, under a version number of its own at every replica of what it writes (S-phase), and its
-//! place in the order is its number. Nobody looks at it before everything with a lower number is
-//! stored or given up as well. Which number that holds of, the *Vwatermark*, is gossiped: each server
-//! says below which number everything that it coordinates is decided, gossipers take the least of
-//! their region, exchange that with other regions, and take the least of all. Below the Vwatermark
-//! functors are computed from what lies just below them, on any server, all with the same result
-//! (E-phase). The *Rwatermark* of a partition is the same for "every replica has it": below it, one
-//! replica is asked.
+//! # The idea A transaction that says beforehand what it writes need not wait for others: it is
+//! stored whole, as a *functor*, under a version number of its own at every replica of what it
+//! writes (S-phase), and its place in the order is its number. Nobody looks at it before everything
+//! with a lower number is stored or given up as well. Which number that holds of, the *Vwatermark*,
+//! is gossiped: each server says below which number everything that it coordinates is decided,
+//! gossipers take the least of their region, exchange that with other regions, and take the least
+//! of all. Below the Vwatermark functors are computed from what lies just below them, on any
+//! server, all with the same result (E-phase). The *Rwatermark* of a partition is the same for
+//! "every replica has it": below it, one replica is asked.
 //!
 //! # Messages
 //! | message | from → to | when | § |
@@ -33,21 +32,23 @@
 //!
 //! # Deviations
 //! - **Reading above the Rwatermark** is by any f + 1 replicas that show tombstones (V1–V3).
-//! - **Membership is a replicated log** among the servers of the first partition ([`directory`]), with
-//!   leases: nobody assigns a number without one, and nobody is replaced before it has run out (V6).
-//!   Its epochs keep reports of different members apart (V8).
+//! - **Membership is a replicated log** among the servers of the first partition ([`directory`]),
+//!   with leases: nobody assigns a number without one, and nobody is replaced before it has run out
+//!   (V6). Its epochs keep reports of different members apart (V8).
 //! - **One way to take over** whatever failed ([`takeover`]): promises of f + 1 replicas of every
-//!   partition, one pure decision (V10). A restarted coordinator is a failed one. The backup (§5.2) only
-//!   keeps what was under way from being given up; see ADR 12.
-//! - **A node answers for its replicas with one voice**: one `Write` and one answer, whatever it holds.
+//!   partition, one pure decision (V10). A restarted coordinator is a failed one. The backup (§5.2)
+//!   only keeps what was under way from being given up; see ADR 12.
+//! - **A node answers for its replicas with one voice**: one `Write` and one answer, whatever it
+//!   holds.
 //! - **Both paths of a write race**: FINALIZE goes out once f + 1 have stored it.
-//! - **A transaction's name belongs to one number**: a replica that knows it under one refuses others (R1,
-//!   R6).
+//! - **A transaction's name belongs to one number**: a replica that knows it under one refuses
+//!   others (R1, R6).
 //! - **Versions are collected below what every server has computed** (V11).
 //!
 //! # Not implemented
-//! - Version ranges with members of their own (§5.3): a new machine with an empty disk takes the place of
-//!   one that is gone, see ADR 15; an operator's order to place a partition elsewhere is refused.
+//! - Version ranges with members of their own (§5.3): a new machine with an empty disk takes the
+//!   place of one that is gone, see ADR 15; an operator's order to place a partition elsewhere is
+//!   refused.
 
 pub mod checks;
 mod client;
@@ -124,8 +125,8 @@ pub struct Config {
     pub recon_staleness: Duration,
     /// A coordinator takes no more transactions at once.
     pub in_flight_max: usize,
-    /// Nor while what it took is so long that is not visible yet: whoever takes over from it has to be told all of
-    /// that, and tells which of it survives in one message.
+    /// Nor while what it took is so long that is not visible yet: whoever takes over from it has to
+    /// be told all of that, and tells which of it survives in one message.
     pub in_flight_bytes_max: usize,
     /// A coordinator takes no transactions while the Vwatermark is further behind its clock (§3.6,
     /// §5.2): what it took would wait even longer.
@@ -143,8 +144,8 @@ pub struct Config {
     pub piece_bytes: usize,
     /// A record of names, or of a checkpoint, has about so many bytes at most.
     pub batch_bytes: usize,
-    /// A transaction that reads more than this, or reads and writes more, aborts: what it comes to has to fit
-    /// into one message.
+    /// A transaction that reads more than this, or reads and writes more, aborts: what it comes to
+    /// has to fit into one message.
     pub read_bytes_max: usize,
     /// How often replicas exchange digests of their settled versions.
     pub compare_interval: Duration,

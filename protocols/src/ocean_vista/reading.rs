@@ -1,8 +1,8 @@
 //! What is there: the rule by which readers tell from some replicas' answers what every reader will
 //! ever find (§4.3, with V1–V3).
 //!
-//! Below the Vwatermark every version is decided: it is stored at f + 1 replicas of its partition, or
-//! aborted at f + 1, in the ballot that decided it. Any f + 1 answers therefore include one from
+//! Below the Vwatermark every version is decided: it is stored at f + 1 replicas of its partition,
+//! or aborted at f + 1, in the ballot that decided it. Any f + 1 answers therefore include one from
 //! either, and a tombstone among the answers of the highest ballot means that it is aborted. Below
 //! the Rwatermark every replica has everything and tombstones are forgotten: there the word of a
 //! replica that has come so far is good, alone.
@@ -122,8 +122,8 @@ fn judge(held: &[(NodeId, &Shown)], mutations: Mutations) -> Judged {
     Judged::Functor(held.iter().filter(holds).map(|(node, _)| *node).collect())
 }
 
-/// Algorithm 3 as it is printed: of what each replica holds last, the newest that one has finalized or
-/// a majority has stored. Unsafe (V1, V2); for tests.
+/// Algorithm 3 as it is printed: of what each replica holds last, the newest that one has finalized
+/// or a majority has stored. Unsafe (V1, V2); for tests.
 fn match_newest(said: &BTreeMap<NodeId, Said>) -> Verdict {
     let mut versions: BTreeMap<Timestamp, Vec<(NodeId, &Shown)>> = BTreeMap::new();
     let mut settled: Option<&Read> = None;
@@ -352,8 +352,9 @@ mod tests {
         assert_eq!(gone, Verdict::Read(Read::default()));
     }
 
-    /// What Algorithm 3 gets wrong: an aborted version that one replica had finalized is read (V1), and
-    /// a committed one is hidden by an aborted one that a replica has not heard the end of (V2).
+    /// What Algorithm 3 gets wrong: an aborted version that one replica had finalized is read (V1),
+    /// and a committed one is hidden by an aborted one that a replica has not heard the end of
+    /// (V2).
     #[test]
     fn the_printed_rule_reads_what_is_aborted_and_skips_what_is_committed() {
         let version = |ts, is_finalized, what| Shown {

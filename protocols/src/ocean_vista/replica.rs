@@ -93,8 +93,8 @@ impl Replica {
         for &ts in &all {
             replica.enter(ts, cluster);
         }
-        // What was computed after the watermark had passed it was settled at once, but that is in no
-        // record: it is done again before anybody is told what is settled here.
+        // What was computed after the watermark had passed it was settled at once, but that is in
+        // no record: it is done again before anybody is told what is settled here.
         let settled = replica.state.settled;
         for &partition in &replica.held {
             replica.checks.begin(partition, replica.state.settled_of(partition));
@@ -232,7 +232,8 @@ impl Replica {
         let same = name.filter(|name| name.attempt == txn.attempt);
         // It was never stored under this number, for it is over under another, or without one.
         let is_over = match name.map(|name| (name.attempt.cmp(&txn.attempt), name.fate)) {
-            // Its client would not have tried again if it had not been told that this attempt aborted.
+            // Its client would not have tried again if it had not been told that this attempt
+            // aborted.
             Some((Ordering::Greater, _)) => ballot > 0,
             Some((Ordering::Equal, Fate::Refused { is_final })) => is_final,
             Some((Ordering::Equal, Fate::Ended(_))) => {
@@ -324,8 +325,8 @@ impl Replica {
     ) {
         let name = self.state.names.get(&(txn.client, txn.counter)).copied();
         let fate = name.filter(|name| name.attempt == txn.attempt).map(|name| name.fate);
-        // Whatever its name stands for: what is aborted under one number may be stored under another,
-        // and a later attempt is no proof that this one was not stored.
+        // Whatever its name stands for: what is aborted under one number may be stored under
+        // another, and a later attempt is no proof that this one was not stored.
         let held = self.holdings(txn);
         let is_gone = name.is_none()
             && (self.state.is_too_old(txn.client, txn.counter) || self.state.is_acknowledged(txn))
@@ -600,8 +601,8 @@ impl Replica {
         }
     }
 
-    /// Takes a transaction out of what is pending if it is known what it comes to, and moves that to
-    /// the store.
+    /// Takes a transaction out of what is pending if it is known what it comes to, and moves that
+    /// to the store.
     fn store_final(&mut self, ts: Timestamp, cluster: &Cluster) -> Option<(TxnId, Fate)> {
         let image = self.state.pending.get(&ts)?;
         let fate = match (image.phase, image.output.as_deref()) {
@@ -642,8 +643,8 @@ impl Replica {
         Some((txn, fate))
     }
 
-    /// What is settled, as far as all of it is computed, can be compared. Only if the replicas here are
-    /// complete.
+    /// What is settled, as far as all of it is computed, can be compared. Only if the replicas here
+    /// are complete.
     pub(super) fn close_spans(&mut self) {
         let first = self.state.pending.keys().next().copied();
         let below = first.map_or(self.state.settled, |first| first.min(self.state.settled));
@@ -826,8 +827,8 @@ impl Replica {
         closed.survivors.iter().all(is_here)
     }
 
-    /// From which version on settled versions of a partition may be missing here, if those of others may be
-    /// from `from` on: later if they were copied.
+    /// From which version on settled versions of a partition may be missing here, if those of
+    /// others may be from `from` on: later if they were copied.
     pub(super) fn lacks_from(&self, partition: PartitionId, from: Timestamp) -> Timestamp {
         let copied = self.state.copied.get(&partition).copied().unwrap_or_default();
         // What is pending here may have been settled by others since.
@@ -937,8 +938,9 @@ mod tests {
         Image { functor: Arc::new(functor), incarnation: 1, ballot: 0, phase, output }
     }
 
-    /// The 5 000 092nd seed: a version that was computed after the watermark had passed it was settled,
-    /// the node crashed, and told its peers, when it was back, that everything there was settled.
+    /// The 5 000 092nd seed: a version that was computed after the watermark had passed it was
+    /// settled, the node crashed, and told its peers, when it was back, that everything there was
+    /// settled.
     #[test]
     fn what_the_watermark_had_passed_is_settled_again_after_a_crash() {
         let regions = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(100));

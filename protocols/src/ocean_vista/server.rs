@@ -761,8 +761,8 @@ impl Server {
             // It is copied as far as that goes, and nothing follows from that yet.
             return;
         }
-        // All of this, what was copied, and that the disk is whole, becomes durable at once: after a
-        // crash before that, nothing was copied and nothing dropped.
+        // All of this, what was copied, and that the disk is whole, becomes durable at once: after
+        // a crash before that, nothing was copied and nothing dropped.
         for (partition, owed) in whole.owes {
             let Some(acceptor) = self.control.acceptors.get_mut(&partition) else { continue };
             for (server, incarnation) in owed {
@@ -960,8 +960,8 @@ impl Server {
         let svw = coordinator.tids.svw(clock);
         let needed = [replica.least_unexecuted(), coordinator.least(), reader.least()];
         let least = needed.into_iter().flatten().min().unwrap_or(kept).min(kept);
-        // What a version replaces is needed to execute that version, by whoever comes back too: what it
-        // comes to is known to f + 1 replicas before what it replaces goes.
+        // What a version replaces is needed to execute that version, by whoever comes back too:
+        // what it comes to is known to f + 1 replicas before what it replaces goes.
         let is_backed = world.is_serving && world.are_all_backed();
         let sgw = if is_backed { least.0.saturating_sub(1) } else { collectable.0 };
         Some(Report {
@@ -1139,8 +1139,9 @@ impl Server {
         cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);
     }
 
-    /// Replicas of a partition tell each other what settled versions came to. A node whose replica came to
-    /// something else than the others must not go on: nobody can say what else is wrong there.
+    /// Replicas of a partition tell each other what settled versions came to. A node whose replica
+    /// came to something else than the others must not go on: nobody can say what else is wrong
+    /// there.
     fn compare(&mut self, cx: &mut Cx<'_, OceanVista>) {
         self.compared_at = cx.now();
         if self.control.is_complete() {

@@ -78,17 +78,19 @@ pub struct State {
     pub pending: BTreeMap<Timestamp, Image>,
     /// Transactions by name (R1, R6).
     pub names: BTreeMap<(ClientId, u64), Name>,
-    /// Clients know the outcome of everything below, as of the version that said so (R6). Their names
-    /// are kept until that version is settled and the next one comes.
+    /// Clients know the outcome of everything below, as of the version that said so (R6). Their
+    /// names are kept until that version is settled and the next one comes.
     pub acknowledged: BTreeMap<ClientId, (u64, Timestamp)>,
-    /// The least of the partitions' Rwatermarks: what is below is settled, as far as it is computed.
+    /// The least of the partitions' Rwatermarks: what is below is settled, as far as it is
+    /// computed.
     pub settled: Timestamp,
     /// Versions that others at or below this replace may be gone (V11).
     pub collected: Timestamp,
-    /// Partitions of which a peer's settled versions were copied beyond [`State::settled`], and how far.
+    /// Partitions of which a peer's settled versions were copied beyond [`State::settled`], and how
+    /// far.
     pub copied: BTreeMap<PartitionId, Timestamp>,
-    /// Of each client, the counter below which names were forgotten because they were over for longer than
-    /// the retention: nobody here can tell any more what became of them.
+    /// Of each client, the counter below which names were forgotten because they were over for
+    /// longer than the retention: nobody here can tell any more what became of them.
     pub forgotten: BTreeMap<ClientId, u64>,
 }
 
@@ -169,8 +171,8 @@ impl State {
         self.forgotten.extend(forgotten);
     }
 
-    /// The state in pieces of about `bytes` each, for a checkpoint: no record may be longer than a limit,
-    /// however much the node holds. A piece exceeds `bytes` by one transaction at most.
+    /// The state in pieces of about `bytes` each, for a checkpoint: no record may be longer than a
+    /// limit, however much the node holds. A piece exceeds `bytes` by one transaction at most.
     #[must_use]
     pub fn pieces(&self, bytes: usize) -> Vec<Self> {
         let Self { pending, names, acknowledged, settled, collected, copied, forgotten } = self;
@@ -193,8 +195,9 @@ impl State {
         pieces.done
     }
 
-    /// Notes the name of a transaction that is stored or aborted here. The first version number under
-    /// which one is heard of is its own; others that have it are aborted, unless all know better.
+    /// Notes the name of a transaction that is stored or aborted here. The first version number
+    /// under which one is heard of is its own; others that have it are aborted, unless all know
+    /// better.
     fn name(&mut self, functor: &Functor, ts: Timestamp, is_certain: bool) {
         let TxnId { client, counter, attempt } = functor.txn;
         let held = self.names.get(&(client, counter));
@@ -207,8 +210,8 @@ impl State {
         }
         let (below, since) = self.acknowledged.entry(client).or_default();
         if *below < functor.acknowledged_below && *since < self.settled {
-            // The client will not ask about what it acknowledged before, and no number that was given
-            // to a copy of that is undecided: it would be below this one's.
+            // The client will not ask about what it acknowledged before, and no number that was
+            // given to a copy of that is undecided: it would be below this one's.
             let over = std::mem::replace(below, functor.acknowledged_below);
             *since = ts;
             while let Some((&name, _)) = self.names.range((client, 0)..(client, over)).next() {
@@ -260,22 +263,24 @@ impl State {
         self.acknowledged.get(&txn.client).is_some_and(|(below, _)| txn.counter < *below)
     }
 
-    /// True if its client acknowledged it, and every number that copies of it have, or ever will have,
-    /// is decided or above [`State::settled`]: those that come are not the one that was told.
+    /// True if its client acknowledged it, and every number that copies of it have, or ever will
+    /// have, is decided or above [`State::settled`]: those that come are not the one that was told.
     #[must_use]
     pub fn is_forgotten(&self, client: ClientId, counter: u64) -> bool {
         let acknowledged = self.acknowledged.get(&client);
         acknowledged.is_some_and(|&(below, since)| counter < below && since < self.settled)
     }
 
-    /// True if what became of this name was forgotten here, because that was long ago or because its
-    /// client knows. Nothing is accepted under it any more, and whoever asks is told that nobody can tell.
+    /// True if what became of this name was forgotten here, because that was long ago or because
+    /// its client knows. Nothing is accepted under it any more, and whoever asks is told that
+    /// nobody can tell.
     #[must_use]
     pub fn is_too_old(&self, client: ClientId, counter: u64) -> bool {
         self.forgotten.get(&client).is_some_and(|below| counter < *below)
     }
 
-    /// Forgets names that have been over for longer than the retention, but not that they were there.
+    /// Forgets names that have been over for longer than the retention, but not that they were
+    /// there.
     pub fn forget(&mut self, retention: Duration) {
         let old = self.settled - retention;
         let Self { pending, names, acknowledged, forgotten, .. } = self;
@@ -334,8 +339,8 @@ mod tests {
     use super::super::message::Body;
     use super::*;
 
-    /// What is refused before anything is settled is as new as what is refused afterwards: the 10 088th
-    /// seed about chairs forgot it with its first checkpoint, and stored it.
+    /// What is refused before anything is settled is as new as what is refused afterwards: the 10
+    /// 088th seed about chairs forgot it with its first checkpoint, and stored it.
     #[test]
     fn what_was_refused_at_the_start_is_remembered() {
         let (retention, at) = (Duration::from_secs(600), Timestamp(1_700_000_000_000_000_000));
@@ -418,8 +423,8 @@ mod tests {
         assert_eq!(State::default().pieces(1 << 20), [State::default()]);
     }
 
-    /// The 14 268th seed about chairs: a replica that had copied a peer's versions told of them only as
-    /// far as its own watermark, and whoever asked it lacked the rest.
+    /// The 14 268th seed about chairs: a replica that had copied a peer's versions told of them
+    /// only as far as its own watermark, and whoever asked it lacked the rest.
     #[test]
     fn what_was_copied_is_settled_beyond_the_watermark() {
         let mut state = State { settled: Timestamp(5), ..State::default() };

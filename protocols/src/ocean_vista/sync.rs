@@ -1,14 +1,15 @@
 //! How a node gets what its replicas lack: from f + 1 replicas of each partition, by the rule for
 //! readers (§5.3, V9).
 //!
-//! A *straggler* lacks visible versions that their coordinator wants to be rid of; every replica that
-//! takes part still holds them above its Rwatermark. A node that *comes back*, or that has not heard
-//! what survives of a coordinator that is gone, lacks anything above the watermark up to which it was
-//! complete, settled versions too.
+//! A *straggler* lacks visible versions that their coordinator wants to be rid of; every replica
+//! that takes part still holds them above its Rwatermark. A node that *comes back*, or that has not
+//! heard what survives of a coordinator that is gone, lacks anything above the watermark up to
+//! which it was complete, settled versions too.
 //!
-//! Of any f + 1 replicas one knows what survives of an incarnation that is out ([`takeover::Closed`]), and
-//! tells it along, with what it promised: a new disk must not break a promise that an old one made.
-//! Nothing rests on what was copied before a checkpoint has made it durable.
+//! Of any f + 1 replicas one knows what survives of an incarnation that is out
+//! ([`takeover::Closed`]), and tells it along, with what it promised: a new disk must not break a
+//! promise that an old one made. Nothing rests on what was copied before a checkpoint has made it
+//! durable.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,11 +32,12 @@ use crate::waiting::{Paces, RetryState};
 /// What a node is getting.
 #[derive(Debug)]
 pub(super) struct Syncs {
-    /// Counts questions, from a number on that no other life of this server begins with: an answer to an
-    /// earlier life says what was held then.
+    /// Counts questions, from a number on that no other life of this server begins with: an answer
+    /// to an earlier life says what was held then.
     round: u64,
     current: Option<Sync>,
-    /// Timeout was doubled so many times because answers came late, however often it was begun anew.
+    /// Timeout was doubled so many times because answers came late, however often it was begun
+    /// anew.
     doublings: u32,
     /// Long answers that peers have not been told all of, and to which of their questions.
     leaving: BTreeMap<(NodeId, PartitionId), (u64, Timestamp, Answer)>,
@@ -48,8 +50,8 @@ struct Sync {
     from: Timestamp,
     to: Timestamp,
     purpose: Purpose,
-    /// The members as of when it was begun: of what was out then, answers tell what survives. What is
-    /// out now may have been stored after they were given.
+    /// The members as of when it was begun: of what was out then, answers tell what survives. What
+    /// is out now may have been stored after they were given.
     members: Members,
     open: BTreeMap<PartitionId, Part>,
     /// Partitions whose settled versions were copied.
@@ -57,8 +59,8 @@ struct Sync {
     asked: RetryState,
 }
 
-/// Of each partition, below which version a peer had settled everything when it was copied, and what
-/// it had not.
+/// Of each partition, below which version a peer had settled everything when it was copied, and
+/// what it had not.
 pub(super) type Covered = BTreeMap<PartitionId, (Timestamp, BTreeSet<Timestamp>)>;
 
 /// Why.
@@ -75,7 +77,8 @@ enum Purpose {
 pub(super) struct Whole {
     /// It was complete up to its own watermark, and its own word counts.
     pub is_intact: bool,
-    /// The life in which it set out: what became visible before a later one may be missing all the same.
+    /// The life in which it set out: what became visible before a later one may be missing all the
+    /// same.
     pub incarnation: Option<u32>,
     /// Incarnations that are out, of which each partition's replica may lack something.
     pub owes: BTreeMap<PartitionId, Vec<(NodeId, u32)>>,
@@ -87,8 +90,8 @@ impl Answer {
         (self.entries.len() + self.names.len() + self.forgotten.len()) as u64
     }
 
-    /// About so many bytes of it, behind so many entries and names; and how many that makes. Promises
-    /// come first.
+    /// About so many bytes of it, behind so many entries and names; and how many that makes.
+    /// Promises come first.
     fn piece(&self, skip: u64, bytes_max: usize) -> (Self, u64) {
         let mut bytes = 0;
         // One at least, however long it is.
@@ -173,8 +176,8 @@ impl Syncs {
         self.current.is_none()
     }
 
-    /// This node has no lease any more, so nobody waits for it to hold some range. What it copies to be
-    /// complete it goes on with: over a slow link that takes longer than leases last.
+    /// This node has no lease any more, so nobody waits for it to hold some range. What it copies
+    /// to be complete it goes on with: over a slow link that takes longer than leases last.
     pub(super) fn on_ended(&mut self) {
         let is_whole = |sync: &Sync| matches!(sync.purpose, Purpose::Whole(_));
         self.current = self.current.take().filter(is_whole);
@@ -289,8 +292,8 @@ impl Syncs {
         replica: &Replica,
         world: &mut World<'_, '_>,
     ) {
-        // However often a question is asked, it has one answer until that is told: two of them would
-        // each be begun anew for ever.
+        // However often a question is asked, it has one answer until that is told: two of them
+        // would each be begun anew for ever.
         let kept = self.leaving.remove(&(peer, partition)).filter(|&(of, ..)| of == round);
         let is_of = |rest: &Rest| kept.as_ref().is_some_and(|&(_, as_of, _)| as_of == rest.as_of);
         let skip = rest.filter(is_of).map_or(0, |rest| rest.skip);
@@ -480,9 +483,9 @@ impl Syncs {
     pub(super) fn on_sweep(&mut self, replica: &mut Replica, world: &mut World<'_, '_>) -> Done {
         let now = world.cx.now();
         let Some(sync) = &mut self.current else { return Done::Nothing };
-        // Answers are long: what is asked for again before it could come makes slow links slower, until
-        // not even votes get through. So it takes twice as long each time, whatever that comes to, and
-        // an answer that was late is no reason to expect the next one sooner.
+        // Answers are long: what is asked for again before it could come makes slow links slower,
+        // until not even votes get through. So it takes twice as long each time, whatever that
+        // comes to, and an answer that was late is no reason to expect the next one sooner.
         let least = world.config.resend_after.max(world.config.directory.lease);
         let timeout = (least * (1 << self.doublings)).min(PATIENCE_MAX.max(least));
         if now.since(sync.asked.at) < timeout {
@@ -580,8 +583,9 @@ impl Sync {
             let own = mine.entries.get(&ts);
             let Some(any) = held.first().copied().or(own) else { continue };
             let is_out = any.incarnation <= self.members.settled_through(world.owner(ts));
-            // Its coordinator sends again what is above; but what a lost disk had acknowledged counted, and
-            // nobody will send that (seed 6002794). What nobody else holds came here since.
+            // Its coordinator sends again what is above; but what a lost disk had acknowledged
+            // counted, and nobody will send that (seed 6002794). What nobody else holds came here
+            // since.
             if ts > self.to && !is_out && (!has_lost || held.is_empty()) {
                 continue;
             }
@@ -610,8 +614,8 @@ impl Sync {
     }
 }
 
-/// Who has settled most. This node's own word is second to a peer's while there is something that it
-/// did not get to compute: others may have, and have collected what that needs.
+/// Who has settled most. This node's own word is second to a peer's while there is something that
+/// it did not get to compute: others may have, and have collected what that needs.
 fn best(answers: &BTreeMap<NodeId, Answer>, node: NodeId) -> Option<(NodeId, &Answer)> {
     let is_open = |image: &Image| image.phase != Phase::Aborted && image.output.is_none();
     let lacks =

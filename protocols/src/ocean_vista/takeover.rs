@@ -1,33 +1,34 @@
-//! A coordinator is gone: what it left undecided is decided by another, from what replicas hold (V10).
+//! A coordinator is gone: what it left undecided is decided by another, from what replicas hold
+//! (V10).
 //!
 //! There is one way for every failure, with the backup coordinator alive (§5.2) or its whole region
-//! lost (§5.4): whoever the directory tells ([`Task`]) collects durable promises from f + 1 replicas
-//! of every partition to refuse what is of a lower ballot, with all that they hold of the
-//! incarnation above their visibility watermarks. [`decide`] says of each timestamp whether it is to
-//! be written or not. What is to be written is written in the task's ballot, as a coordinator does,
-//! until f + 1 replicas of each of its partitions have it finalized, or f + 1 of one have durably
-//! refused its transaction, which proves that it never was and never will be stored. Then every
-//! partition is *closed*: f + 1 replicas durably know which timestamps of the incarnation survive,
-//! drop all others, and refuse them for good. Only then is the incarnation out.
+//! lost (§5.4): whoever the directory tells ([`Task`]) collects durable promises from f + 1
+//! replicas of every partition to refuse what is of a lower ballot, with all that they hold of the
+//! incarnation above their visibility watermarks. [`decide`] says of each timestamp whether it is
+//! to be written or not. What is to be written is written in the task's ballot, as a coordinator
+//! does, until f + 1 replicas of each of its partitions have it finalized, or f + 1 of one have
+//! durably refused its transaction, which proves that it never was and never will be stored. Then
+//! every partition is *closed*: f + 1 replicas durably know which timestamps of the incarnation
+//! survive, drop all others, and refuse them for good. Only then is the incarnation out.
 //!
 //! # Why closing is needed
 //!
 //! A version that reached just one replica may be unknown to the f + 1 that promised. Nobody then
 //! gives it a tombstone, yet a reader that asks this replica and another would find it, and nobody
 //! that marks it aborted. So a replica which learns that an incarnation is out, and has not closed
-//! it, answers no reads above its replica watermark before it has caught up
-//! ([`Acceptor::owes`]); the same holds of what the coordinator stored at f + 1 replicas and did not
-//! live to deliver to the others.
+//! it, answers no reads above its replica watermark before it has caught up ([`Acceptor::owes`]);
+//! the same holds of what the coordinator stored at f + 1 replicas and did not live to deliver to
+//! the others.
 //!
 //! # What a backup is for
 //!
 //! What was under way and can be neither ruled out nor taken for stored would have to be aborted,
 //! because most of it nobody knows. A coordinator therefore tells a backup in its region of each
-//! write before it begins ([`Backup`]), and if the backup is the one to take over, it writes those as
-//! well. Safety does not rest on it, so nobody waits for the backup, its log is not on disk, and it
-//! need not be complete. V4 asks for decisions to be at the backup before anybody is told because
-//! there the backup's writing may fail; here a transaction that anybody was told of is found stored
-//! in any f + 1 replicas, whatever the backup knows.
+//! write before it begins ([`Backup`]), and if the backup is the one to take over, it writes those
+//! as well. Safety does not rest on it, so nobody waits for the backup, its log is not on disk, and
+//! it need not be complete. V4 asks for decisions to be at the backup before anybody is told
+//! because there the backup's writing may fail; here a transaction that anybody was told of is
+//! found stored in any f + 1 replicas, whatever the backup knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
@@ -132,8 +133,8 @@ pub struct Promise<F> {
     pub held: BTreeMap<Timestamp, Held<F>>,
 }
 
-/// Which part of a promise a message carries: one that is long goes in pieces. What a replica held at one moment
-/// says what others may conclude from it, so pieces of different moments do not mix.
+/// Which part of a promise a message carries: one that is long goes in pieces. What a replica held
+/// at one moment says what others may conclude from it, so pieces of different moments do not mix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Part {
     /// Names the moment: no other of this replica has it, in no life.
@@ -323,8 +324,8 @@ impl<F: Functor> Backup<F> {
 /// still lacks.
 #[derive(Debug, Default)]
 pub struct Acceptor {
-    /// By server, of the last incarnation that anybody took over: before somebody does, everything of
-    /// earlier ones is decided.
+    /// By server, of the last incarnation that anybody took over: before somebody does, everything
+    /// of earlier ones is decided.
     pledges: BTreeMap<NodeId, (u32, u64)>,
     /// What survives of incarnations.
     closed: BTreeMap<(NodeId, u32), Closed>,
@@ -561,8 +562,9 @@ pub struct ToWrite<F> {
 }
 
 /// What speaks for one of a transaction's numbers: it may have been stored, in which ballot it was
-/// written last, and how far. Whoever wrote in a ballot had found that what is of lower ones and has
-/// the same name was not stored; and of two numbers in ballot 0, only one can be finalized anywhere.
+/// written last, and how far. Whoever wrote in a ballot had found that what is of lower ones and
+/// has the same name was not stored; and of two numbers in ballot 0, only one can be finalized
+/// anywhere.
 type Evidence = (bool, Option<(u64, Mark)>);
 
 /// How far a takeover is.
@@ -579,7 +581,8 @@ pub enum Stage {
     Finished,
 }
 
-/// What replicas of a node held, at one moment each, of which those that asked were not told all yet.
+/// What replicas of a node held, at one moment each, of which those that asked were not told all
+/// yet.
 #[derive(Debug)]
 pub struct Tellings<F> {
     moment: u64,
@@ -625,8 +628,8 @@ impl<F> Tellings<F> {
 }
 
 impl<F: Functor> Tellings<F> {
-    /// What `to` has still to be told, in pieces about `bytes` long: of what it was told before, if that is remembered;
-    /// otherwise all that `promise` says is held now.
+    /// What `to` has still to be told, in pieces about `bytes` long: of what it was told before, if
+    /// that is remembered; otherwise all that `promise` says is held now.
     pub fn tell(
         &mut self,
         to: NodeId,
@@ -707,8 +710,8 @@ pub struct Takeover<F> {
 }
 
 impl<F: Functor> Takeover<F> {
-    /// Begins: `known` is what the incarnation had told this server that it had under way, `visible`
-    /// this server's visibility watermark. Send [`Takeover::round`].
+    /// Begins: `known` is what the incarnation had told this server that it had under way,
+    /// `visible` this server's visibility watermark. Send [`Takeover::round`].
     #[must_use]
     pub fn new(
         task: Task,
@@ -789,9 +792,9 @@ impl<F: Functor> Takeover<F> {
         is_due
     }
 
-    /// While versions are being written: what replicas hold that is void. They are to be told to give
-    /// it up, in the task's ballot: a replica refuses a transaction that it holds under another
-    /// number, and it may be that which counts.
+    /// While versions are being written: what replicas hold that is void. They are to be told to
+    /// give it up, in the task's ballot: a replica refuses a transaction that it holds under
+    /// another number, and it may be that which counts.
     pub fn void(&self) -> impl Iterator<Item = (Timestamp, &F)> {
         let is_of_use = self.stage == Stage::Writes;
         self.void.iter().filter(move |_| is_of_use).map(|(&at, functor)| (at, functor))
@@ -802,9 +805,10 @@ impl<F: Functor> Takeover<F> {
         Closed { ballot, above: self.above, upto, survivors: self.survivors.clone() }
     }
 
-    /// A replica has promised, and told a part of what it holds, or all. Once enough have told all, whatever is being written
-    /// then is to be reported with [`Takeover::on_written`] or [`Takeover::on_refused`], and
-    /// [`Takeover::void`] to be sent; if nothing is, send [`Takeover::round`].
+    /// A replica has promised, and told a part of what it holds, or all. Once enough have told all,
+    /// whatever is being written then is to be reported with [`Takeover::on_written`] or
+    /// [`Takeover::on_refused`], and [`Takeover::void`] to be sent; if nothing is, send
+    /// [`Takeover::round`].
     pub fn on_promised(
         &mut self,
         from: NodeId,
@@ -890,8 +894,8 @@ impl<F: Functor> Takeover<F> {
         writes
     }
 
-    /// f + 1 replicas of each of its partitions have it finalized in the task's ballot. True if that
-    /// was the last: send [`Takeover::round`].
+    /// f + 1 replicas of each of its partitions have it finalized in the task's ballot. True if
+    /// that was the last: send [`Takeover::round`].
     pub fn on_written(&mut self, at: Timestamp, now: Time) -> bool {
         if self.unwritten.remove(&at) {
             self.survivors.insert(at);
@@ -899,8 +903,8 @@ impl<F: Functor> Takeover<F> {
         self.end_writes(now)
     }
 
-    /// f + 1 replicas of one of its partitions have durably refused its transaction, or one has and it
-    /// was optional. True if that was the last: send [`Takeover::round`].
+    /// f + 1 replicas of one of its partitions have durably refused its transaction, or one has and
+    /// it was optional. True if that was the last: send [`Takeover::round`].
     pub fn on_refused(&mut self, at: Timestamp, now: Time) -> bool {
         self.unwritten.remove(&at);
         self.end_writes(now)
@@ -914,8 +918,8 @@ impl<F: Functor> Takeover<F> {
         is_over
     }
 
-    /// A replica has closed. True if that was the last that was needed: the task is finished. Others
-    /// close when they catch up.
+    /// A replica has closed. True if that was the last that was needed: the task is finished.
+    /// Others close when they catch up.
     pub fn on_closed(&mut self, from: NodeId, partition: PartitionId, task: Task) -> bool {
         let is_replica = self.replicas.get(&partition).is_some_and(|of| of.contains(&from));
         if task != self.task || self.stage != Stage::Closes || !is_replica {
@@ -989,8 +993,8 @@ impl<F> fmt::Display for Message<F> {
 mod tests {
     use super::*;
 
-    /// What replicas hold of one timestamp in one partition, each in one of these ways: nothing, and
-    /// for good; tentatively; finalized; a tombstone. Above nothing, all in ballot 0.
+    /// What replicas hold of one timestamp in one partition, each in one of these ways: nothing,
+    /// and for good; tentatively; finalized; a tombstone. Above nothing, all in ballot 0.
     const WAYS: [Option<Mark>; 4] =
         [None, Some(Mark::Tentative), Some(Mark::Finalized), Some(Mark::Aborted)];
 
@@ -1087,8 +1091,8 @@ mod tests {
         }
     }
 
-    /// What one decided and closed, or wrote, in a ballot, everybody after decides as well, whatever
-    /// is left of lower ballots.
+    /// What one decided and closed, or wrote, in a ballot, everybody after decides as well,
+    /// whatever is left of lower ballots.
     #[test]
     fn whoever_comes_later_decides_the_same() {
         let quorums = Quorums { replicas: 3 };

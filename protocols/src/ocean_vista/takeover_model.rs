@@ -1,6 +1,6 @@
 //! The takeover driver ([`Takeover`]) among replicas that hear only some of what they are told, a
-//! coordinator that is not quite dead, and others that take over in higher ballots: what anybody was
-//! told stands, and all that finish agree on what survives.
+//! coordinator that is not quite dead, and others that take over in higher ballots: what anybody
+//! was told stands, and all that finish agree on what survives.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,8 +83,8 @@ impl Replica {
         !is_newer && self.acceptors.values().all(|a| a.allows(LOST, 1, ballot, at))
     }
 
-    /// True if the transaction is known under another number: for good to its coordinator, to others
-    /// as long as it is not given up under that.
+    /// True if the transaction is known under another number: for good to its coordinator, to
+    /// others as long as it is not given up under that.
     fn refuses(&self, at: Timestamp, ballot: u64, functor: &Parts) -> bool {
         !self.held.contains_key(&at)
             && self.held.iter().any(|(&other, held)| {
@@ -484,7 +484,8 @@ fn pieces_of_different_moments_do_not_mix() {
     let rest = tell(ask(&takeover).unwrap());
     assert_eq!((rest.len(), rest[0].0.moment, rest[0].0.from), (2, 101, Timestamp(20)));
 
-    // The replica starts again and has forgotten: it begins anew, and what is late of before is no part of that.
+    // The replica starts again and has forgotten: it begins anew, and what is late of before is no
+    // part of that.
     let mut after = Tellings::new(200);
     let mut tell = |from| after.tell(NodeId(9), of, from, 1, || held(Mark::Aborted, [11, 20, 31]));
     let anew = tell(ask(&takeover).unwrap());

@@ -62,8 +62,8 @@ impl Tids {
         self.storing.remove(&ts);
     }
 
-    /// Svw: everything of this server below it has completed its S-phase, and nothing will be created
-    /// below it any more.
+    /// Svw: everything of this server below it has completed its S-phase, and nothing will be
+    /// created below it any more.
     pub fn svw(&mut self, clock: Timestamp) -> Timestamp {
         if let Some(&least) = self.storing.first() {
             return least;

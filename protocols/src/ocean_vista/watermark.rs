@@ -1,12 +1,12 @@
 //! What servers report, what follows from the reports of all of them, and who all of them are.
 //!
-//! A watermark is a promise about timestamps: below the *visibility* watermark, every timestamp that
-//! was ever assigned is decided, and none will ever be assigned. Once true that stays true, so
-//! watermarks are held by maximum ([`Watermarks::adopt`]), whatever becomes of those that took part.
-//! What has to be right is the minimum they are computed from ([`least`]): over *all* members of
-//! one epoch, by reports made in that epoch, where whoever is unknown counts as before everything
-//! (V8). Members change one at a time, each change is an epoch of its own, and reports of two epochs
-//! are never mixed.
+//! A watermark is a promise about timestamps: below the *visibility* watermark, every timestamp
+//! that was ever assigned is decided, and none will ever be assigned. Once true that stays true, so
+//! watermarks are held by maximum ([`Watermarks::adopt`]), whatever becomes of those that took
+//! part. What has to be right is the minimum they are computed from ([`least`]): over *all* members
+//! of one epoch, by reports made in that epoch, where whoever is unknown counts as before
+//! everything (V8). Members change one at a time, each change is an epoch of its own, and reports
+//! of two epochs are never mixed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,7 +40,8 @@ pub struct Watermarks {
     /// the members of this epoch: who left before it may have left versions behind that some
     /// replicas lack.
     pub epoch: u64,
-    /// Every timestamp below this that was ever assigned is decided, and none will ever be assigned.
+    /// Every timestamp below this that was ever assigned is decided, and none will ever be
+    /// assigned.
     pub visible: Timestamp,
     /// Of each partition: what was decided below this, each of its active replicas has.
     pub replicated: BTreeMap<PartitionId, Timestamp>,
@@ -64,8 +65,8 @@ pub struct Member {
     pub incarnation: u32,
     /// Whether that life takes part.
     pub status: Status,
-    /// The incarnation that came with the present disk; 0 if that is the first one. What earlier disks
-    /// acknowledged may be lost.
+    /// The incarnation that came with the present disk; 0 if that is the first one. What earlier
+    /// disks acknowledged may be lost.
     pub disk: u32,
 }
 

@@ -505,7 +505,7 @@ mod tests {
     /// A gateway that has proposed a refusal must not change to a commit when enough votes for it
     /// arrive later: replicas that have accepted the refusal let other transactions pass.
     #[test]
-    fn what_was_proposed_is_not_overtaken_by_votes_that_come_late() {
+    fn late_votes_do_not_replace_a_proposed_result() {
         let map = Topology::uniform(5, std::time::Duration::ZERO, std::time::Duration::ZERO);
         let cluster = Cluster::spread(map, 1, 1, 1, 5).unwrap();
         let txn = TxnId::new(ClientId(1), 1);

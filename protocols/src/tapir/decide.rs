@@ -392,7 +392,7 @@ mod tests {
     /// Every way in which the replicas of a group can vote on one transaction: any f + 1 replicas
     /// that are asked later get the result of the fast path, or are left uncertain.
     #[test]
-    fn no_takeover_and_no_merge_contradicts_what_the_client_was_told() {
+    fn takeovers_and_merges_agree_with_the_reported_outcome() {
         for replicas in [3_usize, 5, 7] {
             let quorums = Quorums::of(replicas);
             for pattern in 0..1_u32 << replicas {
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_commit_that_an_agreed_one_contradicts_was_none() {
+    fn a_fast_commit_that_contradicts_an_agreed_commit_is_dropped() {
         let quorums = Quorums::of(5);
         let key = Key::from("x");
         let version = Version::default();

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_that_are_over_still_bind_writers_also_when_they_are_not_told_apart() {
+    fn ended_reads_bind_writers_also_below_the_read_floor() {
         let (store, mut validator) = (store(), Validator::default());
         let writes = part(&[], &["x"]);
         let nanos = |secs: u64| secs * 1_000_000_000;

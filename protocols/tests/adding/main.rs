@@ -1,5 +1,5 @@
-//! The example of `docs/adding-a-protocol.md`: a protocol that is not shipped passes the checks that
-//! every protocol of the registry passes. All that it is lies in the folder `one_log`.
+//! The example of `docs/adding-a-protocol.md`: a protocol that is not shipped passes the checks
+//! that every protocol of the registry passes. All that it is lies in the folder `one_log`.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test may stop at the first surprise")]
 

@@ -45,8 +45,8 @@ impl Check for ComesBack {
     }
 }
 
-/// A frame around the bytes says how long they are; without it, bytes that are cut between two fields
-/// are another message, but never the same.
+/// A frame around the bytes says how long they are; without it, bytes that are cut between two
+/// fields are another message, but never the same.
 pub struct IsNeverTakenForWhole;
 
 impl Check for IsNeverTakenForWhole {
@@ -97,10 +97,10 @@ impl Check for AddTo<'_> {
     }
 }
 
-/// A field that is in the list at `path` keeps its number, name and type: nodes of two versions talk to
-/// each other, and a node reads what an earlier version of it remembered. With `UPDATE_GOLDENFILES=1`
-/// new fields are added to the list; whatever else differs has to be changed by hand, with a new version
-/// of the handshake and of the data directory.
+/// A field that is in the list at `path` keeps its number, name and type: nodes of two versions
+/// talk to each other, and a node reads what an earlier version of it remembered. With
+/// `UPDATE_GOLDENFILES=1` new fields are added to the list; whatever else differs has to be changed
+/// by hand, with a new version of the handshake and of the data directory.
 pub fn keep_fields(path: &Path, check: impl FnOnce(&AddTo<'_>)) {
     let mut lines = BTreeSet::new();
     check(&AddTo(RefCell::new(&mut lines)));

@@ -9,7 +9,8 @@ use orthodrome_protocols::gateway::coordinator_of;
 use super::support::{Sample, compare_ycsbt, majority};
 
 /// What §4.1's flow implies: the client reads from the participant leaders; its commit request is
-/// replicated by the coordinator's group; meanwhile the participants replicate their votes and send them to the coordinator.
+/// replicated by the coordinator's group; meanwhile the participants replicate their votes and send
+/// them to the coordinator.
 fn implied(cluster: &Cluster, sample: &Sample) -> Duration {
     let (home, parts) = (sample.home, sample.parts());
     let rtt = |a, b| cluster.topology.rtt(a, b);

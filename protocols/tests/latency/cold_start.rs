@@ -1,4 +1,5 @@
-//! A cluster that starts while clients submit at a fixed rate: what waited for leases comes all at once.
+//! A cluster that starts while clients submit at a fixed rate: what waited for leases comes all at
+//! once.
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::time::Duration;
@@ -14,8 +15,9 @@ use super::support::EC2_3;
 /// Transactions a second, of nine thousand that one core sustains.
 const RATE: f64 = 7_000.0;
 
-/// What clients submitted before servers had leases kept servers from extending them, and everything had
-/// to be taken over: no transaction committed between 5 and 10 s. Now some 4 500 a second do.
+/// What clients submitted before servers had leases kept servers from extending them, and
+/// everything had to be taken over: no transaction committed between 5 and 10 s. Now some 4 500 a
+/// second do.
 #[test]
 fn ocean_vista_commits_if_it_starts_under_load() {
     let cluster = Cluster::spread(Topology::parse(EC2_3).unwrap(), 1, 1, 3, 3).unwrap();

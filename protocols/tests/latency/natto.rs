@@ -8,9 +8,9 @@ use orthodrome_protocols::natto::{RECSF, TS};
 
 use super::support::{Sample, compare_ycsbt, majority};
 
-/// What §3.2 and Carousel's flow imply: every participant processes the transaction when it has arrived
-/// at the furthest; the answers come back; the coordinator's group replicates the commit request, and
-/// the participants' meanwhile their votes.
+/// What §3.2 and Carousel's flow imply: every participant processes the transaction when it has
+/// arrived at the furthest; the answers come back; the coordinator's group replicates the commit
+/// request, and the participants' meanwhile their votes.
 fn implied(cluster: &Cluster, sample: &Sample) -> Duration {
     let (home, parts) = (sample.home, sample.parts());
     let rtt = |a, b| cluster.topology.rtt(a, b);

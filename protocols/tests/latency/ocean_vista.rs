@@ -30,10 +30,10 @@ fn read(cluster: &Cluster, sample: &Sample) -> Duration {
     sample.reads.iter().map(|&p| away(cluster, sample, p)[0]).max().unwrap()
 }
 
-/// What §3.1, §3.3 and §4.1 imply for a procedure: a round trip within the region; all replicas store it,
-/// or a majority does and confirms it; meanwhile the other regions' watermarks have passed its number
-/// in their next round, whether they hear of it or not, and come; then it reads from the nearest
-/// replicas.
+/// What §3.1, §3.3 and §4.1 imply for a procedure: a round trip within the region; all replicas
+/// store it, or a majority does and confirms it; meanwhile the other regions' watermarks have
+/// passed its number in their next round, whether they hear of it or not, and come; then it reads
+/// from the nearest replicas.
 fn implied(cluster: &Cluster, sample: &Sample) -> Duration {
     let (home, topology) = (sample.home, &cluster.topology);
     let replies =

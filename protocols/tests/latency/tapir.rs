@@ -7,8 +7,8 @@ use orthodrome_protocols::tapir::NAME;
 
 use super::support::{Sample, compare_ycsbt};
 
-/// What the flow implies: a round trip to the nearest replica of each partition that is read, and one
-/// to the furthest replica of any participant.
+/// What the flow implies: a round trip to the nearest replica of each partition that is read, and
+/// one to the furthest replica of any participant.
 fn implied(cluster: &Cluster, sample: &Sample) -> Duration {
     let away = |p: PartitionId| {
         let replicas = cluster.partition(p).unwrap().replicas.iter();

@@ -201,7 +201,8 @@ impl Script {
         Ok(())
     }
 
-    /// `load n1 1 1 4 [term=5] [vote=n2] [incomplete=1]`: restarts a node with a log of entries of these terms.
+    /// `load n1 1 1 4 [term=5] [vote=n2] [incomplete=1]`: restarts a node with a log of entries of
+    /// these terms.
     fn load(&mut self, args: &mut Args<'_>) -> Result<()> {
         let id = args.node()?;
         let (now, term) = (self.now, args.number("term", 0)?);

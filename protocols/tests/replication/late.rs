@@ -1,5 +1,5 @@
-//! Links that deliver everything, in order, and again and again in late bursts, as TCP does where packets are
-//! lost. A leader that is well must be able to stay.
+//! Links that deliver everything, in order, and again and again in late bursts, as TCP does where
+//! packets are lost. A leader that is well must be able to stay.
 
 use std::collections::BTreeMap;
 

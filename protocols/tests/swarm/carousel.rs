@@ -14,8 +14,8 @@ fn seeds_with_faults_hold_every_promise_twice() {
     expect(&notes, &["CoordinatorTakeover", "ParticipantTakeover", "QueryRefused", "Tombstone"]);
 }
 
-/// Unsafe variants, the profile of the seeds that is hardest on them, and within how many such seeds
-/// they are caught. `docs/protocols/carousel.md` has the medians over seeds of every profile.
+/// Unsafe variants, the profile of the seeds that is hardest on them, and within how many such
+/// seeds they are caught. `docs/protocols/carousel.md` has the medians over seeds of every profile.
 const CAUGHT_WITHIN: [(&str, FaultProfile, u64); 6] = [
     ("C1", FaultProfile::Mixed, 50),
     ("C4", FaultProfile::LeaderChurn, 150),
@@ -26,7 +26,7 @@ const CAUGHT_WITHIN: [(&str, FaultProfile, u64); 6] = [
 ];
 
 #[test]
-fn unsafe_variants_are_caught() {
+fn mutations_are_caught_by_the_swarm() {
     assert_eq!(CAUGHT_WITHIN.map(|(mutation, ..)| mutation), Carousel::mutations(BASIC));
     for (mutation, profile, within) in CAUGHT_WITHIN {
         catch(BASIC, mutation, Some(profile), within);
@@ -34,7 +34,7 @@ fn unsafe_variants_are_caught() {
 }
 
 #[test]
-fn what_is_left_over_is_noticed() {
+fn leaks_are_reported() {
     // Participants that never ask what they may forget.
     first_failure::<Carousel>(BASIC, FailureKind::Stuck, "unforgotten endings", |config| {
         config.timeouts.query_after = Duration::from_secs(3_600);

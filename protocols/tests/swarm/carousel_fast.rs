@@ -22,13 +22,13 @@ fn seeds_with_faults_hold_every_promise() {
     expect(&notes, &expected);
 }
 
-/// Mutations, and within how many seeds they are caught. C3 needs rarer coincidences: a golden trace
-/// shows what it does (`docs/protocols/carousel.md`).
+/// Mutations, and within how many seeds they are caught. C3 needs rarer coincidences: a golden
+/// trace shows what it does (`docs/protocols/carousel.md`).
 const CAUGHT_WITHIN: [(&str, u64); 5] =
     [("C1", 50), ("C2", 50), ("C4", 50), ("C8", 50), ("C9", 50)];
 
 #[test]
-fn unsafe_variants_are_caught() {
+fn mutations_are_caught_by_the_swarm() {
     for (mutation, within) in CAUGHT_WITHIN {
         catch(FAST, mutation, None, within);
     }
@@ -37,7 +37,7 @@ fn unsafe_variants_are_caught() {
 }
 
 #[test]
-fn what_followers_leave_over_is_noticed() {
+fn leaks_of_followers_are_reported() {
     // Lists that go on holding what has ended (C8): whoever leads, its followers hold them too.
     first_failure::<Carousel>(FAST, FailureKind::Stuck, "listed transactions", |config| {
         config.mutations.enable("lists_keep_the_ended");

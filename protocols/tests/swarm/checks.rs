@@ -7,7 +7,8 @@ use orthodrome_sim::FailureKind;
 
 use super::support::first_failure;
 
-/// The first server skips some entries. It finds that its digests differ from the leader's, and stops.
+/// The first server skips some entries. It finds that its digests differ from the leader's, and
+/// stops.
 #[test]
 fn a_replica_that_skips_entries_stops() {
     const WHY: &str = "came to different results";

@@ -12,7 +12,8 @@ use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
 #[test]
 fn seeds_with_faults_hold_every_promise_with_one_log() {
     let notes = hold_every_promise(CALVIN, 0..seeds(200) / 2, 4);
-    // Whoever sequences turns away what its log has: none of 700 seeds sees an entry twice in the one log.
+    // Whoever sequences turns away what its log has: none of 700 seeds sees an entry twice in the
+    // one log.
     let expected =
         ["RepeatedSequence", "AlreadyRan", "Resolved", "AskedAgain", "Checkpoint", "Deposed"];
     expect(&notes, &["WantedReads", "SentReadsAgain"]);
@@ -44,13 +45,14 @@ fn seeds_with_faults_hold_every_promise_with_pieces_of_what_is_ordered_before() 
     for (name, first) in [(SLOG, 300_000), (SLOG_CONSENSUS, 400_000)] {
         let notes = hold_every_promise(name, first..first + seeds(200) / 4, 4);
         expect(&notes, &["Resolved", "AskedAgain", "Checkpoint", "Deposed", "Relocated", "Void"]);
-        // They cannot close a cycle: no component, asserted by every server, and none forwards anything.
+        // They cannot close a cycle: no component, asserted by every server, and none forwards
+        // anything.
         assert!(!notes.contains_key("Component") && !notes.contains_key("Forwarded"), "{notes:?}");
     }
 }
 
-/// Logs that keep next to nothing: servers that were away take another's state, each of which may be ahead
-/// of the other in some stream.
+/// Logs that keep next to nothing: servers that were away take another's state, each of which may
+/// be ahead of the other in some stream.
 #[test]
 fn servers_that_are_far_behind_take_a_state() {
     for name in [CALVIN, SLOG, SLOTH] {
@@ -73,7 +75,8 @@ fn servers_that_are_far_behind_take_a_state() {
     }
 }
 
-/// The first server loses some of what it writes. Others go on; it finds that its digests differ from theirs, and stops.
+/// The first server loses some of what it writes. Others go on; it finds that its digests differ
+/// from theirs, and stops.
 #[test]
 fn a_server_whose_copy_differs_stops() {
     for name in [CALVIN, SLOG, SLOTH] {
@@ -112,9 +115,10 @@ const CAUGHT_WITHIN: [(&str, &str, u64); 17] = [
 ];
 
 #[test]
-fn unsafe_variants_are_caught() {
+fn mutations_are_caught_by_the_swarm() {
     for (name, mutation, within) in CAUGHT_WITHIN {
         catch(name, mutation, None, within);
     }
-    // S4 is caught by the random runs of the replicated log (`letting_the_longest_log_lead_is_caught`).
+    // S4 is caught by the random runs of the replicated log
+    // (`letting_the_longest_log_lead_is_caught`).
 }

@@ -7,7 +7,7 @@ use orthodrome_protocols::registry::{self, Registered, Row, Visitor};
 use super::support::{catch, hold_every_promise};
 
 #[test]
-fn a_few_seeds_of_every_protocol_hold_every_promise() {
+fn a_few_seeds_of_every_protocol_pass() {
     for row in registry::rows() {
         hold_every_promise(row.name, 700_000..700_004, 4);
     }

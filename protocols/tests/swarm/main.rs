@@ -1,6 +1,6 @@
-//! Every protocol under the swarm: seeds with faults hold every promise, the same seed twice gives the
-//! same run, and unsafe variants are caught. `ORTHODROME_SEEDS` says how many seeds a protocol gets
-//! (about 200); the command `orthodrome swarm` runs as many as one likes.
+//! Every protocol under the swarm: seeds with faults hold every promise, the same seed twice gives
+//! the same run, and unsafe variants are caught. `ORTHODROME_SEEDS` says how many seeds a protocol
+//! gets (about 200); the command `orthodrome swarm` runs as many as one likes.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 

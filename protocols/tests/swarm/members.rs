@@ -190,7 +190,7 @@ impl Orders {
 }
 
 #[test]
-fn operators_move_partitions_in_every_way() {
+fn drawn_moves_cover_every_kind_of_membership_change() {
     for name in FAMILIES.into_iter().chain(["slog"]) {
         let subject = orthodrome_lab::find(name).unwrap();
         let mut orders = Orders::default();

@@ -26,8 +26,8 @@ fn seeds_with_faults_hold_every_promise() {
     expect(&notes, &expected);
 }
 
-/// Seeds of which some transactions did not end: copies on slow links kept leases from being extended, and
-/// gateways asked the same server again, which had none.
+/// Seeds of which some transactions did not end: copies on slow links kept leases from being
+/// extended, and gateways asked the same server again, which had none.
 #[test]
 fn transactions_end_on_slow_links_and_beside_dead_servers() {
     for seed in [88_103_284, 6_001_679, 88_101_012] {
@@ -35,8 +35,8 @@ fn transactions_end_on_slow_links_and_beside_dead_servers() {
     }
 }
 
-/// The first server loses some of what it settles. Others go on; it finds that its digests differ from
-/// theirs, and stops.
+/// The first server loses some of what it settles. Others go on; it finds that its digests differ
+/// from theirs, and stops.
 #[test]
 fn a_server_whose_replica_differs_stops() {
     first_failure::<OceanVista>(NAME, FailureKind::Panic, "came to different results", |config| {
@@ -47,8 +47,8 @@ fn a_server_whose_replica_differs_stops() {
 }
 
 /// Unsafe variants that random seeds catch, the profile of the seeds that is hardest on them, and
-/// within how many. V1 and R4 take too many for a test (904 and 671 of those about stragglers); golden
-/// traces show what they do, which no later change of draws can hide.
+/// within how many. V1 and R4 take too many for a test (904 and 671 of those about stragglers);
+/// golden traces show what they do, which no later change of draws can hide.
 const CAUGHT_WITHIN: [(&str, FaultProfile, u64); 5] = [
     ("V2", FaultProfile::LaggingReplicas, 60),
     ("V4", FaultProfile::LeaderChurn, 200),
@@ -58,7 +58,7 @@ const CAUGHT_WITHIN: [(&str, FaultProfile, u64); 5] = [
 ];
 
 #[test]
-fn unsafe_variants_are_caught() {
+fn mutations_are_caught_by_the_swarm() {
     for (mutation, profile, within) in CAUGHT_WITHIN {
         catch(NAME, mutation, Some(profile), within);
     }

@@ -20,8 +20,8 @@ pub fn from_environment(name: &str) -> Option<u64> {
 /// How often each rare event was seen.
 pub type Notes = BTreeMap<String, u64>;
 
-/// Runs these seeds, each of which must hold every promise; every `twins`-th one twice, for the same
-/// seed gives the same run.
+/// Runs these seeds, each of which must hold every promise; every `twins`-th one twice, for the
+/// same seed gives the same run.
 pub fn hold_every_promise(name: &'static str, seeds: Range<u64>, twins: u64) -> Notes {
     let subject = orthodrome_lab::find(name).unwrap();
     let mut notes = Notes::new();
@@ -62,9 +62,9 @@ pub fn expect(notes: &Notes, expected: &[&str]) {
 /// Where the seeds for deliberate mistakes begin.
 const FIRST: u64 = 10_000;
 
-/// The unsafe variant `mutation` is caught within so many seeds (of this profile, if one is named): by one
-/// that fails with it and passes without. Among seeds that draw unusual sizes, links or disks the search
-/// would take too long for a test.
+/// The unsafe variant `mutation` is caught within so many seeds (of this profile, if one is named):
+/// by one that fails with it and passes without. Among seeds that draw unusual sizes, links or
+/// disks the search would take too long for a test.
 pub fn catch(name: &'static str, mutation: &str, profile: Option<FaultProfile>, within: u64) {
     catch_with(SwarmOptions { profile, ..plain(name) }, mutation, FIRST..FIRST + within);
 }

@@ -12,10 +12,10 @@ fn seeds_with_faults_hold_every_promise() {
     expect(&notes, &expected);
 }
 
-/// Links that deliver messages twice made two reads of one answer that a replica could not serve, and the
-/// same replica was asked each time: a storm that never ended.
+/// Links that deliver messages twice made two reads of one answer that a replica could not serve,
+/// and the same replica was asked each time: a storm that never ended.
 #[test]
-fn a_replica_that_cannot_answer_is_asked_once_however_often_it_says_so() {
+fn repeated_refusals_of_a_replica_cause_one_read() {
     for seed in [31_000_011, 31_000_096] {
         hold_every_promise(NAME, seed..seed + 1, 1);
     }

@@ -1,4 +1,4 @@
-//! Passwords on the wire, both ends: SCRAM-SHA-256 (RFC 5802, 7677), and MySQL's two scrambles.
+//! Password authentication, for both ends: SCRAM-SHA-256 (RFC 5802, 7677), and MySQL's two methods.
 
 use std::borrow::Cow;
 use std::num::NonZeroU32;
@@ -9,19 +9,19 @@ use ring::rand::SecureRandom as _;
 use ring::{digest, hmac, pbkdf2, rand};
 use subtle::ConstantTimeEq as _;
 
-/// What PostgreSQL itself uses.
+/// PostgreSQL's own number of iterations.
 const ITERATIONS: NonZeroU32 = NonZeroU32::MIN.saturating_add(4095);
 
-/// 32 digits that nobody else has drawn.
+/// A unique random name of 32 digits.
 pub(super) fn random_name() -> String {
     random_bytes::<32>().iter().map(|byte| format!("{:x}", byte & 15)).collect()
 }
 
-/// Bytes that nobody can guess, without zeros: MySQL's nonces end at one.
+/// Unpredictable random bytes without zeros: MySQL's nonces end at a zero.
 pub(super) fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     if rand::SystemRandom::new().fill(&mut bytes).is_err() {
-        // Without randomness no password is safe on the wire.
+        // Without randomness no password is safe.
         std::process::abort();
     }
     bytes.map(|byte| byte % 94 + 33)
@@ -43,8 +43,9 @@ fn xor(left: &[u8], right: &[u8]) -> Vec<u8> {
     left.iter().zip(right).map(|(left, right)| left ^ right).collect()
 }
 
-/// The password in the form in which PostgreSQL's clients and servers use it: two spellings of one text
-/// are one password (SASLprep, RFC 4013). One that has no such form is taken as it is.
+/// The password as PostgreSQL's clients and servers normalize it, so that different encodings of
+/// one text are one password (SASLprep, RFC 4013). A password that cannot be normalized is used as
+/// it is.
 fn prepared(password: &str) -> Cow<'_, str> {
     stringprep::saslprep(password).unwrap_or(Cow::Borrowed(password))
 }
@@ -60,7 +61,7 @@ fn field(message: &str, name: char) -> Option<&str> {
     message.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// SCRAM of a client.
+/// SCRAM at the client.
 pub(super) struct ScramClient {
     password: String,
     bare: String,
@@ -93,14 +94,14 @@ impl ScramClient {
         Some(format!("{bare},p={}", BASE64.encode(&proof)))
     }
 
-    /// Whether the server knows the password too.
+    /// Whether the server has proved that it knows the password.
     pub(super) fn is_server(&self, last: &str) -> bool {
         let given = field(last, 'v').and_then(|mark| BASE64.decode(mark).ok()).unwrap_or_default();
         given.ct_eq(&self.expected).into()
     }
 }
 
-/// SCRAM of a server that knows the password.
+/// SCRAM at a server that knows the password.
 pub(super) struct ScramServer {
     password: Option<String>,
     bare: String,
@@ -111,7 +112,8 @@ pub(super) struct ScramServer {
 }
 
 impl ScramServer {
-    /// From the client's first message. With no password, nobody is let in, at the same cost.
+    /// Starts with the client's first message. Without a password, authentication fails after the
+    /// same computation.
     pub(super) fn new(password: Option<&str>, client: &str) -> Option<(Self, String)> {
         let bare = client.splitn(3, ',').nth(2)?.to_owned();
         let header = client.get(..client.len() - bare.len())?.to_owned();
@@ -148,7 +150,7 @@ impl ScramServer {
     }
 }
 
-/// `mysql_native_password`: what a client sends.
+/// `mysql_native_password`: the client's response.
 pub(super) fn native(password: &str, nonce: &[u8]) -> Vec<u8> {
     if password.is_empty() {
         return Vec::new();
@@ -159,7 +161,7 @@ pub(super) fn native(password: &str, nonce: &[u8]) -> Vec<u8> {
     xor(&stage, &sha1(&seed))
 }
 
-/// `caching_sha2_password`: what a client sends first.
+/// `caching_sha2_password`: the client's first response.
 pub(super) fn caching_sha2(password: &str, nonce: &[u8]) -> Vec<u8> {
     if password.is_empty() {
         return Vec::new();
@@ -170,7 +172,7 @@ pub(super) fn caching_sha2(password: &str, nonce: &[u8]) -> Vec<u8> {
     xor(&stage, &sha256(&seed))
 }
 
-/// Whether two proofs are one, in a time that does not tell where they differ.
+/// Compares two proofs in constant time.
 pub(super) fn is_same(left: &[u8], right: &[u8]) -> bool {
     left.ct_eq(right).into()
 }
@@ -208,7 +210,7 @@ mod tests {
         assert_ne!(client("ix"), client("IX"));
     }
 
-    /// As MariaDB's `PASSWORD()` and MySQL's documentation have it.
+    /// The expected values are from MariaDB's `PASSWORD()` and from MySQL's documentation.
     #[test]
     fn scrambles_are_those_of_mysql() {
         let nonce = [1_u8; 20];

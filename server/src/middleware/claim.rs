@@ -1,9 +1,10 @@
 //! A proxy's claim to its number at every source (docs/adr/0031).
 //!
-//! Transactions are named after their proxy's number. Two proxies with one number would end each other's prepared
-//! branches, each after its own decision log. So a proxy holds a session lock on its number at every source, and a row
-//! there names its decision log and the last life of that log. Nothing is said to a source's agent, and nothing that the
-//! agent says is heard, unless the claim is held: [`Gate`].
+//! Transaction ids contain their proxy's number. Two proxies with one number would end each other's
+//! prepared branches, each according to its own decision log. So a proxy holds a session lock on
+//! its number at every source, and a row there names its decision log and the last incarnation of
+//! that log. Without the claim, the proxy sends nothing to a source's agent and ignores the agent's
+//! messages: [`Gate`].
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,17 +23,18 @@ use super::auth::random_name;
 use super::driver::{Endpoint, Fault, Outcome, Session, Trouble, quoted};
 use super::source::in_time;
 
-/// How often a claim is looked at.
+/// Interval between checks of a claim.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long to wait before another try of what failed.
+/// Pause before a retry.
 const AGAIN: Duration = Duration::from_millis(100);
-/// How long somebody else may hold the number: the session of a proxy that was killed ends a moment later.
+/// How long another session may hold the number: the session of a killed proxy ends a moment later.
 const HELD: Duration = Duration::from_secs(10);
-/// How often a statement that lost to another proxy's is tried.
+/// Number of tries of a statement that conflicts with another proxy's.
 const TRIES: u32 = 10;
-/// A server ends a claim whose proxy has been silent for so long, in seconds.
+/// Seconds of silence after which a server ends a proxy's claim.
 const IDLE_SECONDS: u32 = 30;
-/// The first of the two numbers of PostgreSQL's advisory locks on numbers of proxies is this and the proxy's number.
+/// The first of the two numbers of PostgreSQL's advisory locks on proxy numbers is this plus the
+/// proxy's number.
 const LOCK_CLASS: u32 = 0x6f72_0000;
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS orthodrome_proxies (proxy INT NOT NULL, at_source INT NOT NULL, \
@@ -53,20 +55,20 @@ impl Gate {
     }
 }
 
-/// Who claims.
+/// The proxy that claims a number.
 #[derive(Debug)]
 pub(super) struct Claimant {
     /// The number.
     pub(super) number: NodeId,
-    /// In words, for whoever else wants the number.
+    /// A description of the holder, shown to other proxies that want the number.
     holder: String,
     /// The name of its decision log.
     log: String,
-    /// The last life in that log when it was opened; 0 if the log is new.
+    /// The last incarnation in that log when it was opened; 0 if the log is new.
     life: u64,
-    /// Its operator says that the log of the number's last proxy is lost.
+    /// True if the operator states that the decision log of the number's last proxy is lost.
     takes_over: bool,
-    /// What its sessions call themselves; nobody else's do.
+    /// The unique name of its sessions.
     label: String,
 }
 
@@ -87,7 +89,7 @@ impl Claimant {
     }
 }
 
-/// What a source's row says of a number.
+/// A source's row about a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Row {
     log: String,
@@ -95,12 +97,12 @@ struct Row {
     holder: String,
 }
 
-/// Why there is no claim.
+/// Why a claim failed.
 #[derive(Debug)]
 enum Denied {
-    /// The source says so, or what is there does: trying again changes nothing.
+    /// The source refused, or its row forbids it. A retry would not help.
     Refused(String),
-    /// The source cannot be asked.
+    /// The source is unreachable.
     Unreachable(Trouble),
 }
 
@@ -120,13 +122,13 @@ pub(super) struct Claim {
     gate: Gate,
 }
 
-/// A claim, and the session that holds the number if the source could be reached.
+/// A claim, and the session that holds the number if the source was reachable.
 pub(super) struct Begun(Claim, Option<Session>);
 
-/// What a source answers to a claim.
+/// A source's answer to a claim.
 struct Told {
     is_taken: bool,
-    /// Whose session holds the number, if not this one.
+    /// The session that holds the number, if it is not this one.
     other: Option<u64>,
     row: Option<Row>,
 }
@@ -148,10 +150,11 @@ impl Claim {
         Self { name, node, endpoint, claimant, gate }
     }
 
-    /// Takes the number. `life` is the life that is under way, if one is; `lost` the session of this process that held
-    /// the number before.
+    /// Takes the number. `life` is the current incarnation, if there is one; `lost` is the session
+    /// of this process that held the number before.
     async fn take(&self, life: u64, lost: Option<u64>) -> Result<(Session, Option<Row>), Denied> {
-        // What this process has not run at the source, it cannot have written there.
+        // This process has written its current incarnation at the source only if it held the number
+        // there before.
         let life = if lost.is_some() { life } else { self.claimant.life };
         let mut session = in_time(Session::connect(&self.endpoint)).await?;
         let deadline = Instant::now() + HELD;
@@ -166,7 +169,7 @@ impl Claim {
                 return Ok((session, row));
             }
             if let Some(lost) = lost.filter(|lost| other == Some(*lost)) {
-                // The server has not noticed that its other end is gone.
+                // The server has not noticed that the old connection is gone.
                 self.endpoint.end_session(&mut session, lost).await?;
             } else if Instant::now() >= deadline {
                 return Err(Denied::Refused(self.is_held(other, row.as_ref())));
@@ -175,7 +178,7 @@ impl Claim {
         }
     }
 
-    /// Runs a text, again if another proxy's claim was in its way.
+    /// Runs a query batch, and retries if it conflicts with another proxy's claim.
     async fn carry_out(&self, session: &mut Session, text: &str) -> Result<Outcome, Denied> {
         for _ in 0..TRIES {
             let outcome = in_time(session.text(text, self.endpoint.one_way)).await?;
@@ -202,7 +205,7 @@ impl Claim {
         let outcome = in_time(session.text(TABLE, self.endpoint.one_way)).await?;
         match outcome.fault {
             None => Ok(()),
-            // Another proxy makes it at the same moment.
+            // Another proxy is making it at the same moment.
             Some(fault) if is_passing(&fault) => Ok(()),
             Some(fault) => Err(Denied::Refused(format!(
                 "source {}: user `{}` cannot make the table in which proxies claim their numbers: {}; let the user make \
@@ -221,7 +224,7 @@ impl Claim {
         let (text, first) = match self.endpoint.kind {
             Dialect::PostgreSql => {
                 let class = LOCK_CLASS + number;
-                // Each statement sees what has been committed before it.
+                // Each statement sees all earlier commits.
                 let text = format!(
                     "BEGIN ISOLATION LEVEL READ COMMITTED; \
                      SELECT pg_try_advisory_lock({class}, {source})::int, (SELECT min(pid) FROM pg_locks \
@@ -231,7 +234,7 @@ impl Claim {
                 (text, 1)
             }
             Dialect::MariaDb => {
-                // Names of branches belong to all of a server, and so do its locks.
+                // Names of branches are global to a server, and so are its locks.
                 let name = format!("orthodrome_proxy_{number}_{source}");
                 (format!("SELECT GET_LOCK('{name}', 0), IS_USED_LOCK('{name}'); {row}"), 0)
             }
@@ -248,7 +251,7 @@ impl Claim {
         Ok(Told { is_taken: cell(answer(first), 0, 0).as_deref() == Some("1"), other, row })
     }
 
-    /// Whether the number's last proxy had this one's log, and no later life of it.
+    /// Checks that the number's last proxy had this proxy's log, and no later incarnation of it.
     fn check(&self, row: &Row, life: u64) -> Result<(), Denied> {
         let (source, number) = (&self.name, self.claimant.number.0);
         if row.log != self.claimant.log {
@@ -280,7 +283,8 @@ impl Claim {
         )
     }
 
-    /// Takes the number at the start, if the source can be reached: with the row that was there.
+    /// Takes the number at the start, if the source is reachable, and returns the row that was
+    /// there.
     async fn begin(&self) -> Result<(Option<Session>, Option<Row>), String> {
         match self.take(self.claimant.life, None).await {
             Ok((session, row)) => Ok((Some(session), row)),
@@ -297,7 +301,7 @@ impl Claim {
         }
     }
 
-    /// Checks that a log that has decided nothing yet finds nothing of its number prepared.
+    /// Checks that there are no prepared branches of this number if its log has no decision.
     async fn check_prepared(&self, session: &mut Session, is_first: bool) -> Result<(), Denied> {
         let Claimant { number, takes_over, life, .. } = &*self.claimant;
         if !is_first || !(*takes_over || *life == 0) {
@@ -319,7 +323,8 @@ impl Claim {
         )
     }
 
-    /// Writes who holds the number now. A claim whose proxy vanishes without a word ends some time.
+    /// Writes the new holder of the number. The server ends the claim of a proxy that vanishes
+    /// after some time.
     async fn write(&self, session: &mut Session, life: u64) -> Result<(), Denied> {
         let Claimant { number, holder, log, .. } = &*self.claimant;
         let insert = format!(
@@ -343,8 +348,8 @@ impl Claim {
         self.carry_out(session, &text).await.map(drop)
     }
 
-    /// Keeps the number for as long as the process runs. `begun` is told this life when it is durable; `failed` why the
-    /// number is another's.
+    /// Keeps the number as long as the process runs. `begun` gets this incarnation when it is
+    /// durable. `failed` gets the reason if another proxy has the number.
     async fn keep(
         self,
         mut held: Option<Session>,
@@ -357,7 +362,7 @@ impl Claim {
             let Err(denied) = self.hold(held.take(), life, &mut lost).await;
             match denied {
                 Denied::Refused(why) => {
-                    // The process ends with it, so nobody may be listening.
+                    // The process ends because of this, so the receiver may be gone.
                     let _ = failed.send(why);
                     return;
                 }
@@ -372,7 +377,7 @@ impl Claim {
         }
     }
 
-    /// Holds the number until it is lost, or cannot be had.
+    /// Holds the number until it is lost or cannot be taken.
     async fn hold(
         &self,
         held: Option<Session>,
@@ -388,35 +393,35 @@ impl Claim {
         info!(source = %self.name, number = self.claimant.number.0, life, "claimed");
         self.gate.set(true);
         loop {
-            // A server that dies closes its sessions.
+            // A server that dies closes its sessions, which ends the wait.
             let _ = tokio::time::timeout(LOOK, session.stirs()).await;
             in_time(session.text("SELECT 1", Duration::ZERO)).await?;
         }
     }
 }
 
-/// Whether a fault says that there is no table of claims.
+/// Whether an error says that the table of claims does not exist.
 fn is_missing(fault: &Fault) -> bool {
     fault.sqlstate == "42P01" || fault.number == 1146
 }
 
-/// Whether a fault says that the user may not.
+/// Whether an error says that the user has no permission.
 fn is_forbidden(fault: &Fault) -> bool {
     fault.sqlstate == "42501" || matches!(fault.number, 1044 | 1142 | 1143)
 }
 
-/// Whether another proxy's claim was in the way at this moment.
+/// Whether an error is a temporary conflict with another proxy's claim.
 fn is_passing(fault: &Fault) -> bool {
     fault.sqlstate.starts_with("40")
         || matches!(fault.sqlstate.as_str(), "23505" | "42P07" | "55P03")
         || matches!(fault.number, 1205 | 1213 | 1050)
 }
 
-/// Takes the number at every source that can be reached. The highest life that any row had of a number that is taken
-/// over; this proxy's lives must be above.
+/// Takes the number at every reachable source. Returns the highest incarnation in any row of a
+/// number that is taken over; this proxy's incarnations must be above it.
 ///
 /// # Errors
-/// Why the number is not this proxy's.
+/// Why this proxy cannot have the number.
 pub(super) async fn begin(claims: Vec<Claim>) -> Result<(Vec<Begun>, u64), String> {
     let mut beginning = JoinSet::new();
     for claim in claims {
@@ -435,7 +440,7 @@ pub(super) async fn begin(claims: Vec<Claim>) -> Result<(Vec<Begun>, u64), Strin
     Ok((begun, highest))
 }
 
-/// Keeps claims until what it gives back is dropped.
+/// Keeps claims until the returned value is dropped.
 pub(super) fn keep(
     claims: Vec<Begun>,
     begun: &watch::Receiver<u64>,

@@ -1,10 +1,11 @@
-//! `scalardb` and `scalardb+` in the proxy: the machine of [`orthodrome_geotp::scalardb`] on real time, before sources
-//! that are spoken to as [`records`] has it.
+//! `scalardb` and `scalardb+` in the proxy: runs the machine of [`orthodrome_geotp::scalardb`] in
+//! real time, over sources that [`records`] addresses in SQL.
 //!
-//! The machine controls concurrency: it reads versions, prepares, validates, puts states and ends what others left. It
-//! knows nothing of SQL. A client's statements are evaluated by the sources, in transactions that are rolled back: after
-//! the versions of all records that they name have been seen, and after what the transaction has written before. What it
-//! was told holds if those versions are still there when it commits, which the machine sees to.
+//! The machine controls concurrency: it reads versions, prepares, validates, writes transaction
+//! states and ends abandoned transactions. It knows nothing of SQL. The sources evaluate a client's
+//! statements in transactions that are rolled back. A statement runs after the versions of all
+//! records that it names have been read, and after all earlier writes of the transaction. Its
+//! result is valid if those versions are unchanged at the commit, which the machine checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,28 +35,29 @@ use super::records::{self, Text};
 use super::source::Source;
 use crate::inbox::Inbox;
 
-/// How long a request may take beyond its way and a wait for a lock, before it is sent again.
+/// Time limit of a request, in addition to its round trip and a wait for a lock. After it, the
+/// request is sent again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A statement at one source.
 #[derive(Clone, Debug)]
 pub(super) struct Order {
-    /// As the source is told.
+    /// The SQL for the source.
     pub(super) text: String,
     /// All the rows that it reads or changes: tables, and keys in them.
     pub(super) rows: Vec<(String, String)>,
-    /// It changes them.
+    /// True if it changes these rows.
     pub(super) is_write: bool,
 }
 
 impl Order {
-    /// Its rows as the machine knows them, at the source in that place.
+    /// Its rows as keys of the machine, at the source with that number.
     fn keys(&self, place: u16) -> impl Iterator<Item = Key> {
         self.rows.iter().map(move |(table, key)| records::key(place, names::name(table, key)))
     }
 }
 
-/// One source, for the machine.
+/// A source of the machine.
 pub(super) struct Store {
     pub(super) source: Arc<Source>,
     pub(super) kind: Dialect,
@@ -72,17 +74,18 @@ enum Event {
     Evaluated(Evaluated),
 }
 
-/// What statements of a round came to at a source.
+/// The results of a round's statements at a source.
 struct Evaluated {
     txn: TxnId,
     round: u64,
     at: NodeId,
     found: Result<Vec<Answer>, Failure<Sql>>,
-    /// The versions that were asked for with them, and seen before they were carried out.
+    /// The versions that were requested together with the statements, read before these ran.
     versions: Option<Msg>,
 }
 
-/// A running middleware. Dropping it is its crash: whoever comes upon what it has prepared ends it.
+/// A running middleware. Dropping it acts as a crash: other transactions that find its prepared
+/// records end them.
 pub(super) struct Consensus {
     inbox: Arc<Inbox<Event>>,
     notes: Arc<Mutex<BTreeMap<scalardb::Note, u64>>>,
@@ -95,10 +98,11 @@ impl Drop for Consensus {
 }
 
 impl Consensus {
-    /// Starts in the runtime of the caller. `node` is the proxy, `name` the variant, `lock_wait` how long a statement may wait.
+    /// Starts in the caller's runtime. `node` is the proxy, `name` the variant, `lock_wait` the
+    /// lock time-out of statements.
     ///
     /// # Errors
-    /// There is no thread for it.
+    /// The thread cannot be started.
     pub(super) fn start(
         node: NodeId,
         name: &str,
@@ -111,7 +115,8 @@ impl Consensus {
         let mut config = ScalarDb::configure(&cluster, name);
         config.resend_after += lock_wait + PATIENCE;
         let clocks = Clocks::new();
-        // Microseconds and the proxy's number, so that no life of any proxy has the names of another.
+        // Microseconds and the proxy's number, so that no two incarnations of any proxies share
+        // transaction ids.
         let client = (Clocks::physical().0 / 1_000) << 10 | u64::from(node.0 & 1_023);
         let setup = Setup {
             node,
@@ -141,7 +146,7 @@ impl Consensus {
         Ok(Self { inbox, notes })
     }
 
-    /// Begins a transaction; what it hears comes through the receiver.
+    /// Begins a transaction; its results arrive at the receiver.
     pub(super) async fn begin(&self) -> Option<(Xid, mpsc::UnboundedReceiver<Heard>)> {
         let (hears, hearing) = mpsc::unbounded_channel();
         let (reply, named) = oneshot::channel();
@@ -149,28 +154,29 @@ impl Consensus {
         Some((named.await.ok()?, hearing))
     }
 
-    /// The next statements of a transaction.
+    /// Runs the next statements of a transaction.
     pub(super) fn round(&self, xid: Xid, orders: BTreeMap<NodeId, Vec<Order>>, last: Last) {
         self.inbox.push(Event::Round(xid, orders, last));
     }
 
-    /// It is to commit.
+    /// Commits a transaction.
     pub(super) fn commit(&self, xid: Xid) {
         self.inbox.push(Event::Commit(xid));
     }
 
-    /// It is to roll back.
+    /// Rolls a transaction back.
     pub(super) fn rollback(&self, xid: Xid) {
         self.inbox.push(Event::Rollback(xid));
     }
 
-    /// Rare events so far.
+    /// Counts of rare events so far.
     pub(super) fn notes(&self) -> BTreeMap<scalardb::Note, u64> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// The machine's map: the proxy's region, one for each source, and a range of keys for each.
+/// The machine's placement: the proxy's region, one region for each source, and a range of keys for
+/// each.
 fn map(stores: &BTreeMap<NodeId, Store>) -> Result<Cluster, String> {
     let rtts: Vec<std::time::Duration> = stores.values().map(|store| store.rtt).collect();
     let rtt = |a: u16, b: u16| {
@@ -202,7 +208,7 @@ fn map(stores: &BTreeMap<NodeId, Store>) -> Result<Cluster, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Others' clocks matter only to whoever finds a prepared record: by seconds.
+/// Clocks of other proxies matter only when a prepared record is found, and then seconds suffice.
 fn clock() -> Clock {
     Clock { now: Clocks::physical(), error: Duration::ZERO }
 }
@@ -215,7 +221,7 @@ struct Driver {
     clocks: Clocks,
     inbox: Arc<Inbox<Event>>,
     stores: BTreeMap<NodeId, Arc<Store>>,
-    /// Each source's place in the order of keys.
+    /// Each source's number in the order of keys.
     places: BTreeMap<NodeId, u16>,
     open: BTreeMap<TxnId, Open>,
     last: u64,
@@ -226,9 +232,9 @@ struct Driver {
 struct Open {
     hears: mpsc::UnboundedSender<Heard>,
     is_begun: bool,
-    /// Records whose versions it has asked for.
+    /// Records whose versions it has requested.
     known: BTreeSet<Key>,
-    /// What it has written so far.
+    /// Its writing statements so far.
     redo: BTreeMap<NodeId, Vec<String>>,
     /// The records that it has written.
     written: BTreeMap<NodeId, BTreeSet<Key>>,
@@ -237,15 +243,16 @@ struct Open {
     failure: Option<(NodeId, Failure<Sql>)>,
 }
 
-/// Statements that are being carried out.
+/// Statements that are running.
 struct Round {
     orders: BTreeMap<NodeId, Vec<Order>>,
-    /// Records whose versions are not known yet. The statements go with the last of each source.
+    /// Records whose versions are not known yet. The statements of a source are sent with the
+    /// request for the last of its versions.
     left: BTreeMap<NodeId, BTreeSet<Key>>,
     answers: BTreeMap<NodeId, Vec<Answer>>,
-    /// Sources that are carrying out statements: no other answer of theirs goes with the versions.
+    /// Sources that are running statements: their next answers include the versions.
     busy: BTreeSet<NodeId>,
-    /// The machine has all versions.
+    /// True if the machine has all versions.
     is_read: bool,
     commits: bool,
 }
@@ -332,7 +339,7 @@ impl Driver {
         }
         let new: Vec<Key> = left.values().flatten().cloned().collect();
         open.known.extend(new.iter().cloned());
-        // Their versions are known: nothing more is to be waited for.
+        // Their versions are known, so these statements can run.
         let known: Vec<NodeId> =
             left.iter().filter(|(_, keys)| keys.is_empty()).map(|(node, _)| *node).collect();
         open.rounds += 1;
@@ -356,7 +363,8 @@ impl Driver {
         self.step(input, host);
     }
 
-    /// Has statements of the current round carried out at a source, with a request for versions if they go together.
+    /// Runs statements of the current round at a source, with a request for versions if they go
+    /// together.
     fn evaluate(&mut self, txn: TxnId, node: NodeId, request: Option<Msg>) {
         let Some(open) = self.open.get_mut(&txn) else { return };
         let (Some(round), Some(store)) = (&mut open.round, self.stores.get(&node)) else { return };
@@ -385,12 +393,12 @@ impl Driver {
             let answers = told.done.iter().skip(text.own).take(own.len());
             let answers: Vec<Answer> = answers.map(|(answer, _)| answer.clone()).collect();
             let found = match &told.fault {
-                // What the transaction has written before cannot be written any more.
+                // The transaction's earlier writes cannot be repeated any more.
                 Some(_) if told.done.len() < text.own => Err(Reason::Serialization.into()),
                 Some(fault) => Err(store.source.failure(fault.clone())),
                 None => Ok(answers),
             };
-            // The versions came before whatever failed.
+            // The versions were read before the failure.
             let versions = request
                 .as_ref()
                 .and_then(|request| records::hear(request, &text, &Told { fault: None, ..told }));
@@ -411,7 +419,7 @@ impl Driver {
             }
             Err(failure) if failure.reason == Reason::Statement && round.is_read => {
                 open.round = None;
-                // A session that is gone has asked for a rollback.
+                // If the session is gone, it has already asked for a rollback.
                 let _ = open.hears.send(Heard::StatementFailed(at, failure));
             }
             Err(failure) => {
@@ -421,7 +429,7 @@ impl Driver {
         }
     }
 
-    /// Tells the session of its round if all of it is done.
+    /// Answers the session's round if it is complete.
     fn complete(&mut self, txn: TxnId, host: &mut Machine) {
         let Some(open) = self.open.get_mut(&txn) else { return };
         let Some(round) =
@@ -447,7 +455,8 @@ impl Driver {
         let Some(open) = self.open.get(&txn) else { return };
         let mut writes = Writes::new();
         for (node, keys) in &open.written {
-            // The first record of a source carries what is written there.
+            // The message about the first record of a source contains all statements for that
+            // source.
             let redo = open.redo.get(node).map(|redo| redo.join(";\n"));
             let texts = redo.into_iter().chain(std::iter::repeat(String::new()));
             let write = |(key, text): (&Key, String)| (key.clone(), Some(Value(Bytes::from(text))));
@@ -515,10 +524,10 @@ impl Driver {
             && let Some(round) = self.open.get_mut(txn).and_then(|open| open.round.as_mut())
             && let Some(left) = round.left.get_mut(&to)
         {
-            // While a round is open, versions are asked for its own statements.
+            // During a round, versions are requested for the round's statements.
             left.retain(|key| !keys.contains(key));
             if left.is_empty() && round.busy.contains(&to) {
-                // It has been sent before, and is being answered.
+                // The request has been sent before, and the answer is pending.
                 return;
             }
             if left.is_empty() && !round.answers.contains_key(&to) {
@@ -538,7 +547,7 @@ impl Driver {
         tokio::spawn(async move {
             match answer(&store, &msg, own).await {
                 Ok(Some(answer)) => drop(inbox.push(Event::Message(to, answer))),
-                // It is sent again.
+                // The request will be sent again.
                 Ok(None) => {}
                 Err(trouble) => warn!(source = %to, "no answer: {trouble}"),
             }
@@ -546,13 +555,13 @@ impl Driver {
     }
 }
 
-/// Runs a text, after making the tables if there are none.
+/// Runs a query batch, after creating the tables if they do not exist.
 async fn transact(store: &Store, text: &Text) -> Result<Told, Trouble> {
     let told = store.source.transact(&text.text()).await?;
     if told.fault.as_ref().is_none_or(|fault| !records::wants_tables(fault)) {
         return Ok(told);
     }
-    // Another proxy may be making them too.
+    // Another proxy may be creating them too.
     let made = store.source.transact(&records::tables(store.kind)).await?;
     if let Some(fault) = made.fault {
         warn!("cannot create the tables of records: {}", fault.message);
@@ -560,7 +569,8 @@ async fn transact(store: &Store, text: &Text) -> Result<Told, Trouble> {
     store.source.transact(&text.text()).await
 }
 
-/// What a source says to a message; `own` is what the transaction that commits has written there, if it is this proxy's.
+/// The answer of a source to a message. `own` has the committing transaction's writes there, if it
+/// is this proxy's.
 async fn answer(store: &Store, msg: &Msg, own: Option<String>) -> Result<Option<Msg>, Trouble> {
     let text = match (records::say(store.kind, msg), msg) {
         (Some(text), _) => text,

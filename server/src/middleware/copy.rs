@@ -1,32 +1,32 @@
-//! Rows of `COPY … FROM STDIN`, as the values of inserts, and lines of `COPY … TO STDOUT`.
+//! Converts rows of `COPY … FROM STDIN` to inserts, and rows to lines of `COPY … TO STDOUT`.
 
 use orthodrome_geotp::sql::{Cell, Column, CopyForm, Kind};
 
 use super::driver::quoted;
 use super::session::SqlError;
 
-/// Rows of one insert.
+/// Maximum number of rows in one insert.
 const ROWS_MAX: usize = 1_000;
-/// Bytes of one insert, after which no further row is added. Servers bound the length of a statement.
+/// Size of an insert after which no further row is added. Servers bound the length of a statement.
 const INSERT_BYTES_MAX: usize = 1 << 20;
-/// The longest row.
+/// Maximum length of a row.
 const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// A copy under way.
+/// A copy in progress.
 pub(super) struct Copy {
-    /// Up to `VALUES`.
+    /// The insert statement up to `VALUES`.
     head: String,
     columns: Vec<Column>,
     form: CopyForm,
-    /// The first line, which has names, has come.
+    /// True if the header line has been read.
     has_begun: bool,
-    /// What has come of the row that is not whole yet.
+    /// The bytes of an incomplete row.
     rest: Vec<u8>,
     rows: Vec<String>,
-    /// Of these rows.
+    /// Bytes of these rows.
     bytes: usize,
     is_over: bool,
-    /// Rows so far.
+    /// Number of rows so far.
     pub(super) count: u64,
 }
 
@@ -48,7 +48,7 @@ impl Copy {
         }
     }
 
-    /// Takes what the client sent: the inserts that are full by now.
+    /// Adds data from the client, and returns the inserts that are full.
     pub(super) fn take(&mut self, bytes: &[u8]) -> Result<Vec<String>, SqlError> {
         self.rest.extend_from_slice(bytes);
         let rest = std::mem::take(&mut self.rest);
@@ -72,7 +72,7 @@ impl Copy {
         Ok(inserts)
     }
 
-    /// Where the first line ends, if it is whole. In CSV, quoted fields may have line ends.
+    /// The end of the first line, if it is complete. In CSV, quoted fields may contain line breaks.
     fn end_of_line(&self, bytes: &[u8]) -> Option<usize> {
         let CopyForm { is_csv, quote, escape, .. } = self.form;
         let (mut is_quoted, mut is_escaped) = (false, false);
@@ -88,7 +88,7 @@ impl Copy {
         })
     }
 
-    /// The fields of a line; nothing if it is malformed.
+    /// The fields of a line; none if it is malformed.
     fn fields(&self, line: &[u8]) -> Option<Vec<Option<Vec<u8>>>> {
         let CopyForm { is_csv, delimiter, quote, escape, .. } = self.form;
         let null = self.form.null.as_bytes();
@@ -123,7 +123,7 @@ impl Copy {
         (!is_quoted).then_some(fields)
     }
 
-    /// What is left when the client has sent everything.
+    /// Ends the copy, and returns the last insert.
     pub(super) fn end(&mut self) -> Result<Option<String>, SqlError> {
         let rest = std::mem::take(&mut self.rest);
         if !rest.is_empty() {
@@ -180,12 +180,12 @@ impl Copy {
     }
 }
 
-/// A name in PostgreSQL's quotes.
+/// An identifier in PostgreSQL's quotes.
 pub(super) fn name(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// The pieces of a line between delimiters that have no backslash before them.
+/// Splits a line at delimiters that are not escaped.
 fn split_unescaped(line: &[u8], delimiter: u8) -> Vec<&[u8]> {
     let mut is_escaped = false;
     let pieces = line.split(|byte| {
@@ -249,7 +249,7 @@ pub(super) fn copy_line(form: &CopyForm, row: &[Cell]) -> Vec<u8> {
     line
 }
 
-/// A field without its backslashes; nothing if it has one too many.
+/// Removes the escapes of a field; none if an escape is incomplete.
 fn unescaped(cell: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(cell.len());
     let mut bytes = cell.iter().copied().peekable();
@@ -313,7 +313,7 @@ mod tests {
         vec![column("id", Kind::Int4), column("note", Kind::Text)]
     }
 
-    /// What becomes of these bytes, wherever they are cut.
+    /// The inserts for these bytes, which must not depend on where the bytes are split.
     fn inserted(form: &CopyForm, sent: &[u8]) -> String {
         let mut found = None;
         for cut in 0..sent.len() {

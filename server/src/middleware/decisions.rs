@@ -1,5 +1,5 @@
-//! The decision log: one thread that writes what a middleware must remember, and syncs once for all
-//! that has come meanwhile. A proxy keeps no versions of data, so it has the log and no state engine.
+//! The decision log: a thread that writes the records of a middleware, with one sync for all queued
+//! records. A proxy keeps no versions of data, so it needs a log but no state engine.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -15,31 +15,32 @@ use crate::storage::directory::Directory;
 use crate::storage::log::{Log, Options, Position, Record};
 use crate::storage::{Expected, Identity, StorageError};
 
-/// The log's only writer.
+/// The tag of the log's only owner.
 const TAG: u8 = 1;
 
-/// The file that tells one decision log from every other.
+/// The file with the unique name of the decision log.
 const NAME: &str = "log-name";
 
-/// What was found in a directory.
+/// The recovered contents of a directory.
 pub(super) struct Found {
-    /// The log's name: no other log has it, except copies of this one.
+    /// The name of the log. It is unique, except for copies of the log.
     pub(super) name: String,
     pub(super) records: Vec<Bytes>,
-    /// Where the log was cut off, and why, if it was.
+    /// The place where the log was cut off, and the reason, if it was.
     pub(super) torn: Option<String>,
 }
 
-/// What the thread is asked to do, in order.
+/// A task for the thread; tasks are executed in order.
 #[derive(Debug)]
 pub(super) enum Work {
-    /// Append.
+    /// Append a record.
     Persist(Ticket, Bytes),
-    /// Replace everything before.
+    /// Replace all earlier records.
     Checkpoint(Ticket, Vec<Bytes>),
 }
 
-/// A handle on the thread. Dropping it ends the thread without writing what waits, as a crash would.
+/// A handle on the thread. Dropping it ends the thread without writing queued records, as a crash
+/// would.
 #[derive(Debug)]
 pub(super) struct Decisions {
     inbox: Arc<Inbox<Work>>,
@@ -50,7 +51,7 @@ impl Drop for Decisions {
     fn drop(&mut self) {
         self.inbox.close();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was reported by its hook.
+            // A panic of the thread was reported by the panic hook.
             let _ = thread.join();
         }
     }
@@ -59,14 +60,15 @@ impl Drop for Decisions {
 /// What the thread reports.
 #[derive(Debug)]
 pub(super) enum Report {
-    /// Everything up to this ticket is durable.
+    /// All records up to this ticket are durable.
     Durable(Ticket),
-    /// Nothing more becomes durable.
+    /// The thread has ended; nothing more becomes durable.
     Failed(StorageError),
 }
 
 impl Decisions {
-    /// Takes the directory, reads what it holds, and starts the thread. `report` is called on it.
+    /// Locks the directory, reads its contents, and starts the thread. `report` is called on the
+    /// thread.
     ///
     /// # Errors
     /// See [`StorageError`].
@@ -101,7 +103,7 @@ impl Decisions {
         let inbox: Arc<Inbox<Work>> = Arc::default();
         let queue = inbox.clone();
         let thread = std::thread::Builder::new().name("decisions".into()).spawn(move || {
-            // Held as long as the thread writes.
+            // The lock is held as long as the thread runs.
             let _directory = directory;
             if let Err(error) = write(log, &queue, &report) {
                 queue.close();
@@ -116,7 +118,7 @@ impl Decisions {
         Ok((Self { inbox, thread: Some(thread) }, Found { name, records, torn }))
     }
 
-    /// Queues work. After a failure it is dropped: the process is stopping.
+    /// Queues work. After a failure it is dropped, because the process is stopping.
     pub(super) fn submit(&self, work: Work) {
         self.inbox.push(work);
     }
@@ -135,7 +137,7 @@ fn write_name(directory: &Path) -> Result<String, StorageError> {
     }
 }
 
-/// The log's name. Logs of versions that knew no names get one.
+/// Reads the log's name. A log of an older version, which had no names, gets one.
 fn read_name(directory: &Path) -> Result<String, StorageError> {
     let file = directory.join(NAME);
     match fs::read_to_string(&file) {

@@ -1,4 +1,4 @@
-//! One session at a source: what both kinds of servers can do, in the same words.
+//! A session at a source: a common interface to both kinds of servers.
 
 use std::io;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::maria::{Maria, TOO_LONG};
 use super::postgres::Postgres;
 use super::trust::Trust;
 
-/// What a branch executes at a real source: SQL.
+/// The statements of a real source: SQL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sql;
 
@@ -22,48 +22,49 @@ impl Work for Sql {
     type Fault = Fault;
 }
 
-/// A statement, and those that lock what it reads.
+/// A statement, and the statements that lock what it reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Statement {
-    /// Executed first; their answers are dropped.
+    /// Statements that run first; their answers are ignored.
     pub prelude: Vec<String>,
     /// The statement.
     pub text: String,
-    /// What its source must see to, so that no row appears that it has missed.
+    /// Rows for which the source must prevent phantoms.
     pub keys: Keys,
-    /// Settings of the client's session that reach the source: of the first statement that is sent at once, those
-    /// of all.
+    /// Settings of the client's session for the source. The first statement of a message has the
+    /// settings for all of them.
     pub settings: Vec<Setting>,
-    /// It calls something that may change its session, in a way that the proxy does not see.
+    /// True if it calls a function that may change its session in a way that the proxy does not
+    /// notice.
     pub may_leave: bool,
 }
 
-/// A setting of a session at a source, as its kind of server writes it.
+/// A setting of a session at a source, in the syntax of its kind of server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Setting {
     /// Its name.
     pub name: String,
-    /// Its value, with quotes if it needs some.
+    /// Its value, quoted if necessary.
     pub value: String,
 }
 
-/// A source's error, in its own words.
+/// A source's error message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
     /// SQLSTATE.
     pub sqlstate: String,
-    /// MariaDB's number; 0 from PostgreSQL.
+    /// MariaDB's error number; 0 for PostgreSQL.
     pub number: u16,
     /// The text.
     pub message: String,
 }
 
-/// Why a source did not do what it was told.
+/// Why a source did not execute a request.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// It said so.
+    /// The source returned an error.
     Fault(Fault),
-    /// The connection broke, and nobody knows how far it came.
+    /// The connection broke, so it is unknown what was executed.
     Broken(io::Error),
 }
 
@@ -82,12 +83,12 @@ impl std::fmt::Display for Trouble {
     }
 }
 
-/// What a text of several statements came to.
+/// The results of a query batch.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// What was executed, with PostgreSQL's tags.
+    /// The answers of the executed statements, with PostgreSQL's command tags.
     pub(super) done: Vec<(Answer, String)>,
-    /// What stopped it.
+    /// The error that ended the batch.
     pub(super) fault: Option<Fault>,
 }
 
@@ -100,7 +101,7 @@ impl Outcome {
     }
 }
 
-/// Where a source is, and as whom to enter.
+/// The address of a source, and the login there.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// Its kind.
@@ -113,28 +114,29 @@ pub struct Endpoint {
     pub user: String,
     /// Its password.
     pub password: String,
-    /// How long a statement waits for a lock; zero: as its server has it.
+    /// Lock time-out of statements; zero: the server's default.
     pub lock_wait: Duration,
-    /// Half of an emulated round trip: passed before and after each request.
+    /// Half of an emulated round trip, by which each request and each answer is delayed.
     pub one_way: Duration,
-    /// Whom to believe that it is the source; none: it is spoken to in the clear.
+    /// Verifies the source's certificate; none: the connection is not encrypted.
     pub trust: Option<Trust>,
-    /// What this agent calls itself at the source.
+    /// The name of this agent's sessions at the source.
     pub label: String,
-    /// How often to look who waits for whom, while something has run for so long.
+    /// Interval of the queries for lock waits. They begin when a statement has run for this long.
     pub look_every: Duration,
 }
 
-/// Who has a lock that a session waits for.
+/// The holder of a lock that a session waits for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Holder {
-    /// The session of that number.
+    /// The session with this number.
     Session(u64),
-    /// A prepared branch that is no session's.
+    /// A prepared branch that belongs to no session.
     Prepared(Xid),
 }
 
-/// Who waits for whom at a PostgreSQL server. It names those that block a session, but not prepared transactions.
+/// Queries the lock waits of a PostgreSQL server. `pg_blocking_pids` names sessions that block a
+/// session, but not prepared transactions.
 const POSTGRES_WAITS: &str = "\
     WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE mode <> 'SIReadLock'), \
     waiting AS (SELECT * FROM locks WHERE NOT granted) \
@@ -150,20 +152,22 @@ const POSTGRES_WAITS: &str = "\
     JOIN locks own ON own.pid IS NULL AND own.locktype = 'transactionid' AND own.virtualtransaction = locks.virtualtransaction \
     JOIN pg_prepared_xacts prepared ON prepared.transaction = own.transactionid";
 
-/// The same of MariaDB, whose prepared branches are in their sessions. InnoDB answers from what it has kept unless nobody has
-/// asked for a tenth of a second: whoever asks more often is told the same for ever. So those who ask keep others
-/// waiting until they have [let the tables rest](MARIA_RESTS).
+/// Queries the lock waits of a MariaDB server, where prepared branches belong to sessions. InnoDB
+/// answers from a cache, and refreshes it only if it has not been read for a tenth of a second. A
+/// driver that asks more often gets the same answer for ever. So drivers hold a lock during their
+/// query, and until they have [let the tables rest](MARIA_RESTS).
 const MARIA_WAITS: &str = "\
     SELECT GET_LOCK('orthodrome_waits', 3); SELECT r.trx_mysql_thread_id, b.trx_mysql_thread_id, '' FROM information_schema.innodb_lock_waits w \
     JOIN information_schema.innodb_trx r ON r.trx_id = w.requesting_trx_id \
     JOIN information_schema.innodb_trx b ON b.trx_id = w.blocking_trx_id \
     WHERE w.requesting_trx_id <> 0 AND w.blocking_trx_id <> 0";
 
-/// After [`MARIA_WAITS`].
+/// Must follow [`MARIA_WAITS`].
 const MARIA_RESTS: &str = "DO SLEEP(0.11); DO RELEASE_LOCK('orthodrome_waits')";
 
-/// An empty table, so that a branch has a number from its beginning on: InnoDB gives none to a transaction that has only
-/// read, and then nobody can tell who holds what another waits for. Nobody ever writes to it.
+/// Reads an empty table, so that a branch has a transaction number from its beginning on. InnoDB
+/// gives none to a transaction that has only read, and then the holder of a lock cannot be
+/// identified. The table is never written to.
 const MARIA_NUMBERING: &str = "SELECT 1 FROM orthodrome_branches FOR UPDATE";
 
 /// Makes the table of [`MARIA_NUMBERING`].
@@ -176,7 +180,7 @@ pub(super) enum Session {
     Maria(Maria),
 }
 
-/// How to interrupt a session from another.
+/// The data needed to interrupt a session from another one.
 #[derive(Clone, Debug)]
 pub(super) enum Interrupt {
     Postgres { pid: u32, secret: u32 },
@@ -202,7 +206,7 @@ impl Session {
         })
     }
 
-    /// Sends a text and waits for everything that comes of it: one round trip.
+    /// Sends a query batch and waits for all its answers: one round trip.
     pub(super) async fn text(&mut self, text: &str, one_way: Duration) -> Result<Outcome, Trouble> {
         if one_way.is_zero() {
             return self.send(text).await;
@@ -220,7 +224,7 @@ impl Session {
         }
     }
 
-    /// Waits, in a session that is asked nothing, until the server says something or goes.
+    /// Waits, in an idle session, until the server sends something or closes the connection.
     pub(super) async fn stirs(&mut self) {
         match self {
             Self::Postgres(session) => session.stream.stirs().await,
@@ -231,13 +235,13 @@ impl Session {
     /// Settings that differ from those of a new session.
     pub(super) fn settings(&self) -> &[Setting] {
         match self {
-            // They end with each transaction.
+            // These settings end with each transaction.
             Self::Postgres(_) => &[],
             Self::Maria(session) => &session.settings,
         }
     }
 
-    /// From now on it has these settings.
+    /// Records that the session has these settings now.
     pub(super) fn has_settings(&mut self, settings: Vec<Setting>) {
         match self {
             Self::Postgres(_) => {}
@@ -254,7 +258,7 @@ impl Session {
         }
     }
 
-    /// The number that changes when the server starts again, if `before` was the last one known.
+    /// A number that changes when the server restarts. `before` is the last known one.
     pub(super) async fn start_id(
         &mut self,
         before: u64,
@@ -271,7 +275,8 @@ impl Session {
                 let text = "SELECT unix_timestamp() - variable_value FROM information_schema.global_status \
                             WHERE variable_name = 'UPTIME'";
                 let start = number(&self.send(text).await?.ok()?) * 1000;
-                // Seconds are too coarse; but numbers of connections only grow while a server lives.
+                // Seconds are too coarse; but connection numbers only increase as long as a server
+                // runs.
                 let is_same = start.abs_diff(before - before % 1000) <= 1000 && id > last_id;
                 let start = if is_same { before } else { start.max(before + 1) };
                 Ok((start, id))
@@ -279,7 +284,7 @@ impl Session {
         }
     }
 
-    /// The prepared branches that are ours, and at this source.
+    /// The prepared branches of Orthodrome at this source.
     pub(super) async fn prepared(
         &mut self,
         source: NodeId,
@@ -300,7 +305,8 @@ impl Session {
 }
 
 impl Session {
-    /// Makes the session as it was when it began: settings, locks, temporary tables, and whatever else it has.
+    /// Restores the initial state of the session: settings, locks, temporary tables, and everything
+    /// else.
     pub(super) async fn reset(&mut self, lock_wait: Duration) -> Result<(), Trouble> {
         match self {
             Self::Postgres(session) => session.text("DISCARD ALL").await?.ok().map(drop),
@@ -308,7 +314,7 @@ impl Session {
         }
     }
 
-    /// Who waits for whom at this server: numbers of sessions, and who has what they want.
+    /// The lock waits at this server: numbers of waiting sessions, and the holders of the locks.
     pub(super) async fn waits(
         &mut self,
         source: NodeId,
@@ -334,7 +340,7 @@ impl Session {
         Ok(rows.filter_map(wait).collect())
     }
 
-    /// Lets what [`Session::waits`] has read grow stale, so that whoever reads next reads anew.
+    /// Lets the cache of [`Session::waits`] expire, so that the next reader gets new data.
     pub(super) async fn rest(&mut self) -> Result<(), Trouble> {
         match self {
             Self::Postgres(_) => Ok(()),
@@ -342,7 +348,8 @@ impl Session {
         }
     }
 
-    /// Sees to it that branches can be numbered where that is needed. Whether they are.
+    /// Makes the table that numbers branches, if this kind of server needs it. Returns whether
+    /// branches can be numbered.
     pub(super) async fn number_branches(&mut self) -> Result<bool, Trouble> {
         match self {
             Self::Postgres(_) => Ok(false),
@@ -372,7 +379,7 @@ fn number(done: &[(Answer, String)]) -> u64 {
 }
 
 impl Endpoint {
-    /// Interrupts what a session runs.
+    /// Interrupts the running statement of a session.
     pub(super) async fn interrupt(&self, what: Interrupt) -> Result<(), Trouble> {
         tokio::time::sleep(self.one_way).await;
         match what {
@@ -387,7 +394,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends a session that lost its owner; true if it was still there.
+    /// Ends a session whose owner is gone; true if it still existed.
     pub(super) async fn end_session(
         &self,
         session: &mut Session,
@@ -409,7 +416,7 @@ impl Endpoint {
         }
     }
 
-    /// The words that open a branch, which gets a number if it `is_numbered`.
+    /// The SQL that opens a branch, which gets a number if `is_numbered`.
     pub(super) fn begin(&self, name: &str, isolation: Isolation, is_numbered: bool) -> String {
         let level = match isolation {
             Isolation::Serializable => "SERIALIZABLE",
@@ -426,14 +433,14 @@ impl Endpoint {
         }
     }
 
-    /// Statements that make settings of a session, which has those `before`, the `wanted` ones. At PostgreSQL they last
+    /// The SQL that changes a session's settings from `before` to `wanted`. At PostgreSQL they last
     /// until the transaction ends.
     pub(super) fn settle(&self, before: &[Setting], wanted: &[Setting]) -> Vec<String> {
         let gone = before.iter().filter(|old| wanted.iter().all(|new| new.name != old.name));
         let new = wanted.iter().filter(|new| !before.contains(new));
         match self.kind {
             Dialect::PostgreSql => {
-                // Names of applications may have PostgreSQL's own words in them.
+                // Parts of names may be reserved words of PostgreSQL.
                 let name = |name: &str| format!("\"{}\"", name.replace('.', "\".\""));
                 let gone = gone.map(|old| format!("SET LOCAL {} TO DEFAULT", name(&old.name)));
                 let new = new.map(|new| format!("SET LOCAL {} = {}", name(&new.name), new.value));
@@ -448,7 +455,7 @@ impl Endpoint {
         }
     }
 
-    /// The words that prepare a branch.
+    /// The SQL that prepares a branch.
     pub(super) fn prepare(&self, name: &str) -> String {
         match self.kind {
             Dialect::PostgreSql => format!("PREPARE TRANSACTION '{name}'"),
@@ -456,7 +463,7 @@ impl Endpoint {
         }
     }
 
-    /// The words that commit a branch that is not prepared.
+    /// The SQL that commits a branch that is not prepared.
     pub(super) fn commit(&self, name: &str) -> String {
         match self.kind {
             Dialect::PostgreSql => "COMMIT".into(),
@@ -464,7 +471,7 @@ impl Endpoint {
         }
     }
 
-    /// The words that end a prepared branch.
+    /// The SQL that ends a prepared branch.
     pub(super) fn end_prepared(&self, name: &str, commit: bool) -> String {
         let verb = if commit { "COMMIT" } else { "ROLLBACK" };
         match self.kind {
@@ -473,7 +480,7 @@ impl Endpoint {
         }
     }
 
-    /// The words that roll back a branch that is not prepared.
+    /// The SQL that rolls back a branch that is not prepared.
     pub(super) fn rollback(&self, name: &str) -> String {
         match self.kind {
             Dialect::PostgreSql => "ROLLBACK".into(),
@@ -481,9 +488,9 @@ impl Endpoint {
         }
     }
 
-    /// What a fault means for the branch: the reason, and whether it can go on.
+    /// The meaning of an error for the branch: the reason, and whether the branch can continue.
     pub(super) fn judge(&self, fault: Fault) -> (Failure<Sql>, bool) {
-        // Nobody but this agent interrupts its sessions, and only to end a branch that failed elsewhere.
+        // Only this agent interrupts its sessions, and only to end a branch that failed elsewhere.
         if fault.sqlstate == "57014" || fault.number == 1317 {
             return (Reason::Peer.into(), false);
         }
@@ -492,7 +499,7 @@ impl Endpoint {
             (Dialect::PostgreSql, "40001", _) => (Reason::Serialization, false),
             (Dialect::PostgreSql, "55P03", _) => (Reason::LockTimeout, false),
             (Dialect::PostgreSql, ..) => (Reason::Statement, false),
-            // The transaction is rolled back as a whole.
+            // The whole transaction is rolled back.
             (Dialect::MariaDb, _, 1213 | 1614) => (Reason::Deadlock, false),
             (Dialect::MariaDb, _, 1205) => (Reason::LockTimeout, false),
             (Dialect::MariaDb, _, 1020) => (Reason::Serialization, false),
@@ -502,17 +509,18 @@ impl Endpoint {
         (Failure { reason, fault: Some(fault) }, goes_on)
     }
 
-    /// Whether a fault of a text's first statement may be of any of them: PostgreSQL reads a text as a whole before it
-    /// runs something of it, and no server runs anything of a text that is too long for it.
+    /// Whether an error at the first statement of a batch may concern any of its statements.
+    /// PostgreSQL parses a whole batch before it runs anything, and no server runs anything of a
+    /// batch that is too long.
     pub(super) fn reads_whole(&self, fault: Option<&Fault>) -> bool {
         match self.kind {
-            // Class 57: somebody has interrupted it, or the server is ending.
+            // Class 57: the statement was interrupted, or the server is shutting down.
             Dialect::PostgreSql => fault.is_some_and(|fault| !fault.sqlstate.starts_with("57")),
             Dialect::MariaDb => fault.is_some_and(|fault| fault.number == TOO_LONG),
         }
     }
 
-    /// Whether a fault says that there is no such prepared branch.
+    /// Whether an error says that the prepared branch does not exist.
     pub(super) fn is_gone(&self, fault: &Fault) -> bool {
         match self.kind {
             Dialect::PostgreSql => fault.sqlstate == "42704",
@@ -521,7 +529,7 @@ impl Endpoint {
     }
 }
 
-/// A text constant.
+/// A quoted string constant.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }

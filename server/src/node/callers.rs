@@ -1,4 +1,4 @@
-//! Who waits for which transaction. The gateway machine knows transactions; this knows callers.
+//! Tracks which caller waits for which transaction. The gateway machine knows only transactions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,31 +10,31 @@ use tokio::sync::oneshot::Sender;
 
 use crate::gateway::{Begun, Command, Finished, GatewayError, HeldBytes, Slot, is_interactive};
 
-/// How long an interactive transaction may stay undecided, and how long an outcome that nobody has
-/// asked for is kept. The service gives its clients less.
+/// How long an interactive transaction may stay undecided, and how long an outcome is kept until
+/// its caller asks for it. The service gives its clients less time.
 const DECIDE_WITHIN: Duration = Duration::from_secs(60);
 
 type Reply<T> = Sender<Result<T, GatewayError>>;
 
 enum State {
-    /// Its caller waits for reads, or for the end if there is one round only.
+    /// Its caller waits for reads, or for the outcome if there is only one round.
     Reading(Reply<Begun>),
-    /// It has read; its caller is deciding.
+    /// Its reads were delivered; its caller is deciding.
     Undecided { until: Time },
-    /// It will end without another word from a caller; these wait for that.
+    /// It will end without further input; these callers wait for the outcome.
     Ending { replies: Vec<Reply<Finished>>, abort_once_read: bool },
-    /// It ended while its caller was deciding, or before the caller took its reads.
+    /// It ended while its caller was deciding, or before the reads were delivered.
     Ended { finished: Finished, until: Time },
 }
 
 struct Entry {
-    /// It waits for its caller after a round.
+    /// True if it waits for its caller after a round.
     is_interactive: bool,
-    /// It may have many rounds.
+    /// True if it may have many rounds.
     is_general: bool,
-    /// What its caller must not be shown less than (R11).
+    /// Versions below which its caller must not see reads (R11).
     floors: Floors,
-    /// What it read, in all rounds.
+    /// Its reads of all rounds.
     reads: Option<Reads>,
     state: State,
     slot: Slot,
@@ -59,13 +59,13 @@ fn abort<P: Protocol>(txn: TxnId) -> Input<P> {
     Input::Decide { txn, decision: Decision::Abort }
 }
 
-/// Answers a caller; one that went away needs no answer.
+/// Answers a caller, unless it is gone.
 fn answer<T>(reply: Reply<T>, result: Result<T, GatewayError>) {
     let _ = reply.send(result);
 }
 
 impl Callers {
-    /// Takes a caller's command; what the machine should be told, if anything.
+    /// Handles a caller's command, and returns the input for the machine, if any.
     pub(super) fn command<P: Protocol>(&mut self, now: Time, command: Command) -> Option<Input<P>> {
         match command {
             Command::Begin { txn, slot, reply } => {
@@ -155,7 +155,7 @@ impl Callers {
         None
     }
 
-    /// A caller lost track of a transaction that is in flight here.
+    /// A caller asks for the outcome of a transaction that is in flight here.
     fn join<P: Protocol>(
         &mut self,
         txn: TxnId,
@@ -165,7 +165,7 @@ impl Callers {
         let entry = self.entries.get_mut(&txn)?;
         match &mut entry.state {
             State::Reading(_) => {
-                // Who began it is not listening any more, or would not have to ask.
+                // The caller that began it is not waiting any more; otherwise it would not ask.
                 let abort_once_read = entry.is_interactive;
                 entry.state = State::Ending { replies: vec![reply], abort_once_read };
                 None
@@ -173,7 +173,7 @@ impl Callers {
             State::Undecided { until } => {
                 self.expiries.remove(&(*until, txn));
                 entry.state = State::Ending { replies: vec![reply], abort_once_read: false };
-                // What it had decided got lost on the way here; if it had not, it never will.
+                // The caller's decision was lost on the way here, or there was none.
                 Some(Input::Decide { txn, decision: decision.unwrap_or(Decision::Abort) })
             }
             State::Ending { replies, .. } => {
@@ -189,7 +189,7 @@ impl Callers {
         }
     }
 
-    /// The end that was kept for whoever asks; it is told once.
+    /// Takes the outcome that was kept for the caller; it is delivered once.
     fn take_ended(&mut self, txn: TxnId) -> Option<Finished> {
         let State::Ended { finished, until } = self.entries.remove(&txn)?.state else {
             return None;
@@ -206,10 +206,10 @@ impl Callers {
                 entry.state = State::Ending { replies: Vec::new(), abort_once_read };
                 None
             }
-            // The caller that gave up is not the one that waits now.
+            // The caller that gave up is not the one that is waiting now.
             State::Reading(_) => None,
             State::Undecided { until } => {
-                // Its reads were on their way to the caller when it left.
+                // Its reads were being delivered when the caller left.
                 self.expiries.remove(&(*until, txn));
                 entry.state = State::Ending { replies: Vec::new(), abort_once_read: false };
                 Some(abort(txn))
@@ -218,7 +218,7 @@ impl Callers {
                 replies.retain(|reply| !reply.is_closed());
                 None
             }
-            // Kept for a caller that asks again.
+            // The outcome is kept for a caller that asks again.
             State::Ended { until, .. } => {
                 debug_assert!(*until >= now, "an outcome outlived its term");
                 None
@@ -226,7 +226,7 @@ impl Callers {
         }
     }
 
-    /// The machine has the transaction's reads.
+    /// The machine reports the transaction's reads.
     pub(super) fn reads<P: Protocol>(
         &mut self,
         now: Time,
@@ -234,7 +234,7 @@ impl Callers {
         reads: Reads,
     ) -> Option<Input<P>> {
         let entry = self.entries.get_mut(&txn)?;
-        // The machines see to it that reads are fresh. Where one cannot, nobody is shown them.
+        // Machines keep reads fresh. If a machine cannot, its reads are not delivered.
         let is_behind = entry.is_interactive && is_below(&entry.floors, &reads);
         if !is_behind {
             entry.reads.get_or_insert_default().extend(reads.clone());
@@ -270,7 +270,7 @@ impl Callers {
         }
     }
 
-    /// The machine knows the transaction's outcome.
+    /// The machine reports the transaction's outcome.
     pub(super) fn finish(&mut self, now: Time, txn: TxnId, outcome: Outcome, path: &'static str) {
         let Some(Entry { is_interactive, is_general, floors, reads, state, slot }) =
             self.entries.remove(&txn)
@@ -286,7 +286,7 @@ impl Callers {
                 }
             }
             State::Undecided { until } => {
-                // An early abort: its caller hears of it when it decides or reads on.
+                // An early abort: its caller learns of it when it decides or reads more.
                 self.expiries.remove(&(until, txn));
                 let until = now + DECIDE_WITHIN;
                 self.expiries.insert((until, txn));
@@ -304,12 +304,12 @@ impl Callers {
         }
     }
 
-    /// The next moment at which [`Callers::expire`] has something to do.
+    /// The next time at which [`Callers::expire`] has something to do.
     pub(super) fn next_expiry(&self) -> Option<Time> {
         self.expiries.first().map(|&(at, _)| at)
     }
 
-    /// Ends what callers left lying.
+    /// Ends transactions whose callers took too long, and drops outcomes that no caller asked for.
     pub(super) fn expire<P: Protocol>(&mut self, now: Time) -> Vec<Input<P>> {
         let mut inputs = Vec::new();
         while let Some(&(at, txn)) = self.expiries.first().filter(|&&(at, _)| at <= now) {

@@ -1,4 +1,4 @@
-//! A node from its file: the process that `serve` runs.
+//! Runs a node from its configuration file: the process of `serve`.
 
 use std::future::Future;
 use std::io;
@@ -16,44 +16,45 @@ use super::{NodeHandle, Settings, StartError, start};
 use crate::config::NodeConfig;
 use crate::service::{self, ServiceError};
 
-/// Why a node's process ended, or never began.
+/// Why a node's process ended, or did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// An address cannot be listened on.
+    /// The process cannot listen at an address.
     #[error("{field}: cannot listen on {address}: {source}; is another process using it?")]
     Listen {
-        /// Which field of the file gives it.
+        /// The field of the file that contains the address.
         field: &'static str,
         /// The address.
         address: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The protocol cannot be served.
+    /// The protocol is unknown.
     #[error(transparent)]
     Protocol(#[from] UnknownProtocol),
     /// The node cannot start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// Clients cannot be served.
+    /// The client service cannot start.
     #[error(transparent)]
     Service(#[from] ServiceError),
-    /// The node stopped because of a fault of its own.
+    /// The node stopped because of an internal failure.
     #[error("this node has stopped: {0}")]
     Failed(String),
 }
 
-/// How long answers that are ready may take to reach their clients when the node ends.
+/// Time limit for the delivery of ready answers when the node ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
-/// Something that goes on elsewhere. Boxed, so that every protocol is compiled into this crate once, and
-/// not again into each program and test that runs nodes.
+/// A future. It is boxed so that every protocol is compiled once into this crate, and not again
+/// into each program and test that runs nodes.
 type Going<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Starts a node that speaks the protocol called `name`, with the protocol's settings for its map.
+/// Starts a node with the protocol called `name`, and with the protocol's settings for its
+/// placement.
 ///
 /// # Errors
-/// There is no such protocol; the node itself may fail to start as [`start`] says.
+/// There is no such protocol; or the node fails to start, as [`start`] says.
 pub fn start_by_name(
     name: &str,
     settings: Settings,
@@ -62,11 +63,12 @@ pub fn start_by_name(
     registry::with(name, Starter { name, settings, listener })
 }
 
-/// Runs a node until `stop` is ready, then ends it in good order; or until it fails. `ready` is told
-/// where clients are served, once they are.
+/// Runs a node until `stop` resolves, and then shuts it down in an orderly way; or until it fails.
+/// `ready` is called with the address for clients when the node serves.
 ///
 /// # Errors
-/// [`RunError::Failed`] if the node ended because of a fault of its own; otherwise it never served.
+/// [`RunError::Failed`] if the node ended because of an internal failure; otherwise it never
+/// served.
 pub fn run(
     config: NodeConfig,
     ready: impl FnOnce(SocketAddr) + Send + 'static,
@@ -106,14 +108,14 @@ async fn run_until(
     };
     if outcome.is_ok() {
         info!("shutting down");
-        // The node first: it answers what is in flight, through the service.
+        // The node stops first: it answers pending requests through the service.
         node.shutdown(config.shutdown_within).await;
     } else {
         node.kill().await;
     }
     ending.cancel();
     if !serving.is_finished() {
-        // Who does not take its answer in time does not get it.
+        // A client that does not take its answer in time does not get it.
         let _ = tokio::time::timeout(LAST_ANSWERS, serving).await;
     }
     outcome

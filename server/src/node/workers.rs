@@ -1,4 +1,4 @@
-//! Threads that do a machine's work with it, for as long as one step takes.
+//! Threads that help a machine during one step.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,19 +6,19 @@ use std::thread;
 
 use orthodrome_core::workers::Workers;
 
-/// So many keys keep a thread busy for so much longer than it takes to start one (some 20 µs) that it is worth it: a
-/// read of the state engine takes about 4 µs.
+/// Number of keys that justify one more thread: a read of the state engine takes about 4 µs, and
+/// the start of a thread some 20 µs.
 const KEYS_PER_THREAD: usize = 64;
 
 /// The machine's own thread, and as many others as there is work for.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
-    /// The machine's own counts.
+    /// Maximum number of threads, including the machine's own.
     most: NonZero<usize>,
 }
 
 impl Threads {
-    /// At most so many; one for each processor if not said.
+    /// Uses at most this number of threads; by default one for each processor.
     pub fn new(most: Option<NonZero<usize>>) -> Self {
         let processors = || thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
         Self { most: most.unwrap_or_else(processors) }
@@ -42,7 +42,7 @@ impl Workers for Threads {
         thread::scope(|scope| {
             for number in 1..threads {
                 let thread = thread::Builder::new().name(format!("worker {number}"));
-                // Without it the others do its work.
+                // If the thread cannot start, the others do its work.
                 drop(thread.spawn_scoped(scope, go_on));
             }
             go_on();
@@ -68,7 +68,7 @@ mod tests {
             threads.each(&vec![keys; pieces], &|piece| {
                 done.lock().unwrap()[piece] += 1;
                 by.lock().unwrap().insert(format!("{:?}", thread::current().id()));
-                // Until a second one has begun, if there is to be one.
+                // Waits until a second thread has started, if there is one.
                 for _ in 0..10_000 {
                     if by.lock().unwrap().len() >= expected.min(2) {
                         break;

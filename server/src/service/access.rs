@@ -1,4 +1,4 @@
-//! Who may do what: tokens and client certificates, and the roles they give.
+//! Authentication and authorization: tokens, client certificates, and roles.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use tonic::{Request, Status};
 
 use super::refuse;
 
-/// The keyspace that a request means when it names none.
+/// The keyspace of requests that name none.
 pub const DEFAULT_KEYSPACE: &str = "default";
 
 const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=256;
@@ -20,9 +20,9 @@ const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=256;
 pub enum Role {
     /// Read, and describe the cluster.
     Read,
-    /// And write.
+    /// Also write.
     Write,
-    /// And give an operator's orders.
+    /// Also give an operator's orders.
     Admin,
 }
 
@@ -36,15 +36,15 @@ impl fmt::Display for Role {
     }
 }
 
-/// Somebody who may use the service.
+/// A user of the service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Principal {
-    /// What logs call it. Not secret.
+    /// Its name in logs. Not secret.
     pub name: String,
     /// Its role in each keyspace it may use.
     pub roles: BTreeMap<String, Role>,
-    /// How many attempts at transactions of high priority it may begin a second at this gateway; what
-    /// is more runs with low priority. None: as many as it likes.
+    /// Maximum number of attempts of high-priority transactions that it may begin a second at this
+    /// gateway; further ones run with low priority. None: unlimited.
     pub high_priority_per_second: Option<u32>,
 }
 
@@ -71,13 +71,13 @@ impl Principal {
     }
 }
 
-/// How a principal proves who it is. Its debug form shows no secret.
+/// The proof of a principal's identity. Its debug form shows no secret.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Credential {
-    /// The SHA-256 of a bearer token. The token itself is never kept.
+    /// The SHA-256 of a bearer token. The token itself is not stored.
     Token([u8; 32]),
-    /// A client certificate, DER. Accepted only if its chain also ends at the configured authority,
-    /// which the TLS handshake checks.
+    /// A client certificate in DER. It is accepted only if its chain ends at the configured
+    /// authority, which the TLS handshake checks.
     Certificate(Vec<u8>),
 }
 
@@ -85,7 +85,7 @@ impl Credential {
     /// A bearer token: 16 to 256 printable ASCII characters without spaces.
     ///
     /// # Errors
-    /// What a token must be; the message does not show this one.
+    /// The required form; the message does not contain the token.
     pub fn token(token: &str) -> Result<Self, &'static str> {
         if TOKEN_BYTES.contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic()) {
             Ok(Self::Token(sha256(token.as_bytes())))
@@ -94,10 +94,10 @@ impl Credential {
         }
     }
 
-    /// A bearer token by its SHA-256, in hexadecimal.
+    /// A bearer token, given by its SHA-256 in hexadecimal.
     ///
     /// # Errors
-    /// What is wrong with the digits.
+    /// The mistake in the digits.
     pub fn token_sha256(digits: &str) -> Result<Self, &'static str> {
         let wrong = "the SHA-256 of a token must be 64 hexadecimal digits";
         let mut digest = [0; 32];
@@ -130,40 +130,40 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// A list of principals that cannot be used.
+/// A list of principals is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
-    /// Nobody could ever get in.
+    /// The list is empty, so no client could use the service.
     #[error("no principal is configured; add at least one token or client certificate")]
     Nobody,
-    /// Two principals would be told apart by nothing.
+    /// Two principals have the same credential.
     #[error("{0:?} and {1:?} have the same credential; give each its own")]
     SameCredential(String, String),
-    /// One name twice.
+    /// Two principals have the same name.
     #[error("principal {0:?} is listed twice")]
     SameName(String),
 }
 
 type Entry = (Credential, Arc<Principal>);
 
-/// Decides who a caller is.
+/// Identifies callers.
 #[derive(Clone, Debug)]
 pub struct Access {
-    /// None: everybody is an administrator.
+    /// The principals. None: every caller is an administrator.
     principals: Option<Arc<[Entry]>>,
 }
 
 impl Access {
-    /// Everybody may do everything. [`super::serve`] accepts it only on a loopback address.
+    /// Every caller may do everything. [`super::serve`] accepts this only on a loopback address.
     #[must_use]
     pub fn open() -> Self {
         Self { principals: None }
     }
 
-    /// Only these principals.
+    /// Only these principals have access.
     ///
     /// # Errors
-    /// What is wrong with the list; no message shows a token.
+    /// The mistake in the list; no message shows a token.
     pub fn only(
         principals: impl IntoIterator<Item = (Credential, Principal)>,
     ) -> Result<Self, AccessError> {
@@ -185,13 +185,13 @@ impl Access {
         Ok(Self { principals: Some(list.into()) })
     }
 
-    /// True if everybody may do everything.
+    /// True if every caller may do everything.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.principals.is_none()
     }
 
-    /// Who sent this request. A token, if one is given, decides alone.
+    /// Identifies the sender of a request. If a token is given, it alone decides.
     pub(super) fn identify<T>(&self, request: &Request<T>) -> Result<Arc<Principal>, Status> {
         let Some(principals) = &self.principals else {
             return Ok(Arc::new(Principal::new("anybody", Role::Admin)));
@@ -200,7 +200,7 @@ impl Access {
             Some(token) => by_token(principals, token),
             None => by_certificate(principals, request),
         };
-        // One message for every failure, so that it tells a guesser nothing.
+        // All failures have the same message, which gives an attacker no information.
         found.cloned().ok_or_else(|| {
             unauthenticated("unknown or missing credential; send `authorization: Bearer <token>`")
         })
@@ -224,8 +224,8 @@ fn bearer(metadata: &MetadataMap) -> Result<Option<&[u8]>, Status> {
     }
 }
 
-/// Compares with every token's digest, each in constant time, so that timing tells nothing about how
-/// much of a guess was right, or whose token it resembles.
+/// Compares with every token's digest, each in constant time, so that timing reveals neither how
+/// much of a guess was right nor whose token it resembles.
 fn by_token<'a>(principals: &'a [Entry], given: &[u8]) -> Option<&'a Arc<Principal>> {
     if !TOKEN_BYTES.contains(&given.len()) {
         return None;

@@ -1,4 +1,4 @@
-//! From outcomes and descriptions to answers.
+//! Converts outcomes and descriptions to answers.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(super) fn outcome(outcome: Outcome) -> Option<api::Outcome> {
     Some(api::Outcome { result: Some(result) })
 }
 
-/// The reason's number, and whether another attempt may succeed without anybody changing anything.
+/// The reason's number in the API, and whether a retry may succeed without any other change.
 fn abort_reason(reason: AbortReason) -> (api::AbortReason, bool) {
     match reason {
         AbortReason::Conflict => (api::AbortReason::Conflict, true),
@@ -66,7 +66,7 @@ pub(super) fn txn_id(id: TxnId) -> api::TxnId {
     api::TxnId { client: id.client.0, counter: id.counter, attempt: id.attempt }
 }
 
-/// A gateway's error as a status; the trailer says where the call had no effect.
+/// Converts a gateway's error to a status; a trailer marks calls that had no effect.
 pub(super) fn status(error: &GatewayError) -> Status {
     let text = error.to_string();
     match error {
@@ -77,18 +77,18 @@ pub(super) fn status(error: &GatewayError) -> Status {
         GatewayError::UnknownTransaction(_) => refuse(Status::not_found(text)),
         GatewayError::AlreadyBegun(_) => refuse(Status::already_exists(text)),
         GatewayError::NotUndecided(..) => refuse(Status::failed_precondition(text)),
-        // Not refused: it may have had any effect.
+        // Without the trailer: the call may have had an effect.
         GatewayError::Lost(_) => Status::unavailable(text),
     }
 }
 
-/// Why a node did not take an order, as a status.
+/// Converts the reason why a node did not accept an order to a status.
 pub(super) fn order_status(about: &Description, error: &OrderError) -> Status {
     let text = format!("{}: {error}", about.node);
     let refusal = match error {
         OrderError::Refused(refusal) => refusal,
         OrderError::NotServing(_) => return refuse(Status::unavailable(text)),
-        // Not refused: the node may have taken it.
+        // Without the trailer: the node may have accepted the order.
         OrderError::Lost => return Status::unavailable(text),
     };
     match refusal {

@@ -1,5 +1,5 @@
-//! Decodes requests, but not before counting their parts: decoded, a field of two bytes may take
-//! eighty, so that a bound on the bytes of a request alone would not bound what it costs.
+//! Decodes requests after counting their fields. A field of two encoded bytes may take eighty bytes
+//! when decoded, so a bound on the encoded size alone would not bound the memory.
 
 use std::marker::PhantomData;
 
@@ -14,17 +14,17 @@ use super::api;
 use super::limits::PARTS_MAX;
 use super::refuse;
 
-/// Most fields of one message: a key may be named as read, as write and by version; an operation
-/// once; the rest are single fields.
+/// Maximum number of fields of one message. A key may be named as read, as write and by version; an
+/// operation once; the rest are single fields.
 const FIELDS_MAX: usize = 4 * PARTS_MAX as usize + 64;
 
-/// A request, with what is known of its shape.
+/// A request with a description of its nested fields.
 pub(super) trait Shape {
-    /// Fields of the message that hold messages with repeated fields of their own.
+    /// Fields that contain messages with repeated fields.
     const NESTED: &'static [Nested] = &[];
 }
 
-/// A field that holds messages with repeated fields, and those of their fields that do.
+/// A field that contains messages with repeated fields, and those of their fields that do so too.
 pub(super) struct Nested(u32, &'static [Nested]);
 
 /// `ops`, and `call` of each.
@@ -81,7 +81,7 @@ impl<U: Message + Default + Shape> TonicDecoder for Decoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // A message is contiguous: tonic hands out one slice of its buffer.
+        // A message is contiguous: tonic provides one slice of its buffer.
         let bytes = buf.copy_to_bytes(buf.remaining());
         decode(&bytes).map(Some)
     }
@@ -100,7 +100,8 @@ fn decode<U: Message + Default + Shape>(bytes: &[u8]) -> Result<U, Status> {
     U::decode(bytes).map_err(malformed)
 }
 
-/// Fields of a message, and of those it holds in fields `nested`. Stops soon after the bound.
+/// Counts the fields of a message, and of the messages in its `nested` fields. Stops soon after the
+/// bound.
 fn count(mut bytes: &[u8], nested: &[Nested]) -> Result<usize, prost::DecodeError> {
     let mut fields = 0;
     while !bytes.is_empty() && fields <= FIELDS_MAX {
@@ -162,7 +163,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(0_u8.., 0..512)) {
-            // Whatever counting accepts or refuses, decoding decides the same way.
+            // Counting and decoding accept the same inputs.
             let counted = decode::<api::ResolveRequest>(&bytes).is_ok();
             proptest::prop_assert_eq!(counted, api::ResolveRequest::decode(&*bytes).is_ok());
         }

@@ -1,4 +1,5 @@
-//! Bounds connections: one too many is closed at once, before it costs more than a socket.
+//! Bounds the number of connections: one too many is closed at once, before it costs more than a
+//! socket.
 
 use std::io;
 use std::pin::Pin;
@@ -12,13 +13,13 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::Connected;
 
-/// A connection, and its place among those there may be.
+/// A connection, and its permit.
 pub(super) struct Connection {
     stream: TcpStream,
     _place: OwnedSemaphorePermit,
 }
 
-/// The connections that arrive at `listener`, at most `most` at once.
+/// The incoming connections of `listener`, at most `most` at a time.
 pub(super) fn accept(
     listener: TcpListener,
     most: usize,
@@ -27,7 +28,7 @@ pub(super) fn accept(
     TcpListenerStream::new(listener).filter_map(move |accepted| match accepted {
         Ok(stream) => {
             let place = Arc::clone(&places).try_acquire_owned().ok()?;
-            // Answers are small and waited for. A socket that cannot be set so works all the same.
+            // Answers are small and urgent. A socket without this option works too.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "TCP_NODELAY");
             }

@@ -1,43 +1,43 @@
-//! Bounds on what clients may ask.
+//! Bounds on requests of clients.
 
 use std::time::Duration;
 
 use super::api;
 
-/// Ceiling on `keys_max` and `ops_max`. A message of more fields than a transaction of so many parts
+/// Maximum of `keys_max` and `ops_max`. A message with more fields than a transaction of that size
 /// needs is refused before it is decoded; see [`super::codec`].
 pub(super) const PARTS_MAX: u32 = 10_000;
 
-/// Bounds on requests and on what is kept for clients.
+/// Bounds on requests and on the state that is kept for clients.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Longest key, in bytes; the shortest is 1 byte.
+    /// Maximum length of a key, in bytes; the minimum is 1.
     pub key_bytes_max: u32,
-    /// Longest value, in bytes.
+    /// Maximum length of a value, in bytes.
     pub value_bytes_max: u32,
-    /// Distinct keys of one transaction.
+    /// Maximum number of distinct keys of one transaction.
     pub keys_max: u32,
-    /// Operations of one procedure.
+    /// Maximum number of operations of one procedure.
     pub ops_max: u32,
-    /// Largest request as encoded, in bytes.
+    /// Maximum size of an encoded request, in bytes.
     pub request_bytes_max: u32,
-    /// Most bytes of values in one answer.
+    /// Maximum number of bytes of values in one answer.
     pub response_bytes_max: u32,
-    /// How long an interactive transaction stays open without a sign of life from its client.
+    /// Time that an interactive transaction stays open without a message of its client.
     pub lease: Duration,
-    /// Interactive transactions open at once.
+    /// Maximum number of open interactive transactions.
     pub txns_open_max: usize,
-    /// Connections at once.
+    /// Maximum number of connections.
     pub connections_max: usize,
-    /// Requests being worked on at once.
+    /// Maximum number of requests in progress.
     pub requests_max: usize,
-    /// Bytes of requests being worked on at once, those that began a transaction that is still open or in
-    /// flight included: the bound on the memory that clients can make a gateway use, up to a small factor.
-    /// It holds twice: for requests as they arrive, and for transactions in flight, which may outlive the
-    /// requests that began them.
+    /// Maximum number of bytes of requests in progress, including those that began a transaction
+    /// that is still open or in flight. It bounds the memory that clients can make a gateway use,
+    /// up to a small factor. It is applied twice: to requests on arrival, and to transactions in
+    /// flight, which may last longer than the requests that began them.
     pub request_bytes_in_flight_max: usize,
-    /// How long one request may take, the arrival of its body included. The transaction of a request
-    /// that was cut off here goes on; its client asks `Resolve`.
+    /// Time limit of one request, including the arrival of its body. The transaction of a request
+    /// that is cut off here continues; its client calls `Resolve`.
     pub request_timeout: Duration,
 }
 
@@ -60,7 +60,7 @@ impl Default for Limits {
     }
 }
 
-/// A set of limits under which nothing could be served.
+/// A limit is out of range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("limits.{field}: {value} is out of range; it must be {wanted}")]
 pub struct LimitsError {
@@ -70,7 +70,7 @@ pub struct LimitsError {
 }
 
 impl Limits {
-    /// Refuses limits that contradict each other.
+    /// Checks that the limits are consistent.
     ///
     /// # Errors
     /// The first field that is out of range, and the range.
@@ -93,7 +93,7 @@ impl Limits {
         at_least("txns_open_max", self.txns_open_max as u64, 1)?;
         at_least("connections_max", self.connections_max as u64, 1)?;
         at_least("requests_max", self.requests_max as u64, 1)?;
-        // One key with its value, and the fields around them, must fit.
+        // A request must have room for one key with its value and the other fields.
         let one = u64::from(self.key_bytes_max) + u64::from(self.value_bytes_max) + 1_024;
         at_least("request_bytes_max", self.request_bytes_max.into(), one)?;
         at_least("response_bytes_max", self.response_bytes_max.into(), one)?;
@@ -110,7 +110,7 @@ impl Limits {
         Ok(())
     }
 
-    /// The part of the limits that clients need to know.
+    /// The part of the limits that clients need.
     pub(super) fn to_api(&self) -> api::Limits {
         api::Limits {
             key_bytes_max: self.key_bytes_max,

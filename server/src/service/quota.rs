@@ -1,4 +1,5 @@
-//! How many transactions of high priority a principal may begin (Natto §3.2: a shared environment).
+//! Quotas: how many high-priority transactions a principal may begin (Natto §3.2: a shared
+//! environment).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,7 +8,7 @@ use tokio::time::Instant;
 
 use super::access::Principal;
 
-/// What is left of everybody's quota. A principal saves up what it does not use for one second.
+/// The remaining quota of each principal. Unused quota is kept for one second.
 #[derive(Default, Debug)]
 pub(super) struct Quotas(Mutex<BTreeMap<String, Left>>);
 
@@ -18,7 +19,7 @@ struct Left {
 }
 
 impl Quotas {
-    /// Takes one transaction of `principal`'s quota at `now`; false if there is none left.
+    /// Takes one transaction from the quota of `principal` at `now`; false if none is left.
     pub(super) fn take(&self, principal: &Principal, now: Instant) -> bool {
         let Some(most) = principal.high_priority_per_second.map(f64::from) else { return true };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

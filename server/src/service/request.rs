@@ -1,4 +1,5 @@
-//! From requests to transactions: everything is checked here, and every refusal names its field.
+//! Converts requests to transactions. Everything is checked here, and every refusal names the
+//! field.
 
 use std::collections::BTreeSet;
 
@@ -16,16 +17,16 @@ use super::api;
 use super::limits::Limits;
 use super::refuse;
 
-/// Checks requests against the limits and the map.
+/// Checks requests against the limits and the placement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Checker<'a> {
     pub(super) limits: &'a Limits,
     pub(super) cluster: &'a Cluster,
-    /// General transactions are served.
+    /// True if general transactions are supported.
     pub(super) general: bool,
 }
 
-/// What `Resolve` asks, checked.
+/// A checked `Resolve` request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Resolve {
     pub(super) txn: Txn,
@@ -33,7 +34,7 @@ pub(super) struct Resolve {
     pub(super) decision: Option<Decision>,
 }
 
-/// The fields that every way to begin a transaction has.
+/// The fields that all requests to begin a transaction share.
 struct Head {
     txn: Option<api::TxnId>,
     home_region: u32,
@@ -42,7 +43,7 @@ struct Head {
     keyspace: String,
 }
 
-/// A transaction with what its client knows of the keys that it touches.
+/// Adds the versions that its client knows of the transaction's keys.
 fn with_floors(mut txn: Txn, mut floors: Floors) -> Txn {
     let Txn { reads, writes, .. } = &txn;
     floors.retain(|key, _| [reads, writes].iter().any(|keys| keys.binary_search(key).is_ok()));
@@ -54,7 +55,7 @@ fn invalid(field: &str, problem: impl std::fmt::Display) -> Status {
     refuse(Status::invalid_argument(format!("{field}: {problem}")))
 }
 
-/// A name that could be a transaction's.
+/// Checks a transaction id.
 pub(super) fn txn_id(field: &str, id: Option<&api::TxnId>) -> Result<TxnId, Status> {
     let id = id.ok_or_else(|| invalid(field, "missing"))?;
     if id.client == 0 {
@@ -175,7 +176,7 @@ impl Checker<'_> {
         Ok(Resolve { txn, reads, decision })
     }
 
-    /// The writes of `Commit`. Whether they were declared is for [`check_declared`].
+    /// The writes of `Commit`. [`check_declared`] checks that they were declared.
     pub(super) fn writes(&self, field: &str, writes: Vec<api::KeyWrite>) -> Result<Writes, Status> {
         self.count(field, writes.len(), self.limits.keys_max)?;
         let mut checked = Writes::new();
@@ -250,7 +251,7 @@ impl Checker<'_> {
         Ok(Txn { id, home, priority, kind, reads, writes, acknowledged_below, floors })
     }
 
-    /// The next round of a general transaction.
+    /// The keys of the next round of a general transaction.
     pub(super) fn read_round(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Key>, Status> {
         let keys = self.keys("keys", keys)?;
         if keys.is_empty() {
@@ -259,7 +260,7 @@ impl Checker<'_> {
         Ok(keys)
     }
 
-    /// Sorted, without duplicates.
+    /// The keys, sorted and without duplicates.
     fn keys(&self, field: &str, keys: Vec<Vec<u8>>) -> Result<Vec<Key>, Status> {
         self.count(field, keys.len(), self.limits.keys_max)?;
         let mut distinct = BTreeSet::new();
@@ -272,7 +273,7 @@ impl Checker<'_> {
         Ok(distinct.into_iter().collect())
     }
 
-    /// What the client knows.
+    /// The versions that the client knows.
     fn floors(&self, field: &str, session: Vec<api::KnownKey>) -> Result<Floors, Status> {
         self.count(field, session.len(), self.limits.keys_max)?;
         let mut floors = Floors::new();
@@ -423,11 +424,11 @@ fn check_keyspace(name: &str) -> Result<(), Status> {
     if name.is_empty() || name == DEFAULT_KEYSPACE {
         return Ok(());
     }
-    // The name is the caller's and may be long: it is not repeated.
+    // The name may be long, so the message does not repeat it.
     Err(refuse(Status::not_found("keyspace: unknown keyspace; use `default`")))
 }
 
-/// Refuses writes that were not declared when the transaction began.
+/// Refuses writes that were not declared at the beginning of the transaction.
 pub(super) fn check_declared(field: &str, writes: &Writes, declared: &[Key]) -> Result<(), Status> {
     match writes.keys().position(|key| declared.binary_search(key).is_err()) {
         Some(at) => Err(invalid(
@@ -645,7 +646,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-        /// A request that passes keeps every bound; one that does not is refused as a request.
+        /// An accepted request is within every bound; any other request is refused as invalid.
         #[test]
         fn whatever_is_asked_is_bounded_or_refused(
             request in any_begin(),

@@ -1,6 +1,6 @@
-//! What this gateway told its clients, for those that do not say themselves what they know
-//! (`BeginRequest.session`). It is a default, and bounded: a client that moves to another gateway, or
-//! that many others came after, has to say.
+//! Remembers which versions this gateway has reported to its clients, for clients that do not send
+//! that themselves (`BeginRequest.session`). It is a default with bounded memory: a client that
+//! changes gateways, or that many others have displaced, must send the versions.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,35 +9,35 @@ use orthodrome_core::session::{Floors, Session};
 use orthodrome_core::txn::{Op, Reads, Writes};
 use orthodrome_core::{ClientId, Timestamp, Txn};
 
-/// Clients that are remembered, at most: those that were told something last.
+/// Maximum number of remembered clients: those that were answered last.
 const CLIENTS_MAX: usize = 1_024;
-/// Keys that are remembered of one client, at most, and their bytes.
+/// Maximum number of remembered keys of one client, and of their bytes.
 const KEYS_MAX: usize = 256;
 const BYTES_MAX: usize = 16 << 10;
 
-/// What clients were told.
+/// The versions that clients know.
 #[derive(Debug, Default)]
 pub(super) struct Sessions(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
     sessions: BTreeMap<ClientId, (Session, u64)>,
-    /// Clients in the order in which they were last told something.
+    /// Clients in the order of their last answers.
     order: BTreeMap<u64, ClientId>,
     told: u64,
 }
 
-/// What a transaction that committed did.
+/// The effect of a committed transaction.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Did<'a> {
-    /// It wrote this.
+    /// It wrote these values.
     Wrote(&'a Writes),
     /// It ran these operations.
     Ran(&'a [Op]),
 }
 
 impl Sessions {
-    /// A client is told that its transaction committed.
+    /// Records that a client learns of the commit of its transaction.
     pub(super) fn told(
         &self,
         client: ClientId,
@@ -67,7 +67,8 @@ impl Sessions {
         }
     }
 
-    /// What the transaction's client knows of its keys, by its own account and by this one.
+    /// The versions that the transaction's client knows of its keys, from its request and from this
+    /// table.
     pub(super) fn floors_of(&self, txn: &Txn) -> Floors {
         let mut floors = txn.floors.clone();
         let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -33,11 +33,11 @@ struct IdentityFile {
     protocol: String,
 }
 
-/// A data directory in use by this process.
+/// A data directory that this process uses.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// Held until the process, or this value, ends.
+    /// Held until this value is dropped, or the process ends.
     _lock: File,
     is_new: bool,
     identity: Identity,
@@ -45,7 +45,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Makes a directory for a node of a new cluster, which [`Directory::open`] then takes for such.
+    /// Makes a directory for a node of a new cluster; [`Directory::open`] recognizes it.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -55,12 +55,11 @@ impl Directory {
         fs::write(&mark, "").map_err(|e| StorageError::io("write", &mark, e))
     }
 
-    /// Takes the directory for this process, making it if it does not exist.
+    /// Opens and locks the directory, or makes it if it does not exist.
     ///
     /// # Errors
-    /// Another process uses it; it holds another node's data, another protocol's, or something
-    /// else altogether; or what is expected of it is not so. Nothing but the lock file was changed
-    /// in those cases.
+    /// Another process uses it; it holds data of another node, of another protocol or of another
+    /// program; or it does not match `expected`. In these cases only the lock file was changed.
     pub fn open(
         path: &Path,
         identity: &Identity,
@@ -95,7 +94,7 @@ impl Directory {
         if is_new {
             directory.wipe()?;
         } else {
-            // Left by a crash just after the identity was written.
+            // A crash just after the identity was written leaves this file.
             remove(&directory.path.join(MARK))?;
         }
         Ok(directory)
@@ -107,13 +106,13 @@ impl Directory {
         self.is_new
     }
 
-    /// Where the log goes.
+    /// The directory of the log.
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.path.join("log")
     }
 
-    /// Where the state engine goes.
+    /// The file of the state engine.
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.path.join("state.redb")
@@ -125,7 +124,7 @@ impl Directory {
         self.path.join("ceilings")
     }
 
-    /// Removes what a process left that died while it made the directory. Nothing in it was ever
+    /// Removes the files of a process that died while it made the directory. None of them was ever
     /// used: the identity is written last.
     fn wipe(&self) -> Result<(), StorageError> {
         for file in [self.ceilings(), self.state()] {
@@ -138,7 +137,7 @@ impl Directory {
         fs::create_dir(&log).map_err(|e| StorageError::io("create", &log, e))
     }
 
-    /// Everything is in place: the directory is this node's from now on.
+    /// Marks the directory as complete: from now on it belongs to this node.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -171,7 +170,7 @@ impl Directory {
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file if it exists.
 fn remove(file: &Path) -> Result<(), StorageError> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -181,7 +180,7 @@ fn remove(file: &Path) -> Result<(), StorageError> {
     }
 }
 
-/// Refuses a directory that holds files and none of ours: it was meant for something else.
+/// Refuses a directory with files none of which are ours: it is probably used for something else.
 fn refuse_foreign(path: &Path) -> Result<(), StorageError> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
@@ -211,7 +210,7 @@ fn lock(path: &Path) -> Result<File, StorageError> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
-            // Who holds it is a help to the reader only; not knowing it changes nothing.
+            // The holder's name only improves the message, so a failure to read it is ignored.
             let _ = file.read_to_string(&mut holder);
             return Err(StorageError::Locked {
                 path: path.to_owned(),
@@ -257,23 +256,23 @@ fn check_identity(
     Ok(())
 }
 
-/// Numbers that must never go back, whatever happens: kept apart from the log because they belong
-/// to the process, not to the protocol.
+/// Numbers that must never decrease. They are kept outside of the log because they belong to the
+/// process and not to the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Values {
-    /// How often this node has started.
+    /// Number of starts of this node.
     pub incarnation: u64,
-    /// No client id at or above this was handed out.
+    /// No client id at or above this one was assigned.
     pub clients: u64,
-    /// A reading of this node's clock.
+    /// The latest stored reading of this node's clock.
     pub clock: Timestamp,
-    /// The log was durable up to here.
+    /// A position up to which the log is known to be durable.
     pub durable: Position,
 }
 
-/// The file of [`Values`]: two copies, written one after the other. Whatever one crash tears or one
-/// fault damages, the other copy holds either the same values or those before, which nobody has
-/// been told were replaced.
+/// The file of [`Values`]: two copies, written one after the other. A crash or a fault damages at
+/// most one copy. The other one holds the same values, or the previous ones if nothing has relied
+/// on the new ones yet.
 #[derive(Debug)]
 pub struct Ceilings {
     file: File,
@@ -285,11 +284,11 @@ pub struct Ceilings {
 
 const CEILINGS_MAGIC: &[u8; 8] = b"ORTHOCEL";
 const SLOT: usize = 256;
-/// Apart, so that no sector and no page holds both.
+/// The offsets of the copies, far enough apart that no sector and no page holds both.
 const SLOTS: [u64; 2] = [0, 8192];
 
 impl Ceilings {
-    /// Makes the file, all values zero.
+    /// Makes the file, with all values zero.
     ///
     /// # Errors
     /// It cannot be written.
@@ -317,7 +316,7 @@ impl Ceilings {
         let mut best: Option<Values> = None;
         for slot in SLOTS {
             if let Some(values) = read_slot(path, &file, slot, identity)? {
-                // Each value only ever grows, so the larger of two copies is the later one.
+                // Values only increase, so the larger value of the two copies is the later one.
                 best = Some(best.map_or(values, |best| Values {
                     incarnation: best.incarnation.max(values.incarnation),
                     clients: best.clients.max(values.clients),
@@ -333,7 +332,7 @@ impl Ceilings {
         Ok(Self { file, path: path.to_owned(), identity: identity.clone(), values, sync })
     }
 
-    /// What the file holds.
+    /// The current values.
     #[must_use]
     pub fn values(&self) -> Values {
         self.values
@@ -370,7 +369,7 @@ impl Ceilings {
     }
 }
 
-/// One copy; none if it is damaged.
+/// Reads one copy; none if it is damaged.
 fn read_slot(
     path: &Path,
     file: &File,

@@ -16,15 +16,15 @@ use smallvec::SmallVec;
 
 use super::{Identity, StorageError, fatal};
 
-/// Partition (four bytes, big end first) and key, to a checksum and the key's versions.
+/// Maps the partition (four bytes, big-endian) and the key to a checksum and the key's versions.
 const VERSIONS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("versions");
 const META: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("meta");
 
-/// Pages of the file that one node keeps in its own memory, in bytes. The system's page cache holds more
-/// of them; without a bound a node would in time keep a gibibyte, `redb`'s default.
+/// Size of the page cache of one node, in bytes. The page cache of the operating system holds more.
+/// Without this bound, `redb` would use up to 1 GiB, its default.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// A file of versions is opened and made with the same settings.
+/// The settings with which the file is made and opened.
 fn builder() -> redb::Builder {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
@@ -39,7 +39,7 @@ pub struct Engine(Arc<Shared>);
 struct Shared {
     path: PathBuf,
     database: Database,
-    /// The state after the last merge: reads begin no transaction of their own.
+    /// The state after the last merge, so that reads need no transaction of their own.
     snapshot: RwLock<Arc<ReadOnlyTable<&'static [u8], &'static [u8]>>>,
 }
 
@@ -68,8 +68,8 @@ impl Engine {
         Self::share(path, open().map_err(|e| StorageError::engine("create", path, e))?)
     }
 
-    /// Opens an engine and verifies every page of it if `verify`. Returns the number of the last
-    /// checkpoint merged into it too.
+    /// Opens an engine, and verifies every page of it if `verify`. Also returns the number of the
+    /// last merged checkpoint.
     ///
     /// # Errors
     /// It is missing, damaged, or another node's.
@@ -84,7 +84,8 @@ impl Engine {
         let broken = |e| StorageError::engine("open", path, e);
         let mut database = builder().open(path).map_err(|e| broken(e.into()))?;
         if verify {
-            // A crash is repaired when the file is opened; what this finds is damage.
+            // The effects of a crash are repaired when the file is opened, so what this finds is
+            // damage.
             let is_sound = database.check_integrity().map_err(|e| broken(e.into()))?;
             if !is_sound {
                 let why = "a page has a wrong checksum";
@@ -109,10 +110,10 @@ impl Engine {
         Ok(Self(Arc::new(Shared { path: path.to_owned(), database, snapshot })))
     }
 
-    /// Merges a checkpoint's versions in one durable transaction, and notes its number.
+    /// Merges a checkpoint's versions in one durable transaction, and stores its number.
     ///
     /// # Errors
-    /// Writing failed: fatal, as for the log.
+    /// Writing failed. This is fatal, as for the log.
     pub fn merge(&self, above: &Memtable, checkpoint: u64) -> Result<(), StorageError> {
         let Shared { path, database, snapshot } = &*self.0;
         let merge = || -> Result<_, redb::Error> {
@@ -134,7 +135,7 @@ impl Engine {
         self.0.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Stops the process: a machine has no safe way to go on without its state.
+    /// Stops the process, because a machine cannot continue safely without its state.
     fn broken(&self, error: &dyn std::fmt::Display) -> ! {
         fatal(&format!(
             "cannot read the state engine {}: {error}; restore this node's data directory from a \
@@ -206,7 +207,7 @@ fn merge_table(
     Ok(())
 }
 
-/// The checksum covers the row too: the right value in the wrong place is wrong.
+/// The checksum also covers the key, so that a value in the wrong row is invalid.
 fn encode(row: &[u8], versions: &Versions) -> Bytes {
     let mut out = BytesMut::with_capacity(4 + versions.size());
     out.put_u32_le(0);

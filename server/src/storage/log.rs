@@ -35,17 +35,17 @@ pub(super) const HEADER: usize = 128;
 const BATCH_MAGIC: u32 = 0xB7A0_C4E5;
 /// Length of a batch's head.
 pub(super) const BATCH_HEAD: usize = 32;
-/// Largest record.
+/// Maximum size of a record.
 pub const RECORD_BYTES_MAX: usize = Limits::SERVER.record_bytes;
-/// A batch is closed when it holds this much, so it never exceeds this plus one record.
+/// A batch is closed at this size, so it exceeds it by at most one record.
 pub const BATCH_BYTES: usize = 4 << 20;
-/// Largest valid batch; anything that claims more is damaged.
+/// Maximum size of a valid batch; a head with a larger size is damaged.
 const BATCH_BYTES_MAX: usize = BATCH_BYTES + RECORD_BYTES_MAX + 16;
 
 const BATCH_DATA: u8 = 1;
 const BATCH_SEAL: u8 = 2;
 
-/// One record: whose it is (the log does not interpret the tag) and its bytes.
+/// One record: a tag, which names its owner and which the log does not interpret, and its bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
     /// The writer's tag.
@@ -54,26 +54,28 @@ pub struct Record {
     pub bytes: Bytes,
 }
 
-/// Everything before this place is durable.
+/// A position in the log: everything before it is durable.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub struct Position {
     /// Number of the segment.
     pub segment: u64,
-    /// Offset in it, in bytes.
+    /// Offset in the segment, in bytes.
     pub offset: u64,
 }
 
-/// Called with the name of each durable step just before it is taken. Tests stop the log there,
-/// copy its directory, or make the step fail; a server installs none.
+/// Called with the name of each durable step just before the step. Tests stop the log there, copy
+/// its directory, or make the step fail; a server installs no hook.
 pub type Hook = Box<dyn FnMut(&'static str) -> io::Result<()> + Send>;
 
-/// How to open a log.
+/// Options of a log.
 pub struct Options {
-    /// False skips every sync: the log then survives the death of the process, not of the machine.
+    /// If false, syncs are skipped: the log then survives the death of the process, but not of the
+    /// machine.
     pub sync: bool,
-    /// A segment that reached this size is followed by a new one. In bytes.
+    /// Size in bytes after which a new segment begins.
     pub segment_bytes: u64,
-    /// Known to be durable from another source: if less than this can be read, data was lost.
+    /// A position known to be durable from another source: if the log ends before it, data was
+    /// lost.
     pub durable: Position,
     /// See [`Hook`].
     pub hook: Option<Hook>,
@@ -102,7 +104,7 @@ pub struct Log {
     sequence: u64,
     /// The open batch, its head included.
     batch: BytesMut,
-    /// An earlier write failed; what is on disk is unknown, so nothing more is written.
+    /// True if a write failed: the contents of the disk are unknown, and nothing more is written.
     broken: bool,
 }
 
@@ -112,14 +114,14 @@ impl std::fmt::Debug for Log {
     }
 }
 
-/// What opening a log found.
+/// The recovered contents of a log.
 #[derive(Debug)]
 pub struct Recovered {
-    /// Records of the newest checkpoint, then those after it, in order.
+    /// The records of the newest checkpoint, then those after it, in order.
     pub records: Vec<Record>,
     /// Number of the newest checkpoint; 0 if there is none.
     pub checkpoint: u64,
-    /// Where a torn batch was cut off, and what was wrong with it.
+    /// The place where a torn batch was cut off, and the reason.
     pub torn: Option<(PathBuf, u64, &'static str)>,
 }
 
@@ -138,8 +140,8 @@ impl Log {
     /// Opens a log and reads everything in it that is durable.
     ///
     /// # Errors
-    /// It belongs to another node or another format; something is damaged or missing that a crash
-    /// cannot have damaged; or it cannot be read. Nothing was changed in those cases.
+    /// It belongs to another node or has another format; a file is damaged or missing in a way that
+    /// a crash cannot cause; or it cannot be read. In these cases nothing was changed.
     pub fn open(
         dir: &Path,
         identity: &Identity,
@@ -184,9 +186,9 @@ impl Log {
         Ok(Self { dir, identity, options, file, end, sequence, batch, broken: false })
     }
 
-    /// Makes what was read durable before anyone acts on it: a process that died between a write
-    /// and its sync leaves bytes that only the page cache holds, and after a failed sync the cache
-    /// even believes them clean. Writing them again and syncing settles both.
+    /// Makes the recovered data durable before it is used. A process that died between a write and
+    /// its sync leaves bytes in the page cache only, and after a failed sync the cache marks them
+    /// as clean. Writing and syncing them again solves both.
     fn settle(&self, from: u64) -> Result<(), StorageError> {
         use std::os::unix::fs::FileExt as _;
         let path = path(&self.dir, self.end.segment, Kind::Segment);
@@ -214,11 +216,11 @@ impl Log {
         self.batch.len() >= BATCH_BYTES
     }
 
-    /// Writes the open batch and makes it durable. An empty batch is nothing to do.
+    /// Writes the open batch and makes it durable. Does nothing if the batch is empty.
     ///
     /// # Errors
-    /// Writing or syncing failed. What is on disk is then unknown, the error is final, and every
-    /// later call fails too: the node must stop and recover by opening the log anew.
+    /// Writing or syncing failed. The contents of the disk are then unknown, and every later call
+    /// fails too: the node must stop, and recover by opening the log again.
     pub fn commit(&mut self) -> Result<Position, StorageError> {
         if self.batch.len() > BATCH_HEAD {
             self.write_batch(BATCH_DATA)?;
@@ -233,7 +235,7 @@ impl Log {
         if self.broken {
             return Err(StorageError::Broken);
         }
-        // Until the end of this function, a return means that the log is broken.
+        // If this function returns early, the log stays broken.
         self.broken = true;
         let place = (self.end.segment, self.end.offset);
         finish(&mut self.batch, kind, self.sequence, place);
@@ -261,12 +263,13 @@ impl Log {
     /// As [`Log::commit`].
     ///
     /// # Panics
-    /// If the open batch is not empty: its records would change sides.
+    /// If the open batch is not empty: its records would move to the new segment.
     pub fn rotate(&mut self) -> Result<u64, StorageError> {
         assert!(self.batch.len() == BATCH_HEAD, "a segment was closed with records uncommitted");
         let next = self.end.segment + 1;
         let target = path(&self.dir, next, Kind::Segment);
-        // The successor first: a seal says that it exists. Its first batch comes after the seal.
+        // The successor is made first, because a seal states that it exists. Its first batch comes
+        // after the seal.
         let head = header(Kind::Segment, next, self.sequence + 1, &self.identity);
         let mut steps = Steps { sync: self.options.sync, hook: self.options.hook.take() };
         let published = steps.publish(&self.dir, &target, &head);
@@ -284,8 +287,8 @@ impl Log {
         Ok(next)
     }
 
-    /// Lets `records` replace every segment below `number`, which [`Log::rotate`] returned, and
-    /// deletes those segments. A crash on the way leaves the old log or the new one.
+    /// Replaces every segment below `number`, which [`Log::rotate`] returned, by `records`, and
+    /// deletes those segments. A crash in between leaves the old log or the new one.
     ///
     /// `first` is the number of the first batch of segment `number`, from [`Log::sequence`] just
     /// after that `rotate`.
@@ -315,13 +318,13 @@ impl Log {
         self.sequence
     }
 
-    /// False if syncs are skipped: then nothing in it is known to survive the machine.
+    /// False if syncs are skipped: then no data is known to survive the death of the machine.
     #[must_use]
     pub fn is_synced(&self) -> bool {
         self.options.sync
     }
 
-    /// Where the log ends: everything before is durable.
+    /// The end of the log: everything before it is durable.
     #[must_use]
     pub fn end(&self) -> Position {
         self.end
@@ -355,7 +358,7 @@ fn finish(batch: &mut [u8], kind: u8, sequence: u64, place: (u64, u64)) {
     }
 }
 
-/// Where a checksum begins: at a place in a file, not at zero.
+/// The seed of a checksum, which depends on the position in the files.
 fn seed((number, offset): (u64, u64)) -> u32 {
     let mut place = [0; 16];
     let mut out = place.as_mut_slice();
@@ -442,14 +445,14 @@ pub(super) fn sync_dir(dir: &Path) -> Result<(), StorageError> {
         .map_err(|e| StorageError::io("sync directory", dir, e))
 }
 
-/// Changes to the directory, each atomic and durable when it returns.
+/// Changes to the directory, each atomic, and durable when it returns.
 struct Steps {
     sync: bool,
     hook: Option<Hook>,
 }
 
 impl Steps {
-    /// Makes a file appear with all its bytes, or not at all.
+    /// Creates a file with all its bytes, or not at all.
     fn publish(&mut self, dir: &Path, target: &Path, bytes: &[u8]) -> Result<(), StorageError> {
         let mut draft = target.as_os_str().to_owned();
         draft.push(".tmp");
@@ -467,8 +470,8 @@ impl Steps {
         if self.sync { sync_dir(dir) } else { Ok(()) }
     }
 
-    /// Deletes every segment and checkpoint below `number`, newest last so that a crash in between
-    /// leaves no gap.
+    /// Deletes every segment and checkpoint below `number`, oldest first, so that a crash in
+    /// between leaves no gap.
     fn delete_below(&mut self, dir: &Path, number: u64) -> Result<(), StorageError> {
         for (&(old, _), path) in list(dir)?.files.iter() {
             if old < number {
@@ -480,7 +483,7 @@ impl Steps {
     }
 }
 
-/// The files of a log, by number; in each number, the segment first.
+/// The files of a log, by number; for each number, the segment first.
 struct Listing {
     files: BTreeMap<(u64, bool), PathBuf>,
     drafts: Vec<PathBuf>,
@@ -512,9 +515,9 @@ struct Scan {
     is_sealed: bool,
     /// End of the last valid batch.
     end: u64,
-    /// What is wrong there, if the file does not end there.
+    /// The fault at that place, if the file does not end there.
     fault: Option<&'static str>,
-    /// A valid batch after the fault.
+    /// The offset of a valid batch after the fault.
     later: Option<u64>,
 }
 
@@ -577,7 +580,7 @@ struct Batch {
     payload: Bytes,
 }
 
-/// Reads the batch at the start of `bytes`, which stand at `place`.
+/// Reads the batch at the start of `bytes`, which begin at `place`.
 fn batch(bytes: &Bytes, place: (u64, u64)) -> Result<Batch, &'static str> {
     let head = bytes.get(..BATCH_HEAD).ok_or("the head of a batch is cut off")?;
     let mut fields = head;
@@ -678,7 +681,7 @@ fn check_header(
     Ok(first)
 }
 
-/// What the files of a log say, before anything is changed.
+/// The contents of a log's files, before any is changed.
 struct Found {
     records: Vec<Record>,
     checkpoint: u64,
@@ -781,7 +784,7 @@ impl Found {
     }
 }
 
-/// Refuses a file that must be complete and is not.
+/// Returns an error if a file that must be complete is not.
 fn whole(path: &Path, scan: &Scan) -> Result<(), StorageError> {
     let why = match scan.fault {
         Some(why) => why,

@@ -1,9 +1,10 @@
-//! What survives a crash: one log for everything a node persists, synced once for many records, and
-//! a state engine that checkpoints are merged into.
+//! Durable storage: one log for all records of a node, in which many records share a sync, and a
+//! state engine into which checkpoints are merged.
 //!
-//! [`Storage::open`] takes the data directory and recovers; `Storage::run` is the loop of the one
-//! thread that writes. A write that fails is never tried again: what is on disk is then unknown, so
-//! the thread reports why and ends, and the node stops. Starting again recovers what is there.
+//! [`Storage::open`] locks the data directory and recovers its contents. `Storage::run` is the loop
+//! of the only thread that writes. A failed write is never repeated, because the contents of the
+//! disk are then unknown: the thread reports the cause and ends, and the node stops. The next start
+//! recovers the data.
 
 pub mod directory;
 pub mod engine;
@@ -18,7 +19,7 @@ use orthodrome_core::NodeId;
 
 pub use writer::{Recovered, Report, Settings, Storage, Tag, Work, Writer};
 
-/// Whose data this is. In the header of every file.
+/// The owner of the data. It is in the header of every file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// The cluster's id: 1 to 63 lower-case letters, digits and hyphens.
@@ -47,49 +48,51 @@ impl Identity {
     }
 }
 
-/// What is expected of a data directory when a node starts.
+/// The expected contents of a data directory when a node starts.
 ///
-/// A node that has lost its data has forgotten what it promised to others: votes, entries that count as
-/// durable because it holds them. If it starts as if it were new, what was committed can be lost.
+/// A node that has lost its data has forgotten its promises to other nodes: votes, and entries that
+/// count as durable because it holds them. If it started as a new node, committed data could be
+/// lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expected {
-    /// It holds the node's data, or was made for a node of a new cluster ([`directory::Directory::mark_new`]).
+    /// The directory holds the node's data, or was made for a node of a new cluster
+    /// ([`directory::Directory::mark_new`]).
     Data,
-    /// It is empty: the node has never been part of its cluster.
+    /// The directory is empty: the node has never been part of its cluster.
     NewCluster,
-    /// It is empty: the node has lost its data, and takes its old place without it.
+    /// The directory is empty: the node has lost its data, and takes its old place without it.
     Replacement,
-    /// Whatever it holds is right. For clusters that live and end with one process.
+    /// Any contents are accepted. For clusters that exist only within one process.
     Either,
 }
 
 /// Why a node's data cannot be opened or written. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
-    /// The operating system refused.
+    /// An operation of the operating system failed.
     #[error("cannot {action} {}: {source}; check the disk, its free space and the permissions, then start the node again", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         source: io::Error,
     },
     /// An earlier write failed, so nothing more is written.
     #[error("an earlier write to the log failed; start the node again to recover what is on disk")]
     Broken,
-    /// Bytes that no crash can have left.
+    /// A file has contents that no crash can cause.
     #[error("{} is damaged at offset {offset}: {why}; restore this node's data directory from a good copy, or replace the node (`serve --replace`)", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// The offset in the file.
         offset: u64,
-        /// What is wrong there.
+        /// The problem.
         why: &'static str,
     },
-    /// A file that must be there is not.
+    /// A required file is missing.
     #[error("{} is missing; restore this node's data directory from a good copy, or replace the node (`serve --replace`)", path.display())]
     Missing {
         /// The file.
@@ -101,13 +104,13 @@ pub enum StorageError {
         /// The file.
         path: PathBuf,
     },
-    /// The data directory holds something else.
+    /// The directory holds files of another program.
     #[error("{} is not empty and holds no data of Orthodrome; give `data_dir` an empty or a new directory", path.display())]
     NotOurs {
         /// The directory.
         path: PathBuf,
     },
-    /// There should be data, and there is none.
+    /// The directory should hold data, and is empty.
     #[error(
         "{} holds no data of {node}. If `data_dir` is wrong, correct it. If the data is lost, restore it or see \
          `serve --replace`. If the cluster is new and {node} has never run, start it once with `--new-cluster`",
@@ -116,10 +119,10 @@ pub enum StorageError {
     Empty {
         /// The directory.
         path: PathBuf,
-        /// Whose data it should hold.
+        /// The node whose data it should hold.
         node: NodeId,
     },
-    /// There should be no data, and there is.
+    /// The directory should be empty, and holds data.
     #[error(
         "{} holds data of {node} already; start it without `--new-cluster` and `--replace`, or move \
          the data away if you do not need it",
@@ -128,7 +131,7 @@ pub enum StorageError {
     NotEmpty {
         /// The directory.
         path: PathBuf,
-        /// Whose data it should not hold.
+        /// The node whose data it holds.
         node: NodeId,
     },
     /// Another process uses the data directory.
@@ -136,40 +139,40 @@ pub enum StorageError {
     Locked {
         /// The lock file.
         path: PathBuf,
-        /// What the lock file says.
+        /// The contents of the lock file.
         holder: String,
     },
-    /// Another node's data.
+    /// The data is another node's.
     #[error("{} holds data of {found}, but this is {expected}; check `cluster`, `node` and `data_dir`", path.display())]
     WrongIdentity {
         /// The file.
         path: PathBuf,
-        /// Whose it is.
+        /// The owner of the data.
         found: String,
-        /// Who asks.
+        /// The node or protocol that opens it.
         expected: String,
     },
-    /// Another protocol's data.
+    /// The data is another protocol's.
     #[error("{}: protocol {found:?} wrote this data, but `protocol` is {expected:?}; set `protocol` back, or use a new `data_dir`", path.display())]
     WrongProtocol {
         /// The file.
         path: PathBuf,
-        /// Who wrote it.
+        /// The protocol that wrote it.
         found: String,
-        /// Who asks.
+        /// The node or protocol that opens it.
         expected: String,
     },
-    /// A format this version does not know.
+    /// The format is unknown to this version.
     #[error("{} has format {found}, and this version reads {known}; use the version that wrote it", path.display())]
     Format {
         /// The file.
         path: PathBuf,
         /// Its format.
         found: u16,
-        /// What is known.
+        /// The known format.
         known: u16,
     },
-    /// A record over the bound.
+    /// A record is larger than the bound.
     #[error("a record of {bytes} bytes is over the limit of {limit}")]
     RecordTooLarge {
         /// Its size.
@@ -182,24 +185,24 @@ pub enum StorageError {
         "the log of {node} holds a record that this version cannot read: {why}; use the version that wrote it"
     )]
     Record {
-        /// Whose log.
+        /// The owner of the log.
         node: NodeId,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
-    /// A cluster id of the wrong form.
+    /// A cluster id is malformed.
     #[error(
         "cluster id {0:?} must be 1 to 63 lower-case letters, digits or hyphens, no hyphen first or last"
     )]
     ClusterId(String),
-    /// The state engine refused.
+    /// An operation of the state engine failed.
     #[error("cannot {action} the state engine {}: {source}; check the disk, or restore this node's data directory from a good copy", path.display())]
     Engine {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the engine said.
+        /// The error.
         source: Box<redb::Error>,
     },
     /// The state engine is older than the log that builds on it.
@@ -209,7 +212,7 @@ pub enum StorageError {
         path: PathBuf,
         /// Its last checkpoint.
         engine: u64,
-        /// The log's.
+        /// The log's last checkpoint.
         log: u64,
     },
 }
@@ -224,8 +227,8 @@ impl StorageError {
     }
 }
 
-/// Says why on standard error and in the log, then stops the process at once: for faults after
-/// which nothing this process does can be trusted.
+/// Writes the reason to standard error and to the log, then stops the process at once. For faults
+/// after which no action of this process can be trusted.
 pub(crate) fn fatal(why: &str) -> ! {
     tracing::error!("{why}");
     eprintln!("orthodrome: {why}");

@@ -21,7 +21,7 @@ fn me() -> Identity {
     Identity { cluster: "test".into(), node: NodeId(1) }
 }
 
-/// Tests that write thousands of logs skip syncs; what they test is what is read back.
+/// Tests that write thousands of logs skip syncs: they only test what is read back.
 fn unsynced() -> Options {
     Options { sync: false, ..Options::default() }
 }
@@ -273,13 +273,13 @@ fn a_crash_at_any_step_of_a_checkpoint_leaves_the_old_log_or_the_new_one() {
     let mut outcomes = BTreeSet::new();
     for (at, step) in steps.iter().enumerate().skip(begin) {
         let found = read(&root.path().join(format!("step{at}"))).unwrap();
-        // "c" was told durable once its commit returned.
+        // "c" was reported durable when its commit returned.
         let old: &[&str] = if at < written { &["a", "b"] } else { &["a", "b", "c"] };
         let is_old = found == old || (at < written && found == ["a", "b", "c"]);
         let is_new = found == ["ab", "c"];
         assert!(is_old || (is_new && at >= written), "at {step} ({at}): {found:?}");
         outcomes.insert(is_new);
-        // What was recovered can be appended to and recovered again.
+        // The recovered log can be appended to and recovered again.
         let copy = root.path().join(format!("step{at}"));
         let (mut log, _) = Log::open(&copy, &me(), unsynced()).unwrap();
         log.add(1, b"z").unwrap();
@@ -436,7 +436,7 @@ fn a_flipped_bit_anywhere_in_the_engine_is_never_read_as_data() {
     let damaged = dir.path().join("damaged.redb");
     let (mut refused, mut same) = (0, 0);
     for page in 0..whole.len() / 4096 {
-        // One bit in each page, at a place that moves.
+        // One bit in each page, at a different place in each.
         let bit = page * 4096 * 8 + (page * 7919) % (4096 * 8);
         let mut bytes = whole.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -453,7 +453,7 @@ fn a_flipped_bit_anywhere_in_the_engine_is_never_read_as_data() {
     assert!(same > 0, "unused pages do no harm; {refused} refused");
 }
 
-/// What an engine may be asked to merge.
+/// An operation on an engine.
 #[derive(Clone, Debug)]
 enum Step {
     Put { partition: u32, key: u8, at: u64, is_delete: bool },
@@ -526,8 +526,8 @@ proptest! {
         }
     }
 
-    /// Whatever is appended, checkpointed and cut short by a crash, what comes back is what a list
-    /// in memory says.
+    /// For any appends, checkpoints and crashes, recovery returns the same records as a list in
+    /// memory.
     #[test]
     fn a_log_agrees_with_a_list(
         steps in prop::collection::vec((0..6_u8, prop::collection::vec(any::<u8>(), 0..40)), 1..40),

@@ -1,4 +1,4 @@
-//! The one thread that writes: it takes all work there is, appends it, syncs once, and reports.
+//! The only thread that writes: it takes all queued work, appends it, syncs once, and reports.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,34 +17,34 @@ use super::log::{Hook, Log, Options, Position, Record};
 use super::{Expected, Identity, StorageError};
 use crate::inbox::Inbox;
 
-/// Whose record it is.
+/// The owner of a record.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Tag {
-    /// The server machine's.
+    /// The server machine.
     Server,
-    /// The gateway machine's.
+    /// The gateway machine.
     Gateway,
 }
 
 const SERVER: u8 = 1;
 const GATEWAY: u8 = 2;
-/// All of the gateway's records so far, in place of those before.
+/// A checkpoint with all current records of the gateway, which replace the earlier ones.
 const GATEWAY_CHECKPOINT: u8 = 3;
 
-/// How many client ids are reserved at a time: one durable write for so many clients.
+/// Number of client ids that one durable write reserves.
 const CLIENTS: u64 = 4096;
 
-/// How to open a node's storage.
+/// Settings of a node's storage.
 pub struct Settings {
     /// The data directory.
     pub data_dir: PathBuf,
-    /// Whose it is.
+    /// The owner of the data.
     pub identity: Identity,
-    /// The protocol that writes it.
+    /// The protocol of the data.
     pub protocol: &'static str,
-    /// What is to be found there.
+    /// The expected contents of the directory.
     pub expected: Expected,
-    /// False: data survives the death of the process, not of the machine.
+    /// If false, data survives the death of the process, but not of the machine.
     pub sync: bool,
     /// See [`Options::segment_bytes`].
     pub segment_bytes: u64,
@@ -54,7 +54,7 @@ pub struct Settings {
     pub hook: Option<Hook>,
 }
 
-/// What a node's storage held.
+/// The recovered contents of a node's storage.
 pub struct Recovered {
     /// The server machine's records.
     pub server: Vec<Bytes>,
@@ -62,9 +62,9 @@ pub struct Recovered {
     pub gateway: Vec<Bytes>,
     /// The state engine.
     pub engine: Engine,
-    /// The numbers that must never go back; the incarnation is this start's already.
+    /// The numbers that must never decrease. The incarnation is already that of this start.
     pub values: Values,
-    /// What was cut off the end of the log, in words.
+    /// A description of what was cut off at the end of the log.
     pub torn: Option<String>,
 }
 
@@ -75,13 +75,13 @@ pub struct Storage {
     log: Log,
     ceilings: Ceilings,
     engine: Engine,
-    /// The gateway's records since its last checkpoint: a checkpoint of the server's carries them
-    /// over. Few: a gateway's state is what its callers could not repeat.
+    /// The gateway's records since its last checkpoint, which a checkpoint of the server must
+    /// preserve. They are few: a gateway only stores what its clients could not repeat.
     gateway: Vec<Bytes>,
 }
 
 impl Storage {
-    /// Takes a data directory and reads what it holds; makes one if there is none. Counts this
+    /// Locks a data directory and reads its contents; makes one if it does not exist. Counts this
     /// start, durably.
     ///
     /// # Errors
@@ -188,12 +188,12 @@ fn unpack(mut bytes: Bytes) -> Option<Vec<Bytes>> {
     Some(records)
 }
 
-/// What the thread is asked to do, in order.
+/// A task for the thread; tasks are executed in order.
 #[derive(Debug)]
 pub enum Work {
     /// Make a record durable.
     Persist {
-        /// Whose.
+        /// The owner.
         tag: Tag,
         /// Reported when it is durable.
         ticket: Ticket,
@@ -202,31 +202,31 @@ pub enum Work {
     },
     /// Make versions durable in the state engine, then replace every earlier record of `tag`.
     Checkpoint {
-        /// Whose.
+        /// The owner.
         tag: Tag,
         /// Reported when it is done.
         ticket: Ticket,
-        /// Versions to merge; a gateway has none.
+        /// Versions to merge; empty for a gateway.
         versions: Arc<Memtable>,
-        /// The records that replace all before.
+        /// The records that replace all earlier ones.
         records: Vec<Bytes>,
     },
     /// Reserve client ids; answered with the first number and the one after the last.
     Clients(oneshot::Sender<(u64, u64)>),
-    /// The node's clock was read; remember that it got so far.
+    /// Store this reading of the node's clock.
     Clock(Timestamp),
     /// A merge that this thread started has ended.
     Merged(Result<(), StorageError>),
-    /// Make everything before this durable and end.
+    /// Make everything before this durable, and end.
     Stop,
 }
 
 /// What the thread reports.
 #[derive(Debug)]
 pub enum Report {
-    /// Everything of this owner's up to and including this ticket is durable.
+    /// All records of this owner up to and including this ticket are durable.
     Durable(Tag, Ticket),
-    /// The thread has ended because of this; nothing more becomes durable.
+    /// The thread has ended because of this error; nothing more becomes durable.
     Failed(StorageError),
 }
 
@@ -239,23 +239,23 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Queues work. After a failure it is dropped: the node is stopping.
+    /// Queues work. After a failure it is dropped, because the node is stopping.
     pub fn submit(&self, work: Work) {
         self.inbox.push(work);
     }
 
-    /// How much work waits.
+    /// Amount of queued work.
     #[must_use]
     pub fn backlog(&self) -> usize {
         self.inbox.len()
     }
 
-    /// A way to queue work that does not keep the thread.
+    /// A handle that queues work without keeping the thread alive.
     pub(crate) fn inbox(&self) -> Arc<Inbox<Work>> {
         self.inbox.clone()
     }
 
-    /// Makes everything queued durable, ends the thread and frees the data directory.
+    /// Makes all queued records durable, ends the thread and unlocks the data directory.
     pub fn stop(mut self) {
         self.inbox.push(Work::Stop);
         self.join();
@@ -263,14 +263,14 @@ impl Writer {
 
     fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was reported by its hook; there is nothing left to free.
+            // A panic of the thread was reported by the panic hook.
             let _ = thread.join();
         }
     }
 }
 
 impl Drop for Writer {
-    /// Ends the thread without writing what waits, as a crash of the process would.
+    /// Ends the thread without writing queued records, as a crash of the process would.
     fn drop(&mut self) {
         self.is_killed.store(true, Ordering::Relaxed);
         self.inbox.close();
@@ -278,11 +278,11 @@ impl Drop for Writer {
     }
 }
 
-/// A checkpoint under way.
+/// A checkpoint in progress.
 struct Pending {
     ticket: Ticket,
     number: u64,
-    /// Number of the first batch after it.
+    /// Number of the first batch after the checkpoint.
     first: u64,
     records: Vec<Record>,
     merge: JoinHandle<()>,
@@ -294,7 +294,7 @@ struct Thread {
     is_killed: Arc<AtomicBool>,
     report: Box<dyn Fn(Report) + Send>,
     pending: Option<Pending>,
-    /// Each owner's last ticket in the log that was not reported yet.
+    /// Each owner's last ticket in the log that has not been reported.
     appended: BTreeMap<Tag, Ticket>,
 }
 
@@ -319,7 +319,7 @@ impl Thread {
         }
     }
 
-    /// False: end.
+    /// Executes work; returns false if the thread must end.
     fn carry_out(&mut self, work: &mut Vec<Work>) -> Result<bool, StorageError> {
         let mut stop = false;
         for item in work.drain(..) {
@@ -374,8 +374,8 @@ impl Thread {
 
     fn report_durable(&mut self) {
         for tag in [Tag::Server, Tag::Gateway] {
-            // A ticket says that all before it are durable too, so none passes a checkpoint that
-            // is not.
+            // A ticket implies that all earlier ones are durable, so no ticket is reported before
+            // an unfinished checkpoint.
             if tag == Tag::Server && self.pending.is_some() {
                 continue;
             }
@@ -399,7 +399,7 @@ impl Thread {
         let gateway = self.storage.gateway.iter().cloned();
         let gateway = gateway.map(|bytes| Record { tag: GATEWAY, bytes });
         let records = server.chain(gateway).collect();
-        // The merge may take long; the log goes on meanwhile.
+        // The merge may take long; the log continues in the meantime.
         let (engine, inbox) = (self.storage.engine.clone(), self.inbox.clone());
         let merge = std::thread::Builder::new()
             .name("checkpoint".into())
@@ -419,7 +419,7 @@ impl Thread {
         let Pending { ticket, number, first, records, merge } = pending;
         let _ = merge.join();
         self.storage.log.checkpoint(number, first, &records)?;
-        // Records appended meanwhile have later tickets; the commit that follows covers both.
+        // Records appended in the meantime have later tickets; the next commit covers both.
         let last = self.appended.entry(Tag::Server).or_insert(ticket);
         *last = ticket.max(*last);
         Ok(())
@@ -429,7 +429,7 @@ impl Thread {
         let values = self.storage.ceilings.values();
         let (first, end) = (values.clients, values.clients + CLIENTS);
         self.storage.ceilings.write(Values { clients: end, ..values })?;
-        // A caller that went away leaves a gap in the numbers, no more.
+        // If the caller is gone, its ids stay unused.
         let _ = reply.send((first, end));
         Ok(())
     }

@@ -100,7 +100,7 @@ fn figure_4_3_b_cyclic_conflict() {
 
 #[test]
 fn figure_4_3_c_reads_intermixed_with_writes() {
-    // All but the last wait for the second stream, so that conflicts show in who runs when.
+    // All but the last wait for the second stream, so the order of running shows the conflicts.
     let t1 = txn(1, &[], &["0a", "1x"]);
     let (t2, t3) = (txn(2, &["0a", "1y"], &[]), txn(3, &["0a", "1z"], &[]));
     let t4 = txn(4, &[], &["0a"]);
@@ -117,7 +117,7 @@ fn figure_4_3_c_reads_intermixed_with_writes() {
 }
 
 #[test]
-fn who_reads_and_writes_a_key_does_not_wait_for_itself() {
+fn a_transaction_that_reads_and_writes_a_key_does_not_wait_for_itself() {
     let entry = txn(1, &["0a"], &["0a"]);
     let mut merging = Merging::new();
     merging.insert(0, &entry);
@@ -128,7 +128,7 @@ fn who_reads_and_writes_a_key_does_not_wait_for_itself() {
     assert_eq!((mistaken.pop(), mistaken.len()), (None, 1), "S7");
 }
 
-/// Some transactions, and the streams that they are in, each in an order of its own.
+/// Random transactions and their streams. Each stream has its own order.
 fn draw(rng: &mut Rng) -> Vec<Vec<Arc<Sequenced>>> {
     let keys = 1 + rng.below(3);
     let mut streams = vec![Vec::new(); STREAMS as usize];
@@ -152,7 +152,7 @@ fn draw(rng: &mut Rng) -> Vec<Vec<Arc<Sequenced>>> {
         let entry = txn(number, &reads, &writes);
         for home in &entry.homes {
             let stream: &mut Vec<_> = &mut streams[home.0 as usize];
-            // Near the end, as concurrent transactions are.
+            // Near the end, as with concurrent transactions.
             let at = stream.len() - usize::try_from(rng.below(4)).unwrap().min(stream.len());
             stream.insert(at, entry.clone());
         }
@@ -169,8 +169,8 @@ fn conflict(a: &Sequenced, b: &Sequenced, stream: PartitionId) -> bool {
     !wa.is_disjoint(&wb) || !wa.is_disjoint(&rb) || !ra.is_disjoint(&wb)
 }
 
-/// By the definition: everything that must have run before, or with, each transaction, as far as
-/// these prefixes say, and whether all of that is complete.
+/// The definition: all transactions that must have run before or together with each transaction,
+/// according to these prefixes, and whether all of them are complete.
 fn closure(prefixes: &[&[Arc<Sequenced>]]) -> BTreeMap<Name, (BTreeSet<Name>, bool)> {
     let mut before: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
     let mut seen: BTreeMap<Name, usize> = BTreeMap::new();
@@ -198,8 +198,9 @@ fn closure(prefixes: &[&[Arc<Sequenced>]]) -> BTreeMap<Name, (BTreeSet<Name>, bo
     all
 }
 
-/// Any interleaving of the same streams: what has run is at any time all that may by the definition,
-/// and conflicting transactions run in the same order as with any other interleaving.
+/// Any interleaving of the same streams: at any time exactly those transactions have run that may
+/// run by the definition, and conflicting transactions run in the same order as in any other
+/// interleaving.
 #[test]
 fn every_interleaving_runs_all_that_may_in_the_same_order() {
     let mut rng = Rng::stream(3, "merge", 0);
@@ -253,7 +254,7 @@ fn every_interleaving_runs_all_that_may_in_the_same_order() {
     assert!(components > 100 && largest > 5, "{components} components, the largest of {largest}");
 }
 
-/// The merge that a checkpoint of this one gives (S8).
+/// The merge that a checkpoint of this one restores (S8).
 fn again(merge: &Merge) -> Merge {
     let mut copy = Merge::new(None, false);
     for (stream, place, entry) in merge.pending() {
@@ -287,12 +288,13 @@ fn what_is_missing_where_is_known() {
     assert_eq!(merging.merge.earliest(PartitionId(0)), None);
 }
 
-/// Two regions 40 ms apart, each with one hot key that every transaction touches: S1's model. Returns
-/// the largest component and the time that the slowest transaction took in the first region.
+/// Two regions 40 ms apart, each with one hot key that every transaction accesses: the model of S1.
+/// Returns the largest component and the time that the slowest transaction took in the first
+/// region.
 fn contended(per_second: u64, is_bounded: bool) -> (usize, Duration) {
     const WAY: u64 = 40;
     let mut rng = Rng::stream(7, "contended", per_second);
-    // What arrives where at which millisecond: a transaction at each region's sequencer.
+    // Which transaction arrives at which sequencer, by millisecond.
     let mut arrivals: BTreeMap<(u64, u64, usize), Arc<Sequenced>> = BTreeMap::new();
     let mut began = BTreeMap::new();
     let mut number = 0;
@@ -304,13 +306,13 @@ fn contended(per_second: u64, is_bounded: bool) -> (usize, Duration) {
             let entry = txn(number, &["0a", "1a"], &["0a", "1a"]);
             began.insert(entry.name(), at);
             for to in 0..2 {
-                // Bounded: both take it at the time when the further one has it.
+                // Bounded: both regions take it at the time when the farther one has it.
                 let way = if from == to && !is_bounded { 0 } else { WAY };
                 arrivals.insert((at + way, number, to), entry.clone());
             }
         }
     }
-    // What the first region merges at which millisecond.
+    // What the first region merges, by millisecond.
     let mut merged: BTreeMap<(u64, usize, u64), Arc<Sequenced>> = BTreeMap::new();
     for (order, ((at, _, to), entry)) in (0..).zip(arrivals) {
         merged.insert((at + if to == 0 { 0 } else { WAY }, to, order), entry);

@@ -1,4 +1,4 @@
-//! Checkpoints: what is persisted, and what of it a restart finds.
+//! Checkpoints: what is persisted, and which part of it a restart uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
@@ -14,13 +14,13 @@ use super::Server;
 use crate::checkpoint::CheckpointPace;
 use crate::replication;
 
-/// A table of the server's own in its store: the number of the checkpoint that the data is of.
+/// The server's own table in its store: the number of the checkpoint to which the data belongs.
 pub(super) const OWN: PartitionId = PartitionId(u32::MAX);
 
-/// What survived of each stream's log.
+/// The surviving records of each stream's log.
 pub(super) type Logs = BTreeMap<PartitionId, Vec<replication::Record<Log>>>;
 
-/// The images that survived, by their numbers, and each stream's log.
+/// The surviving images, by their numbers, and each stream's log.
 pub(super) fn read(node: NodeId, recovered: Vec<Record>) -> (BTreeMap<u64, Image>, Logs) {
     let mut images = BTreeMap::from([(0, Image::default())]);
     let mut logs: Logs = BTreeMap::new();
@@ -43,20 +43,20 @@ pub(super) fn read(node: NodeId, recovered: Vec<Record>) -> (BTreeMap<u64, Image
     (images, logs)
 }
 
-/// What was persisted, and who has something to say.
+/// The pending writes, and the streams whose logs may have events or messages.
 #[derive(Debug, Default)]
 pub(super) struct Disk {
     /// When the next checkpoint is due.
     pub(super) pace: CheckpointPace,
-    /// Streams whose logs may hold events.
+    /// Streams whose logs may have events.
     pub(super) touched: BTreeSet<PartitionId>,
-    /// Streams whose logs may hold messages to be sent together.
+    /// Streams whose logs may have messages to send together.
     pub(super) unflushed: BTreeSet<PartitionId>,
-    /// The checkpoint under way.
+    /// The pending checkpoint.
     checkpoint: Option<Ticket>,
-    /// Streams by which another's state came, since the last checkpoint.
+    /// Streams through which another server's state was installed since the last checkpoint.
     pub(super) installed: BTreeSet<PartitionId>,
-    /// The same, before the checkpoint under way.
+    /// The same, before the pending checkpoint began.
     settling: BTreeSet<PartitionId>,
 }
 
@@ -78,8 +78,8 @@ impl Server {
         }
     }
 
-    /// Makes a checkpoint if enough has been persisted since the last one, or another's state was
-    /// taken (S8).
+    /// Makes a checkpoint if enough has been persisted since the last one, or another server's
+    /// state was installed (S8).
     pub(super) fn checkpoint_if_due(&mut self, cx: &mut Cx<'_>) {
         let is_due = !self.disk.installed.is_empty()
             || self.disk.pace.is_due(self.config.hosting.checkpoint_bytes);

@@ -1,4 +1,5 @@
-//! What servers of different shares tell each other, and servers of one share that are behind (ADR 18).
+//! Messages between servers of different shares, and to servers of one share that lag behind (ADR
+//! 18).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::take;
@@ -16,49 +17,52 @@ use super::Server;
 use crate::replication::{Index, Payload};
 use crate::waiting::RetryState;
 
-/// No more parts are asked for at a time.
+/// The most parts requested at a time.
 const ASKED_MAX: usize = 1_024;
-/// No more transactions are remembered of which somebody wants this share's part before their turn has come.
+/// The most transactions that are remembered because another server wants this share's part before
+/// their turn has come.
 const WANTED_MAX: usize = 65_536;
-/// Whoever asks for parts again gets no more bytes at a time.
+/// The most bytes that one repeated request for parts is answered with.
 const AGAIN_BYTES_MAX: usize = 16 << 20;
-/// How often servers say what they do not need any more.
+/// The interval at which servers report which parts they do not need any more.
 const COVERED_AFTER: Duration = Duration::from_secs(1);
-/// A state that is leaving in pieces is given up if no piece is asked for.
+/// A state that is being sent in pieces is dropped if no piece is requested for this long.
 const LEAVING_FOR: Duration = Duration::from_secs(30);
 
-/// A server's dealings with servers of other shares, and of its own.
+/// A server's exchange with servers of other shares, and of its own share.
 #[derive(Debug)]
 pub(super) struct Exchange {
-    /// The servers that hold each share, those first that this one asks first.
+    /// The servers that hold each share, in the order in which this server asks them.
     holders: BTreeMap<ShareId, Vec<NodeId>>,
-    /// Servers of this region that this one sends its parts to.
+    /// Servers of this region to which this server sends its parts.
     receivers: Vec<(ShareId, NodeId)>,
-    /// Parts to be sent together.
+    /// Parts to send together.
     outgoing: BTreeMap<NodeId, Vec<(Turn, Arc<Part>)>>,
-    /// Parts to be asked for together.
+    /// Parts to request together.
     asking: BTreeMap<NodeId, Vec<Turn>>,
-    /// What waits for parts, and when they were asked for.
+    /// Transactions that wait for parts, and when the parts were requested.
     awaited: BTreeMap<Turn, RetryState>,
-    /// Who wants this share's part of what is not due here yet.
+    /// The servers that want this share's part of a transaction that is not due here yet.
     wanted: BTreeMap<Turn, BTreeSet<NodeId>>,
-    /// Servers that were asked and have not been heard of since, and since when.
+    /// Servers that were asked and have not answered, and since when.
     silent: BTreeMap<NodeId, Time>,
-    /// One that is silent for so long is not asked.
+    /// A server that has been silent for this long is not asked.
     timeout: Duration,
-    /// What is in this server's durable checkpoint, and what is in the one under way.
+    /// The entries covered by this server's durable checkpoint, and by the pending one.
     covered: BTreeMap<PartitionId, Index>,
     covering: Option<BTreeMap<PartitionId, Index>>,
     told_at: Time,
-    /// What others do not need any more.
+    /// The entries that other servers do not need any more.
     passed: BTreeMap<NodeId, BTreeMap<PartitionId, Index>>,
     /// A state that is arriving.
     arriving: Option<Arriving>,
-    /// Counts the states that were asked for.
+    /// The number of states requested so far.
     number: u64,
-    /// States that are leaving in pieces: which, the data, and when a piece was last asked for.
+    /// States that are being sent in pieces: their number, the data, and when a piece was last
+    /// requested.
     leaving: BTreeMap<NodeId, (u64, Arc<Leaving>, Time)>,
-    /// Streams whose logs begin after what this server's state covers, and what has been chosen in them since.
+    /// Streams whose logs begin after the end of this server's state, and what has been chosen in
+    /// them since.
     gaps: BTreeMap<PartitionId, Gap>,
 }
 
@@ -116,22 +120,22 @@ impl Exchange {
         }
     }
 
-    /// A message of `from` has come.
+    /// A message of `from` arrived.
     pub fn heard(&mut self, from: NodeId) {
         self.silent.remove(&from);
     }
 
-    /// True if a stream's log goes on where this server's state does not.
+    /// True if some stream's log begins after the end of this server's state.
     pub fn has_gaps(&self) -> bool {
         !self.gaps.is_empty()
     }
 
-    /// True if a stream's log goes on where this server's state does not.
+    /// True if this stream's log begins after the end of this server's state.
     pub fn has_gap(&self, stream: PartitionId) -> bool {
         self.gaps.contains_key(&stream)
     }
 
-    /// Keeps what is chosen in a stream that has a gap. False if it has none.
+    /// Keeps an entry that is chosen in a stream with a gap. False if the stream has none.
     pub fn hold(&mut self, stream: PartitionId, index: Index, payload: &Payload<Command>) -> bool {
         let Some(gap) = self.gaps.get_mut(&stream) else { return false };
         gap.chosen.push_back((index, payload.clone()));
@@ -152,8 +156,8 @@ impl Exchange {
         self.silent.get(&node).is_some_and(|&since| now.since(since) >= self.timeout)
     }
 
-    /// The server to ask for a share that was asked for so many times: one that is not silent, another every second
-    /// time.
+    /// The server to ask for a share after `times` requests: one that is not silent, and another
+    /// one every second time.
     fn holder(&self, share: ShareId, times: u32, now: Time) -> Option<NodeId> {
         let all = self.holders.get(&share)?;
         let well = all.iter().filter(|&&node| !self.is_silent(node, now));
@@ -170,8 +174,9 @@ impl Exchange {
     }
 }
 
-/// The servers of each share but `node` itself, in the order in which it asks them: near ones first, and of those in one region
-/// that one first which is in its turn for the share, as `node` is for its own.
+/// The servers of each share except `node`, in the order in which `node` asks them. Near servers
+/// come first. Of those in one region, the first is the one with the same position in its share as
+/// `node` has in its own.
 fn holders_for(node: NodeId, cluster: &Cluster) -> BTreeMap<ShareId, Vec<NodeId>> {
     let (home, (_, spare)) = (cluster.region_of(node), cluster.share_at(node));
     let mut counts = BTreeMap::new();
@@ -195,7 +200,8 @@ fn holders_for(node: NodeId, cluster: &Cluster) -> BTreeMap<ShareId, Vec<NodeId>
     sorted.collect()
 }
 
-/// Parts as messages carry them: so many bytes each, unless one part alone is more. One message if there are none.
+/// Groups parts into messages of at most `bytes_max` bytes, unless a single part is larger. One
+/// message if there are no parts.
 fn messages(parts: Vec<(Turn, Arc<Part>)>, bytes_max: usize) -> Vec<Vec<(Turn, Arc<Part>)>> {
     let (mut all, mut last, mut bytes) = (Vec::new(), Vec::new(), 0);
     for (turn, part) in parts {
@@ -212,7 +218,7 @@ fn messages(parts: Vec<(Turn, Arc<Part>)>, bytes_max: usize) -> Vec<Vec<(Turn, A
 }
 
 impl Server {
-    /// Parts were taken, and transactions wait for those of others.
+    /// Sends the parts that were taken, and requests the parts for which transactions wait.
     pub(super) fn exchange(&mut self, applied: &mut Applied, cx: &mut Cx<'_>) {
         let exchange = &mut self.exchange;
         for (turn, shares, part) in take(&mut applied.taken) {
@@ -232,14 +238,14 @@ impl Server {
             for share in missing {
                 let first = exchange.holders.get(&share).and_then(|all| all.first()).copied();
                 if first.is_some_and(|first| exchange.is_silent(first, cx.now())) {
-                    // Nobody would send it.
+                    // Nobody else would send it.
                     exchange.ask(turn, share, 0, cx.now());
                 }
             }
         }
     }
 
-    /// Sends what has come together for other shares.
+    /// Sends the parts that were collected for other shares.
     pub(super) fn flush_exchange(&mut self, cx: &mut Cx<'_>) {
         let bytes_max = self.config.piece_bytes;
         for (to, parts) in take(&mut self.exchange.outgoing) {
@@ -253,7 +259,7 @@ impl Server {
         }
     }
 
-    /// Parts of another share have come.
+    /// Parts of another share have arrived.
     pub(super) fn on_remote_reads(
         &mut self,
         from: NodeId,
@@ -269,15 +275,15 @@ impl Server {
         self.answer(applied, cx);
     }
 
-    /// Somebody waits for this share's parts of these.
+    /// Another server waits for this share's parts of these transactions.
     pub(super) fn on_want_reads(&mut self, from: NodeId, turns: Vec<Turn>, cx: &mut Cx<'_>) {
         let (mut gone, mut bytes) = (Vec::new(), 0);
-        // Also if there is nothing to say: whoever asks wants to know that somebody is here.
+        // Also if there are no parts: the answer shows that this server is alive.
         self.exchange.outgoing.entry(from).or_default();
         for turn in turns {
             if let Some(part) = self.state.shares.part(turn) {
                 if bytes > 0 && bytes + TURN + part.size() > AGAIN_BYTES_MAX {
-                    // It will be asked for again.
+                    // The other server will ask again.
                     continue;
                 }
                 bytes += TURN + part.size();
@@ -294,7 +300,8 @@ impl Server {
         }
     }
 
-    /// What somebody was asked for is not kept any more: whatever holds this share and has run that can give a state.
+    /// The requested parts are not kept any more. A server that holds this share and has run the
+    /// transactions can send a state.
     pub(super) fn on_reads_gone(&mut self, turns: &[Turn], cx: &mut Cx<'_>) {
         let state = &self.state;
         let waits = turns.iter().find(|turn| !state.shares.missing(turn.name).is_empty());
@@ -303,7 +310,7 @@ impl Server {
         }
     }
 
-    /// Servers of other shares do not need what was read before.
+    /// Servers of other shares do not need these parts any more.
     pub(super) fn on_covered(&mut self, from: NodeId, through: BTreeMap<PartitionId, Index>) {
         self.exchange.passed.insert(from, through);
         for stream in self.placement.streams() {
@@ -313,7 +320,7 @@ impl Server {
         }
     }
 
-    /// What is overdue between shares.
+    /// Overdue work between shares.
     pub(super) fn sweep_exchange(&mut self, cx: &mut Cx<'_>) {
         let (now, timeout) = (cx.now(), self.config.ask_after);
         let Self { exchange, state, .. } = self;
@@ -362,7 +369,7 @@ impl Server {
 
     // States from servers of the same share.
 
-    /// Asks for a state in which `past` has run.
+    /// Requests a state in which `past` has run.
     fn want_state(&mut self, past: Turn, cx: &mut Cx<'_>) {
         if self.exchange.arriving.is_some() {
             return;
@@ -378,7 +385,7 @@ impl Server {
         cx.send(peer, Msg::WantState { number, past, cursor: None });
     }
 
-    /// Nobody answered: another one is asked, unless there is no need any more.
+    /// No server answered: another one is asked, if the state is still needed.
     fn want_state_again(&mut self, cx: &mut Cx<'_>) {
         let (now, timeout) = (cx.now(), self.config.answer_after);
         let Some(Arriving { peer, past, asked, .. }) = &self.exchange.arriving else { return };
@@ -393,7 +400,7 @@ impl Server {
         }
     }
 
-    /// A server of this share is behind.
+    /// A server of this share lags behind.
     pub(super) fn on_want_state(
         &mut self,
         from: NodeId,
@@ -402,7 +409,7 @@ impl Server {
         cx: &mut Cx<'_>,
     ) {
         if !self.state.has_run(past) {
-            // It asks somebody else, or again.
+            // It asks another server, or again.
             return;
         }
         if cursor.is_none() {
@@ -414,7 +421,7 @@ impl Server {
             return;
         }
         *at = cx.now();
-        // One piece at a time is on its way, as long as several of a leader's.
+        // One piece at a time is in flight, as large as several of a leader's.
         let window = self.config.hosting.replication.snapshot_window;
         let limit = self.config.hosting.chunk_keys.saturating_mul(window);
         let (chunk, next) = all.piece(cursor.unwrap_or(0), limit);
@@ -424,7 +431,7 @@ impl Server {
         cx.send(from, Msg::StatePiece { number, chunk, next });
     }
 
-    /// A piece of the state that was asked for.
+    /// A piece of the requested state arrived.
     pub(super) fn on_state_piece(
         &mut self,
         from: NodeId,
@@ -442,7 +449,7 @@ impl Server {
         match &mut arriving.staged {
             Some(staged) if staged.goes_on_with(&chunk) => staged.add(chunk),
             staged @ None if chunk.is_first() => *staged = Some(chunk),
-            // It came twice.
+            // It arrived twice.
             Some(_) | None => return,
         }
         arriving.asked = RetryState::new(cx.now());
@@ -458,7 +465,7 @@ impl Server {
         self.close_gaps(cx);
     }
 
-    /// A stream's log goes on after `until`, where this server's state does not.
+    /// A stream's log begins after `until`, where this server's state ends earlier.
     pub(super) fn open_gap(&mut self, stream: PartitionId, until: Index, cx: &mut Cx<'_>) {
         self.exchange.gaps.insert(stream, Gap { until, chosen: VecDeque::new() });
         self.fill_gap(stream, cx);
@@ -470,7 +477,7 @@ impl Server {
         self.want_state(past, cx);
     }
 
-    /// Goes on with streams whose logs begin where the state ends now.
+    /// Continues with streams whose logs begin where the state ends now.
     pub(super) fn close_gaps(&mut self, cx: &mut Cx<'_>) {
         let is_closed =
             |state: &State, stream: PartitionId, gap: &Gap| state.applied(stream) >= gap.until;
@@ -489,14 +496,14 @@ impl Server {
 }
 
 impl Exchange {
-    /// How much of a stream's log may go: values of another share follow from it, and whoever holds that share and needs
-    /// the log has to find another holder who does not.
+    /// How much of a stream's log may be dropped. Values of other shares follow from it, and a
+    /// server of such a share that needs the log must find another holder.
     pub fn compactable(&self, own: ShareId, stream: PartitionId) -> Index {
         self.needed(own, stream).1
     }
 
-    /// Up to where no server of another share needs anything of `stream`, and up to where a majority of
-    /// each share's servers does not.
+    /// The entry up to which no server of another share needs anything of `stream`, and the entry
+    /// up to which a majority of each share's servers does not.
     fn needed(&self, own: ShareId, stream: PartitionId) -> (Index, Index) {
         let (mut all, mut most) = (Index(u64::MAX), Index(u64::MAX));
         for (_, holders) in self.holders.iter().filter(|(share, _)| **share != own) {
@@ -505,7 +512,7 @@ impl Exchange {
                 holders.iter().map(|node| passed(node).unwrap_or(Index(0))).collect();
             passed.sort_unstable();
             all = all.min(passed.first().copied().unwrap_or_default());
-            // As many as are a majority have passed this.
+            // A majority has passed this entry.
             let minority = passed.len().saturating_sub(1) / 2;
             most = most.min(passed.get(minority).copied().unwrap_or_default());
         }
@@ -529,7 +536,7 @@ mod tests {
         let parts = [10, 10, 3_000, 600, 10, 10].map(part).to_vec();
         let sizes: Vec<usize> = messages(parts, 1_000).iter().map(Vec::len).collect();
         assert_eq!(sizes, [2, 1, 3]);
-        // Also if there is nothing to say: whoever asked wants to know that somebody is here.
+        // Also if there are no parts: the answer shows that this server is alive.
         assert_eq!(messages(Vec::new(), 1_000), [vec![]]);
     }
 }

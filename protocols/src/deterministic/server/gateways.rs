@@ -1,4 +1,4 @@
-//! For gateways (§4.2.1: the batcher): what they submit, and what they are answered.
+//! Serves gateways (§4.2.1: the batcher): their submitted transactions, and the answers.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::Server;
 use crate::functor::Functor;
 use crate::waiting::RetryState;
 
-/// A transaction that a gateway waits for.
+/// A transaction for which a gateway waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) gateway: NodeId,
@@ -30,7 +30,7 @@ impl Waiting {
 }
 
 impl Server {
-    /// A gateway wants a transaction to run, or to know what became of it.
+    /// A gateway wants a transaction to run, or its outcome.
     pub(super) fn on_submit(&mut self, gateway: NodeId, functor: Arc<Functor>, cx: &mut Cx<'_>) {
         let txn = functor.txn;
         if let Some(answer) = self.known(&functor) {
@@ -42,7 +42,7 @@ impl Server {
             return;
         }
         if self.state.is_acknowledged(txn) {
-            // Its client knows, and nobody waits.
+            // Its client knows the outcome, and no gateway waits.
             cx.note(Note::RepeatedSubmit);
             return;
         }
@@ -54,7 +54,8 @@ impl Server {
         let (bytes, bytes_max) = (self.waiting_bytes, self.config.in_flight_bytes);
         let is_over = bytes > 0 && bytes + functor.size() > bytes_max;
         if is_over || self.waiting.len() >= self.config.in_flight_max {
-            // Copies of it may have gone elsewhere, so nobody can say that it aborted; its gateway asks again.
+            // Copies of it may have been sent elsewhere, so it cannot be reported as aborted. Its
+            // gateway will ask again.
             cx.note(Note::Shed);
             return;
         }
@@ -65,7 +66,7 @@ impl Server {
         self.sequence(&entry, cx);
     }
 
-    /// What its gateway is told of a transaction that has run.
+    /// The answer to the gateway for a transaction that has run.
     pub(super) fn known(&self, functor: &Functor) -> Option<Msg> {
         let txn = functor.txn;
         if let Some(ended) = self.state.ended.get(txn) {
@@ -78,14 +79,14 @@ impl Server {
         is_forgotten.then_some(Msg::TooOld { txn, outcome: None })
     }
 
-    /// Nobody waits for a transaction any more.
+    /// No gateway waits for a transaction any more.
     pub(super) fn stop_waiting(&mut self, txn: TxnId) -> Option<Waiting> {
         let waiting = self.waiting.remove(&txn)?;
         self.waiting_bytes = self.waiting_bytes.saturating_sub(waiting.size());
         Some(waiting)
     }
 
-    /// How a transaction is to be sequenced, as far as is known here.
+    /// How to sequence a transaction, as far as this server knows.
     pub(super) fn plan(
         &self,
         functor: Arc<Functor>,
@@ -97,7 +98,7 @@ impl Server {
         Arc::new(Sequenced { due, ..entry })
     }
 
-    /// How long a message takes to the furthest of these sequencers.
+    /// How long a message takes to the farthest of these sequencers.
     fn furthest(&self, homes: &[PartitionId]) -> Duration {
         let here = self.cluster.region_of(self.node);
         let regions = homes.iter().map(|&home| self.cluster.region_of(self.routes.leader(home)));
@@ -105,8 +106,8 @@ impl Server {
         rtt.unwrap_or_default() / 2
     }
 
-    /// The streams that a transaction has to be given to: those that it is missing from. If there is an
-    /// orderer, the others take it from there.
+    /// The streams to which a transaction must be given: those in which it is missing. If there is
+    /// an orderer, the other streams take it from there.
     pub(super) fn asked(&self, entry: &Sequenced) -> Vec<PartitionId> {
         let missing = self.state.merge.missing(entry.name());
         let mut asked = missing.unwrap_or_else(|| entry.homes.clone());
@@ -116,7 +117,7 @@ impl Server {
         asked
     }
 
-    /// Asks for a transaction to be put into the streams that it is missing from.
+    /// Requests that a transaction be put into the streams in which it is missing.
     pub(super) fn sequence(&mut self, entry: &Arc<Sequenced>, cx: &mut Cx<'_>) {
         for stream in self.asked(entry) {
             let leader = self.routes.leader(stream);
@@ -124,7 +125,7 @@ impl Server {
         }
     }
 
-    /// A client wants to see these keys before it decides.
+    /// A client wants to read these keys before it decides.
     pub(super) fn on_look(
         &mut self,
         gateway: NodeId,
@@ -140,7 +141,7 @@ impl Server {
         self.send(gateway, Msg::Found { txn, round, reads }, cx);
     }
 
-    /// Tells who waits.
+    /// Answers the gateways that wait.
     pub(super) fn answer(&mut self, mut applied: Applied, cx: &mut Cx<'_>) {
         self.exchange(&mut applied, cx);
         for _ in 0..applied.repeated {
@@ -162,7 +163,8 @@ impl Server {
         }
     }
 
-    /// A transaction was void: its keys have moved meanwhile. Who waits for it has it sequenced again.
+    /// A transaction was void, because its keys have moved meanwhile. If a gateway waits for it, it
+    /// is sequenced again.
     fn plan_again(&mut self, name: Name, cx: &mut Cx<'_>) {
         let Some(waiting) = self.waiting.get(&name.txn) else { return };
         if waiting.entry.name() == name {

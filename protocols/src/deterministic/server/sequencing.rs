@@ -11,7 +11,7 @@ use super::Server;
 use crate::replication::{Payload, Replica};
 
 impl Server {
-    /// Does something with the sequencer of a stream that this server leads.
+    /// Calls a function on the sequencer of a stream that this server leads.
     pub(super) fn sequencing<T>(
         &mut self,
         stream: PartitionId,
@@ -28,7 +28,7 @@ impl Server {
         Some(act(&mut held.sequencer, &view))
     }
 
-    /// Somebody wants a transaction in a stream.
+    /// A node wants a transaction in a stream.
     pub(super) fn on_sequence(
         &mut self,
         from: NodeId,
@@ -56,7 +56,7 @@ impl Server {
         self.disk.unflushed.insert(stream);
     }
 
-    /// What was held until now goes on.
+    /// Transactions that were held until now are released.
     pub(super) fn on_release_timeout(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
         let released = self.sequencing(stream, cx, |sequencer, view| {
             (sequencer.release(view), sequencer.next_release())
@@ -71,8 +71,9 @@ impl Server {
         self.disk.unflushed.insert(stream);
     }
 
-    /// Proposes what has come. Not before this server knows everything that earlier leaders left: what is
-    /// not chosen for long must not be in the log once for each of them.
+    /// Proposes the waiting transactions. A new leader first applies everything that earlier
+    /// leaders left. Otherwise an entry that is not chosen for long could be in the log once for
+    /// each leader.
     pub(super) fn propose(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
         if self.streams.get(&stream).is_some_and(|held| held.replica.is_ready()) {
             self.sequencing(stream, cx, |sequencer, view| sequencer.follow_orderer(view));
@@ -94,7 +95,7 @@ impl Server {
         }
     }
 
-    /// Whoever was asked does not lead the stream.
+    /// The node that was asked does not lead the stream.
     pub(super) fn on_not_leader(
         &mut self,
         from: NodeId,
@@ -116,8 +117,8 @@ impl Server {
         }
     }
 
-    /// As the sequencer of a stream: has keys moved that another region alone touches, and tells the stream
-    /// that a key moves to. Nobody else does, so that a key moves from each home once.
+    /// As the sequencer of a stream: moves keys that a single other region accesses, and informs
+    /// the stream to which a key moves. No other node does, so a key moves from each home once.
     pub(super) fn relocate(
         &mut self,
         stream: PartitionId,

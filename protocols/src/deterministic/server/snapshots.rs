@@ -13,8 +13,8 @@ use super::Server;
 use crate::replication::Index;
 
 impl Server {
-    /// A server that is too far behind needs the state. Whoever runs transactions again must read what
-    /// they read, so all pieces are of one moment.
+    /// A server that lags too far behind needs the state. It will run transactions again and must
+    /// read the same values, so all pieces are of one moment.
     pub(super) fn send_chunk(
         &mut self,
         stream: PartitionId,
@@ -23,7 +23,7 @@ impl Server {
         cx: &mut Cx<'_>,
     ) {
         if self.cluster.share_at(to).0 != self.placement.share() && self.placement.is_divided() {
-            // It needs the values of its own share, and asks somebody who holds them.
+            // It needs the values of its own share, and asks a server that has them.
             let empty = Chunk { image: None, keys: Vec::new() };
             self.with(stream, cx, |held, io| held.replica.send_chunk(to, empty, None, io));
             return;
@@ -34,7 +34,7 @@ impl Server {
             if let Some(all) = all {
                 held.leaving.insert(to, all);
             }
-            // Whoever is not in the list has been given up meanwhile, and so has the piece.
+            // If it is not in the list, the snapshot has been given up meanwhile.
             let Some(all) = held.leaving.get(&to) else { return };
             let (chunk, next) = all.piece(cursor.unwrap_or(0), limit);
             if next.is_none() {
@@ -44,13 +44,13 @@ impl Server {
         });
     }
 
-    /// This server's state, to be sent in pieces.
+    /// This server's state, to send in pieces.
     pub(super) fn leaving(&self) -> Leaving {
         let image = self.state.image(&self.placement);
         Leaving::new(image.into_pieces(self.config.piece_bytes), self.newest())
     }
 
-    /// All values that are held here.
+    /// All values on this server.
     fn newest(&self) -> Vec<(Key, Versions)> {
         let scan = |(partition, _)| self.store.scan(partition, None, usize::MAX);
         let newest = |(key, mut versions): (Key, Versions)| {
@@ -60,7 +60,8 @@ impl Server {
         self.placement.partitions().flat_map(scan).map(newest).collect()
     }
 
-    /// The log of a stream goes on after `index`; the leader, which forgot what was before, holds another share.
+    /// The log of a stream begins after `index`. The leader, which has dropped earlier entries,
+    /// holds another share.
     pub(super) fn on_empty_chunk(&mut self, stream: PartitionId, index: Index, cx: &mut Cx<'_>) {
         if self.state.applied(stream) >= index {
             self.disk.installed.insert(stream);
@@ -69,7 +70,7 @@ impl Server {
         }
     }
 
-    /// A piece of another server's state. It may know less than this one of other streams.
+    /// A piece of another server's state. That server may lag behind this one in other streams.
     pub(super) fn on_chunk(
         &mut self,
         stream: PartitionId,
@@ -91,7 +92,7 @@ impl Server {
         self.close_gaps(cx);
     }
 
-    /// Learns what another server of this share knows.
+    /// Takes over what another server of this share knows.
     pub(super) fn take_state(
         &mut self,
         image: &Image,

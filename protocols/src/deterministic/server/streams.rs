@@ -1,4 +1,4 @@
-//! The replicas of the streams' logs, and what their events do.
+//! The replicas of the streams' logs, and the processing of their events.
 
 use std::collections::BTreeMap;
 use std::mem::take;
@@ -23,15 +23,15 @@ use crate::replication::{self, Event, Group, Index, Payload, Replica};
 pub(super) struct Stream {
     pub(super) replica: Replica<Log>,
     pub(super) sequencer: Sequencer,
-    /// As the leader, this server said that so much is chosen.
+    /// As the leader, this server has announced that entries are chosen up to here.
     announced: Index,
     /// A snapshot that is arriving in pieces.
     pub(super) staged: Option<Chunk>,
-    /// The data of snapshots that are leaving in pieces, as of their first.
+    /// The data of snapshots that are being sent in pieces, as of their first piece.
     pub(super) leaving: BTreeMap<NodeId, Arc<Leaving>>,
 }
 
-/// A log's way out.
+/// A log's I/O.
 pub(super) struct Io<'a, 'b> {
     stream: PartitionId,
     disk: &'a mut Disk,
@@ -66,8 +66,8 @@ impl replication::Io<Log> for Io<'_, '_> {
 }
 
 impl Server {
-    /// Starts a stream's replica with what survived of it. Voters are the replicas of the partition whose
-    /// name it has; all others learn.
+    /// Starts a stream's replica from its surviving records. The voters are the replicas of the
+    /// partition with the stream's name; all other servers are learners.
     pub(super) fn open(
         &mut self,
         stream: PartitionId,
@@ -93,7 +93,7 @@ impl Server {
         self.touch(stream);
     }
 
-    /// Every server but these.
+    /// Every server except these.
     pub(super) fn others(&self, voters: &[NodeId]) -> Vec<NodeId> {
         let servers = self.cluster.servers().map(|server| server.id);
         servers.filter(|server| !voters.contains(server)).collect()
@@ -104,7 +104,7 @@ impl Server {
         self.disk.unflushed.insert(stream);
     }
 
-    /// Sends what has come together for streams.
+    /// Sends the messages that streams have collected.
     pub(super) fn flush_streams(&mut self, cx: &mut Cx<'_>) {
         for stream in take(&mut self.disk.unflushed) {
             self.propose(stream, cx);
@@ -112,7 +112,7 @@ impl Server {
             let mut io = Io { stream, disk: &mut self.disk, cx };
             let chosen = held.replica.chosen_index();
             if held.replica.is_leader() && chosen > held.announced {
-                // Others run what is chosen, and wait for nothing else.
+                // The other servers run chosen entries, and wait for nothing else.
                 held.announced = chosen;
                 held.replica.announce(&mut io);
             }
@@ -121,7 +121,7 @@ impl Server {
         }
     }
 
-    /// Does something with a stream's replica.
+    /// Calls a function on a stream's replica.
     pub(super) fn with(
         &mut self,
         stream: PartitionId,
@@ -134,7 +134,7 @@ impl Server {
         }
     }
 
-    /// Carries out everything that a stream's log has to say.
+    /// Processes all events of a stream's log.
     pub(super) fn drain_events(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
         while let Some(held) = self.streams.get_mut(&stream)
             && let Some(event) = held.replica.next_event()
@@ -172,7 +172,7 @@ impl Server {
         self.routes.follow(stream, leader, cx.now());
     }
 
-    /// The next entry of a stream is chosen: merge it, run what may run.
+    /// The next entry of a stream is chosen: merges it, and runs what may run.
     pub(super) fn on_chosen(
         &mut self,
         stream: PartitionId,
@@ -201,14 +201,14 @@ impl Server {
             cx.note(Note::Component);
         }
         if Some(stream) == self.placement.orderer() {
-            // Pieces of it are to be proposed.
+            // Pieces of it must be proposed.
             self.disk.unflushed.extend(self.streams.keys());
         }
         if let Some(Command::Batch { entries, .. }) = command {
             self.relocate(stream, entries, cx);
         }
         if !applied.ran.is_empty() {
-            // There is room for what sequencers had to keep.
+            // There is room for transactions that sequencers had to keep.
             let keeps = self.streams.iter().filter(|(_, held)| held.sequencer.has_batch());
             self.disk.unflushed.extend(keeps.map(|(&stream, _)| stream));
         }

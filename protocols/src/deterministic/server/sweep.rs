@@ -1,4 +1,4 @@
-//! What a server does from time to time: it sends again what is overdue, and compares its digests.
+//! The periodic work of a server: it repeats overdue requests, and compares sums.
 
 use std::sync::Arc;
 
@@ -11,23 +11,26 @@ use super::super::{Cx, Note, Timer};
 use super::Server;
 use crate::waiting::RetryState;
 
-/// What is sent again is counted by such windows, see [`Again`].
+/// The window in which repetitions are counted, see [`Again`].
 const AGAIN_WINDOW: Duration = Duration::from_millis(250);
-/// In a window, at least so many may be sent again, and at most.
+/// The least and the largest number of repetitions allowed in a window.
 const AGAIN: std::ops::RangeInclusive<usize> = 4..=1_024;
-/// How often streams tell each other what clients know. It takes a look at everything that they remember.
+/// The interval at which streams exchange acknowledgements. It examines everything that they
+/// remember.
 const ACKNOWLEDGE_AFTER: Duration = Duration::from_secs(1);
-/// None is sent again more often than this in the long run, unless settings say so.
+/// In the long run, no transaction is sent again at shorter intervals than this, unless the
+/// settings say so.
 const AGAIN_AFTER: Duration = Duration::from_secs(4);
 
-/// Time to send a transaction again: after `timeout` at first, then after twice as long each time.
+/// True if a transaction should be sent again: after `timeout` at first, then after twice as long
+/// each time.
 fn is_due(asked: &RetryState, timeout: Duration, now: Time) -> bool {
     let wait = (timeout * (1 << asked.times.min(10))).min(AGAIN_AFTER.max(timeout));
     now.since(asked.at) >= wait
 }
 
-/// How many transactions may be sent again: twice as many as ran in the window before, and a few. A link
-/// that carries no more must not be filled with what it has carried already, nor what is slow be made
+/// How many transactions may be sent again: twice as many as ran in the previous window, and a few
+/// more. A saturated link must not be filled with repetitions, and a slow server must not be made
 /// slower.
 #[derive(Debug)]
 pub(super) struct Again {
@@ -43,7 +46,7 @@ impl Again {
         Self { since: now, most: *AGAIN.start(), ran: 0, forwarded: 0, asked: 0 }
     }
 
-    /// Begins a new window, if it is time.
+    /// Begins a new window, if the current one has ended.
     fn turn(&mut self, now: Time) {
         if now.since(self.since) >= AGAIN_WINDOW {
             let most = (2 * self.ran).clamp(*AGAIN.start(), *AGAIN.end());
@@ -73,8 +76,8 @@ impl Server {
         cx.set_timer(Timer::Sweep, cx.now() + self.config.sweep_interval);
     }
 
-    /// Servers that hold the same tell each other what their copies came to. One that came to something else than the others
-    /// must not go on: nobody can say what else is wrong there.
+    /// Servers with the same data exchange sums. A server whose sums differ must stop, because
+    /// other parts of its state may be wrong too.
     fn compare(&mut self, cx: &mut Cx<'_>) {
         self.compared_at = cx.now();
         let covered = self.state.covered();
@@ -95,7 +98,8 @@ impl Server {
         }
     }
 
-    /// Transactions that gateways have waited for too long: a message was lost, or a sequencer is gone.
+    /// Transactions for which gateways have waited too long: a message was lost, or a sequencer has
+    /// failed.
     fn ask_again(&mut self, cx: &mut Cx<'_>) {
         let (now, timeout) = (cx.now(), self.config.resend_after);
         let waits = self.waiting.iter();
@@ -110,17 +114,18 @@ impl Server {
             waiting.asked = waiting.asked.again(now);
             let supposed = waiting.entry.clone();
             if let Some(answer) = self.known(&supposed.functor) {
-                // It is in a state that this server took from another.
+                // It is part of a state that this server took from another.
                 let Some(waiting) = self.stop_waiting(txn) else { continue };
                 self.send(waiting.gateway, answer, cx);
             } else if self.state.is_acknowledged(txn) {
                 self.stop_waiting(txn);
             } else if self.state.shares.is_due(supposed.name()) {
-                // It has its place, and waits for other shares.
+                // It has its position, and waits for other shares.
             } else {
                 cx.note(Note::AskedAgain);
                 self.again.asked += 1;
-                // Keys may have moved since, and this server may have taken over a state that says so.
+                // Keys may have moved since, and this server may have taken over a state that says
+                // so.
                 let mut entry = self.plan(supposed.functor.clone(), supposed.origin, cx);
                 if entry.name() == supposed.name() {
                     entry = supposed;
@@ -135,7 +140,8 @@ impl Server {
         }
     }
 
-    /// S6: whoever leads a stream in which a transaction is sees to it that it is in the others.
+    /// S6: the leader of a stream that has a transaction ensures that the transaction is in its
+    /// other streams too.
     fn forward(&mut self, cx: &mut Cx<'_>) {
         let (now, timeout) = (cx.now(), self.config.forward_after);
         self.forwarded.retain(|name, _| self.state.merge.contains(*name));
@@ -152,7 +158,7 @@ impl Server {
                 due.push((asked.map(|asked| asked.at).unwrap_or_default(), entry.clone()));
             }
         }
-        // What an orderer has is taken from there, by whoever leads.
+        // Other streams take what an orderer has from the orderer.
         if self.config.mutations.forwards_nothing() || self.placement.orderer().is_some() {
             return;
         }
@@ -168,7 +174,7 @@ impl Server {
         }
     }
 
-    /// Streams that a client does not use any more learn from the others what it knows.
+    /// Streams that a client does not use any more learn its acknowledgements from other streams.
     fn acknowledge(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
         let takes = self
             .streams

@@ -1,4 +1,4 @@
-//! What clients know of their transactions, and what may be forgotten because they do.
+//! The acknowledgements of clients, and what may be forgotten because of them.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::State;
 use crate::acknowledged::advance;
 
 impl State {
-    /// A stream says below which counter a client knows the outcomes of its transactions.
+    /// A stream states the counter below which a client knows the outcomes of its transactions.
     pub(super) fn acknowledge(&mut self, stream: PartitionId, client: ClientId, below: u64) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
         let is_news = advance(&mut state.acknowledged, client, below).is_some();
@@ -22,7 +22,7 @@ impl State {
         }
     }
 
-    /// A stream need not remember which transactions below this counter it holds.
+    /// A stream need not remember its transactions below this counter any more.
     pub(super) fn forget(&mut self, stream: PartitionId, client: ClientId, below: u64) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
         if let Some(over) = advance(&mut state.forgotten, client, below) {
@@ -34,7 +34,8 @@ impl State {
         }
     }
 
-    /// Forgets that transactions of `client` ran that no stream lets in again under any name.
+    /// Forgets transactions of `client` that have run and that no stream accepts again under any
+    /// name.
     fn forget_ran(&mut self, client: ClientId) {
         let below = self.acknowledged_by_all(client);
         let over = self.ran.range(TxnId::new(client, 0)..TxnId::new(client, below));
@@ -45,18 +46,19 @@ impl State {
         }
     }
 
-    /// True if the client of `txn` knows what became of it.
+    /// True if the client of `txn` knows its outcome.
     #[must_use]
     pub fn is_acknowledged(&self, txn: TxnId) -> bool {
         self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
     }
 
-    /// True if `txn`, which touches what is held here, has run so long ago that it is forgotten what became of it.
+    /// True if `txn`, which accesses values held here, ran so long ago that its outcome is
+    /// forgotten.
     #[must_use]
     pub fn has_forgotten(&self, txn: TxnId) -> bool {
         let mut streams = self.streams.values();
         let has_run = match (streams.next(), streams.next()) {
-            // Nothing moves: it has one name, and runs when it is seen.
+            // No key moves: the transaction has one name, and runs when it is seen.
             (Some(only), None) => only.seen.contains(&Name { txn, map: 0 }),
             _ => self.ran.contains(&txn),
         };
@@ -64,7 +66,7 @@ impl State {
         has_run && self.ended.get(txn).is_none() && !waits()
     }
 
-    /// What other streams say of clients and `stream` does not know.
+    /// Acknowledgements in other streams that `stream` does not have.
     #[must_use]
     pub fn unacknowledged(&self, stream: PartitionId) -> Vec<(ClientId, u64)> {
         let Some(state) = self.streams.get(&stream) else { return Vec::new() };
@@ -73,14 +75,14 @@ impl State {
         news.map(|(&client, &below)| (client, below)).collect()
     }
 
-    /// What every stream says that `client` knows.
+    /// The counter of `client` that every stream has.
     fn acknowledged_by_all(&self, client: ClientId) -> u64 {
         let below = self.streams.values().map(|stream| stream.acknowledged.get(&client).copied());
         below.map(Option::unwrap_or_default).min().unwrap_or_default()
     }
 
-    /// What `stream` need not remember any more: who comes so late is refused by all streams, and
-    /// nobody waits anywhere for what is not everywhere.
+    /// The counters below which `stream` need not remember transactions any more: all streams
+    /// refuse such late transactions, and no transaction below them is missing in some stream.
     #[must_use]
     pub fn forgettable(&self, stream: PartitionId) -> Vec<(ClientId, u64)> {
         let Some(state) = self.streams.get(&stream) else { return Vec::new() };
@@ -95,7 +97,7 @@ impl State {
         news
     }
 
-    /// True if `stream` holds that the client of `txn` knows what became of it.
+    /// True if `stream` says that the client of `txn` knows its outcome.
     #[must_use]
     pub fn is_over(&self, stream: PartitionId, txn: TxnId) -> bool {
         let known = self.streams.get(&stream).and_then(|s| s.acknowledged.get(&txn.client));
@@ -103,7 +105,7 @@ impl State {
     }
 }
 
-/// Below which counters clients know the outcomes, as any stream says.
+/// For each client, the counter below which it knows all outcomes, according to any stream.
 pub(super) fn acknowledged(
     streams: &BTreeMap<PartitionId, StreamImage>,
 ) -> BTreeMap<ClientId, u64> {

@@ -18,7 +18,7 @@ use crate::functor::{Body, Functor, Output};
 use crate::replication::Index;
 
 impl State {
-    /// Runs what has come so far and waits for nothing: what does not conflict at once.
+    /// Runs all transactions that can run, those without conflicts in parallel.
     pub(super) fn run_ready(
         &mut self,
         applied: &mut Applied,
@@ -49,8 +49,8 @@ impl State {
         }
     }
 
-    /// Runs transactions of which none writes what another touches: workers read and compute, and then everything is
-    /// written.
+    /// Runs transactions of which none writes a key that another accesses: workers read and
+    /// compute, and then all writes are stored.
     fn run_round<'a>(
         &mut self,
         round: impl Iterator<Item = &'a Merged>,
@@ -91,8 +91,8 @@ impl State {
         store: &Store,
     ) -> bool {
         let (name, txn) = (merged.entry.name(), merged.entry.functor.txn);
-        // S10: whether it is void follows from what it comes after on its keys. If of one transaction
-        // two names are not, the same one comes first everywhere.
+        // S10: whether it is void follows from the transactions before it on its keys. If two names
+        // of one transaction are not void, the same one comes first everywhere.
         let has_run = merged.is_late || (name.map != 0 && self.ran.contains(&txn));
         let is_checked = merged.entry.target.is_some() || !self.mutations.runs_void();
         if is_checked && !self.is_right(&merged.entry) {
@@ -107,7 +107,8 @@ impl State {
         !has_run || self.mutations.runs_repeated()
     }
 
-    /// Takes the parts of what has its locks, and runs that to which nothing is missing, until nothing is left to do.
+    /// Takes the parts of transactions that have their locks, and runs those that miss nothing,
+    /// until none is left.
     pub fn run_due(&mut self, applied: &mut Applied, placement: &Placement, store: &mut Store) {
         loop {
             while let Some((order, due)) = self.shares.next_granted() {
@@ -122,7 +123,7 @@ impl State {
             if ready.is_empty() {
                 return;
             }
-            // What others hold they have read.
+            // Other servers have read the other shares.
             let cost = |(_, due, _): &(_, Due, _)| {
                 let Functor { reads, writes, .. } = &*due.entry.functor;
                 reads.iter().chain(writes).filter(|key| placement.holds(key)).count()
@@ -137,14 +138,15 @@ impl State {
         }
     }
 
-    /// What a transaction reads in another share has come. Nothing happens if it has run.
+    /// The part of a transaction in another share has arrived. Nothing happens if the transaction
+    /// has run.
     pub fn arrive(&mut self, turn: Turn, share: ShareId, part: Arc<Part>) {
         if !self.has_run(turn) {
             self.shares.arrive(turn, share, part);
         }
     }
 
-    /// True if this was seen and has run, or never will.
+    /// True if this transaction was seen and has run, or never will.
     #[must_use]
     pub fn has_run(&self, turn: Turn) -> bool {
         let is_seen = turn.index <= self.applied(turn.stream);
@@ -159,7 +161,7 @@ impl State {
         };
         let mut since = merged.stamp.max(from.since.next());
         if !placement.is_divided() {
-            // What not all servers know must not decide.
+            // The result must not depend on something that only some servers know.
             let held = store.read(placement.partition_of(key), key).version.timestamp;
             since = since.max(held.next());
         }
@@ -175,7 +177,7 @@ impl State {
         self.checks.add(first, index, digest.value());
     }
 
-    /// A transaction has run: writes what it writes, and remembers what came of it.
+    /// A transaction has run: stores its writes, and remembers its result.
     fn finish(
         &mut self,
         functor: &Functor,
@@ -211,25 +213,25 @@ impl State {
     }
 }
 
-/// What a transaction came to, before anything of it is written.
+/// The result of a transaction, before its writes are stored.
 struct Executed {
     timestamp: Timestamp,
     reads: Reads,
     writes: Output,
-    /// The latest time of its places.
+    /// The latest timestamp of its positions.
     stamp: Timestamp,
     /// The first of its streams, and its entry in that.
     first: (PartitionId, Index),
-    /// Of its name and everything that it came to.
+    /// The digest of its name and its result.
     digest: u64,
 }
 
-/// The first of the places of a transaction.
+/// The first position of a transaction.
 fn first_of(places: &[(PartitionId, Place)]) -> (PartitionId, Index) {
     places.iter().map(|(stream, place)| (*stream, place.index)).min().unwrap_or_default()
 }
 
-/// A hash of what a transaction came to.
+/// A hash of a transaction's result.
 fn digest_of(name: Name, timestamp: Timestamp, reads: &Reads, writes: &Output) -> u64 {
     let mut digest = Digest::default();
     let Name { txn, map } = name;
@@ -254,12 +256,12 @@ fn digest_of(name: Name, timestamp: Timestamp, reads: &Reads, writes: &Output) -
     digest.value()
 }
 
-/// How many keys a transaction touches.
+/// The number of keys that a transaction accesses.
 fn cost(entry: &Sequenced) -> usize {
     entry.functor.reads.len() + entry.functor.writes.len()
 }
 
-/// What is held here of what a transaction touches.
+/// The part of a transaction's keys that this server holds.
 fn part(functor: &Functor, placement: &Placement, store: &Store) -> Part {
     let held = |key| store.read(placement.partition_of(key), key);
     let mut part = Part::default();
@@ -274,8 +276,8 @@ fn part(functor: &Functor, placement: &Placement, store: &Store) -> Part {
     part
 }
 
-/// A transaction computes, on any thread. Its timestamp follows from its places and from what it
-/// touches, so that it is the same in every region, and grows along each key.
+/// Computes a transaction, on any thread. Its timestamp follows from its positions and from the
+/// versions that it accesses. So it is the same in every region, and grows along each key.
 fn execute(
     entry: &Sequenced,
     (stamp, places): (Timestamp, &[(PartitionId, Place)]),
@@ -295,8 +297,8 @@ fn execute(
     Executed { timestamp, reads, writes, stamp, first: first_of(places), digest }
 }
 
-/// What a transaction sees: a key that was deleted is one that was never written, for servers forget
-/// deletions each by itself.
+/// A transaction sees a deleted key as one that was never written, because servers forget deletions
+/// independently of each other.
 pub fn visible(read: Read) -> Read {
     if read.value.is_none() { Read::default() } else { read }
 }

@@ -1,4 +1,4 @@
-//! Joins the states of two servers: afterwards one knows what both knew (S3, S8).
+//! Joins the states of two servers: the result contains what either knew (S3, S8).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,13 +15,14 @@ use super::{Applied, State, acknowledged, away};
 use crate::replication::Index;
 
 impl State {
-    /// Learns what another server's state knows and this one does not (S3, S8): afterwards this is the
-    /// state that follows from the longer prefix of each stream. Neither has to know more than the other, so
-    /// it does not matter how much of their logs they have forgotten. Returns what ran of it that neither
-    /// had run.
+    /// Adds what another server's state knows and this one does not (S3, S8). Afterwards this is
+    /// the state that follows from the longer prefix of each stream. Neither server has to be ahead
+    /// in all streams, so it does not matter how much of their logs they have dropped. Returns the
+    /// transactions that ran now because neither had run them.
     ///
-    /// It can be done because what a state has run is closed under *goes before*: of those that touch
-    /// a key, one state has run the first few, the other the first few, and the same.
+    /// It is possible because the transactions that a state has run include all that *go before*
+    /// any of them. Of the transactions on one key, each state has run a prefix of the same
+    /// sequence.
     pub fn join(
         &mut self,
         image: &Image,
@@ -66,7 +67,8 @@ impl State {
             self.checks.begin(stream, held.applied);
         }
         self.ran.extend(image.ran.iter().copied());
-        // One that only one of them knows to be due comes after whatever it has to wait for, in both.
+        // A transaction that only one of them has as due comes after everything for which it waits,
+        // in both.
         let (waits, theirs) = (ours.waits(), image.waits());
         let mine = ours.due.iter().filter(|due| !image.has_run_due(due, &theirs));
         let new = image
@@ -85,9 +87,9 @@ impl State {
         applied
     }
 
-    /// Of every key, the newest version counts: timestamps grow along it. Where one state has no version
-    /// at all, it may have forgotten a deletion; that has happened if what the other has is older than
-    /// everything that has not run in the first.
+    /// The newest version of every key counts, because timestamps grow along a key. If one state
+    /// has no version of a key, it may have forgotten a deletion. That is the case if the other
+    /// state's version is older than everything that has not run in the first.
     fn join_data(
         (ours, theirs): (&Image, &Image),
         data: Vec<(Key, Versions)>,
@@ -116,7 +118,7 @@ impl State {
                 let floor = floors.at(&key);
                 let is_old = versions.last().is_some_and(|(held, _)| held.timestamp < floor);
                 if is_old && !seen.contains(&key) {
-                    // Whatever comes later gets a larger timestamp than this.
+                    // Every later version gets a larger timestamp than this.
                     let timestamp = Timestamp(floor.0.saturating_sub(1));
                     store.put(partition, key, Version { timestamp, ..Version::INITIAL }, None);
                 }
@@ -124,7 +126,7 @@ impl State {
         }
     }
 
-    /// After a state was taken: parts that came for what has run are not needed.
+    /// After a state was joined: parts that arrived for transactions which have run are not needed.
     fn forget_arrived(&mut self) {
         let Self { merge, shares, streams, .. } = self;
         shares.forget_arrived(|Turn { stream, index, name }| {
@@ -134,14 +136,14 @@ impl State {
     }
 }
 
-/// Bounds of the timestamps that transactions get on each key if they have not run in a state. What the state
-/// has forgotten of a key is older.
+/// Lower bounds of the timestamps that transactions get on each key if they have not run in a
+/// state. Versions that the state has forgotten are older.
 struct Floors<'a> {
     placement: &'a Placement,
     moved: &'a BTreeMap<Key, Home>,
     streams: BTreeMap<PartitionId, Timestamp>,
-    /// Of keys that transactions touch that are due. The key may have moved since their turn came: what its new home
-    /// orders is later, these need not be.
+    /// For keys of due transactions. The key may have moved since their turn came: transactions
+    /// ordered by its new home are later, but these need not be.
     due: BTreeMap<&'a Key, Timestamp>,
 }
 
@@ -159,7 +161,8 @@ impl<'a> Floors<'a> {
         Self { placement, moved: &image.moved, streams, due }
     }
 
-    /// Whatever has not run and touches `key` gets a timestamp that is not below this.
+    /// Every transaction that accesses `key` and has not run gets a timestamp that is not below
+    /// this.
     fn at(&self, key: &Key) -> Timestamp {
         let placed = || Home { stream: self.placement.stream_of(key), ..Home::default() };
         let home = self.moved.get(key).copied().unwrap_or_else(placed);

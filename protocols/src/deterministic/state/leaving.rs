@@ -1,4 +1,4 @@
-//! A state that leaves in pieces, for a server that is too far behind.
+//! Sends a state in pieces to a server that lags too far behind.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use orthodrome_core::txn::Key;
 
 use super::super::message::{Chunk, Image};
 
-/// The keys of a state from `from` on that one message can carry, `keys_max` at most, and where to go on.
+/// The keys of a state from `from` on that fit into one message, at most `keys_max`, and where the
+/// next piece starts.
 pub(super) fn piece_from(
     all: &[(Key, Versions)],
     from: usize,
@@ -20,7 +21,7 @@ pub(super) fn piece_from(
     (keys, next)
 }
 
-/// A state that leaves in pieces.
+/// A state that is being sent in pieces.
 #[derive(Clone, Debug)]
 pub struct Leaving {
     images: Vec<Arc<Image>>,
@@ -34,8 +35,8 @@ impl Leaving {
         Self { images, keys }
     }
 
-    /// The piece from `at` on that one message can carry, with `keys_max` keys at most, and where to go on. Data comes
-    /// with the last piece of the image, and after it.
+    /// The piece from `at` on that fits into one message, with at most `keys_max` keys, and where
+    /// the next one starts. Data comes with the last piece of the image, and after it.
     #[must_use]
     pub fn piece(&self, at: usize, keys_max: usize) -> (Chunk, Option<usize>) {
         let image = self.images.get(at).cloned();

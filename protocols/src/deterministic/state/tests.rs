@@ -23,7 +23,7 @@ fn placement() -> Placement {
     Placement::new(Arc::new(Cluster::spread(map, 1, 1, 3, 3).unwrap()), Ordering::Regional)
 }
 
-/// Of two servers that hold everything together: what each sees.
+/// The views of two servers that together hold all values.
 fn shared_placements() -> [Placement; 2] {
     let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
     let cluster = Cluster::spread(map, 2, 1, 3, 3).unwrap().divided(2).unwrap();
@@ -51,9 +51,9 @@ fn functor(number: u64, rng: &mut Rng) -> Functor {
     Functor { txn, reads, writes, body: Body::Ops(ops), acknowledged_below: 0 }
 }
 
-/// Streams that a cluster could have: what is on its way into several streams comes into each at a time of
-/// its own; one server, which is behind, says where keys are, what became of transactions, and when it
-/// is time to submit one again.
+/// Streams as a cluster could have them. A transaction for several streams enters each of them at a
+/// different time. One server, which lags behind, assigns the homes of keys, learns outcomes, and
+/// decides when a transaction is submitted again.
 struct Drawing {
     logs: BTreeMap<PartitionId, Vec<Command>>,
     on_way: Vec<(PartitionId, Arc<Sequenced>)>,
@@ -97,7 +97,8 @@ impl Drawing {
         drawing.logs
     }
 
-    /// Streams tell each other what clients know, and what is in one and not in another is forwarded (S6).
+    /// Streams exchange acknowledgements, and transactions that are in one stream and not in
+    /// another are forwarded (S6).
     fn forward(&mut self, placement: &Placement) {
         for stream in placement.streams() {
             self.catch_up(placement);
@@ -151,7 +152,8 @@ impl Drawing {
         self.on_way.extend(entry.homes.iter().map(|&home| (home, entry.clone())));
     }
 
-    /// A key is to move; the stream that it moves to is told when the one it moves from has it.
+    /// A key is to move. The stream to which it moves is informed when the stream from which it
+    /// moves has the entry.
     fn relocate(&mut self, rng: &mut Rng, placement: &Placement) {
         let key = Key::from(format!("k{}", rng.below(9)));
         let from = self.server.state.home(&key, placement);
@@ -179,7 +181,7 @@ impl Drawing {
         self.logs.get_mut(&stream).unwrap().push(batch);
     }
 
-    /// The server merges some more.
+    /// The server merges some more entries.
     fn advance(&mut self, rng: &mut Rng, placement: &Placement) {
         let streams: Vec<PartitionId> = self.logs.keys().copied().collect();
         let stream = *rng.pick(&streams).unwrap();
@@ -196,7 +198,7 @@ struct Held {
     state: State,
     store: Store,
     engine: MemoryEngine,
-    /// Ran, were void, moved.
+    /// The number of transactions that ran, that were void, and of keys that moved.
     counts: [usize; 3],
 }
 
@@ -226,7 +228,7 @@ impl Held {
         taken.into_iter().map(|(turn, _, part)| (turn, part)).collect()
     }
 
-    /// Forgets old versions and deletions, as a checkpoint does.
+    /// Drops old versions and deletions, as a checkpoint does.
     fn collect(&mut self, placement: &Placement) {
         for (partition, below) in self.state.collectables(placement) {
             self.store.collect_below(partition, below);
@@ -241,7 +243,7 @@ impl Held {
         placement.partitions().flat_map(scan).collect()
     }
 
-    /// Everything that must be equal on servers that have come equally far.
+    /// Everything that must be equal on servers at the same position.
     fn essence(&self, placement: &Placement) -> (Image, Vec<(Key, Version, String)>) {
         let newest = self.data(placement).into_iter().filter_map(|(key, versions)| {
             let (version, value) = versions.last().cloned()?;
@@ -249,14 +251,14 @@ impl Held {
         });
         let mut newest: Vec<_> = newest.collect();
         newest.sort();
-        // How long it is remembered that something ran is each server's own affair.
+        // Each server decides by itself how long it remembers that a transaction has run.
         (Image { ran: BTreeSet::new(), ..self.state.image(placement) }, newest)
     }
 }
 
-/// Two servers that have come differently far in each stream, and forgotten each by itself: whichever takes the
-/// other's state comes to what one knows that has merged the longer prefix of each stream, and goes
-/// on from there as that one does.
+/// Two servers are at different positions in each stream, and have forgotten independently.
+/// Whichever takes the other's state gets the state of a server that has merged the longer prefix
+/// of each stream, and continues like that one.
 #[test]
 fn joined_states_are_what_the_longer_prefixes_give() {
     let mut rng = Rng::stream(11, "join", 0);
@@ -293,7 +295,7 @@ fn joined_states_are_what_the_longer_prefixes_give() {
             |x: &BTreeMap<_, u64>, y: &BTreeMap<_, u64>| x.iter().all(|(s, at)| *at >= y[s]);
         neither += usize::from(!is_ahead(&one, &other) && !is_ahead(&other, &one));
         waited += usize::from(!a.state.merge.is_empty() && !b.state.merge.is_empty());
-        // Another that is as far as the first.
+        // Another server at the position of the first.
         run(&one, back, true);
         let mut join = |to: &mut Held, from: &Held| {
             let (image, data) = (from.state.image(&placement), from.data(&placement));
@@ -323,12 +325,12 @@ fn joined_states_are_what_the_longer_prefixes_give() {
     assert!(counts.iter().all(|&count| count > 300), "{counts:?}");
 }
 
-/// Servers that hold a share each, two of each, and what they have said to each other.
+/// Servers with one share each, two servers for each share, and their messages.
 struct Divided {
     placements: [Placement; 2],
-    /// Of the first share, of the second, of the first, …
+    /// Alternating: of the first share, of the second, of the first, …
     servers: Vec<Held>,
-    /// Parts on their way: to whom, of which share.
+    /// Parts in flight: the receiver, and the share.
     on_way: Vec<(usize, ShareId, Turn, Arc<Part>)>,
     ran: usize,
 }
@@ -340,7 +342,7 @@ impl Divided {
         Self { placements, servers, on_way: Vec::new(), ran: 0 }
     }
 
-    /// Sends what a server took, or loses it.
+    /// Sends or loses the parts that a server took.
     fn send(&mut self, from: usize, taken: Vec<(Turn, Arc<Part>)>, rng: &mut Rng) {
         let share = self.placements[from % 2].share();
         for (turn, part) in taken {
@@ -369,7 +371,7 @@ impl Divided {
         self.run(to, rng);
     }
 
-    /// A server asks for everything that it misses, of one that has it.
+    /// A server requests everything that it misses from one that has it.
     fn ask(&mut self, at: usize, rng: &mut Rng) {
         let share = self.placements[1 - at % 2].share();
         let turns: Vec<Turn> = self.servers[at].state.shares.due().map(Due::turn).collect();
@@ -384,7 +386,7 @@ impl Divided {
         self.run(at, rng);
     }
 
-    /// A server starts again from what it would write to a checkpoint now.
+    /// A server restarts from the checkpoint that it would write now.
     fn restart(&mut self, at: usize, rng: &mut Rng) {
         let placement = self.placements[at % 2].clone();
         let held = &mut self.servers[at];
@@ -395,7 +397,7 @@ impl Divided {
         self.run(at, rng);
     }
 
-    /// A server takes the state of the other one of its share.
+    /// A server takes the state of the other server of its share.
     fn join(&mut self, at: usize, rng: &mut Rng) {
         let placement = self.placements[at % 2].clone();
         let from = &self.servers[(at + 2) % 4];
@@ -430,10 +432,10 @@ impl Divided {
     }
 }
 
-/// How often servers waited, took another's state, and started again.
+/// How often servers waited, took another's state, and restarted.
 type Counts = [usize; 3];
 
-/// Servers merge these logs while parts get lost, and some start again or take another's state.
+/// Servers merge these logs while parts get lost, and some restart or take another's state.
 fn disturb(
     divided: &mut Divided,
     logs: &BTreeMap<PartitionId, Vec<Command>>,
@@ -463,7 +465,7 @@ fn disturb(
         }
         done = (0..4).all(|at| !divided.step(at, logs, rng));
     }
-    // As many rounds as a chain of transactions may need that wait for each other.
+    // As many rounds as a chain of waiting transactions may need.
     for _ in 0..400 {
         (0..4).for_each(|at| divided.ask(at, rng));
     }
@@ -471,8 +473,8 @@ fn disturb(
     all.for_each(|shares| assert!(shares.is_empty(), "{shares:?}"));
 }
 
-/// Servers that hold a share each come to what one comes to that holds everything: whatever order parts arrive in or
-/// get lost, and whoever starts again or takes another's state meanwhile.
+/// Servers with one share each get the result of a server that holds everything, in whatever order
+/// parts arrive or get lost, and whichever servers restart or take another's state meanwhile.
 #[test]
 fn shares_together_are_what_one_server_holds() {
     let mut rng = Rng::stream(12, "shares", 0);
@@ -499,7 +501,7 @@ fn shares_together_are_what_one_server_holds() {
                 assert_eq!(Some(ended), image.ended.get(txn), "{txn}");
             }
         }
-        // Whatever ended is known to somebody of each share that it touches.
+        // Some server of each share that a transaction accesses knows its outcome.
         let known = |txn: &TxnId| divided.servers.iter().any(|s| s.state.ended.get(*txn).is_some());
         assert!(image.ended.keys().all(known));
     }
@@ -508,8 +510,8 @@ fn shares_together_are_what_one_server_holds() {
     assert!(waited > 1_000 && joined > 100 && restarted > 100, "{counts:?}");
 }
 
-/// The same while keys move: they come to what servers come to that lose nothing and never start again. A key may move
-/// while transactions on it are due that its old home has ordered.
+/// The same while keys move: the result equals that of servers that lose nothing and never restart.
+/// A key may move while transactions that its old home has ordered are due.
 #[test]
 fn shares_are_the_same_whoever_takes_a_state_while_keys_move() {
     let mut rng = Rng::stream(13, "moves", 0);
@@ -566,7 +568,7 @@ fn a_state_leaves_in_pieces_that_messages_can_carry() {
     assert_eq!(piece_from(&[], 0, 3), (Vec::new(), None));
 }
 
-/// An image of which everything is there, and more than one message may carry.
+/// A complete image, larger than one message.
 fn large_image(rng: &mut Rng) -> Image {
     let whole = placement();
     let logs = Drawing::draw(rng, &whole, true);
@@ -636,8 +638,8 @@ fn a_large_image_leaves_before_its_data() {
     }
 }
 
-/// What a client that has left read is forgotten first, then what became of its transactions; whoever asks is never
-/// taken for one whose transaction did not run.
+/// The reads of a client that has left are forgotten first, then the outcomes of its transactions.
+/// An answer never suggests that such a transaction did not run.
 #[test]
 fn outcomes_of_clients_that_left_are_forgotten_and_nothing_runs_again() {
     let mut rng = Rng::stream(16, "forgotten", 0);
@@ -674,8 +676,8 @@ fn outcomes_of_clients_that_left_are_forgotten_and_nothing_runs_again() {
     assert!(forgotten > 100 && cut > 20, "{forgotten} {cut}");
 }
 
-/// Two servers merge the same in different orders; whatever both have run came to the same, unless one loses
-/// some of what it writes.
+/// Two servers merge the same streams in different orders. Whatever both have run has the same
+/// result, unless one loses some of its writes.
 #[test]
 fn digests_differ_if_one_state_loses_writes_and_only_then() {
     let mut rng = Rng::stream(17, "digests", 0);

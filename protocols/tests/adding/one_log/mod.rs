@@ -1,12 +1,11 @@
 //! One log: the example of `docs/adding-a-protocol.md`. It is a whole protocol, as small as one can
 //! be that recovers and keeps a promise. No program ships it.
 //!
-//! # The idea
-//! All data belongs to the group of partition 0, whatever the placement says. A gateway reads at the
-//! group's leader, runs the transaction, and asks the leader to commit its writes, with the versions
-//! that it read. If every version is still the newest and no pending entry writes one of the keys, the
-//! leader appends the writes to the log, and otherwise an abort. The transaction takes effect when its
-//! entry is applied. So the order of the log is the serial order.
+//! # The idea All data belongs to the group of partition 0, whatever the placement says. A gateway
+//! reads at the group's leader, runs the transaction, and asks the leader to commit its writes,
+//! with the versions that it read. If every version is still the newest and no pending entry writes
+//! one of the keys, the leader appends the writes to the log, and otherwise an abort. The
+//! transaction takes effect when its entry is applied. So the order of the log is the serial order.
 //!
 //! # Messages
 //! | message | from → to | when |
@@ -20,15 +19,15 @@
 //!
 //! # Why it is correct
 //! - **The first entry of a transaction is the decision.** Later ones find its outcome, which is
-//!   kept until its client acknowledges it (R6). So retries and new leaders cannot run it twice.
-//!   A read-only transaction may run twice, and no outcome of it is kept.
-//! - **The leader knows every entry before its own:** it serves when all of earlier leaders are applied,
-//!   and its own are applied or pending. A leader that was deposed gets no entry chosen, so what it
-//!   reads and decides does no harm.
+//!   kept until its client acknowledges it (R6). So retries and new leaders cannot run it twice. A
+//!   read-only transaction may run twice, and no outcome of it is kept.
+//! - **The leader knows every entry before its own:** it serves when all of earlier leaders are
+//!   applied, and its own are applied or pending. A leader that was deposed gets no entry chosen,
+//!   so what it reads and decides does no harm.
 //! - **The decision is in the entry, not computed from the data when it is applied:** the data of a
 //!   snapshot may be newer than its state, so replicas would decide differently.
-//! - **Nobody hears of an outcome whose entry is not chosen**, also not of an abort: the request may
-//!   arrive once more.
+//! - **Nobody hears of an outcome whose entry is not chosen**, also not of an abort: the request
+//!   may arrive once more.
 //! - **An unknown transaction is refused by an entry** before anybody hears that it has aborted
 //!   (R1): a commit request that is still on its way comes too late.
 //! - Entries of one log are applied one after the other, so real time agrees with their order.
@@ -148,7 +147,8 @@ impl Protocol for OneLog {
     fn configure(cluster: &Cluster, _: &str) -> Config {
         let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
         let mut hosting = hosting::Config::for_round_trip(round_trip);
-        // Most groups have no traffic, and a follower that starts again hears nothing with the next entry.
+        // Most groups have no traffic, and a follower that starts again hears nothing with the next
+        // entry.
         hosting.replication.followers_act = true;
         Config { hosting, resend_after: round_trip * 4, mutation: None }
     }

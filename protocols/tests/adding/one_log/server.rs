@@ -42,8 +42,8 @@ impl State {
         self.outcomes.get(&txn).copied().or(forgotten)
     }
 
-    /// Applies an entry. The same entries give the same state and the same outcomes everywhere, whatever
-    /// the store holds: a snapshot's data may be newer than its state.
+    /// Applies an entry. The same entries give the same state and the same outcomes everywhere,
+    /// whatever the store holds: a snapshot's data may be newer than its state.
     fn apply(&mut self, command: &Command, config: &Config, store: &mut Store) -> Outcome {
         let txn = command.txn;
         let known = self.outcome(txn).filter(|_| config.mutation != Some("R6"));
@@ -88,7 +88,8 @@ impl Divisible for State {
     }
 }
 
-/// What only the leader knows: who waits for which entry to be chosen, and what those entries write.
+/// What only the leader knows: who waits for which entry to be chosen, and what those entries
+/// write.
 #[derive(Debug, Default)]
 pub struct Leader {
     waiting: BTreeMap<(TxnId, Time), Vec<NodeId>>,
