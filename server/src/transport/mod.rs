@@ -63,6 +63,9 @@ pub trait Deliver: Send + Sync + 'static {
         to: NodeId,
         bytes: Bytes,
     ) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Everything that one read of a connection brought was delivered.
+    fn delivered(&self);
 }
 
 /// Another process.
@@ -659,6 +662,7 @@ impl<D: Deliver> Acceptor<D> {
                     }
                 }
             }
+            self.deliver.delivered();
             input.reserve(16 << 10);
             match timeout(SILENCE_MAX, reader.read_buf(&mut input)).await {
                 Ok(Ok(0)) => return Ended::Closed,

@@ -20,6 +20,8 @@ impl Deliver for Collect {
         let _ = self.0.send((from, to, bytes, Instant::now()));
         Ok(())
     }
+
+    fn delivered(&self) {}
 }
 
 type Inbox = mpsc::UnboundedReceiver<(NodeId, NodeId, Bytes, Instant)>;
