@@ -112,6 +112,7 @@ impl<P: WireProtocol, M: Machine<P>> Turn for Driver<P, M> {
         let fired = self.host.fire(now, clock);
         count(&self.shared.counters(self.tag).timers, fired as u64);
         self.settle(now, clock);
+        self.shared.flush();
         self.set_alarm();
         Ok(())
     }
@@ -142,6 +143,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
     pub(super) fn begin(&mut self) -> Result<(), ClockError> {
         let (now, clock) = self.shared.clock.read()?;
         self.settle(now, clock);
+        self.shared.flush();
         self.set_alarm();
         Ok(())
     }

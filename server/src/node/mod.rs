@@ -278,10 +278,17 @@ impl<P: WireProtocol> Shared<P> {
             }
             (None, Some(transport)) => {
                 let lane = orthodrome_core::Message::lane(&msg);
-                transport.send_in(lane, from, to, |out| msg.put(out));
+                transport.queue(lane, from, to, |out| msg.put(out));
             }
             // Before the transport has started: as lost as on a network.
             (None, None) => {}
+        }
+    }
+
+    /// Sends what [`Shared::send`] has queued.
+    fn flush(&self) {
+        if let Some(transport) = self.transport.get() {
+            transport.flush();
         }
     }
 
