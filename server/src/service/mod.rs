@@ -324,6 +324,8 @@ impl<T> Clone for Service<T> {
 struct Inner<T> {
     transactions: Arc<T>,
     cluster: Arc<Cluster>,
+    /// Whether the protocol runs general transactions.
+    general: bool,
     limits: Limits,
     admission: Admission,
     open: OpenTxns,
@@ -344,9 +346,12 @@ impl<T: Transactions> Service<T> {
         let metrics = Metrics::default();
         let started = Instant::now();
         let (quotas, sessions) = (Quotas::default(), Sessions::default());
+        // Asked once: a description names every partition.
+        let general = transactions.describe().general;
         let inner = Inner {
             transactions,
             cluster,
+            general,
             limits,
             admission,
             open,
@@ -359,8 +364,8 @@ impl<T: Transactions> Service<T> {
     }
 
     fn check(&self) -> Checker<'_> {
-        let Inner { limits, cluster, transactions, .. } = &*self.inner;
-        Checker { limits, cluster, general: transactions.describe().general }
+        let Inner { limits, cluster, general, .. } = &*self.inner;
+        Checker { limits, cluster, general: *general }
     }
 
     /// Who sent the request: the interceptor left it there.
