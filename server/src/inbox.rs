@@ -120,6 +120,16 @@ impl<T> Inbox<T> {
         is_open
     }
 
+    /// Wakes the receiver if it waits for what [`Inbox::put`] has added.
+    pub(crate) fn kick(&self) {
+        let state = self.state();
+        let is_needed = state.is_waiting && !state.items.is_empty();
+        drop(state);
+        if is_needed {
+            self.ready.notify_one();
+        }
+    }
+
     /// Takes up to `limit` items, as many as there are.
     pub(crate) fn take(&self, into: &mut Vec<T>, limit: usize) {
         let mut state = self.state();
@@ -273,6 +283,23 @@ mod tests {
         assert!(inbox.drain(&mut got, 10, None), "what was queued is still there");
         assert!(!inbox.drain(&mut got, 10, None));
         assert_eq!(got, [0, 1, 2, 9]);
+    }
+
+    #[test]
+    fn a_drain_that_waits_takes_all_that_was_put_before_the_kick() {
+        let inbox = Arc::new(Inbox::default());
+        let receiver = inbox.clone();
+        let thread = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            assert!(receiver.drain(&mut got, 10, None));
+            got
+        });
+        while !inbox.state().is_waiting {
+            std::thread::yield_now();
+        }
+        assert!((0..3).all(|n| inbox.put(n)));
+        inbox.kick();
+        assert_eq!(thread.join().unwrap(), [0, 1, 2]);
     }
 
     #[test]

@@ -112,7 +112,6 @@ impl<P: WireProtocol, M: Machine<P>> Turn for Driver<P, M> {
         let fired = self.host.fire(now, clock);
         count(&self.shared.counters(self.tag).timers, fired as u64);
         self.settle(now, clock);
-        self.shared.flush();
         self.set_alarm();
         Ok(())
     }
@@ -143,7 +142,6 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
     pub(super) fn begin(&mut self) -> Result<(), ClockError> {
         let (now, clock) = self.shared.clock.read()?;
         self.settle(now, clock);
-        self.shared.flush();
         self.set_alarm();
         Ok(())
     }
@@ -222,7 +220,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
                     Persistence::Disk(writer) => {
                         let records = records.iter().map(wire::encode).collect();
                         let tag = self.tag;
-                        writer.push(Work::Checkpoint { tag, ticket, versions, records });
+                        writer.put(Work::Checkpoint { tag, ticket, versions, records });
                     }
                     Persistence::Memory(engine) => {
                         engine.merge(&versions);
@@ -248,7 +246,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
         match &self.persistence {
             Persistence::Disk(writer) => {
                 let record = wire::encode(record);
-                writer.push(Work::Persist { tag: self.tag, ticket, record });
+                writer.put(Work::Persist { tag: self.tag, ticket, record });
             }
             Persistence::Memory(_) => {
                 self.inbox.put(Event::Durable(ticket));

@@ -285,8 +285,12 @@ impl<P: WireProtocol> Shared<P> {
         }
     }
 
-    /// Sends what [`Shared::send`] has queued.
+    /// Lets go of what machines have persisted and sent since the last call: one sync of the disk and
+    /// one write to each connection for all of it.
     fn flush(&self) {
+        if let Some(writer) = self.clients.writer.get() {
+            writer.kick();
+        }
         if let Some(transport) = self.transport.get() {
             transport.flush();
         }

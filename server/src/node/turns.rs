@@ -41,8 +41,14 @@ impl<P: WireProtocol> Shared<P> {
     }
 
     /// Runs the machines on this thread, as far as others do not, until nothing waits, or for as long
-    /// as a guest may.
+    /// as a guest may; then writes what they have sent and wakes the disk's thread for what they have
+    /// persisted.
     pub(super) fn run(&self) {
+        self.take_turns();
+        self.flush();
+    }
+
+    fn take_turns(&self) {
         for _ in 0..GUEST_TURNS {
             let mut is_idle = true;
             for (tag, name) in MACHINES {
