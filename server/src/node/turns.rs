@@ -7,7 +7,7 @@
 //! machines after the tasks that were ready. A machine's own thread fires its timers, and takes over
 //! when there is more to do than a guest should.
 
-use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::driver::Turn;
 use super::{Guard, Shared, Tag};
@@ -17,6 +17,17 @@ use crate::wire::WireProtocol;
 const GUEST_TURNS: usize = 4;
 
 const MACHINES: [(Tag, &str); 2] = [(Tag::Gateway, "gateway"), (Tag::Server, "server")];
+
+/// Drops the machine when its thread ends, in whatever way: callers that wait learn of it.
+struct Life<'a>(&'a Mutex<Option<Box<dyn Turn>>>);
+
+impl Drop for Life<'_> {
+    fn drop(&mut self) {
+        // After a turn under way, which may have panicked; nothing more is done with the machine.
+        let machine = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(machine);
+    }
+}
 
 type Slot<'a> = MutexGuard<'a, Option<Box<dyn Turn>>>;
 
@@ -91,6 +102,7 @@ impl<P: WireProtocol> Shared<P> {
         };
         let slot = self.machine(tag);
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(machine);
+        let _life = Life(slot);
         // What came before there was a machine.
         self.inbox(tag).wake();
         loop {
@@ -106,9 +118,6 @@ impl<P: WireProtocol> Shared<P> {
                 break;
             }
         }
-        // After a turn under way, which may have panicked; nothing more is done with it then.
-        let machine = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(machine);
     }
 
     /// A node that was killed or has failed does nothing with what still waits.
