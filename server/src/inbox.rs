@@ -2,8 +2,9 @@
 //! until a deadline with the precision of the operating system (tokio's timers round to 1 ms).
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -13,12 +14,18 @@ pub(crate) struct Inbox<T> {
     ready: Condvar,
     /// Notified when the receiver has taken items.
     room: Notify,
+    /// Senders that may wait for that.
+    in_line: AtomicUsize,
 }
 
 struct State<T> {
     items: VecDeque<T>,
     is_closed: bool,
     is_waiting: bool,
+    /// [`Inbox::wake`] was called.
+    is_woken: bool,
+    /// When [`Inbox::rest`] ends of itself.
+    alarm: Option<Instant>,
 }
 
 impl<T> std::fmt::Debug for Inbox<T> {
@@ -33,8 +40,19 @@ impl<T> std::fmt::Debug for Inbox<T> {
 
 impl<T> Default for Inbox<T> {
     fn default() -> Self {
-        let state = State { items: VecDeque::new(), is_closed: false, is_waiting: false };
-        Self { state: Mutex::new(state), ready: Condvar::new(), room: Notify::new() }
+        let state = State {
+            items: VecDeque::new(),
+            is_closed: false,
+            is_waiting: false,
+            is_woken: false,
+            alarm: None,
+        };
+        Self {
+            state: Mutex::new(state),
+            ready: Condvar::new(),
+            room: Notify::new(),
+            in_line: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -68,9 +86,8 @@ impl<T> Inbox<T> {
         Ok(self.push(item))
     }
 
-    /// Adds an item once fewer than `limit` wait; false if the receiver is gone. This is how a
-    /// connection stops reading when its receiver is behind.
-    pub(crate) async fn push_when_room(&self, mut item: T, limit: usize) -> bool {
+    async fn push_in_line(&self, mut item: T, limit: usize) -> bool {
+        let _place = InLine::take(&self.in_line);
         loop {
             let room = self.room.notified();
             match self.push_if_room(item, limit) {
@@ -78,6 +95,107 @@ impl<T> Inbox<T> {
                 Err(back) => item = back,
             }
             room.await;
+        }
+    }
+
+    /// Adds an item and wakes nobody: its sender sees to it that somebody takes it soon. False if the
+    /// receiver is gone.
+    pub(crate) fn put(&self, item: T) -> bool {
+        let mut state = self.state();
+        if !state.is_closed {
+            state.items.push_back(item);
+        }
+        !state.is_closed
+    }
+
+    /// The same once fewer than `limit` wait. This is how a connection stops reading when its receiver
+    /// is behind; until there is room, the receiver's own thread is at work.
+    pub(crate) async fn put_when_room(&self, item: T, limit: usize) -> bool {
+        if self.state().items.len() < limit {
+            return self.put(item);
+        }
+        self.wake();
+        let is_open = self.push_in_line(item, limit).await;
+        self.wake();
+        is_open
+    }
+
+    /// Wakes the receiver if it waits for what [`Inbox::put`] has added.
+    pub(crate) fn kick(&self) {
+        let state = self.state();
+        let is_needed = state.is_waiting && !state.items.is_empty();
+        drop(state);
+        if is_needed {
+            self.ready.notify_one();
+        }
+    }
+
+    /// Takes up to `limit` items, as many as there are.
+    pub(crate) fn take(&self, into: &mut Vec<T>, limit: usize) {
+        let mut state = self.state();
+        let count = limit.min(state.items.len());
+        into.extend(state.items.drain(..count));
+        drop(state);
+        self.make_room();
+    }
+
+    /// Ends a [`Inbox::rest`], or the next one.
+    pub(crate) fn wake(&self) {
+        let mut state = self.state();
+        state.is_woken = true;
+        let is_waiting = state.is_waiting;
+        drop(state);
+        if is_waiting {
+            self.ready.notify_one();
+        }
+    }
+
+    /// When a [`Inbox::rest`] is to end of itself.
+    pub(crate) fn set_alarm(&self, at: Option<Instant>) {
+        let mut state = self.state();
+        let is_sooner = match (at, state.alarm) {
+            (Some(at), Some(before)) => at < before,
+            (Some(_), None) => true,
+            (None, _) => false,
+        };
+        state.alarm = at;
+        let is_waiting = state.is_waiting;
+        drop(state);
+        if is_sooner && is_waiting {
+            self.ready.notify_one();
+        }
+    }
+
+    /// Waits until [`Inbox::wake`], the alarm or the end. False: the queue is closed.
+    pub(crate) fn rest(&self) -> bool {
+        let mut state = self.state();
+        loop {
+            if state.is_closed {
+                return false;
+            }
+            if std::mem::take(&mut state.is_woken) {
+                return true;
+            }
+            let span = state.alarm.map(|at| at.saturating_duration_since(Instant::now()));
+            state.is_waiting = true;
+            state = match span {
+                None => self.ready.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => {
+                    (state.is_waiting, state.alarm) = (false, None);
+                    return true;
+                }
+                Some(span) => {
+                    let waited = self.ready.wait_timeout(state, span);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+            state.is_waiting = false;
+        }
+    }
+
+    fn make_room(&self) {
+        if self.in_line.load(Ordering::SeqCst) > 0 {
+            self.room.notify_waiters();
         }
     }
 
@@ -107,7 +225,7 @@ impl<T> Inbox<T> {
         let count = limit.min(state.items.len());
         into.extend(state.items.drain(..count));
         drop(state);
-        self.room.notify_waiters();
+        self.make_room();
         true
     }
 
@@ -124,11 +242,26 @@ impl<T> Inbox<T> {
     }
 }
 
+/// A sender that waits for room, counted.
+struct InLine<'a>(&'a AtomicUsize);
+
+impl<'a> InLine<'a> {
+    fn take(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::time::Duration;
 
     #[test]
     fn a_drain_waits_for_an_item_or_the_deadline() {
@@ -152,12 +285,70 @@ mod tests {
         assert_eq!(got, [0, 1, 2, 9]);
     }
 
+    #[test]
+    fn a_drain_that_waits_takes_all_that_was_put_before_the_kick() {
+        let inbox = Arc::new(Inbox::default());
+        let receiver = inbox.clone();
+        let thread = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            assert!(receiver.drain(&mut got, 10, None));
+            got
+        });
+        while !inbox.state().is_waiting {
+            std::thread::yield_now();
+        }
+        assert!((0..3).all(|n| inbox.put(n)));
+        inbox.kick();
+        assert_eq!(thread.join().unwrap(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_rest_ends_by_a_call_the_alarm_or_the_end() {
+        let inbox = Arc::new(Inbox::default());
+        assert!(inbox.put(1), "nobody is woken for it");
+        inbox.wake();
+        assert!(inbox.rest());
+        let start = Instant::now();
+        inbox.set_alarm(Some(start + Duration::from_millis(20)));
+        assert!(inbox.rest() && start.elapsed() >= Duration::from_millis(20));
+        // A sooner alarm counts for a thread that rests already; a later one does not wake it.
+        inbox.set_alarm(Some(start + Duration::from_secs(3_600)));
+        let other = inbox.clone();
+        let thread = std::thread::spawn(move || other.rest());
+        inbox.set_alarm(Some(Instant::now()));
+        assert!(thread.join().unwrap());
+        let mut got = Vec::new();
+        inbox.take(&mut got, 10);
+        inbox.close();
+        assert!(!inbox.rest() && !inbox.put(2));
+        inbox.take(&mut got, 10);
+        assert_eq!(got, [1]);
+    }
+
+    #[tokio::test]
+    async fn a_full_inbox_wakes_the_thread_that_empties_it() {
+        let inbox = Arc::new(Inbox::default());
+        assert!(inbox.put_when_room(1, 1).await);
+        let sender = inbox.clone();
+        let waiting = tokio::spawn(async move { sender.put_when_room(2, 1).await });
+        let receiver = inbox.clone();
+        let taken = tokio::task::spawn_blocking(move || {
+            let mut got = Vec::new();
+            while got.len() < 2 && receiver.rest() {
+                receiver.take(&mut got, 10);
+            }
+            got
+        });
+        assert!(waiting.await.unwrap());
+        assert_eq!(taken.await.unwrap(), [1, 2]);
+    }
+
     #[tokio::test]
     async fn a_full_inbox_makes_its_senders_wait() {
         let inbox = Arc::new(Inbox::default());
-        assert!(inbox.push_when_room(1, 1).await);
+        assert!(inbox.put_when_room(1, 1).await);
         let sender = inbox.clone();
-        let waiting = tokio::spawn(async move { sender.push_when_room(2, 1).await });
+        let waiting = tokio::spawn(async move { sender.put_when_room(2, 1).await });
         tokio::task::yield_now().await;
         assert_eq!(inbox.len(), 1);
         let mut got = Vec::new();

@@ -1,8 +1,7 @@
 //! The impure host: the machines of any protocol on sockets, files and clocks.
 //!
-//! Reading order: [`node`] (one process: a server machine and a gateway machine, each on its own
-//! thread), [`gateway`] (how callers reach the gateway machine), [`transport`] (messages between
-//! processes), [`storage`] (what survives a crash), [`wire`] (bytes of messages and records),
+//! Reading order: [`node`] (one process: a server machine and a gateway machine), [`gateway`] (how
+//! callers reach the gateway machine), [`transport`] (messages between processes), [`storage`] (what survives a crash), [`wire`] (bytes of messages and records),
 //! [`config`] (the file that describes a node), [`service`] (the API for clients of any language);
 //! apart from all these, [`middleware`] (transactions over databases that somebody already has).
 

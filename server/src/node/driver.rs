@@ -1,5 +1,5 @@
-//! The loop of the thread that owns one machine: take what has arrived, step, fire timers, flush,
-//! carry out what the machine wants done.
+//! One turn of a machine: take what has arrived, step, fire timers, flush, carry out what the
+//! machine wants done. `turns.rs` says on which thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use orthodrome_core::wire;
 use orthodrome_core::{Clock, Effect, Host, Input, Machine, NodeId, Rng, Setup, Ticket, Time};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::Shared;
 use super::callers::Callers;
+use super::{ClockError, Shared};
 use crate::gateway::Command;
 use crate::inbox::Inbox;
 use crate::storage::{Tag, Work};
@@ -68,7 +68,17 @@ fn count(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
 
-/// One machine's thread.
+/// A machine that takes turns, whatever its type.
+pub(super) trait Turn: Send {
+    /// Takes what waits, as much as one turn may, and fires what is due.
+    ///
+    /// # Errors
+    /// The clock broke its promise; nothing was taken.
+    fn turn(&mut self) -> Result<(), ClockError>;
+}
+
+/// One machine, and what it needs. Dropping it is the machine's crash: callers that still wait learn
+/// that the outcome is unknown.
 pub(super) struct Driver<P: WireProtocol, M: Machine<P>> {
     host: Host<P, M>,
     me: NodeId,
@@ -77,7 +87,34 @@ pub(super) struct Driver<P: WireProtocol, M: Machine<P>> {
     inbox: Arc<Inbox<Event<P>>>,
     persistence: Persistence,
     callers: Callers,
+    events: Vec<Event<P>>,
     effects: Vec<Effect<P>>,
+}
+
+impl<P: WireProtocol, M: Machine<P>> Turn for Driver<P, M> {
+    fn turn(&mut self) -> Result<(), ClockError> {
+        let mut events = std::mem::take(&mut self.events);
+        self.inbox.take(&mut events, BATCH);
+        // After they were taken: no reading is older than what it is for.
+        let (now, clock) = self.shared.clock.read()?;
+        let counters = self.shared.counters(self.tag);
+        count(&counters.batches, 1);
+        count(&counters.inputs, events.len() as u64);
+        for event in events.drain(..) {
+            if let Some(input) = self.take(now, event) {
+                self.host.step(now, clock, input);
+            }
+        }
+        self.events = events;
+        for input in self.callers.expire(now) {
+            self.host.step(now, clock, input);
+        }
+        let fired = self.host.fire(now, clock);
+        count(&self.shared.counters(self.tag).timers, fired as u64);
+        self.settle(now, clock);
+        self.set_alarm();
+        Ok(())
+    }
 }
 
 impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
@@ -94,46 +131,26 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
         let inbox = shared.inbox(tag).clone();
         let host = Host::start(setup, recovered, rng, now, clock);
         let callers = Callers::default();
-        Self { host, me, tag, shared, inbox, persistence, callers, effects: Vec::new() }
+        let (events, effects) = (Vec::new(), Vec::new());
+        Self { host, me, tag, shared, inbox, persistence, callers, events, effects }
     }
 
-    /// Runs until the inbox is closed and empty, or the clock breaks its promise. Dropping the
-    /// driver is the machine's crash: callers that still wait learn that the outcome is unknown.
-    pub(super) fn run(mut self) {
-        if let Err(error) = self.serve() {
-            self.shared.fail(&error.to_string());
-        }
-    }
-
-    fn serve(&mut self) -> Result<(), super::ClockError> {
+    /// What the machine does by itself when it starts.
+    ///
+    /// # Errors
+    /// The clock broke its promise.
+    pub(super) fn begin(&mut self) -> Result<(), ClockError> {
         let (now, clock) = self.shared.clock.read()?;
         self.settle(now, clock);
-        let mut events = Vec::new();
-        loop {
-            let next = [self.host.next_deadline(), self.callers.next_expiry()];
-            let deadline = next.into_iter().flatten().min();
-            let deadline = deadline.and_then(|time| self.shared.clock.instant(time));
-            let is_open = self.inbox.drain(&mut events, BATCH, deadline);
-            // A node that was killed or has failed does nothing with what still waits.
-            if !is_open || self.shared.ended.is_cancelled() {
-                return Ok(());
-            }
-            let (now, clock) = self.shared.clock.read()?;
-            let counters = self.shared.counters(self.tag);
-            count(&counters.batches, 1);
-            count(&counters.inputs, events.len() as u64);
-            for event in events.drain(..) {
-                if let Some(input) = self.take(now, event) {
-                    self.host.step(now, clock, input);
-                }
-            }
-            for input in self.callers.expire(now) {
-                self.host.step(now, clock, input);
-            }
-            let fired = self.host.fire(now, clock);
-            count(&self.shared.counters(self.tag).timers, fired as u64);
-            self.settle(now, clock);
-        }
+        self.set_alarm();
+        Ok(())
+    }
+
+    /// When the machine's thread has to see to it next, if nobody does before.
+    fn set_alarm(&self) {
+        let next = [self.host.next_deadline(), self.callers.next_expiry()];
+        let deadline = next.into_iter().flatten().min();
+        self.inbox.set_alarm(deadline.and_then(|time| self.shared.clock.instant(time)));
     }
 
     /// What an event is to the machine.
@@ -203,11 +220,11 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
                     Persistence::Disk(writer) => {
                         let records = records.iter().map(wire::encode).collect();
                         let tag = self.tag;
-                        writer.push(Work::Checkpoint { tag, ticket, versions, records });
+                        writer.put(Work::Checkpoint { tag, ticket, versions, records });
                     }
                     Persistence::Memory(engine) => {
                         engine.merge(&versions);
-                        self.inbox.push(Event::Durable(ticket));
+                        self.inbox.put(Event::Durable(ticket));
                     }
                 }
             }
@@ -229,10 +246,10 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
         match &self.persistence {
             Persistence::Disk(writer) => {
                 let record = wire::encode(record);
-                writer.push(Work::Persist { tag: self.tag, ticket, record });
+                writer.put(Work::Persist { tag: self.tag, ticket, record });
             }
             Persistence::Memory(_) => {
-                self.inbox.push(Event::Durable(ticket));
+                self.inbox.put(Event::Durable(ticket));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! One process of a cluster: a server machine and a gateway machine, each owned by a thread of its
-//! own, with the storage, the transport and the clocks they need.
+//! One process of a cluster: a server machine and a gateway machine, with the storage, the transport
+//! and the clocks they need.
 //!
 //! [`start`] recovers the node's data, starts its threads and returns a [`NodeHandle`]. A fault of
 //! the node itself (its disk, its clock, a machine that contradicts itself) ends all of it at once
@@ -13,6 +13,7 @@ mod driver;
 pub mod embedded;
 #[cfg(not(test))]
 pub mod run;
+mod turns;
 mod workers;
 
 use std::collections::BTreeMap;
@@ -31,13 +32,13 @@ use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
 use orthodrome_protocols::registry;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 pub use self::clock::ClockError;
 use self::clock::NodeClock;
-use self::driver::{Counters, Driver, Event, Persistence};
+use self::driver::{Counters, Driver, Event, Persistence, Turn};
 use self::workers::Threads;
 use crate::gateway::{
     Backend, Command, Description, Gateway, GatewayError, Health, InFlight, InFlightMax,
@@ -161,6 +162,10 @@ struct Shared<P: WireProtocol> {
     clock: NodeClock,
     server: Arc<Inbox<Event<P>>>,
     gateway: Arc<Inbox<Event<P>>>,
+    /// The server machine and the gateway machine, once they have started and until they end.
+    machines: [Mutex<Option<Box<dyn Turn>>>; 2],
+    /// Notified when something waits for the machines.
+    ticks: Notify,
     counters: [Counters; 2],
     health: Mutex<Health>,
     /// Why the node failed, once it has.
@@ -199,6 +204,8 @@ impl<P: WireProtocol> Shared<P> {
             clock,
             server: Arc::default(),
             gateway: Arc::default(),
+            machines: Default::default(),
+            ticks: Notify::new(),
             counters: Default::default(),
             health: Mutex::new(Health::Serving),
             failure,
@@ -211,9 +218,29 @@ impl<P: WireProtocol> Shared<P> {
     /// What the storage thread says.
     fn report(&self, report: Report) {
         match report {
-            Report::Durable(tag, ticket) => drop(self.inbox(tag).push(Event::Durable(ticket))),
+            Report::Durable(tag, ticket) => {
+                self.inbox(tag).put(Event::Durable(ticket));
+                // The disk must not wait for machines.
+                let is_busy = self.clients.writer.get().is_some_and(|writer| writer.len() > 0);
+                if is_busy { self.leave_to_owners() } else { self.run() }
+            }
             Report::Failed(error) => self.fail(&error.to_string()),
         }
+    }
+
+    fn machine(&self, tag: Tag) -> &Mutex<Option<Box<dyn Turn>>> {
+        let [server, gateway] = &self.machines;
+        match tag {
+            Tag::Server => server,
+            Tag::Gateway => gateway,
+        }
+    }
+
+    /// Puts something into a machine's inbox, to be taken soon. False if the machine has ended.
+    fn put(&self, tag: Tag, event: Event<P>) -> bool {
+        let is_open = self.inbox(tag).put(event);
+        self.tick();
+        is_open
     }
 
     fn inbox(&self, tag: Tag) -> &Arc<Inbox<Event<P>>> {
@@ -246,14 +273,26 @@ impl<P: WireProtocol> Shared<P> {
         match (self.local(to), self.transport.get()) {
             // Machines of one process need no bytes.
             (Some(inbox), _) => {
-                inbox.push(Event::Message { from, msg, room: None });
+                // Who runs one machine runs the other too.
+                inbox.put(Event::Message { from, msg, room: None });
             }
             (None, Some(transport)) => {
                 let lane = orthodrome_core::Message::lane(&msg);
-                transport.send_in(lane, from, to, |out| msg.put(out));
+                transport.queue(lane, from, to, |out| msg.put(out));
             }
             // Before the transport has started: as lost as on a network.
             (None, None) => {}
+        }
+    }
+
+    /// Lets go of what machines have persisted and sent since the last call: one sync of the disk and
+    /// one write to each connection for all of it.
+    fn flush(&self) {
+        if let Some(writer) = self.clients.writer.get() {
+            writer.kick();
+        }
+        if let Some(transport) = self.transport.get() {
+            transport.flush();
         }
     }
 
@@ -278,6 +317,7 @@ impl<P: WireProtocol> Shared<P> {
         self.ended.cancel();
         self.server.close();
         self.gateway.close();
+        self.tick();
         if let Some(transport) = self.transport.get() {
             transport.cancel();
         }
@@ -286,32 +326,32 @@ impl<P: WireProtocol> Shared<P> {
 
 impl<P: WireProtocol> Backend for Shared<P> {
     fn submit(&self, command: Command) -> bool {
-        self.gateway.push(Event::Command(command))
+        self.put(Tag::Gateway, Event::Command(command))
     }
 
     fn admin(&self, order: Admin) -> oneshot::Receiver<Result<(), Refusal>> {
         let (reply, answer) = oneshot::channel();
-        self.server.push(Event::Admin(order, reply));
+        self.put(Tag::Server, Event::Admin(order, reply));
         answer
     }
 
     fn groups(&self) -> oneshot::Receiver<Vec<GroupView>> {
         let (reply, groups) = oneshot::channel();
-        self.server.push(Event::Groups(reply));
+        self.put(Tag::Server, Event::Groups(reply));
         groups
     }
 
     fn gauges(&self) -> [oneshot::Receiver<Vec<Gauge>>; 2] {
         let (reply, of_gateway) = oneshot::channel();
-        self.gateway.push(Event::Gauges(reply));
+        self.put(Tag::Gateway, Event::Gauges(reply));
         let (reply, of_server) = oneshot::channel();
-        self.server.push(Event::Gauges(reply));
+        self.put(Tag::Server, Event::Gauges(reply));
         [of_gateway, of_server]
     }
 
     fn orders(&self) -> oneshot::Receiver<(Time, Vec<MembershipOrder>)> {
         let (reply, orders) = oneshot::channel();
-        self.server.push(Event::Orders(reply));
+        self.put(Tag::Server, Event::Orders(reply));
         orders
     }
 
@@ -376,11 +416,21 @@ impl<P: WireProtocol> Deliver for Receiver<P> {
         let [of_server, of_gateway] = &self.room;
         let room = if to == self.shared.me.gateway { of_gateway } else { of_server };
         let bytes_of = u32::try_from(bytes.len().min(BACKLOG_BYTES_MAX)).unwrap_or(u32::MAX);
-        // Never closed.
-        let room = room.clone().acquire_many_owned(bytes_of).await.ok();
+        let room = match room.clone().try_acquire_many_owned(bytes_of) {
+            Ok(room) => Some(room),
+            Err(_) => {
+                // What this connection put there must be taken first. Never closed.
+                self.shared.leave_to_owners();
+                room.clone().acquire_many_owned(bytes_of).await.ok()
+            }
+        };
         let msg = wire::decode::<P::Msg>(&bytes).map_err(|error| error.to_string())?;
-        inbox.push_when_room(Event::Message { from, msg, room }, BACKLOG_MAX).await;
+        inbox.put_when_room(Event::Message { from, msg, room }, BACKLOG_MAX).await;
         Ok(())
+    }
+
+    fn delivered(&self) {
+        self.shared.tick();
     }
 }
 
@@ -458,7 +508,7 @@ impl<P: WireProtocol> Parts for Shared<P> {
     }
 
     fn describe(&self, tag: Tag, reply: oneshot::Sender<String>) {
-        self.inbox(tag).push(Event::Describe(reply));
+        self.put(tag, Event::Describe(reply));
     }
 
     fn machine_status(&self, tag: Tag) -> MachineStatus {
@@ -679,6 +729,7 @@ pub async fn start<P: WireProtocol>(
     ] {
         threads.push(thread.inspect_err(|_| shared.end())?);
     }
+    tokio::spawn(shared.clone().run_on_ticks());
     tokio::spawn(watch_clock(shared.clone(), writer.as_ref().map(Writer::inbox)));
     let clock = shared.clock.describe();
     info!(node = %shared.me.node, cluster = settings.cluster, protocol, clock, "serving");
@@ -738,21 +789,28 @@ impl<P: WireProtocol> Start<'_, P> {
         let begin = shared.clock.read()?;
         let thread =
             std::thread::Builder::new().name(format!("{name} {node}")).spawn(move || {
-                let guard = Guard { shared: shared.clone(), name };
-                Driver::<P, M>::new(tag, setup, recovered, rng, shared, persistence, begin).run();
+                let guard = Guard { shared: &*shared, name };
+                let to = shared.clone();
+                let driver =
+                    Driver::<P, M>::new(tag, setup, recovered, rng, to, persistence, begin);
+                let mut driver = Box::new(driver);
+                match driver.begin() {
+                    Ok(()) => shared.own(tag, driver),
+                    Err(error) => shared.fail(&error.to_string()),
+                }
                 drop(guard);
             })?;
         Ok(thread)
     }
 }
 
-/// Ends the node if a machine's thread panics: the machine found itself in contradiction.
-struct Guard<P: WireProtocol> {
-    shared: Arc<Shared<P>>,
+/// Ends the node if a machine panics: it found itself in contradiction.
+struct Guard<'a, P: WireProtocol> {
+    shared: &'a Shared<P>,
     name: &'static str,
 }
 
-impl<P: WireProtocol> Drop for Guard<P> {
+impl<P: WireProtocol> Drop for Guard<'_, P> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let name = self.name;

@@ -55,7 +55,8 @@ impl Admission {
         )))
     }
 
-    fn admit(&self) -> Result<Admitted, Status> {
+    /// Room for one more request.
+    pub(super) fn admit(&self) -> Result<Admitted, Status> {
         let request = Arc::clone(&self.requests).try_acquire_owned();
         let request = request.map_err(|_| {
             let most = self.requests_max;

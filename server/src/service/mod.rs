@@ -11,7 +11,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder};
@@ -19,6 +18,7 @@ use orthodrome_core::txn::{AbortReason, Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, MissedTickBehavior};
+use tonic::service::Routes;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
@@ -32,7 +32,9 @@ mod admission;
 mod answer;
 mod codec;
 mod connections;
+mod http;
 mod limits;
+mod metrics;
 mod open;
 mod quota;
 mod request;
@@ -44,6 +46,7 @@ pub use access::{Access, AccessError, Credential, DEFAULT_KEYSPACE, Principal, R
 pub use limits::{Limits, LimitsError};
 
 use admission::{Admission, Admitted};
+use metrics::{Metrics, Phase, Timing};
 use open::{OpenTxns, Scope};
 use quota::Quotas;
 use request::{Checker, Resolve};
@@ -244,6 +247,7 @@ pub async fn serve<T: Transactions>(
     let service = Service::new(transactions, cluster, admission.clone(), limits);
     let sweeper = AbortOnDrop(tokio::spawn(service.clone().sweep()));
 
+    let pages = http::pages(service.clone(), access.clone());
     let identify = move |mut request: Request<()>| {
         let principal = access.identify(&request)?;
         request.extensions_mut().insert(principal);
@@ -260,10 +264,14 @@ pub async fn serve<T: Transactions>(
     service.report_health(&reporter).await;
     let watch = AbortOnDrop(tokio::spawn(service.watch_health(reporter)));
 
-    server
+    let grpc = Routes::default()
         .add_service(admission.guard(InterceptedService::new(txns, identify.clone())))
         .add_service(admission.guard(InterceptedService::new(admin, identify)))
-        .add_service(admission.guard(health))
+        .add_service(admission.guard(health));
+    // Scrapers and probes speak HTTP/1.1.
+    server
+        .accept_http1(true)
+        .add_routes(Routes::from(grpc.into_axum_router().merge(pages)).prepare())
         .serve_with_incoming_shutdown(connections::accept(listener, connections_max), shutdown)
         .await?;
     drop((sweeper, watch));
@@ -316,23 +324,15 @@ impl<T> Clone for Service<T> {
 struct Inner<T> {
     transactions: Arc<T>,
     cluster: Arc<Cluster>,
+    /// Whether the protocol runs general transactions.
+    general: bool,
     limits: Limits,
     admission: Admission,
     open: OpenTxns,
     quotas: Quotas,
     sessions: Sessions,
-    told: Told,
+    metrics: Metrics,
     started: Instant,
-}
-
-/// What callers were told so far.
-#[derive(Default)]
-struct Told {
-    committed: AtomicU64,
-    aborted: AtomicU64,
-    unknown: AtomicU64,
-    leases_expired: AtomicU64,
-    demoted: AtomicU64,
 }
 
 impl<T: Transactions> Service<T> {
@@ -343,26 +343,29 @@ impl<T: Transactions> Service<T> {
         limits: Limits,
     ) -> Self {
         let open = OpenTxns::new(limits.txns_open_max, limits.lease);
-        let told = Told::default();
+        let metrics = Metrics::default();
         let started = Instant::now();
         let (quotas, sessions) = (Quotas::default(), Sessions::default());
+        // Asked once: a description names every partition.
+        let general = transactions.describe().general;
         let inner = Inner {
             transactions,
             cluster,
+            general,
             limits,
             admission,
             open,
             quotas,
             sessions,
-            told,
+            metrics,
             started,
         };
         Self { inner: Arc::new(inner) }
     }
 
     fn check(&self) -> Checker<'_> {
-        let Inner { limits, cluster, transactions, .. } = &*self.inner;
-        Checker { limits, cluster, general: transactions.describe().general }
+        let Inner { limits, cluster, general, .. } = &*self.inner;
+        Checker { limits, cluster, general: *general }
     }
 
     /// Who sent the request: the interceptor left it there.
@@ -385,7 +388,7 @@ impl<T: Transactions> Service<T> {
         Self::allow(caller, &txn)?;
         if txn.priority > Priority::LOW && !self.inner.quotas.take(caller, Instant::now()) {
             txn.priority = Priority::LOW;
-            self.inner.told.demoted.fetch_add(1, Ordering::Relaxed);
+            self.inner.metrics.demoted.inc();
         }
         // What other kinds read is in the order of all transactions.
         if matches!(txn.kind, Kind::Interactive | Kind::General | Kind::StaleReadOnly) {
@@ -421,15 +424,10 @@ impl<T: Transactions> Service<T> {
         }
     }
 
-    fn tell(&self, outcome: Outcome) -> Option<api::Outcome> {
-        let told = &self.inner.told;
-        let counter = match outcome {
-            Outcome::Committed(_) => &told.committed,
-            Outcome::Aborted(_) => &told.aborted,
-            Outcome::Unknown => &told.unknown,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-        answer::outcome(outcome)
+    /// The outcome as its client receives it, counted.
+    fn tell(&self, timing: Timing, finished: &Finished) -> Option<api::Outcome> {
+        self.inner.metrics.end(timing, finished.path, finished.outcome);
+        answer::outcome(finished.outcome)
     }
 
     /// The outcome of a call that may have ended the transaction. A lost answer is an unknown
@@ -493,7 +491,7 @@ impl<T: Transactions> Service<T> {
         loop {
             ticks.tick().await;
             for id in self.inner.open.take_expired(Instant::now()) {
-                self.inner.told.leases_expired.fetch_add(1, Ordering::Relaxed);
+                self.inner.metrics.leases_expired.inc();
                 let service = self.clone();
                 // Each on its own: one that is slow to end must not hold up the others.
                 tokio::spawn(async move {
@@ -562,9 +560,10 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let caller = Self::caller(&request)?;
         let admitted = Admitted::of(&request);
         let txn = self.enter(&caller, self.check().begin(request.into_inner())?)?;
-        let room = self.inner.open.room()?;
+        let (room, timing) = (self.inner.open.room()?, Timing::start(&txn));
         let (id, is_general) = (txn.id, matches!(txn.kind, Kind::General));
         let (read_keys, write_keys) = (txn.reads.clone(), txn.writes.clone());
+        let started = Instant::now();
         let begun = self.inner.transactions.begin(txn).await;
         let answer = match begun {
             Ok(Begun::Reads(reads)) => {
@@ -580,16 +579,17 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                 } else {
                     Scope::Declared(write_keys)
                 };
-                room.open(id, caller, scope, held);
+                room.open(id, caller, scope, timing, held);
+                self.inner.metrics.round(Phase::Begin, timing, started);
                 Answer::Opened(api::Opened { reads: answer::reads(reads) })
             }
             Ok(Begun::Finished(finished)) => {
                 self.check_shed(finished.outcome)?;
-                Answer::Finished(self.tell(finished.outcome).unwrap_or_default())
+                Answer::Finished(self.tell(timing, &finished).unwrap_or_default())
             }
             Err(error) => {
-                let outcome = Self::finished(Err(error))?.outcome;
-                Answer::Finished(self.tell(outcome).unwrap_or_default())
+                let finished = Self::finished(Err(error))?;
+                Answer::Finished(self.tell(timing, &finished).unwrap_or_default())
             }
         };
         Ok(Response::new(api::BeginResponse { result: Some(answer) }))
@@ -614,6 +614,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                 self.check().count("keys", before.len() + new, self.inner.limits.keys_max)
             }
         })?;
+        let (timing, started) = (round.timing, Instant::now());
         let answer = match self.inner.transactions.read(id, keys).await {
             Ok(Begun::Reads(reads)) => {
                 let held = admitted.as_ref().map(Admitted::bytes);
@@ -625,10 +626,11 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                     Self::finished(ended)?;
                     return Err(self.too_large("keys", bytes));
                 }
+                self.inner.metrics.round(Phase::Read, timing, started);
                 Answer::Opened(api::Opened { reads: answer::reads(reads) })
             }
             Ok(Begun::Finished(finished)) => {
-                Answer::Finished(self.tell(finished.outcome).unwrap_or_default())
+                Answer::Finished(self.tell(timing, &finished).unwrap_or_default())
             }
             Err(error) if error.is_retryable() => {
                 // Nothing was done, and the transaction is as it was.
@@ -636,8 +638,8 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                 return Err(answer::status(&error));
             }
             Err(error) => {
-                let outcome = Self::finished(Err(error))?.outcome;
-                Answer::Finished(self.tell(outcome).unwrap_or_default())
+                let finished = Self::finished(Err(error))?;
+                Answer::Finished(self.tell(timing, &finished).unwrap_or_default())
             }
         };
         Ok(Response::new(api::ReadRoundResponse { result: Some(answer) }))
@@ -653,11 +655,13 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let id = request::txn_id("txn", txn.as_ref())?;
         let writes = self.check().writes("writes", writes)?;
         let check = |open: &open::Open| self.check_commit(&caller, &open.scope, &writes);
-        self.inner.open.take(id, &caller, check)?;
+        let timing = self.inner.open.take(id, &caller, check)?;
+        let started = Instant::now();
         let decision = Decision::Commit(writes.clone());
         let finished = Self::finished(self.inner.transactions.decide(id, decision).await)?;
         self.learn(id.client, &finished, Did::Wrote(&writes));
-        let outcome = self.tell(finished.outcome);
+        self.inner.metrics.round(Phase::Commit, timing, started);
+        let outcome = self.tell(timing, &finished);
         Ok(Response::new(api::CommitResponse { outcome }))
     }
 
@@ -667,9 +671,9 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
     ) -> Result<Response<api::AbortResponse>, Status> {
         let caller = Self::caller(&request)?;
         let id = request::txn_id("txn", request.get_ref().txn.as_ref())?;
-        self.inner.open.take(id, &caller, |_| Ok(()))?;
+        let timing = self.inner.open.take(id, &caller, |_| Ok(()))?;
         let ended = self.inner.transactions.decide(id, Decision::Abort).await;
-        let outcome = self.tell(Self::finished(ended)?.outcome);
+        let outcome = self.tell(timing, &Self::finished(ended)?);
         Ok(Response::new(api::AbortResponse { outcome }))
     }
 
@@ -697,16 +701,16 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let caller = Self::caller(&request)?;
         let _admitted = Admitted::of(&request);
         let txn = self.enter(&caller, self.check().execute(request.into_inner())?)?;
-        let (client, kind) = (txn.id.client, txn.kind.clone());
+        let (client, kind, timing) = (txn.id.client, txn.kind.clone(), Timing::start(&txn));
         let finished = self.run(txn).await?;
         if let Kind::Procedure(ops) = &kind {
             self.learn(client, &finished, Did::Ran(ops));
         }
-        let Finished { outcome, reads, .. } = finished;
-        let reads = reads.unwrap_or_default();
+        let outcome = self.tell(timing, &finished);
+        let reads = finished.reads.unwrap_or_default();
         let reads_omitted = self.over(&reads).is_some();
         Ok(Response::new(api::ExecuteResponse {
-            outcome: self.tell(outcome),
+            outcome,
             reads: if reads_omitted { Vec::new() } else { answer::reads(reads) },
             reads_omitted,
         }))
@@ -719,18 +723,15 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let caller = Self::caller(&request)?;
         let _admitted = Admitted::of(&request);
         let txn = self.enter(&caller, self.check().read(request.into_inner())?)?;
-        let client = txn.id.client;
+        let (client, timing) = (txn.id.client, Timing::start(&txn));
         let finished = self.run(txn).await?;
         self.learn(client, &finished, Did::Ran(&[]));
-        let Finished { outcome, reads, .. } = finished;
-        let reads = reads.unwrap_or_default();
+        let outcome = self.tell(timing, &finished);
+        let reads = finished.reads.unwrap_or_default();
         if let Some(bytes) = self.over(&reads) {
             return Err(self.too_large("keys", bytes));
         }
-        Ok(Response::new(api::ReadResponse {
-            outcome: self.tell(outcome),
-            reads: answer::reads(reads),
-        }))
+        Ok(Response::new(api::ReadResponse { outcome, reads: answer::reads(reads) }))
     }
 
     async fn resolve(
@@ -746,7 +747,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         {
             caller.require(DEFAULT_KEYSPACE, Role::Write)?;
         }
-        let (client, kind) = (txn.id.client, txn.kind.clone());
+        let (client, kind, timing) = (txn.id.client, txn.kind.clone(), Timing::resolve(&txn));
         let wanted = decision.clone();
         let ended = self.inner.transactions.resolve(txn, reads, decision).await;
         // Of reads, only the versions were said here.
@@ -758,7 +759,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
             }
             (_, Some(Decision::Abort) | None) => {}
         }
-        let outcome = self.tell(finished.outcome);
+        let outcome = self.tell(timing, &finished);
         Ok(Response::new(api::ResolveResponse { outcome }))
     }
 
@@ -780,8 +781,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let about = self.inner.transactions.describe();
         let transactions = &self.inner.transactions;
         let (gauges, orders) = tokio::join!(transactions.gauges(), transactions.orders());
-        let Inner { limits, admission, open, told, started, .. } = &*self.inner;
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Inner { limits, admission, open, metrics, started, .. } = &*self.inner;
         Ok(Response::new(api::StatusResponse {
             node: about.node.0,
             trouble: match about.health {
@@ -795,12 +795,12 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
             txns_in_flight_max: about.in_flight_max as u64,
             txns_open: open.len() as u64,
             txns_open_max: limits.txns_open_max as u64,
-            committed: read(&told.committed),
-            aborted: read(&told.aborted),
-            unknown: read(&told.unknown),
+            committed: metrics.committed.get(),
+            aborted: metrics.aborted.get(),
+            unknown: metrics.unknown.get(),
             refused: admission.refused(),
-            leases_expired: read(&told.leases_expired),
-            demoted: read(&told.demoted),
+            leases_expired: metrics.leases_expired.get(),
+            demoted: metrics.demoted.get(),
             gauges: gauges.into_iter().map(answer::gauge).collect(),
             orders: orders.into_iter().map(answer::order).collect(),
             uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),

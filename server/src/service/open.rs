@@ -10,6 +10,7 @@ use tonic::Status;
 
 use super::access::Principal;
 use super::admission::Held;
+use super::metrics::Timing;
 use super::refuse;
 
 /// One open transaction.
@@ -18,6 +19,7 @@ pub(super) struct Open {
     owner: Arc<Principal>,
     /// What it may touch.
     pub(super) scope: Scope,
+    timing: Timing,
     expires: Instant,
     /// A round of reads is under way: nothing else can be asked of it, and no lease runs out.
     is_reading: bool,
@@ -90,11 +92,12 @@ impl Room<'_> {
         id: TxnId,
         owner: Arc<Principal>,
         scope: Scope,
+        timing: Timing,
         held: Option<Arc<Held>>,
     ) {
         let expires = Instant::now() + self.0.lease;
         let held = held.into_iter().collect();
-        let open = Open { owner, scope, expires, is_reading: false, held };
+        let open = Open { owner, scope, timing, expires, is_reading: false, held };
         // The gateway refuses a name that is in use, so nothing is replaced here.
         self.0.lock().open.insert(id, open);
     }
@@ -106,6 +109,7 @@ impl Room<'_> {
 pub(super) struct Round<'a> {
     open: &'a OpenTxns,
     id: TxnId,
+    pub(super) timing: Timing,
     is_over: bool,
 }
 
@@ -178,11 +182,13 @@ impl OpenTxns {
         id: TxnId,
         caller: &Principal,
         check: impl FnOnce(&Open) -> Result<(), Status>,
-    ) -> Result<(), Status> {
+    ) -> Result<Timing, Status> {
         let mut table = self.lock();
-        check(table.idle(id, caller)?)?;
+        let open = table.idle(id, caller)?;
+        check(open)?;
+        let timing = open.timing;
         table.open.remove(&id);
-        Ok(())
+        Ok(timing)
     }
 
     /// Begins a round of reads of a transaction of `caller`, if `check` accepts it.
@@ -196,7 +202,8 @@ impl OpenTxns {
         let open = table.idle(id, caller)?;
         check(open)?;
         open.is_reading = true;
-        Ok(Round { open: self, id, is_over: false })
+        let timing = open.timing;
+        Ok(Round { open: self, id, timing, is_over: false })
     }
 
     /// Extends the lease of a transaction of `caller`; false if it has none.

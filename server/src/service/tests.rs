@@ -726,3 +726,78 @@ async fn open_access_and_plain_text_stay_on_loopback() {
         assert!(message.contains(expected), "{message:?} does not contain {expected:?}");
     }
 }
+
+/// A page as a scraper or a probe fetches it: over HTTP/1.1.
+async fn page(running: &Running, path: &str, token: Option<&str>) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(running.address).await.unwrap();
+    let token = token.map_or(String::new(), |token| format!("Authorization: Bearer {token}\r\n"));
+    let request = format!("GET {path} HTTP/1.1\r\nHost: n1\r\n{token}Connection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn metrics_count_what_clients_received() {
+    let running = start(Limits::default()).await;
+    running.begin(1).await.unwrap();
+    running.commit(1).await.unwrap();
+    *running.script.outcome.lock().unwrap() = Ok(Outcome::Aborted(AbortReason::Guard));
+    let _: api::ExecuteResponse = running.call_as(TOKEN, EXECUTE, add()).await.unwrap();
+    let page = page(&running, "/metrics", Some(TOKEN)).await;
+    assert!(page.starts_with("HTTP/1.1 200"), "{page}");
+    let of_node = r#"protocol="script",region="R1",node="n1""#;
+    for line in [
+        format!(
+            r#"orthodrome_transactions_total{{{of_node},kind="interactive",priority="low",outcome="committed",reason="",path="script"}} 1"#
+        ),
+        format!(
+            r#"orthodrome_transactions_total{{{of_node},kind="procedure",priority="low",outcome="aborted",reason="guard",path="script"}} 1"#
+        ),
+        format!(
+            r#"orthodrome_transaction_seconds_count{{{of_node},kind="interactive",priority="low",outcome="committed"}} 1"#
+        ),
+        format!(r#"orthodrome_round_seconds_count{{{of_node},phase="commit",priority="low"}} 1"#),
+        format!(r#"orthodrome_transactions_open{{{of_node}}} 0"#),
+        format!(r#"orthodrome_protocol{{{of_node},name="depth_m",about="n3"}} -7"#),
+        format!(r#"orthodrome_partition_leads{{{of_node},partition="p0"}} 0"#),
+        "# EOF".into(),
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
+    }
+}
+
+#[tokio::test]
+async fn metrics_need_a_credential_and_probes_do_not() {
+    let running = start(Limits::default()).await;
+    for token in [None, Some("a-token-of-nobody-at-all")] {
+        let page = page(&running, "/metrics", token).await;
+        assert!(page.starts_with("HTTP/1.1 401") && !page.contains("orthodrome_"), "{page}");
+    }
+    for path in ["/livez", "/readyz"] {
+        let page = page(&running, path, None).await;
+        assert!(page.starts_with("HTTP/1.1 200") && page.ends_with("ok\n"), "{page}");
+    }
+}
+
+#[tokio::test]
+async fn metrics_are_refused_while_the_node_is_busy() {
+    let running = start(Limits { requests_max: 1, ..Limits::default() }).await;
+    *running.script.gate.lock().unwrap() = Some(Arc::default());
+    let channel = running.channel.clone();
+    let waiting = tokio::spawn(async move {
+        let mut grpc = Grpc::new(channel);
+        grpc.ready().await.unwrap();
+        let mut request = Request::new(begin(1));
+        request.metadata_mut().insert("authorization", format!("Bearer {TOKEN}").parse().unwrap());
+        let path = tonic::codegen::http::uri::PathAndQuery::from_static(BEGIN);
+        let codec = ProstCodec::<api::BeginRequest, api::BeginResponse>::default();
+        grpc.unary(request, path, codec).await.map(drop)
+    });
+    running.script.arrived.notified().await;
+    let page = page(&running, "/metrics", Some(TOKEN)).await;
+    assert!(page.starts_with("HTTP/1.1 503") && page.contains("limits.requests_max"), "{page}");
+    waiting.abort();
+}

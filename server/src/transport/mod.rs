@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use orthodrome_core::machine::Lane;
 use orthodrome_core::{NodeId, Rng};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -63,6 +63,9 @@ pub trait Deliver: Send + Sync + 'static {
         to: NodeId,
         bytes: Bytes,
     ) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Everything that one read of a connection brought was delivered.
+    fn delivered(&self);
 }
 
 /// Another process.
@@ -131,9 +134,41 @@ pub struct LinkStatus {
 struct Link {
     peer: Peer,
     queue: Mutex<Queue>,
+    /// The connection, if any thread may write to it: one without TLS.
+    socket: Mutex<Option<Socket>>,
+    /// It is among [`Transport::unflushed`].
+    is_unflushed: AtomicBool,
     ready: Notify,
     queue_bytes_max: usize,
     counters: Counters,
+}
+
+/// A connection that whoever has something to send writes to itself.
+struct Socket {
+    stream: Arc<TcpStream>,
+    /// What the system has not taken yet.
+    rest: BytesMut,
+    /// Since when the system takes nothing.
+    blocked: Option<Instant>,
+}
+
+impl Socket {
+    /// A large message must not hold its memory for ever.
+    fn tidy(&mut self) {
+        if self.rest.capacity() > 2 * WRITE_BYTES {
+            self.rest = BytesMut::new();
+        }
+    }
+}
+
+/// What became of an attempt to write all that waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flushed {
+    All,
+    /// The system takes no more for now, or another thread is writing.
+    Blocked,
+    /// There is no connection that any thread may write to.
+    NoSocket,
 }
 
 #[derive(Default)]
@@ -158,8 +193,65 @@ impl Link {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Writes what waits, if the connection lets any thread do that and the system takes it at once.
+    /// The rest is the connection's task's.
+    fn flush(&self) {
+        match self.try_flush() {
+            Ok(Flushed::All) => {}
+            // The task meets the same error, and says so.
+            Ok(Flushed::Blocked | Flushed::NoSocket) | Err(_) => self.ready.notify_one(),
+        }
+    }
+
+    fn try_flush(&self) -> io::Result<Flushed> {
+        let Ok(mut socket) = self.socket.try_lock() else {
+            // Whoever writes now may have looked at the queue before this frame came.
+            return Ok(Flushed::Blocked);
+        };
+        let Some(socket) = socket.as_mut() else {
+            return Ok(Flushed::NoSocket);
+        };
+        let mut frames = Vec::new();
+        loop {
+            if socket.rest.is_empty() {
+                self.take(&mut frames);
+                let count = frames.len() as u64;
+                for frame in frames.drain(..) {
+                    socket.rest.extend_from_slice(&frame);
+                }
+                if socket.rest.is_empty() {
+                    socket.tidy();
+                    return Ok(Flushed::All);
+                }
+                self.counters.sent.fetch_add(count, Ordering::Relaxed);
+                let bytes = socket.rest.len() as u64;
+                self.counters.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
+            match socket.stream.try_write(&socket.rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    socket.rest.advance(written);
+                    socket.blocked = None;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    socket.blocked.get_or_insert_with(Instant::now);
+                    return Ok(Flushed::Blocked);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// True if the system has taken nothing for so long that the connection is dead.
+    fn is_stuck(&self) -> bool {
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = socket.as_ref().and_then(|socket| socket.blocked);
+        since.is_some_and(|since| since.elapsed() > SILENCE_MAX)
+    }
+
     /// Queues a frame if there is room. Control, and small frames such as votes and answers, find some
     /// room in a full queue: no series of large frames silences everybody else.
+    /// Nobody is woken; see [`Link::flush`].
     fn push(&self, lane: Lane, frame: Bytes) {
         let mut queue = self.queue();
         let is_favoured = matches!(lane, Lane::Control) || frame.len() <= SMALL_BYTES;
@@ -170,9 +262,7 @@ impl Link {
             queue.lane(lane).push_back(frame);
         }
         drop(queue);
-        if has_room {
-            self.ready.notify_one();
-        } else {
+        if !has_room {
             self.counters.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -228,6 +318,8 @@ pub struct Transport {
     /// By server and by gateway.
     links: BTreeMap<NodeId, Arc<Link>>,
     delay: Option<DelayLine<(Arc<Link>, Lane, Bytes)>>,
+    /// Links with frames that wait for [`Transport::flush`].
+    unflushed: Mutex<Vec<Arc<Link>>>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -256,6 +348,8 @@ impl Transport {
             let link = Arc::new(Link {
                 peer,
                 queue: Mutex::default(),
+                socket: Mutex::default(),
+                is_unflushed: AtomicBool::new(false),
                 ready: Notify::new(),
                 queue_bytes_max,
                 counters: Counters::default(),
@@ -268,6 +362,7 @@ impl Transport {
         let delay = if own.iter().any(|link| !link.peer.delay.is_zero()) {
             Some(DelayLine::start(|(link, lane, frame): (Arc<Link>, Lane, Bytes)| {
                 link.push(lane, frame);
+                link.ready.notify_one();
             })?)
         } else {
             None
@@ -295,23 +390,33 @@ impl Transport {
         tasks.spawn(async move {
             tokio::select! { () = accepting => {} () = cancelled => {} }
         });
-        Ok(Self { links, delay, stop, tasks })
+        Ok(Self { links, delay, unflushed: Mutex::default(), stop, tasks })
     }
 
     /// Sends a message of machine `from` to machine `to`, which must be in another process; `encode`
     /// appends its bytes. Returns at once; the message may be lost.
     pub fn send(&self, from: NodeId, to: NodeId, encode: impl FnOnce(&mut BytesMut)) {
-        self.send_in(Lane::Data, from, to, encode);
+        self.queue(Lane::Data, from, to, encode);
+        self.flush();
     }
 
-    /// The same in a lane: control goes before whatever data waits to be written.
-    pub fn send_in(
-        &self,
-        lane: Lane,
-        from: NodeId,
-        to: NodeId,
-        encode: impl FnOnce(&mut BytesMut),
-    ) {
+    /// Writes whatever [`Transport::queue`] has queued, what goes to one process at once.
+    pub fn flush(&self) {
+        let mut unflushed = self.unflushed.lock().unwrap_or_else(PoisonError::into_inner);
+        if unflushed.is_empty() {
+            return;
+        }
+        let links = std::mem::take(&mut *unflushed);
+        drop(unflushed);
+        for link in links {
+            link.is_unflushed.store(false, Ordering::SeqCst);
+            link.flush();
+        }
+    }
+
+    /// Queues a message as [`Transport::send`] does, for the next [`Transport::flush`], in a lane:
+    /// control goes before whatever data waits to be written.
+    pub fn queue(&self, lane: Lane, from: NodeId, to: NodeId, encode: impl FnOnce(&mut BytesMut)) {
         let Some(link) = self.links.get(&to) else {
             warn!(%from, %to, "dropped a message to a node that is not in the cluster");
             return;
@@ -328,7 +433,13 @@ impl Transport {
             Some(line) if !link.peer.delay.is_zero() => {
                 line.push(Instant::now() + link.peer.delay, (link.clone(), lane, frame));
             }
-            Some(_) | None => link.push(lane, frame),
+            Some(_) | None => {
+                link.push(lane, frame);
+                if !link.is_unflushed.swap(true, Ordering::SeqCst) {
+                    let unflushed = self.unflushed.lock();
+                    unflushed.unwrap_or_else(PoisonError::into_inner).push(link.clone());
+                }
+            }
         }
     }
 
@@ -375,12 +486,15 @@ impl Shared {
         loop {
             let connected = timeout(CONNECT_WITHIN, self.connect(link)).await;
             let error = match connected.unwrap_or(Err(HandshakeError::Timeout)) {
-                Ok(stream) => {
+                Ok(connection) => {
                     info!(%me, %peer, address = link.peer.address, "connected");
                     link.counters.connects.fetch_add(1, Ordering::Relaxed);
                     link.counters.is_connected.store(true, Ordering::Relaxed);
                     (pause, last_error) = (BACKOFF.0, String::new());
-                    let error = send_frames(stream, link).await;
+                    let error = match connection {
+                        Connection::Plain(stream) => send_plain(stream, link).await,
+                        Connection::Tls(stream) => send_frames(stream, link).await,
+                    };
                     link.counters.is_connected.store(false, Ordering::Relaxed);
                     info!(%me, %peer, %error, "connection lost");
                     continue;
@@ -400,7 +514,7 @@ impl Shared {
         }
     }
 
-    async fn connect(&self, link: &Link) -> Result<Box<dyn Stream>, HandshakeError> {
+    async fn connect(&self, link: &Link) -> Result<Connection, HandshakeError> {
         let peer = link.peer.process.node;
         let stream = TcpStream::connect(&link.peer.address).await.inspect_err(|error| {
             if let (io::ErrorKind::ConnectionRefused, Some(clock)) =
@@ -410,17 +524,22 @@ impl Shared {
             }
         })?;
         stream.set_nodelay(true)?;
-        let mut stream: Box<dyn Stream> = match &self.tls {
-            None => Box::new(stream),
-            Some(tls) => {
-                let name = tls::server_name(&self.introduction.cluster, peer);
-                let name = name.map_err(io::Error::other)?;
-                Box::new(tls.connector.connect(name, stream).await?)
-            }
+        let Some(tls) = &self.tls else {
+            let mut stream = stream;
+            handshake::dial(&mut stream, &self.introduction, peer).await?;
+            return Ok(Connection::Plain(stream));
         };
+        let name = tls::server_name(&self.introduction.cluster, peer).map_err(io::Error::other)?;
+        let mut stream: Box<dyn Stream> = Box::new(tls.connector.connect(name, stream).await?);
         handshake::dial(&mut stream, &self.introduction, peer).await?;
-        Ok(stream)
+        Ok(Connection::Tls(stream))
     }
+}
+
+/// A connection that this process dialed, after its handshake.
+enum Connection {
+    Plain(TcpStream),
+    Tls(Box<dyn Stream>),
 }
 
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -441,6 +560,64 @@ enum Ended {
     Unexpected(&'static str),
     #[error("rejected input: {0}")]
     Rejected(String),
+}
+
+/// Lets every thread write to a connection without TLS, and does what they cannot: waits until the
+/// system takes more, and gives signs of life.
+async fn send_plain(stream: TcpStream, link: &Link) -> Ended {
+    /// The link must not keep a connection that has ended.
+    struct Lent<'a>(&'a Link);
+    impl Drop for Lent<'_> {
+        fn drop(&mut self) {
+            *self.0.socket.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+    let stream = Arc::new(stream);
+    let socket = Socket { stream: stream.clone(), rest: BytesMut::new(), blocked: None };
+    *link.socket.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket);
+    let _lent = Lent(link);
+    let start = Instant::now();
+    let mut heard = Instant::now();
+    let mut ping = tokio::time::interval(PING_EVERY);
+    ping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut input = BytesMut::new();
+    loop {
+        let is_blocked = match link.try_flush() {
+            Ok(flushed) => flushed == Flushed::Blocked,
+            Err(error) => return error.into(),
+        };
+        // Each branch can be dropped at any point without losing anything.
+        tokio::select! {
+            () = link.ready.notified() => {}
+            writable = stream.writable(), if is_blocked => {
+                if let Err(error) = writable {
+                    return error.into();
+                }
+            }
+            readable = stream.readable() => {
+                let read = match readable {
+                    Ok(()) => stream.try_read_buf(&mut input),
+                    Err(error) => Err(error),
+                };
+                match read {
+                    Ok(0) => return Ended::Closed,
+                    Ok(_) => heard = Instant::now(),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                    Err(error) => return error.into(),
+                }
+                if let Err(ended) = hear(&mut input, start, link) {
+                    return ended;
+                }
+            }
+            _ = ping.tick() => {
+                if heard.elapsed() > SILENCE_MAX || link.is_stuck() {
+                    return Ended::Silence;
+                }
+                let now = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+                link.push(Lane::Control, frame::signal(false, now));
+            }
+        }
+    }
 }
 
 /// Writes what is queued, and signs of life, until the connection ends.
@@ -659,6 +836,7 @@ impl<D: Deliver> Acceptor<D> {
                     }
                 }
             }
+            self.deliver.delivered();
             input.reserve(16 << 10);
             match timeout(SILENCE_MAX, reader.read_buf(&mut input)).await {
                 Ok(Ok(0)) => return Ended::Closed,

@@ -20,6 +20,8 @@ impl Deliver for Collect {
         let _ = self.0.send((from, to, bytes, Instant::now()));
         Ok(())
     }
+
+    fn delivered(&self) {}
 }
 
 type Inbox = mpsc::UnboundedReceiver<(NodeId, NodeId, Bytes, Instant)>;
@@ -111,6 +113,51 @@ async fn messages_travel_both_ways_in_order() {
 }
 
 #[tokio::test]
+async fn what_is_queued_leaves_with_the_next_flush_and_control_first() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    for (lane, text) in [(Lane::Data, "a"), (Lane::Data, "b"), (Lane::Control, "c")] {
+        transports[0].queue(lane, NodeId(1), NodeId(2), |out| out.put_slice(text.as_bytes()));
+    }
+    transports[0].flush();
+    let mut got = String::new();
+    while got.len() < 3 {
+        let (_, _, bytes, _) = inboxes[1].recv().await.unwrap();
+        if &bytes[..] != b"hello" {
+            got.push_str(std::str::from_utf8(&bytes).unwrap());
+        }
+    }
+    assert_eq!(got, "cab");
+}
+
+#[tokio::test]
+async fn what_the_system_does_not_take_at_once_leaves_later_in_order() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    // Nobody reads meanwhile: this task does not let go of the only thread.
+    let lost = transports[0].status()[0].lost;
+    for number in 0..200_u32 {
+        transports[0].send(NodeId(1), NodeId(2), |out| {
+            out.put_u32(number);
+            out.put_bytes(7, 200_000);
+        });
+    }
+    let status = &transports[0].status()[0];
+    assert!(status.queued_bytes > 0 && status.lost > lost, "{status:?}");
+    let sent = 200 - (status.lost - lost);
+    let mut numbers = Vec::new();
+    while (numbers.len() as u64) < sent {
+        let (_, _, bytes, _) = inboxes[1].recv().await.unwrap();
+        if bytes.len() > 5 {
+            assert!(bytes.len() == 200_004 && bytes[4..].iter().all(|byte| *byte == 7));
+            numbers.push(u32::from_be_bytes(bytes[..4].try_into().unwrap()));
+        }
+    }
+    assert!(numbers.is_sorted() && numbers[0] == 0, "{numbers:?}");
+    assert_eq!(transports[0].status()[0].queued_bytes, 0);
+}
+
+#[tokio::test]
 async fn a_large_message_passes_and_one_over_the_limit_does_not_harm_the_link() {
     let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
     send_and_receive(&transports, &mut inboxes).await;
@@ -134,6 +181,8 @@ fn control_leaves_before_data_and_finds_room_in_a_full_queue() {
     let link = Link {
         peer,
         queue: Mutex::default(),
+        socket: Mutex::default(),
+        is_unflushed: AtomicBool::new(false),
         ready: Notify::new(),
         queue_bytes_max: 16_000,
         counters: Counters::default(),

@@ -1,0 +1,101 @@
+//! Pages for operators, at the address and behind the TLS of the gRPC API: `/metrics` for
+//! Prometheus, `/livez` and `/readyz` for whatever watches processes.
+//!
+//! `/metrics` needs a credential with the role `read`, as the API does. The other two need none, as
+//! the health service of gRPC, and say only whether the node lives and serves.
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Status};
+
+use super::access::{Access, DEFAULT_KEYSPACE, Role};
+use super::metrics::Now;
+use super::{Service, Transactions};
+use crate::gateway::Health;
+
+/// The version of the format that Prometheus and OpenMetrics readers ask for.
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+struct Pages<T> {
+    service: Service<T>,
+    access: Access,
+}
+
+impl<T> Clone for Pages<T> {
+    fn clone(&self) -> Self {
+        Self { service: self.service.clone(), access: self.access.clone() }
+    }
+}
+
+/// The pages of a node.
+pub(super) fn pages<T: Transactions>(service: Service<T>, access: Access) -> Router {
+    Router::new()
+        .route("/livez", get(lives::<T>))
+        .route("/readyz", get(serves::<T>))
+        .route("/metrics", get(metrics::<T>))
+        .with_state(Pages { service, access })
+}
+
+/// Whether the process should go on. A node that ends in good order lives until it has ended.
+async fn lives<T: Transactions>(State(pages): State<Pages<T>>) -> (StatusCode, String) {
+    match pages.health() {
+        Health::Serving | Health::Stopping => (StatusCode::OK, "ok\n".into()),
+        Health::Failed(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {why}\n")),
+    }
+}
+
+/// Whether clients should use this node.
+async fn serves<T: Transactions>(State(pages): State<Pages<T>>) -> (StatusCode, String) {
+    match pages.health() {
+        Health::Serving => (StatusCode::OK, "ok\n".into()),
+        Health::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n".into()),
+        Health::Failed(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {why}\n")),
+    }
+}
+
+async fn metrics<T: Transactions>(State(pages): State<Pages<T>>, request: Request) -> Response {
+    match pages.metrics(request).await {
+        Ok(page) => ([(CONTENT_TYPE, OPENMETRICS)], page).into_response(),
+        Err(status) => {
+            let code = match status.code() {
+                Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+                Code::PermissionDenied => StatusCode::FORBIDDEN,
+                Code::ResourceExhausted => StatusCode::SERVICE_UNAVAILABLE,
+                _ => StatusCode::INTERNAL_SERVER_ERROR,
+            };
+            (code, format!("{}\n", status.message())).into_response()
+        }
+    }
+}
+
+impl<T: Transactions> Pages<T> {
+    fn health(&self) -> Health {
+        self.service.inner.transactions.describe().health
+    }
+
+    async fn metrics(&self, request: Request) -> Result<String, Status> {
+        let inner = &*self.service.inner;
+        let _admitted = inner.admission.admit()?;
+        let (parts, _) = request.into_parts();
+        let metadata = MetadataMap::from_headers(parts.headers);
+        let request = tonic::Request::from_parts(metadata, parts.extensions, ());
+        self.access.identify(&request)?.require(DEFAULT_KEYSPACE, Role::Read)?;
+        let transactions = &inner.transactions;
+        let (quantities, groups) = tokio::join!(transactions.gauges(), transactions.groups());
+        let now = Now {
+            about: &transactions.describe(),
+            requests: [inner.admission.requests(), inner.limits.requests_max],
+            open: [inner.open.len(), inner.limits.txns_open_max],
+            refused: inner.admission.refused(),
+            uptime: inner.started.elapsed(),
+            quantities: &quantities,
+            groups: &groups,
+        };
+        inner.metrics.page(&now).map_err(|error| Status::internal(error.to_string()))
+    }
+}

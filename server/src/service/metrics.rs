@@ -1,0 +1,313 @@
+//! What the service measures of transactions, and the text that Prometheus reads.
+//!
+//! Names and units follow the conventions of Prometheus: base units, `_total` for counters. Every
+//! metric has the labels `protocol`, `region` and `node`.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use orthodrome_core::machine::{Gauge as Quantity, GroupView};
+use orthodrome_core::txn::{Kind, Priority};
+use orthodrome_core::{NodeId, Outcome, Txn};
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use tokio::time::Instant;
+
+use crate::gateway::Description;
+
+/// Upper bounds of the buckets of latencies, in seconds: from a commit on one machine to one that
+/// waited for several round trips around the world.
+const SECONDS: [f64; 16] =
+    [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0];
+
+/// A transaction under way, as metrics see it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    kind: &'static str,
+    priority: &'static str,
+    began: Instant,
+}
+
+impl Timing {
+    /// A transaction that arrives now.
+    pub(super) fn start(txn: &Txn) -> Self {
+        let kind = match &txn.kind {
+            Kind::Interactive => "interactive",
+            Kind::General => "general",
+            Kind::Procedure(_) => "procedure",
+            Kind::ReadOnly => "read-only",
+            Kind::StaleReadOnly => "stale-read-only",
+        };
+        Self { kind, ..Self::resolve(txn) }
+    }
+
+    /// A question for the outcome of a transaction.
+    pub(super) fn resolve(txn: &Txn) -> Self {
+        let priority = if txn.priority > Priority::LOW { "high" } else { "low" };
+        Self { kind: "resolve", priority, began: Instant::now() }
+    }
+}
+
+/// The rounds of a transaction that has several.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// The first reads.
+    Begin,
+    /// Further reads of a general transaction.
+    Read,
+    /// From the decision of the client to the outcome.
+    Commit,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Ended {
+    kind: &'static str,
+    priority: &'static str,
+    outcome: &'static str,
+    /// Why it aborted; empty if it did not.
+    reason: String,
+    /// The way that it took through the protocol.
+    path: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Latency {
+    kind: &'static str,
+    priority: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Round {
+    phase: &'static str,
+    priority: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct About {
+    name: &'static str,
+    about: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Partition {
+    partition: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Build {
+    version: &'static str,
+    cluster: String,
+    guarantee: &'static str,
+}
+
+/// A histogram of latencies.
+type Latencies<L> = Family<L, Histogram, fn() -> Histogram>;
+
+fn latencies() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
+/// What has been measured since the process started.
+pub(super) struct Metrics {
+    pub(super) committed: Counter,
+    pub(super) aborted: Counter,
+    pub(super) unknown: Counter,
+    /// Transactions aborted because their lease ran out.
+    pub(super) leases_expired: Counter,
+    /// Transactions of high priority that ran with low, because a quota was used up.
+    pub(super) demoted: Counter,
+    ended: Family<Ended, Counter>,
+    latency: Latencies<Latency>,
+    rounds: Latencies<Round>,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let (latency, rounds) = (
+            Latencies::new_with_constructor(latencies as fn() -> Histogram),
+            Latencies::new_with_constructor(latencies as fn() -> Histogram),
+        );
+        Self {
+            committed: Counter::default(),
+            aborted: Counter::default(),
+            unknown: Counter::default(),
+            leases_expired: Counter::default(),
+            demoted: Counter::default(),
+            ended: Family::default(),
+            latency,
+            rounds,
+        }
+    }
+}
+
+/// What else a page shows: how things are at the moment.
+pub(super) struct Now<'a> {
+    pub(super) about: &'a Description,
+    /// Requests in flight, and their bound.
+    pub(super) requests: [usize; 2],
+    /// Transactions that wait for their clients, and their bound.
+    pub(super) open: [usize; 2],
+    /// Requests refused because of overload.
+    pub(super) refused: u64,
+    pub(super) uptime: Duration,
+    pub(super) quantities: &'a [Quantity],
+    pub(super) groups: &'a [GroupView],
+}
+
+impl Metrics {
+    /// Counts a transaction whose client is about to receive this outcome.
+    pub(super) fn end(&self, timing: Timing, path: &'static str, outcome: Outcome) {
+        let Timing { kind, priority, began } = timing;
+        let (total, outcome, reason) = match outcome {
+            Outcome::Committed(_) => (&self.committed, "committed", String::new()),
+            Outcome::Aborted(reason) => (&self.aborted, "aborted", reason.to_string()),
+            Outcome::Unknown => (&self.unknown, "unknown", String::new()),
+        };
+        total.inc();
+        self.ended.get_or_create(&Ended { kind, priority, outcome, reason, path }).inc();
+        let seconds = began.elapsed().as_secs_f64();
+        self.latency.get_or_create(&Latency { kind, priority, outcome }).observe(seconds);
+    }
+
+    /// Measures one round of a transaction, which began at `since`.
+    pub(super) fn round(&self, phase: Phase, timing: Timing, since: Instant) {
+        let phase = match phase {
+            Phase::Begin => "begin",
+            Phase::Read => "read",
+            Phase::Commit => "commit",
+        };
+        let round = self.rounds.get_or_create_owned(&Round { phase, priority: timing.priority });
+        round.observe(since.elapsed().as_secs_f64());
+    }
+
+    /// The text that Prometheus reads.
+    ///
+    /// # Errors
+    /// Formatting fails, which writing to a string never does.
+    pub(super) fn page(&self, now: &Now<'_>) -> Result<String, fmt::Error> {
+        let about = now.about;
+        let label = |name: &'static str, value: String| (Cow::Borrowed(name), Cow::Owned(value));
+        let labels = [
+            label("protocol", about.protocol.to_owned()),
+            label("region", about.region.clone()),
+            label("node", about.node.to_string()),
+        ];
+        let mut registry = Registry::with_prefix_and_labels("orthodrome", labels.into_iter());
+        self.register(&mut registry);
+        register_now(&mut registry, now);
+        let mut page = String::new();
+        text::encode(&mut page, &registry)?;
+        Ok(page)
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "transactions",
+            "Transactions whose outcome a client received, by kind, priority, outcome, reason of the abort and path through the protocol",
+            self.ended.clone(),
+        );
+        registry.register(
+            "transaction_seconds",
+            "Time from the first request of a transaction to its outcome, with the time of its client",
+            self.latency.clone(),
+        );
+        registry.register(
+            "round_seconds",
+            "Time that the node took for one round of an interactive or general transaction: begin, read or commit",
+            self.rounds.clone(),
+        );
+        registry.register(
+            "leases_expired",
+            "Transactions aborted because their client let the lease run out",
+            self.leases_expired.clone(),
+        );
+        registry.register(
+            "priority_demoted",
+            "Transactions of high priority that ran with low, because the quota of their principal was used up",
+            self.demoted.clone(),
+        );
+    }
+}
+
+fn register_now(registry: &mut Registry, now: &Now<'_>) {
+    let gauge = |registry: &mut Registry, name: &str, help: &str, value: usize| {
+        let gauge: Gauge = Gauge::default();
+        gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        registry.register(name, help, gauge);
+    };
+    let ([requests, requests_max], [open, open_max]) = (now.requests, now.open);
+    gauge(registry, "requests_in_flight", "Requests being worked on", requests);
+    gauge(registry, "requests_in_flight_limit", "Most requests at once", requests_max);
+    gauge(
+        registry,
+        "transactions_in_flight",
+        "Transactions without an outcome yet",
+        now.about.in_flight,
+    );
+    gauge(
+        registry,
+        "transactions_in_flight_limit",
+        "Most transactions without an outcome",
+        now.about.in_flight_max,
+    );
+    gauge(registry, "transactions_open", "Transactions that wait for their client", open);
+    gauge(
+        registry,
+        "transactions_open_limit",
+        "Most transactions that wait for their client",
+        open_max,
+    );
+    let refused: Counter = Counter::default();
+    refused.inc_by(now.refused);
+    registry.register("requests_refused", "Requests refused because of overload", refused);
+    let uptime = Gauge::<f64, AtomicU64>::default();
+    uptime.set(now.uptime.as_secs_f64());
+    registry.register("uptime_seconds", "Time since the node started to serve clients", uptime);
+    let build = Family::<Build, Gauge>::default();
+    let Description { cluster, guarantee, .. } = now.about;
+    let version = env!("CARGO_PKG_VERSION");
+    build.get_or_create(&Build { version, cluster: cluster.clone(), guarantee }).set(1);
+    registry.register("build_info", "Always 1; the labels say what runs", build);
+
+    let quantities = Family::<About, Gauge>::default();
+    for Quantity { name, node, value } in now.quantities {
+        quantities.get_or_create(&About { name, about: node.to_string() }).set(*value);
+    }
+    registry.register(
+        "protocol",
+        "Quantities of the protocol; `name` ends with the unit, and `about` is the node concerned",
+        quantities,
+    );
+    register_groups(registry, now.about.node, now.groups);
+}
+
+fn register_groups(registry: &mut Registry, node: NodeId, groups: &[GroupView]) {
+    let (leads, voters, known) = (
+        Family::<Partition, Gauge>::default(),
+        Family::<Partition, Gauge>::default(),
+        Family::<Partition, Gauge>::default(),
+    );
+    for group in groups {
+        let partition = Partition { partition: group.partition.to_string() };
+        leads.get_or_create(&partition).set(i64::from(group.leader == Some(node)));
+        known.get_or_create(&partition).set(i64::from(group.leader.is_some()));
+        let many = i64::try_from(group.voters.len()).unwrap_or(i64::MAX);
+        voters.get_or_create(&partition).set(many);
+    }
+    registry.register("partition_leads", "1 if this node leads the partition", leads);
+    registry.register("partition_leader_known", "1 if this node knows a leader", known);
+    registry.register("partition_voters", "Members of the partition that vote", voters);
+}
