@@ -1,4 +1,4 @@
-//! The command line as its users meet it: what is printed where, and the exit status.
+//! The command line as users see it: where output goes, and the exit status.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -25,7 +25,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Runs a command that succeeds with status `status`, and reads the one JSON object that it prints.
+/// Runs a command that ends with `status`, and parses the JSON object that it prints.
 fn json(status: i32, arguments: &[&str]) -> Value {
     let output = run(arguments);
     assert_eq!(output.status.code(), Some(status), "{arguments:?}: {}", text(&output.stderr));
@@ -34,7 +34,7 @@ fn json(status: i32, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Runs a command that is refused with one line, and returns the line.
+/// Runs a command that is refused with one line, and returns this line.
 fn refused(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -49,7 +49,7 @@ fn sim<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [base.as_slice(), more].concat()
 }
 
-/// As `… | head -1` does, of standard output and of standard error.
+/// As `… | head -1` does, with standard output and with standard error.
 #[test]
 fn closed_standard_output_is_not_an_error() {
     let history = tempfile::tempdir().unwrap();
@@ -86,7 +86,7 @@ fn a_file_without_its_directory_is_refused_before_anything_runs() {
     let file = file.to_str().unwrap();
     let compare =
         ["compare", "--protocols", PROTOCOL, "--topology", "azure5", "--workload", "bank"];
-    // Far longer than a test may take, if it ran.
+    // The run would take far longer than a test may.
     let long = ["--duration", "10h", "--rate", "10000"];
     for (option, arguments) in [
         ("--html", [compare.as_slice(), &long, &["--html", file]].concat()),
@@ -115,7 +115,7 @@ fn an_init_that_fails_leaves_nothing_behind() {
             assert_eq!(fs::read_dir(inside("empty")).unwrap().count(), 0, "{name} {wrong:?}");
         }
     }
-    // What is there stays there.
+    // Existing files remain.
     fs::write(folder.path().join("empty/mine"), "mine").unwrap();
     let line = refused(&["serve", "--init", &inside("empty")]);
     assert!(line.contains("not empty"), "{line}");
@@ -260,7 +260,8 @@ fn check_distinguishes_correct_anomalous_and_unreadable_histories() {
         format!(r#""invoke_us":{at},"complete_us":{},"status":"ok","ops":{ops}"#, at + 5)
     };
     let first = write(10, r#"[["append","k",1]]"#);
-    // The second began when the first was over and does not see it: not strict, but serializable.
+    // The second transaction began when the first had ended, and does not see it: not strictly
+    // serializable, but serializable.
     let stale = write(20, r#"[["r","k",[]]]"#);
     let fresh = write(30, r#"[["r","k",[1]]]"#);
     let good = history(folder.path(), "good.jsonl", &[&first, &fresh]);
@@ -415,12 +416,13 @@ fn a_comparison_page_loads_nothing_from_the_network() {
     {
         assert!(page.contains(part), "{part} is not on the page");
     }
-    // Names of namespaces are no addresses.
+    // The name of a namespace is not an address.
     let links = page.replace("http://www.w3.org/2000/svg", "");
     for loaded in ["http:", "https:", "src=", "<link", "@import", "url("] {
         assert!(!links.contains(loaded), "the page has {loaded}");
     }
-    // One transaction of each, every message sent before it came, all while it went on.
+    // One transaction of each protocol; every message was sent before it arrived, and during the
+    // transaction.
     let (_, rest) = page.split_once("const journeys=").unwrap();
     let (data, _) = rest.split_once(";</script>").unwrap();
     let journeys: Value = serde_json::from_str(data).unwrap();
@@ -463,7 +465,7 @@ fn compare_puts_protocols_side_by_side() {
             assert_eq!(run["failure"], Value::Null);
         }
     }
-    // The same run as by itself.
+    // The same result as in a run alone.
     let alone = json(0, &sim(&["--workload", "retwis", "--seed", "2", "--json"]));
     let paired = &compared[0]["runs"][1];
     for field in ["events", "committed", "latency_ms", "bytes_per_txn"] {
@@ -503,7 +505,7 @@ fn transactions_begin_in_the_given_regions() {
         let regions = result["regions"].as_object().unwrap();
         let n = |name: &str| regions.get(name).map_or(0, |summary| summary["n"].as_u64().unwrap());
         assert_eq!(n("WA") + n("PR") + n("NSW"), 0, "{regions:?}");
-        // Clients in Singapore wait longer for each.
+        // Clients in Singapore wait longer for each transaction.
         assert!(n("SG") > 10 && n("VA") > 2 * n("SG"), "{regions:?}");
     }
     for (bad, names) in [
@@ -543,7 +545,7 @@ fn own_workloads_and_topologies_are_simulated() {
     let line = refused(&sim(&["--workload", &bad]));
     assert!(line.contains("bad.jsonl") && line.contains("line 2"), "{line}");
 
-    // A server that listens is somewhere to measure the way to.
+    // `topology measure` needs an address that listens.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let to = format!("Far={}", listener.local_addr().unwrap());
     let output = run(&["topology", "measure", "--region", "Here", "--to", &to, "--count", "3"]);
@@ -583,7 +585,8 @@ fn egress_has_a_price_where_one_is_given() {
     let (unit, bytes, run) = figure(&plan("", &["--json"]));
     assert_eq!(unit, "bytes between regions per transaction");
     assert_eq!(run["egress_dollars"], Value::Null);
-    // A dollar for ten gigabytes everywhere: of a million transactions, a ten thousandth of the bytes of one.
+    // A dollar for ten gigabytes everywhere: the price of a million transactions is a ten
+    // thousandth of the bytes of one.
     let price = "egress_price = { Virginia = 0.1, Frankfurt = 0.1, Seoul = 0.1 }";
     let (unit, dollars, run) = figure(&plan(price, &["--json"]));
     assert_eq!(unit, "dollars per million transactions");
@@ -634,7 +637,8 @@ fn a_plan_beats_the_naive_placement_and_its_files_are_right() {
     assert_eq!((&plan["objective"], &plan["survive"]), (&"p50".into(), &1.into()));
     let best = &plan["recommended"];
     let figure = |pair: &Value| pair["figure"].as_f64().unwrap();
-    // Half of what the naive placement takes: it leads from where nobody is.
+    // Half of the naive placement's latency: the naive placement has its leaders where no users
+    // are.
     for naive in ["same_protocol_naive", "best_naive"] {
         assert_eq!(plan[naive]["placement"], "naive");
         assert!(figure(best) < 0.7 * figure(&plan[naive]), "{plan}");
@@ -649,7 +653,7 @@ fn a_plan_beats_the_naive_placement_and_its_files_are_right() {
         assert!(["VA", "WA"].contains(&leader), "{partition}");
         assert_eq!(partition["replicas"].as_array().unwrap().len(), 3);
     }
-    // Whatever dies, the others go on.
+    // Whichever region dies, the others continue.
     let deaths = plan["deaths"].as_array().unwrap();
     assert!(deaths.len() >= 3);
     for death in deaths {
@@ -667,7 +671,7 @@ fn a_plan_beats_the_naive_placement_and_its_files_are_right() {
     }
     let checked = run(&["serve", "--check", "--config", dir.join("n1.toml").to_str().unwrap()]);
     assert_eq!(checked.status.code(), Some(0), "{}", text(&checked.stderr));
-    // What it says of the first node is what was recommended for its region.
+    // The placement of the first node is the recommended one for its region.
     let led = partitions.iter().filter(|partition| partition["leader"] == "VA").count();
     assert_eq!(text(&checked.stdout).matches("(leads)").count(), led);
 
@@ -686,8 +690,8 @@ fn a_plan_beats_the_naive_placement_and_its_files_are_right() {
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// Half of Retwis only reads. Without a way of their own such transactions are prepared as well, which
-/// takes a round trip to all replicas of what they read.
+/// Half of Retwis only reads. If such transactions are prepared too, they take a round trip to all
+/// replicas that they read.
 #[test]
 fn reads_that_are_prepared_take_another_round_trip() {
     let trips = |how: &'static str| {

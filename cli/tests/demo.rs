@@ -1,4 +1,4 @@
-//! The demonstration, as everybody runs it first: real sockets, real files, a region that dies.
+//! The demonstration as a new user runs it: real sockets, real files, a region that dies.
 
 #![allow(
     clippy::disallowed_types,
@@ -109,7 +109,7 @@ fn servers_of_other_kinds_are_one_database_and_none_of_the_money_is_lost() {
     // The emulated distances hold.
     assert!(result["latency_ms"]["within London"]["p50"].as_f64().unwrap() > 250.0, "{result}");
     assert_eq!(result["total_ok"], true, "{result}");
-    // Servers are gone, and their files with them.
+    // The servers and their files are gone.
     let left: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("server")), "{left:?}");
 }

@@ -1,6 +1,6 @@
-//! Every family of protocols on real processes: a server killed, one paused, one that lost its disk, at
-//! last everything killed at once, all under load. Afterwards the history is checked, and what was
-//! written in between is read back.
+//! Every protocol on real processes under load: a server is killed, one is paused, one loses its
+//! disk, and at last all are killed at once. Afterwards the history is checked, and everything that
+//! was written is read back.
 
 #![allow(
     clippy::disallowed_types,
@@ -23,24 +23,24 @@ use orthodrome_core::{NodeId, PartitionId, Protocol};
 use orthodrome_protocols::registry::{self, Registered, Row, Visitor};
 use processes::{Cluster, Load, must_end_within, run, signal, text, until};
 
-/// How long one test may take: many times what it takes on a machine that does nothing else.
+/// Time limit of one test: many times what it takes on an idle machine.
 const LIMIT: Duration = Duration::from_secs(400);
-/// How long a server is paused: longer than every lease and every time-out of an election on local3.
+/// Length of a pause: longer than every lease and every election time-out on local3.
 const PAUSE: Duration = Duration::from_secs(3);
-/// What must be committed before, during and after each fault.
+/// Number of commits before, during and after each fault.
 const COMMITS: u64 = 15;
 const REGIONS: u32 = 3;
-/// So many keys lie in all partitions.
+/// Number of keys: enough that every partition has some.
 const KEYS: u32 = 20;
 
-/// What an operator does about a server that has lost its data directory (ADR 19).
+/// An operator's remedy for a server that has lost its data directory (ADR 19).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Remedy {
     /// A new machine takes its place: `--replace`.
     Replace,
-    /// Its partitions go to other servers: `ChangeMembers`. It does not come back.
+    /// Its partitions move to other servers: `ChangeMembers`. It does not return.
     Move,
-    /// Nothing but its data brings it back: the disk is mounted again.
+    /// Only its data brings it back: the disk is mounted again.
     Mount,
 }
 
@@ -48,9 +48,9 @@ struct Trial {
     protocol: &'static str,
     cluster: Cluster,
     load: Load,
-    /// How often [`Trial::write`] has succeeded.
+    /// Number of successful calls of [`Trial::write`].
     writes: u32,
-    /// Partitions, and which servers hold them as first placed.
+    /// The initial placement: partitions and their servers.
     placement: Vec<(PartitionId, Vec<NodeId>)>,
 }
 
@@ -71,7 +71,7 @@ impl Trial {
         trial
     }
 
-    /// Transactions commit, and one that writes to every partition does too.
+    /// Checks that transactions commit, including one that writes to every partition.
     fn goes_on(&mut self, after: &str) {
         self.load.commits(COMMITS);
         until(&format!("{}: every partition takes writes after {after}", self.protocol), || {
@@ -79,7 +79,7 @@ impl Trial {
         });
     }
 
-    /// Writes every key, each with the same number; true if that was committed.
+    /// Writes the same number to every key; true if that was committed.
     fn write(&mut self) -> bool {
         let round = self.writes + 1;
         let pairs: Vec<String> = (0..KEYS).map(|key| format!("k{key} {round}")).collect();
@@ -88,7 +88,7 @@ impl Trial {
         let output = run(&["shell", "--deadline", "10s", "--connect", &all, "-e", &line]);
         let is_committed = output.status.code() == Some(0);
         if !is_committed {
-            // Shown if the test fails.
+            // Printed if the test fails.
             println!("{}: round {round}: {}", self.protocol, text(&output.stderr));
         }
         self.writes += u32::from(is_committed);
@@ -114,7 +114,7 @@ impl Trial {
         self.goes_on("a server was paused");
     }
 
-    /// A server dies and its data directory is gone.
+    /// Kills a server and deletes its data directory.
     fn wipe(&mut self, remedy: Remedy) {
         let first = &self.placement[0].1;
         let server = match remedy {
@@ -156,7 +156,7 @@ impl Trial {
             }
         }
         if remedy != Remedy::Move {
-            // One that holds the same: so the one that came back is needed.
+            // Kills a server with the same partitions, so that the returned one is needed.
             let holds = self.placement.iter().find(|(_, at)| at.contains(&NodeId(server)));
             let other = holds.unwrap().1.iter().find(|other| other.0 != server).unwrap().0;
             self.cluster.kill([other]);
@@ -173,8 +173,8 @@ impl Trial {
         assert!(said.contains(because), "{}: {said}", self.protocol);
     }
 
-    /// Each partition of the lost server goes to another server of the same region. When that has
-    /// happened the partitions do without one of those that held them before, too.
+    /// Moves each partition of the lost server to another server of the same region. Afterwards one
+    /// of the partition's old servers is killed too.
     fn move_partitions_off(&mut self, lost: u32) {
         let region = (0..REGIONS).find(|r| self.cluster.region(*r).any(|n| n == lost)).unwrap();
         let spare = self.cluster.region(region).find(|number| *number != lost).unwrap();
@@ -199,8 +199,9 @@ impl Trial {
         self.goes_on("partitions have moved to another server");
     }
 
-    /// Orders that these be the voters, and waits until that is so. False if the order fails, for the
-    /// leader may change before the new voters have caught up: then it must be given again.
+    /// Orders a change to these voters, and waits until it has happened. False if the order fails,
+    /// because the leader may change before the new voters have caught up; then it must be
+    /// repeated.
     fn is_moved(&self, partition: PartitionId, voters: &[NodeId]) -> bool {
         let all: Vec<String> =
             self.cluster.nodes.keys().map(|number| self.cluster.endpoint(*number)).collect();
@@ -250,7 +251,7 @@ impl Trial {
         assert_eq!(result["total_ok"], true, "{protocol}: {result}");
         let keys: Vec<String> = (0..KEYS).map(|key| format!("k{key}")).collect();
         let line = format!("get {}", keys.join(" "));
-        // A write whose outcome was not told may have been committed too.
+        // A write of unknown outcome may have been committed too.
         let written =
             |round: u32| -> String { (0..KEYS).map(|key| format!("k{key} = {round}\n")).collect() };
         let expected = [written(self.writes), written(self.writes + 1)];
@@ -270,7 +271,7 @@ impl Trial {
     }
 }
 
-/// What a client of this node's gateway hears.
+/// Runs a request as a client of this node's gateway.
 fn asked<T>(
     cluster: &Cluster,
     number: u32,
@@ -291,7 +292,8 @@ fn survives(protocol: &'static str, remedy: Remedy) {
     trial.judge();
 }
 
-/// Those that have a test of their own below, so that tests run at once; `slog-consensus` is like `slog`.
+/// Protocols with a test of their own below, so that tests run in parallel; `slog-consensus` is
+/// similar to `slog`.
 const NAMED: [&str; 10] = [
     "carousel-basic",
     "carousel-fast",
@@ -306,7 +308,7 @@ const NAMED: [&str; 10] = [
 ];
 
 impl Remedy {
-    /// What a protocol says that an operator can do.
+    /// The remedy that a protocol supports.
     fn of<P: Protocol>() -> Self {
         let topology = Topology::built_in("local3").unwrap();
         let cluster = orthodrome_core::Cluster::spread(topology, 2, 1, 3, 3).unwrap();

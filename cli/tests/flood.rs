@@ -1,6 +1,7 @@
-//! Many large requests at once, over gRPC to real processes: each is within every limit, and together they
-//! are far above the bytes that a node works on at once. No node ends for it, every answer says what became
-//! of the request, and the data is there after a restart. Then reads that are too large for one answer.
+//! Many large requests at once, over gRPC to real processes. Each is within every limit, and
+//! together they far exceed the bytes that a node may have in progress. No node may end because of
+//! them, every answer must state the outcome of the request, and the data must be there after a
+//! restart. Then reads that are too large for one answer.
 
 #![allow(
     clippy::disallowed_types,
@@ -29,17 +30,17 @@ use tonic_prost::ProstCodec;
 
 use api::{Answer, Read, reason};
 
-/// How long one test may take: many times what it takes on a machine that does nothing else.
+/// Time limit of one test: many times what it takes on an idle machine.
 const LIMIT: Duration = Duration::from_secs(500);
-/// How long one answer may take on a machine that is busy with other work.
+/// Time limit of one answer on a machine that is busy with other work.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Connections that share the requests.
 const CONNECTIONS: usize = 6;
-/// So many values of the largest size are more than one answer holds.
+/// Number of values of maximum size that exceed one answer.
 const TOO_MANY: usize = 18;
 
-/// What of `proto/orthodrome.proto` is needed here. A client library must not stand between a test of the
-/// statuses and the statuses.
+/// The needed parts of `proto/orthodrome.proto`. The test uses no client library, which would hide
+/// the statuses.
 mod api {
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct TxnId {
@@ -151,13 +152,13 @@ mod api {
     }
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Told {
     Committed,
-    /// Without effect, for this reason.
+    /// It had no effect, for this reason.
     Aborted(i32),
-    /// Without effect: the node has no room for it.
+    /// It had no effect, because the node was overloaded.
     Busy,
 }
 
@@ -204,7 +205,7 @@ impl Caller {
         self.call("Execute", request).await
     }
 
-    /// Writes what caller `number` writes.
+    /// Writes the values of caller `number`.
     async fn write(&mut self, number: usize) -> Told {
         let puts = writes(number).map(|(key, value)| (key, api::Do::Put(value))).collect();
         told(self.execute(puts).await)
@@ -217,7 +218,7 @@ impl Caller {
     }
 }
 
-/// What an answer says; fails if that is neither an outcome nor a refusal that says why.
+/// The result in an answer; fails if that is neither an outcome nor a refusal with a reason.
 fn told(answer: Result<Answer, Status>) -> Told {
     match answer {
         Ok(answer) => ended(answer.outcome),
@@ -240,7 +241,7 @@ fn ended(outcome: Option<api::Outcome>) -> Told {
     }
 }
 
-/// Writes what caller `number` writes, again and again until that is committed.
+/// Writes the values of caller `number` until they are committed.
 async fn write_at_last(caller: &mut Caller, number: usize) {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -271,7 +272,7 @@ fn cluster(protocol: &str, regions: u32) -> Cluster {
     let count = regions.to_string();
     let arguments = ["--topology", map.to_str().unwrap(), "--protocol", protocol];
     let arguments = [&arguments[..], &["--partitions", "1", "--replicas", &count]].concat();
-    // What is tested is what is written, not how safely, nor how far it travels.
+    // The test is about written data, not about durability or distances.
     let changes = [
         ("#durability = \"sync\"", "durability = \"process\""),
         ("emulate_wan = true", "emulate_wan = false"),
@@ -285,7 +286,7 @@ async fn flood(protocol: &str, regions: u32) {
     cluster.start(cluster.numbers());
     let address = cluster.endpoint(1);
     let mut first = Caller::at(&address).await;
-    // Whether a group has a leader already is not what is tested.
+    // Waits for leaders, because elections are not tested here.
     write_at_last(&mut first, CALLERS).await;
     let mut callers = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -308,12 +309,12 @@ async fn flood(protocol: &str, regions: u32) {
     }
     let answered = began.elapsed();
     assert!(committed.len() > 1, "{protocol} with {regions}: nobody found room");
-    // Whoever comes back later does.
+    // A client that comes back later succeeds.
     for number in 0..TOO_MANY / VALUES {
         write_at_last(&mut first, number).await;
         committed.push(number);
     }
-    // Fails if one has ended by itself.
+    // Fails if a node has ended by itself.
     cluster.kill(cluster.numbers());
     cluster.start(cluster.numbers());
     let mut after = Caller::at(&address).await;
@@ -329,7 +330,7 @@ async fn flood(protocol: &str, regions: u32) {
     );
 }
 
-/// How long the value of a key is, once nobody is writing it.
+/// The length of a key's value, once no transaction is writing it.
 async fn length(caller: &mut Caller, key: &str) -> usize {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -343,7 +344,7 @@ async fn length(caller: &mut Caller, key: &str) -> usize {
     }
 }
 
-/// Reads of more than an answer holds are refused with a reason, whatever asks for them.
+/// Reads that exceed an answer are refused with a reason, in every kind of request.
 async fn read_too_much(caller: &mut Caller, of: &str) {
     let keys: Vec<String> = (0..TOO_MANY).map(|at| key(at / VALUES, at % VALUES)).collect();
     let is_refused = |status: &Status| {
@@ -358,7 +359,7 @@ async fn read_too_much(caller: &mut Caller, of: &str) {
         let read = caller.read(&keys).await;
         match read {
             Err(status) if is_refused(&status) => break,
-            // It met a write that is not over.
+            // It conflicted with a pending write.
             other => match told(other) {
                 Told::Aborted(reason::TOO_LARGE) => break,
                 Told::Aborted(_) | Told::Busy => {}
@@ -397,7 +398,7 @@ async fn read_too_much(caller: &mut Caller, of: &str) {
             Ok(api::Begun { finished, .. }) => drop(ended(finished)),
         }
     }
-    // And less than that is told.
+    // A smaller read succeeds.
     assert_eq!(length(caller, &keys[0]).await, VALUE_BYTES_MAX, "{of}");
 }
 

@@ -1,5 +1,5 @@
-//! `load` against the real client service in front of a small serial store, so that what it says of
-//! a cluster that keeps its promises, and of one that does not, is known beforehand.
+//! `load` against the real client service in front of a small serial store. So its verdicts on a
+//! correct cluster, and on an incorrect one, are known in advance.
 
 #![allow(
     clippy::disallowed_types,
@@ -10,7 +10,7 @@
     reason = "tests of real sockets and processes; an unmet expectation is a failed test"
 )]
 
-// The client library's own test gateways; not all of what they can do is needed here.
+// The test gateways of the client library, of which only a part is used here.
 #[allow(dead_code)]
 #[path = "../../client/tests/gateways/mod.rs"]
 mod gateways;
@@ -33,7 +33,7 @@ async fn run(arguments: Vec<String>) -> Output {
     .unwrap()
 }
 
-/// Runs `load` and returns its result, its exit status and what it said.
+/// Runs `load`, and returns its result, its exit status and its messages.
 async fn load(nodes: &[Arc<Node>], arguments: &[&str]) -> (serde_json::Value, i32, String) {
     let endpoints: Vec<&str> = nodes.iter().map(|node| node.address.as_str()).collect();
     let endpoints = endpoints.join(",");
@@ -108,7 +108,7 @@ async fn load_submits_transactions_in_the_given_regions() {
 async fn dependent_transactions_go_by_reconnaissance_where_they_must() {
     let store = Arc::<Store>::default();
     let nodes = [Node::start_plain(&store, 0).await, Node::start_plain(&store, 1).await];
-    // With one list, what a transaction reads first is all that it reads.
+    // With one list, a transaction's first read is its only one.
     let one = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&one, "workload = \"list-append:dependent\"\noptions = { keys = 1 }\n").unwrap();
     for workload in ["list-append:dependent", one.path().to_str().unwrap()] {
@@ -163,7 +163,7 @@ async fn lost_answers_aborts_and_lost_gateways_are_no_anomalies() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_stores_behind_one_cluster_are_reported_as_an_anomaly() {
     let nodes = [Node::start(&Arc::default(), 0).await, Node::start(&Arc::default(), 1).await];
-    // The two stores number clients alike; in one history no name may occur twice.
+    // Both stores assign the same client ids; in one history no id may occur twice.
     for _ in 0..40 {
         Client::connect(Config::new([&nodes[1].address])).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! `measure`: the real program over real servers. How long anything takes is not judged.
+//! `measure`: the real program with real servers. The test does not check durations.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,7 +20,7 @@ fn measure(temporary: &Path, arguments: &[&str]) -> Output {
     processes::output(measure.arg("measure").args(arguments).env("TMPDIR", temporary))
 }
 
-/// What one that succeeds prints.
+/// The result of a successful run.
 fn measured(temporary: &Path, arguments: &[&str]) -> Value {
     let output = measure(temporary, arguments);
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -40,7 +40,7 @@ fn figure(of: &Value, name: &str) -> f64 {
 fn a_mode_is_measured_over_four_servers_in_the_directory_that_was_named() {
     let temporary = tempfile::tempdir().unwrap();
     let dir = temporary.path().join("named");
-    // In one second few of the transactions end that reach the farthest server.
+    // In one second, few transactions end that reach the farthest server.
     let rest = "--seconds 4 --warmup 0 --rows 100 --terminals 4 --modes geotp --json --dir";
     let mut arguments: Vec<&str> = rest.split(' ').collect();
     arguments.push(dir.to_str().unwrap());
@@ -55,7 +55,7 @@ fn a_mode_is_measured_over_four_servers_in_the_directory_that_was_named() {
     let counts = ["centralized_ms", "distributed_ms"].map(|kind| figure(&run[kind], "n"));
     assert_eq!(figure(&run["latency_ms"], "n"), counts.iter().sum::<f64>(), "{run}");
     assert!((0.0..=100.0).contains(&figure(run, "abort_percent")), "{run}");
-    // It is kept, with a file for the proxy and for each agent.
+    // The folder is kept, with a file for the proxy and for each agent.
     for name in ["proxy.toml", "agent1.toml", "agent4.toml"] {
         assert!(dir.join("0").join(name).is_file(), "{name} is missing");
     }
@@ -64,7 +64,7 @@ fn a_mode_is_measured_over_four_servers_in_the_directory_that_was_named() {
 #[test]
 fn a_statement_is_measured_at_servers_of_both_kinds_and_nothing_is_left() {
     let temporary = tempfile::tempdir().unwrap();
-    // Each statement is sent for an eighth of that, at least once.
+    // Each statement is repeated for an eighth of that time, at least once.
     let arguments = ["--overhead", "--seconds", "1", "--rows", "100", "--json"];
     let printed = measured(temporary.path(), &arguments);
     let statements = printed["statements"].as_array().unwrap();

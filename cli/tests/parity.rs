@@ -1,6 +1,6 @@
-//! The same scenario in the simulator and on real processes that emulate the same distances: latencies
-//! must agree, or one of the two says something wrong about the other. One protocol runs with all tests;
-//! `cargo xtask parity --protocol P` compares another.
+//! The same scenario in the simulator and on real processes with the same emulated distances.
+//! Latencies must agree; otherwise one of the two is wrong. One protocol runs with all tests;
+//! `cargo xtask parity --protocol P` compares another one.
 
 #![allow(
     clippy::disallowed_types,
@@ -21,24 +21,24 @@ use std::time::Duration;
 use processes::{Cluster, Load, json, must_end_within, run};
 use serde_json::Value;
 
-/// Transactions a second over all regions: few enough that nobody waits for anybody.
+/// Transactions a second over all regions: so few that they rarely conflict or queue.
 const RATE: &str = "25";
-/// How far apart medians may be: the measure of the project's second issue.
+/// The maximum relative difference between medians, which the project's second issue demands.
 const APART_MAX: f64 = 0.05;
-/// How often the processes are measured until they agree with the simulator. Whatever else this machine
-/// does delays messages and writes to disk now and then; what is wrong in the simulator, or slow in the
-/// server, is so every time.
+/// Number of tries until the processes agree with the simulator. Other work on this machine
+/// sometimes delays messages and disk writes, but an error of the simulator or a slow server shows
+/// in every try.
 const MEASUREMENTS_MAX: u32 = 4;
 
-/// What an attempt did, and the region of its client.
+/// The kind of an attempt, and the region of its client.
 type Group = (&'static str, String);
-/// Sorted, in milliseconds.
+/// Sorted latencies in milliseconds.
 type Latencies = BTreeMap<Group, Vec<f64>>;
 
-/// Latencies, in milliseconds, of the attempts of a history that committed, sorted, by region and by
-/// whether they wrote. Attempts, not requests: how often something is tried again is chance. Whether
-/// they wrote, because reads take one round trip and `retwis` reads half of the time, so that its
-/// median lies between the two and jumps.
+/// The sorted latencies, in milliseconds, of the committed attempts of a history, by region and by
+/// whether they wrote. They are of attempts and not of requests, because the number of retries is
+/// random. Reads are separate, because they take one round trip, and half of `retwis` reads: the
+/// median of all would lie between both values and jump.
 fn latencies(history: &Path) -> Latencies {
     let mut all = Latencies::new();
     for line in fs::read_to_string(history).unwrap().lines() {
@@ -69,10 +69,10 @@ fn median(sorted: &[f64]) -> f64 {
     quantile(sorted, 0.5)
 }
 
-/// Whether the median of `measured` is within 5 % of one that so small a sample of `simulated` could
-/// have: latencies come in steps, one for each distance on the map, and a median next to a step is on
-/// either side by chance. The rank of a median of n varies by 1 / (2 √n); four times that is never
-/// exceeded by chance.
+/// Whether the median of `measured` is within 5 % of a median that so small a sample of `simulated`
+/// could have. Latencies form steps, one for each distance of the topology, and a median near a
+/// step is on either side by chance. The rank of a median of n varies by 1 / (2 √n); four times
+/// that is never exceeded by chance.
 fn agree(simulated: &[f64], measured: &[f64]) -> bool {
     let rank_error = 2.0 / (measured.len() as f64).sqrt();
     let least = quantile(simulated, 0.5 - rank_error) * (1.0 - APART_MAX);
@@ -85,7 +85,7 @@ fn parity(cluster: &Cluster, protocol: &str, workload: &str) {
         .map(|name| cluster.path().join(format!("{name}-{workload}.jsonl")));
     let scenario = ["--workload", workload, "--rate", RATE, "--json", "--history"];
     let place = ["--topology", "azure5", "--partitions", "5", "--replicas", "3"];
-    // Simulated time is cheap: so long that the simulated medians are exact.
+    // Simulated time is cheap, so the run is long enough for exact medians.
     let course = ["--protocol", protocol, "--duration", "600s"];
     let arguments = [&["sim"][..], &place, &course, &scenario, &[here.to_str().unwrap()]];
     let (simulated, status) = json(&run(&arguments.concat()));
@@ -107,7 +107,7 @@ fn parity(cluster: &Cluster, protocol: &str, workload: &str) {
     panic!("{workload}: more than 5 % apart {MEASUREMENTS_MAX} times in a row");
 }
 
-/// Prints both, and gives what is too far apart.
+/// Prints both, and returns the medians that differ too much.
 fn compare(workload: &str, simulated: &Latencies, measured: &Latencies) -> Vec<Group> {
     println!("{workload:22} {:>17} {:>17} {:>9}", "simulated", "measured", "apart");
     let mut too_far = Vec::new();
@@ -130,7 +130,7 @@ fn compare(workload: &str, simulated: &Latencies, measured: &Latencies) -> Vec<G
     too_far
 }
 
-/// How long all measurements together may take.
+/// Time limit of all measurements together.
 const LIMIT: Duration = Duration::from_secs(1_500);
 
 #[test]
@@ -142,7 +142,7 @@ fn real_processes_are_as_fast_as_simulated_ones() {
     let map = ["--topology", "azure5", "--protocol", protocol];
     let mut cluster = Cluster::init(5, &map, &[]);
     cluster.start(cluster.numbers());
-    // Leaders are elected where there are any, connections open.
+    // Waits until leaders are elected and connections are open.
     let all = cluster.endpoints(cluster.numbers());
     let warm = ["--workload", "ycsbt:4", "--rate", "50", "--duration", "24h", "--no-check"];
     let load = Load::start(&[&["--connect", &all], &warm[..]].concat());

@@ -1,4 +1,5 @@
-//! A cluster of real processes: made by `serve --init`, put under load, one killed, one asked to end.
+//! A cluster of real processes: made by `serve --init`, put under load; one node is killed, and one
+//! is asked to end.
 
 #![allow(
     clippy::disallowed_types,
@@ -18,11 +19,11 @@ use orthodrome_core::NodeId;
 use orthodrome_server::tls::Authority;
 use processes::{Cluster, Load, must_end_within, orthodrome, run, text, until};
 
-/// How long one test may take: many times what it takes on a machine that does nothing else.
+/// Time limit of one test: many times what it takes on an idle machine.
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// A client sees its own commits, from the moment on when it is told of them; and an append that would
-/// make a value too long is refused for that reason.
+/// A client sees its own commits as soon as they are acknowledged; and an append that would make a
+/// value too long is refused for that reason.
 #[test]
 fn a_shell_reads_its_own_writes() {
     for protocol in ["carousel-basic", "carousel-fast"] {
@@ -49,8 +50,8 @@ fn a_shell_reads_its_own_writes() {
     }
 }
 
-/// By rounds at the gateway, and by reconnaissance: the same shell script, and dependent transactions
-/// under load while a node dies.
+/// Once by rounds at the gateway, and once by reconnaissance: the same shell script, and dependent
+/// transactions under load while a node dies.
 #[test]
 fn transactions_that_find_their_keys_by_reading_run_on_every_protocol() {
     must_end_within(LIMIT);
@@ -82,8 +83,9 @@ fn transactions_that_find_their_keys_by_reading_run_on_every_protocol() {
     }
 }
 
-/// Two servers in each region hold half of its values each. One dies under load, with transactions on their way between
-/// the halves; what it needs is sent again when it comes back, and it is needed again when its like elsewhere die.
+/// Each region has two servers with half of its values each. One dies under load, with transactions
+/// in progress between the halves. When it is back, what it needs is sent again; and it is needed
+/// again when the servers with the same half elsewhere die.
 #[test]
 fn a_server_that_holds_a_share_dies_and_comes_back() {
     must_end_within(LIMIT);
@@ -96,7 +98,7 @@ fn a_server_that_holds_a_share_dies_and_comes_back() {
         let arguments = ["--workload", "list-append", "--clients", "8", "--duration", "1h"];
         let load = Load::start(&[&["--connect", &all], &arguments[..]].concat());
         load.commits(40);
-        // The first of each region holds one share, the second the other.
+        // The first server of each region holds one share, the second the other.
         cluster.kill([2]);
         let pairs: Vec<String> = (0..20).map(|number| format!("k{number} {number}")).collect();
         let keys: Vec<String> = (0..20).map(|number| format!("k{number}")).collect();
@@ -109,13 +111,13 @@ fn a_server_that_holds_a_share_dies_and_comes_back() {
         ask(&cluster, 1, format!("put {}", pairs.join(" ")));
         load.commits(40);
         cluster.start([2]);
-        // The other one of three that hold the same.
+        // Another of the three servers with the same share.
         cluster.kill([4]);
         load.commits(40);
         let (result, status, said) = load.stop();
         assert_eq!(status, Some(0), "{protocol}: {result}\n{said}");
         assert_eq!(result["check"]["ok"], true, "{protocol}: {result}");
-        // Everything at once: parts that were kept are on disk.
+        // All at once: kept parts are on disk.
         cluster.kill([1, 2, 3, 5, 6]);
         cluster.start(1..=6);
         let kept: String = (0..20).map(|number| format!("k{number} = {number}\n")).collect();
@@ -126,8 +128,8 @@ fn a_server_that_holds_a_share_dies_and_comes_back() {
     }
 }
 
-/// Of three regions two are dead, so that nothing can be ordered. The third still tells what it has, to those who ask for
-/// no more than that.
+/// Two of three regions are dead, so that no transaction can be ordered. The third region still
+/// serves reads of old states.
 #[test]
 fn a_region_that_is_alone_tells_what_it_has() {
     must_end_within(LIMIT);
@@ -160,8 +162,8 @@ fn a_region_that_is_alone_tells_what_it_has() {
     }
 }
 
-/// A server is lost with its disk; an empty one takes its place under load, and is needed soon after:
-/// of two partitions, only the new one and one other are left.
+/// A server is lost with its disk, and an empty one replaces it under load. Soon the new server is
+/// needed: of two partitions, only it and one other server remain.
 #[test]
 fn an_empty_server_of_ocean_vista_takes_the_place_of_a_lost_one() {
     must_end_within(LIMIT);
@@ -215,7 +217,7 @@ fn empty_directory_is_rejected_for_a_member() {
     std::fs::remove_dir_all(&data).unwrap();
     let said = refusal(&[]);
     assert!(said.contains("holds no data of n1") && said.contains("--new-cluster"), "{said}");
-    // Its votes in the directory nobody else knows.
+    // Its votes in the directory are known to no other server.
     let said = refusal(&["--replace"]);
     assert!(said.contains("cannot replace n1"), "{said}");
     assert!(!said.contains("change-members"), "the protocol has no such orders: {said}");
@@ -264,7 +266,7 @@ fn five_processes_survive_the_death_of_one_and_end_in_good_order() {
     assert_eq!(result["check"]["ok"], true, "{result}");
     assert_eq!(result["total_ok"], true, "{result}");
 
-    // What was committed before is still there, with and without the node that died.
+    // Earlier commits are still there, with and without the node that died.
     let get = |endpoints: &str| {
         run(&["shell", "--deadline", "60s", "--connect", endpoints, "-e", "get kept"])
     };
@@ -308,7 +310,7 @@ fn a_client_certificate_lets_in_whom_the_file_lists_and_nobody_else() {
     );
     cluster.start(1..=3);
     let tls = cluster.dir().join("tls");
-    // A certificate of the right name by an authority that the cluster does not know.
+    // A certificate with the right name by an unknown authority.
     let stranger = cluster.path().join("stranger");
     std::fs::create_dir(&stranger).unwrap();
     let authority = Authority::new("dev").unwrap();
@@ -329,7 +331,7 @@ fn a_client_certificate_lets_in_whom_the_file_lists_and_nobody_else() {
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
     assert_eq!(ask(Some(&tls), 2), (Some(0), "committed\n".into(), String::new()));
-    // One that the authority signed, but that nobody listed; and none.
+    // A certificate that the authority signed but that is not listed; and no certificate.
     for (dir, node) in [(Some(&*tls), 3), (None, 0)] {
         let (status, stdout, stderr) = ask(dir, node);
         assert_eq!((status, &*stdout), (Some(2), ""), "{stderr}");

@@ -9,7 +9,7 @@
     reason = "tests of real sockets and processes; an unmet expectation is a failed test"
 )]
 
-// The client library's own test gateways; not all of what they can do is needed here.
+// The test gateways of the client library, of which only a part is used here.
 #[allow(dead_code)]
 #[path = "../../client/tests/gateways/mod.rs"]
 mod gateways;
@@ -32,7 +32,7 @@ async fn shell(node: &Node, arguments: &[&str], script: &str) -> Output {
     let script = script.to_owned();
     tokio::task::spawn_blocking(move || {
         let mut child = command.spawn().unwrap();
-        // A shell that refused to start has closed its end.
+        // A shell that did not start has closed its end.
         let _ = child.stdin.take().unwrap().write_all(script.as_bytes());
         child.wait_with_output().unwrap()
     })
@@ -197,7 +197,7 @@ error: c1.3 was still open at the end of the shell; it is aborted
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_outcome_is_never_called_aborted_and_can_be_asked_for_again() {
     let node = Node::start(&Arc::<Store>::default(), 0).await;
-    // The write takes effect, its answer is lost, and for a while nobody can tell.
+    // The write takes effect, its answer is lost, and for a while its outcome is unknown.
     node.twist(Call::Begin, [Twist::DoAndCut]);
     node.twist(Call::Resolve, std::iter::repeat_n(Twist::Unknown, 1_000));
     let output = shell(&node, &["--deadline", "500ms", "-e", "put a 1"], "").await;

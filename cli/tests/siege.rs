@@ -1,6 +1,6 @@
-//! A siege: five regions of three processes each under load, a leader paused, regions killed, at last
-//! everything killed at once; afterwards every promise is checked. One round runs with all tests;
-//! `cargo xtask siege --rounds N --protocol P` runs more and prints the figures.
+//! A siege: five regions of three processes each under load. A leader is paused, regions are
+//! killed, and at last all processes at once. Afterwards every promise is checked. One round runs
+//! with all tests; `cargo xtask siege --rounds N --protocol P` runs more and prints the figures.
 
 #![allow(
     clippy::disallowed_types,
@@ -24,27 +24,27 @@ use processes::{Cluster, Load, json, must_end_within, run, signal, unix_us};
 use serde_json::Value;
 
 const REGIONS: u32 = 5;
-/// How long a leader is paused: longer than every lease and every time-out of an election.
+/// Length of a leader's pause: longer than every lease and every election time-out.
 const PAUSE: Duration = Duration::from_secs(10);
-/// How long a round may take, and the start and the check as much: many times what they take on a
-/// machine that does nothing else.
+/// Time limit of a round, and again of the start and the check: many times what they take on an
+/// idle machine.
 const ROUND_MAX: Duration = Duration::from_secs(300);
-/// What must have been committed before each fault, after it, and after it healed.
+/// Number of commits before each fault, after it, and after its end.
 const COMMITS: u64 = 60;
-/// How much the resident memory of a process may grow after the first commits: caches fill, logs are
-/// compacted in steps. A leak under this load would be found by more rounds.
+/// Maximum growth of a process's resident memory after the first commits: caches fill, and logs are
+/// compacted in steps. More rounds would find a leak under this load.
 const GROWTH_MAX_KIB: u64 = 64 << 10;
-/// Every account and every list is read at the end, so there is a bound on how many there can be.
+/// All accounts and lists are read at the end, so their number is bounded.
 const BANK: &str =
     "workload = \"bank\"\n[options]\nkeys = 300\nform = \"mixed\"\nread_only = 0.05\n";
-/// No list is ever full, so all are read at the end.
+/// Lists never become full, so all are read at the end.
 const LISTS: &str = "workload = \"list-append\"\n[options]\nkeys = 150\nform = \"mixed\"\n\
                      appends_per_key = 100000\n";
 
-/// One fault and when it began and healed, in microseconds since the Unix epoch.
+/// A fault with its beginning and end, in microseconds since the Unix epoch.
 struct Fault {
     name: String,
-    /// Its callers cannot commit in the meantime; none if all or none can.
+    /// The region whose clients cannot commit in the meantime; none if all or none can.
     region: Option<u32>,
     began: u64,
     healed: u64,
@@ -54,7 +54,7 @@ struct Siege {
     cluster: Cluster,
     loads: Vec<(Load, PathBuf)>,
     faults: Vec<Fault>,
-    /// Resident memory of each process after its first commits, and the most seen since.
+    /// Resident memory of each process after its first commits, and the maximum since.
     rss: BTreeMap<u32, (u64, u64)>,
 }
 
@@ -92,7 +92,7 @@ impl Siege {
         siege
     }
 
-    /// Waits until each load has committed some more, then looks at everybody's memory.
+    /// Waits until each load has committed some more, then measures the memory of all processes.
     fn commits(&mut self) {
         for (load, _) in &self.loads {
             load.commits(COMMITS);
@@ -110,7 +110,7 @@ impl Siege {
         self.commits();
     }
 
-    /// A whole region dies at once and returns after the others have gone on for a while.
+    /// Kills a whole region at once, and restarts it after the others have continued for a while.
     fn lose_region(&mut self, region: u32) {
         let nodes: Vec<u32> = self.cluster.region(region).collect();
         self.fault(format!("kill -9 of region {region}"), Some(region), |siege| {
@@ -120,8 +120,8 @@ impl Siege {
         });
     }
 
-    /// The preferred leader of the partition with the region's number stops for a while and goes on as
-    /// if nothing had been. (Leadership returns to preferred leaders.)
+    /// Pauses the preferred leader of the partition with the region's number, and continues it
+    /// after a while. (Leadership returns to preferred leaders.)
     fn pause_leader(&mut self, region: u32) {
         let leader = self.cluster.region(region).next().unwrap();
         self.fault(format!("SIGSTOP of n{leader} for {PAUSE:?}"), None, |siege| {
@@ -140,7 +140,7 @@ impl Siege {
         });
     }
 
-    /// Ends the loads and holds everything that was promised against what is there.
+    /// Ends the loads, and compares the data with every promise.
     fn judge(mut self) {
         let mut commits: Vec<(u64, String)> = Vec::new();
         let (mut entries, mut unknown) = (0, 0);
@@ -217,14 +217,14 @@ impl Siege {
     }
 }
 
-/// Times without commits around one fault, in seconds.
+/// Times without commits around a fault, in seconds.
 struct Gaps {
     committed_meanwhile: usize,
-    /// Without a commit anywhere.
+    /// The longest time without any commit.
     longest: f64,
-    /// Without a commit in some region that is not down.
+    /// The longest time without a commit in a region that is not down.
     longest_of_a_region: f64,
-    /// From the fault's end to the next commit anywhere.
+    /// Time from the fault's end to the next commit.
     after_heal: f64,
 }
 
@@ -262,8 +262,8 @@ fn read(history: &Path) -> Vec<Value> {
     file.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect()
 }
 
-/// Nothing acknowledged is missing from the lists as read at the end, nothing refused is in them, and
-/// nothing is in them that nobody asked for.
+/// Checks that the final lists contain all acknowledged elements, no refused ones, and no unknown
+/// ones.
 fn hold_lists_against(history: &[Value]) {
     let last = history.last().unwrap();
     let mut lists: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! A cluster of real processes on loopback, made by `serve --init`, and loads put to it: what tests
-//! and benchmarks of the whole thing have in common.
+//! A cluster of real processes on loopback, made by `serve --init`, and load on it. Shared by tests
+//! and benchmarks of whole clusters.
 
 #![allow(
     dead_code,
@@ -25,30 +25,30 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long one thing may take on a machine that is busy with other work.
+/// Time limit of one step on a machine that is busy with other work.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a command may take that computes or measures.
+/// Time limit of a command that computes or measures.
 const COMMAND_PATIENCE: Duration = Duration::from_secs(600);
-/// How often something is looked at that tells nobody when it changes.
+/// Interval of polling.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 thread_local! {
-    /// When the test of this thread must have ended.
+    /// The deadline of this thread's test.
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Bounds the test that calls it: whatever it still waits for then fails, and says what it is.
+/// Sets a deadline for the calling test: any later wait fails then, and says what it waited for.
 pub fn must_end_within(span: Duration) {
     END.set(Some(Instant::now() + span));
 }
 
-/// When whoever begins to wait now, for as long as `patience`, gives up.
+/// The end of a wait that begins now and lasts at most `patience`.
 fn give_up_at(patience: Duration) -> Instant {
     let own = Instant::now() + patience;
     END.get().map_or(own, |end| end.min(own))
 }
 
-/// Waits until something is so; fails with what was awaited.
+/// Waits until a condition is true; fails with `awaited` in the message.
 pub fn until(awaited: &str, mut is_so: impl FnMut() -> bool) {
     let (began, end) = (Instant::now(), give_up_at(PATIENCE));
     while !is_so() {
@@ -57,7 +57,7 @@ pub fn until(awaited: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The status with which a process ends; none if it does not end in time, and then it is killed.
+/// The exit status of a process; none if it does not end in time, and then it is killed.
 fn ended(process: &mut Child, patience: Duration) -> Option<ExitStatus> {
     let end = give_up_at(patience);
     loop {
@@ -65,7 +65,7 @@ fn ended(process: &mut Child, patience: Duration) -> Option<ExitStatus> {
             return Some(status);
         }
         if Instant::now() > end {
-            // It may end just now by itself.
+            // It may end by itself at this moment.
             let _ = process.kill();
             let _ = process.wait();
             return None;
@@ -74,7 +74,7 @@ fn ended(process: &mut Child, patience: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// Everything that somebody writes, read while others go on.
+/// Reads everything from a pipe in a thread.
 fn collect(mut from: impl std::io::Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -83,7 +83,7 @@ fn collect(mut from: impl std::io::Read + Send + 'static) -> JoinHandle<Vec<u8>>
     })
 }
 
-/// What a command writes and how it ends; fails if it does not end in time.
+/// The output and exit status of a command; fails if it does not end in time.
 pub fn output(command: &mut Command) -> Output {
     let named = format!("{command:?}");
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -116,7 +116,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// What a command printed as JSON, and its exit status.
+/// The JSON that a command printed, and its exit status.
 pub fn json(output: &Output) -> (serde_json::Value, Option<i32>) {
     let value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)));
@@ -128,9 +128,9 @@ pub fn unix_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64
 }
 
-/// A range of free ports. Nothing else takes them until they are used, nor while a node of theirs is
-/// down: they are below those that systems give to outgoing connections, and processes of other
-/// numbers begin to look elsewhere.
+/// A range of free ports. They stay free until they are used, and while their node is down: they
+/// are below the range for outgoing connections, and other test processes search from other
+/// starting points.
 fn free_ports(count: u16) -> u16 {
     const RANGE: u16 = 50;
     const RANGES: u16 = 400;
@@ -182,7 +182,7 @@ impl Node {
         Self { process, lines, log }
     }
 
-    /// Waits until it says that it serves.
+    /// Waits until the node reports that it serves.
     fn ready(&self, name: &str) {
         let left = give_up_at(PATIENCE).saturating_duration_since(Instant::now());
         let line = self.lines.recv_timeout(left);
@@ -198,7 +198,7 @@ impl Node {
         self.process.id()
     }
 
-    /// Asks it to end by SIGTERM, and returns its exit status.
+    /// Sends SIGTERM, and returns the exit status.
     pub fn terminate(&mut self) -> Option<i32> {
         signal(self.process.id(), "TERM");
         let status = ended(&mut self.process, PATIENCE);
@@ -216,14 +216,14 @@ impl Node {
     fn rss_kib(&self) -> u64 {
         let status = self.proc_file("status");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        // A process that is just ending has none.
+        // A process that is ending has none.
         line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse().unwrap())
     }
 
-    /// Processor time of all its threads so far.
+    /// Processor time of all its threads.
     fn cpu(&self) -> Duration {
         let stat = self.proc_file("stat");
-        // Fields are counted after the name, which is in parentheses and may hold anything.
+        // Fields are counted after the name, which is in parentheses and may contain any character.
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         let ticks: u64 = [fields[11], fields[12]].map(|f| f.parse::<u64>().unwrap()).iter().sum();
         // USER_HZ is 100 on every Linux.
@@ -239,7 +239,7 @@ impl Drop for Node {
     }
 }
 
-/// A cluster's files, and those of its nodes that run.
+/// A cluster's files and running nodes.
 pub struct Cluster {
     directory: tempfile::TempDir,
     base: u16,
@@ -249,7 +249,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Makes the files; `changes` are made in each (from, to).
+    /// Makes the files, and applies `changes` to each (from, to).
     pub fn init(regions: u32, arguments: &[&str], changes: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let value = |name: &str| {
@@ -277,7 +277,7 @@ impl Cluster {
         cluster
     }
 
-    /// A directory for whatever a test needs.
+    /// The directory of the files.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
@@ -290,28 +290,28 @@ impl Cluster {
         self.dir().join(format!("n{number}.toml"))
     }
 
-    /// Every node's number.
+    /// The numbers of all nodes.
     pub fn numbers(&self) -> impl Iterator<Item = u32> + use<> {
         1..=self.count
     }
 
-    /// The nodes of a region, from 0.
+    /// The nodes of a region; regions are numbered from 0.
     pub fn region(&self, region: u32) -> impl Iterator<Item = u32> + use<> {
         let first = region * self.servers_per_region + 1;
         first..first + self.servers_per_region
     }
 
-    /// Where clients reach a node.
+    /// The address of a node for clients.
     pub fn endpoint(&self, number: u32) -> String {
         format!("127.0.0.1:{}", u32::from(self.base) + number - 1)
     }
 
-    /// Where clients reach these nodes, in the form of `--connect`.
+    /// The addresses of these nodes for clients, in the form of `--connect`.
     pub fn endpoints(&self, numbers: impl IntoIterator<Item = u32>) -> String {
         numbers.into_iter().map(|number| self.endpoint(number)).collect::<Vec<_>>().join(",")
     }
 
-    /// Starts nodes and waits until they serve.
+    /// Starts nodes, and waits until they serve.
     pub fn start(&mut self, numbers: impl IntoIterator<Item = u32>) {
         self.start_with(numbers, &[]);
     }
@@ -328,9 +328,9 @@ impl Cluster {
         }
     }
 
-    /// `kill -9`. Whoever ended before, by itself, is a failure.
+    /// Kills nodes as `kill -9` does. Fails if a node has ended by itself.
     pub fn kill(&mut self, numbers: impl IntoIterator<Item = u32>) {
-        // All at once, not one after the other has ended.
+        // All at once, without waiting for each.
         let mut killed: Vec<Node> = Vec::new();
         for number in numbers {
             let mut node = self.nodes.remove(&number).expect("it does not run");
@@ -341,7 +341,7 @@ impl Cluster {
         }
     }
 
-    /// Asks every node that runs to end, all at once; each must run still, and end in good order.
+    /// Asks all running nodes to end; fails unless each is running and exits with success.
     pub fn end(&mut self) {
         for (number, node) in &mut self.nodes {
             let ended = node.process.try_wait().unwrap();
@@ -365,11 +365,11 @@ impl Cluster {
     }
 }
 
-/// A load under way.
+/// A running load.
 pub struct Load {
     process: Child,
     progress: Arc<(Mutex<Progress>, Condvar)>,
-    /// Of what it says on the way, and of its result.
+    /// The readers of its progress messages and of its result.
     readers: Option<(JoinHandle<()>, JoinHandle<Vec<u8>>)>,
 }
 
@@ -381,7 +381,8 @@ struct Progress {
 }
 
 impl Load {
-    /// Starts `load --json` with these arguments. It runs until [`Load::stop`], or as they say.
+    /// Starts `load --json` with these arguments. It runs until [`Load::stop`], or as long as the
+    /// arguments say.
     pub fn start(arguments: &[&str]) -> Self {
         let mut process = orthodrome(&[&["load", "--json"], arguments].concat())
             .stdout(Stdio::piped())
@@ -411,19 +412,20 @@ impl Load {
         Self { process, progress, readers: Some((reader, stdout)) }
     }
 
-    /// Commits so far; at most a second old.
+    /// Number of commits so far, at most a second old.
     pub fn committed(&self) -> u64 {
         self.progress.0.lock().unwrap().committed
     }
 
-    /// Waits until so many more transactions have committed.
+    /// Waits until this number of further transactions has committed.
     pub fn commits(&self, more: u64) {
         let wanted = self.committed() + more;
         let (committed, said) = self.commits_until(wanted, give_up_at(PATIENCE));
         assert!(committed >= wanted, "only {committed} commits, awaited {wanted}:\n{said}");
     }
 
-    /// How many there are once there are enough, or it is late, or the load is over; and what it said.
+    /// Waits for `wanted` commits, until `end` or the end of the load. Returns their number, and
+    /// the load's messages.
     fn commits_until(&self, wanted: u64, end: Instant) -> (u64, String) {
         let (progress, changed) = &*self.progress;
         let mut progress = progress.lock().unwrap();
@@ -437,14 +439,14 @@ impl Load {
         (progress.committed, progress.said.clone())
     }
 
-    /// Begins no more transactions, waits for the last answers, and returns the result, the exit
-    /// status, and what was said on the way.
+    /// Stops the load, waits for the last answers, and returns the result, the exit status, and the
+    /// messages.
     pub fn stop(self) -> (serde_json::Value, Option<i32>, String) {
         signal(self.process.id(), "INT");
         self.finish()
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the load.
     pub fn finish(mut self) -> (serde_json::Value, Option<i32>, String) {
         let status = ended(&mut self.process, COMMAND_PATIENCE);
         let (reader, stdout) = self.readers.take().unwrap();

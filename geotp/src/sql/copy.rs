@@ -7,27 +7,27 @@ use super::catalog::Dialect;
 use super::parse::Verb;
 use super::set::{Reader, near, switch};
 
-/// How rows of a COPY are written.
+/// The format of rows of a COPY.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopyForm {
-    /// With quotes, as spreadsheets write them; otherwise with backslashes.
+    /// True for CSV, which uses quotes; otherwise PostgreSQL's text format, which uses backslashes.
     pub is_csv: bool,
-    /// Between fields.
+    /// The separator of fields.
     pub delimiter: u8,
-    /// What NULL is written as.
+    /// The text for NULL.
     pub null: String,
-    /// The first line has the names of the columns.
+    /// True if the first line has the names of the columns.
     pub has_header: bool,
-    /// Around fields (CSV).
+    /// The quote around fields (CSV).
     pub quote: u8,
-    /// Before a quote within quotes (CSV).
+    /// The escape before a quote within quotes (CSV).
     pub escape: u8,
 }
 
-/// Reads a COPY.
+/// Parses a COPY.
 ///
 /// # Errors
-/// It cannot be read, or it is one that the proxy does not carry out.
+/// Its syntax is wrong, or the proxy does not support it.
 pub(super) fn read(text: &str) -> Result<Verb, Refusal> {
     let mut reader = Reader::new(text, Dialect::PostgreSql)?;
     reader.word("copy");
@@ -77,7 +77,8 @@ pub(super) fn read(text: &str) -> Result<Verb, Refusal> {
     Ok(Verb::CopyOut { query, form })
 }
 
-/// A token as it can be read again: what was between quotes has none inside it any more.
+/// Formats a token so that it can be parsed again: the tokenizer has removed the quotes inside of a
+/// constant.
 fn written(token: &Token) -> String {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "''"));
     match token {
@@ -94,7 +95,7 @@ fn written(token: &Token) -> String {
 }
 
 impl Reader {
-    /// One name, without its quotes.
+    /// A name, without its quotes.
     fn column(&mut self) -> Result<String, Refusal> {
         match self.next() {
             Some(Token::Word(word)) if word.quote_style.is_some() => Ok(word.value),
@@ -103,7 +104,7 @@ impl Reader {
         }
     }
 
-    /// Everything until the parenthesis that is open ends.
+    /// All tokens up to the matching closing parenthesis.
     fn up_to_parenthesis(&mut self) -> Result<Vec<Token>, Refusal> {
         let (mut depth, mut found) = (1_u32, Vec::new());
         loop {
@@ -120,7 +121,7 @@ impl Reader {
         }
     }
 
-    /// Options in parentheses, or as they were written before PostgreSQL 9.
+    /// The options, in parentheses or in the syntax before PostgreSQL 9.
     fn form(&mut self) -> Result<CopyForm, Refusal> {
         self.word("with");
         let is_listed = self.takes(&Token::LParen);
@@ -188,7 +189,7 @@ impl Reader {
         }
     }
 
-    /// HEADER alone means on.
+    /// The value of HEADER; HEADER alone means on.
     fn is_header_on(&mut self) -> Result<bool, Refusal> {
         if !self.has_value() {
             return Ok(true);

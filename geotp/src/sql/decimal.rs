@@ -1,4 +1,4 @@
-//! Exact decimals in text form: what sums, averages and comparisons of merged results need.
+//! Exact decimals, for sums, averages and comparisons of merged results.
 
 use std::cmp::Ordering;
 
@@ -10,7 +10,8 @@ pub(super) struct Decimal {
 }
 
 impl Decimal {
-    /// Reads `-12.30`; `None` for anything else, and for what does not fit.
+    /// Parses a decimal such as `-12.30`; none if the text is something else or the value is too
+    /// large.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         let (is_negative, digits) = match text.strip_prefix('-') {
@@ -33,7 +34,7 @@ impl Decimal {
         self.mantissa.checked_mul(10_i128.checked_pow(scale.checked_sub(self.scale)?)?)
     }
 
-    /// The sum, at the longer scale.
+    /// The sum, with the larger of the two scales.
     pub(super) fn add(self, other: Self) -> Option<Self> {
         let scale = self.scale.max(other.scale);
         Some(Self { mantissa: self.at_scale(scale)?.checked_add(other.at_scale(scale)?)?, scale })
@@ -76,7 +77,7 @@ impl Decimal {
         scale.max(self.scale).max(by.scale)
     }
 
-    /// The place of the first non-zero group of four digits, and that group.
+    /// The position of the first non-zero group of four digits, and that group.
     fn weight(self) -> (i64, u128) {
         if self.mantissa == 0 {
             return (0, 0);
@@ -104,7 +105,7 @@ impl Ord for Decimal {
         let scale = self.scale.max(other.scale);
         match (self.at_scale(scale), other.at_scale(scale)) {
             (Some(left), Some(right)) => left.cmp(&right),
-            // One is too long to be widened: compare whole parts first, then what is left.
+            // One has too many digits to be widened: compares whole parts first, then fractions.
             _ => {
                 let (left, right) = (self.parts(), other.parts());
                 left.cmp(&right)
@@ -153,7 +154,8 @@ mod tests {
         assert!(Decimal::parse("").is_none() && Decimal::parse("1e5").is_none());
     }
 
-    /// As PostgreSQL 15 answers `SELECT 10/3.0::numeric` and the averages of {1,2}, {100000,2}, {0}.
+    /// The expected values are PostgreSQL 15's, for `SELECT 10/3.0::numeric` and the averages of
+    /// {1,2}, {100000,2}, {0}.
     #[test]
     fn averages_have_the_digits_that_postgresql_gives() {
         let average = |sum: &str, count: &str| {

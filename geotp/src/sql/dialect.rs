@@ -1,8 +1,8 @@
-//! PostgreSQL's words in MariaDB's, and the reverse; and values as constants of a statement.
+//! Translates statements between PostgreSQL's and MariaDB's SQL, and formats values as constants.
 //!
-//! Connections to MariaDB run with `NO_BACKSLASH_ESCAPES`, those to PostgreSQL with
-//! `standard_conforming_strings`, so that a text constant is written one way: quotes are doubled,
-//! nothing else is special.
+//! Connections to MariaDB use `NO_BACKSLASH_ESCAPES`, those to PostgreSQL
+//! `standard_conforming_strings`. So a string constant has one syntax for both: quotes are doubled,
+//! and no other character is special.
 
 use std::ops::ControlFlow;
 
@@ -20,7 +20,7 @@ use super::route::table_name;
 use super::value::Value;
 use super::walk::walk_mut;
 
-/// Puts parameters in the places of `$n`.
+/// Replaces the placeholders `$n` by parameters.
 ///
 /// # Errors
 /// A parameter is missing, or its bytes cannot be text.
@@ -58,7 +58,7 @@ pub fn literal(of: &Value, to: Dialect) -> Expr {
     match of {
         Value::Null => value(SqlValue::Null),
         Value::Bool(is) => value(SqlValue::Boolean(*is)),
-        // Parentheses, so that no sign meets another and becomes a comment.
+        // Parentheses prevent that two signs form a comment.
         Value::Number(text) if is_number(text) => match text.strip_prefix('-') {
             Some(digits) => Expr::Nested(Box::new(Expr::UnaryOp {
                 op: UnaryOperator::Minus,
@@ -84,7 +84,7 @@ pub fn literal(of: &Value, to: Dialect) -> Expr {
     }
 }
 
-/// Whether a text is a number as SQL writes one. `NaN` and `Infinity` are texts.
+/// Whether a text is a number in SQL's syntax. `NaN` and `Infinity` are not.
 fn is_number(text: &str) -> bool {
     let digits = text.trim_start_matches(['-', '+']);
     text.len() - digits.len() <= 1
@@ -93,10 +93,10 @@ fn is_number(text: &str) -> bool {
         && digits.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E' | '+' | '-'))
 }
 
-/// Turns a statement of a client that speaks `from` into one for a source that speaks `to`.
+/// Translates a statement from the client's dialect `from` to a source's dialect `to`.
 ///
 /// # Errors
-/// It uses something that `to` does not have.
+/// It uses a feature that `to` does not have.
 pub fn translate(
     statement: &mut Statement,
     from: Dialect,
@@ -111,7 +111,7 @@ pub fn translate(
     check(statement, from, to)
 }
 
-/// Refuses what the other kind of source has no words for, or other meanings.
+/// Refuses features that the other dialect lacks, or in which it has another meaning.
 fn check(statement: &Statement, from: Dialect, to: Dialect) -> Result<(), Refusal> {
     let refuse = |message: String| Err(Refusal::unsupported(message));
     match statement {
@@ -160,7 +160,7 @@ impl VisitorMut for Translator<'_> {
     type Break = Refusal;
 
     fn pre_visit_relation(&mut self, name: &mut ObjectName) -> Flow {
-        // A client's schema or database is the proxy's, not the source's.
+        // A schema or database in a client's statement is the proxy's, not the source's.
         if name.0.len() > 1 && self.catalogue.table(&table_name(name)).is_some() {
             let last = name.0.pop();
             name.0 = last.into_iter().collect();
@@ -228,7 +228,7 @@ impl VisitorMut for Translator<'_> {
             escape_pattern(expr);
         }
         if self.from == self.to {
-            // Two bars are OR to a client of MariaDB, whatever the parser says.
+            // Two bars mean OR for a MariaDB client, whatever the parser reports.
             return ControlFlow::Continue(());
         }
         match self.expr(expr) {
@@ -262,16 +262,16 @@ fn call(name: &str, args: Vec<Expr>) -> Expr {
     })
 }
 
-/// Whether NULLs come first, for a client of `dialect`.
+/// Whether NULLs come first for a client of `dialect`.
 #[must_use]
 pub(super) fn nulls_first(key: &OrderByExpr, dialect: Dialect) -> bool {
     let is_descending = matches!(key.options.sort, Some(OrderBySort::Desc));
-    // NULL is above everything in PostgreSQL, below everything in MariaDB.
+    // NULL is above all values in PostgreSQL, and below all values in MariaDB.
     key.options.nulls_first.unwrap_or(is_descending == (dialect == Dialect::PostgreSql))
 }
 
 impl Translator<'_> {
-    /// The same order at the source, whichever end it puts NULLs at.
+    /// The same order at the source, regardless of where the source puts NULLs by default.
     fn order(&self, mut key: OrderByExpr, is_distinct: bool) -> Vec<OrderByExpr> {
         if self.from == self.to
             && (self.to == Dialect::PostgreSql || key.options.nulls_first.is_none())
@@ -339,7 +339,7 @@ impl Translator<'_> {
                 Dialect::PostgreSql,
                 Expr::BinaryOp { op: BinaryOperator::Divide, left, right: _ },
             ) => {
-                // MariaDB's quotient of whole numbers is not whole.
+                // In MariaDB the quotient of integers is not an integer.
                 **left = cast((**left).clone(), DataType::Numeric(ExactNumberInfo::None));
             }
             (Dialect::MariaDb, Expr::BinaryOp { op: BinaryOperator::Divide, .. }) => {
@@ -367,8 +367,8 @@ impl Translator<'_> {
     }
 }
 
-/// Gives a pattern its escape character where it has none: a source without escapes in texts has none in patterns
-/// either, and every client expects a backslash.
+/// Adds an explicit escape character to a pattern that has none. A source without escapes in
+/// constants has none in patterns either, but every client expects a backslash.
 fn escape_pattern(expr: &mut Expr) {
     let Expr::Like { pattern, escape_char: escape_char @ None, .. } = expr else { return };
     let is_plain = match &**pattern {
@@ -396,7 +396,7 @@ fn constant_of_bytes(expr: &Expr) -> Option<&str> {
     }
 }
 
-/// The bytes that a text is as `bytea`, in hexadecimal digits.
+/// The bytes of a text that is read as `bytea`, in hexadecimal digits.
 pub(super) fn hex_of(text: &str) -> Result<String, Refusal> {
     let wrong =
         || Refusal { message: "invalid input syntax for type bytea".into(), sqlstate: "22P02" };
@@ -490,7 +490,7 @@ fn for_postgresql(data_type: &DataType) -> DataType {
     }
 }
 
-/// The text of a statement, with `to`'s quotes around names and its words for locks.
+/// The SQL of a statement, with the quotes around names and the lock clauses of `to`.
 #[must_use]
 pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
     let mut statement = statement.clone();
@@ -502,16 +502,17 @@ pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
         query.locks.clear();
         lock = " LOCK IN SHARE MODE";
     }
-    // It refuses nothing.
+    // This visitor returns no error.
     let _ = walk_mut(&mut statement, &mut Quoter(quote_of(from)));
     let mut text = statement.to_string();
     text.push_str(lock);
     if from == to { text } else { requote(&text, from, to) }
 }
 
-/// Doubles the quotes in texts and names. The parser leaves out the second of two when it reads, and writes one that has
-/// another or a backslash before it as it is: whoever chooses the text could end the constant with it. Names get this
-/// quote: MySQL's clients may write those that they give to columns like texts.
+/// Doubles the quotes in constants and names. The parser removes the second of two quotes when it
+/// reads a constant, and writes a quote next to another one or after a backslash unchanged, so that
+/// the author of the text could end the constant with it. Names get this quote character: MySQL
+/// clients may quote column aliases like strings.
 struct Quoter(char);
 
 impl VisitorMut for Quoter {
@@ -543,12 +544,12 @@ impl VisitorMut for Quoter {
     }
 }
 
-/// What names have around them.
+/// The quote character of names.
 fn quote_of(dialect: Dialect) -> char {
     if dialect == Dialect::PostgreSql { '"' } else { '`' }
 }
 
-/// Changes the quotes of names; texts in single quotes stay as they are.
+/// Changes the quotes of names; constants in single quotes stay unchanged.
 fn requote(text: &str, from: Dialect, to: Dialect) -> String {
     let (old, new) = (quote_of(from), quote_of(to));
     let mut out = String::with_capacity(text.len());

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use sqlparser::ast::{
     Assignment, AssignmentTarget, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments,
     Ident, Insert, ObjectName, Parens, Query, SelectItem, SetExpr, Statement, TableObject,
-    Value as SqlValue, Values, Visit, VisitMut, Visitor, VisitorMut,
+    Value as SqlValue, Values, Visitor, VisitorMut,
 };
 use sqlparser::tokenizer::Span;
 
@@ -16,6 +16,7 @@ use super::Refusal;
 use super::catalog::{Dialect, Table};
 use super::route::table_name;
 use super::value::Value;
+use super::walk::{walk, walk_mut};
 
 /// The table that an INSERT fills.
 #[must_use]
@@ -267,7 +268,7 @@ pub fn calls(statement: &Statement) -> Option<Vec<Call>> {
         return None;
     }
     let mut finder = Finder(Vec::new(), false);
-    let _ = Visit::visit(statement, &mut finder);
+    let _ = walk(statement, &mut finder);
     (!finder.1 && !finder.0.is_empty()).then_some(finder.0)
 }
 
@@ -275,8 +276,8 @@ pub fn calls(statement: &Statement) -> Option<Vec<Call>> {
 pub fn put_calls(statement: &mut Statement, values: &[i64]) {
     struct Putter<'a>(std::slice::Iter<'a, i64>);
     impl VisitorMut for Putter<'_> {
-        type Break = ();
-        fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        type Break = Refusal;
+        fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Refusal> {
             if let Expr::Function(function) = expr
                 && let Some(Ok(_)) = call(function)
                 && let Some(value) = self.0.next()
@@ -287,7 +288,8 @@ pub fn put_calls(statement: &mut Statement, values: &[i64]) {
         }
     }
     name_columns(statement);
-    let _ = VisitMut::visit(statement, &mut Putter(values.iter()));
+    // It refuses nothing.
+    let _ = walk_mut(statement, &mut Putter(values.iter()));
 }
 
 /// Columns of a query that are calls keep their names.

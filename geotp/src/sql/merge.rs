@@ -1,4 +1,4 @@
-//! Answers of several sources become one: sorted, grouped, counted, cut.
+//! Merges the answers of several sources: sorts, groups, counts and limits rows.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,14 +9,14 @@ use super::catalog::Dialect;
 use super::decimal::Decimal;
 use super::value::{Answer, Cell, Column, Kind};
 
-/// How answers become one.
+/// The way in which answers are merged.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Merge {
-    /// There is one.
+    /// There is only one answer.
     Only,
-    /// Rows one after the other; changed rows are added up.
+    /// Rows are concatenated; counts of changed rows are added up.
     Concatenate,
-    /// All sources did the same; the first speaks for all.
+    /// All sources did the same; the first answer is used.
     Same,
     /// Rows of a SELECT.
     Rows(RowMerge),
@@ -48,42 +48,42 @@ impl fmt::Display for Merge {
     }
 }
 
-/// Where a sort key is.
+/// The column of a sort key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum At {
-    /// In this column.
+    /// The column with this number.
     Column(usize),
-    /// In the hidden column of this number.
+    /// The hidden column with this number.
     Hidden(usize),
-    /// In the column of this name, lower case.
+    /// The column with this name, in lower case.
     Named(String),
 }
 
-/// One key of an order.
+/// One key of a sort order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SortKey {
-    /// Where it is.
+    /// Its column.
     pub at: At,
-    /// Largest first.
+    /// True if the largest value comes first.
     pub is_descending: bool,
-    /// NULLs before all else.
+    /// True if NULLs come first.
     pub nulls_first: bool,
 }
 
-/// How a column of groups is put together.
+/// How a column of aggregated rows is merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// The same in the whole group.
+    /// The value is equal in the whole group.
     Group,
-    /// Added up; NULL adds nothing.
+    /// The values are added up; NULL adds nothing.
     Sum,
-    /// The least.
+    /// The minimum.
     Min,
-    /// The greatest.
+    /// The maximum.
     Max,
-    /// A sum, to be divided by the column `count`.
+    /// The values are added up and divided by the sum of the column `count`.
     Average {
-        /// Where the number of values is.
+        /// The column with the number of values.
         count: usize,
     },
 }
@@ -91,30 +91,30 @@ pub enum Op {
 /// How rows of a SELECT are merged.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RowMerge {
-    /// The order.
+    /// The sort order.
     pub order: Vec<SortKey>,
-    /// The columns that make a group.
+    /// The columns that identify a group.
     pub groups: Vec<usize>,
-    /// What each column is, if rows are groups.
+    /// How each column is merged, if rows are aggregated.
     pub ops: Vec<Op>,
-    /// Rows are groups.
+    /// True if rows are aggregated.
     pub is_aggregated: bool,
-    /// Equal rows are one.
+    /// True if duplicate rows are removed.
     pub is_distinct: bool,
-    /// At most so many.
+    /// Maximum number of rows.
     pub limit: Option<usize>,
-    /// After so many.
+    /// Number of rows that are skipped.
     pub offset: usize,
-    /// The last columns are not the client's.
+    /// Number of columns at the end that the client does not get.
     pub hidden: usize,
-    /// What the client speaks: how long averages are.
+    /// The client's dialect, which decides the number of digits of averages.
     pub client: Dialect,
 }
 
-/// Merges answers in the order of a plan's parts.
+/// Merges answers, which are in the order of a plan's parts.
 ///
 /// # Errors
-/// The sources do not agree on what a result is, or a sum is too large.
+/// The sources disagree about the type of a result, or a sum is too large.
 pub fn merge(how: &Merge, mut answers: Vec<Answer>) -> Result<Answer, Refusal> {
     match how {
         Merge::Only => Ok(answers.pop().unwrap_or_default()),
@@ -182,7 +182,7 @@ impl RowMerge {
         Ok(Answer { columns, rows, affected, last_insert_id: 0 })
     }
 
-    /// The order with the number of each column.
+    /// The sort order with column numbers.
     fn resolved(&self, columns: &[Column]) -> Result<Vec<(usize, &SortKey)>, Refusal> {
         let mut found = Vec::new();
         for key in &self.order {
@@ -274,10 +274,11 @@ impl RowMerge {
     }
 }
 
-/// PostgreSQL's number of `numeric`.
+/// PostgreSQL's type number of `numeric`.
 const NUMERIC: u32 = 1700;
 
-/// The columns of all answers, whose values get the same form: MariaDB's truth is a number.
+/// The columns of all answers, and converts their values to the same form: MariaDB's booleans are
+/// numbers.
 fn unify(answers: &mut [Answer]) -> Result<Vec<Column>, Refusal> {
     let columns = common_columns(answers)?;
     for answer in answers {
@@ -293,7 +294,8 @@ fn unify(answers: &mut [Answer]) -> Result<Vec<Column>, Refusal> {
     Ok(columns)
 }
 
-/// The columns of all answers; kinds of two sources are widened to one that holds both.
+/// The columns of all answers; different kinds of two sources are widened to a kind that holds
+/// both.
 fn common_columns(answers: &[Answer]) -> Result<Vec<Column>, Refusal> {
     let mut answers = answers.iter();
     let mut columns = answers.next().map_or_else(Vec::new, |a| a.columns.clone());
@@ -328,7 +330,7 @@ fn wider(left: Kind, right: Kind) -> Kind {
     };
     let is_whole = |kind| matches!(kind, Kind::Int2 | Kind::Int4 | Kind::Int8);
     if (left == Kind::Bool && is_whole(right)) || (right == Kind::Bool && is_whole(left)) {
-        // What is true or false at PostgreSQL is a number at MariaDB.
+        // PostgreSQL's booleans are numbers at MariaDB.
         return Kind::Bool;
     }
     match (rank(left), rank(right)) {
@@ -367,12 +369,12 @@ fn print_float(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "Infinity".into() } else { "-Infinity".into() };
     }
-    // The shortest text that is read back as the same number, as PostgreSQL 12 and later print it.
+    // The shortest text that is parsed as the same number, as PostgreSQL 12 and later print it.
     let plain = value.to_string();
     if plain.len() <= 20 { plain } else { format!("{value:e}") }
 }
 
-/// A form that equal values share.
+/// A form that is the same for equal values.
 fn canonical(cell: &Cell, kind: Kind) -> Cell {
     let bytes = cell.as_ref()?;
     if kind.is_exact()
@@ -411,7 +413,7 @@ fn compare(left: &[u8], right: &[u8], kind: Kind) -> Ordering {
     if (kind.is_exact() || kind.is_float())
         && let (Some(left), Some(right)) = (float(left), float(right))
     {
-        // PostgreSQL has NaN above everything, as this order does.
+        // NaN is above all values in PostgreSQL, as in this order.
         return left.total_cmp(&right);
     }
     if kind == Kind::Bool {
@@ -459,7 +461,8 @@ fn compare_rows(
     Ordering::Equal
 }
 
-/// Each source must sort as the proxy does, or the first rows of each are not the first of all.
+/// Checks that each source sorts as the proxy does; otherwise the first rows of each source would
+/// not include the first rows of all.
 fn check_sorted(
     answers: &[Answer],
     columns: &[Column],

@@ -729,7 +729,6 @@ fn equates(condition: &Expr, is: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
     }
 }
 
-/// Whether a name is of the sources' own catalogues.
 /// The tables that a statement names and the catalogue does not have, other than those of the sources' own catalogues.
 #[must_use]
 pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<String> {
@@ -746,7 +745,7 @@ pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<
         }
     }
     let mut finder = Finder(Vec::new(), BTreeSet::new());
-    let _ = Visit::visit(statement, &mut finder);
+    let _ = walk(statement, &mut finder);
     let Finder(mut names, parts) = finder;
     match statement {
         Statement::Drop { object_type: ObjectType::Table, names: all, .. } => {
@@ -763,6 +762,7 @@ pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<
     names.filter(|name| !known(name)).collect()
 }
 
+/// Whether a name is of the sources' own catalogues.
 fn is_system(name: &ObjectName) -> bool {
     const SCHEMAS: [&str; 5] =
         ["pg_catalog", "information_schema", "mysql", "performance_schema", "sys"];

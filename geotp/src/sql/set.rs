@@ -1,4 +1,4 @@
-//! `SET` and `set_config`: what a client changes of its session.
+//! `SET` and `set_config`: a client's changes of its session.
 
 mod effects;
 mod variables;
@@ -18,32 +18,33 @@ use super::catalog::Dialect;
 use super::parse::Isolation;
 use super::{Refusal, Value};
 
-/// One thing that a `SET` changes.
+/// One change of a `SET`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// The isolation level of the session, or of its transaction under way or next. None is the default.
+    /// The isolation level of the session, or of its current or next transaction. None means the
+    /// default.
     Level {
         /// The level.
         level: Option<Isolation>,
-        /// Of all transactions that begin from now on.
+        /// True if it is for all transactions from now on.
         is_session: bool,
     },
     /// Whether transactions may write.
     ReadOnly {
-        /// They may not.
+        /// True if they may not write.
         is: bool,
-        /// All that begin from now on.
+        /// True if it is for all transactions from now on.
         is_session: bool,
     },
     /// `autocommit`.
     Autocommit(bool),
     /// Another setting.
     Setting {
-        /// In lower case.
+        /// The name, in lower case.
         name: String,
-        /// Its value: a list, which mostly has one element.
+        /// Its value: a list, usually with one element.
         value: Vec<Term>,
-        /// Until the transaction ends.
+        /// True if it lasts until the transaction ends.
         is_local: bool,
     },
 }
@@ -51,24 +52,24 @@ pub enum Change {
 /// A value in a `SET`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Term {
-    /// What a new session has.
+    /// The value in a new session.
     Default,
-    /// A text constant, or a word without quotes.
+    /// A string constant, or a word without quotes.
     Text(String),
     /// A number.
     Number(String),
     /// The value of a variable.
     Variable {
-        /// In lower case.
+        /// The name, in lower case.
         name: String,
-        /// What new sessions of the server have, not what this session has.
+        /// True for the value in new sessions of the server, and not in this session.
         is_global: bool,
     },
-    /// These, one after the other: `concat(…)`.
+    /// A concatenation: `concat(…)`.
     Concat(Vec<Term>),
 }
 
-/// The isolation levels, in words.
+/// The names of the isolation levels.
 const LEVELS: [(&[&str], Isolation); 4] = [
     (&["read", "uncommitted"], Isolation::ReadCommitted),
     (&["read", "committed"], Isolation::ReadCommitted),
@@ -76,10 +77,10 @@ const LEVELS: [(&[&str], Isolation); 4] = [
     (&["serializable"], Isolation::Serializable),
 ];
 
-/// Reads a `SET`.
+/// Parses a `SET`.
 ///
 /// # Errors
-/// It cannot be read, or it asks for something that the proxy does not do.
+/// Its syntax is wrong, or the proxy does not support it.
 pub(super) fn read(text: &str, dialect: Dialect) -> Result<Vec<Change>, Refusal> {
     let mut reader = Reader::new(text, dialect)?;
     reader.word("set");
@@ -93,10 +94,10 @@ pub(super) fn read(text: &str, dialect: Dialect) -> Result<Vec<Change>, Refusal>
     }
 }
 
-/// Reads `BEGIN` or `START TRANSACTION`: what it says of the transaction.
+/// Parses `BEGIN` or `START TRANSACTION`, and returns the settings of the transaction.
 ///
 /// # Errors
-/// It cannot be read.
+/// Its syntax is wrong.
 pub(super) fn begin(text: &str, dialect: Dialect) -> Result<Vec<Change>, Refusal> {
     let mut reader = Reader::new(text, dialect)?;
     if reader.word("start") {
@@ -108,7 +109,8 @@ pub(super) fn begin(text: &str, dialect: Dialect) -> Result<Vec<Change>, Refusal
     let has_snapshot =
         dialect == Dialect::MariaDb && reader.words(&["with", "consistent", "snapshot"]);
     if has_snapshot {
-        // Every read sees the same at the levels that promise it; there is no moment of all sources to begin with.
+        // At the levels that promise it, all reads are consistent. There is no snapshot of all
+        // sources at the beginning.
         reader.takes(&Token::Comma);
     }
     let changes = reader.modes(false)?;
@@ -155,7 +157,7 @@ impl Reader {
         is_it
     }
 
-    /// Takes this word if it is next; it is in lower case.
+    /// Takes this word, in lower case, if it is next.
     pub(super) fn word(&mut self, wanted: &str) -> bool {
         let is_it = matches!(self.peek(), Some(Token::Word(word))
             if word.quote_style.is_none() && word.value.eq_ignore_ascii_case(wanted));
@@ -245,7 +247,7 @@ impl Reader {
         let value = self.postgres_value()?;
         self.words(&["hour", "to", "minute"]);
         Ok(match value {
-            // In POSIX's form the sign is the other way round.
+            // POSIX's form has the opposite sign.
             Term::Text(text) => match text.strip_prefix('-') {
                 Some(offset) => Term::Text(format!("<-{offset}>+{offset}")),
                 None => {
@@ -299,7 +301,8 @@ impl Reader {
                     "a snapshot belongs to one source, so none can be given to a transaction here",
                 ));
             } else if !self.words(&["not", "deferrable"]) && !self.word("deferrable") {
-                // That a transaction may wait for a safe snapshot is only allowed, never needed.
+                // DEFERRABLE only allows a transaction to wait for a safe snapshot; it never
+                // requires that.
                 return Err(near(self.peek()));
             }
             if self.takes(&Token::Comma) && self.peek().is_none() {
@@ -436,7 +439,7 @@ impl Reader {
     }
 }
 
-/// What a setting of this name changes.
+/// The change that a setting of this name means.
 fn change(
     name: String,
     value: Vec<Term>,
@@ -474,7 +477,7 @@ fn change(
         ("default_transaction_read_only", true) => {
             Change::ReadOnly { is: switch()?, is_session: true }
         }
-        // Without a scope, `@@name` is of the session.
+        // Without a scope, `@@name` belongs to the session.
         _ => Change::Setting { is_local: is_local && is_postgres, name, value },
     })
 }
@@ -486,7 +489,7 @@ fn wrong(name: &str, wanted: &str) -> Refusal {
     }
 }
 
-/// A word for true or false.
+/// Parses a boolean word.
 #[must_use]
 pub fn switch(text: &str) -> Option<bool> {
     match text.to_lowercase().as_str() {
@@ -496,11 +499,11 @@ pub fn switch(text: &str) -> Option<bool> {
     }
 }
 
-/// The changes that `SELECT set_config(name, value, is_local), …` asks for, and the values that it answers with; nothing
-/// if the statement is another.
+/// The changes that `SELECT set_config(name, value, is_local), …` makes, and the values that it
+/// returns; none if it is another statement.
 ///
 /// # Errors
-/// An argument is no constant.
+/// An argument is not a constant.
 pub fn set_config(
     statement: &Statement,
     values: &[Value],
@@ -537,7 +540,7 @@ pub fn set_config(
     Ok((!changes.is_empty()).then_some(changes))
 }
 
-/// The change that gives a setting of PostgreSQL's a value that was not written as SQL.
+/// The change of a PostgreSQL setting to a value that is not in SQL syntax.
 ///
 /// # Errors
 /// The setting cannot have this value.
@@ -552,7 +555,7 @@ pub fn assigned(name: &str, value: &str, is_local: bool) -> Result<Change, Refus
     change(name, terms, is_local, Dialect::PostgreSql)
 }
 
-/// A name in a list, without its quotes.
+/// A name of a list, without its quotes.
 fn bare(name: &str) -> String {
     let name = name.trim();
     match name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) {

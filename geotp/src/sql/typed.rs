@@ -1,6 +1,6 @@
-//! Constants of a PostgreSQL client that have no type. PostgreSQL gives each the type of the column that it is compared
-//! with or written to; MariaDB takes it for text. So a constant for a MariaDB source that would mean something else there
-//! is written as what the type of its column makes of it.
+//! Untyped constants of a PostgreSQL client. PostgreSQL gives each the type of the column that it
+//! is compared with or written to; MariaDB takes it as text. So a constant for a MariaDB source
+//! that would have another meaning there is converted according to the type of its column.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -17,11 +17,13 @@ use super::route::table_name;
 use super::value::{Kind, Value};
 use super::walk::{walk, walk_mut};
 
-/// The columns of tables at a MariaDB source, by name, both in lower case and in the table's order.
+/// The columns of tables at a MariaDB source, by the table's name. Names are in lower case, and
+/// columns in the table's order.
 pub type Kinds = BTreeMap<String, Vec<(String, Kind)>>;
 
-/// Tables whose columns must be known before a statement of a PostgreSQL client can be told to a MariaDB source: those that
-/// it names, if it has a constant or a parameter without a type that a column of bytes or of numbers reads in its own way.
+/// Tables whose columns must be known before a statement of a PostgreSQL client can be translated
+/// for a MariaDB source: the tables that it names, if it has an untyped constant or parameter whose
+/// meaning depends on the type of a column.
 #[must_use]
 pub fn tables_to_know(
     catalogue: &Catalogue,
@@ -56,15 +58,15 @@ pub fn tables_to_know(
     if finder.is_wanted { finder.tables } else { Vec::new() }
 }
 
-/// Whether a text means something else as bytes, or as true or false, than as text.
+/// Whether a text has another meaning as bytes or as a boolean than as text.
 fn depends_on_type(text: &str) -> bool {
     text.contains('\\') || truth(text).is_some()
 }
 
-/// What PostgreSQL reads as true or false and MariaDB not as a number.
+/// Parses a text that PostgreSQL accepts as a boolean and MariaDB does not as a number.
 fn truth(text: &str) -> Option<bool> {
     let text = text.trim().to_ascii_lowercase();
-    // Any beginning of these words that is only one's. `on` and `off` share their first letter.
+    // Any unambiguous prefix of these words. `on` and `off` share their first letter.
     let begins = |word: &str| !text.is_empty() && word.starts_with(&text);
     if begins("true") || begins("yes") || text == "on" {
         Some(true)
@@ -85,10 +87,10 @@ fn text_of(value: &SqlValue) -> Option<&str> {
     }
 }
 
-/// Writes the constants of a statement for a MariaDB source as the kinds of its tables' columns want them.
+/// Converts the constants of a statement for a MariaDB source to the types of its tables' columns.
 ///
 /// # Errors
-/// A constant for a column of bytes is none that PostgreSQL reads as bytes.
+/// A constant for a column of bytes is not valid as bytes in PostgreSQL.
 pub(super) fn convert(statement: &mut Statement, kinds: &Kinds) -> Result<(), Refusal> {
     if kinds.is_empty() {
         return Ok(());
@@ -136,7 +138,7 @@ fn kind_of(kinds: &Kinds, column: &str) -> Option<Kind> {
     found.all(|(_, other)| other == kind).then_some(*kind)
 }
 
-/// Writes one constant as its column wants it.
+/// Converts one constant to the type of its column.
 fn retype(expr: &mut Expr, kind: Option<Kind>) -> Result<(), Refusal> {
     let Expr::Value(constant) = expr else { return Ok(()) };
     let Some(text) = text_of(&constant.value) else { return Ok(()) };
@@ -154,12 +156,12 @@ fn retype(expr: &mut Expr, kind: Option<Kind>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Constants that are compared with a column.
+/// Visits constants that are compared with a column.
 struct Comparisons<'a>(&'a Kinds);
 
 impl Comparisons<'_> {
     fn kind(&self, expr: &Expr) -> Option<Kind> {
-        // MariaDB's names of columns have no case.
+        // In MariaDB, names of columns are not case-sensitive.
         let lower = |name: &Ident| name.value.to_lowercase();
         match expr {
             Expr::Identifier(name) => kind_of(self.0, &lower(name)),

@@ -1,4 +1,4 @@
-//! Values: bound parameters, sharding keys, and what a column's text means.
+//! Values: bound parameters, sharding keys, and types of columns.
 
 use std::fmt;
 
@@ -7,17 +7,17 @@ use std::fmt;
 pub enum Value {
     /// NULL.
     Null,
-    /// True or false.
+    /// A boolean.
     Bool(bool),
-    /// A number as SQL writes it: digits, sign, point, exponent.
+    /// A number in SQL's syntax: digits, sign, point, exponent.
     Number(String),
-    /// Text; also whatever has no form of its own (dates, JSON).
+    /// Text, and types without a variant here (dates, JSON).
     Text(String),
     /// Bytes.
     Bytes(Vec<u8>),
 }
 
-/// A sharding key. Numbers order as numbers, text byte by byte.
+/// A sharding key. Numbers are ordered as numbers, texts byte by byte.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Key {
     /// A whole number.
@@ -36,7 +36,7 @@ impl fmt::Display for Key {
 }
 
 impl Key {
-    /// A hash that must never change: rows were placed by it.
+    /// The hash of the key. The function must never change, because rows were placed by it.
     #[must_use]
     pub fn hash(&self) -> u64 {
         // FNV-1a over the bytes, finished by the mixer of SplitMix64 so that its low bits are good.
@@ -54,10 +54,10 @@ impl Key {
     }
 }
 
-/// What a column holds.
+/// The type of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// True or false: `t` and `f`.
+    /// Boolean: `t` and `f`.
     Bool,
     /// 16 bits, signed.
     Int2,
@@ -73,9 +73,9 @@ pub enum Kind {
     Float8,
     /// Characters.
     Text,
-    /// Bytes, as they are.
+    /// Bytes.
     Bytes,
-    /// A day.
+    /// A date.
     Date,
     /// A time of day.
     Time,
@@ -87,7 +87,7 @@ pub enum Kind {
     Json,
     /// A UUID.
     Uuid,
-    /// Anything else, in its source's text form.
+    /// Any other type, in its source's text form.
     Other,
 }
 
@@ -110,23 +110,23 @@ impl Kind {
 pub struct Column {
     /// Its name.
     pub name: String,
-    /// What it holds.
+    /// Its type.
     pub kind: Kind,
-    /// PostgreSQL's number of its type; 0 where a source of another kind answered.
+    /// PostgreSQL's number of its type; 0 if the answer is of another kind of source.
     pub oid: u32,
 }
 
 /// One field of a row: NULL, or the text form of its kind (for [`Kind::Bytes`], the bytes).
 pub type Cell = Option<Vec<u8>>;
 
-/// What a source answers to one statement.
+/// A source's answer to one statement.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Answer {
     /// Columns; none if the statement returns no rows.
     pub columns: Vec<Column>,
     /// Rows.
     pub rows: Vec<Vec<Cell>>,
-    /// Rows changed, or returned.
+    /// Number of rows changed or returned.
     pub affected: u64,
     /// MariaDB's last generated key; 0 if there is none.
     pub last_insert_id: u64,

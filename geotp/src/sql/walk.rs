@@ -1,8 +1,8 @@
-//! Walks over the parser's trees, compiled once.
+//! Walks over the parser's trees, which are compiled only once.
 //!
-//! The parser's `visit` is generic over the visitor, and a walk over a whole statement is some hundred
-//! thousand instructions of code. With a copy of it for each of a dozen visitors, this crate took three
-//! times as long to compile. So the walks here know their visitor as a trait object.
+//! The parser's `visit` is generic over the visitor, and a walk over a whole statement is some
+//! hundred thousand instructions. With a copy for each of a dozen visitors, this crate took three
+//! times as long to compile. So the walks here take the visitor as a trait object.
 
 use std::ops::ControlFlow;
 
@@ -13,7 +13,7 @@ use sqlparser::ast::{
 
 use super::Refusal;
 
-/// Shows a part of a statement to `visitor`, until that breaks off.
+/// Walks over a part of a statement with `visitor`, until the visitor stops.
 pub(super) fn walk(part: &impl Visit, visitor: &mut dyn Visitor<Break = ()>) -> ControlFlow<()> {
     part.visit(&mut Reader { visitor })
 }
@@ -21,7 +21,7 @@ pub(super) fn walk(part: &impl Visit, visitor: &mut dyn Visitor<Break = ()>) -> 
 /// Lets `visitor` change a statement.
 ///
 /// # Errors
-/// What the visitor broke off with. Parts of the statement may have changed.
+/// The refusal with which the visitor stopped. Parts of the statement may have changed.
 pub(super) fn walk_mut(
     statement: &mut Statement,
     visitor: &mut dyn VisitorMut<Break = Refusal>,
@@ -37,7 +37,8 @@ struct Reader<'a> {
 
 struct Writer<'a> {
     visitor: &'a mut dyn VisitorMut<Break = Refusal>,
-    /// Kept here, because what breaks off a walk passes through every level of it and should be small.
+    /// The refusal is kept here, because the value that stops a walk passes through every level of
+    /// it and should be small.
     refusal: Option<Refusal>,
 }
 
@@ -53,7 +54,7 @@ impl Writer<'_> {
     }
 }
 
-/// Passes every call on, those too that no visitor here needs yet.
+/// Forwards every call of the trait, including those that no visitor needs yet.
 macro_rules! pass_on {
     ($($name:ident: $part:ty,)*) => {
         impl Visitor for Reader<'_> {

@@ -1,11 +1,11 @@
-//! Replicas of a partition compare, in the background, what its settled versions came to: a node
-//! whose replica came to something else than the others stops.
+//! Replicas of a partition compare digests of their settled versions in the background. A node
+//! whose replica differs from the others stops.
 //!
-//! Version numbers are cut into *spans* of time. Of each span, a replica adds up what it has put
-//! into its store. Below its replica watermark every replica has every version, so once all
-//! versions of a span are settled, its sum is the same everywhere. Spans in which a replica settled
-//! nothing itself, because it copied a peer's versions or started from a checkpoint, it does not
-//! judge.
+//! Version numbers are divided into *spans* of time. For each span, a replica adds up what it has
+//! put into its store. Below its replica watermark every replica has every version, so once all
+//! versions of a span are settled, the sum is the same everywhere. A replica does not compare spans
+//! in which it settled nothing itself, because it copied a peer's versions or started from a
+//! checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,37 +16,37 @@ use orthodrome_core::time::{Duration, Timestamp, nanos};
 use crate::deterministic::checks::{self, Span};
 use crate::replication::Index;
 
-/// What one replica's span of versions came to.
+/// The digest of one replica's span of versions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Sum {
     /// The partition.
     pub partition: PartitionId,
-    /// Which span.
+    /// The number of the span.
     pub number: u64,
-    /// What its versions came to.
+    /// The sum of the hashes of its versions.
     pub digest: u64,
 }
 
-/// Transactions of one partition that are remembered until their spans are closed, some 30 MiB of
-/// them at most. Beyond that nothing earlier is compared.
+/// Maximum number of transactions of one partition that are remembered until their spans are
+/// closed, some 30 MiB. Beyond it, earlier spans are not compared.
 const ADDED_MAX: usize = 1 << 20;
 
-/// What the replicas of a node and those of others came to.
+/// The digests of a node's replicas and of other replicas.
 #[derive(Debug)]
 pub(super) struct Checks {
-    /// How long a span is, in nanoseconds. All servers have the same.
+    /// Length of a span in nanoseconds, equal at all servers.
     length: u64,
     sums: checks::Checks,
-    /// What was added of spans that are not closed. A transaction that a server takes from a peer
-    /// for one partition puts its versions of another into the store again, which changes nothing
-    /// there.
+    /// The versions that were added in open spans. A transaction that a server takes from a peer
+    /// for one partition puts its versions of another partition into the store again, which changes
+    /// nothing there.
     added: BTreeMap<PartitionId, BTreeSet<Timestamp>>,
     /// See [`ADDED_MAX`].
     added_max: usize,
 }
 
 impl Checks {
-    /// Nothing is settled. Spans are so long.
+    /// Starts without any settled version, with spans of this length.
     pub(super) fn new(span: Duration) -> Self {
         let length = nanos(span).max(1);
         Self { length, sums: checks::Checks::new(1), added: BTreeMap::new(), added_max: ADDED_MAX }
@@ -56,14 +56,14 @@ impl Checks {
         Index(ts.0 / self.length + 1)
     }
 
-    /// Everything of a partition up to this version comes from elsewhere.
+    /// Notes that all versions of a partition up to this one come from elsewhere.
     pub(super) fn begin(&mut self, partition: PartitionId, upto: Timestamp) {
         let index = self.index(upto);
         self.sums.begin(partition, index);
     }
 
-    /// The versions of a transaction were put into the store, with this digest; perhaps not for the
-    /// first time.
+    /// Notes that a transaction's versions were put into the store, with this digest; possibly
+    /// repeatedly.
     pub(super) fn add(&mut self, partition: PartitionId, ts: Timestamp, digest: u64) {
         let index = self.index(ts);
         if self.sums.is_closed(partition, index) {
@@ -79,7 +79,7 @@ impl Checks {
         }
     }
 
-    /// Everything of a partition below this version is settled.
+    /// Notes that all versions of a partition below this one are settled.
     pub(super) fn close(&mut self, partition: PartitionId, below: Timestamp) {
         let Index(open) = self.index(below);
         self.sums.close(partition, Index(open.saturating_sub(1)));
@@ -89,7 +89,7 @@ impl Checks {
         }
     }
 
-    /// What others have not been told, by partition.
+    /// Takes the digests that have not been sent to other replicas, by partition.
     pub(super) fn take_news(&mut self) -> BTreeMap<PartitionId, Vec<Sum>> {
         let mut news: BTreeMap<PartitionId, Vec<Sum>> = BTreeMap::new();
         for (Span { stream: partition, first: Index(number), .. }, digest) in self.sums.take_news()
@@ -99,7 +99,7 @@ impl Checks {
         news
     }
 
-    /// What another replica came to.
+    /// Handles the digests of another replica.
     pub(super) fn hear(&mut self, from: NodeId, sums: Vec<Sum>) {
         let span = |sum: Sum| {
             let at = Index(sum.number);
@@ -108,7 +108,7 @@ impl Checks {
         self.sums.hear(from, sums.into_iter().map(span).collect());
     }
 
-    /// Why this node must stop, if one of its replicas came to something else than the others.
+    /// Returns why this node must stop, if one of its replicas differs from the others.
     pub(super) fn judge(&mut self) -> Option<String> {
         let checks::Difference { span, own, other: (node, theirs) } = self.sums.judge()?;
         let number = span.first.0;
@@ -131,7 +131,8 @@ mod tests {
     const P: PartitionId = PartitionId(2);
     const SECOND: u64 = 1_000_000_000;
 
-    /// A replica that settled one version in each of ten seconds, the fifth of them so.
+    /// A replica that settled one version in each of ten seconds; `fifth` is the digest of the
+    /// fifth.
     fn checks(fifth: u64) -> Checks {
         let mut checks = Checks::new(Duration::from_secs(1));
         checks.begin(P, Timestamp(100 * SECOND - 1));
@@ -165,7 +166,7 @@ mod tests {
     fn what_is_remembered_of_open_spans_is_bounded() {
         let (mut bounded, mut other) = (checks(104), checks(104));
         bounded.added_max = 3;
-        // Of two spans; the bound is passed in the second.
+        // Versions of two spans; the bound is exceeded in the second.
         for at in [1, 2, 3, 4, 5].map(|n| Timestamp(110 * SECOND + n * SECOND / 3)) {
             bounded.add(P, at, 7);
             other.add(P, at, 7);
@@ -193,7 +194,7 @@ mod tests {
         for checks in [&mut once, &mut again] {
             checks.add(P, Timestamp(110 * SECOND + 9), 7);
         }
-        // Of a span that is open, and of one that is closed.
+        // One version of an open span, and one of a closed span.
         again.add(P, Timestamp(110 * SECOND + 9), 7);
         again.add(P, Timestamp(104 * SECOND + 7), 104);
         let news = [&mut once, &mut again].map(|checks| {

@@ -1,5 +1,5 @@
-//! The client side of Ocean Vista: gives the transactions of one gateway's callers to coordinators,
-//! and their answers back. It decides nothing and keeps nothing.
+//! The client side of Ocean Vista: passes the transactions of one gateway's callers to
+//! coordinators, and the answers back. It decides nothing and stores nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,45 +21,45 @@ pub struct Client {
     config: Arc<Config>,
     /// Servers that may coordinate.
     servers: Helpers,
-    /// Those that have no lease, as far as they said last; when that was.
+    /// Servers whose last message said that they have no lease, and when.
     inactive: BTreeMap<NodeId, Time>,
-    /// When each of those was last asked all the same.
+    /// When each of those was last asked nevertheless.
     probed: BTreeMap<NodeId, Time>,
     open: BTreeMap<TxnId, Open>,
 }
 
-/// A transaction whose caller waits.
+/// A transaction with a waiting caller.
 #[derive(Debug)]
 struct Open {
     txn: Txn,
     phase: Phase,
-    /// What its caller was told.
+    /// The reads that its caller has received.
     reads: Reads,
-    /// As of when.
+    /// The time of the reads.
     at: Option<Timestamp>,
     round: u32,
     coordinator: NodeId,
-    /// Servers that did not answer about it, until all of them were asked.
+    /// Servers that did not answer about it; cleared when all have been asked.
     silent: BTreeSet<NodeId>,
     asked: RetryState,
-    /// Its coordinator has declined it, as all nearby have.
+    /// True if its coordinator has declined it, as all nearby servers have.
     is_declined: bool,
-    /// So often.
+    /// Number of times that it was declined.
     declines: u32,
-    /// Its caller lost track of it.
+    /// True if its caller asks for its outcome.
     is_resolved: bool,
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// Its caller wants to see these keys.
+    /// Its caller reads these keys.
     Looking(Vec<Key>),
-    /// The caller thinks.
+    /// The caller is deciding.
     Deciding,
     /// A coordinator runs it.
     Submitted(Arc<Functor>),
-    /// The coordinator is lost, or has too much to do; another finds out what became of it. What it
-    /// is aborted for if nobody knows it.
+    /// The coordinator is lost or overloaded, so another one finds out the outcome. With the reason
+    /// for the abort if the transaction is unknown.
     Inquiring(Arc<Functor>, AbortReason),
 }
 
@@ -100,36 +100,36 @@ impl Machine<OceanVista> for Client {
     }
 }
 
-/// What has become of a request so far.
+/// The history of a request.
 #[derive(Clone, Copy, Debug)]
 enum Tried {
-    /// It is new.
+    /// The request is new.
     Never,
-    /// Whoever was asked does not answer, or has too much to do.
+    /// The server that was asked does not answer, or is overloaded.
     Silent,
-    /// It was declined so often by those who have no lease.
+    /// Servers without a lease declined it this number of times.
     Declined(u32),
 }
 
-/// What was declined so often nearby is sent to servers of other regions as well: those here may be
-/// cut off from the directory.
+/// Number of refusals nearby after which a request is also sent to servers of other regions: the
+/// nearby servers may be cut off from the directory.
 const DECLINES_NEARBY: u32 = 4;
 
-/// What is declined waits twice as long each time, so often.
+/// Number of refusals for which the pause before the next try is doubled.
 const DECLINE_DOUBLINGS: u32 = 4;
 
 impl Client {
-    /// True if a server said just now that it has no lease.
+    /// True if a server has recently reported that it has no lease.
     fn is_inactive(&self, server: NodeId, now: Time) -> bool {
         let shortly = self.config.sweep_interval * 5;
         self.inactive.get(&server).is_some_and(|&at| now.since(at) < shortly)
     }
 
-    /// A server to coordinate what has been tried so, nearby if possible. What has not been
-    /// answered before goes to nobody who was suspected, however long ago. What has been declined
-    /// goes to any of those nearby: the first that is back must not be given all that waited for
-    /// all of them. Once everybody is suspected or has declined it, it goes to one that it has not
-    /// been tried with, and not to the one that has it, `but`.
+    /// Chooses a server to coordinate a request with this history, nearby if possible. An
+    /// unanswered request does not go to a server that was ever suspected. A declined request goes
+    /// to any of those nearby, so that the first server that is back does not get all requests that
+    /// waited for all of them. Once all servers are suspected or have declined it, it goes to a
+    /// server that it has not been tried with, and not to the current one, `but`.
     fn coordinator(
         &mut self,
         tried: Tried,
@@ -160,7 +160,7 @@ impl Client {
     fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_, OceanVista>) {
         let id = txn.id;
         if self.open.contains_key(&id) {
-            // Begun here already: its answers will come.
+            // It has already been begun here, so its answers will arrive.
             return;
         }
         let coordinator = self.coordinator(Tried::Never, (None, &BTreeSet::new()), cx.now());
@@ -203,15 +203,15 @@ impl Client {
         self.ask(id, cx);
     }
 
-    /// Asks for what the transaction's phase needs.
+    /// Sends the request of the transaction's current phase.
     fn ask(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.asked = RetryState::new(cx.now());
         self.send(id, cx);
     }
 
-    /// True if a server may be asked now: one that has no lease only from time to time, to hear
-    /// when it has. With everything that waits it would be kept from getting one.
+    /// True if a server may be asked now. A server without a lease is asked only from time to time,
+    /// to learn when it has one. All waiting requests at once would keep it from getting a lease.
     fn may_ask(&mut self, server: NodeId, now: Time) -> bool {
         if !self.is_inactive(server, now) {
             return true;
@@ -224,7 +224,7 @@ impl Client {
         is_due
     }
 
-    /// A transaction waits for a server to have a lease: longer each time, and not all for as long.
+    /// Lets a transaction wait until a server has a lease: longer each time, and randomized.
     fn back_off(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.is_declined = true;
@@ -267,17 +267,18 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Looking(keys) = &open.phase else { return };
         if open.round != round || open.at.is_some_and(|chosen| chosen != at) {
-            // A second answer: the caller may have computed from the first.
+            // A second answer: the caller may already have used the first.
             return;
         }
         if is_below(&open.txn.floors, &reads) {
             cx.note(Note::BehindClient);
             if open.at.is_some() {
-                // All its rounds read at one time, which is too early for this key (R11).
+                // All its rounds read as of one time, which is too early for this key (R11).
                 self.finish(id, Outcome::Aborted(AbortReason::StaleRead), "behind", cx);
                 return;
             }
-            // The coordinator chose what every replica has, which is a little old (R11).
+            // The coordinator chose a state that every replica has, which is slightly too old
+            // (R11).
             open.at = Some(highest(&open.txn.floors, open.txn.floors.keys()).next());
             self.ask(id, cx);
             return;
@@ -296,7 +297,7 @@ impl Client {
         cx.reads(id, round);
     }
 
-    /// The next round of a general transaction.
+    /// Handles the next round of a general transaction.
     fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Cx<'_, OceanVista>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if !matches!((&open.phase, &open.txn.kind), (Phase::Deciding, Kind::General)) {
@@ -313,7 +314,7 @@ impl Client {
         self.ask(id, cx);
     }
 
-    /// The caller of an interactive or general transaction has decided.
+    /// Handles the decision of an interactive or general transaction's caller.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, OceanVista>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let is_asked = matches!(open.phase, Phase::Deciding);
@@ -331,7 +332,7 @@ impl Client {
                     self.ask(id, cx);
                 }
             }
-            // Nothing is stored yet.
+            // Nothing has been stored yet.
             Decision::Abort if is_asked || is_reading => {
                 self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
             }
@@ -339,7 +340,8 @@ impl Client {
         }
     }
 
-    /// A caller lost track of a transaction that it began here or elsewhere.
+    /// Handles a caller's question about the outcome of a transaction that it began here or
+    /// elsewhere.
     fn on_resolve(
         &mut self,
         txn: Txn,
@@ -352,7 +354,7 @@ impl Client {
             return;
         }
         if txn.is_read_only() {
-            // It changes nothing, so it can simply be read again.
+            // It changes nothing, so it can be run again.
             self.on_begin(txn, cx);
             return;
         }
@@ -406,7 +408,7 @@ impl Client {
             Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => false,
         };
         let (outcome, path) = match (&open.phase, outcome) {
-            // It is too old: replicas have forgotten it.
+            // It is too old: the replicas have forgotten it.
             (_, Outcome::Unknown) => (Outcome::Unknown, UNKNOWABLE),
             (Phase::Inquiring(_, reason), Outcome::Aborted(AbortReason::Recovery)) => {
                 let is_busy = *reason == AbortReason::Overload;
@@ -420,7 +422,7 @@ impl Client {
         match (outcome, reads, is_told) {
             (Outcome::Committed(_), Some(reads), false) => cx.reads(id, reads),
             (Outcome::Committed(_), None, false) if !open.is_resolved => {
-                // It has committed, and what it read is gone; the caller may ask what became of it.
+                // It has committed, and its reads are lost; the caller may ask for the outcome.
                 self.finish(id, Outcome::Unknown, path, cx);
                 return;
             }
@@ -441,7 +443,7 @@ impl Client {
         cx.finish(id, outcome, path);
     }
 
-    /// A server does not take it.
+    /// Handles a server's refusal of a request.
     fn on_declined(
         &mut self,
         from: NodeId,
@@ -458,7 +460,7 @@ impl Client {
         }
         let Some(open) = self.open.get_mut(&id) else { return };
         match (reason, &open.phase) {
-            // Late, to a question that was answered by another, or asked once more.
+            // A late refusal: another server has answered, or the question was repeated.
             (_, Phase::Deciding)
             | (Reason::Collected | Reason::TooLarge, Phase::Submitted(_) | Phase::Inquiring(..))
             | (Reason::Busy, Phase::Looking(_) | Phase::Inquiring(..)) => {}
@@ -466,12 +468,11 @@ impl Client {
                 self.finish(id, Outcome::Aborted(AbortReason::TooLarge), "refused", cx);
             }
             (Reason::Collected, Phase::Looking(_)) => {
-                // Its caller thought for so long that others have overwritten what it saw, or may
-                // have.
+                // Its caller decided so late that others have, or may have, overwritten its reads.
                 self.finish(id, Outcome::Aborted(AbortReason::StaleRead), "refused", cx);
             }
             (Reason::Busy, Phase::Submitted(functor)) if !functor.is_read_only() => {
-                // An earlier copy may have been taken all the same.
+                // An earlier copy of the request may have been accepted nevertheless.
                 open.phase = Phase::Inquiring(functor.clone(), AbortReason::Overload);
                 self.move_on(id, Tried::Silent, cx.now());
                 self.ask(id, cx);
@@ -487,15 +488,15 @@ impl Client {
                     self.move_on(id, tried, cx.now());
                     self.send(id, cx);
                 } else {
-                    // There is nobody else to ask now, such as when all have just started.
+                    // No other server can be asked now, for example when all have just started.
                     self.back_off(id, cx);
                 }
             }
         }
     }
 
-    /// Another coordinator. A name that two of them know is stored once at most, so it does no harm
-    /// if the first is there after all.
+    /// Moves a transaction to another coordinator. If two coordinators have the transaction, it is
+    /// stored at most once, so this is safe even if the first one is alive.
     fn move_on(&mut self, id: TxnId, tried: Tried, now: Time) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if self.servers.all().all(|server| open.silent.contains(&server)) {
@@ -508,7 +509,7 @@ impl Client {
         }
     }
 
-    /// Nobody answered for a while.
+    /// Handles the time-out of a request.
     fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, OceanVista>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         cx.note(Note::Resent);
@@ -527,7 +528,7 @@ impl Client {
         {
             open.phase = Phase::Inquiring(functor.clone(), AbortReason::Recovery);
         }
-        // At first the message may have been lost.
+        // The first time, the message may just have been lost.
         let is_first = matches!(open.phase, Phase::Submitted(_)) && open.asked.times == 0;
         open.asked = open.asked.again(cx.now());
         open.silent.insert(coordinator);
@@ -611,8 +612,8 @@ mod tests {
     use super::super::NAME;
     use super::*;
 
-    /// Two transactions that retry one after the other: with one turn for both, each would ask the
-    /// same two of three servers for ever.
+    /// Two transactions that retry alternately: with one common rotation, each would ask the same
+    /// two of three servers for ever.
     #[test]
     fn each_transaction_goes_round_all_servers_whatever_others_ask() {
         let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(40));

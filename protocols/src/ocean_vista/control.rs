@@ -1,5 +1,5 @@
-//! This node's standing: its lease, its promises, whether it is complete, and its share of the
-//! directory.
+//! The state of this node in the cluster: its lease, its promises, whether its data is complete,
+//! and its part of the directory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -20,49 +20,49 @@ use super::watermark::Members;
 use super::{OceanVista, Timer};
 use crate::replication;
 
-/// A node's standing.
+/// The state of a node in the cluster.
 #[derive(Debug)]
 pub(super) struct Control {
     pub membership: Membership,
-    /// This node's share of the directory, if it has one.
+    /// This node's part of the directory, if it has one.
     pub keeper: Option<Keeper>,
-    /// What the replica of each partition promised.
+    /// The promises of each partition's replica.
     pub acceptors: BTreeMap<PartitionId, Acceptor>,
     pub recoveries: Recoveries,
-    /// Long promises that whoever asked was not told all of.
+    /// Long promises of which the asking node has not received all pieces.
     pub tellings: Tellings<Arc<Functor>>,
     pub backup: Backup<Arc<Functor>>,
-    /// The disk remembers all that was ever promised from it.
+    /// True if the disk has all promises that this node ever made.
     pub is_intact: bool,
-    /// The mark on the disk that says so is under way.
+    /// The ticket of the record that says so, while it is being written.
     pub mark: Option<Ticket>,
-    /// Everything up to the Vwatermark of when this life had joined is here.
+    /// True if all versions up to the Vwatermark at the time when this incarnation joined are here.
     pub is_whole: bool,
-    /// What is missing is decided once watermarks of this epoch are known.
+    /// The node determines its missing versions when it knows watermarks of this epoch.
     pub needed_epoch: u64,
 }
 
 impl Control {
-    /// What the replicas here have still to take in of incarnations that are out.
+    /// The incarnations that are out and whose versions the replicas here do not have completely.
     pub(super) fn owes(&self) -> BTreeMap<PartitionId, Vec<(NodeId, u32)>> {
         let members = self.membership.members();
         let owed = self.acceptors.iter().map(|(&id, acceptor)| (id, acceptor.owes(members)));
         owed.filter(|(_, owed)| !owed.is_empty()).collect()
     }
 
-    /// True if replicas here may promise, store and vote: what they promised before is remembered,
-    /// and whoever loses this disk will be known to have had it.
+    /// True if replicas here may promise, store and vote: earlier promises are remembered, and a
+    /// loss of this disk will be noticed.
     pub(super) fn is_acceptor(&self) -> bool {
         self.is_intact && self.membership.is_new() == Some(false)
     }
 
-    /// True if the replicas here hold everything, so that they may answer and settle.
+    /// True if the replicas here have all versions, so that they may answer and settle.
     pub(super) fn is_complete(&self) -> bool {
         self.is_whole
             && self.acceptors.values().all(|a| a.owes(self.membership.members()).is_empty())
     }
 
-    /// What has to be done to be complete; nothing if that is so, or cannot be done yet.
+    /// What is needed to be complete; none if nothing, or if it cannot be determined yet.
     pub(super) fn lacks(&self, epoch: u64) -> Option<Whole> {
         let incarnation = self.membership.incarnation();
         if incarnation.is_none() || epoch < self.needed_epoch || self.is_complete() {
@@ -71,7 +71,7 @@ impl Control {
         Some(Whole { is_intact: self.is_intact, incarnation, owes: self.owes() })
     }
 
-    /// True if the replicas here know what is void of all that is out in `epoch`.
+    /// True if the replicas here know which versions of servers that are out in `epoch` are void.
     pub(super) fn may_tell(&self, epoch: u64) -> bool {
         let members = self.membership.members();
         self.is_acceptor()
@@ -80,7 +80,7 @@ impl Control {
     }
 }
 
-/// The way out of a node's share of the directory.
+/// Sends the messages of a node's part of the directory.
 pub(super) struct Io<'a, 'b> {
     pub node: NodeId,
     pub local: &'a mut VecDeque<Local>,
@@ -133,8 +133,8 @@ impl directory::Io for Io<'_, '_> {
     }
 }
 
-/// The next active server of the same region, by id: whom a coordinator tells of what it has under
-/// way (§5.2).
+/// The backup of a coordinator: the next active server of the same region, by id. The coordinator
+/// informs it of its open transactions (§5.2).
 pub(super) fn backup_of(node: NodeId, cluster: &Cluster, members: &Members) -> Option<NodeId> {
     let region = cluster.region_of(node);
     let active: BTreeSet<NodeId> = members

@@ -1,8 +1,9 @@
-//! The E-phase: functors are computed from what is there just below them (§3.1, §4.3).
+//! The E-phase: functors are computed from the versions just below them (§3.1, §4.3).
 //!
-//! Iterative throughout: an execution asks and waits for answers; a question that needs another
-//! functor first waits at the replica that holds it ([`super::replica`]), which has it executed on
-//! its own node. At most one execution of a version runs on a node.
+//! There is no recursion. An execution sends questions and waits for answers. A question that first
+//! needs the result of another functor waits at the replica that has that functor
+//! ([`super::replica`]), which has it executed on its own node. At most one execution of a version
+//! runs on a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,47 +20,47 @@ use super::server::World;
 use super::{Config, Note};
 use crate::waiting::RetryState;
 
-/// For whom something is read.
+/// The purpose of a read.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Owner {
     /// The execution of a version.
     Execution(Timestamp),
-    /// A gateway's look at the database.
+    /// A read of a gateway for a transaction that decides afterwards.
     Look { txn: TxnId, round: u32, gateway: NodeId, at: Timestamp },
 }
 
-/// What reading comes to.
+/// The progress of a read.
 #[derive(Debug)]
 pub(super) enum Progress {
     /// More answers are needed.
     Nothing,
-    /// This is what there is.
+    /// The reads are complete.
     Read(Owner, Reads),
-    /// It is not to be had any more.
+    /// A needed version has been garbage-collected.
     Collected(Owner),
-    /// It is more than one transaction may read.
+    /// The data is larger than one transaction may read.
     TooLarge(Owner),
 }
 
-/// What is being read from replicas, by this node.
+/// The pending reads of this node.
 #[derive(Debug)]
 pub(super) struct Reader {
     /// The replicas of each partition, nearest first.
     nearest: BTreeMap<PartitionId, Vec<NodeId>>,
-    /// Replicas that owe an answer, or could not say, since when; until they are heard of again, or
-    /// a lease has passed: by then they are back, or out.
+    /// Replicas that owe an answer, or could not answer, and since when. They are removed when a
+    /// message of theirs arrives, or when a lease has passed: by then they are back, or out.
     suspects: BTreeMap<NodeId, Time>,
     owners: BTreeMap<Owner, Reading>,
     queries: BTreeMap<u64, Query>,
     last_query: u64,
 }
 
-/// What an owner has and still waits for.
+/// The reads that an owner has, and those that it waits for.
 #[derive(Debug)]
 struct Reading {
     below: Timestamp,
     reads: Reads,
-    /// Size of what was read so far.
+    /// Size of the reads so far.
     bytes: usize,
     queries: BTreeSet<u64>,
 }
@@ -70,10 +71,10 @@ struct Query {
     owner: Owner,
     partition: PartitionId,
     wanted: BTreeMap<Key, Wanted>,
-    /// Who was asked.
+    /// The replicas that were asked.
     replicas: Vec<NodeId>,
     asked: RetryState,
-    /// Somebody whom the directory counts in could not say.
+    /// True if an active replica could not answer.
     is_declined: bool,
 }
 
@@ -81,7 +82,7 @@ struct Query {
 struct Wanted {
     below: Timestamp,
     said: BTreeMap<NodeId, Said>,
-    /// A version that has to be computed, and who was asked to.
+    /// A version that must be computed, and the replica that was asked to compute it.
     resolving: Option<(Timestamp, NodeId)>,
 }
 
@@ -106,18 +107,18 @@ impl Reader {
         }
     }
 
-    /// How many questions are open.
+    /// Number of open questions.
     pub(super) fn len(&self) -> usize {
         self.queries.len()
     }
 
-    /// The least version number below which something is being read.
+    /// The lowest version number of a pending read.
     pub(super) fn least(&self) -> Option<Timestamp> {
         let looks = |(owner, reading): (&Owner, &Reading)| match owner {
             Owner::Execution(_) => None,
             Owner::Look { .. } => Some(reading.below),
         };
-        // Executions come first, by version.
+        // Executions come first, ordered by version.
         let first = match self.owners.first_key_value() {
             Some((Owner::Execution(ts), _)) => Some(*ts),
             Some((Owner::Look { .. }, _)) | None => None,
@@ -126,7 +127,7 @@ impl Reader {
         first.into_iter().chain(least_look).min()
     }
 
-    /// Somebody is there.
+    /// Notes that a message of a node has arrived.
     pub(super) fn on_heard(&mut self, from: NodeId) {
         self.suspects.remove(&from);
     }
@@ -169,8 +170,8 @@ impl Reader {
         Progress::Nothing
     }
 
-    /// Asks so many replicas that their answers will do, if they all answer: one if the Rwatermark
-    /// has passed, else f + 1.
+    /// Asks as many replicas as are needed if all of them answer: one if the Rwatermark has passed,
+    /// otherwise f + 1.
     fn ask_enough(&mut self, id: u64, world: &mut World<'_, '_>) {
         let Self { nearest, suspects, queries, .. } = self;
         let Some(query) = queries.get_mut(&id) else { return };
@@ -189,7 +190,7 @@ impl Reader {
         }
     }
 
-    /// A replica has answered.
+    /// Handles a replica's answer.
     pub(super) fn on_got(
         &mut self,
         from: NodeId,
@@ -253,7 +254,7 @@ impl Reader {
         });
         let (owner, partition) = (query.owner, query.partition);
         if reading.bytes > world.config.read_bytes_max {
-            // Whoever reads this comes to the same, in whatever order it comes.
+            // Every executor gets the same result, in whatever order answers arrive.
             world.cx.note(Note::ReadTooLarge);
             self.forget(owner);
             return Progress::TooLarge(owner);
@@ -282,7 +283,7 @@ impl Reader {
         Progress::Nothing
     }
 
-    /// A replica cannot say.
+    /// Handles the message that a replica cannot answer.
     pub(super) fn on_not_ready(
         &mut self,
         from: NodeId,
@@ -314,7 +315,7 @@ impl Reader {
         }
     }
 
-    /// Nobody wants to know any more.
+    /// Cancels the reads of an owner.
     pub(super) fn forget(&mut self, owner: Owner) {
         let Some(reading) = self.owners.remove(&owner) else { return };
         for query in reading.queries {
@@ -322,8 +323,9 @@ impl Reader {
         }
     }
 
-    /// Asks again, and others too, where answers are overdue. A node that has lost its lease waits
-    /// until it is back: others compute what it does not, and if nobody has one, nobody answers.
+    /// Repeats questions whose answers are overdue, also to other replicas. A node that has lost
+    /// its lease waits until it is back: other nodes compute the functors in the meantime, and if
+    /// no node has a lease, none answers.
     pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
         if !world.is_serving {
             return;
@@ -331,7 +333,8 @@ impl Reader {
         let now = world.cx.now();
         let Config { resend_after, directory, .. } = world.config;
         let is_due = |(_, query): &(&u64, &Query)| {
-            // Whoever is coming back, or falling out, does not change that sooner than leases do.
+            // A replica that is joining or leaving does not complete that sooner than leases
+            // expire.
             let least = if query.is_declined { directory.lease } else { Duration::ZERO };
             query.asked.is_due(least.max(*resend_after), now)
         };
@@ -348,10 +351,10 @@ impl Reader {
             let replicas: Vec<NodeId> =
                 replicas.copied().filter(|&node| is_active(node, world)).collect();
             let replicated = replicated(query.partition, world);
-            // Whoever holds a functor that somebody else does not compute may do it instead.
+            // If a replica does not compute a functor, another replica that has it may.
             let resolve = query.wanted.values().find_map(|wanted| wanted.resolving);
             for wanted in query.wanted.values_mut() {
-                // What was said so far has not been enough, and what it led to has not come.
+                // The answers so far were not enough, and their consequences have not arrived.
                 wanted.said.clear();
                 wanted.resolving = None;
             }
@@ -363,12 +366,12 @@ impl Reader {
     }
 }
 
-/// Others may not answer: questions to them would only make slow links slower.
+/// Inactive replicas may not answer, so questions to them would only add load to slow links.
 fn is_active(node: NodeId, world: &World<'_, '_>) -> bool {
     world.members.active().any(|(server, _)| server == node)
 }
 
-/// Below this one replica's word is good.
+/// The watermark below which one replica's answer suffices.
 fn replicated(partition: PartitionId, world: &World<'_, '_>) -> Timestamp {
     world.marks.replicated(partition).min(world.marks.visible)
 }
@@ -392,7 +395,7 @@ impl Query {
         world.send(to, Msg::Get { query: id, partition, asks, replicated, epoch });
     }
 
-    /// Asks a replica that has told a part for the rest.
+    /// Asks a replica that has sent a part of its answer for the rest.
     fn send_rest(&self, id: u64, to: NodeId, world: &mut World<'_, '_>) {
         let is_untold = |(_, wanted): &(&Key, &Wanted)| {
             wanted.resolving.is_none() && !wanted.said.contains_key(&to)
@@ -410,15 +413,15 @@ impl Query {
     }
 }
 
-/// What a functor comes to, given what it read, and what of that is told; both together have at
-/// most so many bytes.
+/// The result of a functor for its reads, and the reads that are reported; together they have at
+/// most this number of bytes.
 pub(super) fn compute(functor: &Functor, reads: Reads, bytes_max: usize) -> (Output, Reads) {
     let output = functor.execute(&reads);
     let is_too_large = reads.size() + output.size() > bytes_max;
     if is_too_large { too_large() } else { (output, reads) }
 }
 
-/// What a functor comes to that is to read too much.
+/// The result of a functor whose reads are too large.
 pub(super) fn too_large() -> (Output, Reads) {
     (Err(AbortReason::TooLarge), Reads::new())
 }
@@ -430,7 +433,7 @@ pub(super) struct Executions {
 }
 
 impl Executions {
-    /// Starts computing a functor, unless that is under way.
+    /// Starts computing a functor, unless its execution is running.
     pub(super) fn begin(
         &mut self,
         ts: Timestamp,
@@ -445,12 +448,12 @@ impl Executions {
         reader.begin(Owner::Execution(ts), &functor.reads, ts, world)
     }
 
-    /// It is computed, or needs not be any more.
+    /// Ends an execution: the functor has been computed, or is not needed any more.
     pub(super) fn end(&mut self, ts: Timestamp) -> Option<Arc<Functor>> {
         self.running.remove(&ts)
     }
 
-    /// How many there are.
+    /// The number of executions.
     pub(super) fn len(&self) -> usize {
         self.running.len()
     }

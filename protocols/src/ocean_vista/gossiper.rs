@@ -1,23 +1,24 @@
-//! How reports become watermarks (§3.3, §4.2): the gossipers of a region take the least of what the
-//! region's servers report, tell all gossipers of all regions, and take the least of that.
+//! Computes watermarks from reports (§3.3, §4.2). The gossipers of a region take the minimum of the
+//! reports of the region's servers, send it to all gossipers of all regions, and take the minimum
+//! over the regions.
 //!
-//! A [`Gossiper`] is a value that knows only what it was told since it started, and publishes
-//! nothing until it has heard of every active member in the present epoch (V8). It needs no lease,
-//! and it does not matter whether its own server takes part: what it says follows from reports, and
-//! names their epoch.
+//! A [`Gossiper`] knows only what it has received since it started. It publishes nothing until it
+//! has received reports of every active member in the current epoch (V8). It needs no lease, and
+//! its own server need not be active: its messages follow from reports and contain their epoch.
 //!
-//! Every report is a promise for good, so of several reports of one server in one epoch all hold,
-//! and messages may be lost, repeated and reordered. Reports of two epochs do not count together,
-//! though each holds: one made later than a server joined may be above what that server assigns,
-//! and whoever does not know the server would not wait for it. Whoever hears of a later epoch
-//! fetches its members first, and whoever hears of an earlier one sends them ([`Heard`]).
+//! Every report is a permanent promise. So all reports of one server in one epoch hold, and
+//! messages may be lost, repeated and reordered. Reports of two epochs are not combined, although
+//! each of them holds. A report that was made after a server joined may be above the timestamps of
+//! that server, and a gossiper that does not know the server would not wait for it. A node that
+//! receives a later epoch first fetches its members, and a node that receives an earlier epoch
+//! sends its own ([`Heard`]).
 //!
-//! While anybody is fenced nothing moves: what it left undecided is not known. Its last report
-//! would bound the minimum as well, but a gossiper that restarted does not have it, and what is
-//! gained is less than one round of gossip.
+//! While a server is fenced no watermark moves, because its undecided transactions are not known.
+//! Its last report would bound the minimum too, but a restarted gossiper does not have it, and the
+//! gain would be less than one round of gossip.
 //!
-//! Work and size of messages grow with the servers of a region, with regions and with partitions;
-//! nothing grows with transactions.
+//! Work and message sizes grow with the number of servers of a region, of regions and of
+//! partitions, but not with the number of transactions.
 
 use std::cmp::Ordering;
 use std::collections::btree_map::Entry;
@@ -32,48 +33,49 @@ use orthodrome_core::time::{Duration, Time, Timestamp};
 
 use super::watermark::{Members, Report, Watermarks, least};
 
-/// What servers and gossipers say to each other. All of it is lower bounds that only grow within an
-/// epoch: each message may be lost, late or repeated, and the next one makes up for it.
+/// Messages between servers and gossipers. All contents are lower bounds that only grow within an
+/// epoch, so each message may be lost, late or repeated, and the next one compensates for it.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Message {
-    /// A server to the gossipers of its region, in rounds ([`Pace`]): what holds of it.
+    /// A server to the gossipers of its region, in rounds ([`Pace`]): its report.
     Report(Report),
-    /// A gossiper to all gossipers of all regions, in rounds: what holds of its region.
+    /// A gossiper to all gossipers of all regions, in rounds: the bounds of its region.
     Regional(Regional),
-    /// A gossiper to the servers of its region, whenever it has moved: what holds everywhere.
+    /// A gossiper to the servers of its region, whenever a watermark has moved: the watermarks.
     Watermarks(Watermarks),
 }
 
-/// What holds of every active server of one region.
+/// The bounds that hold for every active server of one region.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Regional {
-    /// Which region.
+    /// The region.
     pub region: RegionId,
-    /// The members it was computed over.
+    /// The epoch of the members over which it was computed.
     pub epoch: u64,
-    /// The least [`Report::svw`].
+    /// The minimum [`Report::svw`].
     pub dvw: Timestamp,
-    /// The least [`Report::srw`] of each partition; [`Regional::dvw`] of those that are not listed.
+    /// The minimum [`Report::srw`] of each partition; [`Regional::dvw`] for those that are not
+    /// listed.
     pub drw: BTreeMap<PartitionId, Timestamp>,
-    /// The least [`Report::sgw`].
+    /// The minimum [`Report::sgw`].
     pub dgw: Timestamp,
 }
 
-/// What became of something heard.
+/// The result of handling a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Heard {
-    /// It was taken over; call [`Gossiper::merge`] when a round is due.
+    /// The contents were adopted; call [`Gossiper::merge`] when a round is due.
     Taken,
-    /// It says nothing new, or comes from nobody who counts.
+    /// The contents are not new, or the sender is not a member.
     Useless,
-    /// Its sender knows later members: fetch them. It was dropped; it will come again.
+    /// The sender has later members: fetch them. The message was dropped; it will be repeated.
     NewerEpoch,
-    /// Its sender does not know the present members: send them. It was dropped.
+    /// The sender does not have the current members: send them. The message was dropped.
     OlderEpoch,
 }
 
-/// Lower bounds that one server, or one region, gives: one for visibility, and one per partition
-/// for replication, which is never above it and equal to it where none is listed.
+/// Lower bounds of one server or one region: one for visibility, and one for replication of each
+/// partition, which is never above the first, and equal to it if it is not listed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Bounds {
     visible: Timestamp,
@@ -87,7 +89,7 @@ impl Bounds {
         listed.map_or(self.visible, |at| at.min(self.visible))
     }
 
-    /// Both were promised, so both hold. True if that says more than before.
+    /// Combines two promises, which both hold; true if a bound grew.
     fn join(&mut self, other: &Self) -> bool {
         let listed = self.replicated.keys().chain(other.replicated.keys());
         let replicated = listed.map(|&p| (p, self.replicated(p).max(other.replicated(p))));
@@ -102,7 +104,7 @@ impl Bounds {
         has_moved
     }
 
-    /// What holds of all of them; nothing if there are none, or one is missing.
+    /// The bounds that hold for all; none if there are none, or one is missing.
     fn least<'a>(all: &[Option<&'a Self>]) -> Option<Self> {
         let of = |f: &dyn Fn(&'a Self) -> Timestamp| least(all.iter().map(|one| one.map(f)));
         let visible = of(&|one| one.visible)?;
@@ -130,17 +132,17 @@ impl From<Regional> for Bounds {
     }
 }
 
-/// One gossiper: what it has heard in the present epoch, and what follows.
+/// A gossiper: the reports of the current epoch, and the watermarks that follow.
 #[derive(Debug)]
 pub struct Gossiper {
     cluster: Arc<Cluster>,
     region: RegionId,
     members: Members,
-    /// Of active servers of this region, in the present epoch.
+    /// Bounds of active servers of this region, in the current epoch.
     reports: BTreeMap<NodeId, Bounds>,
-    /// Of regions with active servers, in the present epoch; this one's as last computed.
+    /// Bounds of regions with active servers, in the current epoch; this region's as last computed.
     regions: BTreeMap<RegionId, Bounds>,
-    /// Something was heard since the last merge.
+    /// True if there are new bounds since the last merge.
     is_stale: bool,
     results: Watermarks,
     #[cfg(test)]
@@ -151,16 +153,16 @@ pub struct Gossiper {
 #[cfg(test)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mutation {
-    /// V8: the minimum is over those that were heard of.
+    /// V8: the minimum is over those servers whose reports are known.
     PartialMinimum,
-    /// Who is fenced no longer counts, though nobody knows what it left undecided.
+    /// Fenced servers do not count, although their undecided transactions are unknown.
     FencedForgotten,
-    /// What was reported in other epochs counts.
+    /// Reports of other epochs count.
     EpochsIgnored,
 }
 
 impl Gossiper {
-    /// One for `region` that has heard nothing.
+    /// A gossiper for `region` without any reports.
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, region: RegionId, members: Members) -> Self {
         Self {
@@ -181,8 +183,8 @@ impl Gossiper {
         self.mutation == Some(mutation)
     }
 
-    /// The members changed. Everything heard before was said in another epoch and is dropped; what
-    /// followed from it stays true.
+    /// Handles a change of members. Reports of earlier epochs are dropped; watermarks that followed
+    /// from them remain true.
     pub fn on_members(&mut self, members: &Members) {
         if !self.members.adopt(members) {
             return;
@@ -192,7 +194,7 @@ impl Gossiper {
         self.is_stale = false;
     }
 
-    /// What an epoch that somebody names means, if it is not the present one.
+    /// The result for a message of this epoch, if it is not the current one.
     fn is_other(&self, epoch: u64) -> Option<Heard> {
         #[cfg(test)]
         if self.has(Mutation::EpochsIgnored) {
@@ -205,7 +207,7 @@ impl Gossiper {
         }
     }
 
-    /// A server of this region reports.
+    /// Handles a report of a server of this region.
     pub fn on_report(&mut self, report: Report) -> Heard {
         if let Some(heard) = self.is_other(report.epoch) {
             return heard;
@@ -220,7 +222,7 @@ impl Gossiper {
         if has_moved { Heard::Taken } else { Heard::Useless }
     }
 
-    /// A gossiper says what holds of its region, which may be this one.
+    /// Handles the bounds of a region, which may be this one.
     pub fn on_regional(&mut self, regional: Regional) -> Heard {
         if let Some(heard) = self.is_other(regional.epoch) {
             return heard;
@@ -234,8 +236,8 @@ impl Gossiper {
         if has_moved { Heard::Taken } else { Heard::Useless }
     }
 
-    /// Another gossiper, or a server, knows these watermarks. True if they are further than those
-    /// here.
+    /// Handles watermarks of another gossiper or server; true if they are higher than the current
+    /// ones.
     pub fn on_watermarks(&mut self, watermarks: &Watermarks) -> bool {
         self.results.adopt(watermarks)
     }
@@ -245,7 +247,7 @@ impl Gossiper {
         self.members.active().map(|(server, _)| self.cluster.region_of(server)).collect()
     }
 
-    /// What holds of this region, if all its active servers have reported.
+    /// The bounds of this region, if all its active servers have reported.
     fn own_region(&self) -> Option<Bounds> {
         let active = self.members.active().map(|(server, _)| server);
         let mine = active.filter(|&server| self.cluster.region_of(server) == self.region);
@@ -257,8 +259,8 @@ impl Gossiper {
         Bounds::least(&reports)
     }
 
-    /// What holds everywhere, if nobody is fenced and all regions with active servers were heard
-    /// of.
+    /// The bounds of all regions, if no server is fenced and all regions with active servers have
+    /// reported.
     fn all_regions(&self) -> Option<Bounds> {
         #[cfg(test)]
         if self.has(Mutation::PartialMinimum) {
@@ -273,9 +275,9 @@ impl Gossiper {
         if self.members.is_settled() { Bounds::least(&regions) } else { None }
     }
 
-    /// Draws the conclusions from what was heard since the last time. True if more holds everywhere
-    /// than before: tell the servers of the region. What holds of this region is then in
-    /// [`Gossiper::regional`].
+    /// Computes bounds from the reports since the last call. Returns true if a watermark grew: then
+    /// send the watermarks to the servers of the region. [`Gossiper::regional`] then has the bounds
+    /// of this region.
     pub fn merge(&mut self) -> bool {
         if !std::mem::take(&mut self.is_stale) {
             return false;
@@ -293,8 +295,8 @@ impl Gossiper {
         })
     }
 
-    /// What holds of this region, to be told to the other gossipers in each round; nothing while
-    /// some of its active servers were not heard of.
+    /// The bounds of this region, to be sent to the other gossipers in each round; none while
+    /// reports of active servers are missing.
     #[must_use]
     pub fn regional(&self) -> Option<Regional> {
         self.regions.get(&self.region).map(|own| Regional {
@@ -306,22 +308,22 @@ impl Gossiper {
         })
     }
 
-    /// What holds everywhere, as far as was merged or heard.
+    /// The watermarks, as far as they have been computed or received.
     #[must_use]
     pub fn results(&self) -> &Watermarks {
         &self.results
     }
 
-    /// The members that it goes by.
+    /// The members that this gossiper uses.
     #[must_use]
     pub fn members(&self) -> &Members {
         &self.members
     }
 
-    /// Panics if the state contradicts itself.
+    /// Panics if the state is inconsistent.
     ///
     /// # Panics
-    /// If something is held of somebody who does not count.
+    /// If it has bounds of a server or a region that is not a member.
     pub fn assert_invariants(&self) {
         let mut active = self.members.active().map(|(server, _)| server).collect::<BTreeSet<_>>();
         active.retain(|&server| self.cluster.region_of(server) == self.region);
@@ -335,7 +337,7 @@ impl Gossiper {
     }
 }
 
-/// Adds bounds to what is held of somebody. True if that says more than before.
+/// Adds bounds of a server or a region; true if a bound grew.
 fn join<K: Ord>(held: &mut BTreeMap<K, Bounds>, of: K, bounds: Bounds) -> bool {
     match held.entry(of) {
         Entry::Occupied(mut held) => held.get_mut().join(&bounds),
@@ -355,8 +357,8 @@ impl fmt::Display for Gossiper {
     }
 }
 
-/// The gossipers of a region: its first so many active servers by id. Where none is active, its
-/// first servers, so that those that are about to join hear of watermarks.
+/// The gossipers of a region: its first active servers by id, in this number. If none is active,
+/// its first servers, so that servers that are about to join receive watermarks.
 #[must_use]
 pub fn gossipers(
     cluster: &Cluster,
@@ -370,20 +372,21 @@ pub fn gossipers(
     if some.is_empty() { servers().take(count).collect() } else { some }
 }
 
-/// When rounds are: a server's reports, or a gossiper's gossip.
+/// Decides when rounds take place: of a server's reports, or of a gossiper's gossip.
 ///
-/// Rounds are an interval apart. While somebody waits for them they come sooner, but the more wait,
-/// the more one round serves, and the less sooner: gossip costs little when little is to be gained,
-/// and no more than at rest when much is to be done.
+/// Rounds are an interval apart. While transactions wait for them, rounds are more frequent. The
+/// more transactions wait, the more of them one round serves, and the smaller is the increase. So
+/// gossip costs little when few transactions gain from it, and under high load not more than at
+/// rest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
     interval: Duration,
     last: Time,
 }
 
-/// Rounds while few wait are this many times as frequent as when nobody does.
+/// The factor by which rounds are more frequent while few transactions wait.
 const HURRY: u32 = 5;
-/// So many who wait make one more part of [`HURRY`] to wait for.
+/// This number of waiting transactions makes rounds less frequent by one part of [`HURRY`].
 const FEW: usize = 64;
 
 impl Pace {
@@ -393,7 +396,7 @@ impl Pace {
         Self { interval, last: now - interval }
     }
 
-    /// When the next round is, if so many wait for it.
+    /// The time of the next round, if this number of transactions wait for it.
     #[must_use]
     pub fn next(&self, waiting: usize) -> Time {
         let parts = if waiting == 0 { HURRY as usize } else { 1 + waiting / FEW };
@@ -401,7 +404,7 @@ impl Pace {
         self.last + self.interval * parts / HURRY
     }
 
-    /// There is a round now.
+    /// Notes that a round takes place now.
     pub fn round(&mut self, now: Time) {
         self.last = now;
     }
@@ -420,7 +423,7 @@ impl Message {
 }
 
 impl fmt::Display for Message {
-    /// One short line; a partition's watermark as `p3@17`.
+    /// One short line; a partition's watermark is written `p3@17`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind())?;
         let partitions = match self {
@@ -457,11 +460,11 @@ mod tests {
         let all = Bounds::least(&[Some(&a), Some(&b)]).unwrap();
         assert_eq!(all, bounds(7, &[(1, 4), (2, 3)]));
         assert_eq!(Bounds::least(&[Some(&a), None]), None);
-        // A later report without the partition says that nothing of it is outstanding.
+        // A later report without the partition means that none of its versions is outstanding.
         let mut joined = a.clone();
         assert!(joined.join(&bounds(12, &[])) && !joined.join(&a));
         assert_eq!(joined, bounds(12, &[]));
-        // A partition is never ahead of what is visible.
+        // The watermark of a partition is never above the visibility watermark.
         assert_eq!(bounds(5, &[(1, 8)]).replicated(PartitionId(1)), Timestamp(5));
     }
 

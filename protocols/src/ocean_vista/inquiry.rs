@@ -1,4 +1,5 @@
-//! What became of a transaction whose coordinator is lost: any other finds out (R1).
+//! Inquiries: any coordinator can find out the outcome of a transaction whose coordinator is lost
+//! (R1).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,51 +24,51 @@ pub(super) struct Inquiries {
 struct Inquiry {
     gateways: BTreeSet<NodeId>,
     functor: Arc<Functor>,
-    /// The first partition that it writes.
+    /// The first partition that the transaction writes.
     partition: PartitionId,
-    /// Counts the times that everybody was asked afresh.
+    /// The number of times that all replicas were asked.
     round: u32,
-    /// The Vwatermark when that was: about what lies below, answers are certain.
+    /// The Vwatermark at that time: answers about lower versions are final.
     visible: Timestamp,
     /// The epoch of that watermark.
     epoch: u64,
-    /// Which disks the replicas had.
+    /// The disks of the replicas.
     disks: Vec<u32>,
     answers: BTreeMap<NodeId, Answer>,
-    /// So many have refused it that all are to refuse it for good.
+    /// True if enough replicas have refused it, and now all are asked to refuse it finally.
     is_final: bool,
     stage: Stage,
     asked: RetryState,
 }
 
-/// What a replica knows of a transaction.
+/// A replica's knowledge of a transaction.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// Up to here it has settled everything.
+    /// The replica has settled all versions up to this.
     pub settled: Timestamp,
-    /// What it knows.
+    /// The knowledge.
     pub knowledge: Knowledge,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// Replicas are asked what they know.
+    /// The replicas are asked.
     Asking,
-    /// It is stored somewhere; what that comes to is known once it is below the Vwatermark.
+    /// It is stored somewhere; the outcome is known when it is below the Vwatermark.
     Waiting(Timestamp),
-    /// It is there.
+    /// It is committed and being executed.
     Executing(Timestamp),
-    /// It is over, and what it read is read once more.
+    /// It has ended, and its reads are being repeated.
     Reading(Timestamp),
 }
 
 impl Inquiries {
-    /// How many there are.
+    /// The number of inquiries.
     pub(super) fn len(&self) -> usize {
         self.open.len()
     }
 
-    /// A gateway lost track of a transaction that writes something.
+    /// Starts an inquiry of a gateway about a transaction that writes something.
     pub(super) fn begin(
         &mut self,
         gateway: NodeId,
@@ -99,7 +100,7 @@ impl Inquiries {
         self.ask(txn, world);
     }
 
-    /// Asks every replica afresh.
+    /// Asks every replica again, in a new round.
     fn ask(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
         let Some(inquiry) = self.open.get_mut(&txn) else { return };
         inquiry.round += 1;
@@ -111,7 +112,7 @@ impl Inquiries {
         inquiry.send(txn, world);
     }
 
-    /// A replica says what it knows.
+    /// Handles a replica's knowledge.
     pub(super) fn on_known(
         &mut self,
         from: NodeId,
@@ -125,7 +126,7 @@ impl Inquiries {
         }
         if let Knowledge::Ended(outcome) = answer.knowledge {
             match (outcome, &inquiry.functor.body) {
-                // What it read is told too, if it can still be read.
+                // Its reads are reported too, if they can still be repeated.
                 (Outcome::Committed(ts), Body::Ops(_)) => {
                     inquiry.stage = Stage::Reading(ts);
                     world.tell(Local::Execute { ts, functor: inquiry.functor.clone() });
@@ -146,7 +147,7 @@ impl Inquiries {
             if inquiry.is_forgotten() {
                 self.end(txn, Outcome::Unknown, None, world);
             } else if inquiry.is_final {
-                // So many refuse it for good that nobody can store it any more.
+                // Enough replicas have refused it finally, so it can never be stored.
                 self.end(txn, Outcome::Aborted(ABORTED), None, world);
             } else {
                 inquiry.is_final = true;
@@ -166,14 +167,14 @@ impl Inquiries {
                 inquiry.stage = Stage::Executing(ts);
                 world.tell(Local::Execute { ts, functor });
             }
-            // What is void is a late copy.
+            // The void version is a late copy.
             None if inquiry.is_forgotten() => self.end(txn, Outcome::Unknown, None, world),
             None => self.end(txn, Outcome::Aborted(ABORTED), None, world),
         }
     }
 
-    /// The members have changed. What a lost disk had refused its successor may accept: everybody
-    /// is asked afresh.
+    /// Handles a change of members. A transaction that a lost disk had refused may be accepted by
+    /// its successor, so all replicas are asked again.
     pub(super) fn on_members(&mut self, world: &mut World<'_, '_>) {
         let is_lost = |(_, inquiry): &(&TxnId, &Inquiry)| {
             inquiry.stage == Stage::Asking && inquiry.disks != disks(inquiry.partition, world)
@@ -184,7 +185,7 @@ impl Inquiries {
         }
     }
 
-    /// The watermarks have moved.
+    /// Handles new watermarks.
     pub(super) fn on_visible(&mut self, world: &mut World<'_, '_>) {
         let visible = world.marks.visible;
         let is_visible =
@@ -196,7 +197,7 @@ impl Inquiries {
         }
     }
 
-    /// A version is computed.
+    /// Handles the result of a version.
     pub(super) fn on_executed(
         &mut self,
         ts: Timestamp,
@@ -209,7 +210,7 @@ impl Inquiries {
             return;
         };
         let outcome = match (inquiry.stage, output) {
-            // It has committed, whatever is read now.
+            // It has committed, regardless of the reads.
             (Stage::Reading(_), _) | (_, Ok(_)) => Outcome::Committed(ts),
             (_, Err(reason)) => Outcome::Aborted(*reason),
         };
@@ -217,7 +218,7 @@ impl Inquiries {
         self.end(txn, outcome, reads, world);
     }
 
-    /// What it read is gone, so others have computed it.
+    /// Its reads have been garbage-collected, so other nodes have computed it.
     pub(super) fn on_collected(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
         let is_it = |inquiry: &Inquiry| matches!(inquiry.stage, Stage::Executing(at) | Stage::Reading(at) if at == ts);
         let Some((&txn, inquiry)) = self.open.iter().find(|(_, i)| is_it(i)) else { return };
@@ -242,7 +243,7 @@ impl Inquiries {
         }
     }
 
-    /// Asks again who has not answered.
+    /// Asks the replicas that have not answered again.
     pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
         let now = world.cx.now();
         for (&txn, inquiry) in &mut self.open {
@@ -257,7 +258,7 @@ impl Inquiries {
     }
 }
 
-/// Which disks the replicas of a partition have.
+/// The disks of a partition's replicas.
 fn disks(partition: PartitionId, world: &World<'_, '_>) -> Vec<u32> {
     let placed = world.cluster.partition(partition).into_iter();
     placed.flat_map(|placed| &placed.replicas).map(|&node| world.members.disk(node)).collect()
@@ -274,18 +275,18 @@ impl Inquiry {
         }
     }
 
-    /// True if a replica has forgotten what became of it. Whoever settled it knew, and that was a
-    /// majority: of any other majority one knows, or has forgotten.
+    /// True if a replica has forgotten the transaction. A majority settled it and knew the outcome,
+    /// so of any majority one replica knows it or has forgotten it.
     fn is_forgotten(&self) -> bool {
         self.answers.values().any(|answer| answer.knowledge == Knowledge::Forgotten)
     }
 
-    /// What replicas hold of it.
+    /// The versions of the transaction at the replicas.
     fn stored(&self) -> impl Iterator<Item = &Holding> {
         self.answers.values().flat_map(Answer::stored)
     }
 
-    /// The version that is there, by the rule for readers ([`super::reading`]).
+    /// The committed version, by the rule for readers ([`super::reading`]).
     fn present(&self) -> Option<(Timestamp, Arc<Functor>)> {
         let versions: BTreeSet<Timestamp> = self.stored().map(|held| held.ts).collect();
         versions.into_iter().find_map(|ts| {
@@ -309,9 +310,9 @@ impl Answer {
     }
 }
 
-/// Takes out what a replica holds and another has settled everything past without: it is void, and
-/// whoever holds it has not heard so yet, be it that it has restarted, or that it answered before
-/// the others were told. It will be asked again, and knows then.
+/// Removes a version of one replica if another replica has settled everything past it without it.
+/// The version is void, and its replica does not know that yet: it has restarted, or answered
+/// before the others were informed. It will be asked again, and knows it then.
 fn drop_void(answers: &mut BTreeMap<NodeId, Answer>) {
     let best = answers.values().max_by_key(|answer| answer.settled);
     let Some(best) = best else { return };
@@ -329,8 +330,8 @@ mod tests {
 
     use super::*;
 
-    /// Three replicas' answers: how far each has settled, and under which numbers it holds the
-    /// transaction, negative ones aborted.
+    /// Three replicas' answers: the version up to which each has settled, and the numbers under
+    /// which it has the transaction; negative ones are aborted.
     fn answers(of: [(u64, &[i64]); 3]) -> BTreeMap<NodeId, Answer> {
         let functor = Arc::new(Functor {
             txn: TxnId { client: ClientId(1), counter: 1, attempt: 0 },
@@ -362,7 +363,7 @@ mod tests {
         answers.keys().map(|node| node.0).collect()
     }
 
-    /// The number under which it is there.
+    /// The number under which it is committed.
     fn present(of: [(u64, &[i64]); 3]) -> Option<u64> {
         let inquiry = Inquiry {
             gateways: BTreeSet::new(),
@@ -382,26 +383,27 @@ mod tests {
         inquiry.present().map(|(ts, _)| ts.0)
     }
 
-    /// The 10 128th seed about chairs: who had refused the name and then heard of the abort told
-    /// only of the first, and the inquirer took what the third had not heard aborted for stored.
+    /// The 10 128th seed with leader churn. A replica had refused the transaction and then learned
+    /// of the abort, but reported only the refusal. So the inquirer counted the version as stored,
+    /// because the third replica had not learned of the abort.
     #[test]
     fn a_tombstone_counts_whatever_the_name_stands_for() {
         assert_eq!(present([(0, &[10]), (0, &[-10]), (0, &[])]), None);
-        // A copy of it was aborted; it is there under another number.
+        // A copy of it was aborted; it is committed under another number.
         assert_eq!(present([(0, &[-10, 20]), (0, &[-10]), (0, &[20])]), Some(20));
         assert_eq!(present([(0, &[-10, 20]), (0, &[-10, -20]), (0, &[])]), None);
     }
 
-    /// The 10 091st seed about islands: the first replica had restarted and not caught up; the
-    /// second had heard that the version was given up, and forgotten it when that was settled.
+    /// The 10 091st seed with partitions. The first replica had restarted and not caught up. The
+    /// second had learned that the version was dropped, and forgot it when that was settled.
     #[test]
     fn what_others_have_settled_without_is_not_there() {
         assert_eq!(counted([(5, &[10]), (20, &[]), (0, &[])]), [1, 2]);
-        // Nobody is past it: it may be there.
+        // No replica has settled past it, so it may be committed.
         assert_eq!(counted([(5, &[10]), (10, &[]), (0, &[])]), [0, 1, 2]);
-        // Whoever is past it has it, and has not computed it yet.
+        // The replica that has settled past it has it, and has not computed it yet.
         assert_eq!(counted([(5, &[10]), (20, &[10]), (0, &[10])]), [0, 1, 2]);
-        // One number is void, the other is not; what is known to be aborted says so.
+        // One number is void, the other is not; a known abort still counts.
         assert_eq!(counted([(5, &[10]), (20, &[30]), (0, &[-10, 30])]), [1, 2]);
     }
 }

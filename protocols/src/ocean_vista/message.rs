@@ -1,4 +1,4 @@
-//! What machines of Ocean Vista say to each other, and what servers remember.
+//! Messages between machines of Ocean Vista, and records of servers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ pub enum Path {
     WriteOnly,
     /// Nothing was stored (§3.4).
     ReadOnly,
-    /// Its coordinator was lost, or gave it up.
+    /// Its coordinator was lost, or abandoned it.
     Recovered,
 }
 
 impl Path {
-    /// Its name in reports.
+    /// The name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,84 +44,84 @@ impl Path {
     }
 }
 
-/// Why a server does not do now what it is asked to.
+/// Why a server declines a request for now.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub enum Reason {
-    /// It does not take part at the moment: it has no lease, or has to catch up.
+    /// The server does not participate at the moment: it has no lease, or has to catch up.
     Inactive,
-    /// It has too much to do.
+    /// The server is overloaded.
     Busy,
-    /// The snapshot asked for has been collected.
+    /// The requested snapshot has been garbage-collected.
     Collected,
-    /// What is asked for is larger than one transaction may read.
+    /// The requested data is larger than one transaction may read.
     TooLarge,
 }
 
 /// Why a replica does not store a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub enum Refusal {
-    /// Its version number is too far ahead of the replica's clock (R8).
+    /// The version number is too far ahead of the replica's clock (R8).
     Ahead,
-    /// The name is known under another version number, or refused, or its client has gone on
-    /// (R1, R6).
+    /// The transaction is known under another version number, or refused, or its client has
+    /// finished it (R1, R6).
     Known,
     /// The version number is below the replica's watermark (V9).
     Below,
-    /// It is aborted, or the replica listens to a later ballot only (V5).
+    /// It is aborted, or the replica has promised a later ballot (V5).
     Outvoted,
-    /// It was never stored, and now nobody may: f + 1 replicas had refused it, or it is over under
+    /// It was never stored, and never may be: f + 1 replicas have refused it, or it has ended under
     /// another version number.
     Final,
 }
 
-/// One key that is to be read.
+/// A request to read one key.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Ask {
     /// The key.
     pub key: Key,
-    /// Its newest version below this.
+    /// The newest version below this number is wanted.
     pub below: Timestamp,
-    /// This version is there and has to be computed first.
+    /// This version exists and must be computed first.
     pub resolve: Option<Timestamp>,
 }
 
-/// A version of a key that is above a replica's Rwatermark, as it shows it to readers.
+/// A version above a replica's Rwatermark, as the replica shows it to readers.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Shown {
     /// Its number.
     pub ts: Timestamp,
     /// The ballot in which it was stored or aborted.
     pub ballot: u64,
-    /// Whose it is.
+    /// The transaction.
     pub txn: TxnId,
-    /// It was finalized. Proves nothing (V1); unsafe variants believe it.
+    /// True if it was finalized. That proves nothing (V1); mutations rely on it.
     pub is_finalized: bool,
-    /// What is there.
+    /// The contents.
     pub what: What,
 }
 
-/// What a version holds.
+/// The contents of a version.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum What {
-    /// It is aborted, and never will hold anything.
+    /// The version is aborted, and will never have a value.
     Aborted,
-    /// Its transaction aborted by its own logic, or wrote something else after all.
+    /// The transaction aborted by its own logic, or in the end did not write this key.
     Void,
-    /// Not computed yet.
+    /// A functor that has not been computed.
     Functor,
     /// A value, or a deletion.
     Final(Option<Value>),
 }
 
-/// What one replica holds of one key.
+/// One replica's versions of one key.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 #[wire(check = "View::check", sample = "View::draw")]
 pub struct View {
-    /// Versions that are not settled, newest first.
+    /// The unsettled versions, newest first.
     pub versions: Vec<Shown>,
-    /// There may be more below this that are not shown.
+    /// Below this, there may be more versions that are not shown.
     pub complete_from: Timestamp,
-    /// The newest settled version, if nothing was cut.
+    /// The newest settled version, if no version was left out.
     pub settled: Read,
 }
 
@@ -134,7 +134,7 @@ impl View {
         Err(WireError::Value { field, found, wanted: "newest first, each once" })
     }
 
-    /// Any view, for tests of its bytes.
+    /// A random view, for tests of the encoding.
     fn draw(rng: &mut Rng) -> Self {
         let mut versions = Vec::<Shown>::sample(rng);
         versions.sort_by_key(|shown| std::cmp::Reverse(shown.ts));
@@ -148,28 +148,29 @@ impl View {
 pub struct Seen {
     /// The key.
     pub key: Key,
-    /// What was asked for.
+    /// The requested bound.
     pub below: Timestamp,
-    /// What there is.
+    /// The versions.
     pub view: View,
 }
 
-/// What a replica knows of a transaction by its name.
+/// A replica's knowledge of a transaction, by the transaction's id.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 #[wire(check = "Knowledge::check")]
 pub enum Knowledge {
-    /// Nothing, and it will not store it for its coordinator (R1); if final, for nobody.
+    /// The replica does not know it, and will not store it for its coordinator (R1); if final, for
+    /// no server.
     Refused {
-        /// Whoever asked had heard from f + 1 replicas that they refuse it.
+        /// True if the asking server has f + 1 refusals.
         is_final: bool,
     },
     /// It is stored or aborted here, under at least one version number: copies of it may have gone
     /// to several coordinators.
     Stored(Vec<Holding>),
-    /// It is over everywhere.
+    /// It has ended everywhere.
     Ended(Outcome),
-    /// It was over for longer than the retention, or its client had acknowledged it: nobody here
-    /// can tell what became of it. Nor is it stored any more.
+    /// It ended longer ago than the retention, or its client had acknowledged it. Its outcome is
+    /// forgotten here, and it will not be stored again.
     Forgotten,
 }
 
@@ -186,48 +187,48 @@ impl Knowledge {
     }
 }
 
-/// What a replica holds of a transaction under one version number.
+/// A replica's state of a transaction under one version number.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Holding {
     /// The version number.
     pub ts: Timestamp,
     /// The ballot in which it was stored or aborted.
     pub ballot: u64,
-    /// It is aborted in that ballot.
+    /// True if it is aborted in that ballot.
     pub is_aborted: bool,
-    /// What it does.
+    /// The transaction's functor.
     pub functor: Arc<Functor>,
 }
 
-/// What is left of a long answer, which goes in pieces and is all of one moment.
+/// The rest of a long answer, which is sent in pieces and shows one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Rest {
-    /// When it was put together, by the clock of who answers.
+    /// When the answer was made, by the sender's clock.
     pub as_of: Timestamp,
-    /// So many of its entries and names have been told.
+    /// Number of its entries and names that have been sent.
     pub skip: u64,
 }
 
 /// Messages of Ocean Vista.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Msg {
-    /// Gateway → a coordinator of its region: run this.
+    /// Gateway → a coordinator of its region: run this transaction.
     Submit {
         /// The transaction.
         functor: Arc<Functor>,
     },
-    /// Coordinator → gateway: this became of it.
+    /// Coordinator → gateway: the outcome of a transaction.
     Answer {
         /// The transaction.
         txn: TxnId,
         /// Its outcome.
         outcome: Outcome,
-        /// What it read, if that is known.
+        /// Its reads, if they are known.
         reads: Option<Reads>,
         /// How it was processed.
         path: Path,
     },
-    /// Gateway → coordinator: read these, all as of one time, for a transaction whose caller
+    /// Gateway → coordinator: read these keys as of one time, for a transaction whose caller
     /// decides afterwards (reconnaissance, §3.4).
     Look {
         /// The transaction.
@@ -236,59 +237,60 @@ pub enum Msg {
         round: u32,
         /// The keys.
         keys: Vec<Key>,
-        /// As of when; in the first round the coordinator chooses.
+        /// The time of the reads; none in the first round, in which the coordinator chooses.
         at: Option<Timestamp>,
     },
-    /// Coordinator → gateway: what was there.
+    /// Coordinator → gateway: the reads.
     Found {
         /// The transaction.
         txn: TxnId,
         /// The round.
         round: u32,
-        /// As of when.
+        /// The time of the reads.
         at: Timestamp,
-        /// What was there.
+        /// The reads.
         reads: Reads,
     },
-    /// Coordinator → gateway: it did not take it.
+    /// Coordinator → gateway: the request was declined.
     Declined {
         /// The transaction.
         txn: TxnId,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// Gateway → another coordinator: I lost track of it; find out what became of it.
+    /// Gateway → another coordinator: find out the outcome of a transaction whose coordinator does
+    /// not answer.
     Inquire {
         /// The transaction, which writes something.
         functor: Arc<Functor>,
     },
-    /// Coordinator → all replicas of all partitions written: store this (§4.1).
+    /// Coordinator → all replicas of all partitions that are written: store this (§4.1).
     Write {
         /// The version number.
         ts: Timestamp,
-        /// 0 from its own coordinator, more from whoever took over.
+        /// The ballot: 0 from its own coordinator, higher from a server that takes over.
         ballot: u64,
-        /// The life of the coordinator that created the number.
+        /// The incarnation of the coordinator that created the number.
         incarnation: u32,
         /// The transaction.
         functor: Arc<Functor>,
     },
-    /// Replica → coordinator: it is stored, durably.
+    /// Replica → coordinator: it is stored durably.
     Written {
         /// The version number.
         ts: Timestamp,
         /// The ballot.
         ballot: u64,
-        /// On which disk of the replica ([`super::watermark::Member::disk`]).
+        /// The disk of the replica ([`super::watermark::Member::disk`]).
         disk: u32,
     },
-    /// Replica → coordinator: it is not stored, nor will be unless something changes.
+    /// Replica → coordinator: it is not stored, and will not be unless something changes.
     Refused {
         /// The version number.
         ts: Timestamp,
         /// The ballot.
         ballot: u64,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
     /// Coordinator → replicas: a majority of each partition has stored it (§4.1).
@@ -298,15 +300,15 @@ pub enum Msg {
         /// The ballot.
         ballot: u64,
     },
-    /// Replica → coordinator: marked, durably; or I do not hold it (V5).
+    /// Replica → coordinator: it is marked durably; or it is not stored here (V5).
     Confirm {
         /// The version number.
         ts: Timestamp,
         /// The ballot.
         ballot: u64,
-        /// It is held and marked.
+        /// True if it is stored and marked.
         is_held: bool,
-        /// On which disk of the replica ([`super::watermark::Member::disk`]).
+        /// The disk of the replica ([`super::watermark::Member::disk`]).
         disk: u32,
     },
     /// Coordinator → replicas: it is aborted; promise never to accept it (§4.1).
@@ -315,156 +317,154 @@ pub enum Msg {
         ts: Timestamp,
         /// The ballot.
         ballot: u64,
-        /// The life of the coordinator that created the number.
+        /// The incarnation of the coordinator that created the number.
         incarnation: u32,
         /// The transaction.
         functor: Arc<Functor>,
     },
-    /// Replica → coordinator: promised, durably.
+    /// Replica → coordinator: the promise is durable.
     Aborted {
         /// The version number.
         ts: Timestamp,
         /// The ballot.
         ballot: u64,
-        /// On which disk of the replica ([`super::watermark::Member::disk`]).
+        /// The disk of the replica ([`super::watermark::Member::disk`]).
         disk: u32,
     },
-    /// Executor → replica: what is there of these keys (§4.3)?
+    /// Executor → replica: read these keys (§4.3).
     Get {
-        /// The executor's name for the question.
+        /// The executor's number of the request.
         query: u64,
         /// The partition.
         partition: PartitionId,
         /// The keys.
         asks: Vec<Ask>,
-        /// The partition's Rwatermark as the executor knows it.
+        /// The partition's Rwatermark, as far as the executor knows it.
         replicated: Timestamp,
-        /// The epoch of the executor's watermarks: who answers must know its members.
+        /// The epoch of the executor's watermarks; the replica must know its members.
         epoch: u64,
     },
-    /// Replica → executor: this.
+    /// Replica → executor: the versions of the keys.
     Got {
-        /// The executor's name for the question.
+        /// The executor's number of the request.
         query: u64,
-        /// Below this the replica's word alone is good: its Rwatermark.
+        /// The replica's Rwatermark: below it, this answer alone suffices.
         replicated: Timestamp,
-        /// What there is.
+        /// The versions.
         seen: Vec<Seen>,
-        /// That is not all: the rest would have made the message too long, and has to be asked for
-        /// again.
+        /// True if keys are missing because the message would have been too long; they must be
+        /// requested again.
         is_cut: bool,
     },
-    /// Replica → executor: it cannot say.
+    /// Replica → executor: it cannot answer now.
     NotReady {
-        /// The executor's name for the question.
+        /// The executor's number of the request.
         query: u64,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// Executor → replicas: final values in the place of a functor (§3.1).
+    /// Executor → replicas: the final values of a functor (§3.1).
     Put {
         /// The version number.
         ts: Timestamp,
-        /// What the functor came to.
+        /// The result of the functor.
         output: Arc<Output>,
     },
-    /// Executor → coordinator: what the transaction came to (§3.1, circled 3).
+    /// Executor → coordinator: the result of the transaction (§3.1, circled 3).
     Executed {
         /// The version number.
         ts: Timestamp,
-        /// What it came to.
+        /// The result.
         output: Arc<Output>,
-        /// What it read.
+        /// Its reads.
         reads: Reads,
     },
     /// Coordinator → replica: do you know this transaction? If not, do not accept it from its
-    /// coordinator (R1). Once f + 1 replicas have refused it so, it was never stored, and everybody
-    /// is asked to refuse it for good: whoever takes its coordinator over may still write what was
-    /// only refused, but not that.
+    /// coordinator (R1). Once f + 1 replicas have refused it in this way, it was never stored. Then
+    /// all replicas are asked to refuse it finally: a server that takes over for its coordinator
+    /// may still write a transaction that was only refused, but not one that was finally refused.
     Query {
         /// The transaction.
         txn: TxnId,
-        /// For good.
+        /// True for a final refusal.
         is_final: bool,
-        /// The coordinator's count of its questions about it.
+        /// The coordinator's number of the question.
         round: u32,
-        /// Whoever does not know what became of the lives that ended before it cannot tell what is
-        /// there.
+        /// The epoch: a replica must know the results of all incarnations that ended before it.
         epoch: u64,
     },
-    /// Replica → coordinator: what it knows, durably.
+    /// Replica → coordinator: its knowledge, which is durable.
     Known {
         /// The transaction.
         txn: TxnId,
         /// The question that this answers.
         round: u32,
-        /// Up to here it has settled everything: what it does not know of below is void.
+        /// The replica has settled all versions up to this: unknown ones below are void.
         settled: Timestamp,
-        /// What it knows.
+        /// The knowledge.
         knowledge: Knowledge,
     },
-    /// Coordinator → replica: you have not said that you hold everything of mine from here to
-    /// there, which is visible. Pull it.
+    /// Coordinator → replica: you have not confirmed all of my versions in this range, which are
+    /// visible. Pull them.
     Missing {
         /// The first version.
         from: Timestamp,
         /// The last version.
         to: Timestamp,
     },
-    /// Replica → coordinator: I hold or have discarded everything from here to there.
+    /// Replica → coordinator: I have, or have discarded, all versions in this range.
     Have {
         /// The first version.
         from: Timestamp,
         /// The last version.
         to: Timestamp,
     },
-    /// Replica → its peers: what do you hold of this partition in this range, that is not settled?
+    /// Replica → its peers: send your unsettled versions of this partition in this range.
     Pull {
         /// The partition.
         partition: PartitionId,
-        /// The node's count of its questions.
+        /// The node's number of the question.
         round: u64,
         /// The first version.
         from: Timestamp,
         /// The last version.
         to: Timestamp,
-        /// The rest of an answer: which, and what of it.
+        /// The piece of an earlier answer that is wanted.
         rest: Option<Rest>,
     },
-    /// Peer → replica: this.
+    /// Peer → replica: the requested data.
     Pulled {
         /// The partition.
         partition: PartitionId,
         /// The question that this answers.
         round: u64,
-        /// Of which answer this is a piece, and what was told of that before.
+        /// The answer to which this piece belongs, and what was sent of it before.
         piece: Rest,
-        /// So much will have been told of it, if that is not all.
+        /// What will have been sent with this piece, if more remains.
         next: Option<u64>,
-        /// Below this the peer has settled everything.
+        /// The peer has settled all versions below this.
         settled: Timestamp,
-        /// What is not settled.
+        /// The unsettled versions.
         entries: Vec<(Timestamp, Image)>,
-        /// Names of transactions from the first version on.
+        /// Ids of transactions from the first version on.
         names: Vec<((ClientId, u64), Name)>,
-        /// Of clients, below which counters it has forgotten names.
+        /// For clients, the counters below which it has forgotten transactions.
         forgotten: Vec<(ClientId, u64)>,
-        /// In the first piece: what it promised, and what it knows to survive of servers that are
-        /// gone.
+        /// In the first piece: its promises, and its knowledge of what survives of lost servers.
         promises: Vec<takeover::Record>,
     },
-    /// Replica → peer: the next piece of what you have settled of this partition.
+    /// Replica → peer: send the next piece of your settled versions of this partition.
     Scan {
         /// The partition.
         partition: PartitionId,
-        /// The question.
+        /// The number of the question.
         round: u64,
-        /// From this version on.
+        /// The first version.
         from: Timestamp,
-        /// Keys after this one; from the first, if none.
+        /// Keys after this one; none to begin with the first.
         after: Option<Key>,
     },
-    /// Peer → replica: this.
+    /// Peer → replica: the requested data.
     Scanned {
         /// The partition.
         partition: PartitionId,
@@ -473,31 +473,33 @@ pub enum Msg {
         /// Keys with their versions.
         #[wire(check = "check_versions", sample = "sample_versions")]
         keys: Vec<(Key, Versions)>,
-        /// The last key looked at, if there are more.
+        /// The last key of this piece, if more remain.
         next: Option<Key>,
-        /// Versions that others at or below this replace are not among them.
+        /// Versions that newer ones at or below this replace are not included.
         collected: Timestamp,
-        /// Below this the peer has settled everything: less than it had said if it has restarted.
+        /// The peer has settled all versions below this. After a restart it may be less than
+        /// before.
         settled: Timestamp,
     },
-    /// Coordinator → its backup: this is under way, or over if nothing is told (§5.2).
+    /// Coordinator → its backup: this transaction is open, or has ended if there is no functor
+    /// (§5.2).
     Intent {
         /// The version number.
         ts: Timestamp,
-        /// The life of the coordinator.
+        /// The incarnation of the coordinator.
         incarnation: u32,
         /// The transaction.
         functor: Option<Arc<Functor>>,
     },
-    /// To and from the directory.
+    /// A message to or from the directory.
     Directory(Box<directory::Message>),
-    /// Between whoever takes over and replicas.
+    /// A message between a server that takes over and replicas.
     Takeover(Box<takeover::Message<Arc<Functor>>>),
-    /// Between servers and gossipers; see [`gossiper`].
+    /// A message between servers and gossipers; see [`gossiper`].
     Gossip(Box<gossiper::Message>),
-    /// Replica → its peers: what its settled versions came to; see [`super::checks`].
+    /// Replica → its peers: digests of its settled versions; see [`super::checks`].
     Digests {
-        /// Of some spans of versions.
+        /// Digests of spans of versions.
         sums: Vec<Sum>,
     },
 }
@@ -511,7 +513,7 @@ pub enum Change {
         ts: Timestamp,
         /// The ballot.
         ballot: u64,
-        /// The life of the coordinator.
+        /// The incarnation of the coordinator.
         incarnation: u32,
         /// The transaction.
         functor: Arc<Functor>,
@@ -524,41 +526,41 @@ pub enum Change {
         ts: Timestamp,
         /// The ballot.
         ballot: u64,
-        /// The life of the coordinator.
+        /// The incarnation of the coordinator.
         incarnation: u32,
         /// The transaction.
         functor: Arc<Functor>,
     },
-    /// It has its final values.
+    /// It gets its final values.
     Resolve {
         /// The version number.
         ts: Timestamp,
         /// Its final values.
         output: Arc<Output>,
     },
-    /// A transaction is not accepted from its coordinator.
+    /// A transaction is refused to its coordinator.
     Refuse {
-        /// Which.
+        /// The transaction.
         txn: TxnId,
-        /// Nor from anybody.
+        /// True if it is refused to all servers.
         is_final: bool,
-        /// When, by the replica's clock: it is forgotten so long after that.
+        /// When, by the replica's clock. The refusal is forgotten after the retention.
         at: Timestamp,
     },
-    /// What a peer knows of names.
+    /// Transaction ids from a peer.
     Names(Vec<((ClientId, u64), Name)>),
-    /// It was there all the time, but not here (V9).
+    /// A version that existed at other replicas is added here (V9).
     Adopt {
         /// The version number.
         ts: Timestamp,
-        /// Its state at the others.
+        /// Its state at the other replicas.
         image: Image,
     },
-    /// A peer has forgotten names of these clients below these counters.
+    /// A peer has forgotten transactions of these clients below these counters.
     Forget(Vec<(ClientId, u64)>),
 }
 
-/// What a server remembers.
+/// A durable record of a server.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Record {
     /// The state of the replicas at a checkpoint, or a piece of it; settled versions are in the
@@ -566,18 +568,18 @@ pub enum Record {
     State(Box<State>),
     /// A change of it.
     Change(Change),
-    /// This disk remembers all that was ever promised from it. Without it, it may be a new one.
+    /// The disk has all promises of this node. Without this record it may be a new disk.
     Intact,
-    /// What the replica of a partition promised to whoever takes over.
+    /// A promise of a partition's replica to a server that takes over.
     Takeover(PartitionId, takeover::Record),
-    /// What a voter of the directory remembers.
+    /// A record of a directory voter.
     Directory(directory::Record),
 }
 
-/// About how many bytes a name takes, and what it stands for.
+/// Approximate size of a transaction id with its state, in bytes.
 pub(super) const NAME: usize = 30;
 
-/// About how many bytes it takes to say below which counter a client's names are forgotten.
+/// Approximate size of a counter below which a client's transactions are forgotten, in bytes.
 pub(super) const FLOOR: usize = 14;
 
 impl Message for Msg {
@@ -654,7 +656,7 @@ impl Message for Msg {
     }
 
     fn lane(&self) -> Lane {
-        // Without leases and watermarks nothing becomes visible, and nobody is let in.
+        // Without leases and watermarks no transaction becomes visible and no server can join.
         match self {
             Self::Directory(_) | Self::Gossip(_) => Lane::Control,
             Self::Submit { .. }

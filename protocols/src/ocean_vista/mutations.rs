@@ -6,19 +6,19 @@ use super::Config;
 use crate::mutation::{compiled, mutations};
 
 mutations! {
-    /// V1: a version with one FINALIZED replica is taken for committed (Alg. 3).
+    /// V1: a version with one FINALIZED replica counts as committed (Alg. 3).
     finalized_is_committed: "V1";
-    /// V2: replicas show only the newest version, and readers go down from there (Alg. 3).
+    /// V2: replicas show only the newest version, and readers search downwards from it (Alg. 3).
     newest_only: "V2";
-    /// V4: whoever takes over gives up what cannot be written for a while.
+    /// V4: a server that takes over drops transactions that cannot be written for a while.
     takeover_gives_up: "V4";
-    /// V6: version numbers need no lease, and watermarks that were seen do not count.
+    /// V6: version numbers need no lease, and seen watermarks are ignored.
     no_lease: "V6";
     /// V9: a Write below the Vwatermark is stored, and counts.
     late_writes_count: "V9";
-    /// V11: versions are collected by age.
+    /// V11: versions are garbage-collected by age.
     collect_by_age: "V11";
-    /// R4: answers are sent before what they say is durable, and lost by a crash.
+    /// R4: answers are sent before they are durable, and a crash loses what they say.
     acks_before_fsync: "R4";
     /// The first server does not put every fourth transaction's values into its store.
     loses_writes;
@@ -31,7 +31,7 @@ pub(super) fn names(_: &str) -> &'static [&'static str] {
 
 /// Enables a mutation by its name.
 pub(super) fn enable(config: &mut Config, name: &str) {
-    // Callers bring that about, not this protocol.
+    // This mutation is in the callers, not in the protocol.
     if name != NO_SESSIONS {
         config.mutations.enable(name);
     }

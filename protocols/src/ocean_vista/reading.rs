@@ -1,11 +1,11 @@
-//! What is there: the rule by which readers tell from some replicas' answers what every reader will
-//! ever find (§4.3, with V1–V3).
+//! The rule for readers: from some replicas' answers it determines the committed version, the same
+//! for every reader (§4.3, with V1–V3).
 //!
 //! Below the Vwatermark every version is decided: it is stored at f + 1 replicas of its partition,
-//! or aborted at f + 1, in the ballot that decided it. Any f + 1 answers therefore include one from
-//! either, and a tombstone among the answers of the highest ballot means that it is aborted. Below
-//! the Rwatermark every replica has everything and tombstones are forgotten: there the word of a
-//! replica that has come so far is good, alone.
+//! or aborted at f + 1, in the ballot that decided it. So any f + 1 answers include one of these,
+//! and a tombstone among the answers of the highest ballot means that the version is aborted. Below
+//! the Rwatermark every replica has all versions, and tombstones are forgotten: there the answer of
+//! one replica whose Rwatermark is high enough suffices.
 
 use std::collections::BTreeMap;
 
@@ -16,43 +16,43 @@ use orthodrome_core::txn::{Read, Version};
 use super::Mutations;
 use super::message::{Shown, View, What};
 
-/// What one replica said of one key.
+/// One replica's answer about one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Said {
     /// The replica's Rwatermark of the partition.
     pub replicated: Timestamp,
-    /// What it holds.
+    /// The versions of the key.
     pub view: View,
 }
 
-/// What several replicas' answers come to.
+/// The conclusion from several replicas' answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// This is what the key holds.
+    /// The value of the key.
     Read(Read),
-    /// This version is the one; these hold its functor, none its value.
+    /// This version is committed. These replicas have its functor, and none has its value.
     Resolve(Timestamp, Vec<NodeId>),
-    /// Nothing shown is there; what there may be below this was not shown.
+    /// None of the shown versions is committed, and older versions were not shown.
     Lower(Timestamp),
 }
 
-/// What the key holds below a version below the Vwatermark, by the answers of f + 1 replicas, or of
-/// one whose Rwatermark is at least that version.
+/// The value of the key below a version that is below the Vwatermark, from the answers of f + 1
+/// replicas, or of one whose Rwatermark is at least that version.
 ///
 /// # Panics
-/// Without any answer there is no verdict.
+/// If there is no answer.
 #[must_use]
 pub fn read(said: &BTreeMap<NodeId, Said>, mutations: Mutations) -> Verdict {
     if mutations.newest_only() {
         return match_newest(said);
     }
-    // Who has come furthest knows best what is settled.
+    // The replica with the highest Rwatermark knows best what is settled.
     let best = said.values().max_by_key(|said| said.replicated);
     let best = best.unwrap_or_else(|| unreachable!("nobody was asked"));
     let settled_below = best.replicated;
     let shown_from = said.values().map(|said| said.view.complete_from).max().unwrap_or_default();
     let versions = merge(said, settled_below, best);
-    // Whoever has copied from a peer may have settled more than its watermark says.
+    // A replica that has copied from a peer may have settled more than its watermark says.
     let settled = said.values().map(|said| &said.view.settled).max_by_key(|read| read.version);
     let settled = settled.unwrap_or(&best.view.settled);
     for (&ts, held) in versions.iter().rev() {
@@ -75,7 +75,7 @@ pub fn read(said: &BTreeMap<NodeId, Said>, mutations: Mutations) -> Verdict {
     Verdict::Read(settled.clone())
 }
 
-/// All that is said of each version, by the number of the version.
+/// All answers about each version, by version number.
 fn merge<'a>(
     said: &'a BTreeMap<NodeId, Said>,
     settled_below: Timestamp,
@@ -97,7 +97,7 @@ enum Judged {
     Functor(Vec<NodeId>),
 }
 
-/// Whether a version is there, and what it holds.
+/// Whether a version is committed, and its value.
 fn judge(held: &[(NodeId, &Shown)], mutations: Mutations) -> Judged {
     let ballot = held.iter().map(|(_, shown)| shown.ballot).max().unwrap_or_default();
     let of_ballot = || held.iter().filter(|(_, shown)| shown.ballot == ballot);
@@ -107,7 +107,7 @@ fn judge(held: &[(NodeId, &Shown)], mutations: Mutations) -> Judged {
     if is_aborted && !is_believed {
         return Judged::Absent;
     }
-    // What it came to is the same wherever it was computed.
+    // The result is the same wherever it was computed.
     for (_, shown) in held {
         match &shown.what {
             What::Void => return Judged::Absent,
@@ -122,8 +122,8 @@ fn judge(held: &[(NodeId, &Shown)], mutations: Mutations) -> Judged {
     Judged::Functor(held.iter().filter(holds).map(|(node, _)| *node).collect())
 }
 
-/// Algorithm 3 as it is printed: of what each replica holds last, the newest that one has finalized
-/// or a majority has stored. Unsafe (V1, V2); for tests.
+/// Algorithm 3 as printed: of each replica's newest versions, the newest one that a replica has
+/// finalized or a majority has stored. Unsafe (V1, V2); for tests.
 fn match_newest(said: &BTreeMap<NodeId, Said>) -> Verdict {
     let mut versions: BTreeMap<Timestamp, Vec<(NodeId, &Shown)>> = BTreeMap::new();
     let mut settled: Option<&Read> = None;
@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// What one replica has of one version of the key.
+    /// One replica's state of one version of the key.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     enum Has {
         Nothing,
@@ -200,13 +200,13 @@ mod tests {
         if is_committed {
             stored > f && count(Has::Tombstone) == 0
         } else {
-            // Values are computed only of what is there, but a replica that has not heard of the
-            // abort may have computed one all the same.
+            // Values are computed only of committed versions. But a replica that does not know of
+            // the abort may have computed one nevertheless.
             count(Has::Tombstone) > f
         }
     }
 
-    /// One replica's answer: the newest `limit` versions that are there, and tombstones between.
+    /// One replica's answer: its newest `limit` versions, and tombstones between them.
     fn said(versions: &[Option<Shown>], limit: usize, settled: &Read, replicated: u64) -> Said {
         let mut view =
             View { versions: Vec::new(), complete_from: Timestamp::ZERO, settled: settled.clone() };
@@ -293,7 +293,8 @@ mod tests {
         all
     }
 
-    /// V1–V3 for f = 1: every state of three replicas for up to three versions, every pair asked.
+    /// V1–V3 for f = 1: every state of three replicas for up to three versions, and every pair of
+    /// answers.
     #[test]
     fn two_of_three_answers_tell_what_is_there() {
         let possible = possible(1);
@@ -310,7 +311,7 @@ mod tests {
         assert!(checked > 100_000, "only {checked} cases");
     }
 
-    /// The same for f = 2, drawn.
+    /// The same for f = 2, with random states.
     #[test]
     fn three_of_five_answers_tell_what_is_there() {
         let possible = possible(2);
@@ -323,7 +324,7 @@ mod tests {
         }
     }
 
-    /// A takeover stored in a higher ballot what a coordinator had begun to abort.
+    /// A takeover stored, in a higher ballot, a version that its coordinator had begun to abort.
     #[test]
     fn the_highest_ballot_decides() {
         let version = |ballot, what| Shown {
@@ -352,9 +353,8 @@ mod tests {
         assert_eq!(gone, Verdict::Read(Read::default()));
     }
 
-    /// What Algorithm 3 gets wrong: an aborted version that one replica had finalized is read (V1),
-    /// and a committed one is hidden by an aborted one that a replica has not heard the end of
-    /// (V2).
+    /// The mistakes of Algorithm 3: an aborted version that one replica had finalized is read (V1),
+    /// and a committed one is hidden by an aborted one whose abort a replica does not know (V2).
     #[test]
     fn the_printed_rule_reads_what_is_aborted_and_skips_what_is_committed() {
         let version = |ts, is_finalized, what| Shown {
@@ -378,7 +378,7 @@ mod tests {
             read(&[(NodeId(1), answer(a)), (NodeId(2), answer(b))].into(), mutations)
         };
         let (gone, functor) = (What::Aborted, What::Functor);
-        // One has the tombstone, the other was told only that a majority had stored it.
+        // One has the tombstone; the other knows only that a majority had stored the version.
         let a = [version(5, false, gone.clone())];
         let b = [version(5, true, functor.clone())];
         let enabled = |name| {
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(verdict(&a, &b, Mutations::default()), found);
     }
 
-    /// Below a replica's Rwatermark others may have forgotten that a version is aborted.
+    /// Below a replica's Rwatermark, other replicas may have forgotten that a version is aborted.
     #[test]
     fn who_has_come_furthest_knows_what_is_settled() {
         let settled =

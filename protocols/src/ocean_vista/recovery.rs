@@ -1,5 +1,5 @@
-//! Taking over from coordinators that are gone: [`super::takeover`], wired to this node, and the
-//! writing of what survives.
+//! Takes over from lost coordinators: connects [`super::takeover`] to this node, and writes the
+//! surviving transactions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,21 +28,21 @@ impl takeover::Functor for Arc<Functor> {
     }
 }
 
-/// What a node takes over.
+/// The takeovers of a node.
 #[derive(Debug, Default)]
 pub(super) struct Recoveries {
     running: BTreeMap<Task, Takeover<Arc<Functor>>>,
     drives: BTreeMap<Timestamp, Drive>,
-    /// Done, and the directory does not know yet.
+    /// Finished takeovers that the directory does not know yet.
     pub finished: Vec<Task>,
 }
 
-/// A transaction that is written in the name of a coordinator that is gone.
+/// A transaction that is written for a lost coordinator.
 #[derive(Debug)]
 struct Drive {
     task: Task,
     functor: Arc<Functor>,
-    /// Nobody was told of it.
+    /// True if no client has an answer about it.
     is_optional: bool,
     words: BTreeMap<NodeId, Word>,
     is_finalizing: bool,
@@ -58,12 +58,12 @@ enum Word {
 }
 
 impl Recoveries {
-    /// How many takeovers run.
+    /// The number of running takeovers.
     pub(super) fn len(&self) -> usize {
         self.running.len()
     }
 
-    /// The directory says what this node is to decide.
+    /// Handles the directory's assignment of takeovers to this node.
     pub(super) fn assign(
         &mut self,
         tasks: &BTreeSet<Task>,
@@ -85,7 +85,7 @@ impl Recoveries {
         }
     }
 
-    /// A replica has promised.
+    /// Handles a replica's promise.
     pub(super) fn on_promised(
         &mut self,
         from: NodeId,
@@ -114,7 +114,7 @@ impl Recoveries {
         }
     }
 
-    /// A replica has closed.
+    /// Handles the message that a replica has closed.
     pub(super) fn on_closed(&mut self, from: NodeId, partition: PartitionId, task: Task) {
         if let Some(takeover) = self.running.get_mut(&task)
             && takeover.on_closed(from, partition, task)
@@ -123,7 +123,8 @@ impl Recoveries {
         }
     }
 
-    /// A replica has stored, marked or refused what is written in a ballot of this node.
+    /// Handles the message that a replica has stored, marked or refused a version in a ballot of
+    /// this node.
     fn hear(
         &mut self,
         from: NodeId,
@@ -202,21 +203,21 @@ impl Recoveries {
     ) {
         match refusal {
             Refusal::Known => self.hear(from, (ts, ballot), Word::Refused, world),
-            // One is proof that it was never stored by its coordinator.
+            // One final refusal proves that its coordinator never had it stored.
             Refusal::Final => {
                 if self.drives.get(&ts).is_some_and(|drive| drive.task.ballot == ballot) {
                     self.end(ts, false, world);
                 }
             }
-            // Tried again until the clock there is as far, or somebody else takes over.
+            // It is retried until the replica's clock has advanced, or another server takes over.
             Refusal::Ahead | Refusal::Below | Refusal::Outvoted => {}
         }
     }
 
-    /// Says again what has not been answered: for ever (V4).
+    /// Repeats unanswered messages, without limit (V4).
     pub(super) fn on_sweep(&mut self, world: &mut World<'_, '_>) {
         let (now, timeout) = (world.cx.now(), world.config.resend_after);
-        // What is promised is long: links that are slow must carry other things as well.
+        // Promises are long, and slow links must have capacity for other messages.
         let long = timeout.max(world.config.directory.lease);
         for takeover in self.running.values_mut() {
             if takeover.is_due(long, now) {
@@ -276,7 +277,7 @@ pub(super) fn partitions(functor: &Functor, cluster: &Cluster) -> Vec<PartitionI
     partitions
 }
 
-/// Sends what a takeover has to say now.
+/// Sends the current messages of a takeover.
 fn say(takeover: &Takeover<Arc<Functor>>, world: &mut World<'_, '_>) {
     for (to, msg) in takeover.round() {
         world.send(to, Msg::Takeover(Box::new(msg)));

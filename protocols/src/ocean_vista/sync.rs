@@ -1,14 +1,14 @@
-//! How a node gets what its replicas lack: from f + 1 replicas of each partition, by the rule for
-//! readers (§5.3, V9).
+//! Fetches the versions that a node's replicas lack, from f + 1 replicas of each partition, by the
+//! rule for readers (§5.3, V9).
 //!
-//! A *straggler* lacks visible versions that their coordinator wants to be rid of; every replica
-//! that takes part still holds them above its Rwatermark. A node that *comes back*, or that has not
-//! heard what survives of a coordinator that is gone, lacks anything above the watermark up to
-//! which it was complete, settled versions too.
+//! A *straggler* lacks visible versions that their coordinator wants to drop; every active replica
+//! still has them above its Rwatermark. A node that *comes back*, or that does not know what
+//! survives of a lost coordinator, may lack anything above the watermark up to which it was
+//! complete, including settled versions.
 //!
 //! Of any f + 1 replicas one knows what survives of an incarnation that is out
-//! ([`takeover::Closed`]), and tells it along, with what it promised: a new disk must not break a
-//! promise that an old one made. Nothing rests on what was copied before a checkpoint has made it
+//! ([`takeover::Closed`]). It reports that together with its own promises, because a new disk must
+//! not break a promise of an old one. Copied data counts only when a checkpoint has made it
 //! durable.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,17 +29,17 @@ use super::watermark::Members;
 use super::{Config, Note};
 use crate::waiting::{Paces, RetryState};
 
-/// What a node is getting.
+/// The data that a node is fetching.
 #[derive(Debug)]
 pub(super) struct Syncs {
-    /// Counts questions, from a number on that no other life of this server begins with: an answer
-    /// to an earlier life says what was held then.
+    /// The number of the last question. Numbers begin with one that no other incarnation of this
+    /// server uses, because an answer to an earlier incarnation describes an old state.
     round: u64,
     current: Option<Sync>,
-    /// Timeout was doubled so many times because answers came late, however often it was begun
-    /// anew.
+    /// The number of times that the time-out was doubled because answers came late. Restarts of the
+    /// copy do not reset it.
     doublings: u32,
-    /// Long answers that peers have not been told all of, and to which of their questions.
+    /// Long answers that have not been sent completely, with the peers' questions.
     leaving: BTreeMap<(NodeId, PartitionId), (u64, Timestamp, Answer)>,
     paces: Paces,
 }
@@ -50,51 +50,51 @@ struct Sync {
     from: Timestamp,
     to: Timestamp,
     purpose: Purpose,
-    /// The members as of when it was begun: of what was out then, answers tell what survives. What
-    /// is out now may have been stored after they were given.
+    /// The members at the beginning. Answers say what survives of incarnations that were out then.
+    /// An incarnation that is out now may have stored versions after the answers were given.
     members: Members,
     open: BTreeMap<PartitionId, Part>,
-    /// Partitions whose settled versions were copied.
+    /// Partitions whose settled versions have been copied.
     covered: Covered,
     asked: RetryState,
 }
 
-/// Of each partition, below which version a peer had settled everything when it was copied, and
-/// what it had not.
+/// For each partition, the version below which a peer had settled everything when it was copied,
+/// and the versions that it had not settled.
 pub(super) type Covered = BTreeMap<PartitionId, (Timestamp, BTreeSet<Timestamp>)>;
 
-/// Why.
+/// The purpose of a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Purpose {
-    /// This coordinator wants to hear that the range is held here.
+    /// This coordinator waits for a confirmation that the range is here.
     Straggler(NodeId),
-    /// To be complete, and what else is true then.
+    /// To make the node complete.
     Whole(Whole),
 }
 
-/// What a node knows of its own state when it sets out to be complete.
+/// A node's own state when it begins to make itself complete.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Whole {
-    /// It was complete up to its own watermark, and its own word counts.
+    /// True if it was complete up to its own watermark, so that its own answer counts.
     pub is_intact: bool,
-    /// The life in which it set out: what became visible before a later one may be missing all the
-    /// same.
+    /// The incarnation in which it began: versions that became visible before a later incarnation
+    /// may still be missing.
     pub incarnation: Option<u32>,
-    /// Incarnations that are out, of which each partition's replica may lack something.
+    /// Incarnations that are out, of which each partition's replica may lack versions.
     pub owes: BTreeMap<PartitionId, Vec<(NodeId, u32)>>,
 }
 
 impl Answer {
-    /// How many entries and names it has.
+    /// The number of its entries and transaction ids.
     fn len(&self) -> u64 {
         (self.entries.len() + self.names.len() + self.forgotten.len()) as u64
     }
 
-    /// About so many bytes of it, behind so many entries and names; and how many that makes.
-    /// Promises come first.
+    /// A piece of about this number of bytes, after this number of entries and ids; and the number
+    /// with this piece. Promises come first.
     fn piece(&self, skip: u64, bytes_max: usize) -> (Self, u64) {
         let mut bytes = 0;
-        // One at least, however long it is.
+        // At least one, however long it is.
         let mut fits = |size: usize| {
             let is_over = bytes > 0 && bytes >= bytes_max;
             bytes += size;
@@ -115,75 +115,76 @@ impl Answer {
     }
 }
 
-/// What came of it.
+/// The result of a step.
 #[derive(Debug)]
 pub(super) enum Done {
-    /// Nothing yet.
+    /// Nothing has completed.
     Nothing,
-    /// The node is complete, but for what it came to owe meanwhile.
+    /// The node is complete, except for incarnations that have become out in the meantime.
     Whole(Whole),
 }
 
-/// One partition.
+/// The state of one partition.
 #[derive(Debug)]
 enum Part {
-    /// Collecting what peers hold above their watermarks.
+    /// Collecting the versions of peers above their watermarks.
     Asking(BTreeMap<NodeId, Gathered>),
-    /// Copying what this peer has settled below its watermark, from a version on.
+    /// Copying the versions that this peer has settled below its watermark, from a version on.
     Scanning {
         peer: NodeId,
         after: Option<Key>,
         from: Timestamp,
         below: Timestamp,
-        /// What it has not settled below.
+        /// Versions below that it has not settled.
         open: BTreeSet<Timestamp>,
     },
 }
 
-/// What a peer has said so far.
+/// The pieces of a peer's answer so far.
 #[derive(Debug)]
 struct Gathered {
     answer: Answer,
     as_of: Timestamp,
-    /// So much of it; nothing if that is all.
+    /// The number of received entries; none if the answer is complete.
     next: Option<u64>,
 }
 
-/// What a replica holds in the range.
+/// A replica's versions in the range.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
-    /// Up to here it has settled everything.
+    /// The replica has settled all versions up to this.
     pub settled: Timestamp,
-    /// What is not settled.
+    /// The unsettled versions.
     pub entries: BTreeMap<Timestamp, Image>,
-    /// Names.
+    /// Ids of transactions.
     pub names: Vec<((ClientId, u64), Name)>,
-    /// Of clients, below which counters names were forgotten.
+    /// For clients, the counters below which transactions were forgotten.
     pub forgotten: Vec<(ClientId, u64)>,
-    /// What it promised, and what it knows to survive of servers that are gone.
+    /// Its promises, and its knowledge of what survives of lost servers.
     pub promises: Vec<takeover::Record>,
 }
 
 impl Syncs {
-    /// Nothing is lacking yet.
+    /// Starts with nothing to fetch.
     pub(super) fn new(life: Life, config: &Config) -> Self {
         let paces = Paces::new(config.piece_bytes);
         Self { round: life.0, current: None, doublings: 0, leaving: BTreeMap::new(), paces }
     }
 
-    /// True if nothing is under way.
+    /// True if nothing is being fetched.
     pub(super) fn is_idle(&self) -> bool {
         self.current.is_none()
     }
 
-    /// This node has no lease any more, so nobody waits for it to hold some range. What it copies
-    /// to be complete it goes on with: over a slow link that takes longer than leases last.
+    /// Handles the end of this node's lease: no coordinator waits for its confirmations any more.
+    /// The copy that makes it complete continues, because over a slow link it takes longer than a
+    /// lease lasts.
     pub(super) fn on_ended(&mut self) {
         let is_whole = |sync: &Sync| matches!(sync.purpose, Purpose::Whole(_));
         self.current = self.current.take().filter(is_whole);
     }
 
-    /// A coordinator has not heard that this node holds what is visible in a range.
+    /// Handles a coordinator's request to confirm the visible versions of a range.
     pub(super) fn on_missing(
         &mut self,
         coordinator: NodeId,
@@ -192,14 +193,15 @@ impl Syncs {
         world: &mut World<'_, '_>,
     ) -> Done {
         if to >= world.marks.visible || self.current.is_some() {
-            // It will say so again.
+            // The coordinator will repeat the request.
             return Done::Nothing;
         }
         world.cx.note(Note::Pulled);
         self.begin((from, to), Purpose::Straggler(coordinator), replica, world)
     }
 
-    /// This node may lack anything below the Vwatermark, and what incarnations left that are out.
+    /// Begins to make this node complete: it may lack anything below the Vwatermark, and versions
+    /// of incarnations that are out.
     pub(super) fn complete(
         &mut self,
         whole: Whole,
@@ -208,7 +210,8 @@ impl Syncs {
     ) -> Done {
         world.cx.note(Note::CaughtUp);
         let to = Timestamp(world.marks.visible.0.saturating_sub(1));
-        // What was settled without being computed may have been collected everywhere else.
+        // Versions that were settled without a result here may have been garbage-collected at all
+        // other replicas.
         let from = if whole.is_intact { replica.first_open() } else { Timestamp::ZERO };
         self.begin((from, to), Purpose::Whole(whole), replica, world)
     }
@@ -229,7 +232,7 @@ impl Syncs {
         let members = world.members.clone();
         self.current = Some(Sync { round, from, to, purpose, members, open, covered, asked });
         self.send(world);
-        // A node without replicas has nothing to get.
+        // A node without replicas has nothing to fetch.
         let mut done = if partitions.is_empty() { self.end(replica, world) } else { Done::Nothing };
         for partition in partitions {
             if let Some(own) = self.own(partition, replica, world) {
@@ -241,7 +244,7 @@ impl Syncs {
         done
     }
 
-    /// What this node's own word is, if it counts.
+    /// This node's own answer, if it counts.
     fn own(
         &self,
         partition: PartitionId,
@@ -283,7 +286,7 @@ impl Syncs {
         }
     }
 
-    /// A peer wants to know what is held here.
+    /// Handles a peer's question for the versions here.
     pub(super) fn on_pull(
         &mut self,
         peer: NodeId,
@@ -292,8 +295,8 @@ impl Syncs {
         replica: &Replica,
         world: &mut World<'_, '_>,
     ) {
-        // However often a question is asked, it has one answer until that is told: two of them
-        // would each be begun anew for ever.
+        // A repeated question gets the same answer until that has been sent completely. Two answers
+        // would be restarted alternately for ever.
         let kept = self.leaving.remove(&(peer, partition)).filter(|&(of, ..)| of == round);
         let is_of = |rest: &Rest| kept.as_ref().is_some_and(|&(_, as_of, _)| as_of == rest.as_of);
         let skip = rest.filter(is_of).map_or(0, |rest| rest.skip);
@@ -325,19 +328,19 @@ impl Syncs {
         world.reply(peer, msg);
     }
 
-    /// How long a piece of an answer is now.
+    /// The current length of a piece of an answer.
     fn pace(
         &mut self,
         answer: (NodeId, PartitionId),
         is_first: bool,
         world: &World<'_, '_>,
     ) -> usize {
-        // Nobody's lease must end because a piece was on the way of what extends it.
+        // No lease may end because a piece delays the message that extends it.
         let within = world.config.directory.lease / 3;
         self.paces.next(answer, is_first, world.cx.now(), within)
     }
 
-    /// What this replica has settled, for one that asks for the next piece of it.
+    /// Handles a replica's request for the next piece of settled versions.
     pub(super) fn on_scan(
         &mut self,
         peer: NodeId,
@@ -356,7 +359,7 @@ impl Syncs {
         (keys.collect(), next)
     }
 
-    /// A replica says what it holds, piece by piece.
+    /// Handles a piece of a replica's versions.
     pub(super) fn on_piece(
         &mut self,
         peer: NodeId,
@@ -376,7 +379,7 @@ impl Syncs {
             Some(held) if held.next.is_none() => return Done::Nothing,
             Some(held) if held.rest() == Some(piece) => held.add(answer, next),
             Some(held) if held.as_of == piece.as_of => return Done::Nothing,
-            // One that began anew counts, and what was told of the one before does not.
+            // If the answer was restarted, pieces of the earlier one do not count.
             None | Some(_) if piece.skip == 0 => {
                 answers.insert(peer, Gathered { answer, as_of: piece.as_of, next });
             }
@@ -402,7 +405,7 @@ impl Syncs {
         let below = best.settled;
         let open = best.entries.keys().copied().collect();
         let is_whole = matches!(sync.purpose, Purpose::Whole(_));
-        // What was copied before stays copied, whatever lives and leases ended since.
+        // Earlier copies remain valid, regardless of incarnations and leases that have ended since.
         let from = replica.lacks_from(partition, sync.from);
         sync.take_in(partition, &answers, replica, world);
         sync.asked = RetryState::new(world.cx.now());
@@ -420,7 +423,7 @@ impl Syncs {
         self.end(replica, world)
     }
 
-    /// A peer gives a piece of what it has settled.
+    /// Handles a piece of a peer's settled versions.
     pub(super) fn on_scanned(
         &mut self,
         from: NodeId,
@@ -441,7 +444,7 @@ impl Syncs {
             return Done::Nothing;
         }
         if settled < *below {
-            // It has restarted, and has not settled again what it had told of.
+            // The peer has restarted, and has not settled again everything that it had reported.
             let (range, purpose) = ((sync.from, sync.to), sync.purpose.clone());
             return self.begin(range, purpose, replica, world);
         }
@@ -452,7 +455,7 @@ impl Syncs {
         }
         if let Some(next) = next {
             *after = Some(next.clone());
-            // However much there is to copy: as long as pieces come, nobody is asked afresh.
+            // As long as pieces arrive, no other peer is asked, however much there is to copy.
             sync.asked = RetryState::new(world.cx.now());
             let (from, after) = (*first, Some(next));
             world.send(*peer, Msg::Scan { partition, round, from, after });
@@ -479,13 +482,13 @@ impl Syncs {
         }
     }
 
-    /// Asks again who has not answered.
+    /// Repeats unanswered questions.
     pub(super) fn on_sweep(&mut self, replica: &mut Replica, world: &mut World<'_, '_>) -> Done {
         let now = world.cx.now();
         let Some(sync) = &mut self.current else { return Done::Nothing };
-        // Answers are long: what is asked for again before it could come makes slow links slower,
-        // until not even votes get through. So it takes twice as long each time, whatever that
-        // comes to, and an answer that was late is no reason to expect the next one sooner.
+        // Answers are long. If they were requested again before they can arrive, slow links would
+        // get slower, until not even votes arrive. So the time-out doubles each time, and a late
+        // answer does not shorten it again.
         let least = world.config.resend_after.max(world.config.directory.lease);
         let timeout = (least * (1 << self.doublings)).min(PATIENCE_MAX.max(least));
         if now.since(sync.asked.at) < timeout {
@@ -496,15 +499,16 @@ impl Syncs {
         world.cx.note(Note::Resent);
         let is_active = |peer: NodeId| world.members.active().any(|(active, _)| active == peer);
         let is_hopeless = sync.open.values().any(|part| match part {
-            // All are asked; what was asked before is answered yet, however slow the link.
+            // All replicas are asked; earlier questions will still be answered, however slow the
+            // link is.
             Part::Asking(_) => false,
-            // Who is out may be there all the same, and be the only one who is.
+            // A server that is out may still run, and be the only one that does.
             Part::Scanning { peer, .. } => {
                 sync.asked.times > if is_active(*peer) { ATTEMPTS } else { ATTEMPTS_OUT }
             }
         });
         if is_hopeless {
-            // Others are as good as one who is gone.
+            // Any other peer will do if this one is gone.
             let (range, purpose) = ((sync.from, sync.to), sync.purpose.clone());
             return self.begin(range, purpose, replica, world);
         }
@@ -521,14 +525,15 @@ impl Gathered {
         self.next = next;
     }
 
-    /// What to ask for next, if that was not all.
+    /// The next piece to ask for, if the answer is incomplete.
     fn rest(&self) -> Option<Rest> {
         self.next.map(|skip| Rest { as_of: self.as_of, skip })
     }
 }
 
 impl Sync {
-    /// The last version to ask for: what is out is decided, however far it is.
+    /// The last version to ask for: versions of incarnations that are out are decided, however high
+    /// they are.
     fn reach(&self) -> Timestamp {
         match self.purpose {
             Purpose::Straggler(_) => self.to,
@@ -536,7 +541,7 @@ impl Sync {
         }
     }
 
-    /// Takes over what the answers of enough replicas come to.
+    /// Adopts the result of enough replicas' answers.
     fn take_in(
         &self,
         partition: PartitionId,
@@ -546,7 +551,7 @@ impl Sync {
     ) {
         let Some((_, best)) = best(answers, world.node) else { return };
         let own_word = answers.get(&world.node);
-        // Whatever survives of what is out, one of so many replicas knows.
+        // One of this number of replicas knows what survives of each incarnation that is out.
         let mut promised = Acceptor::default();
         for answer in answers.values() {
             replica.learn_forgotten(&answer.forgotten, world);
@@ -566,12 +571,13 @@ impl Sync {
         for ts in versions {
             let is_over = |own: &Answer| ts < own.settled && !own.entries.contains_key(&ts);
             if own_word.is_some_and(is_over) {
-                // It was settled here, or void.
+                // It was settled here, or it is void.
                 continue;
             }
             let is_settled = ts < best.settled;
             if is_settled && !is_whole {
-                // A straggler holds what others have settled: they could not have without it.
+                // A straggler has all versions that others have settled: they could not have
+                // settled them without it.
                 continue;
             }
             let counts = |answer: &&Answer| !is_settled || std::ptr::eq(*answer, best);
@@ -583,9 +589,9 @@ impl Sync {
             let own = mine.entries.get(&ts);
             let Some(any) = held.first().copied().or(own) else { continue };
             let is_out = any.incarnation <= self.members.settled_through(world.owner(ts));
-            // Its coordinator sends again what is above; but what a lost disk had acknowledged
-            // counted, and nobody will send that (seed 6002794). What nobody else holds came here
-            // since.
+            // Its coordinator sends higher versions again. But the acknowledgements of a lost disk
+            // counted, and no server will send those versions again (seed 6002794). A version that
+            // no other replica has arrived here since.
             if ts > self.to && !is_out && (!has_lost || held.is_empty()) {
                 continue;
             }
@@ -605,7 +611,7 @@ impl Sync {
                 Some(image) => adopt(ts, image, own, replica, world),
                 None if is_settled => {}
                 None => {
-                    // Nobody who must know it does: it never was.
+                    // No replica that must know it does, so it was never committed.
                     let image = Image { phase: Phase::Aborted, output: None, ..any.clone() };
                     adopt(ts, image, own, replica, world);
                 }
@@ -614,8 +620,9 @@ impl Sync {
     }
 }
 
-/// Who has settled most. This node's own word is second to a peer's while there is something that
-/// it did not get to compute: others may have, and have collected what that needs.
+/// The replica that has settled most. A peer is preferred to this node while there is a version
+/// that this node has not computed: others may have computed it, and have garbage-collected what
+/// that needs.
 fn best(answers: &BTreeMap<NodeId, Answer>, node: NodeId) -> Option<(NodeId, &Answer)> {
     let is_open = |image: &Image| image.phase != Phase::Aborted && image.output.is_none();
     let lacks =
@@ -626,7 +633,7 @@ fn best(answers: &BTreeMap<NodeId, Answer>, node: NodeId) -> Option<(NodeId, &An
     best.map(|(&peer, answer)| (peer, answer))
 }
 
-/// What a version is, by the rule for readers.
+/// The state of a version, by the rule for readers.
 fn verdict(held: &[&Image]) -> Option<Image> {
     let ballot = held.iter().map(|image| image.ballot).max()?;
     let of_ballot = || held.iter().filter(|image| image.ballot == ballot);
@@ -658,16 +665,16 @@ fn adopt(
     }
 }
 
-/// Timeout doubles so many times,
+/// The maximum number of times that the time-out doubles.
 const DOUBLINGS: u32 = 4;
 
-/// and until it is so long: a connection that is slower than that breaks.
+/// The maximum time-out: a connection that is slower breaks.
 const PATIENCE_MAX: Duration = Duration::from_secs(5);
 
-/// After so many questions without a piece of a copy, another peer is asked.
+/// The number of questions without a piece of a copy after which another peer is asked.
 const ATTEMPTS: u32 = 4;
 
-/// The same of a peer whom the directory has put out.
+/// The same for a peer that the directory has put out.
 const ATTEMPTS_OUT: u32 = 2;
 
 #[cfg(test)]

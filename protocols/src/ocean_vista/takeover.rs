@@ -1,34 +1,36 @@
-//! A coordinator is gone: what it left undecided is decided by another, from what replicas hold
-//! (V10).
+//! Takeover: a *new coordinator* decides what a lost coordinator left undecided, from the state of
+//! the replicas (V10).
 //!
-//! There is one way for every failure, with the backup coordinator alive (§5.2) or its whole region
-//! lost (§5.4): whoever the directory tells ([`Task`]) collects durable promises from f + 1
-//! replicas of every partition to refuse what is of a lower ballot, with all that they hold of the
-//! incarnation above their visibility watermarks. [`decide`] says of each timestamp whether it is
-//! to be written or not. What is to be written is written in the task's ballot, as a coordinator
-//! does, until f + 1 replicas of each of its partitions have it finalized, or f + 1 of one have
-//! durably refused its transaction, which proves that it never was and never will be stored. Then
+//! There is one procedure for every failure, whether the backup coordinator is alive (§5.2) or its
+//! whole region is lost (§5.4). The server that the directory chooses ([`Task`]) collects durable
+//! promises from f + 1 replicas of every partition. A replica promises to refuse messages of lower
+//! ballots, and reports all versions of the incarnation that it has above its visibility watermark.
+//! [`decide`] says for each timestamp whether it is to be written. The new coordinator writes such
+//! a transaction in the task's ballot, as any coordinator does, until one of two things is true.
+//! Either f + 1 replicas of each of its partitions have it finalized; or f + 1 replicas of one
+//! partition have durably refused it, which proves that it never was and never will be stored. Then
 //! every partition is *closed*: f + 1 replicas durably know which timestamps of the incarnation
-//! survive, drop all others, and refuse them for good. Only then is the incarnation out.
+//! survive, drop all others, and refuse them permanently. Only then is the incarnation out.
 //!
 //! # Why closing is needed
 //!
-//! A version that reached just one replica may be unknown to the f + 1 that promised. Nobody then
-//! gives it a tombstone, yet a reader that asks this replica and another would find it, and nobody
-//! that marks it aborted. So a replica which learns that an incarnation is out, and has not closed
-//! it, answers no reads above its replica watermark before it has caught up ([`Acceptor::owes`]);
-//! the same holds of what the coordinator stored at f + 1 replicas and did not live to deliver to
-//! the others.
+//! A version that reached just one replica may be unknown to the f + 1 that promised. Then no
+//! replica has a tombstone of it. But a reader that asks this replica and another one would find
+//! it, with no mark of an abort. So a replica that learns that an incarnation is out, and has not
+//! closed it, answers no reads above its replica watermark before it has caught up
+//! ([`Acceptor::owes`]). The same holds for versions that the coordinator stored at f + 1 replicas
+//! but did not deliver to the others.
 //!
 //! # What a backup is for
 //!
-//! What was under way and can be neither ruled out nor taken for stored would have to be aborted,
-//! because most of it nobody knows. A coordinator therefore tells a backup in its region of each
-//! write before it begins ([`Backup`]), and if the backup is the one to take over, it writes those
-//! as well. Safety does not rest on it, so nobody waits for the backup, its log is not on disk, and
-//! it need not be complete. V4 asks for decisions to be at the backup before anybody is told
-//! because there the backup's writing may fail; here a transaction that anybody was told of is
-//! found stored in any f + 1 replicas, whatever the backup knows.
+//! Some open transactions can be neither ruled out nor counted as stored. They would have to be
+//! aborted, because their contents are mostly unknown. Therefore a coordinator informs a backup in
+//! its region of each write before the write begins ([`Backup`]). If the backup is the one that
+//! takes over, it writes those transactions as well. Safety does not depend on this, so no message
+//! waits for the backup, its log is not on disk, and it need not be complete. V4 requires that
+//! decisions are at the backup before they are acknowledged, because there the backup's writes may
+//! fail. Here an acknowledged transaction is found stored in any f + 1 replicas, whatever the
+//! backup knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
@@ -42,9 +44,9 @@ use super::directory::Task;
 use super::watermark::Members;
 use crate::waiting::RetryState;
 
-/// What a transaction stores: the part of it that taking over has to know.
+/// The part of a transaction that takeover needs.
 pub trait Functor: Clone + Eq + Debug + Wire {
-    /// What a transaction is known by: replicas store it under one number only.
+    /// The id of a transaction: replicas store it under one version number only.
     type Name: Ord;
     /// Its name.
     fn name(&self) -> Self::Name;
@@ -52,7 +54,7 @@ pub trait Functor: Clone + Eq + Debug + Wire {
     fn partitions(&self, cluster: &Cluster) -> BTreeSet<PartitionId>;
 }
 
-/// How many replicas are enough, out of 2f + 1.
+/// Sizes of quorums of 2f + 1 replicas.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Quorums {
     /// The replicas of a partition.
@@ -72,45 +74,46 @@ impl Quorums {
         self.faults() + 1
     }
 
-    /// ⌈3f/2⌉ + 1: of these, any f + 1 replicas include most that they can see.
+    /// ⌈3f/2⌉ + 1: any f + 1 replicas include most of such a quorum, as far as they are visible.
     #[must_use]
     pub fn fast(self) -> usize {
         (3 * self.faults()).div_ceil(2) + 1
     }
 }
 
-/// How a replica holds a version.
+/// The state of a version at a replica.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
 pub enum Mark {
-    /// Stored; whether enough others have it is not known.
+    /// Stored; it is not known whether enough others have it.
     Tentative,
-    /// Enough others have it, in its partition.
+    /// Stored at enough replicas of its partition.
     Finalized,
-    /// Its coordinator, or whoever took over, gave it up.
+    /// Aborted by its coordinator, or by a new one.
     Aborted,
 }
 
-/// One version as a replica holds it.
+/// One version at a replica.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Held<F> {
-    /// In which ballot it was marked so; 0 is its coordinator's own.
+    /// The ballot of the mark; 0 is its own coordinator's.
     pub ballot: u64,
-    /// How.
+    /// The mark.
     pub mark: Mark,
-    /// What is stored; a tombstone may have come first.
+    /// The stored functor; missing if a tombstone came first.
     pub functor: Option<F>,
 }
 
-/// What survives of an incarnation in one partition: all else of it above `above` is void.
+/// The timestamps of an incarnation that survive in one partition: all others above `above` are
+/// void.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Closed {
-    /// In whose ballot.
+    /// The ballot of the close.
     pub ballot: u64,
-    /// What is not above this had been decided before.
+    /// Timestamps up to this had been decided before.
     pub above: Timestamp,
-    /// The last that the incarnation may have created.
+    /// The last timestamp that the incarnation may have created.
     pub upto: Timestamp,
-    /// What survives.
+    /// The surviving timestamps.
     pub survivors: BTreeSet<Timestamp>,
 }
 
@@ -122,30 +125,31 @@ impl Closed {
     }
 }
 
-/// What one replica holds of an incarnation when it promises. It is durable before it is sent.
+/// One replica's versions of an incarnation at the time of its promise. It is durable before it is
+/// sent.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Promise<F> {
-    /// Its visibility watermark: what is below this is decided.
+    /// Its visibility watermark: lower timestamps are decided.
     pub visible: Timestamp,
-    /// The partition was closed here before, in a lower ballot.
+    /// The earlier close of the partition here, in a lower ballot.
     pub closed: Option<Closed>,
     /// All versions and tombstones of the incarnation that are not below [`Promise::visible`].
     pub held: BTreeMap<Timestamp, Held<F>>,
 }
 
-/// Which part of a promise a message carries: one that is long goes in pieces. What a replica held
-/// at one moment says what others may conclude from it, so pieces of different moments do not mix.
+/// The part of a promise in a message: a long promise is sent in pieces. Conclusions are drawn from
+/// a replica's state at one moment, so pieces of different moments are not combined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Part {
-    /// Names the moment: no other of this replica has it, in no life.
+    /// The id of the moment, unique for this replica over all its incarnations.
     pub moment: u64,
-    /// Of what is held, this has all from here on,
+    /// The piece has all versions from here on,
     pub from: Timestamp,
-    /// up to here; none: all there is.
+    /// up to here; none: to the end.
     pub next: Option<Timestamp>,
 }
 
-/// What of a promise has come already.
+/// The part of a promise that has arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Bookmark {
     /// See [`Part::moment`].
@@ -155,7 +159,7 @@ pub struct Bookmark {
 }
 
 impl<F: Functor> Promise<F> {
-    /// What of it is from `from` on, about `bytes` long, and where the next piece begins.
+    /// The piece from `from` on, of about `bytes` bytes, and the beginning of the next one.
     #[must_use]
     pub fn piece(&self, from: Timestamp, bytes: usize) -> (Self, Option<Timestamp>) {
         let mut held = BTreeMap::new();
@@ -173,7 +177,7 @@ impl<F: Functor> Promise<F> {
 }
 
 impl<F> Promise<F> {
-    /// How this replica holds `at`, in its highest ballot.
+    /// The mark of `at` at this replica, in its highest ballot.
     fn mark(&self, at: Timestamp) -> Option<(u64, Mark)> {
         let held = self.held.get(&at).map(|held| (held.ballot, held.mark));
         let closed = self.closed.as_ref().filter(|closed| at > closed.above).map(|closed| {
@@ -184,18 +188,18 @@ impl<F> Promise<F> {
     }
 }
 
-/// What the promises of one partition say about one timestamp.
+/// The conclusion from the promises of one partition about one timestamp.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Finding {
     /// Too few have promised.
     Wait,
-    /// It was decided before: somebody's visibility watermark is above it.
+    /// It was decided before: some replica's visibility watermark is above it.
     Settled,
-    /// It was given up, here or elsewhere.
+    /// It was aborted, here or elsewhere.
     Aborted,
-    /// It may be stored so that it was taken for decided.
+    /// It may have been stored at enough replicas to count as decided.
     PossiblyStored,
-    /// It is not, and never was.
+    /// It was not, and never will be.
     NotStored,
 }
 
@@ -210,7 +214,8 @@ fn find<F>(quorums: Quorums, promises: &[&Promise<F>], at: Timestamp) -> Finding
     let Some(highest) = marks().map(|(ballot, _)| ballot).max() else { return Finding::NotStored };
     let of_highest = || marks().filter(|&(ballot, _)| ballot == highest).map(|(_, mark)| mark);
     let has = |wanted: Mark| of_highest().any(|mark| mark == wanted);
-    // Whoever decided in a higher ballot had heard of all that could have been decided before.
+    // A coordinator that decided in a higher ballot knew everything that could have been decided
+    // before.
     if has(Mark::Aborted) {
         Finding::Aborted
     } else if has(Mark::Finalized) || highest > 0 {
@@ -222,7 +227,7 @@ fn find<F>(quorums: Quorums, promises: &[&Promise<F>], at: Timestamp) -> Finding
     }
 }
 
-/// What is to become of one timestamp.
+/// The decision about one timestamp.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Some partition has too few promises.
@@ -232,20 +237,20 @@ pub enum Verdict {
     /// Write it until f + 1 replicas of each of its partitions have it finalized; if f + 1 of one
     /// have durably refused its transaction, it is aborted.
     Write,
-    /// It was under way and nobody was told of it: write it too, unless anybody refuses it.
+    /// It was open and not acknowledged: write it too, unless a replica refuses it.
     Resume,
     /// It is void.
     Abort,
 }
 
-/// Decides, by what each of its partitions' replicas promised, what becomes of a timestamp of a
-/// fenced coordinator (R7). `is_known` says whether whoever takes over knows the transaction from
-/// its coordinator and may go on with it.
+/// Decides about a timestamp of a fenced coordinator, from the promises of each of its partitions'
+/// replicas (R7). `is_known` says whether the new coordinator knows the transaction from the lost
+/// one and may continue it.
 ///
-/// What its coordinator may have taken for stored everywhere is written: f + 1 replicas had it
-/// finalized, of which any f + 1 include one, or ⌈3f/2⌉ + 1 held it, of which any f + 1 include all
-/// but as many as have not been heard. What was given up stays given up: its caller may know, and
-/// then any f + 1 include a tombstone.
+/// A transaction that its coordinator may have counted as stored everywhere is written. Either f +
+/// 1 replicas had it finalized, of which any f + 1 include one; or ⌈3f/2⌉ + 1 had it stored, of
+/// which any f + 1 include all except as many as have not answered. An aborted transaction stays
+/// aborted: its client may know that, and then any f + 1 include a tombstone.
 #[must_use]
 pub fn decide<F>(
     partitions: &[(Quorums, Vec<&Promise<F>>)],
@@ -268,8 +273,8 @@ pub fn decide<F>(
     }
 }
 
-/// What coordinators told their backup of what they have under way: transactions that they began to
-/// write and did not give up. Volatile, and as complete as messages arrive.
+/// The open transactions of other coordinators, of which this server is the backup: those that they
+/// began to write and did not abort. Volatile, and complete only as far as messages arrive.
 #[derive(Debug)]
 pub struct Backup<F>(BTreeMap<(NodeId, u32), BTreeMap<Timestamp, F>>);
 
@@ -280,19 +285,19 @@ impl<F> Default for Backup<F> {
 }
 
 impl<F: Functor> Backup<F> {
-    /// A coordinator begins to write.
+    /// Notes that a coordinator begins to write a transaction.
     pub fn begin(&mut self, coordinator: NodeId, incarnation: u32, at: Timestamp, functor: F) {
         self.0.entry((coordinator, incarnation)).or_default().insert(at, functor);
     }
 
-    /// A coordinator has given it up, or has it stored.
+    /// Notes that a coordinator has aborted a transaction, or has it stored.
     pub fn end(&mut self, coordinator: NodeId, incarnation: u32, at: Timestamp) {
         if let Some(open) = self.0.get_mut(&(coordinator, incarnation)) {
             open.remove(&at);
         }
     }
 
-    /// Forgets what the visibility watermark has passed, and incarnations of which everything is
+    /// Forgets transactions below the visibility watermark, and incarnations of which everything is
     /// decided.
     pub fn forget(&mut self, visible: Timestamp, members: &Members) {
         self.0.retain(|&(coordinator, incarnation), open| {
@@ -301,70 +306,72 @@ impl<F: Functor> Backup<F> {
         });
     }
 
-    /// What an incarnation had under way.
+    /// The open transactions of an incarnation.
     #[must_use]
     pub fn open(&self, coordinator: NodeId, incarnation: u32) -> BTreeMap<Timestamp, F> {
         self.0.get(&(coordinator, incarnation)).cloned().unwrap_or_default()
     }
 
-    /// How much it holds.
+    /// The number of transactions.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.values().map(BTreeMap::len).sum()
     }
 
-    /// True if it holds nothing.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What the replica of one partition on one server promised, what it knows to survive, and what it
-/// still lacks.
+/// The takeover state of one replica: its promises, the survivors that it knows, and the
+/// incarnations of which it lacks versions.
 #[derive(Debug, Default)]
 pub struct Acceptor {
-    /// By server, of the last incarnation that anybody took over: before somebody does, everything
-    /// of earlier ones is decided.
+    /// For each server, the promised ballot for the last incarnation that was taken over. Before a
+    /// takeover, everything of earlier incarnations is decided.
     pledges: BTreeMap<NodeId, (u32, u64)>,
-    /// What survives of incarnations.
+    /// The closes of incarnations.
     closed: BTreeMap<(NodeId, u32), Closed>,
-    /// By server: it has all that incarnations up to this one left in this partition.
+    /// For each server: this replica has all versions of incarnations up to this one.
     swept: BTreeMap<NodeId, u32>,
 }
 
-/// What a replica remembers of promises, per partition. Each adds to what is known, in any order.
+/// A record of a replica's promises, for each partition. Each record adds to the state, in any
+/// order.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Record {
-    /// It promised.
+    /// The replica promised.
     Pledge {
-        /// Of whose timestamps.
+        /// The server whose timestamps are concerned.
         server: NodeId,
-        /// Of which incarnation.
+        /// The incarnation.
         incarnation: u32,
-        /// Nothing of a lower ballot is accepted of it, and nothing at all of earlier ones.
+        /// The ballot: messages of lower ballots are refused, and all messages of earlier
+        /// incarnations.
         ballot: u64,
     },
-    /// It closed.
+    /// The replica closed.
     Closed {
-        /// Whose.
+        /// The server.
         server: NodeId,
-        /// Which incarnation.
+        /// The incarnation.
         incarnation: u32,
-        /// What survives.
+        /// The surviving timestamps.
         closed: Closed,
     },
-    /// It has everything that a server's incarnations up to this one left.
+    /// The replica has all versions of a server's incarnations up to this one.
     Swept {
-        /// Whose.
+        /// The server.
         server: NodeId,
-        /// Up to which.
+        /// The last of these incarnations.
         incarnation: u32,
     },
 }
 
 impl Acceptor {
-    /// Takes in a record. True if it says anything new.
+    /// Applies a record; true if it is new.
     pub fn learn(&mut self, record: Record) -> bool {
         match record {
             Record::Pledge { server, incarnation, ballot } => {
@@ -391,7 +398,7 @@ impl Acceptor {
         }
     }
 
-    /// What it promised, and what it knows to survive.
+    /// Its promises, and the survivors that it knows.
     pub fn promises(&self) -> impl Iterator<Item = Record> + '_ {
         let pledges = self.pledges.iter().map(|(&server, &(incarnation, ballot))| Record::Pledge {
             server,
@@ -406,15 +413,15 @@ impl Acceptor {
         pledges.chain(closed)
     }
 
-    /// What a checkpoint must keep.
+    /// The records for a checkpoint.
     pub fn records(&self) -> impl Iterator<Item = Record> + '_ {
         let swept = self.swept.iter();
         let swept = swept.map(|(&server, &incarnation)| Record::Swept { server, incarnation });
         self.promises().chain(swept)
     }
 
-    /// True if what `incarnation` of `server`, or whoever took it over, asks in `ballot` about its
-    /// timestamp `at` may be done: stored, finalized or aborted (V5).
+    /// True if a request about timestamp `at` is allowed, which `incarnation` of `server`, or its
+    /// new coordinator, sends in `ballot`: to store, finalize or abort it (V5).
     #[must_use]
     pub fn allows(&self, server: NodeId, incarnation: u32, ballot: u64, at: Timestamp) -> bool {
         let pledge = self.pledges.get(&server).copied().unwrap_or_default();
@@ -423,10 +430,10 @@ impl Acceptor {
         (incarnation, ballot) >= pledge && !closed.is_some_and(is_void)
     }
 
-    /// Somebody takes over: the record to persist before what is held is sent.
+    /// Handles a takeover's request: returns the record to persist before the versions are sent.
     ///
     /// # Errors
-    /// The higher ballot promised before; nothing if a later incarnation was taken over.
+    /// The higher ballot that was promised before; none if a later incarnation was taken over.
     pub fn promise(
         &mut self,
         server: NodeId,
@@ -443,10 +450,9 @@ impl Acceptor {
         Ok(record)
     }
 
-    /// Whoever took over says what survives: the record to persist before that is acknowledged.
-    /// Everything else that is held of the incarnation above `closed.above`, in ballots up to the
-    /// close's, is void and must be dropped; a survivor that is not held must be pulled, and then
-    /// [`Record::Swept`] be learnt.
+    /// Handles a close: returns the record to persist before it is acknowledged. All other versions
+    /// of the incarnation above `closed.above`, in ballots up to the close's, are void and must be
+    /// dropped. A survivor that is missing must be pulled, and then [`Record::Swept`] be applied.
     ///
     /// # Errors
     /// As of [`Acceptor::promise`].
@@ -462,7 +468,7 @@ impl Acceptor {
         Ok(record)
     }
 
-    /// True if whoever carries out `task` may still ask what is held here.
+    /// True if the new coordinator of `task` may still ask for the versions here.
     #[must_use]
     pub fn is_asked_for(&self, task: &Task) -> bool {
         let Task { server, incarnation, ballot, .. } = *task;
@@ -471,30 +477,31 @@ impl Acceptor {
         pledge <= (incarnation, ballot) && !is_closed && self.swept(server) < incarnation
     }
 
-    /// What was closed here of an incarnation.
+    /// The close of an incarnation here.
     #[must_use]
     pub fn closed(&self, server: NodeId, incarnation: u32) -> Option<&Closed> {
         self.closed.get(&(server, incarnation))
     }
 
-    /// Up to which incarnation the partition's replica here has all that `server` left: it closed
-    /// it, or asked f + 1 replicas, and has every version from its replica watermark on.
+    /// The incarnation of `server` up to which this replica has all versions: it closed it, or
+    /// asked f + 1 replicas, and has every version from its replica watermark on.
     #[must_use]
     pub fn swept(&self, server: NodeId) -> u32 {
         self.swept.get(&server).copied().unwrap_or(0)
     }
 
-    /// Incarnations that are out, of which this replica may lack something or hold what is void; of
-    /// each server the last. Until [`Record::Swept`] is learnt of each it must not answer reads by
-    /// watermarks of `members`' epoch or a later one, nor let its own replica watermark pass what
-    /// they wrote.
+    /// Incarnations that are out, and of which this replica may lack versions or have void ones;
+    /// for each server the last. Until [`Record::Swept`] is applied for each, the replica must not
+    /// answer reads by watermarks of `members`' epoch or a later one, and its own replica watermark
+    /// must not pass their writes.
     #[must_use]
     pub fn owes(&self, members: &Members) -> Vec<(NodeId, u32)> {
         let servers = members.servers.keys().map(|&id| (id, members.settled_through(id)));
         servers.filter(|&(id, settled)| settled > self.swept(id)).collect()
     }
 
-    /// True if it knows what survives of everything that is out, whether it has that or not.
+    /// True if it knows what survives of all incarnations that are out, whether it has these
+    /// versions or not.
     #[must_use]
     pub fn has_closed(&self, members: &Members) -> bool {
         self.owes(members).into_iter().all(|(server, last)| {
@@ -502,77 +509,77 @@ impl Acceptor {
         })
     }
 
-    /// Forgets what survives of incarnations whose every timestamp is below `settled`, a replica
-    /// watermark: what is there is settled, and what was void is gone.
+    /// Forgets closes of incarnations whose timestamps are all below `settled`, a replica
+    /// watermark: survivors are settled, and void versions are gone.
     pub fn forget(&mut self, settled: Timestamp) {
         self.closed.retain(|_, closed| closed.upto >= settled);
     }
 }
 
-/// What whoever takes over and replicas say to each other.
+/// Messages between a new coordinator and replicas.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Message<F> {
-    /// To the replicas of every partition: promise, and say what you hold.
+    /// To the replicas of every partition: promise, and send your versions.
     Promise {
-        /// Which partition.
+        /// The partition.
         partition: PartitionId,
-        /// Whose timestamps, and in which ballot.
+        /// The takeover, with its ballot.
         task: Task,
-        /// What was told already.
+        /// The part that has arrived.
         after: Option<Bookmark>,
     },
     /// The answer. The promise is durable.
     Promised {
-        /// Which partition.
+        /// The partition.
         partition: PartitionId,
-        /// Whose timestamps, and in which ballot.
+        /// The takeover, with its ballot.
         task: Task,
-        /// Which part of what is held.
+        /// The part of the versions in this message.
         part: Part,
-        /// It.
+        /// The promise.
         promise: Promise<F>,
     },
-    /// To the replicas of every partition: this is what survives.
+    /// To the replicas of every partition: the surviving timestamps.
     Close {
-        /// Which partition.
+        /// The partition.
         partition: PartitionId,
-        /// Whose timestamps.
+        /// The takeover.
         task: Task,
-        /// What survives.
+        /// The surviving timestamps.
         closed: Closed,
     },
-    /// The answer. The close is durable, and what is void was dropped.
+    /// The answer. The close is durable, and void versions were dropped.
     Closed {
-        /// Which partition.
+        /// The partition.
         partition: PartitionId,
-        /// Whose timestamps, and in which ballot.
+        /// The takeover, with its ballot.
         task: Task,
     },
 }
 
-/// What to write in the task's ballot.
+/// A transaction to write in the task's ballot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ToWrite<F> {
-    /// At which timestamp.
+    /// The timestamp.
     pub at: Timestamp,
-    /// What.
+    /// The functor.
     pub functor: F,
-    /// One refusal is enough to give it up.
+    /// True if one refusal is enough to abort it.
     pub is_optional: bool,
 }
 
-/// What speaks for one of a transaction's numbers: it may have been stored, in which ballot it was
-/// written last, and how far. Whoever wrote in a ballot had found that what is of lower ones and
-/// has the same name was not stored; and of two numbers in ballot 0, only one can be finalized
-/// anywhere.
+/// The evidence for one of a transaction's version numbers: whether it may have been stored, the
+/// ballot in which it was written last, and its mark. A coordinator that wrote in a ballot had
+/// found that numbers of the same transaction in lower ballots were not stored; and of two numbers
+/// in ballot 0, only one can be finalized anywhere.
 type Evidence = (bool, Option<(u64, Mark)>);
 
-/// How far a takeover is.
+/// The stage of a takeover.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Stage {
-    /// It collects promises.
+    /// Promises are being collected.
     Promises,
-    /// What survives is being written.
+    /// Surviving transactions are being written.
     Writes,
     /// Partitions are being closed.
     Closes,
@@ -581,8 +588,7 @@ pub enum Stage {
     Finished,
 }
 
-/// What replicas of a node held, at one moment each, of which those that asked were not told all
-/// yet.
+/// Promises of a node's replicas, each of one moment, that have not been sent completely.
 #[derive(Debug)]
 pub struct Tellings<F> {
     moment: u64,
@@ -603,13 +609,14 @@ impl<F> Default for Tellings<F> {
 }
 
 impl<F> Tellings<F> {
-    /// None. Moments are counted from `first` on, from which no other life of this node counts.
+    /// Starts without any. Moments are numbered from `first` on, which no other incarnation of this
+    /// node uses.
     #[must_use]
     pub fn new(first: u64) -> Self {
         Self { moment: first, open: BTreeMap::new() }
     }
 
-    /// Forgets those for which `is_over` is true: nobody asks for the rest.
+    /// Forgets those for which `is_over` is true: no coordinator asks for the rest.
     pub fn forget(&mut self, is_over: impl Fn(PartitionId, &Task) -> bool) {
         self.open.retain(|&(_, partition), telling| !is_over(partition, &telling.task));
     }
@@ -628,8 +635,8 @@ impl<F> Tellings<F> {
 }
 
 impl<F: Functor> Tellings<F> {
-    /// What `to` has still to be told, in pieces about `bytes` long: of what it was told before, if
-    /// that is remembered; otherwise all that `promise` says is held now.
+    /// The remaining pieces for `to`, each of about `bytes` bytes: of the promise whose first
+    /// pieces it has, if that is remembered; otherwise of a new one, which `promise` returns.
     pub fn tell(
         &mut self,
         to: NodeId,
@@ -655,7 +662,7 @@ impl<F: Functor> Tellings<F> {
                 None => break,
             }
         }
-        // Any of several may be lost.
+        // Any of several pieces may be lost.
         if from != Timestamp::ZERO {
             self.open.insert((to, partition), telling);
         }
@@ -663,12 +670,12 @@ impl<F: Functor> Tellings<F> {
     }
 }
 
-/// What a replica has told so far of one moment.
+/// The pieces of a replica's promise of one moment.
 #[derive(Debug)]
 struct Told<F> {
     moment: u64,
     promise: Promise<F>,
-    /// Where the pieces that came begin and end.
+    /// The beginnings and ends of the received pieces.
     pieces: BTreeMap<Timestamp, Option<Timestamp>>,
 }
 
@@ -677,7 +684,7 @@ impl<F> Told<F> {
         Self { moment, promise, pieces: BTreeMap::from([(from, next)]) }
     }
 
-    /// The first that is missing; nothing if all is there.
+    /// The beginning of the first missing piece; none if the promise is complete.
     fn next(&self) -> Option<Timestamp> {
         let mut next = Timestamp::ZERO;
         while let Some(end) = self.pieces.get(&next) {
@@ -687,7 +694,7 @@ impl<F> Told<F> {
     }
 }
 
-/// One incarnation being taken over.
+/// The takeover of one incarnation.
 #[derive(Debug)]
 pub struct Takeover<F> {
     task: Task,
@@ -695,23 +702,23 @@ pub struct Takeover<F> {
     /// The replicas of each partition.
     replicas: BTreeMap<PartitionId, BTreeSet<NodeId>>,
     promises: BTreeMap<PartitionId, BTreeMap<NodeId, Told<F>>>,
-    /// What the coordinator told its backup, if this is the backup.
+    /// The open transactions that the lost coordinator reported, if this is its backup.
     known: BTreeMap<Timestamp, F>,
-    /// Nothing below this is touched: it was decided before.
+    /// Timestamps up to this are not touched, because they were decided before.
     above: Timestamp,
-    /// What is being written, and
+    /// The timestamps that are being written.
     unwritten: BTreeSet<Timestamp>,
-    /// what has been.
+    /// The timestamps that have been written.
     survivors: BTreeSet<Timestamp>,
-    /// What replicas hold that is not written.
+    /// Versions of replicas that are not written.
     void: BTreeMap<Timestamp, F>,
     closed: BTreeMap<PartitionId, BTreeSet<NodeId>>,
     asked: RetryState,
 }
 
 impl<F: Functor> Takeover<F> {
-    /// Begins: `known` is what the incarnation had told this server that it had under way,
-    /// `visible` this server's visibility watermark. Send [`Takeover::round`].
+    /// Begins a takeover. `known` has the open transactions that the incarnation had reported to
+    /// this server, and `visible` is this server's visibility watermark. Send [`Takeover::round`].
     #[must_use]
     pub fn new(
         task: Task,
@@ -747,7 +754,7 @@ impl<F: Functor> Takeover<F> {
         told.filter(|told| told.next().is_none()).map(|told| &told.promise).collect()
     }
 
-    /// What to ask a replica; nothing if it has told everything.
+    /// The next question to a replica; none if it has sent everything.
     fn question(&self, partition: PartitionId, to: NodeId) -> Option<Message<F>> {
         let told = self.promises.get(&partition).and_then(|promises| promises.get(&to));
         let after = match told {
@@ -757,7 +764,7 @@ impl<F: Functor> Takeover<F> {
         Some(Message::Promise { partition, task: self.task, after })
     }
 
-    /// What to send now to those that have not answered; nothing while versions are being written.
+    /// The messages to replicas that have not answered; none while versions are being written.
     #[must_use]
     pub fn round(&self) -> Vec<(NodeId, Message<F>)> {
         let mut round = Vec::new();
@@ -782,8 +789,8 @@ impl<F: Functor> Takeover<F> {
         round
     }
 
-    /// True if it is time to send [`Takeover::round`] and [`Takeover::void`] again; they are taken
-    /// for sent.
+    /// True if [`Takeover::round`] and [`Takeover::void`] must be sent again; notes that they are
+    /// sent.
     pub fn is_due(&mut self, timeout: Duration, now: Time) -> bool {
         let is_due = self.asked.is_due(timeout, now);
         if is_due {
@@ -792,9 +799,9 @@ impl<F: Functor> Takeover<F> {
         is_due
     }
 
-    /// While versions are being written: what replicas hold that is void. They are to be told to
-    /// give it up, in the task's ballot: a replica refuses a transaction that it holds under
-    /// another number, and it may be that which counts.
+    /// While versions are being written: the void versions at replicas. Replicas must abort these
+    /// in the task's ballot. Otherwise a replica refuses a transaction that it has under another
+    /// number, and that may be the one that counts.
     pub fn void(&self) -> impl Iterator<Item = (Timestamp, &F)> {
         let is_of_use = self.stage == Stage::Writes;
         self.void.iter().filter(move |_| is_of_use).map(|(&at, functor)| (at, functor))
@@ -805,10 +812,9 @@ impl<F: Functor> Takeover<F> {
         Closed { ballot, above: self.above, upto, survivors: self.survivors.clone() }
     }
 
-    /// A replica has promised, and told a part of what it holds, or all. Once enough have told all,
-    /// whatever is being written then is to be reported with [`Takeover::on_written`] or
-    /// [`Takeover::on_refused`], and [`Takeover::void`] to be sent; if nothing is, send
-    /// [`Takeover::round`].
+    /// Handles a piece of a replica's promise. Once enough promises are complete, report the result
+    /// of each write with [`Takeover::on_written`] or [`Takeover::on_refused`], and send
+    /// [`Takeover::void`]; if nothing is being written, send [`Takeover::round`].
     pub fn on_promised(
         &mut self,
         from: NodeId,
@@ -825,13 +831,13 @@ impl<F: Functor> Takeover<F> {
         let promises = self.promises.entry(partition).or_default();
         let is_first = part.from == Timestamp::ZERO;
         match promises.get_mut(&from) {
-            // Whoever has told all is asked no more, and what it says of another moment is late.
+            // The replica's promise is complete. A piece of another moment is late.
             Some(told) if told.next().is_none() => {}
             Some(told) if told.moment == part.moment => {
                 told.promise.held.extend(promise.held);
                 told.pieces.insert(part.from, part.next);
             }
-            // It does not remember that moment any more, and begins anew.
+            // The replica has forgotten that moment, and starts again.
             Some(told) if is_first => *told = Told::new(part, promise),
             None if is_first => drop(promises.insert(from, Told::new(part, promise))),
             Some(_) | None => {}
@@ -857,10 +863,10 @@ impl<F: Functor> Takeover<F> {
                 functors.insert(at, functor.clone());
             }
         }
-        // By name: of the numbers that a transaction has, one at most was ever stored.
+        // By transaction id: at most one of a transaction's version numbers was ever stored.
         let mut writes: BTreeMap<F::Name, (Evidence, ToWrite<F>)> = BTreeMap::new();
         let mut void = BTreeMap::new();
-        // What nobody has a functor of was never stored anywhere that counts.
+        // A version without a functor at any replica was never stored where it counts.
         for (at, functor) in functors {
             if at <= above || at > self.task.upto {
                 continue;
@@ -894,8 +900,8 @@ impl<F: Functor> Takeover<F> {
         writes
     }
 
-    /// f + 1 replicas of each of its partitions have it finalized in the task's ballot. True if
-    /// that was the last: send [`Takeover::round`].
+    /// Notes that f + 1 replicas of each partition have it finalized in the task's ballot. True if
+    /// it was the last write: send [`Takeover::round`].
     pub fn on_written(&mut self, at: Timestamp, now: Time) -> bool {
         if self.unwritten.remove(&at) {
             self.survivors.insert(at);
@@ -903,8 +909,8 @@ impl<F: Functor> Takeover<F> {
         self.end_writes(now)
     }
 
-    /// f + 1 replicas of one of its partitions have durably refused its transaction, or one has and
-    /// it was optional. True if that was the last: send [`Takeover::round`].
+    /// Notes that f + 1 replicas of one partition have durably refused the transaction, or one
+    /// replica an optional one. True if it was the last write: send [`Takeover::round`].
     pub fn on_refused(&mut self, at: Timestamp, now: Time) -> bool {
         self.unwritten.remove(&at);
         self.end_writes(now)
@@ -918,8 +924,8 @@ impl<F: Functor> Takeover<F> {
         is_over
     }
 
-    /// A replica has closed. True if that was the last that was needed: the task is finished.
-    /// Others close when they catch up.
+    /// Handles a replica's close. True if it was the last that is needed: the takeover is finished.
+    /// The other replicas close when they catch up.
     pub fn on_closed(&mut self, from: NodeId, partition: PartitionId, task: Task) -> bool {
         let is_replica = self.replicas.get(&partition).is_some_and(|of| of.contains(&from));
         if task != self.task || self.stage != Stage::Closes || !is_replica {
@@ -938,13 +944,13 @@ impl<F: Functor> Takeover<F> {
         self.asked = RetryState::new(now);
     }
 
-    /// What is being taken over.
+    /// The takeover's task.
     #[must_use]
     pub fn task(&self) -> &Task {
         &self.task
     }
 
-    /// How far it is.
+    /// The stage of the takeover.
     #[must_use]
     pub fn stage(&self) -> Stage {
         self.stage
@@ -993,8 +999,8 @@ impl<F> fmt::Display for Message<F> {
 mod tests {
     use super::*;
 
-    /// What replicas hold of one timestamp in one partition, each in one of these ways: nothing,
-    /// and for good; tentatively; finalized; a tombstone. Above nothing, all in ballot 0.
+    /// The possible states of one timestamp at a replica: absent and refused; tentative; finalized;
+    /// a tombstone. All in ballot 0.
     const WAYS: [Option<Mark>; 4] =
         [None, Some(Mark::Tentative), Some(Mark::Finalized), Some(Mark::Aborted)];
 
@@ -1021,7 +1027,8 @@ mod tests {
             .filter(move |chosen: &Vec<usize>| chosen.len() >= quorums.slow())
     }
 
-    /// What can be when its coordinator stops: replicas finalize only what f + 1 hold.
+    /// The states that are possible when its coordinator stops: replicas finalize only what f + 1
+    /// have stored.
     fn is_possible(quorums: Quorums, state: &[Option<Mark>]) -> bool {
         count(state, &[Mark::Finalized]) == 0 || {
             let held = count(state, &[Mark::Tentative, Mark::Finalized, Mark::Aborted]);
@@ -1029,7 +1036,7 @@ mod tests {
         }
     }
 
-    /// The coordinator may have seen enough to take it for stored.
+    /// True if the coordinator may have enough answers to count it as stored.
     fn may_be_stored(quorums: Quorums, state: &[Option<Mark>]) -> bool {
         count(state, &[Mark::Finalized]) >= quorums.slow()
             || count(state, &[Mark::Tentative, Mark::Finalized]) >= quorums.fast()
@@ -1043,7 +1050,7 @@ mod tests {
             for state in states(replicas).filter(|state| is_possible(quorums, state)) {
                 let is_aborted = count(&state, &[Mark::Aborted]) >= quorums.slow();
                 let has_tombstone = count(&state, &[Mark::Aborted]) > 0;
-                // Whoever gives up does not take it for stored as well.
+                // A coordinator that aborts it does not also count it as stored.
                 let is_stored = may_be_stored(quorums, &state) && !has_tombstone;
                 for chosen in choices(quorums) {
                     let promises: Vec<_> = chosen.iter().map(|&r| promise(state[r], 0)).collect();
@@ -1091,8 +1098,8 @@ mod tests {
         }
     }
 
-    /// What one decided and closed, or wrote, in a ballot, everybody after decides as well,
-    /// whatever is left of lower ballots.
+    /// A decision that was closed or written in one ballot is repeated by all later coordinators,
+    /// whatever remains of lower ballots.
     #[test]
     fn whoever_comes_later_decides_the_same() {
         let quorums = Quorums { replicas: 3 };
@@ -1151,7 +1158,7 @@ mod tests {
         let mut restarted = Acceptor::default();
         restarted.learn(record);
         assert!(!restarted.allows(server, 1, 0, AT));
-        // What survives is told to others until nobody needs to know.
+        // Survivors are reported to others until no replica needs them.
         for record in acceptor.promises() {
             restarted.learn(record);
         }

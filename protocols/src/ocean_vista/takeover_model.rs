@@ -1,6 +1,7 @@
-//! The takeover driver ([`Takeover`]) among replicas that hear only some of what they are told, a
-//! coordinator that is not quite dead, and others that take over in higher ballots: what anybody
-//! was told stands, and all that finish agree on what survives.
+//! A model of takeovers ([`Takeover`]) with replicas that receive only some messages, a lost
+//! coordinator that is still partly alive, and several new coordinators in higher ballots. It
+//! checks that every answer to a client holds, and that all finished takeovers agree on what
+//! survives.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,13 +18,13 @@ use super::takeover::{
     ToWrite,
 };
 
-/// Whose transactions are taken over.
+/// The lost coordinator.
 const LOST: NodeId = NodeId(1);
 const VISIBLE: Timestamp = Timestamp(5);
 const NOW: Time = Time::ZERO;
 const WHOLE: Part = Part { moment: 1, from: Timestamp::ZERO, next: None };
 
-/// A transaction is the partitions that it writes, and its name.
+/// A transaction: the partitions that it writes, and its id.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 struct Parts(BTreeSet<PartitionId>, u32);
 
@@ -58,15 +59,15 @@ fn task(ballot: u64) -> Task {
     Task { server: LOST, incarnation: 1, ballot, after, upto }
 }
 
-/// What the model gets wrong on purpose.
+/// Deliberate mistakes of the model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Broken {
     Nothing,
-    /// Replicas go on hearing whom they promised not to.
+    /// Replicas accept messages that they promised to refuse.
     ForgetsPromises,
-    /// Whoever takes over gives up what it should write (V4).
+    /// A new coordinator aborts what it should write (V4).
     GivesUp,
-    /// Whoever takes over says only with the close what is void.
+    /// A new coordinator reports void versions only with the close.
     KeepsVoid,
 }
 
@@ -83,8 +84,8 @@ impl Replica {
         !is_newer && self.acceptors.values().all(|a| a.allows(LOST, 1, ballot, at))
     }
 
-    /// True if the transaction is known under another number: for good to its coordinator, to
-    /// others as long as it is not given up under that.
+    /// True if the transaction is known under another number: finally for its coordinator, for
+    /// others as long as it is not aborted under that number.
     fn refuses(&self, at: Timestamp, ballot: u64, functor: &Parts) -> bool {
         !self.held.contains_key(&at)
             && self.held.iter().any(|(&other, held)| {
@@ -93,7 +94,7 @@ impl Replica {
             })
     }
 
-    /// Marks a version, or acknowledges that it is marked so or further. True if it does.
+    /// Marks a version, or acknowledges an equal or further mark; true if it does.
     fn mark(&mut self, at: Timestamp, ballot: u64, mark: Mark, functor: &Parts) -> bool {
         if !self.allows(at, ballot) {
             return false;
@@ -140,7 +141,7 @@ impl Replica {
     }
 }
 
-/// A version that is being written in one ballot, and who has said what.
+/// A version that is being written in one ballot, with the answers.
 #[derive(Debug)]
 struct Written {
     at: Timestamp,
@@ -151,7 +152,7 @@ struct Written {
     aborted: BTreeSet<NodeId>,
     refused: BTreeSet<NodeId>,
     is_given_up: bool,
-    /// Whoever takes over need not write it.
+    /// True if a new coordinator need not write it.
     is_optional: bool,
 }
 
@@ -163,7 +164,7 @@ impl Written {
         Self { at, functor, ballot, stored, finalized, aborted, refused, is_given_up, is_optional }
     }
 
-    /// In each of its partitions so many of three have said so.
+    /// True if this number of the three replicas of each partition have answered so.
     fn everywhere(&self, said: &BTreeSet<NodeId>, count: usize, cluster: &Cluster) -> bool {
         self.functor.0.iter().all(|&partition| {
             let placed = cluster.partition(partition).unwrap();
@@ -171,7 +172,7 @@ impl Written {
         })
     }
 
-    /// A message gets through to one replica, and perhaps its answer back.
+    /// Delivers a message to one replica, and possibly its answer.
     fn step(&mut self, world: &mut BTreeMap<NodeId, Replica>, cluster: &Cluster, rng: &mut Rng) {
         let nodes: Vec<NodeId> = world.keys().copied().collect();
         let to = *rng.pick(&nodes).unwrap();
@@ -202,7 +203,7 @@ impl Written {
         }
     }
 
-    /// A majority of one of its partitions refuses it; of what is optional, anybody.
+    /// True if a majority of one partition refuses it; for an optional one, if any replica does.
     fn is_refused(&self, cluster: &Cluster) -> bool {
         let all = self.functor.0.iter().map(|&partition| cluster.partition(partition).unwrap());
         let refused = |node: &&NodeId| self.refused.contains(node);
@@ -211,7 +212,7 @@ impl Written {
     }
 }
 
-/// Somebody who takes over.
+/// A new coordinator.
 struct Heir {
     takeover: Takeover<Parts>,
     writes: Vec<Written>,
@@ -221,7 +222,7 @@ struct Heir {
 struct World {
     cluster: Cluster,
     replicas: BTreeMap<NodeId, Replica>,
-    /// What the lost coordinator had under way, and still has as far as it knows.
+    /// The open transactions of the lost coordinator, as far as it knows.
     flights: Vec<Written>,
     heirs: Vec<Heir>,
     rng: Rng,
@@ -238,7 +239,7 @@ impl World {
                 replica.acceptors.insert(placed.id, Acceptor::default());
             }
         }
-        // The last two have one name.
+        // The last two have the same id.
         let all = [[0].as_slice(), &[1], &[0, 1], &[0, 1], &[0, 1], &[0, 1]];
         let flights = all.iter().zip(1..);
         let flights = flights.map(|(of, at)| {
@@ -249,7 +250,7 @@ impl World {
         Self { cluster, replicas, flights, heirs, rng: Rng::stream(seed, "heirs", 0), broken }
     }
 
-    /// The coordinator does something.
+    /// A random step of the lost coordinator.
     fn coordinate(&mut self) {
         let Self { cluster, replicas, flights, rng, .. } = self;
         let at = usize::try_from(rng.below(flights.len() as u64)).unwrap();
@@ -262,12 +263,12 @@ impl World {
         flight.step(replicas, cluster, rng);
     }
 
-    /// Somebody takes over, in a higher ballot than all before.
+    /// A new coordinator begins, in a higher ballot than all before.
     fn begin(&mut self) {
         let ballot = 8 + self.heirs.len() as u64;
         let mut known = BTreeMap::new();
         for flight in &self.flights {
-            // What a backup knows is as complete as messages arrive.
+            // A backup knows what its messages have reported.
             if self.rng.chance(1, 3) {
                 known.insert(flight.at, flight.functor.clone());
             }
@@ -276,7 +277,7 @@ impl World {
         self.heirs.push(Heir { takeover, writes: Vec::new(), survivors: None });
     }
 
-    /// One of those who take over does something.
+    /// A random step of a new coordinator.
     fn inherit(&mut self, at: usize) {
         let Self { cluster, replicas, heirs, rng, broken, .. } = self;
         let Heir { takeover, writes, survivors } = &mut heirs[at];
@@ -310,7 +311,7 @@ impl World {
         match msg {
             Message::Promise { partition, task, after } => {
                 let Some(held) = replica.promise(partition, task, *broken) else { return };
-                // Two heirs may ask at once; each has a ballot of its own.
+                // Two new coordinators may ask at the same time; each has its own ballot.
                 let heir = NodeId(task.ballot as u32);
                 let of = (partition, task);
                 // A version in each piece, in any order.
@@ -338,7 +339,7 @@ impl World {
         }
     }
 
-    /// What was told, and what became of it.
+    /// Compares the answers to clients with the results.
     fn check(&self) -> Result<(usize, usize), String> {
         let finished = self.heirs.iter().filter(|heir| heir.takeover.stage() == Stage::Finished);
         let all: BTreeSet<_> = finished.filter_map(|heir| heir.survivors.clone()).collect();
@@ -371,7 +372,7 @@ fn run(seed: u64, broken: Broken) -> Result<(usize, usize), String> {
         world.coordinate();
     }
     if world.rng.chance(1, 2) {
-        // A server is gone besides: every partition keeps two replicas of three.
+        // One more server is lost; every partition keeps two replicas of three.
         let nodes: Vec<NodeId> = world.replicas.keys().copied().collect();
         world.replicas.remove(world.rng.pick(&nodes).unwrap());
     }
@@ -431,7 +432,7 @@ fn nothing_happens_before_a_majority_of_every_partition_has_spoken() {
     };
     let outsider = *replicas(1).iter().find(|node| !replicas(0).contains(node)).unwrap();
     for (from, of, ballot) in [(replicas(0)[0], 0, 7), (outsider, 0, 8), (replicas(0)[0], 0, 8)] {
-        // Of another ballot, from no replica, and twice: counted once at most.
+        // Promises of another ballot, from no replica, and twice: counted once at most.
         promise(&mut takeover, from, of, ballot);
         promise(&mut takeover, from, of, ballot);
     }
@@ -477,15 +478,15 @@ fn pieces_of_different_moments_do_not_mix() {
         |from| before.tell(NodeId(9), of, from, 1, || held(Mark::Tentative, [10, 20, 30]));
     let pieces = tell(ask(&takeover).unwrap());
     assert_eq!(pieces.len(), 3);
-    // The second is lost: what is asked for again is that and what follows, of the same moment.
+    // The second piece is lost: it and the following ones are requested again, of the same moment.
     for piece in [&pieces[2], &pieces[0], &pieces[0], &pieces[2]] {
         hear(&mut takeover, piece);
     }
     let rest = tell(ask(&takeover).unwrap());
     assert_eq!((rest.len(), rest[0].0.moment, rest[0].0.from), (2, 101, Timestamp(20)));
 
-    // The replica starts again and has forgotten: it begins anew, and what is late of before is no
-    // part of that.
+    // The replica restarts and has forgotten the moment: it begins with a new one, and late pieces
+    // of the old one do not count.
     let mut after = Tellings::new(200);
     let mut tell = |from| after.tell(NodeId(9), of, from, 1, || held(Mark::Aborted, [11, 20, 31]));
     let anew = tell(ask(&takeover).unwrap());

@@ -1,30 +1,31 @@
-//! Version numbers: unique, monotone, and never below a watermark that was published (§3.3, §3.6).
+//! Version numbers: unique, increasing, and never below a published watermark (§3.3, §3.6).
 
 use std::collections::BTreeSet;
 
 use orthodrome_core::time::Timestamp;
 
-/// The low bits of a version number name the server that created it.
+/// The low bits of a version number contain the server that created it.
 pub(super) const SLOTS: u64 = 1 << 12;
 
-/// The server's `TidMgr`: creates version numbers and knows which of them are in their S-phase.
+/// The server's `TidMgr`: creates version numbers, and knows which of them are in their S-phase.
 ///
-/// What it creates and what it publishes come from one place and one step, so that no version is
-/// ever created below a watermark that says there will be none (V7).
+/// New numbers and published watermarks come from the same object in one step. So no version is
+/// ever created below a watermark that excludes it (V7).
 #[derive(Debug)]
 pub struct Tids {
     slot: u64,
-    /// The latest version number created.
+    /// The last created version number.
     last: Timestamp,
-    /// The highest watermark seen: everything created later is above it (V6, V13).
+    /// The highest seen watermark: all later numbers are above it (V6, V13).
     seen: Timestamp,
-    /// Nothing is created above what the directory holds durably (R8).
+    /// No number is created above this ceiling, which the directory holds durably (R8).
     ceiling: Timestamp,
     storing: BTreeSet<Timestamp>,
 }
 
 impl Tids {
-    /// The numbers of server `slot` above `floor`; earlier lives of it may have created any below.
+    /// The numbers of server `slot` above `floor`; earlier incarnations may have created any number
+    /// below it.
     #[must_use]
     pub fn new(slot: u64, floor: Timestamp) -> Self {
         assert!(slot < SLOTS, "a version number has no room for server {slot}");
@@ -57,32 +58,33 @@ impl Tids {
         Some(ts)
     }
 
-    /// The S-phase of a transaction is over: it is stored, or it is aborted, wherever it writes.
+    /// Ends the S-phase of a transaction: it is stored, or aborted, at all partitions that it
+    /// writes.
     pub fn stored(&mut self, ts: Timestamp) {
         self.storing.remove(&ts);
     }
 
-    /// Svw: everything of this server below it has completed its S-phase, and nothing will be
-    /// created below it any more.
+    /// Svw: all versions of this server below it have completed their S-phase, and no version will
+    /// be created below it.
     pub fn svw(&mut self, clock: Timestamp) -> Timestamp {
         if let Some(&least) = self.storing.first() {
             return least;
         }
-        // While the ceiling has to be raised, the last one is as high as can be said.
+        // While the ceiling must be raised, the last number is the highest possible watermark.
         self.create(clock).unwrap_or(self.last)
     }
 
-    /// A watermark was seen: what is created from now on is above it.
+    /// Notes a watermark: later numbers are above it.
     pub fn observe(&mut self, watermark: Timestamp) {
         self.seen = self.seen.max(watermark);
     }
 
-    /// Nothing above this is created until the ceiling is raised further.
+    /// Raises the ceiling: no number above it is created until it is raised again.
     pub fn raise(&mut self, ceiling: Timestamp) {
         self.ceiling = self.ceiling.max(ceiling);
     }
 
-    /// The least version number that is in its S-phase.
+    /// The lowest version number in its S-phase.
     #[must_use]
     pub fn least_storing(&self) -> Option<Timestamp> {
         self.storing.first().copied()
@@ -95,8 +97,8 @@ mod tests {
 
     use super::*;
 
-    /// Numbers of servers whose clocks jump about are unique, grow, and never fall below what was
-    /// published or seen.
+    /// Even if clocks jump, numbers are unique, increase, and are never below a published or seen
+    /// watermark.
     #[test]
     fn numbers_grow_and_keep_to_what_was_published() {
         let mut rng = Rng::stream(7, "tids", 0);

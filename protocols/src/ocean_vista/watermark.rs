@@ -1,12 +1,12 @@
-//! What servers report, what follows from the reports of all of them, and who all of them are.
+//! Reports of servers, the watermarks that follow from them, and the members of the cluster.
 //!
 //! A watermark is a promise about timestamps: below the *visibility* watermark, every timestamp
-//! that was ever assigned is decided, and none will ever be assigned. Once true that stays true, so
-//! watermarks are held by maximum ([`Watermarks::adopt`]), whatever becomes of those that took
-//! part. What has to be right is the minimum they are computed from ([`least`]): over *all* members
-//! of one epoch, by reports made in that epoch, where whoever is unknown counts as before
-//! everything (V8). Members change one at a time, each change is an epoch of its own, and reports
-//! of two epochs are never mixed.
+//! that was ever assigned is decided, and none will be assigned. A true promise stays true, so a
+//! node keeps the maximum of the watermarks that it sees ([`Watermarks::adopt`]), whatever happens
+//! to the servers that contributed. The difficult part is the minimum from which watermarks are
+//! computed ([`least`]): it is over *all* members of one epoch, from reports of that epoch, and an
+//! unknown report counts as minus infinity (V8). Members change one at a time, each change begins a
+//! new epoch, and reports of two epochs are never combined.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,44 +15,45 @@ use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::time::Timestamp;
 
-/// What one server says of itself, as of one moment: no part of it is older or newer than another.
+/// The report of one server. All its parts are of one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Report {
-    /// Who.
+    /// The server.
     pub server: NodeId,
-    /// Which of its lives.
+    /// The incarnation of the server.
     pub incarnation: u32,
-    /// The members that it knew, and took itself for one of, when it said so.
+    /// The epoch of the members that the server knew, and of which it considered itself one.
     pub epoch: u64,
-    /// Every timestamp that it assigned below this is decided, and it will assign none below this.
+    /// Every timestamp below this that the server assigned is decided, and it will assign none
+    /// below this.
     pub svw: Timestamp,
-    /// Of each partition: what it decided below this, every active replica of the partition has.
-    /// [`Report::svw`] of a partition that is not listed.
+    /// For each partition: all active replicas have the versions that the server decided below
+    /// this. [`Report::svw`] for a partition that is not listed.
     pub srw: BTreeMap<PartitionId, Timestamp>,
-    /// It needs no version that a version at or below this replaces.
+    /// The server needs no version that is replaced by a version at or below this.
     pub sgw: Timestamp,
 }
 
-/// What follows from the reports of all members.
+/// The watermarks that follow from the reports of all members.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Watermarks {
-    /// The latest epoch that any of it was computed in. Whoever goes by these watermarks must know
-    /// the members of this epoch: who left before it may have left versions behind that some
+    /// The latest epoch from which a part was computed. A node that uses these watermarks must know
+    /// the members of this epoch: servers that left before it may have left versions that some
     /// replicas lack.
     pub epoch: u64,
     /// Every timestamp below this that was ever assigned is decided, and none will ever be
     /// assigned.
     pub visible: Timestamp,
-    /// Of each partition: what was decided below this, each of its active replicas has.
+    /// For each partition: each active replica has what was decided below this.
     pub replicated: BTreeMap<PartitionId, Timestamp>,
-    /// Nobody needs a version that a version at or below this replaces.
+    /// No server needs a version that is replaced by a version at or below this.
     pub collectable: Timestamp,
 }
 
-/// Who takes part, as of one epoch.
+/// The members of the cluster in one epoch.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct Members {
-    /// Counts the changes.
+    /// The number of the epoch, which counts changes.
     pub epoch: u64,
     /// Every server of the cluster.
     pub servers: BTreeMap<NodeId, Member>,
@@ -61,65 +62,66 @@ pub struct Members {
 /// One server among the members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Member {
-    /// Which of its lives; 0 if it has not taken part yet.
+    /// The incarnation; 0 if the server has not participated yet.
     pub incarnation: u32,
-    /// Whether that life takes part.
+    /// Whether this incarnation participates.
     pub status: Status,
-    /// The incarnation that came with the present disk; 0 if that is the first one. What earlier
-    /// disks acknowledged may be lost.
+    /// The first incarnation with the current disk; 0 for the first disk. Acknowledgements of
+    /// earlier disks may be lost.
     pub disk: u32,
 }
 
-/// Whether one life of a server takes part.
+/// Whether an incarnation of a server participates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub enum Status {
-    /// It assigns timestamps while it has a lease, and every watermark waits for its reports.
+    /// The server assigns timestamps while it has a lease, and every watermark waits for its
+    /// reports.
     Active,
-    /// It no longer assigns timestamps, but what it left undecided is not known yet: watermarks
-    /// stand still.
+    /// The server assigns no timestamps any more, but its undecided ones are not known yet:
+    /// watermarks do not move.
     Fenced {
-        /// Who finds out and decides it.
+        /// The server that takes over and decides them.
         by: NodeId,
     },
-    /// Everything that it assigned is decided.
+    /// All timestamps of the server are decided.
     Out,
 }
 
 impl Members {
-    /// The servers that take part, with their incarnations.
+    /// The active servers with their incarnations.
     pub fn active(&self) -> impl Iterator<Item = (NodeId, u32)> + '_ {
         let servers = self.servers.iter();
         servers.filter(|(_, m)| m.status == Status::Active).map(|(&id, m)| (id, m.incarnation))
     }
 
-    /// True if this life of `server` takes part.
+    /// True if this incarnation of `server` is active.
     #[must_use]
     pub fn is_active(&self, server: NodeId, incarnation: u32) -> bool {
         let member = self.servers.get(&server);
         member.is_some_and(|m| m.incarnation == incarnation && m.status == Status::Active)
     }
 
-    /// Which disk a server has ([`Member::disk`]).
+    /// The disk of a server ([`Member::disk`]).
     #[must_use]
     pub fn disk(&self, server: NodeId) -> u32 {
         self.servers.get(&server).map_or(0, |member| member.disk)
     }
 
-    /// Servers whose last life is over, and has left what is not decided yet.
+    /// Servers whose last incarnation has ended, and has left undecided timestamps.
     pub fn fenced(&self) -> impl Iterator<Item = (NodeId, u32)> + '_ {
         let is_fenced = |m: &Member| matches!(m.status, Status::Fenced { .. });
         self.servers.iter().filter(move |(_, m)| is_fenced(m)).map(|(&id, m)| (id, m.incarnation))
     }
 
-    /// True if nobody is fenced: a minimum over the active members is a minimum over everybody who
-    /// may have left a timestamp undecided.
+    /// True if no server is fenced. Then a minimum over the active members covers all servers that
+    /// may have undecided timestamps.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         !self.servers.values().any(|m| matches!(m.status, Status::Fenced { .. }))
     }
 
-    /// The highest incarnation of `server` of which everything is decided: that of its current life
-    /// if it is out, else of the one before.
+    /// The highest incarnation of `server` whose timestamps are all decided: the current one if it
+    /// is out, otherwise the previous one.
     #[must_use]
     pub fn settled_through(&self, server: NodeId) -> u32 {
         self.servers.get(&server).map_or(0, |member| match member.status {
@@ -128,7 +130,7 @@ impl Members {
         })
     }
 
-    /// Takes over a later epoch's members. True if they were later.
+    /// Adopts the members of a later epoch; true if they were later.
     pub fn adopt(&mut self, other: &Self) -> bool {
         let is_later = other.epoch > self.epoch;
         if is_later {
@@ -138,7 +140,7 @@ impl Members {
     }
 }
 
-/// The least of what all said; nothing if there is nobody, or somebody has said nothing yet.
+/// The minimum; none if there is no value, or if one is unknown.
 #[must_use]
 pub fn least(all: impl IntoIterator<Item = Option<Timestamp>>) -> Option<Timestamp> {
     let mut all = all.into_iter();
@@ -147,7 +149,7 @@ pub fn least(all: impl IntoIterator<Item = Option<Timestamp>>) -> Option<Timesta
 }
 
 impl Watermarks {
-    /// Takes over what is further. True if anything was.
+    /// Adopts larger watermarks; true if any was larger.
     pub fn adopt(&mut self, other: &Self) -> bool {
         let mut has_moved = raise(&mut self.visible, other.visible);
         has_moved |= raise(&mut self.collectable, other.collectable);
@@ -161,14 +163,14 @@ impl Watermarks {
         has_moved
     }
 
-    /// Up to where every active replica of `partition` has everything.
+    /// The watermark up to which every active replica of `partition` has everything.
     #[must_use]
     pub fn replicated(&self, partition: PartitionId) -> Timestamp {
         self.replicated.get(&partition).copied().unwrap_or_default()
     }
 }
 
-/// Moves a watermark up, never down. True if it moved.
+/// Raises a watermark, never lowers it; true if it changed.
 fn raise(held: &mut Timestamp, to: Timestamp) -> bool {
     let has_moved = to > *held;
     *held = to.max(*held);

@@ -1,4 +1,4 @@
-//! What both listeners share: who may enter, and who can be cancelled.
+//! The common parts of both listeners: login, cancellation, and bounds.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ use super::auth::random_bytes;
 use super::session::Proxy;
 use super::stream::Stream;
 
-/// Connections at once, of both kinds together.
+/// Maximum number of connections of both kinds.
 const CONNECTIONS_MAX: usize = 10_000;
 
 /// The clients' side of a proxy.
@@ -31,7 +31,7 @@ struct Clients {
     running: BTreeMap<u32, (u32, Arc<Notify>)>,
 }
 
-/// Which protocol a listener speaks.
+/// The protocol of a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Speaks {
     Postgres,
@@ -55,7 +55,7 @@ impl Front {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A name and a secret for a client.
+    /// Registers a client, and returns its number and its secret.
     pub(super) fn enter(&self, cancelled: Arc<Notify>) -> (u32, u32) {
         let secret =
             random_bytes::<4>().iter().fold(0_u32, |secret, byte| secret << 8 | u32::from(*byte));
@@ -74,19 +74,19 @@ impl Front {
         if let Some((known, cancelled)) = self.clients().running.get(&id)
             && *known == secret
         {
-            // Only what runs now: a later statement must not inherit it.
+            // This cancels only the running statement; a later one must not be affected.
             cancelled.notify_waiters();
         }
     }
 
-    /// Cancels by number alone: MySQL's KILL, of a client that is in already.
+    /// Cancels by number without a secret: MySQL's KILL, which needs a login.
     pub(super) fn kill(&self, id: u32) -> bool {
         let clients = self.clients();
         let found = clients.running.get(&id);
         found.inspect(|(_, cancelled)| cancelled.notify_waiters()).is_some()
     }
 
-    /// Serves clients until it is time to end.
+    /// Serves clients until the shutdown.
     pub(super) async fn listen(
         self: Arc<Self>,
         listener: TcpListener,
@@ -101,7 +101,7 @@ impl Front {
             let (tcp, from) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Descriptors may be free again in a moment.
+                    // File descriptors may be free again in a moment.
                     warn!("cannot accept a client: {error}");
                     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
                     continue;

@@ -1,8 +1,9 @@
-//! Steps at which a test has the process stop, so that it can kill some party right there.
+//! Steps at which a test stops the process, so that it can kill a party exactly there.
 //!
-//! `ORTHODROME_STOP_AT=commit:2` stops the whole process, as SIGSTOP does, before it gives the second order to
-//! commit. Whether it is killed then or something else is, and what goes on, is the test's affair: so one hook serves
-//! for the death of every party, sources included. Without the variable nothing is counted.
+//! `ORTHODROME_STOP_AT=commit:2` stops the whole process, as SIGSTOP does, before it sends the
+//! second order to commit. The test then kills this process or another one, and continues it if
+//! wanted. So one hook serves for the death of every party, sources included. Without the variable
+//! nothing is counted.
 
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -13,11 +14,11 @@ use super::driver::Sql;
 
 struct Wanted {
     step: String,
-    /// How often it is still to be passed.
+    /// Number of times that the step is still passed.
     left: u32,
 }
 
-/// What the variable says; nothing inside once the process has stopped.
+/// The value of the variable; empty after the process has stopped once.
 static WANTED: OnceLock<Option<Mutex<Option<Wanted>>>> = OnceLock::new();
 
 fn wanted() -> Option<&'static Mutex<Option<Wanted>>> {
@@ -37,8 +38,8 @@ fn reached(step: &str) {
     wanted.left = wanted.left.saturating_sub(1);
     if wanted.left == 0 {
         *place = None;
-        // The kernel stops a process in the thread that the signal names. It would choose another one, and this one would
-        // pass this line while that one waits for a processor.
+        // The signal goes to this very thread. Otherwise the kernel could choose another thread,
+        // and this one would continue until that one gets a processor.
         let thread = std::fs::read_link("/proc/thread-self").unwrap_or_default();
         let thread = thread.file_name().unwrap_or_default();
         let stopped = Command::new("sh").args(["-c", "kill -STOP \"$0\""]).arg(thread).status();
@@ -46,7 +47,7 @@ fn reached(step: &str) {
     }
 }
 
-/// Before a middleware's effect is carried out.
+/// Called before an effect of a middleware is carried out.
 pub(super) fn before(effect: &Effect<Sql>) {
     if wanted().is_none() {
         return;
@@ -64,7 +65,7 @@ pub(super) fn before(effect: &Effect<Sql>) {
     }
 }
 
-/// Before an agent's effect is carried out.
+/// Called before an effect of an agent is carried out.
 pub(super) fn before_agents(effect: &AgentEffect<Sql>) {
     if wanted().is_none() {
         return;

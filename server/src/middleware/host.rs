@@ -1,5 +1,5 @@
-//! The threads that own a middleware and an agent: take what has arrived, step, fire timers, carry
-//! out effects. The machines of the simulator, on real time.
+//! The threads that run a middleware and an agent: they take arrived inputs, call the machine, fire
+//! timers and carry out effects. These are the machines of the simulator, in real time.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,17 +28,17 @@ use super::source::Source;
 use crate::inbox::Inbox;
 use crate::storage::{Identity, StorageError};
 
-/// Inputs taken at once: what one sync of the decision log shares.
+/// Maximum number of inputs taken at once, which share one sync of the decision log.
 pub(super) const BATCH: usize = 256;
 
-/// What a session hears of its transaction.
+/// A result of a transaction, for its session.
 #[derive(Debug)]
 pub(super) enum Heard {
-    /// A round is done.
+    /// The answers of a round.
     Answers(BTreeMap<NodeId, Vec<Answer>>),
-    /// A statement failed, alone.
+    /// A statement failed, and the transaction continues.
     StatementFailed(NodeId, Failure<Sql>),
-    /// It is over.
+    /// The transaction has ended.
     Finished(Outcome, Option<(NodeId, Failure<Sql>)>),
 }
 
@@ -51,7 +51,7 @@ enum Event {
     Act(Act),
 }
 
-/// Times of one process.
+/// The clocks of one process.
 #[derive(Clone, Copy)]
 pub(super) struct Clocks {
     start: Instant,
@@ -75,7 +75,7 @@ impl Clocks {
     }
 }
 
-/// Timers by name, at most one of each.
+/// Timers by name; setting a timer again replaces it.
 struct Timers<T>(BTreeMap<T, Time>);
 
 impl<T: Ord + Copy> Timers<T> {
@@ -96,10 +96,10 @@ impl<T: Ord + Copy> Timers<T> {
     }
 }
 
-/// How messages reach an agent.
+/// Sends messages to an agent.
 pub(super) type ToAgentLink = Box<dyn Fn(ToAgent<Sql>) + Send>;
 
-/// A running middleware. Dropping it is its crash.
+/// A running middleware. Dropping it acts as a crash.
 pub(super) struct MiddlewareHost {
     inbox: Arc<Inbox<Event>>,
     notes: Arc<std::sync::Mutex<BTreeMap<Note, u64>>>,
@@ -111,7 +111,7 @@ impl Drop for MiddlewareHost {
     }
 }
 
-/// Where agents deliver what they say.
+/// The inbox for messages of agents.
 #[derive(Clone)]
 pub(super) struct Postbox(Arc<Inbox<Event>>);
 
@@ -125,7 +125,7 @@ impl Postbox {
     }
 }
 
-/// A decision log that has been recovered.
+/// A recovered decision log.
 pub(super) struct Opened {
     decisions: Decisions,
     records: Vec<Record>,
@@ -135,7 +135,8 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Recovers the decision log in `data_dir`. `failed` is told when it cannot be written any more.
+    /// Recovers the decision log in `data_dir`. `failed` is notified when the log cannot be written
+    /// any more.
     pub(super) fn open(
         node: NodeId,
         name: &str,
@@ -166,7 +167,7 @@ impl Opened {
         Ok(Self { decisions, records, log, postbox })
     }
 
-    /// The last life in it; 0 if it is new.
+    /// The last incarnation in the log; 0 if it is new.
     pub(super) fn life(&self) -> u64 {
         let lives = self.records.iter().map(|record| match record {
             Record::Epoch(life) => *life,
@@ -175,14 +176,15 @@ impl Opened {
         lives.max().unwrap_or(0)
     }
 
-    /// Lives that begin from now on are above this one too.
+    /// Makes new incarnations greater than this one too.
     pub(super) fn skip_to(&mut self, life: u64) {
         self.records.push(Record::Epoch(life));
     }
 }
 
 impl MiddlewareHost {
-    /// Starts with an opened decision log. `begun` is told the number of this life when it is durable.
+    /// Starts with an opened decision log. `begun` gets the number of this incarnation when it is
+    /// durable.
     pub(super) fn start(
         node: NodeId,
         config: middleware::Config,
@@ -210,7 +212,7 @@ impl MiddlewareHost {
         Ok(Self { inbox, notes })
     }
 
-    /// Begins a transaction of a session; what it hears comes through the receiver.
+    /// Begins a transaction of a session; its results arrive at the receiver.
     pub(super) async fn begin(
         &self,
         isolation: Isolation,
@@ -229,60 +231,60 @@ impl MiddlewareHost {
         self.inbox.push(Event::Act(Box::new(act)));
     }
 
-    /// The next statements of a transaction.
+    /// Runs the next statements of a transaction.
     pub(super) fn round(&self, xid: Xid, parts: BTreeMap<NodeId, Part<Sql>>, last: Last) {
         self.act(move |middleware, io| middleware.round(xid, parts, last, io));
     }
 
-    /// It is to commit.
+    /// Commits a transaction.
     pub(super) fn commit(&self, xid: Xid) {
         self.act(move |middleware, io| middleware.commit(xid, io));
     }
 
-    /// It is to roll back.
+    /// Rolls a transaction back.
     pub(super) fn rollback(&self, xid: Xid) {
         self.act(move |middleware, io| middleware.rollback(xid, io));
     }
 
-    /// Its session sets a savepoint.
+    /// Sets a savepoint.
     pub(super) fn set_savepoint(&self, xid: Xid, savepoint: u32) {
         self.act(move |middleware, _| middleware.set_savepoint(xid, savepoint));
     }
 
-    /// Its session goes back to a savepoint.
+    /// Rolls back to a savepoint.
     pub(super) fn roll_back_to(&self, xid: Xid, savepoint: u32) {
         self.act(move |middleware, _| middleware.roll_back_to(xid, savepoint));
     }
 
-    /// Its session forgets a savepoint, and those after it.
+    /// Releases a savepoint, and those after it.
     pub(super) fn release_savepoint(&self, xid: Xid, savepoint: u32) {
         self.act(move |middleware, _| middleware.release_savepoint(xid, savepoint));
     }
 
-    /// Its client wants it to stop.
+    /// Cancels a transaction at its client's request.
     pub(super) fn cancel(&self, xid: Xid) {
         self.act(move |middleware, io| middleware.cancel(xid, io));
     }
 
-    /// Ends a branch by hand.
+    /// Ends a branch at an operator's request.
     pub(super) fn settle(&self, xid: Xid, source: NodeId, commit: bool) {
         self.act(move |middleware, io| middleware.settle(xid, source, commit, io));
     }
 
-    /// Asks the machine something, or changes a setting of it.
+    /// Calls a function on the machine, which returns information or changes a setting.
     pub(super) async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Middleware<Sql>) -> T + Send + 'static,
     ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.act(move |middleware, _| {
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = reply.send(question(middleware));
         });
         answer.await.ok()
     }
 
-    /// Rare events so far.
+    /// Counts of rare events so far.
     pub(super) fn notes(&self) -> BTreeMap<Note, u64> {
         self.notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
@@ -297,7 +299,7 @@ struct MiddlewareDriver {
     links: BTreeMap<NodeId, ToAgentLink>,
     decisions: Decisions,
     notes: Arc<std::sync::Mutex<BTreeMap<Note, u64>>>,
-    /// Told the number of this life when its record is durable, which is the first.
+    /// Gets the number of this incarnation when its record, the first one, is durable.
     begun: watch::Sender<u64>,
 }
 
@@ -391,7 +393,7 @@ impl MiddlewareDriver {
 
     fn tell(&self, xid: Xid, heard: Heard) {
         if let Some(session) = self.sessions.get(&xid) {
-            // A session that is gone has asked for a rollback.
+            // If the session is gone, it has already asked for a rollback.
             let _ = session.send(heard);
         }
     }
@@ -403,10 +405,10 @@ enum AgentEvent {
     Source(FromSource<Sql>),
 }
 
-/// A running agent. Dropping the last handle is its crash.
+/// A running agent. Dropping the last handle acts as a crash.
 pub(super) struct AgentHost {
     inbox: Arc<Inbox<AgentEvent>>,
-    /// Its source's driver.
+    /// The driver of its source.
     pub(super) source: Arc<Source>,
 }
 
@@ -417,7 +419,8 @@ impl Drop for AgentHost {
 }
 
 impl AgentHost {
-    /// Starts an agent in front of `source`, which `connect` makes with the way to report to the agent.
+    /// Starts an agent for the source that `connect` makes; `connect` gets the function that
+    /// reports to the agent.
     pub(super) fn start(
         node: NodeId,
         config: agent::Config,
@@ -468,7 +471,7 @@ struct AgentDriver {
 
 impl AgentDriver {
     fn run(mut self, config: agent::Config) {
-        // The physical clock is the only number at hand that a restart does not repeat.
+        // The physical clock is the only available number that differs after a restart.
         let life = Clocks::physical().0;
         let mut rng = Rng::stream(life, "agent", u64::from(self.node.0));
         let mut effects = Vec::new();

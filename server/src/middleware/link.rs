@@ -1,4 +1,5 @@
-//! Between processes: length-prefixed messages over TCP, a one-way delay emulated where wanted.
+//! Links between processes: length-prefixed messages over TCP, with an emulated one-way delay if
+//! configured.
 
 use std::io;
 use std::sync::Arc;
@@ -16,22 +17,22 @@ use super::messages::{Link, decode, encode};
 use super::stream::{Pipe, Stream, malformed};
 use super::trust::Trust;
 
-/// How long to wait before another call.
+/// Pause before the next attempt to connect.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// How long a caller may take to say who it is.
+/// Time limit for the greeting of an incoming connection.
 const HELLO: Duration = Duration::from_secs(5);
 
-/// Messages that may wait for a partner that is away.
+/// Maximum number of messages that wait for an unreachable partner.
 const QUEUE_MAX: usize = 100_000;
 
-/// A way to send; what waits too long is dropped, and the machines send it again.
+/// A sender of messages. Messages that wait too long are dropped, and the machines send them again.
 #[derive(Clone)]
 pub(super) struct Sender(mpsc::Sender<(Instant, Link)>);
 
 impl Sender {
     pub(super) fn send(&self, link: Link) {
-        // Full: the partner has been away for long; what is lost is asked for again.
+        // Full: the partner has been unreachable for long. Lost messages are sent again on request.
         let _ = self.0.try_send((Instant::now(), link));
     }
 }
@@ -48,8 +49,8 @@ async fn write_one(
     write.write_all(&frame).await
 }
 
-/// Reads one message of a partner that has said who it is. Statements of a client and rows of a source are as long as they are:
-/// one that was refused here would be sent again for ever.
+/// Reads one message of an authenticated partner. Its length is not bounded, because statements and
+/// rows have any length, and a refused message would be sent again for ever.
 async fn read_one(stream: &mut Stream) -> io::Result<Link> {
     stream.fill(4).await?;
     let length = match stream.peeked() {
@@ -61,7 +62,7 @@ async fn read_one(stream: &mut Stream) -> io::Result<Link> {
     decode(&stream.take(length)).ok_or_else(|| malformed("a frame cannot be read"))
 }
 
-/// Calls a partner for ever; `hear` gets what it says.
+/// Keeps connecting to a partner; `hear` gets its messages.
 pub(super) fn call(
     address: String,
     hello: Link,
@@ -90,14 +91,14 @@ pub(super) fn call(
                 }
             }
             tokio::time::sleep(AGAIN).await;
-            // What waited for a partner that was away is stale.
+            // Messages that waited for an unreachable partner are out of date.
             while queue.try_recv().is_ok() {}
         }
     });
     Sender(sender)
 }
 
-/// Both directions of a connection, until it breaks; nothing once nobody sends any more.
+/// Runs both directions of a connection until it breaks, or until all senders are dropped.
 async fn talk(
     pipe: Box<dyn Pipe>,
     hello: Option<&Link>,
@@ -143,8 +144,8 @@ async fn talk(
     outcome
 }
 
-/// Takes one call: reads its greeting, and gives back who it is and the way to answer. What it says
-/// goes to `hear` from then on.
+/// Accepts one connection: reads its greeting, and returns the partner and a sender for answers.
+/// Later messages of the partner go to `hear`.
 pub(super) async fn answer(
     tcp: TcpStream,
     tls: Option<TlsAcceptor>,
@@ -170,7 +171,7 @@ pub(super) async fn answer(
         return Err(malformed("the other end has another `secret`"));
     }
     let (sender, mut queue) = mpsc::channel(QUEUE_MAX);
-    // Another agent only speaks; its connection must not end because nobody answers.
+    // Another agent only sends; its connection must not end because nothing is sent to it.
     let kept = (node == NodeId(0)).then(|| sender.clone());
     tokio::spawn(async move {
         let _kept = kept;
@@ -181,7 +182,7 @@ pub(super) async fn answer(
     Ok((node, Sender(sender)))
 }
 
-/// Reads exactly the greeting, and nothing of what follows.
+/// Reads exactly the greeting and no byte after it.
 async fn hello(pipe: &mut Box<dyn Pipe>) -> io::Result<Link> {
     use tokio::io::AsyncReadExt as _;
     let length = pipe.read_u32().await? as usize;

@@ -1,5 +1,5 @@
-//! Private PostgreSQL and MariaDB servers on free loopback ports, for tests and demonstrations. They end
-//! when their handle is dropped, and their files with them.
+//! Private PostgreSQL and MariaDB servers on free loopback ports, for tests and demonstrations.
+//! When their handle is dropped they end, and their files are removed.
 
 use std::fs;
 use std::io;
@@ -14,39 +14,39 @@ use orthodrome_geotp::sql::{Answer, Dialect};
 
 use super::driver::{Endpoint, Fault, Session, Trouble};
 
-/// Who may enter a private server.
+/// The user of a private server.
 pub const USER: &str = "orthodrome";
 /// The password of [`USER`].
 pub const PASSWORD: &str = "loopback-only";
-/// The database that is made.
+/// The database of a private server.
 pub const DATABASE: &str = "bank";
 
-/// How long a server may take to answer.
+/// Time limit for the first answer of a server.
 const START: Duration = Duration::from_secs(120);
 
-/// How many ports are tried.
+/// Number of ports that are tried.
 const PORTS: u32 = 3;
 
-/// Why there is no private server.
+/// Why a private server could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
-    /// The programs are not here.
+    /// The programs are not installed.
     #[error("{what} was not found; install it: apt-get install {package}")]
     Missing {
-        /// Which programs.
+        /// The missing programs.
         what: &'static str,
-        /// Debian's name for them.
+        /// Their Debian package.
         package: &'static str,
     },
-    /// It did not start.
+    /// The server did not start.
     #[error("{what} failed: {why}")]
     Failed {
-        /// What was run.
+        /// The program.
         what: String,
-        /// What it said.
+        /// Its output.
         why: String,
     },
-    /// The operating system refused.
+    /// An operation of the operating system failed.
     #[error("cannot start a private server: {0}")]
     Io(#[from] io::Error),
 }
@@ -64,11 +64,11 @@ pub struct LocalServer {
     pub port: u16,
     directory: PathBuf,
     child: Option<Child>,
-    /// Ends the server if this process ends without doing so.
+    /// A process that ends the server if this process ends without doing so.
     guard: Option<Child>,
 }
 
-/// PostgreSQL's programs: those of the newest version.
+/// The folder of PostgreSQL's programs, in the newest version.
 fn postgres_programs() -> Option<PathBuf> {
     let mut found: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
@@ -93,7 +93,7 @@ fn mariadb_program() -> Option<PathBuf> {
     places.into_iter().map(PathBuf::from).find(|path| path.exists())
 }
 
-/// A user without rights, if this process is root: neither server runs as root.
+/// A user without privileges, if this process runs as root: both servers refuse to run as root.
 fn lesser_user(names: &[&str]) -> Option<(u32, u32)> {
     let is_root = fs::metadata("/proc/self")
         .is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0);
@@ -116,7 +116,8 @@ fn as_user(command: &mut Command, user: Option<(u32, u32)>) -> &mut Command {
     if let Some((uid, gid)) = user {
         command.uid(uid).gid(gid);
     }
-    // Ctrl-C in a terminal goes to the whole group; whoever holds the handle stops the server.
+    // Ctrl-C in a terminal goes to the whole process group, but only the holder of the handle may
+    // stop the server.
     command.current_dir("/").stdin(Stdio::null()).process_group(0)
 }
 
@@ -133,10 +134,10 @@ fn run(command: &mut Command) -> Result<(), LocalError> {
     Err(LocalError::Failed { what: format!("{:?}", command.get_program()), why })
 }
 
-/// How somebody enters a server, or a proxy that speaks as one of that kind, on this machine.
+/// A login at a server on this machine, or at a proxy with the protocol of such a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Login<'a> {
-    /// Whose client is used.
+    /// The kind of the server.
     pub kind: Dialect,
     /// The port on loopback.
     pub port: u16,
@@ -149,7 +150,7 @@ pub struct Login<'a> {
 }
 
 impl Login<'_> {
-    /// The same for our own driver.
+    /// The login for our own driver.
     pub(super) fn endpoint(&self) -> Endpoint {
         Endpoint {
             kind: self.kind,
@@ -165,7 +166,8 @@ impl Login<'_> {
         }
     }
 
-    /// The kind's own client, which runs a text and prints rows without decoration.
+    /// The command-line client of this kind, which runs a query batch and prints rows without
+    /// decoration.
     #[must_use]
     pub fn client(&self, text: &str) -> Command {
         let Self { kind, user, password, database, .. } = *self;
@@ -189,16 +191,16 @@ impl Login<'_> {
     }
 }
 
-/// A connection to a server, or to a proxy that speaks as one of that kind: texts in, rows out.
+/// A connection to a server, or to a proxy with the protocol of such a server.
 pub struct Client(Session);
 
-/// Why a text was not carried out.
+/// Why a query batch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// The server said so.
+    /// The server returned an error.
     #[error("{} ({})", .0.message, .0.sqlstate)]
     Fault(Fault),
-    /// The connection broke; how far the text came is not known.
+    /// The connection broke, so it is unknown what was executed.
     #[error("the connection broke: {0}")]
     Broken(io::Error),
 }
@@ -213,20 +215,20 @@ impl From<Trouble> for Refused {
 }
 
 impl Client {
-    /// Enters.
+    /// Connects and logs in.
     ///
     /// # Errors
-    /// It cannot be reached, or does not let this user in.
+    /// The server is unreachable or rejects the login.
     pub async fn enter(login: &Login<'_>) -> Result<Self, Refused> {
-        // It waits for locks as the server has it.
+        // The server's own lock time-out applies.
         let to = Endpoint { lock_wait: Duration::ZERO, ..login.endpoint() };
         Ok(Self(Session::connect(&to).await?))
     }
 
-    /// Runs a text of any number of statements. What came of each, until one failed.
+    /// Runs a query batch, and returns the answers of its statements.
     ///
     /// # Errors
-    /// The first that failed, or the connection broke.
+    /// The first statement that failed, or the connection broke.
     pub async fn text(&mut self, text: &str) -> Result<Vec<Answer>, Refused> {
         let outcome = self.0.text(text, Duration::ZERO).await?;
         match outcome.fault {
@@ -237,17 +239,17 @@ impl Client {
 }
 
 impl LocalServer {
-    /// How [`USER`] enters it.
+    /// The login of [`USER`].
     #[must_use]
     pub fn login(&self) -> Login<'static> {
         let Self { kind, port, .. } = *self;
         Login { kind, port, user: USER, password: PASSWORD, database: DATABASE }
     }
 
-    /// Whether servers of a kind can be started here.
+    /// Checks whether servers of a kind can be started here.
     ///
     /// # Errors
-    /// What to install.
+    /// The packages to install.
     pub fn check(kind: Dialect) -> Result<(), LocalError> {
         let (is_there, missing) = match kind {
             Dialect::PostgreSql => (postgres_programs().is_some(), NO_POSTGRES),
@@ -256,13 +258,13 @@ impl LocalServer {
         if is_there { Ok(()) } else { Err(missing) }
     }
 
-    /// Starts a server of a kind with its files in `directory`, which is made and must not exist.
+    /// Starts a server of a kind with its files in the new directory `directory`.
     ///
     /// # Errors
     /// See [`LocalError`].
     pub fn start(kind: Dialect, directory: &Path) -> Result<Self, LocalError> {
         fs::create_dir_all(directory)?;
-        // A lesser user must be able to reach it.
+        // The unprivileged user must be able to enter it.
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
         let mut server = Self {
             kind,
@@ -278,7 +280,7 @@ impl LocalServer {
         for _ in 1..PORTS {
             match server.restart() {
                 Ok(()) => return Ok(server),
-                // Somebody may have taken the port since it was found free.
+                // Another process may have taken the port since it was found free.
                 Err(LocalError::Failed { .. }) => server.port = free_port()?,
                 Err(error) => return Err(error),
             }
@@ -339,7 +341,8 @@ impl LocalServer {
             "--skip-test-db",
         ]);
         install.arg(format!("--datadir={}", self.data().display()));
-        // A server that starts removes what looks like the temporary tables of a dead one from the folder of all.
+        // Each server has its own folder for temporary tables, because a starting server removes
+        // those that a dead one seems to have left.
         install.env("TMPDIR", &self.directory);
         run(as_user(&mut install, self.user()))?;
         let script = format!(
@@ -350,7 +353,7 @@ impl LocalServer {
         Ok(())
     }
 
-    /// Starts it again with this certificate and key (PEM), of which it keeps copies: it speaks TLS to whoever asks.
+    /// Restarts the server with TLS, with copies of this certificate and key (PEM).
     ///
     /// # Errors
     /// See [`LocalError`].
@@ -371,7 +374,7 @@ impl LocalServer {
         self.directory.join("tls.key")
     }
 
-    /// Starts the server, again if it was there before, and waits until it answers.
+    /// Starts or restarts the server, and waits until it answers.
     ///
     /// # Errors
     /// See [`LocalError`].
@@ -379,7 +382,8 @@ impl LocalServer {
         let deadline = Instant::now() + START;
         loop {
             match self.start_again() {
-                // A session that was born while its server was killed ends when it notices, and lets nobody in till then.
+                // A process that was started while its server was being killed ends soon, but until
+                // then it prevents the restart.
                 Err(LocalError::Failed { why, .. })
                     if why.contains("pre-existing shared memory block")
                         && Instant::now() < deadline =>
@@ -403,7 +407,7 @@ impl LocalServer {
                 for setting in [
                     "listen_addresses=127.0.0.1",
                     "unix_socket_directories=",
-                    // Every branch that is prepared needs a place.
+                    // Each prepared branch needs a slot.
                     "max_prepared_transactions=300",
                     "max_connections=300",
                     "default_transaction_isolation=serializable",
@@ -417,7 +421,7 @@ impl LocalServer {
                     command.args(["-c", &file("ssl_key_file", self.key())]);
                 }
                 if cfg!(target_os = "linux") {
-                    // File by file, what must be durable before recovery takes seconds.
+                    // Syncing every file before recovery would take seconds.
                     command.args(["-c", "recovery_init_sync_method=syncfs"]);
                 }
                 command
@@ -457,7 +461,7 @@ impl LocalServer {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         self.child = Some(child);
-        // Its input ends when this process does.
+        // Its standard input ends when this process ends.
         self.guard = Some(guard.process_group(0).spawn()?);
         let deadline = Instant::now() + START;
         while !self.answers() {
@@ -476,7 +480,7 @@ impl LocalServer {
         Ok(())
     }
 
-    /// Whether the server lets a client in; PostgreSQL's database is made on the way.
+    /// Whether the server accepts a client; also creates PostgreSQL's database.
     fn answers(&self) -> bool {
         let answered = |login: Login<'_>, text: &str| {
             let output = login.client(text).stderr(Stdio::null()).output().ok()?;
@@ -496,7 +500,7 @@ impl LocalServer {
         answered(self.login(), "SELECT 1").is_some()
     }
 
-    /// Whether it has been started and not been killed.
+    /// Whether the server has been started and not killed.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.child.is_some()
@@ -509,8 +513,8 @@ impl LocalServer {
             let _ = guard.wait();
         }
         if let Some(mut child) = self.child.take() {
-            // PostgreSQL's sessions are processes of their own, each in its own group; found before their
-            // parent dies, because nobody knows them afterwards.
+            // PostgreSQL's sessions are processes, each in its own group. They must be found before
+            // their parent dies, because afterwards they cannot be identified.
             let children = Command::new("pgrep").args(["-P", &child.id().to_string()]).output();
             let children = children.map(|output| output.stdout).unwrap_or_default();
             let _ = child.kill();

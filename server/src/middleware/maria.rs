@@ -1,6 +1,6 @@
 //! A session at a MariaDB or MySQL server.
 //!
-//! One packet layer serves both ends: this client and the proxy's listener for MySQL's clients.
+//! The packet layer is shared with the proxy's listener for MySQL clients.
 
 use std::time::Duration;
 
@@ -19,35 +19,35 @@ use super::stream::{Stream, malformed};
 pub(super) struct Maria {
     pub(super) stream: Stream,
     number: u8,
-    /// Its number at the server.
+    /// The session's number at the server.
     pub(super) id: u64,
     /// Settings that differ from those of a new session.
     pub(super) settings: Vec<Setting>,
-    /// The server is a proxy.
+    /// True if the server is a proxy.
     is_proxy: bool,
-    /// Longer packets end the connection.
+    /// The maximum packet size; a longer packet ends the connection.
     packet_max: usize,
 }
 
 /// MariaDB's number for a packet above `max_allowed_packet`.
 pub(super) const TOO_LONG: u16 = 1153;
 
-/// What the version of a proxy ends with, as it tells MySQL's clients.
+/// The suffix of a proxy's version, as reported to MySQL clients.
 pub(super) const PROXY: &str = "-orthodrome";
 
-/// The modes of a session that its client has not changed. Texts are sent to servers without escapes.
+/// The default modes of a session. Servers get query batches without backslash escapes.
 pub(super) const SQL_MODE: &str =
     "STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION";
 
-/// What is sent to servers with every mode.
+/// The mode that is added to all modes for servers.
 pub(super) const NO_ESCAPES: &str = "NO_BACKSLASH_ESCAPES";
 
-/// The assignment that gives a setting the value that it has in a new session.
+/// The assignment that restores a setting to its value in a new session.
 pub(super) fn initial(name: &str, lock_wait: Duration) -> String {
     match name {
         "sql_mode" => format!("sql_mode = '{SQL_MODE},{NO_ESCAPES}'"),
         "time_zone" => "time_zone = '+00:00'".into(),
-        // Without a bound of the proxy's, its server's own holds.
+        // If the proxy has no bound, the server's own applies.
         "innodb_lock_wait_timeout" if !lock_wait.is_zero() => {
             format!("innodb_lock_wait_timeout = {}", lock_wait.as_secs().max(1))
         }
@@ -86,10 +86,10 @@ impl Maria {
         Ok(session)
     }
 
-    /// Gives the session the settings that the proxy's sessions begin with.
+    /// Sets the initial settings of the proxy's sessions.
     async fn set_initial(&mut self, lock_wait: Duration) -> Result<(), Trouble> {
         let mut names = vec!["collation_connection"];
-        // A proxy sees to the rest itself.
+        // A proxy handles the other settings itself.
         if !self.is_proxy {
             names.extend(["sql_mode", "time_zone"]);
             names.extend((!lock_wait.is_zero()).then_some("innodb_lock_wait_timeout"));
@@ -160,7 +160,7 @@ impl Maria {
                     malformed("the server has no TLS; set ssl_cert and ssl_key there").into()
                 );
             }
-            // So much in the clear, then all of it again.
+            // The first part is sent unencrypted, then the whole packet again over TLS.
             self.send(&out).await?;
             self.stream.upgrade(|pipe| trust.wrap(pipe)).await?;
         }
@@ -186,7 +186,7 @@ impl Maria {
                     let answer = super::maria::proof(&plugin, &to.password, &nonce);
                     self.send(&answer).await?;
                 }
-                // `caching_sha2_password`: 3 is yes, 4 wants the password itself.
+                // `caching_sha2_password`: 3 means success, 4 asks for the password itself.
                 Some(1) if packet.get(1) == Some(&3) => {}
                 Some(1) if to.trust.is_some() => {
                     self.send(&[to.password.as_bytes(), &[0]].concat()).await?;
@@ -212,11 +212,11 @@ impl Maria {
         self.stream.flush().await
     }
 
-    /// Sends a text and reads everything that comes of it.
+    /// Sends a query batch and reads all its answers.
     pub(super) async fn text(&mut self, text: &str) -> Result<Outcome, Trouble> {
         self.number = 0;
         if text.len() >= self.packet_max {
-            // The server would end the connection, in which nobody would hear its error.
+            // The server would close the connection, and its error could get lost.
             let message = format!(
                 "Got a packet bigger than 'max_allowed_packet' bytes: the statement has {} bytes, and its server takes {}; \
                  split it, or raise max_allowed_packet at the server",

@@ -1,9 +1,9 @@
-//! The savepoints of a branch, as its source writes them, and the locks that going back to one would lose.
+//! The savepoints of a branch in SQL, and the locks that a rollback to a savepoint would lose.
 //!
-//! PostgreSQL lets go of the locks that were taken since a savepoint when a transaction goes back to it. Its client knows
-//! what it has read meanwhile. So at SERIALIZABLE the driver takes these locks again in the same text. A row that
-//! another transaction has changed in between is newer than the snapshot of the branch, and the branch fails with 40001.
-//! MariaDB keeps its locks.
+//! A rollback to a savepoint at PostgreSQL releases the locks that were taken since the savepoint.
+//! But the client knows what it has read in the meantime. So at SERIALIZABLE the driver takes these
+//! locks again in the same batch. A row that another transaction has changed in between is newer
+//! than the branch's snapshot, and the branch fails with 40001. MariaDB keeps its locks.
 
 use orthodrome_geotp::contract::{Isolation, Mark};
 use orthodrome_geotp::sql::plan::Keys;
@@ -20,18 +20,18 @@ pub(super) struct Marks {
 #[derive(Debug)]
 struct Set {
     number: u32,
-    /// They take the locks again that were taken since.
+    /// Statements that take again the locks that were taken since.
     again: Vec<Statement>,
 }
 
-/// What a branch runs, with its savepoints.
+/// The statements of a branch with its actions on savepoints.
 #[derive(Debug, Default)]
 pub(super) struct Marked {
-    /// What is done with savepoints, first.
+    /// The actions on savepoints, which come first.
     pub(super) texts: Vec<String>,
-    /// It goes back to one.
+    /// True if it rolls back to a savepoint.
     pub(super) goes_back: bool,
-    /// How many of the statements only take locks again: the first ones.
+    /// Number of statements at the beginning that only take locks again.
     pub(super) again: usize,
     pub(super) statements: Vec<Statement>,
 }
@@ -41,7 +41,7 @@ impl Marks {
         self.all.is_empty()
     }
 
-    /// What a branch runs that is to do this with its savepoints first.
+    /// The statements of a branch after these actions on savepoints.
     pub(super) fn before(
         &mut self,
         begin: Option<Isolation>,
@@ -90,7 +90,8 @@ impl Marks {
         found
     }
 
-    /// Takes away a savepoint and those after it: what takes the locks again that were taken since.
+    /// Removes a savepoint and those after it, and returns the statements that take again the locks
+    /// that were taken since.
     fn since(&mut self, number: u32) -> Vec<Statement> {
         let place = self.all.iter().position(|set| set.number == number);
         let since = self.all.split_off(place.unwrap_or(self.all.len()));
@@ -98,14 +99,14 @@ impl Marks {
     }
 }
 
-/// A statement that takes the locks again which this one takes, if it takes some.
+/// A statement that takes the same locks as this one, if this one takes some.
 fn locking_again(statement: &Statement) -> Option<Statement> {
     let text = statement.text.trim_start();
     let is_query = text.starts_with("SELECT") || text.starts_with('(');
     let Keys { sought, inserted, .. } = statement.keys.clone();
     let mut records = sought;
     records.extend(inserted);
-    // Rows that are named by their keys are locked so.
+    // Rows that are named by their keys are locked that way.
     let text = if is_query && records.is_empty() {
         format!("SELECT count(*) FROM ({text}) AS orthodrome_again")
     } else {

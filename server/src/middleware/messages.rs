@@ -1,5 +1,5 @@
-//! Bytes of the decision log's records, and of what middlewares and agents say to each other.
-//! Fields are numbered, so that another version can add some.
+//! The encoding of the decision log's records, and of messages between middlewares and agents.
+//! Fields are numbered, so that other versions can add fields.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ struct BranchMessage {
     wrote: bool,
 }
 
-/// One of three: an epoch, a decision, an end.
+/// An epoch, a decision, or an end.
 #[derive(Clone, PartialEq, prost::Message)]
 struct RecordMessage {
     #[prost(uint32, tag = "1")]
@@ -64,7 +64,7 @@ const EPOCH: u32 = 1;
 const COMMIT: u32 = 2;
 const ENDED: u32 = 3;
 
-/// A record's bytes. Callers' names for transactions are the simulator's and not kept.
+/// Encodes a record. Clients' ids of transactions exist only in the simulator and are not stored.
 pub(super) fn encode_record(record: &Record) -> Bytes {
     let empty = RecordMessage::default();
     let message = match record {
@@ -84,7 +84,7 @@ pub(super) fn encode_record(record: &Record) -> Bytes {
     message.encode_to_vec().into()
 }
 
-/// What [`encode_record`] wrote.
+/// Decodes what [`encode_record`] wrote.
 pub(super) fn decode_record(bytes: &Bytes) -> Option<Record> {
     let message = RecordMessage::decode(bytes.clone()).ok()?;
     let xid = message.xid.map(Xid::from);
@@ -229,7 +229,7 @@ struct FailureMessage {
     text: String,
 }
 
-/// Everything that is said, in either direction; `what` tells which fields count.
+/// All messages in both directions; `what` says which fields are used.
 #[derive(Clone, PartialEq, prost::Message)]
 struct LinkMessage {
     #[prost(uint32, tag = "1")]
@@ -270,7 +270,7 @@ struct LinkMessage {
     marks: Vec<MarkMessage>,
 }
 
-/// What is done with a savepoint.
+/// An action on a savepoint.
 #[derive(Clone, PartialEq, prost::Message)]
 struct MarkMessage {
     #[prost(uint32, tag = "1")]
@@ -303,7 +303,7 @@ fn mark(MarkMessage { what, number }: MarkMessage) -> Option<Mark> {
     }
 }
 
-/// What travels between processes.
+/// A message between processes.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Link {
     /// From a middleware.
@@ -312,11 +312,11 @@ pub(super) enum Link {
     Word(FromAgent<Sql>),
     /// Between agents.
     Peer(PeerRollback),
-    /// The first: who calls, and with which secret.
+    /// The greeting: the sender and the secret.
     Hello {
-        /// A middleware's number, or 0 for an agent.
+        /// The middleware's number, or 0 for an agent.
         node: NodeId,
-        /// The secret of all.
+        /// The shared secret.
         secret: String,
     },
 }
@@ -361,7 +361,7 @@ const ISOLATIONS: [Isolation; 3] =
 const THENS: [Then; 3] = [Then::Wait, Then::Prepare, Then::Commit];
 
 fn place<T: PartialEq>(of: &T, all: &[T]) -> u32 {
-    // Counted from 1: 0 is a field that was not sent.
+    // Values start at 1, because 0 stands for a missing field.
     all.iter().position(|one| one == of).map_or(0, |place| place as u32 + 1)
 }
 
@@ -417,7 +417,7 @@ fn answer(message: AnswerMessage) -> Option<Answer> {
     })
 }
 
-/// The bytes of a message.
+/// Encodes a message.
 pub(super) fn encode(link: &Link) -> Vec<u8> {
     message(link).encode_to_vec()
 }
@@ -533,7 +533,7 @@ fn message(link: &Link) -> LinkMessage {
     }
 }
 
-/// What [`encode`] wrote; nothing if it was something else.
+/// Decodes what [`encode`] wrote; none if the bytes are invalid.
 pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
     let m = LinkMessage::decode(bytes).ok()?;
     let xid = m.xid.map(Xid::from);

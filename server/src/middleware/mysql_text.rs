@@ -1,12 +1,12 @@
-//! The bytes of a statement of MySQL's, which may have bytes in it that are no text.
+//! Converts the bytes of a MySQL statement, which may contain bytes that are not UTF-8, to text.
 
 use super::session::SqlError;
 
-/// The statement as text: constants of bytes, which are `_binary'…'` and those that are not UTF-8, are written in
-/// hexadecimal digits.
+/// Converts a statement to text. Byte constants, which are `_binary'…'` and those that are not
+/// UTF-8, are written in hexadecimal digits.
 ///
 /// # Errors
-/// Other bytes in it are not UTF-8.
+/// Other bytes are not UTF-8.
 pub(super) fn statement(bytes: &[u8]) -> Result<String, SqlError> {
     let has_binary = bytes.windows(7).any(|word| word.eq_ignore_ascii_case(b"_binary"));
     if let (false, Ok(text)) = (has_binary, std::str::from_utf8(bytes)) {
@@ -66,7 +66,7 @@ fn in_digits(value: &[u8]) -> Vec<u8> {
     format!("X'{digits}'").into_bytes()
 }
 
-/// Bytes that must be text.
+/// Checks that bytes are UTF-8.
 pub(super) fn text(bytes: &[u8]) -> Result<String, SqlError> {
     String::from_utf8(bytes.to_vec()).map_err(|error| {
         let bad = bytes.get(error.utf8_error().valid_up_to()..).unwrap_or_default();
@@ -75,7 +75,7 @@ pub(super) fn text(bytes: &[u8]) -> Result<String, SqlError> {
     })
 }
 
-/// What a quoted constant at the beginning of `bytes` means, and where it ends.
+/// The value of a quoted constant at the beginning of `bytes`, and its end.
 fn quoted(bytes: &[u8], quote: u8) -> Option<(Vec<u8>, usize)> {
     let mut value = Vec::new();
     let mut at = 1;
@@ -137,7 +137,7 @@ mod tests {
             let told = statement(bad).unwrap_err();
             assert_eq!((told.sqlstate.as_str(), told.number), ("22021", 1300), "{bad:?}");
         }
-        // Whatever else it is, it does not stop the proxy.
+        // Any input must not stop the proxy.
         for cut in [b"_binary'".as_slice(), b"_binary'\\", b"'_binary", b"/*_binary", b"_binary"] {
             let _ = statement(cut);
         }

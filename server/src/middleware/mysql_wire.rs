@@ -1,4 +1,5 @@
-//! MySQL's packets, both ends: a length of three bytes, a number, a body; longer bodies continue.
+//! MySQL's packets, for both ends: a length of three bytes, a number, and a body; longer bodies
+//! continue in further packets.
 
 use std::io;
 
@@ -23,7 +24,7 @@ pub(super) const PLUGIN_AUTH: u32 = 0x8_0000;
 pub(super) const CONNECT_ATTRS: u32 = 0x10_0000;
 pub(super) const PLUGIN_AUTH_LENENC: u32 = 0x20_0000;
 pub(super) const DEPRECATE_EOF: u32 = 0x100_0000;
-/// Long passwords and long flags: what every client of this age has.
+/// Long passwords and long flags, which every current client has.
 pub(super) const LONG: u32 = 0x1 | 0x4;
 
 // Status.
@@ -31,7 +32,7 @@ pub(super) const IN_TRANSACTION: u16 = 0x1;
 pub(super) const AUTOCOMMIT: u16 = 0x2;
 pub(super) const MORE_RESULTS: u16 = 0x8;
 
-/// Reads one packet of any length, and sets the number of the next.
+/// Reads one packet of any length, and sets the number of the next one.
 pub(super) async fn read(stream: &mut Stream, number: &mut u8) -> io::Result<Bytes> {
     let mut whole = BytesMut::new();
     loop {
@@ -58,7 +59,8 @@ pub(super) async fn read(stream: &mut Stream, number: &mut u8) -> io::Result<Byt
     }
 }
 
-/// Passes over the rest of a packet of which [`read`] said that it is too long, and sets the number of the next.
+/// Skips the rest of a packet that [`read`] has found too long, and sets the number of the next
+/// one.
 pub(super) async fn pass_over(stream: &mut Stream, number: &mut u8) -> io::Result<()> {
     loop {
         stream.fill(4).await?;
@@ -113,7 +115,7 @@ pub(super) fn put_bytes(out: &mut BytesMut, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Reads a body piece by piece.
+/// Parses a body.
 pub(super) struct Body(pub(super) Bytes);
 
 fn cut() -> io::Error {
@@ -139,7 +141,7 @@ impl Body {
         Ok(self.0.split_to(count))
     }
 
-    /// Up to a zero, which is skipped; or to the end.
+    /// Takes the bytes up to a zero, which is skipped, or to the end.
     pub(super) fn zero_ended(&mut self) -> Bytes {
         let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(self.0.len());
         let text = self.0.split_to(end);
@@ -177,7 +179,7 @@ pub(super) const BINARY: u16 = 63;
 /// `utf8mb4_general_ci`.
 pub(super) const UTF8: u16 = 45;
 
-/// What MySQL's types mean.
+/// The kind of a MySQL type.
 pub(super) fn kind(code: u8, charset: u16, flags: u16) -> Kind {
     let is_unsigned = flags & 0x20 != 0;
     match code {
@@ -221,7 +223,7 @@ pub(super) fn kind(code: u8, charset: u16, flags: u16) -> Kind {
     }
 }
 
-/// The type and character set that hold a kind.
+/// The MySQL type and character set for a kind.
 pub(super) fn code(kind: Kind) -> (u8, u16) {
     match kind {
         Kind::Bool => (1, BINARY),

@@ -1,5 +1,6 @@
-//! Rows that are looked for at PostgreSQL and are not there: it has no locks for them, so they are locked by their names
-//! (docs/adr/0029). What has to be asked of the server for that, as text; `source` asks it.
+//! Locks for rows that a statement looks for at PostgreSQL and that do not exist: PostgreSQL has no
+//! locks for them, so they are locked by name (docs/adr/0029). This module makes the SQL; `source`
+//! runs it.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,21 +9,21 @@ use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::value::Key;
 use orthodrome_geotp::sql::{Answer, Record};
 
-/// Rows that a branch locks by their names: beyond, it locks their tables' names, since PostgreSQL has room for some
-/// thousand locks (`max_locks_per_transaction`).
+/// Number of rows that a branch locks by name. Beyond it, the branch locks the names of the tables,
+/// because PostgreSQL has room for a few thousand locks (`max_locks_per_transaction`).
 pub(super) const NAMES_MAX: usize = 64;
 
-/// What a text does about rows that are looked for.
+/// How a query batch checks for missing rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Probe {
-    /// Counts them: something can be done afterwards about those that are not there.
+    /// Counts them; missing rows are handled afterwards.
     Count,
-    /// Fails if one is not there: the text ends the branch.
+    /// Fails if a row is missing, because the batch ends the branch.
     Fail,
 }
 
 impl Probe {
-    /// How often each record is there, which locks it: as it is, or against whoever else would delete it.
+    /// The query that counts each record and locks it: for reading, or against deletion.
     pub(super) fn text(self, keys: &Keys) -> String {
         let lock = if keys.is_delete { "UPDATE" } else { "SHARE" };
         let one = |record: &Record| {
@@ -44,19 +45,21 @@ fn table(record: &Record) -> String {
     format!("\"{}\"", record.table.replace('"', "\"\""))
 }
 
-/// The lock that stands for a row, whether it is there or not; for all of a table without a key. It must never change: proxies and
-/// agents of several versions meet at a server.
+/// The number of the lock for a row, whether the row exists or not; without a key, for a whole
+/// table. The function must never change, because proxies and agents of different versions use the
+/// same server.
 pub(super) fn name(table: &str, key: &str) -> i64 {
     Key::Text(format!("{table}\0{key}")).hash().cast_signed()
 }
 
-/// Columns that take locks, each once, in an order that is everybody's.
+/// Columns that take each lock once, in an order that is the same for all.
 fn locks(function: &str, names: impl IntoIterator<Item = i64>) -> Vec<String> {
     let names: BTreeSet<i64> = names.into_iter().collect();
     names.iter().map(|name| format!("{function}({name})")).collect()
 }
 
-/// Locks the names of the rows that a statement inserts, or of their tables if the branch inserts many.
+/// A statement that locks the names of the rows that another statement inserts, or of their tables
+/// if the branch inserts many.
 pub(super) fn inserting(keys: &Keys, named: &AtomicUsize) -> Option<String> {
     let before = named.fetch_add(keys.inserted.len(), Ordering::AcqRel);
     let is_many = before + keys.inserted.len() > NAMES_MAX;
@@ -66,11 +69,12 @@ pub(super) fn inserting(keys: &Keys, named: &AtomicUsize) -> Option<String> {
     (!columns.is_empty()).then(|| format!("SELECT {}", columns.join(", ")))
 }
 
-/// The numbers of a transaction and of what it does between savepoints: each is locked by its own session.
+/// The numbers of a transaction and of its parts between savepoints: its own session locks each.
 const OWN_IDS: &str = "(SELECT string_agg(transactionid::text, ',') FROM pg_catalog.pg_locks \
                        WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND pid = pg_backend_pid())";
 
-/// Holds off whoever would insert rows that are not there, and asks for the numbers of the transaction ([`own_ids`]).
+/// Locks the names of missing rows against inserts, and queries the numbers of the transaction
+/// ([`own_ids`]).
 pub(super) fn holding_off(missed: &[&Record], has_savepoints: bool) -> String {
     let names = missed
         .iter()
@@ -81,15 +85,15 @@ pub(super) fn holding_off(missed: &[&Record], has_savepoints: bool) -> String {
     format!("SELECT {}", columns.join(", "))
 }
 
-/// The numbers of the transaction that has asked with [`holding_off`], as rows have them: their lower half.
+/// The transaction numbers in the answer to [`holding_off`], as rows contain them: their lower half.
 pub(super) fn own_ids(answer: &Answer) -> Vec<u32> {
     let cell = answer.rows.first().and_then(|row| row.last()).cloned().flatten();
     let text = String::from_utf8(cell.unwrap_or_default()).unwrap_or_default();
     text.split(',').filter_map(|id| id.parse::<u64>().ok()).map(|id| id as u32).collect()
 }
 
-/// Whether one of the rows is there by now, asked by another session than that of the transaction that has not found
-/// them; `own` are its numbers. What it has deleted itself is no other's.
+/// A query, for another session, whether one of the missing rows exists now. `own` are the numbers of
+/// the transaction that missed them: rows that it has deleted itself do not count.
 pub(super) fn looking_again(missed: &[&Record], own: &[u32]) -> String {
     let ids: Vec<String> = own.iter().map(|id| format!("'{id}'")).collect();
     let others = if ids.is_empty() {

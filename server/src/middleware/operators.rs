@@ -1,4 +1,5 @@
-//! What operators ask of a proxy, in SQL: its transactions, its schedule, its counters; and how a statement would run.
+//! SQL statements for operators: a proxy's transactions, its schedule, its counters, and how a
+//! statement would run.
 
 use std::collections::BTreeMap;
 
@@ -184,7 +185,7 @@ impl Session {
     }
 }
 
-/// A switch of the optimizations by name.
+/// A set of optimizations by name.
 pub(super) fn optimizations(name: &str) -> Option<Optimizations> {
     let of = |decentralized_prepare, latency_aware, high_contention| {
         Some(Optimizations { decentralized_prepare, latency_aware, high_contention })

@@ -1,7 +1,8 @@
 //! A session at a PostgreSQL server.
 //!
-//! Not `tokio-postgres`, which gives the number of rows of a command but not its tag: `PREPARE TRANSACTION` of a failed transaction answers without an error
-//! and with the tag `ROLLBACK`, and only the tag tells.
+//! `tokio-postgres` is not used, because it returns the number of rows of a command but not its
+//! tag. `PREPARE TRANSACTION` of a failed transaction returns no error, but the tag `ROLLBACK`, and
+//! only the tag shows the failure.
 
 use bytes::{BufMut as _, BytesMut};
 use orthodrome_geotp::sql::{Answer, Column, Kind};
@@ -114,7 +115,7 @@ impl Postgres {
         self.stream.flush().await
     }
 
-    /// Sends a text and reads everything that comes of it.
+    /// Sends a query batch and reads all its answers.
     pub(super) async fn text(&mut self, text: &str) -> Result<Outcome, Trouble> {
         self.send(b'Q', |out| put_text(out, text)).await?;
         let mut outcome = Outcome::default();
@@ -174,7 +175,7 @@ fn row(body: &mut Body, columns: &[Column]) -> std::io::Result<Vec<Option<Vec<u8
     Ok(row)
 }
 
-/// A connection, in TLS if the server must show who it is.
+/// Opens a connection, with TLS if the server's certificate must be verified.
 async fn reach(to: &Endpoint) -> std::io::Result<Stream> {
     let tcp = TcpStream::connect(&to.address).await?;
     tcp.set_nodelay(true)?;
@@ -192,7 +193,7 @@ async fn reach(to: &Endpoint) -> std::io::Result<Stream> {
     Ok(stream)
 }
 
-/// Asks a server to interrupt a session.
+/// Asks a server to cancel the statement of a session.
 pub(super) async fn cancel(to: &Endpoint, pid: u32, secret: u32) -> std::io::Result<()> {
     let mut stream = reach(to).await?;
     stream.output.put_i32(16);
@@ -200,7 +201,7 @@ pub(super) async fn cancel(to: &Endpoint, pid: u32, secret: u32) -> std::io::Res
     stream.output.put_u32(pid);
     stream.output.put_u32(secret);
     stream.flush().await?;
-    // The server closes when it has passed the signal on.
+    // The server closes the connection when it has delivered the signal.
     let _ = stream.fill(1).await;
     Ok(())
 }

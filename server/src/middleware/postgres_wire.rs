@@ -1,4 +1,5 @@
-//! PostgreSQL's messages, version 3.0, both ends: a type, a length that counts itself, a body.
+//! PostgreSQL's messages, version 3.0, for both ends: a type, a length that includes itself, and a
+//! body.
 
 use std::io;
 
@@ -51,17 +52,17 @@ pub(super) fn put_text(out: &mut BytesMut, text: &str) {
     out.put_u8(0);
 }
 
-/// A text that is not UTF-8, in a message that is whole.
+/// A text that is not UTF-8, in a complete message.
 #[derive(Debug, thiserror::Error)]
 #[error("invalid byte sequence for encoding \"UTF8\"")]
 pub(super) struct NotUtf8;
 
-/// Whether something failed because a text is not UTF-8.
+/// Whether an error means that a text is not UTF-8.
 pub(super) fn is_not_utf8(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<NotUtf8>())
 }
 
-/// Reads a body piece by piece; everything fails softly at its end.
+/// Parses a body; reading beyond its end is an error.
 pub(super) struct Body(pub(super) Bytes);
 
 impl Body {
@@ -104,7 +105,7 @@ impl Body {
     }
 }
 
-/// What PostgreSQL's type numbers mean.
+/// The kind of a PostgreSQL type.
 pub(super) fn kind(oid: u32) -> Kind {
     match oid {
         16 => Kind::Bool,
@@ -126,7 +127,7 @@ pub(super) fn kind(oid: u32) -> Kind {
     }
 }
 
-/// The number of the type that holds a kind.
+/// The PostgreSQL type for a kind.
 pub(super) fn oid(kind: Kind) -> u32 {
     match kind {
         Kind::Bool => 16,
@@ -147,7 +148,7 @@ pub(super) fn oid(kind: Kind) -> u32 {
     }
 }
 
-/// The fields of an error or a notice.
+/// The SQLSTATE and the message of an error or a notice.
 pub(super) fn fields(body: Bytes) -> (String, String) {
     let mut body = Body(body);
     let (mut code, mut message) = (String::from("XX000"), String::new());
@@ -178,7 +179,7 @@ pub(super) fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
         .collect()
 }
 
-/// A value of `bytea` as clients write it: in hexadecimal digits, or with backslashes.
+/// Parses a value of `bytea`: in hexadecimal digits, or with backslashes.
 pub(super) fn from_bytea(text: &[u8]) -> Option<Vec<u8>> {
     if text.starts_with(b"\\x") {
         return from_hex(text);
@@ -229,7 +230,8 @@ mod tests {
         out.to_vec()
     }
 
-    /// What made `pgwire` 0.42 take bytes of the next message, change a text, or panic (ADR 36).
+    /// These messages made `pgwire` 0.42 take bytes of the next message, change a text, or panic
+    /// (ADR 36).
     #[tokio::test]
     async fn a_damaged_message_is_an_error_and_takes_nothing_of_the_next() {
         for body in [&b""[..], b"SELECT 1", b"caf\xe9\0"] {
@@ -256,7 +258,7 @@ mod tests {
             let error = read(&mut stream).await.unwrap_err();
             assert!(error.to_string().contains("impossible length"), "{length}: {error}");
         }
-        // What may be a message, and is too long, can be read past.
+        // A message that is too long can be skipped.
         for length in [(64 << 20) + 1, (1_u32 << 30) - 1] {
             let mut stream = stream(&[&b"Q"[..], &length.to_be_bytes()].concat()).await;
             let error = read(&mut stream).await.unwrap_err();

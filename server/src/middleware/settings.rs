@@ -1,7 +1,8 @@
-//! Settings of sessions: what clients may set, and what comes of it.
+//! Settings of sessions: which of them clients may set, and their effects.
 //!
-//! A setting that changes what statements mean goes to the sources with the next statement. The proxy sees to some
-//! itself. Some change nothing that a client could see. The rest is refused, in the client's own protocol.
+//! A setting that changes the meaning of statements goes to the sources with the next statement.
+//! The proxy implements some settings itself. Others have no visible effect. The rest is refused,
+//! with an error of the client's own protocol.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,17 +13,17 @@ use super::driver::{Setting, quoted};
 use super::maria::{NO_ESCAPES, SQL_MODE};
 use super::session::SqlError;
 
-/// All settings of one session, in bytes. What a client sets goes along with its transactions.
+/// Maximum size of all settings of one session, in bytes. They are sent with each transaction.
 const BYTES_MAX: usize = 64 << 10;
 
-/// What comes of a setting.
+/// How the proxy handles a setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rule {
-    /// Nothing that a client of the proxy could see. It is remembered.
+    /// The setting has no effect that a client of the proxy could see. Its value is remembered.
     Nothing,
-    /// The proxy does one thing only: these values ask for it.
+    /// The proxy has one fixed behaviour: only these values, which ask for it, are accepted.
     Only(&'static [&'static str]),
-    /// Nobody may set it here.
+    /// The setting is always refused.
     Never,
     /// The character set of the client.
     Encoding,
@@ -32,20 +33,20 @@ enum Rule {
     Zone,
     /// MySQL's modes.
     SqlMode,
-    /// MySQL's order of texts that no column has an order for.
+    /// MySQL's collation of texts that belong to no column.
     Collation,
-    /// How long to wait for a lock.
+    /// The lock time-out.
     LockWait,
-    /// A time that the proxy watches.
+    /// A time limit that the proxy enforces.
     Time,
-    /// Sources of the client's kind get it as it is.
+    /// Sources of the client's kind get the setting unchanged.
     Source,
 }
 
 const ON: Rule = Rule::Only(&["on", "true", "yes", "1"]);
 const OFF: Rule = Rule::Only(&["off", "false", "no", "0"]);
 
-/// Those of PostgreSQL's clients that are not [`Rule::Source`].
+/// Settings of PostgreSQL clients that are not [`Rule::Source`].
 const POSTGRES: &[(&str, Rule)] = &[
     ("application_name", Rule::Nothing),
     ("bytea_output", Rule::Only(&["hex"])),
@@ -62,7 +63,7 @@ const POSTGRES: &[(&str, Rule)] = &[
     ("session_replication_role", Rule::Only(&["origin"])),
     ("standard_conforming_strings", ON),
     ("statement_timeout", Rule::Time),
-    // Decisions are always durable before they are told.
+    // Commits are always durable before they are acknowledged.
     (
         "synchronous_commit",
         Rule::Only(&["on", "local", "off", "true", "yes", "1", "false", "no", "0"]),
@@ -75,7 +76,7 @@ const POSTGRES: &[(&str, Rule)] = &[
     ("transaction_deferrable", Rule::Nothing),
 ];
 
-/// Those of MySQL's clients that are not [`Rule::Source`].
+/// Settings of MySQL clients that are not [`Rule::Source`].
 const MARIA: &[(&str, Rule)] = &[
     ("character_set_client", Rule::Encoding),
     ("character_set_connection", Rule::Encoding),
@@ -120,7 +121,7 @@ const MARIA: &[(&str, Rule)] = &[
     ("wait_timeout", Rule::Time),
 ];
 
-/// Modes that change how a statement is read. The proxy reads statements before any source does.
+/// Modes that change how a statement is parsed. The proxy parses statements before any source does.
 const READING_MODES: &[&str] = &[
     "ansi",
     "ansi_quotes",
@@ -144,11 +145,11 @@ fn rule(client: Dialect, name: &str) -> Rule {
     found.map_or(Rule::Source, |(_, rule)| *rule)
 }
 
-/// The value of a setting: a list, which mostly has one element.
+/// The value of a setting: a list, usually with one element.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Worth {
     pub(super) words: Vec<String>,
-    /// It was written without quotes, in digits.
+    /// True if it was written in digits without quotes.
     pub(super) is_number: bool,
 }
 
@@ -164,7 +165,7 @@ impl Worth {
 
 type Values = BTreeMap<String, Worth>;
 
-/// What a session has set, and what becomes of it if its transaction is rolled back.
+/// The values that a session has set.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Kept {
     values: Values,
@@ -176,12 +177,12 @@ struct Kept {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Settings {
     client: Dialect,
-    /// What the client asked for when it came.
+    /// The values that the client sent at login.
     initial: Values,
     kept: Kept,
-    /// Before the transaction, where a rollback takes back what it set (PostgreSQL).
+    /// The values before the transaction, if a rollback restores them (PostgreSQL).
     before: Option<Kept>,
-    /// Until the transaction ends.
+    /// Values that last until the transaction ends.
     local: Values,
 }
 
@@ -191,19 +192,19 @@ impl Settings {
         Self { client, initial, kept: Kept::default(), before: None, local }
     }
 
-    /// What has been set by now is what the session begins with, and comes back to.
+    /// Makes the current values the initial ones of the session.
     pub(super) fn begin_with_these(&mut self) {
         self.initial.append(&mut self.kept.values);
     }
 
-    /// As the session began.
+    /// Restores the state at the beginning of the session.
     pub(super) fn discard(&mut self) {
         self.kept = Kept::default();
         self.local.clear();
         self.before = None;
     }
 
-    /// Everything that was set is as the session began.
+    /// Resets all settings to the initial values.
     pub(super) fn reset(&mut self) {
         self.kept = Kept::default();
         self.local.clear();
@@ -225,20 +226,21 @@ impl Settings {
         self.kept.is_read_only = is;
     }
 
-    /// A transaction begins. At PostgreSQL what it sets is taken back if it is rolled back.
+    /// Notes the begin of a transaction. At PostgreSQL a rollback restores the settings from before
+    /// it.
     pub(super) fn begin(&mut self) {
         if self.client == Dialect::PostgreSql && self.before.is_none() {
             self.before = Some(self.kept.clone());
         }
     }
 
-    /// As they were at a savepoint, to which the transaction goes back.
+    /// Restores the settings at a savepoint, to which the transaction rolls back.
     pub(super) fn go_back(&mut self, then: &Self) {
         self.kept = then.kept.clone();
         self.local = then.local.clone();
     }
 
-    /// The transaction has ended.
+    /// Notes the end of the transaction.
     pub(super) fn end(&mut self, is_committed: bool) {
         let before = self.before.take();
         if let (false, Some(before)) = (is_committed, before) {
@@ -247,13 +249,14 @@ impl Settings {
         self.local.clear();
     }
 
-    /// What was set, if anything was.
+    /// The value of a setting, if it was set.
     pub(super) fn get(&self, name: &str) -> Option<&Worth> {
         let local = self.local.get(name).or_else(|| self.kept.values.get(name));
         local.or_else(|| self.initial.get(name))
     }
 
-    /// Sets it; no value is the one that the session began with. Sources may still have to be asked.
+    /// Sets a value; none restores the initial one. The sources may still have to be asked about
+    /// it.
     pub(super) fn set(
         &mut self,
         name: &str,
@@ -269,7 +272,7 @@ impl Settings {
         }
         let worth = worth.map(|worth| checked(self.client, name, worth)).transpose()?;
         if (self.client, name) == (Dialect::MariaDb, "names") {
-            // `SET NAMES` without `COLLATE` goes back to the character set's own order.
+            // `SET NAMES` without `COLLATE` restores the default collation of the character set.
             self.kept.values.remove("collation_connection");
         }
         let initial = self.initial.get(name).cloned();
@@ -298,7 +301,7 @@ impl Settings {
         Ok(())
     }
 
-    /// What goes to sources of a kind.
+    /// The settings for sources of a kind.
     pub(super) fn at(&self, kind: Dialect) -> Vec<Setting> {
         let mut all: BTreeMap<&String, &Worth> = self.initial.iter().collect();
         all.extend(&self.kept.values);
@@ -306,7 +309,7 @@ impl Settings {
         all.into_iter().filter_map(|(name, worth)| at(self.client, kind, name, worth)).collect()
     }
 
-    /// How long a statement may run.
+    /// The time limit of a statement.
     pub(super) fn statement_time(&self, is_read: bool) -> Option<Duration> {
         let names: &[&str] = match self.client {
             Dialect::PostgreSql => &["statement_timeout"],
@@ -316,7 +319,7 @@ impl Settings {
         names.iter().filter_map(|name| self.time(name)).min()
     }
 
-    /// How long the client may be silent: the time, and whether that is one for within a transaction.
+    /// The time limit for a silent client, and whether it applies within a transaction only.
     pub(super) fn idle_time(&self, is_in_transaction: bool) -> Option<(Duration, bool)> {
         let name = match (self.client, is_in_transaction) {
             (Dialect::PostgreSql, true) => "idle_in_transaction_session_timeout",
@@ -329,14 +332,14 @@ impl Settings {
         self.time(name).map(|time| (time, is_in_transaction))
     }
 
-    /// A time of which 0 is none.
+    /// A time limit; 0 means none.
     fn time(&self, name: &str) -> Option<Duration> {
         let worth = self.get(name)?;
         duration(self.client, name, worth).filter(|time| !time.is_zero())
     }
 }
 
-/// Whether sources must be asked if they know this setting and its value.
+/// Whether sources must be asked whether they know this setting and its value.
 pub(super) fn asks_sources(client: Dialect, name: &str) -> bool {
     match rule(client, name) {
         Rule::Zone | Rule::SqlMode | Rule::Collation | Rule::Source => true,
@@ -350,12 +353,12 @@ pub(super) fn asks_sources(client: Dialect, name: &str) -> bool {
     }
 }
 
-/// Whether only the client's own kind of source has such a setting.
+/// Whether only sources of the client's kind have such a setting.
 pub(super) fn is_sources_own(client: Dialect, name: &str) -> bool {
     rule(client, name) == Rule::Source
 }
 
-/// The question whether a source has a setting: rows say yes.
+/// The query whether a source has a setting; if so, the answer has rows.
 pub(super) fn asking_for(kind: Dialect, name: &str) -> String {
     let name = quoted(name);
     match kind {
@@ -364,7 +367,7 @@ pub(super) fn asking_for(kind: Dialect, name: &str) -> String {
     }
 }
 
-/// What sources of a kind call a setting.
+/// The name of a setting at sources of a kind.
 pub(super) fn name_at(client: Dialect, kind: Dialect, name: &str) -> &str {
     match (rule(client, name), kind) {
         (Rule::Zone, Dialect::PostgreSql) => "timezone",
@@ -375,7 +378,7 @@ pub(super) fn name_at(client: Dialect, kind: Dialect, name: &str) -> &str {
     }
 }
 
-/// What sources of a kind get of one setting.
+/// The settings that one setting becomes at sources of a kind.
 fn at(client: Dialect, kind: Dialect, name: &str, worth: &Worth) -> Option<Setting> {
     let of = |name: &str, value: String| Some(Setting { name: name.to_owned(), value });
     if client == Dialect::PostgreSql && is_as_at_sources(name, worth) {
@@ -407,7 +410,7 @@ fn at(client: Dialect, kind: Dialect, name: &str, worth: &Worth) -> Option<Setti
             }
         }
         Rule::LockWait => {
-            // 0 is no bound at PostgreSQL: then that of the proxy holds.
+            // 0 means no bound at PostgreSQL. Then the proxy's bound applies.
             let wait = duration(client, name, worth).filter(|wait| !wait.is_zero())?;
             match kind {
                 Dialect::PostgreSql => of("lock_timeout", wait.as_millis().max(1).to_string()),
@@ -419,17 +422,18 @@ fn at(client: Dialect, kind: Dialect, name: &str, worth: &Worth) -> Option<Setti
     }
 }
 
-/// Sessions at PostgreSQL sources have this anyway. Drivers ask for it each time they come.
+/// Whether sessions at PostgreSQL sources have this value anyway. Drivers set these at each
+/// connection.
 fn is_as_at_sources(name: &str, worth: &Worth) -> bool {
     match name {
         "datestyle" => worth.words == ["ISO", "MDY"],
-        // All of these are the shortest form that is exact.
+        // All of these mean the shortest exact form.
         "extra_float_digits" => matches!(worth.shown().as_str(), "1" | "2" | "3"),
         _ => false,
     }
 }
 
-/// A value as a kind of server writes it.
+/// A value in the syntax of a kind of server.
 fn written(kind: Dialect, worth: &Worth) -> String {
     if worth.is_number && kind == Dialect::MariaDb {
         return worth.shown();
@@ -456,14 +460,14 @@ impl Zone {
         ) {
             return Self::Utc;
         }
-        // The proxy's sessions at sources are in UTC, whatever their servers are in.
+        // The proxy's sessions at sources are in UTC, regardless of their servers' time zones.
         if client == Dialect::MariaDb && lower == "system" {
             return Self::Utc;
         }
         let minutes = match client {
-            // Hours east, maybe with a fraction; or POSIX's form with its name in front.
+            // Hours east, possibly with a fraction; or POSIX's form after a name.
             Dialect::PostgreSql if lower.starts_with(['-', '+']) && lower.contains(':') => {
-                // POSIX's form without a name, whose sign is the other way round.
+                // POSIX's form without a name, which has the opposite sign.
                 offset(&lower).map(|minutes| -minutes)
             }
             Dialect::PostgreSql => {
@@ -492,7 +496,7 @@ fn offset(text: &str) -> Option<i32> {
     Some(sign * (i32::from(hours) * 60 + i32::from(minutes)))
 }
 
-/// A zone in POSIX's form, whose sign is the other way round.
+/// A zone in POSIX's form, which has the opposite sign.
 fn posix(minutes: i32) -> String {
     format!("<{}>{}", signed(minutes), signed(-minutes))
 }
@@ -502,7 +506,7 @@ fn signed(minutes: i32) -> String {
     format!("{sign}{:02}:{:02}", minutes.abs() / 60, minutes.abs() % 60)
 }
 
-/// A time, in the unit that the setting has if it names none.
+/// A time, by default in the unit of the setting.
 fn duration(client: Dialect, name: &str, worth: &Worth) -> Option<Duration> {
     let text = worth.shown();
     let text = text.trim();
@@ -524,13 +528,13 @@ fn duration(client: Dialect, name: &str, worth: &Worth) -> Option<Duration> {
     Some(Duration::from_secs_f64(number * seconds))
 }
 
-/// The value as it is kept, if it is one that the proxy can do.
+/// Checks and normalizes a value.
 fn checked(client: Dialect, name: &str, worth: Worth) -> Result<Worth, SqlError> {
     let text = worth.shown();
     let refused = |why: &str| Err(SqlError::new("0A000", format!("{name} = '{text}': {why}")));
     match rule(client, name) {
         Rule::Nothing | Rule::Source => Ok(worth),
-        // As PostgreSQL shows it, for clients that compute with it.
+        // In PostgreSQL's own form, for clients that compute with it.
         Rule::Zone if client == Dialect::PostgreSql => Ok(match Zone::read(client, &worth) {
             Zone::Offset(minutes) => Worth::text(posix(minutes)),
             Zone::Utc if worth.is_number => Worth::text("UTC"),
@@ -549,7 +553,7 @@ fn checked(client: Dialect, name: &str, worth: Worth) -> Result<Worth, SqlError>
             let bare: String =
                 text.to_lowercase().chars().filter(char::is_ascii_alphanumeric).collect();
             let (is_utf8, shown) = match client {
-                // SQL_ASCII is no conversion, and everything here is UTF-8.
+                // SQL_ASCII means no conversion, and everything here is UTF-8.
                 Dialect::PostgreSql => (
                     matches!(bare.as_str(), "utf8" | "unicode" | "sqlascii"),
                     if bare == "sqlascii" { "SQL_ASCII" } else { "UTF8" },
@@ -604,7 +608,7 @@ fn checked(client: Dialect, name: &str, worth: Worth) -> Result<Worth, SqlError>
     }
 }
 
-/// What a new session has, where no source is asked.
+/// The value in a new session, for settings that the proxy handles without a source.
 pub(super) fn initial(client: Dialect, name: &str) -> Option<&'static str> {
     let known: &[(&str, &str)] = match client {
         Dialect::PostgreSql => &[
@@ -637,7 +641,7 @@ pub(super) fn initial(client: Dialect, name: &str) -> Option<&'static str> {
     known.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
 }
 
-/// What PostgreSQL's clients are told of the server.
+/// The server version that PostgreSQL clients see.
 pub(super) const SERVER_VERSION: &str = "15.0 (Orthodrome)";
 
 #[cfg(test)]
@@ -658,7 +662,7 @@ mod tests {
         settings.set(name, Some(Worth { words, is_number }), false).map(|()| settings)
     }
 
-    /// What sources of both kinds get, in short.
+    /// The settings for sources of both kinds, abbreviated.
     fn told(client: Dialect, name: &str, value: &str) -> [String; 2] {
         let settings =
             with(client, name, value).unwrap_or_else(|error| panic!("{name}: {error:?}"));

@@ -1,4 +1,4 @@
-//! The driver of one source: carries out an agent's orders in sessions, a session for each branch.
+//! The driver of one source: carries out an agent's orders, with one session for each branch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -20,44 +20,44 @@ use super::driver::{
 use super::marks::{Marked, Marks};
 use super::names::{self, Probe};
 
-/// How often a source is looked at.
+/// Interval between checks of a source.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long a server may take to answer a question about itself.
+/// Time limit for a server's answer to a question about itself.
 const SILENT: Duration = Duration::from_secs(5);
-/// How long a text that is a transaction of its own may take, beside waits for a lock.
+/// Time limit of a query batch that is a transaction by itself, in addition to waits for locks.
 const STUCK: Duration = Duration::from_secs(60);
-/// How long to wait before another try of what failed.
+/// Pause before a retry.
 const AGAIN: Duration = Duration::from_millis(100);
-/// How often a text is interrupted before its session is ended.
+/// Number of interrupts of a query batch before its session is ended.
 const INTERRUPTS_MAX: u32 = 10;
-/// Sessions kept for later.
+/// Maximum number of idle sessions.
 const IDLE_MAX: usize = 128;
 
 /// A branch's session.
 struct Slot {
     session: tokio::sync::Mutex<Option<Session>>,
     handle: Mutex<Handle>,
-    /// Texts that have been begun in it.
+    /// Number of query batches that have been started in it.
     texts: AtomicU64,
-    /// It is to be rolled back; nothing more begins in it.
+    /// True if the branch must be rolled back; no further batch starts in it.
     is_ended: AtomicBool,
     is_prepared: AtomicBool,
-    /// Locks on names of rows that it has asked for.
+    /// Number of locks on names of rows that it has taken.
     named: AtomicUsize,
     /// Its savepoints.
     marks: Mutex<Marks>,
     /// Settings of its session and transaction.
     settings: Mutex<Vec<Setting>>,
-    /// Its session is reset before it serves another.
+    /// True if its session must be reset before another branch uses it.
     may_leave: AtomicBool,
 }
 
-/// How a branch's session is interrupted from outside.
+/// The handle for interrupting a branch's session.
 #[derive(Default)]
 struct Handle {
-    /// The session, while it is this branch's.
+    /// The session, while it belongs to this branch.
     of: Option<Interrupt>,
-    /// Interrupts on their way to it.
+    /// Number of interrupts that may still arrive at it.
     under_way: u32,
 }
 
@@ -66,19 +66,21 @@ pub(super) struct Source {
     node: NodeId,
     endpoint: Endpoint,
     slots: Mutex<BTreeMap<Xid, Arc<Slot>>>,
-    /// Prepared branches that are being ended. That goes on until it is done, so another order for it changes nothing.
+    /// Prepared branches that are being ended. That continues until it succeeds, so a repeated
+    /// order has no effect.
     ending: Mutex<BTreeSet<Xid>>,
     idle: Arc<Mutex<Vec<Session>>>,
     report: Box<dyn Fn(FromSource<Sql>) + Send + Sync>,
-    /// Sessions of this life, so that the next can end those that still work (G6).
+    /// A file with the sessions of this incarnation, so that the next one can end those that are
+    /// still running (G6).
     sessions: Option<PathBuf>,
     start: AtomicU64,
     last_id: AtomicU64,
-    /// Branches get numbers, so that others can be told who holds what they wait for.
+    /// True if branches get transaction numbers, so that the holders of locks can be identified.
     is_numbering: AtomicBool,
 }
 
-/// What a server answers unless it is silent.
+/// A server's answer, or an error if it takes too long.
 pub(super) async fn in_time<T>(
     asked: impl Future<Output = Result<T, Trouble>>,
 ) -> Result<T, Trouble> {
@@ -87,11 +89,12 @@ pub(super) async fn in_time<T>(
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves what is behind these locks whole: every change is one call.
+    // A panic elsewhere leaves the state behind these locks consistent, because every change is one
+    // call.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps a session for others, unless there are enough.
+/// Keeps an idle session for other branches, unless there are enough.
 fn keep(idle: &Mutex<Vec<Session>>, session: Session) {
     let mut idle = locked(idle);
     if idle.len() < IDLE_MAX {
@@ -99,29 +102,29 @@ fn keep(idle: &Mutex<Vec<Session>>, session: Session) {
     }
 }
 
-/// What each part of a text is.
+/// The role of a part of a query batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Piece {
     Begin,
-    /// Something with a savepoint.
+    /// An action on a savepoint.
     Mark,
     Settings,
     Prelude(u32),
     Statement(u32),
-    /// Counts the rows that statements up to this one have looked for, or fails if one is not there.
+    /// Counts the rows that statements up to this one have looked for, or fails if one is missing.
     Probe(u32),
     Prepare,
     Commit,
 }
 
 impl Slot {
-    /// The number of its session at the server.
+    /// The number of the branch's session at the server.
     fn session_id(&self) -> Option<u64> {
         locked(&self.handle).of.as_ref().map(Interrupt::id)
     }
 
-    /// What to interrupt, if the branch has a session and it is at work. It serves nobody else until
-    /// [`has_met`](Self::has_met).
+    /// The session to interrupt, if the branch has one and it is running. No other branch uses it
+    /// until [`has_met`](Self::has_met).
     fn reach_for(&self, is_running: impl Fn() -> bool) -> Option<Interrupt> {
         let mut handle = locked(&self.handle);
         let running = handle.of.clone().filter(|_| is_running())?;
@@ -134,7 +137,7 @@ impl Slot {
     }
 }
 
-/// What has been done of an order.
+/// The executed part of an order.
 #[derive(Default)]
 struct Done {
     pieces: Vec<Piece>,
@@ -142,17 +145,18 @@ struct Done {
 }
 
 impl Done {
-    /// The piece that failed, if one did.
+    /// The piece that failed, if any.
     fn stopped_at(&self) -> Option<Piece> {
         self.outcome.fault.as_ref()?;
         self.pieces.get(self.outcome.done.len()).copied()
     }
 }
 
-/// What a branch is to do in one order.
+/// The query batch of an order.
 struct Text {
     begin: Option<Isolation>,
-    /// What it does with savepoints first; none if it only ends, and has nothing to answer.
+    /// The actions on savepoints, which come first; none if the branch only ends, without an
+    /// answer.
     marks: Option<Vec<Mark>>,
     statements: Vec<Statement>,
     then: Then,
@@ -164,16 +168,16 @@ impl Text {
     }
 }
 
-/// Why an order was not carried out to its end.
+/// Why an order was not completed.
 enum Ended {
-    /// Somebody else is rolling the branch back.
+    /// Another task is rolling the branch back.
     RolledBack,
     /// Its session broke.
     Lost(Trouble),
 }
 
 impl Source {
-    /// Starts a driver. `report` is called with everything that the agent must hear.
+    /// Starts a driver. `report` is called with every message for the agent.
     pub(super) fn start(
         node: NodeId,
         endpoint: Endpoint,
@@ -197,13 +201,13 @@ impl Source {
         source
     }
 
-    /// Tells who waits for whom while something has been running for a while.
+    /// Reports lock waits while a statement has been running for a while.
     async fn look_for_waits(self: Arc<Self>) {
         let (mut running, mut told) = (BTreeMap::new(), Vec::new());
         let mut is_refused = false;
         loop {
             tokio::time::sleep(self.endpoint.look_every).await;
-            // What runs, by the number of its text.
+            // The running branches, with the numbers of their query batches.
             let before = std::mem::replace(&mut running, self.running());
             let is_long = running.iter().any(|(xid, text)| before.get(xid) == Some(text));
             if !is_long && told.is_empty() {
@@ -233,7 +237,7 @@ impl Source {
         }
     }
 
-    /// Branches with a text under way, and how many they had before.
+    /// Branches with a running query batch, and the number of earlier ones.
     fn running(&self) -> BTreeMap<Xid, u64> {
         let slots = locked(&self.slots);
         let running = slots.iter().filter(|(_, slot)| slot.session.try_lock().is_err());
@@ -248,13 +252,13 @@ impl Source {
         slots.iter().filter_map(of).collect()
     }
 
-    /// Who waits for whom now, and the session that was asked, which must rest.
+    /// The current lock waits, and the session that was asked, which must rest.
     async fn waits(&self) -> Result<(Vec<Wait>, Session), Trouble> {
         let before = self.owners();
         let mut session = self.session().await?;
         let found = session.waits(self.node, self.endpoint.one_way).await?;
         let after = self.owners();
-        // A session may have been given to another branch meanwhile.
+        // A session may have been assigned to another branch in the meantime.
         let owner = |id: &u64| before.get(id).filter(|xid| after.get(id) == Some(xid)).copied();
         let wait = |(waiter, holder): (u64, Holder)| {
             let waiter = owner(&waiter)?;
@@ -270,7 +274,7 @@ impl Source {
         Ok((waits, session))
     }
 
-    /// Looks at the server now and then, and says when it comes and goes.
+    /// Checks the server at intervals, and reports when it becomes reachable or unreachable.
     async fn watch(self: Arc<Self>) {
         let mut is_first = true;
         loop {
@@ -303,13 +307,14 @@ impl Source {
         info!(source = %self.node, "connected");
         (self.report)(FromSource::Up { start });
         loop {
-            // A server that dies closes its sessions: whoever begins at the next one must not hear of the last.
+            // A server that dies closes its sessions. The driver notices this before it uses the
+            // restarted server.
             let _ = tokio::time::timeout(LOOK, session.stirs()).await;
             in_time(session.text("SELECT 1", Duration::ZERO)).await?;
         }
     }
 
-    /// Has branches numbered, if the server lets it be done.
+    /// Enables numbers of branches, if the server permits it.
     async fn number_branches(&self, session: &mut Session) -> Result<(), Trouble> {
         let is_numbering = match in_time(session.number_branches()).await {
             Ok(is_numbering) => is_numbering,
@@ -328,7 +333,7 @@ impl Source {
         Ok(())
     }
 
-    /// Ends what earlier lives left at work: it could still prepare.
+    /// Ends running sessions of earlier incarnations, which could still prepare branches.
     async fn end_old_sessions(&self, session: &mut Session) {
         let Some(path) = &self.sessions else { return };
         let start = self.start.load(Ordering::Relaxed);
@@ -338,7 +343,7 @@ impl Source {
             locked(&self.slots).values().filter_map(|slot| slot.session_id()).collect();
         for line in left.lines() {
             let Some((at, id)) = line.split_once(' ') else { continue };
-            // Numbers of another life of the server are somebody else's by now.
+            // After a restart of the server these numbers belong to other sessions.
             let is_same = at.parse::<u64>().is_ok_and(|at| at.abs_diff(start) <= 2_000);
             let id = id.parse::<u64>().ok().filter(|id| is_same && !own.contains(id));
             if let Some(id) = id {
@@ -356,12 +361,12 @@ impl Source {
         }
     }
 
-    /// A session with the settings of a new one.
+    /// A session with initial settings.
     async fn session(&self) -> Result<Session, Trouble> {
         self.session_for(&[]).await
     }
 
-    /// A session with the settings of a new one, or with the wanted ones.
+    /// A session with initial settings, or with the wanted ones.
     async fn session_for(&self, wanted: &[Setting]) -> Result<Session, Trouble> {
         let found = {
             let mut idle = locked(&self.idle);
@@ -371,7 +376,7 @@ impl Source {
         if let Some(mut session) = found {
             if !session.settings().is_empty() && session.settings() != wanted {
                 let undo = self.endpoint.settle(session.settings(), &[]).join(";");
-                // The driver is beside its source: this is no way of its own.
+                // The driver is beside its source, so this costs no emulated delay.
                 session.text(&undo, Duration::ZERO).await?.ok()?;
                 session.has_settings(Vec::new());
             }
@@ -382,7 +387,8 @@ impl Source {
         Ok(session)
     }
 
-    /// A branch's session can serve another, unless something is on its way that would meet whoever has it next.
+    /// Makes a branch's session available to other branches, unless an interrupt may still arrive
+    /// at it.
     fn release(&self, slot: &Slot, session: Session) {
         let under_way = {
             let mut handle = locked(&slot.handle);
@@ -403,7 +409,8 @@ impl Source {
         keep(&self.idle, session);
     }
 
-    /// Resets a session at once, as it may hold locks, and keeps it for others. A session that cannot be reset is closed.
+    /// Resets a session at once, because it may hold locks, and keeps it for others. A session that
+    /// cannot be reset is closed.
     fn reset_and_give_back(&self, mut session: Session) {
         let (idle, lock_wait, node) = (self.idle.clone(), self.endpoint.lock_wait, self.node);
         tokio::spawn(async move {
@@ -416,13 +423,13 @@ impl Source {
         });
     }
 
-    /// Sessions at work, and kept.
+    /// Numbers of busy and of idle sessions.
     pub(super) fn pool(&self) -> (usize, usize) {
         (locked(&self.slots).len(), locked(&self.idle).len())
     }
 
-    /// Runs one text outside of all branches, with settings. If it may leave something in its session, the session is
-    /// reset afterwards.
+    /// Runs one query batch outside of all branches, with settings. If it may change the session,
+    /// the session is reset afterwards.
     pub(super) async fn ask_with(
         &self,
         text: &str,
@@ -445,24 +452,25 @@ impl Source {
         Ok(outcome)
     }
 
-    /// Runs a text that is a transaction of its own. What it leaves open is rolled back.
+    /// Runs a query batch that is a transaction by itself. If it leaves a transaction open, that is
+    /// rolled back.
     pub(super) async fn transact(&self, text: &str) -> Result<Outcome, Trouble> {
         let carried_out = async {
             let mut session = self.session().await?;
             let outcome = session.text(text, self.endpoint.one_way).await?;
             if outcome.fault.is_some() {
-                // The driver is beside its source: this is no way of its own.
+                // The driver is beside its source, so this costs no emulated delay.
                 session.text("ROLLBACK", Duration::ZERO).await?;
             }
             self.give_back(session);
             Ok(outcome)
         };
-        // A host that has gone says nothing more.
+        // A dead host sends no more data.
         let silent = |_| Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut));
         tokio::time::timeout(self.endpoint.lock_wait + STUCK, carried_out).await.map_err(silent)?
     }
 
-    /// What a fault means for a transaction.
+    /// The meaning of an error for a transaction.
     pub(super) fn failure(&self, fault: Fault) -> Failure<Sql> {
         self.endpoint.judge(fault).0
     }
@@ -540,7 +548,7 @@ impl Source {
                 }
             }
         }
-        // Whoever rolls it back reports for it.
+        // The task that rolls it back reports the result.
         if slot.is_ended.load(Ordering::Acquire) {
             return;
         }
@@ -557,10 +565,11 @@ impl Source {
                 let ran = is_run.then_some(marked.again);
                 self.judge(xid, &slot, &mut place, done, then, ran).await;
             }
-            // Whoever rolls it back reports for it.
+            // The task that rolls it back reports the result.
             Err(Ended::RolledBack) => {}
             Err(Ended::Lost(trouble)) => {
-                // The slot stays: who rolls it back must end what the server may still be doing.
+                // The slot remains, because the task that rolls it back must end what the server
+                // may still be running.
                 warn!(source = %self.node, %xid, "session lost: {trouble}");
                 *place = None;
                 lost();
@@ -568,7 +577,7 @@ impl Source {
         }
     }
 
-    /// Sends what a branch is to do: in one text, unless a row that it looks for is not there.
+    /// Runs an order of a branch: in one query batch, unless a row that it looks for is missing.
     #[allow(
         clippy::too_many_arguments,
         reason = "an order, where it is carried out, and what comes of it"
@@ -594,7 +603,8 @@ impl Source {
             if !is_missed {
                 return Ok(());
             }
-            // From the beginning, so that it can be locked before the branch ends.
+            // The order runs again from the beginning, so that the missing row can be locked before
+            // the branch ends.
             *done = Done::default();
             let undo = (self.endpoint.rollback(&xid.at(self.node)), vec![Piece::Begin]);
             self.send(slot, place, undo, done).await?;
@@ -613,7 +623,7 @@ impl Source {
         Ok(())
     }
 
-    /// Runs one text of a branch, after those that are done.
+    /// Runs one query batch of a branch, after those that are done.
     async fn send(
         &self,
         slot: &Slot,
@@ -634,7 +644,8 @@ impl Source {
         done.outcome.fault = outcome.fault;
         let mut settings = locked(&slot.settings);
         if done.stopped_at() == Some(Piece::Settings) {
-            // Which it has is not known: they are set again before anything else runs, and it serves nobody else.
+            // The session's settings are unknown now: they are set again before the next batch, and
+            // no other branch uses the session.
             settings.iter_mut().for_each(|setting| setting.value.clear());
             locked(&slot.handle).under_way += 1;
         }
@@ -642,8 +653,9 @@ impl Source {
         Ok(())
     }
 
-    /// PostgreSQL locks no row that is not there. So what was looked for and not found is locked by its name, as whoever
-    /// inserts it does; and as it may have been inserted since this transaction's snapshot, another session looks again.
+    /// PostgreSQL has no locks for missing rows. So rows that were not found are locked by name, as
+    /// an insert locks them. They may have been inserted since this transaction's snapshot, so
+    /// another session checks that.
     async fn lock_missed(
         &self,
         slot: &Slot,
@@ -696,7 +708,7 @@ impl Source {
         Ok(())
     }
 
-    /// A text, and what each of its statements is.
+    /// Composes a query batch, with the role of each statement.
     fn compose(
         &self,
         xid: Xid,
@@ -718,7 +730,7 @@ impl Source {
             texts.push(text);
         };
         if let Some(isolation) = begin {
-            // Nobody waits for locks of what ends with this text.
+            // No other transaction waits for locks of a branch that ends with this batch.
             let is_numbered = then != Then::Commit && self.is_numbering.load(Ordering::Acquire);
             let begin = self.endpoint.begin(&name, isolation, is_numbered);
             own(Piece::Begin, begin, &mut texts, &mut pieces);
@@ -728,7 +740,7 @@ impl Source {
             pieces.push(Piece::Mark);
         }
         if marked.goes_back && self.endpoint.kind == Dialect::PostgreSql {
-            // What was set since is undone. So everything is set again.
+            // A rollback to a savepoint also undoes later settings, so all of them are set again.
             locked(&slot.settings).iter_mut().for_each(|setting| setting.value.clear());
         }
         if let Some(first) = statements.first() {
@@ -770,7 +782,7 @@ impl Source {
         (texts.join(";\n"), pieces)
     }
 
-    /// Tells the agent what came of a text.
+    /// Reports the result of a query batch to the agent.
     async fn judge(
         &self,
         xid: Xid,
@@ -780,7 +792,7 @@ impl Source {
         then: Then,
         ran: Option<usize>,
     ) {
-        // Statements that only take locks again come before the client's.
+        // Statements that only take locks again precede the client's.
         let again = ran.unwrap_or_default() as u32;
         let mut answers: Vec<Answer> = Vec::new();
         let mut tag = String::new();
@@ -804,7 +816,7 @@ impl Source {
         };
         if let Some(fault) = outcome.fault {
             let (failure, goes_on) = self.endpoint.judge(fault);
-            // PostgreSQL's transaction has failed, up to a savepoint if it has one.
+            // At PostgreSQL the transaction has failed, back to its last savepoint if it has one.
             let goes_on = goes_on || self.can_go_back(slot, &failure);
             match pieces.get(outcome.done.len()) {
                 Some(
@@ -832,12 +844,12 @@ impl Source {
                     self.refuse(xid, slot, place, failure).await;
                 }
                 Some(Piece::Begin) if self.endpoint.reads_whole(failure.fault.as_ref()) => {
-                    // Nothing of the text has run: it is a statement that the source cannot read.
+                    // Nothing of the batch has run: the source could not parse a statement.
                     let goes_on = false;
                     (self.report)(FromSource::RunFailed { xid, statement: 0, failure, goes_on });
                 }
                 Some(Piece::Begin) | None => {
-                    // Perhaps somebody took the table away.
+                    // The table may have been dropped.
                     self.is_numbering.store(false, Ordering::Release);
                     *place = None;
                     locked(&self.slots).remove(&xid);
@@ -848,7 +860,8 @@ impl Source {
             return;
         }
         ran();
-        // The tag tells: a failed transaction is "prepared" and "committed" by rolling back.
+        // Only the tag shows whether this succeeded: a failed transaction is "prepared" or
+        // "committed" by a rollback.
         let is_said = |word: &str| self.endpoint.kind == Dialect::MariaDb || tag == word;
         match then {
             Then::Wait => {}
@@ -857,7 +870,7 @@ impl Source {
                 if self.endpoint.kind == Dialect::PostgreSql
                     && let Some(session) = place.take()
                 {
-                    // The prepared transaction is no session's any more.
+                    // The prepared transaction belongs to no session any more.
                     self.release(slot, session);
                 }
                 (self.report)(FromSource::Prepared { xid, floor: Timestamp::ZERO });
@@ -872,14 +885,15 @@ impl Source {
         }
     }
 
-    /// Whether a branch that has failed so can go back to a savepoint. One that was interrupted is to end.
+    /// Whether a branch with this failure can roll back to a savepoint. An interrupted branch must
+    /// end.
     fn can_go_back(&self, slot: &Slot, failure: &Failure<Sql>) -> bool {
         self.endpoint.kind == Dialect::PostgreSql
             && failure.reason != Reason::Peer
             && !locked(&slot.marks).is_empty()
     }
 
-    /// The branch is over; its session can serve another.
+    /// Ends a branch; its session can serve others.
     fn finish(&self, xid: Xid, slot: &Slot, place: &mut Option<Session>) {
         if let Some(session) = place.take() {
             self.release(slot, session);
@@ -887,7 +901,7 @@ impl Source {
         locked(&self.slots).remove(&xid);
     }
 
-    /// A branch that could not prepare is rolled back.
+    /// Rolls back a branch that could not prepare.
     async fn refuse(
         &self,
         xid: Xid,
@@ -900,7 +914,7 @@ impl Source {
         (self.report)(FromSource::Refused { xid, failure });
     }
 
-    /// Rolls back in a branch's session, or closes it.
+    /// Rolls back in a branch's session, or closes the session.
     async fn undo(&self, xid: Xid, slot: &Slot, place: &mut Option<Session>) {
         let Some(mut session) = place.take() else { return };
         let name = xid.at(self.node);
@@ -909,13 +923,13 @@ impl Source {
         if self.endpoint.kind == Dialect::MariaDb
             && matches!(&outcome, Ok(Outcome { fault: Some(_), .. }))
         {
-            // `XA END` fails where the server has rolled back already, or where it was done before.
+            // `XA END` fails if the server has rolled back already, or if it was sent before.
             outcome = session.text(&format!("XA ROLLBACK '{name}'"), self.endpoint.one_way).await;
         }
         if matches!(&outcome, Ok(outcome) if outcome.fault.is_none()) {
             self.release(slot, session);
         }
-        // Otherwise the session is closed, and with it whatever was open in it.
+        // Otherwise the session is closed, which rolls back its transaction.
     }
 
     async fn rollback(&self, xid: Xid) {
@@ -923,7 +937,7 @@ impl Source {
             slot.is_ended.store(true, Ordering::Release);
             let mut place = loop {
                 self.stop(xid, &slot).await;
-                // Something else may have been waiting to be run.
+                // Another batch may have been waiting for the session.
                 if let Ok(place) = tokio::time::timeout(AGAIN, slot.session.lock()).await {
                     break place;
                 }
@@ -932,7 +946,7 @@ impl Source {
             if let (None, Some(begun), false) =
                 (&*place, begun, slot.is_prepared.load(Ordering::Acquire))
             {
-                // Its connection broke; the server may still be at work, and prepare.
+                // Its connection broke. The server may still be running its batch, and may prepare.
                 if let Ok(mut session) = self.session().await {
                     self.bury(&mut session, begun).await;
                     self.give_back(session);
@@ -951,15 +965,16 @@ impl Source {
         }
     }
 
-    /// Interrupts what a branch runs, if it does.
+    /// Interrupts the running query batch of a branch, if there is one.
     async fn interrupt(&self, xid: Xid) {
         if let Some(slot) = self.slot(xid) {
             self.stop(xid, &slot).await;
         }
     }
 
-    /// Interrupts the text that runs in a slot, if one does, until it has ended. A MariaDB server that is interrupted
-    /// between two statements of a text leaves out the rest and says nothing: both ends wait for the other, for ever.
+    /// Interrupts the running query batch of a slot until it has ended. A MariaDB server that is
+    /// interrupted between two statements of a batch skips the rest without a message, and both
+    /// ends would wait for each other for ever.
     async fn stop(&self, xid: Xid, slot: &Slot) {
         let text = slot.texts.load(Ordering::Acquire);
         let is_running =
@@ -987,8 +1002,9 @@ impl Source {
         }
     }
 
-    /// Ends a session that lost its owner, and waits until it is gone. While a MariaDB session ends, its prepared branch
-    /// can be found and not be ended: who tries makes it vanish from `XA RECOVER`, with its locks held.
+    /// Ends a session whose owner is gone, and waits until it has disappeared. While a MariaDB
+    /// session is ending, its prepared branch is visible but cannot be ended: an attempt removes it
+    /// from `XA RECOVER` while its locks remain.
     async fn bury(&self, session: &mut Session, lost: u64) {
         for _ in 0..1_000 {
             match self.endpoint.end_session(session, lost).await {
@@ -1007,8 +1023,9 @@ impl Source {
         }
     }
 
-    /// Ends a prepared branch, however long the server cannot be reached or has no session to give: true if this
-    /// did it, false if there is none; nothing if somebody is at it already.
+    /// Ends a prepared branch, and retries as long as the server is unreachable or has no free
+    /// session. True if this ended it, false if it does not exist; none if another task is ending
+    /// it.
     async fn end_prepared(&self, xid: Xid, commit: bool) -> Option<bool> {
         if !locked(&self.ending).insert(xid) {
             return None;
@@ -1040,7 +1057,8 @@ impl Source {
                     Err(trouble) => {
                         debug!(source = %self.node, %xid, "cannot open a session to end a branch: {trouble}");
                         if matches!(trouble, Trouble::Broken(_)) {
-                            // If the server starts again, that number will be somebody else's.
+                            // After a restart of the server, that number belongs to another
+                            // session.
                             lost = None;
                         }
                         tokio::time::sleep(AGAIN).await;
@@ -1066,7 +1084,7 @@ impl Source {
                     return true;
                 }
                 Ok(Outcome { fault: Some(fault), .. }) if self.endpoint.is_gone(&fault) => {
-                    // MariaDB says so too while the session that owns it lives (G4).
+                    // MariaDB also answers this while the session that owns the branch exists (G4).
                     if let Ok(left) = session.prepared(self.node, self.endpoint.one_way).await {
                         keep(session);
                         if !left.contains(&xid) {
@@ -1076,13 +1094,13 @@ impl Source {
                     tokio::time::sleep(AGAIN).await;
                 }
                 Ok(Outcome { fault: Some(fault), .. }) => {
-                    // XA_RBROLLBACK of a branch that only read: the server has ended it.
+                    // XA_RBROLLBACK of a read-only branch: the server has ended it.
                     if fault.number == 1402 {
                         keep(session);
                         return false;
                     }
                     warn!(source = %self.node, %xid, "cannot end a prepared branch: {}", fault.message);
-                    // It is closed with this session, if it is its own.
+                    // If the branch belongs to this session, it is closed with it.
                     lost = is_own.then_some(id);
                     tokio::time::sleep(AGAIN * 5).await;
                 }
@@ -1122,10 +1140,10 @@ mod tests {
     use super::*;
 
     const NODE: NodeId = NodeId(1001);
-    /// How long a server may be silent on a machine that is busy with other work.
+    /// Time limit for a server's answer on a machine that is busy with other work.
     const PATIENCE: Duration = Duration::from_secs(120);
 
-    /// A driver of a private server with one row, and what it reports.
+    /// A driver of a private server with one row, and its reports.
     struct Rig {
         source: Arc<Source>,
         reports: mpsc::Receiver<FromSource<Sql>>,
@@ -1183,7 +1201,7 @@ mod tests {
             self.order(ToSource::Run { xid, begin, marks, statements, then, wrote: true });
         }
 
-        /// What a transaction has come to: rows of its first answer, or why it failed.
+        /// The result of a transaction: the rows of its first answer, or why it failed.
         fn ran(&self, xid: Xid) -> Result<usize, Reason> {
             let of = |said: &FromSource<Sql>| match said {
                 FromSource::Ran { xid: which, answers } if *which == xid => {
@@ -1192,7 +1210,7 @@ mod tests {
                 FromSource::RunFailed { xid: which, failure, .. } if *which == xid => {
                     Some(Err(failure.reason))
                 }
-                // A MariaDB server that is interrupted may say nothing more; its session is ended then.
+                // An interrupted MariaDB server may send nothing more; then its session is ended.
                 FromSource::SessionLost { xid: which } if *which == xid => {
                     Some(Err(Reason::Connection))
                 }
@@ -1247,14 +1265,15 @@ mod tests {
         Statement { keys, ..plain(format!("DELETE FROM t WHERE id = {id}")) }
     }
 
-    /// A server that is interrupted while it commits a statement of a text leaves out the rest of that text, and
-    /// says nothing more.
+    /// A server that is interrupted while it commits a statement of a batch skips the rest of the
+    /// batch and sends nothing more.
     #[test]
     fn a_server_that_falls_silent_when_it_is_interrupted_keeps_nothing() {
         let rig = Rig::start(Dialect::MariaDb);
         for number in 1..=8 {
             let xid = xid(number);
-            // What is between the statements of a branch is too short to be met; a commit is long enough.
+            // The time between the statements of a branch is too short to hit; a commit is long
+            // enough.
             let name = xid.at(NODE);
             let ends = [format!("XA END '{name}'"), format!("XA COMMIT '{name}' ONE PHASE")];
             let updates = (0..20).map(|_| "UPDATE t SET v = v + 1 WHERE id = 1".into());
@@ -1266,13 +1285,13 @@ mod tests {
                 |said| matches!(said, FromSource::RolledBack { xid: which } if *which == xid),
             );
         }
-        // Nothing is locked.
+        // No lock remains.
         let login = rig.server.login();
         let free = login.client("SELECT v FROM t FOR UPDATE NOWAIT").output().unwrap();
         assert!(free.status.success(), "{}", String::from_utf8_lossy(&free.stderr));
     }
 
-    /// Who interrupts a branch that has just ended does not interrupt the next one in its session.
+    /// An interrupt of a branch that has just ended does not hit the next one in its session.
     #[test]
     fn an_interrupt_that_comes_late_meets_nobody_else() {
         for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
@@ -1282,7 +1301,8 @@ mod tests {
                 Dialect::MariaDb => ("SELECT v FROM t", "SELECT SLEEP(0.005)"),
             };
             let (mut late, mut number) = (0, 0);
-            // The longer the wait, the likelier is the interrupt to be late, however busy the machine is.
+            // The longer the wait, the more likely the interrupt is late, however busy the machine
+            // is.
             while number < 300 || late <= 30 {
                 number += 1;
                 assert!(number < 3_000, "{kind:?}: only {late} interrupts of {number} were late");
@@ -1310,8 +1330,8 @@ mod tests {
         }
     }
 
-    /// A server that lives and lets nobody in keeps no branch prepared once it lets somebody in again, though nobody
-    /// orders the end of the branch twice.
+    /// A server runs but refuses connections for a while. Afterwards it keeps no branch prepared,
+    /// although the end of the branch is ordered only once.
     #[test]
     fn a_prepared_branch_ends_when_the_server_lets_its_driver_in_again() {
         let rig = Rig::start(Dialect::PostgreSql);
@@ -1326,7 +1346,7 @@ mod tests {
             owner.text(others).await.unwrap();
             rig.source.order(ToSource::CommitPrepared { xid, at: Timestamp::ZERO });
             rig.wait_for("lost", |said| matches!(said, FromSource::Down));
-            // The order has been tried, and refused.
+            // The order has been tried and has failed.
             tokio::time::sleep(AGAIN * 3).await;
             owner.text(&format!("ALTER ROLE {USER} LOGIN")).await.unwrap();
         });
@@ -1335,7 +1355,8 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&seen.stdout).trim(), "7");
     }
 
-    /// Whoever looks for a row that a prepared branch has inserted waits for its end, in whatever form it looks.
+    /// A statement that looks for a row which a prepared branch has inserted waits for the branch's
+    /// end, whatever its form.
     #[test]
     fn a_row_that_is_being_inserted_is_waited_for() {
         let rig = Rig::start(Dialect::PostgreSql);
@@ -1368,11 +1389,11 @@ mod tests {
         }
     }
 
-    /// Whoever inserts a row waits for those that have looked for it and found nothing.
+    /// An insert of a row waits for transactions that have looked for the row and not found it.
     #[test]
     fn a_row_that_was_missed_stays_missing() {
         let rig = Rig::start(Dialect::PostgreSql);
-        // Many rows are not locked one by one.
+        // Many rows are locked through their tables' names.
         for (round, count) in [(0, 1), (1, NAMES_MAX), (2, NAMES_MAX + 1)] {
             let (reader, writer) = (xid(round * 2 + 1), xid(round * 2 + 2));
             let id = 1_000 * (round as usize + 1);
@@ -1380,7 +1401,7 @@ mod tests {
             assert_eq!(rig.ran(reader), Ok(0));
             rig.run(writer, [insert(id..id + count)], Then::Commit);
             rig.wait_until_locked(writer);
-            // In a later text too, and there is nothing that it would wait for.
+            // Also in a later batch, and there it waits for nothing.
             rig.go_on(reader, select(id), Then::Prepare);
             assert_eq!(rig.ran(reader), Ok(0));
             rig.wait_for("prepared", |said| matches!(said, FromSource::Prepared { .. }));
@@ -1389,7 +1410,7 @@ mod tests {
         }
     }
 
-    /// What a transaction has deleted or inserted itself is no other's.
+    /// A transaction does not conflict with its own deletes and inserts.
     #[test]
     fn a_transaction_does_not_stand_in_its_own_way() {
         let rig = Rig::start(Dialect::PostgreSql);

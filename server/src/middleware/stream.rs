@@ -1,17 +1,17 @@
-//! A connection of either protocol, in the clear or in TLS.
+//! A connection of either protocol, with or without TLS.
 
 use std::io;
 
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-/// The longest message that is taken from anybody.
+/// Maximum length of an accepted message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 pub(super) trait Pipe: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Pipe for T {}
 
-/// Buffers around a pipe. What is written waits for [`Stream::flush`].
+/// Buffers around a pipe. Written data is sent by [`Stream::flush`].
 pub(super) struct Stream {
     pipe: Option<Box<dyn Pipe>>,
     input: BytesMut,
@@ -26,18 +26,18 @@ pub(super) fn malformed(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// A message of a client is longer than [`MESSAGE_BYTES_MAX`], and has not been taken from the stream.
+/// A message of a client is longer than [`MESSAGE_BYTES_MAX`], and is still in the stream.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("a message is longer than {MESSAGE_BYTES_MAX} bytes")]
 pub(super) struct TooLong {
-    /// What kind of message it is.
+    /// The kind of the message.
     pub(super) tag: u8,
-    /// Its bytes, as far as its head tells.
+    /// Its length according to its header.
     pub(super) bytes: usize,
 }
 
 impl TooLong {
-    /// What an error says of a message, if it is this.
+    /// The contents of an error, if it is this one.
     pub(super) fn of(error: &io::Error) -> Option<Self> {
         error.get_ref().and_then(|inner| inner.downcast_ref::<Self>()).copied()
     }
@@ -52,14 +52,14 @@ impl Stream {
         self.pipe.as_mut().ok_or_else(closed)
     }
 
-    /// Replaces the pipe by what `wrap` makes of it: TLS.
+    /// Replaces the pipe by the result of `wrap`, for TLS.
     pub(super) async fn upgrade<F, R>(&mut self, wrap: F) -> io::Result<()>
     where
         F: FnOnce(Box<dyn Pipe>) -> R,
         R: Future<Output = io::Result<Box<dyn Pipe>>>,
     {
         if !self.input.is_empty() {
-            // Bytes before the handshake may be anybody's.
+            // Bytes before the handshake are not authenticated.
             return Err(malformed("bytes came before TLS began"));
         }
         let pipe = self.pipe.take().ok_or_else(closed)?;
@@ -67,8 +67,8 @@ impl Stream {
         Ok(())
     }
 
-    /// As [`Stream::upgrade`], where the other end begins its handshake without waiting: what has come already is the
-    /// beginning of it, and counts for nothing else.
+    /// As [`Stream::upgrade`], if the other end begins its handshake without waiting: bytes that
+    /// have arrived belong to the handshake.
     pub(super) async fn upgrade_at_once<F, R>(&mut self, wrap: F) -> io::Result<()>
     where
         F: FnOnce(Box<dyn Pipe>) -> R,
@@ -83,7 +83,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until `count` bytes are there.
+    /// Waits until `count` bytes have arrived.
     pub(super) async fn fill(&mut self, count: usize) -> io::Result<()> {
         while self.input.len() < count {
             self.input.reserve((count - self.input.len()).clamp(4096, 1 << 16));
@@ -95,7 +95,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Passes over `count` bytes, however many.
+    /// Skips `count` bytes.
     pub(super) async fn discard(&mut self, mut count: usize) -> io::Result<()> {
         while count > 0 {
             self.fill(1).await?;
@@ -106,9 +106,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until something comes that has not been taken, or the other end closes.
+    /// Waits until there is unread data, or the other end closes the connection.
     pub(super) async fn stirs(&mut self) {
-        // What went wrong is told to whoever uses the stream next.
+        // The next use of the stream reports the error.
         let _ = self.fill(1).await;
     }
 

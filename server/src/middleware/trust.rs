@@ -1,4 +1,4 @@
-//! TLS towards sources and agents: whom to believe that they are who they should be.
+//! TLS to sources and agents: verification of their certificates.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use tokio_rustls::TlsConnector;
 
 use super::stream::Pipe;
 
-/// An authority whose certificates are believed, and the name that must be in one.
+/// A trusted certificate authority, and the expected name in certificates.
 #[derive(Clone)]
 pub struct Trust {
     connector: TlsConnector,
@@ -26,10 +26,10 @@ impl fmt::Debug for Trust {
 }
 
 impl Trust {
-    /// Reads an authority's certificates (PEM), for whoever listens at `address`.
+    /// Reads an authority's certificates (PEM), for connections to `address`.
     ///
     /// # Errors
-    /// What is wrong with the field that names the file, or with the address.
+    /// The problem with the field that names the file, or with the address.
     pub(super) fn load(field: &str, authority: &Path, address: &str) -> Result<Self, String> {
         let bad = |what: String| {
             format!(
@@ -61,7 +61,7 @@ impl Trust {
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), name })
     }
 
-    /// TLS over a connection that the other end is ready to secure.
+    /// Starts TLS on a connection whose other end is ready for it.
     pub(super) async fn wrap(&self, pipe: Box<dyn Pipe>) -> io::Result<Box<dyn Pipe>> {
         let secured = self.connector.connect(self.name.clone(), pipe).await;
         let secured = secured.map_err(|error| {
@@ -131,7 +131,7 @@ mod tests {
             let said = session.text(text, Duration::ZERO).await.unwrap();
             let cell = said.done[0].0.rows[0][0].clone().unwrap();
             assert!(cell.starts_with(b"TLS"), "{kind}: {cell:?}");
-            // What interrupts a session must come through too.
+            // Requests to cancel a statement must work too.
             endpoint(trust(&own)).interrupt(session.interrupt()).await.unwrap();
             let Err(Trouble::Broken(error)) = Session::connect(&endpoint(trust(&other))).await
             else {

@@ -1,5 +1,6 @@
-//! Errors of a source of one kind in the words of the other, where a client must recognize them: those that never succeed
-//! when they are tried again. A client of PostgreSQL's knows a duplicate key by 23505, wherever it was found.
+//! Translates errors of one kind of source to the other kind's errors, if clients must recognize
+//! them: those for which a retry never succeeds. A PostgreSQL client recognizes a duplicate key by
+//! 23505, whichever source reports it.
 
 use orthodrome_geotp::sql::Dialect;
 
@@ -12,7 +13,7 @@ struct Known {
     maria: u16,
     /// MariaDB's SQLSTATE of it.
     maria_state: &'static str,
-    /// What each says; nothing if the source's own words do.
+    /// The message of each kind; empty to keep the source's message.
     postgres_words: &'static str,
     maria_words: &'static str,
 }
@@ -27,7 +28,7 @@ const fn known(
     Known { postgres, maria, maria_state, postgres_words, maria_words }
 }
 
-/// The first with a code is what the other kind calls it.
+/// For each code, the first entry gives the other kind's code.
 const KNOWN: &[Known] = &[
     known(
         "23505",
@@ -68,20 +69,20 @@ const KNOWN: &[Known] = &[
     known("22012", 1365, "22012", "", ""),
 ];
 
-/// Numbers of MariaDB's and MySQL's for what another number says too.
+/// Maps numbers of MariaDB and MySQL to another number with the same meaning.
 fn canonical(number: u16) -> u16 {
     match number {
         1022 | 1586 => 1062,
         1216 => 1452,
         1217 => 1451,
-        // A column that must have a value has none.
+        // A column that needs a value has none.
         1364 => 1048,
         3819 => 4025,
         other => other,
     }
 }
 
-/// What a client is told of a source's error.
+/// Translates a source's error for a client.
 pub(super) fn translated(fault: Fault, client: Dialect, source: &str) -> SqlError {
     // PostgreSQL's errors have no numbers.
     let kind = if fault.number == 0 { Dialect::PostgreSql } else { Dialect::MariaDb };
@@ -125,7 +126,7 @@ mod tests {
         Fault { sqlstate: sqlstate.into(), number, message: message.into() }
     }
 
-    /// What both kinds of clients are told.
+    /// The error for both kinds of clients.
     fn told(fault: &Fault) -> [(String, u16); 2] {
         [Dialect::PostgreSql, Dialect::MariaDb].map(|client| {
             let error = translated(fault.clone(), client, "s1");

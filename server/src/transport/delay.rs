@@ -1,8 +1,8 @@
-//! An emulated wide-area link: frames wait on the sender's side for the one-way delay to their
-//! destination, so that one machine can be a planet.
+//! An emulated wide-area link: frames wait at the sender for the one-way delay to their
+//! destination, so that one machine can emulate many regions.
 //!
-//! One thread per process, because tokio's timers round up to a millisecond; a thread that waits on
-//! a condition variable wakes within about a tenth of that.
+//! There is one thread for each process, because tokio's timers round up to a millisecond. A thread
+//! that waits on a condition variable wakes within about a tenth of that.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use crate::inbox::Inbox;
 
-/// Something that waits: ordered by when it is due, then by when it came.
+/// A waiting item, ordered by its due time, then by its arrival.
 struct Waiting<T> {
     due: Instant,
     sequence: u64,
@@ -40,15 +40,15 @@ impl<T> Ord for Waiting<T> {
     }
 }
 
-/// A line in which items wait until they are due; those due together leave in the order they came.
-/// Dropping it drops what waits.
+/// A queue in which items wait until they are due. Items with the same due time leave in the order
+/// of arrival. Dropping the queue drops its items.
 pub(super) struct DelayLine<T> {
     inbox: Arc<Inbox<(Instant, T)>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<T: Send + 'static> DelayLine<T> {
-    /// Starts the thread; it hands each item to `release` when it is due.
+    /// Starts the thread, which passes each item to `release` when it is due.
     pub(super) fn start(mut release: impl FnMut(T) + Send + 'static) -> io::Result<Self> {
         let inbox: Arc<Inbox<(Instant, T)>> = Arc::default();
         let queue = inbox.clone();
@@ -76,7 +76,7 @@ impl<T: Send + 'static> DelayLine<T> {
         Ok(Self { inbox, thread: Some(thread) })
     }
 
-    /// Lets `item` out at `due`.
+    /// Releases `item` at `due`.
     pub(super) fn push(&self, due: Instant, item: T) {
         self.inbox.push((due, item));
     }
@@ -105,7 +105,7 @@ mod tests {
         })
         .unwrap();
         let left: Vec<(u32, Option<Duration>)> = loop {
-            // Later ones are due earlier, and some are due together.
+            // Later items are due earlier, and some are due together.
             let start = Instant::now() + Duration::from_millis(100);
             for number in 0..200_u32 {
                 let due = start + Duration::from_micros(u64::from(200 - number / 2 * 2) * 250);

@@ -1,16 +1,17 @@
-//! Frames: what a connection carries after its handshake.
+//! Frames, which a connection carries after its handshake.
 //!
-//! `length` (four bytes, little end first: all that follows the checksum), `checksum` (CRC-32C of
-//! all that follows it), `kind` (one byte), then the body: of a message, its sender, its receiver
-//! and its bytes; of a ping and its answer, eight bytes to tell which. The checksum is there under
-//! TLS too: it costs little, and one format is simpler than two.
+//! A frame has `length` (four bytes, little-endian, of everything after the checksum), `checksum`
+//! (CRC-32C of everything after it), `kind` (one byte), and a body. The body of a message has its
+//! sender, its receiver and its bytes; the body of a ping or its answer has a number of eight
+//! bytes. Frames have the checksum under TLS too: it costs little, and one format is simpler than
+//! two.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use orthodrome_core::{Limits, NodeId};
 
-/// Largest message, in bytes.
+/// Maximum size of a message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = Limits::SERVER.message_bytes;
-/// What stands before a message's bytes.
+/// Length of the header before a message's bytes.
 pub const HEAD: usize = 17;
 const PREFIX: usize = 8;
 const LENGTH_MAX: usize = MESSAGE_BYTES_MAX + HEAD - PREFIX;
@@ -22,9 +23,9 @@ const MESSAGE: u8 = 3;
 /// One frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Frame {
-    /// A sign of life, to be answered with the same number.
+    /// A ping, to be answered with the same number.
     Ping(u64),
-    /// The answer.
+    /// The answer to a ping.
     Pong(u64),
     /// A message between machines.
     Message {
@@ -37,8 +38,8 @@ pub enum Frame {
     },
 }
 
-/// Bytes that are not a frame. The connection that carried them is closed: what follows cannot be
-/// told apart any more.
+/// Bytes that are not a frame. The connection is closed, because the start of the next frame is
+/// unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FrameError {
     /// The length is over the limit, or too short for any frame.
@@ -50,7 +51,7 @@ pub enum FrameError {
     /// A kind of frame that this version does not know.
     #[error("a frame of unknown kind {0}")]
     Kind(u8),
-    /// The body does not fit the kind.
+    /// The length of the body is wrong for its kind.
     #[error("a frame of kind {kind} with a body of {length} bytes")]
     Body {
         /// Its kind.
@@ -60,7 +61,7 @@ pub enum FrameError {
     },
 }
 
-/// A message's frame; `encode` appends the message's bytes. None if they exceed the limit.
+/// The frame of a message; `encode` appends the message's bytes. None if they exceed the limit.
 pub fn message(
     from: NodeId,
     to: NodeId,
@@ -98,8 +99,8 @@ fn finish(frame: &mut BytesMut) -> Result<(), FrameError> {
     Ok(())
 }
 
-/// Takes the first frame out of `buffer`; none if it is not all there yet. Memory is asked for only
-/// once the length has been checked.
+/// Takes the first frame out of `buffer`; none if it is incomplete. Memory is allocated only after
+/// the length has been checked.
 ///
 /// # Errors
 /// See [`FrameError`].
@@ -136,8 +137,8 @@ fn parse(mut body: &[u8]) -> Result<Frame, FrameError> {
         MESSAGE => Ok(Frame::Message {
             from: NodeId(body.get_u32_le()),
             to: NodeId(body.get_u32_le()),
-            // A copy: keys and values live on in the receiver, and would keep the whole read
-            // buffer alive with them.
+            // The bytes are copied, because keys and values of the message are kept, and would keep
+            // the whole read buffer alive.
             bytes: Bytes::copy_from_slice(body),
         }),
         other => Err(FrameError::Kind(other)),
@@ -214,7 +215,7 @@ mod tests {
         #[test]
         fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = all(BytesMut::from(&bytes[..]));
-            // With a right length and checksum, the kind and body are reached.
+            // With a correct length and checksum, kind and body are parsed.
             let mut framed = BytesMut::new();
             framed.put_bytes(0, PREFIX);
             framed.put_slice(&bytes);

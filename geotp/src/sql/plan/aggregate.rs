@@ -43,7 +43,7 @@ pub(super) fn aggregate(expr: &Expr) -> Option<(String, &Function)> {
     }
 }
 
-/// What an expression contains, not looking into subqueries.
+/// What an expression contains, not counting subqueries.
 pub(super) struct Contains {
     depth: usize,
     pub(super) aggregate: bool,

@@ -1,5 +1,5 @@
-//! What a statement must not contain: values that differ between executions, changes of names, rows
-//! without a name.
+//! Checks of what a statement must not contain: values that differ between executions, renames,
+//! rows without a key.
 
 use std::ops::ControlFlow;
 
@@ -16,7 +16,7 @@ use super::super::walk::walk;
 use super::Planner;
 
 impl Planner<'_> {
-    /// Refuses what does not name its rows, where that is wanted.
+    /// Refuses a statement that does not name its rows by key, if that is required.
     pub(super) fn check_named(
         &self,
         statement: &Statement,
@@ -73,7 +73,8 @@ impl Planner<'_> {
             };
             for target in targets {
                 let column = table_name(target);
-                // Which table of several a bare name belongs to is not known; any is reason enough.
+                // It is not known to which table an unqualified name belongs, so each one is reason
+                // to refuse.
                 for scoped in &scope.tables {
                     if scoped.table.sharding().is_some_and(|s| s.column == column) {
                         return Err(Refusal::unsupported(format!(
@@ -103,7 +104,7 @@ impl Planner<'_> {
     }
 }
 
-/// How many queries a statement is or contains, at any depth.
+/// Number of queries in a statement, at any depth.
 fn queries(statement: &Statement) -> usize {
     struct Count(usize);
     impl Visitor for Count {
@@ -120,7 +121,8 @@ fn queries(statement: &Statement) -> usize {
 
 pub(super) const OTHER_COPIES: &str = "would have another value in each copy of a broadcast table";
 
-/// Refuses what is another value each time, which is wrong as `why` says.
+/// Refuses expressions whose value differs between executions; `why` explains why that is wrong
+/// here.
 pub(super) fn check_deterministic(statement: &Statement, why: &str) -> Result<(), Refusal> {
     const VARY: [&str; 34] = [
         "random",
@@ -158,7 +160,7 @@ pub(super) fn check_deterministic(statement: &Statement, why: &str) -> Result<()
         "lastval",
         "currval",
     ];
-    /// The first function that varies.
+    /// Finds the first function whose value differs between executions.
     struct Varies(Option<String>);
     impl Visitor for Varies {
         type Break = ();

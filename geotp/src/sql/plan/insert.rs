@@ -1,4 +1,4 @@
-//! INSERT: which rows go to which source.
+//! INSERT: distributes rows over sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use super::checks::{OTHER_COPIES, check_deterministic};
 use super::record::Named;
 use super::{Names, Part, Plan, Planner};
 
-/// For each source the numbers of the rows that are placed there, and the records that they are.
+/// For each source, the numbers of the rows that are placed there, and their records.
 type SplitRows = BTreeMap<SourceId, (Vec<usize>, Named)>;
 
 impl Planner<'_> {
@@ -61,7 +61,7 @@ impl Planner<'_> {
         Ok(Plan { parts, merge, is_write: true, has_rows })
     }
 
-    /// All rows, to each of these sources.
+    /// Sends all rows to each of these sources.
     fn whole_insert(
         &self,
         statement: &Statement,
@@ -76,7 +76,7 @@ impl Planner<'_> {
         sources.iter().map(part).collect()
     }
 
-    /// To each source the rows that are placed there.
+    /// Sends each source the rows that are placed there.
     fn divided_insert(
         &self,
         statement: &Statement,
@@ -92,7 +92,7 @@ impl Planner<'_> {
         split.into_iter().map(part).collect()
     }
 
-    /// Which rows of an insert go where, by their numbers.
+    /// The placement of an insert's rows, by their numbers.
     fn split_rows(
         &self,
         insert: &Insert,
@@ -151,7 +151,7 @@ impl Planner<'_> {
     }
 }
 
-/// Refuses an insert that would move a row which exists to another source.
+/// Refuses an insert that would move an existing row to another source.
 fn check_unmoved(insert: &Insert, column: &str) -> Result<(), Refusal> {
     let changes: &[Assignment] = match &insert.on {
         Some(OnInsert::DuplicateKeyUpdate(changes)) => changes,
@@ -170,7 +170,7 @@ fn check_unmoved(insert: &Insert, column: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The records of an insert whose rows are all in one place.
+/// The records of an insert whose rows are all at the same sources.
 fn inserted(insert: &Insert, table: &Table, by_key: bool) -> Named {
     let (columns, mut named) = (columns_of(insert, table), Named::default());
     match rows_of(insert) {
@@ -181,7 +181,7 @@ fn inserted(insert: &Insert, table: &Table, by_key: bool) -> Named {
     named
 }
 
-/// Of which columns an insert gives values.
+/// The columns for which an insert has values.
 fn columns_of(insert: &Insert, table: &Table) -> Vec<String> {
     let assigned: Vec<String> = insert
         .assignments
@@ -200,7 +200,7 @@ fn columns_of(insert: &Insert, table: &Table) -> Vec<String> {
     }
 }
 
-/// The values that an insert gives, row by row; none if they are a query's.
+/// The values of an insert, row by row; none if they come from a query.
 fn rows_of(insert: &Insert) -> Option<Vec<Vec<&Expr>>> {
     match insert.source.as_ref().map(|q| &*q.body) {
         Some(SetExpr::Values(values)) => {
@@ -213,7 +213,7 @@ fn rows_of(insert: &Insert) -> Option<Vec<Vec<&Expr>>> {
     }
 }
 
-/// Keeps the rows of an insert that have these numbers.
+/// Keeps only the rows of an insert with these numbers.
 fn keep_rows(insert: &mut Insert, keep: &[usize]) {
     if let Some(SetExpr::Values(values)) = insert.source.as_mut().map(|q| &mut *q.body) {
         let mut number = 0;

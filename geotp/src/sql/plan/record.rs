@@ -11,14 +11,14 @@ use super::super::value::Key;
 pub struct Record {
     /// The table, lower case.
     pub table: String,
-    /// The values of its primary columns.
+    /// The values of its primary key.
     pub key: String,
-    /// The condition that it alone meets, as PostgreSQL writes it.
+    /// A condition in PostgreSQL's syntax that only this record meets.
     pub condition: String,
 }
 
 impl Record {
-    /// By the values of its table's primary columns.
+    /// Makes a record from the values of its table's primary key.
     pub(in crate::sql) fn new(table: &Table, values: &[&Key]) -> Self {
         let texts = values.iter().map(|value| value.to_string());
         let key = texts.clone().collect::<Vec<_>>().join(",");
@@ -30,17 +30,17 @@ impl Record {
     }
 }
 
-/// What a PostgreSQL source must see to, beside the locks of rows, so that no record appears that a serializable transaction has
-/// missed.
+/// Rows for which a PostgreSQL source must prevent phantoms, in addition to row locks: no record
+/// may appear that a serializable transaction has not found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Keys {
-    /// Records that are looked for.
+    /// Records that the statement looks for.
     pub sought: Vec<Record>,
-    /// They are deleted.
+    /// True if it deletes them.
     pub is_delete: bool,
-    /// Records that are inserted.
+    /// Records that it inserts.
     pub inserted: Vec<Record>,
-    /// Tables into which others are inserted, whose keys are not known, or which are too many to be named.
+    /// Tables into which it inserts records with unknown keys, or too many to be named.
     pub filled: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ pub struct Keys {
 #[derive(Default)]
 pub(super) struct Named {
     pub(super) records: Vec<Record>,
-    /// The table into which it inserts others.
+    /// The table into which it inserts further records.
     pub(super) unnamed: Option<String>,
 }
 
@@ -59,12 +59,12 @@ impl From<Vec<Record>> for Named {
 }
 
 impl Named {
-    /// A row that is inserted. Tables whose primary columns are not known have no records.
+    /// Adds a row that is inserted. Tables with unknown primary keys have no records.
     pub(super) fn add(&mut self, table: &Table, columns: &[String], row: &[&Expr], by_key: bool) {
         let value = |column: &String| {
             let expr = row.get(columns.iter().position(|c| c == column)?)?;
             if by_key {
-                // MariaDB takes 0 for the next number of a column that counts.
+                // In MariaDB, 0 means the next number of an auto-increment column.
                 return constant(expr, KeyType::Integer).filter(|key| *key != Key::Int(0));
             }
             match table.sharding().filter(|sharding| sharding.column == *column) {

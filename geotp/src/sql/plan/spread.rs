@@ -1,4 +1,4 @@
-//! One SELECT over several sources: what each is asked for, and how the rows become one result.
+//! One SELECT over several sources: the query for each source, and how rows are merged.
 
 use sqlparser::ast::{
     Distinct, DuplicateTreatment, Expr, FunctionArg, FunctionArgExpr, FunctionArguments,
@@ -21,14 +21,14 @@ pub(super) struct Spread<'a> {
     pub(super) scope: &'a Scope<'a>,
 }
 
-/// The columns that each source answers: first those of the client, then hidden ones.
+/// The columns of each source's answer: first those of the client, then hidden ones.
 struct Columns {
     items: Vec<SelectItem>,
-    /// How the columns of groups are put together again; none if rows are not aggregated.
+    /// How the columns of aggregated rows are merged; none if rows are not aggregated.
     ops: Vec<Op>,
 }
 
-/// What makes rows one: DISTINCT and GROUP BY.
+/// What combines rows: DISTINCT and GROUP BY.
 struct Grouping<'a> {
     is_distinct: bool,
     is_aggregated: bool,
@@ -42,7 +42,7 @@ fn no<T>(text: &str) -> Result<T, Refusal> {
 }
 
 impl Spread<'_> {
-    /// The query for each source, and how the rows of all become the client's.
+    /// The query for each source, and how all rows are merged to the client's result.
     pub(super) fn spread(&self, query: &Query) -> Result<(Query, RowMerge), Refusal> {
         let select = self.select;
         let grouping = self.grouping(query)?;
@@ -60,7 +60,7 @@ impl Spread<'_> {
         let (limit, offset) = limits(query.limit_clause.as_ref())?;
         let mut query = query.clone();
         if is_aggregated {
-            // A source's first groups need not be the first of all.
+            // The first groups of a source may not be among the first groups of all.
             query.limit_clause = None;
             query.order_by = None;
         } else {
@@ -122,7 +122,7 @@ impl Spread<'_> {
         Ok(Grouping { is_distinct, is_aggregated, groups })
     }
 
-    /// How the columns of the select list are put together again.
+    /// How the columns of the select list are merged.
     fn aggregates(&self, groups: &[Expr], columns: &mut Columns) -> Result<(), Refusal> {
         let Columns { items, ops } = columns;
         for item in &self.select.projection {
@@ -150,7 +150,7 @@ impl Spread<'_> {
         Ok(())
     }
 
-    /// The columns that groups are told apart by; those that the client does not ask for are hidden.
+    /// The columns that identify groups; those that the client did not select are hidden.
     fn group_columns(&self, groups: &[Expr], columns: &mut Columns) -> Vec<usize> {
         let column = |by| {
             let by = self.resolve(by);
@@ -185,7 +185,7 @@ impl Spread<'_> {
         Ok(order)
     }
 
-    /// `GROUP BY 2` and `GROUP BY alias` mean an item of the list.
+    /// Resolves `GROUP BY 2` and `GROUP BY alias` to an item of the select list.
     fn resolve<'e>(&'e self, by: &'e Expr) -> &'e Expr {
         let items = &self.select.projection;
         if let Expr::Value(value) = by
@@ -223,7 +223,7 @@ impl Spread<'_> {
         })
     }
 
-    /// How a column of groups is put together again.
+    /// How a column of aggregated rows is merged.
     fn operation(&self, expr: &Expr, groups: &[Expr]) -> Result<Op, Refusal> {
         let no = |why: String| {
             Err(Refusal::unsupported(format!(
@@ -255,7 +255,7 @@ impl Spread<'_> {
         if groups.iter().any(|by| same(self.resolve(by), expr)) {
             return Ok(Op::Group);
         }
-        // coalesce(sum(x), 0) adds up as sum(x) does.
+        // coalesce(sum(x), 0) can be added up like sum(x).
         if let Expr::Function(function) = expr
             && matches!(table_name(&function.name).as_str(), "coalesce" | "ifnull")
             && let FunctionArguments::List(list) = &function.args
@@ -277,7 +277,7 @@ impl Spread<'_> {
         no("over several sources every column must be grouped or aggregated".into())
     }
 
-    /// Turns `avg(x)` into `sum(x)` in place, and appends `count(x)`.
+    /// Replaces `avg(x)` by `sum(x)`, and appends `count(x)`.
     fn split_average(&self, items: &mut Vec<SelectItem>, index: usize) -> Result<(), Refusal> {
         let bad = || Refusal::unsupported("this avg(…) cannot be computed over several sources");
         let item = items.get_mut(index).ok_or_else(bad)?;
@@ -338,7 +338,7 @@ impl Spread<'_> {
             return Ok(At::Column(items.len() - 1));
         }
         items.push(SelectItem::UnnamedExpr(key.clone()));
-        // Hidden columns are counted from the end, because `*` is of unknown width.
+        // Hidden columns are counted from the end, because the width of `*` is unknown.
         Ok(At::Hidden(items.len() - 1 - self.select.projection.len()))
     }
 
@@ -379,7 +379,7 @@ impl Spread<'_> {
     }
 }
 
-/// Equal but for the table's name in front of a column, and letter case.
+/// Whether two expressions are equal except for table names before columns, and for letter case.
 fn same(left: &Expr, right: &Expr) -> bool {
     let name = |expr: &Expr| match expr {
         Expr::Identifier(name) => Some(name.value.to_lowercase()),

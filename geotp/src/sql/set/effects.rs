@@ -1,4 +1,4 @@
-//! What a statement does to the session that executes it, beside its rows.
+//! Effects of a statement on the session that executes it.
 
 use std::ops::ControlFlow;
 
@@ -8,16 +8,17 @@ use super::super::catalog::Dialect;
 use super::super::route::table_name;
 use super::super::walk::walk;
 
-/// What a statement does to the session that executes it.
+/// Effects of a statement on the session that executes it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Effects {
-    /// Functions whose effect or value belongs to one session at one source, which no client has.
+    /// Functions whose effect or value belongs to one session at one source. No client has such a
+    /// session.
     pub of_a_session: Vec<String>,
-    /// The first variable of a user, with its sign.
+    /// The first user variable, with its `@`.
     pub user_variable: Option<String>,
-    /// `SELECT … INTO`, which makes a table or writes a file or a variable.
+    /// True for `SELECT … INTO`, which makes a table, or writes a file or a variable.
     pub has_into: bool,
-    /// It calls a function that the proxy does not know, and that may change its session.
+    /// True if it calls a function that the proxy does not know, and that may change the session.
     pub calls_unknown: bool,
 }
 
@@ -36,7 +37,7 @@ impl Effects {
     }
 }
 
-/// What a statement does to its session.
+/// The effects of a statement on its session.
 #[must_use]
 pub fn effects(statement: &Statement) -> Effects {
     struct Finder(Effects);
@@ -73,12 +74,12 @@ pub fn effects(statement: &Statement) -> Effects {
     finder.0
 }
 
-/// The same of a statement that the parser cannot read, by its words.
+/// The same for a statement that the parser cannot read, from its words.
 #[must_use]
 pub fn effects_of_words(words: &[String]) -> Effects {
     let first = words.first().map(String::as_str);
     let of_a_session = words.iter().filter(|word| is_of_a_session(word)).cloned().collect();
-    // `SHOW GRANTS FOR 'u'@'host'` has a sign of its own.
+    // `SHOW GRANTS FOR 'u'@'host'` also contains an `@`.
     let user_variable =
         words.iter().find(|word| is_user_variable(word) && (*word != "@" || first != Some("show")));
     Effects {
@@ -90,8 +91,8 @@ pub fn effects_of_words(words: &[String]) -> Effects {
     }
 }
 
-/// Whether a query locks the rows that it reads, in a way that its server refuses in a transaction that only reads: MariaDB
-/// lets it lock rows that others may read.
+/// Whether a query locks rows in a way that its server refuses in a read-only transaction. MariaDB
+/// permits shared locks there.
 #[must_use]
 pub fn locks_rows(statement: &Statement, dialect: Dialect) -> bool {
     let Statement::Query(query) = statement else { return false };
@@ -105,7 +106,7 @@ fn is_user_variable(name: &str) -> bool {
 }
 
 fn is_of_a_session(function: &str) -> bool {
-    // Drivers say so before they keep a connection for others. There is nothing to release.
+    // Drivers call it before they return a connection to a pool. There is nothing to release.
     if function == "pg_advisory_unlock_all" {
         return false;
     }
@@ -128,7 +129,7 @@ const OF_A_SESSION: &[&str] = &[
     "setseed",
 ];
 
-/// Functions that leave their session as it was, in the order of their names.
+/// Functions that do not change their session, sorted by name.
 pub(in crate::sql) const KNOWN: &[&str] = &[
     "abs",
     "age",

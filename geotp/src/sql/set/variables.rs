@@ -1,4 +1,4 @@
-//! The values of variables that belong to a session, in a statement of MySQL's.
+//! Session variables in MySQL statements: replaces them by their values.
 
 use std::ops::ControlFlow;
 
@@ -10,10 +10,10 @@ use super::super::Refusal;
 use super::super::route::table_name;
 use super::super::walk::walk_mut;
 
-/// Puts the values of variables, which belong to a session, into a statement of MySQL's; `of` gives those that it knows,
-/// by names in lower case. The value of `last_insert_id()` has that name.
+/// Replaces session variables in a MySQL statement by their values. `of` returns the values of
+/// known variables by their names in lower case; the value of `last_insert_id()` has that name.
 pub fn put_variables(statement: &mut Statement, of: impl Fn(&str) -> Option<String>) {
-    // A column is named after what the client wrote.
+    // The column keeps the name that the client's expression gives it.
     if let Statement::Query(query) = statement
         && let SetExpr::Select(select) = &mut *query.body
     {
@@ -26,11 +26,11 @@ pub fn put_variables(statement: &mut Statement, of: impl Fn(&str) -> Option<Stri
             }
         }
     }
-    // It refuses nothing.
+    // This visitor returns no error.
     let _ = walk_mut(statement, &mut Variables { of });
 }
 
-/// The variable that an expression is.
+/// The name of a variable, if the expression is one.
 fn variable(expr: &Expr) -> Option<String> {
     let written = match expr {
         Expr::Identifier(name) => name.value.to_lowercase(),
