@@ -551,8 +551,38 @@ fn drivers_for_python_set_copy_and_send_bytes() {
     assert!(output.status.success() && told.contains("ok"), "{}\n{told}", rig.log());
 }
 
-/// A failure at a PostgreSQL source ends its transaction there, so the whole one is rolled back. A MySQL client
-/// expects that its other statements remain: what follows must not be carried out as if they did.
+/// A statement of a MySQL client that fails at a PostgreSQL source, or at several, undoes only itself.
+#[test]
+fn a_statement_of_a_mysql_client_that_fails_undoes_only_itself() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let mut maria = Talk::begin(rig, MARIA);
+    let balances = "SELECT sum(balance) FROM accounts WHERE id IN (2, 101, 102)";
+    let add = |id| format!("UPDATE accounts SET balance = balance + 5 WHERE id = {id}");
+    for (round, starts) in ["BEGIN", "SET autocommit = 0"].into_iter().enumerate() {
+        maria.does(starts);
+        maria.does(&add(101));
+        maria.does(&add(2));
+        for (repeated, code) in [
+            ("INSERT INTO accounts (id, balance) VALUES (1, 7)", "1062"),
+            ("INSERT INTO accounts (id, balance) VALUES (101, 7)", "1062"),
+            ("INSERT INTO accounts (id, balance) VALUES (50, 7), (101, 7)", "1062"),
+            ("INSERT INTO accounts (id, balance) VALUES (150, 7), (1, 7)", "1062"),
+            ("UPDATE accounts SET balance = NULL WHERE id IN (3, 103)", "1048"),
+        ] {
+            assert_eq!(maria.refused(repeated), code, "{starts}: {repeated}");
+        }
+        maria.does(&add(102));
+        maria.does("COMMIT");
+        maria.does("SET autocommit = 1");
+        assert_eq!(maria.shows(balances), (3_000 + 15 * (round + 1)).to_string(), "{starts}");
+        assert_eq!(maria.shows("SELECT count(*) FROM accounts"), "40", "{starts}");
+    }
+}
+
+/// A failure in one text with the COMMIT, at a PostgreSQL source or at several, rolls back the whole transaction. A MySQL
+/// client expects that its other statements remain: what follows must not be carried out as if they did.
 #[test]
 fn a_mysql_client_is_told_that_a_failure_at_postgresql_rolled_its_transaction_back() {
     let mut rig = rig();
@@ -566,17 +596,16 @@ fn a_mysql_client_is_told_that_a_failure_at_postgresql_rolled_its_transaction_ba
     let add = |id| format!("UPDATE accounts SET balance = balance + 5 WHERE id = {id}");
     let repeated = "INSERT INTO accounts (id, balance) VALUES (1, 7)";
     for starts in ["BEGIN", "SET autocommit = 0"] {
-        maria.does(starts);
+        maria.does("SET autocommit = 1");
+        maria.does("BEGIN");
         maria.does(&add(101));
-        assert_eq!(maria.refused(repeated), "1062", "{starts}");
+        assert_eq!(maria.refused(&format!("{repeated}; COMMIT")), "1062", "{starts}");
         assert_eq!(maria.refused(&add(102)), "1213", "{starts}: a statement that follows");
         maria.does("ROLLBACK");
-        maria.does("SET autocommit = 1");
-        maria.does(starts);
+        maria.does("BEGIN");
         maria.does(&add(101));
-        assert_eq!(maria.refused(repeated), "1062", "{starts}");
+        assert_eq!(maria.refused(&format!("{repeated}; COMMIT")), "1062", "{starts}");
         assert_eq!(maria.refused("COMMIT"), "1213", "{starts}: its end");
-        maria.does("SET autocommit = 1");
         maria.does(starts);
         maria.does(&add(101));
         assert_eq!(maria.refused(repeated), "1062", "{starts}");

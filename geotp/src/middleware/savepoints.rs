@@ -102,3 +102,84 @@ impl<W: Work> Branch<W> {
         found
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::source::Model;
+
+    /// A source that does what it is told: what a branch has done there, and what it had done at each of its savepoints.
+    #[derive(Default)]
+    struct There {
+        done: Vec<usize>,
+        marks: Vec<(u32, usize)>,
+    }
+
+    impl There {
+        fn mark(&mut self, mark: Mark) {
+            let place = |number| self.marks.iter().position(|(other, _)| *other == number);
+            match mark {
+                Mark::Set(number) => self.marks.push((number, self.done.len())),
+                Mark::Release(number) => {
+                    let place = place(number).expect("released and not set");
+                    self.marks.truncate(place);
+                }
+                Mark::Back(number) => {
+                    let place = place(number).expect("gone back to and not set");
+                    self.marks.truncate(place + 1);
+                    self.done.truncate(self.marks[place].1);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        /// Whatever a session does with savepoints, each of several branches ends with what one database would have kept of
+        /// its statements, and never has more savepoints than the session.
+        #[test]
+        fn branches_keep_what_one_database_keeps(steps in prop::collection::vec((0..5_u8, 0..8_usize), 1..60)) {
+            let mut branches: Vec<Branch<Model>> = (0..2).map(|_| Branch::new()).collect();
+            let mut there = [There::default(), There::default()];
+            let mut wanted: [Vec<usize>; 2] = [Vec::new(), Vec::new()];
+            let mut savepoints: Vec<(u32, [usize; 2])> = Vec::new();
+            let mut last = 0;
+            for (number, (step, which)) in steps.into_iter().enumerate() {
+                let chosen = (!savepoints.is_empty()).then(|| which % savepoints.len());
+                match (step, chosen) {
+                    (0, _) => {
+                        last += 1;
+                        savepoints.push((last, [wanted[0].len(), wanted[1].len()]));
+                    }
+                    (1, Some(place)) => {
+                        let (savepoint, kept) = savepoints[place];
+                        savepoints.truncate(place + 1);
+                        for (at, branch) in branches.iter_mut().enumerate() {
+                            branch.go_back(savepoint);
+                            wanted[at].truncate(kept[at]);
+                        }
+                    }
+                    (2, Some(place)) => savepoints.truncate(place),
+                    _ => {
+                        let at = which % 2;
+                        let numbers: Vec<u32> = savepoints.iter().map(|(one, _)| *one).collect();
+                        for mark in branches[at].marks_before(&numbers) {
+                            there[at].mark(mark);
+                        }
+                        there[at].done.push(number);
+                        wanted[at].push(number);
+                        prop_assert!(there[at].marks.len() <= numbers.len());
+                        prop_assert_eq!(&there[at].done, &wanted[at]);
+                    }
+                }
+            }
+            for (at, branch) in branches.iter_mut().enumerate() {
+                if let Some(back) = branch.back.take() {
+                    there[at].mark(Mark::Back(back));
+                }
+                prop_assert_eq!(&there[at].done, &wanted[at]);
+            }
+        }
+    }
+}

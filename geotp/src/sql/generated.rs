@@ -343,3 +343,73 @@ fn text(expr: &Expr) -> Option<String> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::catalog::{Placement, SourceId};
+    use super::super::parse::{Verb, parse};
+    use super::*;
+
+    fn table() -> Table {
+        Table {
+            name: "t".into(),
+            placement: Placement::Broadcast([SourceId(0), SourceId(1)].into()),
+            primary: Vec::new(),
+            columns: vec!["id".into(), "v".into()],
+            generated: Some("id".into()),
+        }
+    }
+
+    fn filled(text: &str, client: Dialect, parameters: &[Value]) -> (String, Filled) {
+        let Verb::Data(mut statement) = parse(text, client).unwrap().remove(0).verb else {
+            panic!("{text}")
+        };
+        let filler = &mut Filler::Numbers(&mut (7..));
+        let filled =
+            fill(&mut statement, &table(), "id", client, parameters, filler).unwrap_or_default();
+        (statement.to_string(), filled)
+    }
+
+    #[test]
+    fn rows_without_a_key_get_one() {
+        let postgres = |text| filled(text, Dialect::PostgreSql, &[]).0;
+        let maria = |text| filled(text, Dialect::MariaDb, &[]).0;
+        assert_eq!(
+            postgres("INSERT INTO t (v) VALUES (1), (2)"),
+            "INSERT INTO t (v, id) VALUES (1, 7), (2, 8)"
+        );
+        assert_eq!(
+            postgres("INSERT INTO t (id, v) VALUES (DEFAULT, 1), (5, 2)"),
+            "INSERT INTO t (id, v) VALUES (7, 1), (5, 2)"
+        );
+        assert_eq!(postgres("INSERT INTO t DEFAULT VALUES"), "INSERT INTO t (id) VALUES (7)");
+        // NULL is a value at PostgreSQL, and asks for one at MySQL.
+        assert_eq!(
+            postgres("INSERT INTO t (id, v) VALUES (NULL, 1)"),
+            "INSERT INTO t (id, v) VALUES (NULL, 1)"
+        );
+        assert_eq!(
+            maria("INSERT INTO t (id, v) VALUES (NULL, 1), (0, 2)"),
+            "INSERT INTO t (id, v) VALUES (7, 1), (8, 2)"
+        );
+        assert_eq!(maria("INSERT INTO t SET v = 3"), "INSERT INTO t (v, id) VALUES (3, 7)");
+        assert_eq!(maria("INSERT INTO t VALUES (NULL, 1)"), "INSERT INTO t VALUES (7, 1)");
+        let (text, found) =
+            filled("INSERT INTO t (id) VALUES (?), (90)", Dialect::MariaDb, &[Value::Null]);
+        assert_eq!(text, "INSERT INTO t (id) VALUES (7), (90)");
+        assert_eq!(found, Filled { count: 1, largest: Some(90) });
+    }
+
+    #[test]
+    fn sequences_are_asked_in_their_order() {
+        let text = "SELECT nextval('a_id_seq'::regclass), currval('\"B\"'), lastval() AS l";
+        let Verb::Data(mut statement) = parse(text, Dialect::PostgreSql).unwrap().remove(0).verb
+        else {
+            panic!("{text}")
+        };
+        let found = calls(&statement).unwrap();
+        assert_eq!(found, [Call::Next("a_id_seq".into()), Call::Current("B".into()), Call::Last]);
+        put_calls(&mut statement, &[1, 2, 3]);
+        assert_eq!(statement.to_string(), "SELECT 1 AS nextval, 2 AS currval, 3 AS l");
+    }
+}
