@@ -10,7 +10,7 @@ use sqlparser::ast::{
 use super::Refusal;
 use super::catalog::Dialect;
 
-/// Puts a change of the schema into the words of `to`, which its client does not speak.
+/// Translates a change of the schema to `to`, which is not its client's dialect.
 pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Refusal> {
     match statement {
         Statement::CreateTable(create) => {
@@ -48,11 +48,11 @@ pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Re
     Ok(())
 }
 
-/// What TRUNCATE is within a transaction, where it must be possible to roll it back: a statement for each table that
-/// deletes every row. Nothing for other statements.
+/// The statements that replace TRUNCATE within a transaction, because it must be possible to roll
+/// it back: for each table, a statement that deletes every row. None for other statements.
 ///
 /// # Errors
-/// It wants more than that.
+/// The TRUNCATE has options that this does not support.
 pub fn deletes(statement: &Statement) -> Result<Option<Vec<String>>, Refusal> {
     let Statement::Truncate(truncate) = statement else { return Ok(None) };
     if truncate.cascade.is_some() || truncate.identity.is_some() {
