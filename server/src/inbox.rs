@@ -58,11 +58,11 @@ impl<T> Default for Inbox<T> {
 
 impl<T> Inbox<T> {
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        // A panic elsewhere leaves the queue whole: every change to it is one call.
+        // A panic elsewhere leaves the queue consistent, because every change to it is one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an item; false if the receiver is gone. For senders that are bounded elsewhere.
+    /// Adds an item; false if the receiver is gone. For senders that are bounded otherwise.
     pub(crate) fn push(&self, item: T) -> bool {
         let mut state = self.state();
         if state.is_closed {
@@ -98,8 +98,8 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Adds an item and wakes nobody: its sender sees to it that somebody takes it soon. False if the
-    /// receiver is gone.
+    /// Adds an item without waking the receiver: the sender must ensure that it is taken soon.
+    /// False if the receiver is gone.
     pub(crate) fn put(&self, item: T) -> bool {
         let mut state = self.state();
         if !state.is_closed {
@@ -199,8 +199,8 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Takes up to `limit` items, waiting until there is one or `deadline` has come; for ever, if
-    /// there is none. False: the queue is closed and empty.
+    /// Takes up to `limit` items. Waits until there is one, or until `deadline` if there is one.
+    /// False: the queue is closed and empty.
     pub(crate) fn drain(&self, into: &mut Vec<T>, limit: usize, deadline: Option<Instant>) -> bool {
         let mut state = self.state();
         while state.items.is_empty() {
@@ -229,20 +229,20 @@ impl<T> Inbox<T> {
         true
     }
 
-    /// Takes no more items; what is queued can still be drained.
+    /// Refuses further items; queued ones can still be taken.
     pub(crate) fn close(&self) {
         self.state().is_closed = true;
         self.ready.notify_one();
         self.room.notify_waiters();
     }
 
-    /// How many items wait.
+    /// The number of queued items.
     pub(crate) fn len(&self) -> usize {
         self.state().items.len()
     }
 }
 
-/// A sender that waits for room, counted.
+/// Counts a sender that waits for room.
 struct InLine<'a>(&'a AtomicUsize);
 
 impl<'a> InLine<'a> {
@@ -311,7 +311,8 @@ mod tests {
         let start = Instant::now();
         inbox.set_alarm(Some(start + Duration::from_millis(20)));
         assert!(inbox.rest() && start.elapsed() >= Duration::from_millis(20));
-        // A sooner alarm counts for a thread that rests already; a later one does not wake it.
+        // An earlier alarm applies to a thread that is already resting; a later one does not wake
+        // it.
         inbox.set_alarm(Some(start + Duration::from_secs(3_600)));
         let other = inbox.clone();
         let thread = std::thread::spawn(move || other.rest());

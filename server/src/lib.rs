@@ -24,8 +24,8 @@ pub mod tls;
 pub mod transport;
 pub mod wire;
 
-/// How often a property that decodes arbitrary bytes is tried: 256 times, or as often as the
-/// environment variable `ORTHODROME_FUZZ_CASES` says.
+/// The number of cases of property tests that decode arbitrary bytes: 256, or the value of the
+/// environment variable `ORTHODROME_FUZZ_CASES`.
 #[cfg(test)]
 pub(crate) fn fuzz_config() -> proptest::test_runner::Config {
     let cases = std::env::var("ORTHODROME_FUZZ_CASES").ok().and_then(|text| text.parse().ok());
