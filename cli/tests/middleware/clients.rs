@@ -101,13 +101,20 @@ fn sysbench_prepares_runs_and_cleans_up() {
     }
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
+    // Where the client numbers rows, and where the proxy does.
+    for auto_inc in ["--auto_inc=off", "--auto_inc=on"] {
+        sysbench_runs(rig, auto_inc);
+    }
+}
+
+fn sysbench_runs(rig: &mut Rig, auto_inc: &str) {
     rig.start_hashed(&[("sbtest1", "id"), ("sbtest2", "id")]);
     let sysbench = |order: &str| {
         let mut command = Command::new("sysbench");
         command.args(["oltp_read_write", "--db-driver=mysql", "--mysql-host=127.0.0.1"]);
         command.arg(format!("--mysql-port={}", rig.mysql));
         command.args([&format!("--mysql-user={CLIENT}"), &format!("--mysql-password={SECRET}")]);
-        command.args(["--mysql-db=bank", "--tables=2", "--table-size=10000", "--auto_inc=off"]);
+        command.args(["--mysql-db=bank", "--tables=2", "--table-size=10000", auto_inc]);
         // What a transaction that lost to another hears.
         command.args(["--mysql-ignore-errors=1213,1205,1020", "--threads=2"]);
         command.args(["--time=0", "--events=20", order]);
@@ -141,6 +148,89 @@ fn sqlalchemy_moves_money_in_both_protocols() {
         assert!(said.contains("ok "), "{said}");
         rig.settle(driver);
     }
+}
+
+impl Rig {
+    /// No table has a place: clients create them.
+    fn start_empty(&mut self, servers: &[usize]) {
+        let setup = Setup::accounts(servers, false);
+        self.start(Setup { tables: String::new(), ..setup });
+    }
+}
+
+#[test]
+fn sqlalchemy_s_core_and_orm_run_with_a_schema_of_their_own() {
+    let python = match python() {
+        Ok(python) => python,
+        Err(why) => return skipped(&format!("no Python with SQLAlchemy could be made: {why}")),
+    };
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_empty(&[0, 1]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/middleware/orm.py");
+    for (driver, port) in [
+        ("postgresql+psycopg2", rig.postgresql),
+        ("postgresql+psycopg", rig.postgresql),
+        ("mysql+pymysql", rig.mysql),
+    ] {
+        let address = format!("{driver}://{CLIENT}:{SECRET}@127.0.0.1:{port}/bank");
+        let said = rig.runs(Command::new(&python).arg(&script).arg(address));
+        assert!(said.contains("ok "), "{said}");
+    }
+}
+
+#[test]
+fn django_s_transactions_nest_in_both_protocols() {
+    let python = match python() {
+        Ok(python) => python,
+        Err(why) => return skipped(&format!("no Python with Django could be made: {why}")),
+    };
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_empty(&[0, 1]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/middleware/django_app.py");
+    for (engine, port) in [("postgresql", rig.postgresql), ("mysql", rig.mysql)] {
+        let mut app = Command::new(&python);
+        app.arg(&script).args([engine, &port.to_string(), CLIENT, SECRET]);
+        let said = rig.runs(&mut app);
+        assert!(said.contains("ok "), "{said}");
+    }
+}
+
+/// `pgbench -i` creates its own tables, without a word about them in the proxy's file, and runs its default script.
+#[test]
+fn pgbench_runs_on_tables_that_nobody_has_placed() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for server in &rig.servers {
+        for table in ["accounts", "branches", "tellers", "history"] {
+            said(&format!("DROP TABLE IF EXISTS pgbench_{table}"), server.login());
+        }
+    }
+    rig.start_empty(&[0, 1]);
+    rig.runs(rig.pgbench().args(["-i", "-s", "1"]));
+    for clients in ["4", "8"] {
+        let run = ["-c", clients, "-t", "20", "--max-tries=100"];
+        let said = rig.runs(rig.pgbench().args(run));
+        let wanted = clients.parse::<u64>().unwrap() * 20;
+        assert_eq!(figure(&said, "transactions actually processed: "), wanted, "{said}");
+    }
+}
+
+/// What `psql` sends for its own commands.
+#[test]
+fn psql_describes_tables_and_databases() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let tables = rig.psql(r"\dt");
+    // The user of the sources owns them.
+    assert!(tables.contains("accounts") && !tables.contains("orthodrome_"), "{tables}");
+    let table = rig.psql(r"\d accounts");
+    assert!(table.contains("balance|integer") && table.contains("accounts_pkey"), "{table}");
+    assert!(rig.psql(r"\l").contains("bank"));
+    let refused = rig.try_psql("LISTEN jobs");
+    assert!(text(&refused).contains("LISTEN is not supported"), "{}", text(&refused));
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod by_key;
 mod clients;
 mod deadlocks;
 mod errors;
+mod keys;
 mod kills;
 mod lists;
 mod numbers;

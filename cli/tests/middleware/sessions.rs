@@ -371,7 +371,7 @@ fn what_cannot_be_done_is_refused_and_the_connection_goes_on() {
         ("SELECT pg_advisory_lock(1) FROM accounts WHERE id = 1", "0A000"),
         ("SELECT * FROM pg_try_advisory_lock(1)", "0A000"),
         ("SELECT set_config(name, 'x', false) FROM pg_settings", "0A000"),
-        ("SELECT 1, (SELECT lastval())", "0A000"),
+        ("SELECT 1, (SELECT lastval())", "55000"),
         ("EXPLAIN ANALYZE SELECT pg_advisory_lock(1)", "0A000"),
         ("EXPLAIN (ANALYZE) SELECT 1", "0A000"),
         ("LISTEN news", "0A000"),
@@ -379,8 +379,9 @@ fn what_cannot_be_done_is_refused_and_the_connection_goes_on() {
         ("LOCK TABLE accounts IN EXCLUSIVE MODE", "0A000"),
         ("DO $$ BEGIN PERFORM pg_advisory_lock(1); END $$", "0A000"),
         ("CALL anything()", "0A000"),
-        ("PREPARE p AS SELECT 1", "0A000"),
-        ("DECLARE c CURSOR WITH HOLD FOR SELECT 1", "0A000"),
+        ("EXECUTE p", "26000"),
+        ("FETCH c", "34000"),
+        ("CREATE TEMP SEQUENCE s", "0A000"),
         ("CREATE TEMP TABLE mine (id int)", "0A000"),
         ("CREATE TEMPORARY VIEW mine AS SELECT 1", "0A000"),
         ("SELECT 1 AS one INTO TEMP mine", "0A000"),
@@ -420,7 +421,8 @@ fn what_cannot_be_done_is_refused_and_the_connection_goes_on() {
         ("SELECT 1 INTO @mine", "1235"),
         ("SELECT 1 INTO OUTFILE '/tmp/orthodrome-test'", "1235"),
         ("CREATE TEMPORARY TABLE mine (id int)", "1235"),
-        ("PREPARE p FROM 'SELECT 1'", "1235"),
+        ("PREPARE p FROM @mine", "1235"),
+        ("EXECUTE p USING @mine", "1235"),
         ("LOCK TABLES accounts READ", "1235"),
         ("FLUSH TABLES WITH READ LOCK", "1235"),
         ("HANDLER accounts OPEN", "1235"),
@@ -707,4 +709,28 @@ fn chained_transactions_have_the_same_isolation_and_access() {
         client.does("COMMIT");
     }
     rig.settle("chained transactions");
+}
+
+/// Statements and cursors that a client gives names by SQL.
+#[test]
+fn prepared_statements_and_cursors_belong_to_their_session() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let seen = rig.psql(
+        "PREPARE p (int, int) AS SELECT balance + $2 FROM accounts WHERE id = $1; EXECUTE p (1, 5); EXECUTE p (101, 6); \
+         DEALLOCATE p",
+    );
+    assert_eq!(seen, "1005\n1006");
+    let seen = rig.psql(
+        "BEGIN; DECLARE c SCROLL CURSOR FOR SELECT id FROM accounts WHERE id IN (1, 2, 101) ORDER BY id; \
+         FETCH 2 FROM c; FETCH NEXT FROM c; FETCH BACKWARD 1 FROM c; MOVE LAST FROM c; FETCH 0 FROM c; CLOSE c; COMMIT",
+    );
+    assert_eq!(seen, "1\n2\n101\n2\n101");
+    let refused = rig.try_psql("BEGIN; DECLARE c CURSOR FOR SELECT 1; COMMIT; FETCH c");
+    assert!(all_of(&refused).contains("does not exist"), "{}", all_of(&refused));
+    let seen = rig.mysql(
+        "PREPARE p FROM 'SELECT balance FROM accounts WHERE id = 101'; EXECUTE p; EXECUTE p; DEALLOCATE PREPARE p",
+    );
+    assert_eq!(seen, "1000\n1000");
 }

@@ -11,7 +11,13 @@ const JARS: [(&str, &str); 2] = [
 ];
 
 /// From the Python package index.
-const PACKAGES: [&str; 3] = ["sqlalchemy==2.0.36", "psycopg2-binary==2.9.10", "pymysql==1.1.1"];
+const PACKAGES: [&str; 5] = [
+    "sqlalchemy==2.0.36",
+    "psycopg2-binary==2.9.10",
+    "psycopg[binary]==3.2.3",
+    "pymysql==1.1.1",
+    "django==5.1.4",
+];
 
 /// Says why a test is not run. `cargo xtask test` names the file that lists such tests, and does not
 /// count them as passed.
@@ -61,7 +67,9 @@ pub fn python() -> Result<PathBuf, String> {
 
 fn has_packages(python: &Path) -> bool {
     let mut command = Command::new(python);
-    command.args(["-c", "import sqlalchemy, psycopg2, pymysql"]).stderr(Stdio::null());
+    command
+        .args(["-c", "import sqlalchemy, psycopg2, psycopg, pymysql, django"])
+        .stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 

@@ -172,6 +172,8 @@ pub struct Table {
     pub primary: Vec<String>,
     /// All columns in order, lower case, where the file lists them: for inserts without a list.
     pub columns: Vec<String>,
+    /// The column whose values are generated where an INSERT has none, lower case, as far as that is known.
+    pub generated: Option<String>,
 }
 
 impl Table {
@@ -350,7 +352,8 @@ impl Catalogue {
                 primary.push(sharding.column.clone());
             }
             let columns = lower(&entry.columns);
-            let table = Table { name: name.clone(), placement, primary, columns };
+            let generated = None;
+            let table = Table { name: name.clone(), placement, primary, columns, generated };
             if catalogue.tables.insert(name.clone(), table).is_some() {
                 return bad(format!("tables.{name}: listed twice; remove one"));
             }
@@ -482,6 +485,25 @@ impl Catalogue {
     /// All sources, in order.
     pub fn sources(&self) -> impl Iterator<Item = (SourceId, &Source)> {
         self.sources.iter().enumerate().map(|(i, source)| (SourceId(i as u16), source))
+    }
+
+    /// The same with these tables, in the place of those that have their names.
+    #[must_use]
+    pub fn with(&self, tables: impl IntoIterator<Item = Table>) -> Self {
+        let mut all = self.clone();
+        all.tables.extend(tables.into_iter().map(|table| (table.name.clone(), table)));
+        all
+    }
+
+    /// The same with what `other` has of a table.
+    #[must_use]
+    pub fn without(&self, name: &str, other: &Self) -> Self {
+        let mut all = self.clone();
+        match other.table(name) {
+            Some(table) => drop(all.tables.insert(name.to_owned(), table.clone())),
+            None => drop(all.tables.remove(name)),
+        }
+        all
     }
 
     /// The table called `name`, in any case.

@@ -16,24 +16,33 @@ pub mod catalog;
 mod copy;
 mod decimal;
 pub mod dialect;
+pub mod generated;
 pub mod merge;
 pub mod parse;
 pub mod plan;
 pub mod route;
 mod schema;
 pub mod set;
+mod statements;
 #[cfg(test)]
 mod tests;
 pub mod typed;
 pub mod value;
 mod walk;
 
+/// What of the parser's trees callers must name.
+pub mod ast {
+    pub use sqlparser::ast::{FromTable, ObjectType, Statement, TableObject};
+}
+
 pub use catalog::{Catalogue, CatalogueError, Dialect, SourceEntry, SourceId, TableEntry};
 pub use copy::CopyForm;
 pub use parse::{Isolation, Parsed, Unread, Verb, parse, unread};
 pub use plan::{Context, Part, Plan, Record, plan};
-pub use schema::deletes;
+pub use route::unknown_tables;
+pub use schema::{allow_values, created, deletes};
 pub use set::{Change, Term};
+pub use statements::Motion;
 pub use value::{Answer, Cell, Column, Kind, Value};
 
 /// The reason why a statement is refused.

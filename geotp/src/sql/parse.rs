@@ -13,6 +13,8 @@ use super::Refusal;
 use super::catalog::Dialect;
 use super::copy::{self, CopyForm};
 use super::set::{self, Change};
+use super::statements::{self, Motion};
+use super::value::Value;
 use super::walk::walk;
 
 /// How deep expressions may nest.
@@ -110,6 +112,30 @@ pub enum Verb {
     },
     /// Forget a prepared statement of the session, or all.
     Deallocate(Option<String>),
+    /// Keep a statement under a name.
+    Prepare(String, Box<Parsed>),
+    /// Carry out a statement that was prepared, with these values.
+    Execute(String, Vec<Value>),
+    /// A cursor for a query; held beyond its transaction.
+    Declare {
+        /// Its name.
+        name: String,
+        /// Its rows.
+        query: Box<Parsed>,
+        /// `WITH HOLD`.
+        is_held: bool,
+    },
+    /// Rows of a cursor.
+    Fetch {
+        /// Its name.
+        name: String,
+        /// Which.
+        motion: Motion,
+        /// Without the rows.
+        is_move: bool,
+    },
+    /// Close a cursor, or all.
+    Close(Option<String>),
     /// Everything of the session is as in a new one.
     DiscardAll,
     /// VACUUM, ANALYZE and similar statements, by name: nothing to do here.
@@ -170,6 +196,12 @@ impl Parsed {
             Statement::AlterTable { .. } => "ALTER TABLE".into(),
             Statement::Truncate(_) => "TRUNCATE TABLE".into(),
             Statement::Drop { object_type, .. } => format!("DROP {object_type}"),
+            Statement::CreateView { .. } => "CREATE VIEW".into(),
+            Statement::CreateSequence { .. } => "CREATE SEQUENCE".into(),
+            Statement::CreateType { .. } => "CREATE TYPE".into(),
+            Statement::Comment { .. } => "COMMENT".into(),
+            Statement::AlterIndex { .. } => "ALTER INDEX".into(),
+            Statement::AlterView { .. } => "ALTER VIEW".into(),
             _ => "SELECT".into(),
         }
     }
@@ -701,7 +733,21 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
         ("SET", _) => Verb::Set(set::read(text, dialect)?),
         ("BEGIN", _) | ("START", "TRANSACTION") => Verb::Begin(set::begin(text, dialect)?),
         ("UNLISTEN", _) => Verb::Housekeeping("UNLISTEN"),
-        ("CLOSE", "ALL") => Verb::Housekeeping("CLOSE CURSOR ALL"),
+        ("CLOSE", "ALL") if dialect == Dialect::PostgreSql => Verb::Close(None),
+        ("CLOSE", name) if dialect == Dialect::PostgreSql && !name.is_empty() => {
+            statements::close(text, dialect)?
+        }
+        ("FETCH" | "MOVE", _) if dialect == Dialect::PostgreSql => {
+            statements::fetch(text, dialect)?
+        }
+        ("DECLARE", _) if dialect == Dialect::PostgreSql => statements::declare(text, dialect)?,
+        ("LISTEN" | "NOTIFY", _) if dialect == Dialect::PostgreSql => {
+            return Err(Refusal::unsupported(format!(
+                "{} is not supported: a notification belongs to one source; use a table that clients read, or connect to \
+                 a source",
+                word(0)
+            )));
+        }
         ("ANALYZE", _) if dialect == Dialect::PostgreSql => Verb::Housekeeping("ANALYZE"),
         ("END", "") if dialect == Dialect::PostgreSql => Verb::Commit { chain: false },
         ("ABORT", "") if dialect == Dialect::PostgreSql => Verb::Rollback { chain: false },
@@ -709,6 +755,10 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
             return Err(Refusal::unsupported(
                 "the proxy prepares and decides transactions itself; use BEGIN and COMMIT",
             ));
+        }
+        ("PREPARE", name) if !name.is_empty() => statements::prepare(text, dialect)?,
+        ("EXECUTE", name) if !name.is_empty() && name != "IMMEDIATE" => {
+            statements::execute(text, dialect)?
         }
         ("LOCK", "TABLES") | ("UNLOCK", "TABLES") => {
             return Err(Refusal::unsupported(
@@ -761,6 +811,14 @@ fn verb(statement: Statement, dialect: Dialect) -> Result<Verb, Refusal> {
         | Statement::Insert(_)
         | Statement::Update(_)
         | Statement::Delete(_) => Verb::Data(Box::new(statement)),
+        Statement::CreateView(view) if view.temporary => {
+            return Err(Refusal::unsupported("temporary views are not supported; create a view"));
+        }
+        Statement::CreateSequence { temporary: true, .. } => {
+            return Err(Refusal::unsupported(
+                "temporary sequences are not supported; create a sequence",
+            ));
+        }
         Statement::CreateTable(create) if create.temporary => {
             return Err(Refusal::unsupported(
                 "temporary tables are not supported; use a table of the catalogue",
@@ -770,6 +828,12 @@ fn verb(statement: Statement, dialect: Dialect) -> Result<Verb, Refusal> {
         | Statement::CreateIndex(_)
         | Statement::AlterTable { .. }
         | Statement::Drop { .. }
+        | Statement::CreateView { .. }
+        | Statement::CreateSequence { .. }
+        | Statement::CreateType { .. }
+        | Statement::Comment { .. }
+        | Statement::AlterIndex { .. }
+        | Statement::AlterView { .. }
         | Statement::Truncate(_) => Verb::Schema(Box::new(statement)),
         _ if dialect == Dialect::MariaDb
             && matches!(

@@ -23,6 +23,7 @@ use self::spread::Spread;
 use super::Refusal;
 use super::catalog::{Catalogue, Dialect, Placement, SourceId};
 use super::dialect::{bind, render, translate};
+use super::generated::list_assignments;
 use super::merge::Merge;
 use super::parse::Isolation;
 use super::route::{Names, RECORDS_MAX, Route, Router, one_place, subqueries};
@@ -74,6 +75,8 @@ pub struct Context {
     /// Every row that is read or changed must be named by its key, and what is written must be the same when it is
     /// written again: concurrency is controlled record by record, as by [`crate::scalardb`].
     pub by_key: bool,
+    /// The source of tables that nobody has placed, and of what belongs to no table.
+    pub default_source: Option<SourceId>,
 }
 
 /// Plans a statement that reads or changes rows, or a change of the schema.
@@ -87,6 +90,9 @@ pub fn plan(
     context: &Context,
 ) -> Result<Plan, Refusal> {
     let mut statement = statement.clone();
+    if let Statement::Insert(insert) = &mut statement {
+        list_assignments(insert);
+    }
     // Bytes are written per dialect, so a statement with bytes is bound again for each source.
     let has_bytes = parameters.iter().any(|p| matches!(p, Value::Bytes(_)));
     let unbound = has_bytes.then(|| statement.clone());
@@ -310,6 +316,16 @@ impl Planner<'_> {
         Ok(Plan { parts, merge, is_write: true, has_rows })
     }
 
+    /// A view, a sequence, a type or such: it belongs to the source of new tables.
+    fn unplaced(&self, statement: &Statement) -> Result<Plan, Refusal> {
+        let at = self.context.default_source.filter(|at| self.kind(*at) == self.context.client);
+        let source = at.ok_or_else(|| {
+            Refusal::unsupported("this schema change is not supported; run it at each source")
+        })?;
+        let parts = vec![self.part(statement, source, Named::default())?];
+        Ok(Plan { parts, merge: Merge::Only, is_write: true, has_rows: false })
+    }
+
     /// A change of the schema goes to every source that has the table.
     fn schema(&self, statement: &Statement) -> Result<Plan, Refusal> {
         let mut names: Vec<ObjectName> = match statement {
@@ -323,11 +339,7 @@ impl Planner<'_> {
             Statement::Drop { object_type: ObjectType::Index, table: Some(table), .. } => {
                 vec![table.clone()]
             }
-            _ => {
-                return Err(Refusal::unsupported(
-                    "this schema change is not supported; run it at each source",
-                ));
-            }
+            _ => return self.unplaced(statement),
         };
         let is_drop = matches!(statement, Statement::Drop { object_type: ObjectType::Table, .. });
         let mut per_source: BTreeMap<SourceId, Vec<ObjectName>> = BTreeMap::new();

@@ -9,8 +9,9 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use sqlparser::ast::{
-    BinaryOperator, CastKind, Expr, Join, JoinConstraint, JoinOperator, ObjectName, Query, Select,
-    SetExpr, TableFactor, TableWithJoins, UnaryOperator, Value as SqlValue, Visit, Visitor,
+    BinaryOperator, CastKind, Expr, Join, JoinConstraint, JoinOperator, ObjectName, ObjectType,
+    Query, Select, SetExpr, Statement, TableFactor, TableWithJoins, UnaryOperator,
+    Value as SqlValue, Visit, Visitor,
 };
 
 use super::Refusal;
@@ -284,7 +285,7 @@ impl Router<'_> {
         }
         Err(Refusal {
             message: format!(
-                "table \"{bare}\" is not in the catalogue; add it to [[tables]] of the proxy's file"
+                "relation \"{bare}\" does not exist: no source has such a table, and the proxy's file names none"
             ),
             sqlstate: "42P01",
         })
@@ -728,6 +729,39 @@ fn equates(condition: &Expr, is: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
         Expr::BinaryOp { left, op: BinaryOperator::Eq, right } => is(left, right),
         _ => false,
     }
+}
+
+/// The tables that a statement names and the catalogue does not have, other than those of the sources' own catalogues.
+#[must_use]
+pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<String> {
+    struct Finder(Vec<ObjectName>, BTreeSet<String>);
+    impl Visitor for Finder {
+        type Break = ();
+        fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<()> {
+            self.0.push(name.clone());
+            ControlFlow::Continue(())
+        }
+        fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
+            self.1.extend(Names::of(query).0);
+            ControlFlow::Continue(())
+        }
+    }
+    let mut finder = Finder(Vec::new(), BTreeSet::new());
+    let _ = walk(statement, &mut finder);
+    let Finder(mut names, parts) = finder;
+    match statement {
+        Statement::Drop { object_type: ObjectType::Table, names: all, .. } => {
+            names.extend(all.iter().cloned());
+        }
+        Statement::Drop { table: Some(table), .. } => names.push(table.clone()),
+        Statement::Truncate(truncate) => {
+            names.extend(truncate.table_names.iter().map(|target| target.name.clone()));
+        }
+        _ => {}
+    }
+    let known = |name: &String| catalogue.table(name).is_some() || parts.contains(name);
+    let names = names.iter().filter(|name| !is_system(name)).map(table_name);
+    names.filter(|name| !known(name)).collect()
 }
 
 /// Whether a name is of the sources' own catalogues.

@@ -3,8 +3,8 @@
 //! Where a table is kept and how (`ENGINE`, `fillfactor`, character sets) is each source's own affair, and left out.
 
 use sqlparser::ast::{
-    AlterTableOperation, ColumnDef, ColumnOption, CreateTableOptions, DataType, Ident, ObjectName,
-    ObjectNamePart, Statement, TableConstraint,
+    AlterTableOperation, ColumnDef, ColumnOption, CreateTable, CreateTableOptions, DataType, Expr,
+    GeneratedAs, Ident, IndexColumn, ObjectName, ObjectNamePart, Statement, TableConstraint,
 };
 
 use super::Refusal;
@@ -17,6 +17,15 @@ pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Re
             create.table_options = CreateTableOptions::None;
             create.comment = None;
             create.unlogged = false;
+            let keyless = |column: &&ColumnDef| is_generated(column) && !leads_key(create, column);
+            if to == Dialect::MariaDb
+                && let Some(column) = create.columns.iter().find(keyless)
+            {
+                return Err(Refusal::unsupported(format!(
+                    "MariaDB generates values of a column only if a key begins with it; make \"{}\" a key",
+                    column.name.value
+                )));
+            }
             create.columns.iter_mut().try_for_each(|column| definition(column, to))?;
             let is_index = |constraint: &TableConstraint| {
                 matches!(
@@ -64,30 +73,105 @@ pub fn deletes(statement: &Statement) -> Result<Option<Vec<String>>, Refusal> {
     Ok(Some(truncate.table_names.iter().map(|target| delete(&target.name)).collect()))
 }
 
+/// The table that a statement creates: its name, its columns, and the one whose values are generated.
+#[must_use]
+pub fn created(statement: &Statement) -> Option<(String, Vec<String>, Option<String>)> {
+    let Statement::CreateTable(create) = statement else { return None };
+    let name = |column: &ColumnDef| column.name.value.to_lowercase();
+    let columns = create.columns.iter().map(name).collect();
+    let generated = create.columns.iter().find(|column| is_generated(column)).map(name);
+    Some((super::route::table_name(&create.name), columns, generated))
+}
+
+/// Lets clients give values of a column that is always generated: where several sources have its table, the proxy does.
+pub fn allow_values(statement: &mut Statement) {
+    let Statement::CreateTable(create) = statement else { return };
+    for option in create.columns.iter_mut().flat_map(|column| &mut column.options) {
+        if let ColumnOption::Generated { generated_as, generation_expr: None, .. } =
+            &mut option.option
+        {
+            *generated_as = GeneratedAs::ByDefault;
+        }
+    }
+}
+
+/// Whether values of a column are generated where an INSERT has none: `serial`, an identity, AUTO_INCREMENT.
+fn is_generated(column: &ColumnDef) -> bool {
+    let text = column.data_type.to_string().to_uppercase();
+    SERIALS.iter().any(|(serial, _)| *serial == text)
+        || column.options.iter().any(|option| counts(&option.option))
+}
+
+/// Types of PostgreSQL whose values are generated, and what MariaDB calls those of their size.
+const SERIALS: [(&str, &str); 6] = [
+    ("SERIAL", "INT"),
+    ("SERIAL4", "INT"),
+    ("BIGSERIAL", "BIGINT"),
+    ("SERIAL8", "BIGINT"),
+    ("SMALLSERIAL", "SMALLINT"),
+    ("SERIAL2", "SMALLINT"),
+];
+
+/// Whether a table has a key that begins with this column, which MariaDB wants of one that counts.
+fn leads_key(create: &CreateTable, column: &ColumnDef) -> bool {
+    let own = |option: &ColumnOption| {
+        matches!(option, ColumnOption::PrimaryKey(_) | ColumnOption::Unique(_))
+    };
+    let leads = |columns: &[IndexColumn]| {
+        columns.first().is_some_and(|first| {
+            matches!(&first.column.expr, Expr::Identifier(name) if name.value.eq_ignore_ascii_case(&column.name.value))
+        })
+    };
+    let constrains = |constraint: &TableConstraint| match constraint {
+        TableConstraint::PrimaryKey(key) => leads(&key.columns),
+        TableConstraint::Unique(key) => leads(&key.columns),
+        _ => false,
+    };
+    column.options.iter().any(|option| own(&option.option))
+        || create.constraints.iter().any(constrains)
+}
+
 fn definition(column: &mut ColumnDef, to: Dialect) -> Result<(), Refusal> {
+    let is_counted = is_generated(column);
     let name = column_type(&column.data_type, to)?;
     let name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new(name))]);
     column.data_type = DataType::Custom(name, Vec::new());
     column.options.retain(|option| {
-        !matches!(option.option, ColumnOption::CharacterSet(_) | ColumnOption::Comment(_))
+        let is_kept =
+            !matches!(option.option, ColumnOption::CharacterSet(_) | ColumnOption::Comment(_));
+        is_kept && !(is_counted && counts(&option.option))
     });
-    let counts = |option: &ColumnOption| match option {
-        ColumnOption::DialectSpecific(tokens) => {
-            tokens.iter().any(|token| token.to_string().eq_ignore_ascii_case("auto_increment"))
+    if is_counted {
+        let words = match to {
+            Dialect::PostgreSql => "GENERATED BY DEFAULT AS IDENTITY",
+            Dialect::MariaDb => "NOT NULL AUTO_INCREMENT",
+        };
+        // The words follow the type, whose name takes any.
+        if let DataType::Custom(ObjectName(parts), _) = &column.data_type
+            && let Some(ObjectNamePart::Identifier(name)) = parts.first()
+        {
+            let name = Ident::new(format!("{} {words}", name.value));
+            let name = ObjectName(vec![ObjectNamePart::Identifier(name)]);
+            column.data_type = DataType::Custom(name, Vec::new());
         }
-        ColumnOption::Generated { .. } | ColumnOption::Identity(_) => true,
-        _ => false,
-    };
-    if column.options.iter().any(|option| counts(&option.option)) {
-        return Err(counted(&column.name.value));
+        let says_null = |option: &ColumnOption| matches!(option, ColumnOption::NotNull);
+        if to == Dialect::MariaDb {
+            column.options.retain(|option| !says_null(&option.option));
+        }
     }
     Ok(())
 }
 
-fn counted(column: &str) -> Refusal {
-    Refusal::unsupported(format!(
-        "each source would generate values of \"{column}\" independently; give values in the client",
-    ))
+/// Whether an option says that values are generated.
+fn counts(option: &ColumnOption) -> bool {
+    match option {
+        ColumnOption::DialectSpecific(tokens) => {
+            tokens.iter().any(|token| token.to_string().eq_ignore_ascii_case("auto_increment"))
+        }
+        ColumnOption::Generated { generation_expr, .. } => generation_expr.is_none(),
+        ColumnOption::Identity(_) => true,
+        _ => false,
+    }
 }
 
 /// The type of a column in the words of `to`.
@@ -155,7 +239,10 @@ fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
         }
         (Dialect::PostgreSql, "JSON") => "JSON".into(),
         (Dialect::PostgreSql, "UUID") => "UUID".into(),
-        (_, "SERIAL" | "BIGSERIAL" | "SMALLSERIAL") => return Err(counted("it")),
+        (Dialect::MariaDb, serial) => {
+            let known = SERIALS.iter().find(|(name, _)| *name == serial);
+            known.map(|(_, name)| (*name).to_owned()).ok_or_else(unknown)?
+        }
         _ => return Err(unknown()),
     };
     Ok(found)
@@ -196,13 +283,21 @@ mod tests {
             to_maria("ALTER TABLE t ADD COLUMN note text"),
             "ALTER TABLE t ADD COLUMN note LONGTEXT"
         );
-        assert!(
+        assert_eq!(
             to_postgres(
                 "CREATE TABLE t (id INT NOT NULL AUTO_INCREMENT, PRIMARY KEY (id)) ENGINE=InnoDB"
-            )
-            .contains("give values in the client")
+            ),
+            "CREATE TABLE t (id INTEGER GENERATED BY DEFAULT AS IDENTITY NOT NULL, PRIMARY KEY (id))"
         );
-        assert!(to_maria("CREATE TABLE t (id serial)").contains("give values in the client"));
+        for serial in
+            ["serial PRIMARY KEY", "int NOT NULL GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY"]
+        {
+            assert_eq!(
+                to_maria(&format!("CREATE TABLE t (id {serial})")),
+                "CREATE TABLE t (id INT NOT NULL AUTO_INCREMENT PRIMARY KEY)"
+            );
+        }
+        assert!(to_maria("CREATE TABLE t (id serial)").contains("make \"id\" a key"));
         assert!(to_maria("CREATE TABLE t (a point)").contains("no type POINT"));
         assert!(to_maria("CREATE INDEX ON t (a)").contains("needs a name"));
         assert!(to_postgres("CREATE TABLE t (a INT, KEY k (a))").contains("CREATE INDEX"));

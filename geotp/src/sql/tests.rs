@@ -56,7 +56,14 @@ fn catalogue() -> Catalogue {
 }
 
 fn context(client: Dialect, isolation: Isolation) -> Context {
-    Context { client, isolation, prefer: vec![], kinds: Kinds::new(), by_key: false }
+    Context {
+        client,
+        isolation,
+        prefer: vec![],
+        kinds: Kinds::new(),
+        by_key: false,
+        default_source: None,
+    }
 }
 
 fn planned(
@@ -338,12 +345,17 @@ fn serializable_reads_lock() {
         ]
     );
     assert_eq!(plan.parts[0].text, "SELECT count(*) FROM orders WHERE id = 1 AND total > 5");
-    refused(
-        "SELECT * FROM orders o LEFT JOIN currencies c ON c.id = o.c WHERE o.id = 1",
-        PG,
-        SER,
-        "outer join",
+    let outer = "SELECT * FROM orders o LEFT JOIN currencies c ON c.id = o.c WHERE o.id = 1";
+    let plan = planned(outer, PG, SER, &[]).unwrap();
+    assert_eq!(plan.parts[0].text, format!("{outer} FOR SHARE OF o"));
+    assert_eq!(
+        plan.parts[0].prelude,
+        [
+            "SELECT count(*) FROM (SELECT 1 FROM orders o INNER JOIN currencies c ON c.id = o.c WHERE o.id = 1 \
+             FOR SHARE OF c) AS orthodrome_locked"
+        ]
     );
+    refused(&outer.replace("LEFT", "RIGHT"), PG, SER, "outer join");
     assert_eq!(
         text("UPDATE orders SET n = (SELECT max FROM currencies WHERE id = 2) WHERE id = 1"),
         "UPDATE orders SET n = (SELECT max FROM currencies WHERE id = 2 FOR SHARE) WHERE id = 1",

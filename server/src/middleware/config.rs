@@ -51,6 +51,8 @@ struct ProxyFile {
     sources: Vec<FileSource>,
     #[serde(default)]
     tables: Vec<TableEntry>,
+    /// The source of tables that clients create and the file does not name.
+    new_tables: Option<String>,
 }
 
 fn one() -> u32 {
@@ -159,6 +161,8 @@ pub struct ProxyConfig {
     pub sources: Vec<SourceConfig>,
     /// Sources and tables.
     pub catalogue: Catalogue,
+    /// The source of tables that clients create and the catalogue does not have; by default the first of the client's kind.
+    pub new_tables: Option<SourceId>,
     /// Of the machine.
     pub middleware: middleware::Config,
     /// Of agents inside the proxy.
@@ -303,6 +307,13 @@ impl ProxyConfig {
             .collect();
         let catalogue =
             Catalogue::new(&entries, &file.tables).map_err(|error| error.to_string())?;
+        let place = |name: &String| {
+            catalogue.find_source(name).ok_or_else(|| {
+                let known: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).collect();
+                format!("new_tables: unknown source `{name}`; use one of {}", known.join(", "))
+            })
+        };
+        let new_tables = file.new_tables.as_ref().map(place).transpose()?;
         let lock_wait = Duration::from_millis(file.lock_wait_ms.max(1));
         let mut sources = Vec::new();
         for (place, source) in file.sources.iter().enumerate() {
@@ -414,6 +425,7 @@ impl ProxyConfig {
             secret: file.secret,
             sources,
             catalogue,
+            new_tables,
             middleware,
             agent,
             by_key,

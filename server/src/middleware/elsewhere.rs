@@ -3,15 +3,19 @@
 
 use std::time::{Duration, Instant};
 
+use orthodrome_geotp::sql::ast::{FromTable, ObjectType, Statement, TableObject};
+use orthodrome_geotp::sql::catalog::{Placement, Table};
+use orthodrome_geotp::sql::generated::{calls, put_calls};
 use orthodrome_geotp::sql::merge::merge;
+use orthodrome_geotp::sql::route::table_name;
 use orthodrome_geotp::sql::set::{effects, effects_of_words, set_config};
 use orthodrome_geotp::sql::typed::{Kinds, tables_to_know};
 use orthodrome_geotp::sql::{
     Answer, Column, Context, Dialect, Isolation, Parsed, Part, Plan, SourceId, Unread, Value, Verb,
-    deletes, parse, plan, unread,
+    allow_values, created, deletes, parse, plan, unread,
 };
 
-use super::errors::{SqlError, interrupted};
+use super::errors::{SqlError, interrupted, syntax};
 use super::operators::{table, text_answer};
 use super::session::{Engine, Reply, Session};
 use super::words::translated;
@@ -26,6 +30,15 @@ impl Session {
         let mut all = self.proxy.by_distance.iter().filter_map(kind);
         all.find(|(_, kind)| *kind == self.client)
             .or_else(|| self.proxy.by_distance.iter().find_map(kind))
+    }
+
+    /// The source that answers a statement without tables: for catalogues, that of new tables.
+    fn home_for(&self, text: &str) -> Option<(SourceId, Dialect)> {
+        let lower = text.to_lowercase();
+        let asks = ["pg_", "information_schema", "show"].iter().any(|word| lower.contains(word));
+        let kind = |at: SourceId| self.proxy.catalogue.source(at).map(|source| (at, source.kind));
+        let own = self.default_source().and_then(kind).filter(|(_, kind)| *kind == self.client);
+        own.filter(|_| asks).or_else(|| self.home())
     }
 
     /// The nearest source of a kind.
@@ -82,8 +95,9 @@ impl Session {
             }
         };
         self.check_effects(&effects)?;
-        let (home, kind) =
-            self.home().ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
+        let (home, kind) = self
+            .home_for(&parsed.text)
+            .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
         let mut at = home;
         let text = match &parsed.verb {
             Verb::Data(statement) => {
@@ -115,7 +129,8 @@ impl Session {
                 }
                 let lower = text.to_lowercase();
                 let names = lower.split(|c: char| !(c.is_alphanumeric() || c == '_'));
-                let table = names.filter_map(|name| self.proxy.catalogue.table(name)).next();
+                let catalogue = self.catalogue();
+                let table = names.filter_map(|name| catalogue.table(name)).next();
                 if let Some(table) = table {
                     if !is_metadata {
                         let problem = parsed.problem.as_deref();
@@ -159,9 +174,7 @@ impl Session {
     /// What a client is told of a statement that is no query: it is none that SQL has, or none that the proxy has.
     fn not_supported(&self, first: &str, parsed: &Parsed) -> SqlError {
         match &parsed.problem {
-            Some(problem) if !is_command(first) => {
-                SqlError::new("42601", format!("syntax error: {problem}"))
-            }
+            Some(problem) if !is_command(first) => syntax(self.client, &parsed.text, problem),
             _ => SqlError::new(
                 "0A000",
                 format!(
@@ -200,7 +213,7 @@ impl Session {
         if self.client == Dialect::MariaDb {
             return Kinds::new();
         }
-        let catalogue = &self.proxy.catalogue;
+        let catalogue = &*self.catalogue();
         let is_maria =
             |id: &SourceId| catalogue.source(*id).is_some_and(|s| s.kind == Dialect::MariaDb);
         let mut kinds = Kinds::new();
@@ -244,11 +257,6 @@ impl Session {
         }
         if self.client == Dialect::MariaDb {
             self.commit().await?;
-        } else if self.in_block {
-            return Err(SqlError::new(
-                "25001",
-                "a schema change cannot be part of a distributed transaction; send it outside of a transaction",
-            ));
         }
         if let (Engine::ByKey(_), Verb::Schema(statement)) = (&self.proxy.engine, &parsed.verb)
             && deletes(statement)?.is_some()
@@ -258,14 +266,128 @@ impl Session {
                 "TRUNCATE would empty records that have versions; delete rows by their keys, or choose another `mode`",
             ));
         }
+        self.discover(&parsed.verb).await?;
+        let Some(parsed) = self.without_absent(parsed) else {
+            return Ok(Reply::done(&parsed.schema_tag()));
+        };
+        let parsed = &self.with_place(parsed);
         let plan = self.planned(parsed, values).await?;
+        let kind = |at: SourceId| self.proxy.catalogue.source(at).map(|source| source.kind);
+        let is_postgres =
+            plan.parts.iter().all(|part| kind(part.source) == Some(Dialect::PostgreSql));
+        if self.in_block && !is_postgres {
+            return Err(SqlError::new(
+                "25001",
+                "a MariaDB source cannot undo a schema change, so it cannot be part of a transaction; send it outside of one",
+            ));
+        }
+        if self.in_block {
+            self.proxy.engine.xa()?;
+            self.change_schema(&plan).await?;
+            return Ok(Reply::done(&parsed.schema_tag()));
+        }
         for part in &plan.parts {
             // Defaults and constraints may call anything.
             let changed = self.ask(part.source, &part.text, true).await;
             self.proxy.kinds().clear();
+            self.proxy.discovered.forget();
             changed?;
         }
+        self.created.clear();
         Ok(Reply::done(&parsed.schema_tag()))
+    }
+
+    /// A table that is created gets a place if it has none, and is known to this transaction from now on.
+    fn with_place(&mut self, parsed: Parsed) -> Parsed {
+        let mut parsed = parsed;
+        let Verb::Schema(statement) = &mut parsed.verb else { return parsed };
+        let Some((name, columns, generated)) = created(statement) else { return parsed };
+        let known = self.catalogue().table(&name).cloned();
+        let table = match known {
+            Some(table) => Table { generated, ..table },
+            None => {
+                let Some(at) = self.default_source() else { return parsed };
+                let (placement, primary) = (Placement::Single(at), Vec::new());
+                Table { name: name.clone(), placement, primary, columns, generated }
+            }
+        };
+        if !matches!(table.placement, Placement::Single(_)) {
+            allow_values(statement);
+        }
+        self.created.insert(name, table);
+        parsed
+    }
+
+    /// Without the tables of a `DROP … IF EXISTS` that nobody has; nothing if none is left.
+    fn without_absent(&self, parsed: &Parsed) -> Option<Parsed> {
+        let mut parsed = parsed.clone();
+        let catalogue = self.catalogue();
+        if let Verb::Schema(statement) = &mut parsed.verb
+            && let Statement::Drop {
+                object_type: ObjectType::Table, if_exists: true, names, ..
+            } = &mut **statement
+        {
+            names.retain(|name| catalogue.table(&table_name(name)).is_some());
+            if names.is_empty() {
+                return None;
+            }
+        }
+        Some(parsed)
+    }
+
+    /// The transaction has ended that may have changed the schema.
+    pub(super) fn end_schema(&mut self, is_committed: bool) {
+        if !std::mem::take(&mut self.has_schema) {
+            self.created.clear();
+            return;
+        }
+        self.proxy.kinds().clear();
+        self.proxy.discovered.forget();
+        for table in std::mem::take(&mut self.created).into_values() {
+            // Its source may carry out the commit a moment later.
+            if is_committed {
+                self.proxy.discovered.learn(table);
+            }
+        }
+    }
+
+    /// A statement in which calls of sequences' functions are numbers, so that it can be described.
+    fn without_sequences(&self, parsed: &Parsed) -> Option<Parsed> {
+        let Verb::Data(statement) = &parsed.verb else { return None };
+        if self.client != Dialect::PostgreSql {
+            return None;
+        }
+        let count = calls(statement)?.len();
+        let mut parsed = parsed.clone();
+        if let Verb::Data(statement) = &mut parsed.verb {
+            put_calls(statement, &vec![i64::MAX; count]);
+        }
+        Some(parsed)
+    }
+
+    /// The columns that a change returns: those of a query of the same expressions over its table.
+    async fn columns_returned(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
+        let Verb::Data(statement) = &parsed.verb else { return Ok(Vec::new()) };
+        let (items, table) = match &**statement {
+            Statement::Insert(insert) => {
+                let TableObject::TableName(name) = &insert.table else { return Ok(Vec::new()) };
+                let alias = insert.table_alias.as_ref().map(|alias| format!(" AS {}", alias.alias));
+                (insert.returning.as_ref(), format!("{name}{}", alias.unwrap_or_default()))
+            }
+            Statement::Update(update) => (update.returning.as_ref(), update.table.to_string()),
+            Statement::Delete(delete) => {
+                let (FromTable::WithFromKeyword(from) | FromTable::WithoutKeyword(from)) =
+                    &delete.from;
+                let from = from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                (delete.returning.as_ref(), from)
+            }
+            _ => return Ok(Vec::new()),
+        };
+        let Some(items) = items else { return Ok(Vec::new()) };
+        let items = items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let mut query = parse(&format!("SELECT {items} FROM {table}"), self.client)?;
+        let Some(query) = query.pop() else { return Ok(Vec::new()) };
+        Box::pin(self.describe(&query)).await
     }
 
     /// The columns that a statement will answer with, asked of one of its sources; none if it has no rows.
@@ -274,7 +396,7 @@ impl Session {
             Verb::Data(statement) if set_config(statement, &[]).map_or(true, |it| it.is_some()) => {
                 Ok(text_answer("set_config", []).columns)
             }
-            Verb::Data(statement) => {
+            Verb::Data(_) => {
                 let returns = parsed.text.to_lowercase().contains("returning");
                 if parsed.word() != "SELECT" && !returns {
                     return Ok(Vec::new());
@@ -287,12 +409,27 @@ impl Session {
                     prefer: self.prefer(),
                     kinds: Kinds::new(),
                     by_key: false,
+                    default_source: self.default_source(),
                 };
-                let plan = plan(&self.proxy.catalogue, statement, &nulls, &context)?;
+                self.discover(&parsed.verb).await?;
+                let counted = self.without_sequences(parsed);
+                let parsed = counted.as_ref().unwrap_or(parsed);
+                let Verb::Data(statement) = &parsed.verb else { return Ok(Vec::new()) };
+                if parsed.word() != "SELECT" {
+                    return self.columns_returned(parsed).await;
+                }
+                let plan = plan(&self.catalogue(), statement, &nulls, &context)?;
                 if !plan.has_rows {
                     return Ok(Vec::new());
                 }
                 self.columns_of(parsed, &plan).await
+            }
+            Verb::Execute(name, values) => {
+                let (parsed, _) = self.executed(name, values)?;
+                Box::pin(self.describe(&parsed)).await
+            }
+            Verb::Fetch { name, is_move: false, .. } => {
+                Ok(self.columns_of_cursor(name).unwrap_or_default())
             }
             Verb::Explain(_) => Ok(text_answer("QUERY PLAN", []).columns),
             Verb::Show(name) => Ok(text_answer(name, []).columns),
@@ -313,20 +450,18 @@ impl Session {
             let nulls = vec![Value::Null; parsed.parameters];
             return Ok(self.elsewhere(parsed, &nulls).await?.columns);
         };
-        if plan.is_write && !parsed.text.trim_start().to_lowercase().starts_with("select") {
-            // RETURNING: asking would change rows.
-            return Err(SqlError::new(
-                "0A000",
-                "RETURNING cannot be described before execution; use the simple protocol",
-            ));
-        }
         let text = part.text.trim_end_matches(" FOR UPDATE");
         let text = format!("SELECT * FROM ({text}) AS orthodrome_described LIMIT 0");
         let may_leave = match &parsed.verb {
             Verb::Data(statement) => effects(statement).calls_unknown,
             _ => true,
         };
-        let answer = self.ask(part.source, &text, may_leave).await?;
+        let source = part.source;
+        let answer = if self.has_schema && self.open.is_some() {
+            self.ask_within(source, text).await?
+        } else {
+            self.ask(source, &text, may_leave).await?
+        };
         let merged = merge(&plan.merge, vec![answer.clone()]).unwrap_or(answer);
         Ok(merged.columns)
     }
@@ -334,11 +469,12 @@ impl Session {
 
 /// Whether a catalogue of a source names a table of the proxy's own there.
 fn is_own_table(cell: &[u8]) -> bool {
-    const OWN: [&[u8]; 5] = [
+    const OWN: [&[u8]; 6] = [
         b"orthodrome_branches",
         b"orthodrome_proxies",
         b"orthodrome_records",
         b"orthodrome_redo",
+        b"orthodrome_sequences",
         b"orthodrome_states",
     ];
     OWN.contains(&cell)

@@ -11,11 +11,14 @@ pub(super) struct SqlError {
     pub(super) sqlstate: String,
     pub(super) number: u16,
     pub(super) message: String,
+    /// Where in the statement it is, counted in characters from 1; 0 if that is not known.
+    pub(super) position: usize,
 }
 
 impl SqlError {
     pub(super) fn new(sqlstate: &str, message: impl Into<String>) -> Self {
-        Self { sqlstate: sqlstate.into(), number: number_of(sqlstate), message: message.into() }
+        let (number, message) = (number_of(sqlstate), message.into());
+        Self { sqlstate: sqlstate.into(), number, message, position: 0 }
     }
 }
 
@@ -38,7 +41,7 @@ impl From<Fault> for SqlError {
         if number == 0 {
             number = number_of(&sqlstate);
         }
-        Self { sqlstate, number, message: fault.message }
+        Self { sqlstate, number, message: fault.message, position: 0 }
     }
 }
 
@@ -76,6 +79,48 @@ fn number_of(sqlstate: &str) -> u16 {
     }
 }
 
+/// How much of a statement a MySQL client is shown.
+const SHOWN: usize = 80;
+
+/// A statement that the parser cannot read, in the words of the client's kind: where it stopped, and at what.
+pub(super) fn syntax(client: Dialect, text: &str, problem: &str) -> SqlError {
+    let (what, place) = problem.split_once(" at Line: ").unwrap_or((problem, ""));
+    let (line, column) = place.split_once(", Column: ").unwrap_or_default();
+    let (line, column): (usize, usize) = (line.parse().unwrap_or(0), column.parse().unwrap_or(0));
+    let found = what.rsplit_once("found: ").map_or("", |(_, found)| found.trim());
+    let before = text.split('\n').take(line.saturating_sub(1));
+    let before: usize = before.map(|line| line.chars().count() + 1).sum();
+    let at = if line > 0 { before + column.saturating_sub(1) } else { text.chars().count() };
+    let rest: String = text.chars().skip(at).collect();
+    let is_end = rest.trim().is_empty() || found == "EOF";
+    match client {
+        Dialect::PostgreSql => {
+            let word = if found.is_empty() {
+                rest.split_whitespace().next().unwrap_or_default()
+            } else {
+                found
+            };
+            let message = if is_end {
+                "syntax error at end of input".to_owned()
+            } else {
+                format!("syntax error at or near \"{word}\"")
+            };
+            let position = if is_end { text.chars().count() + 1 } else { at + 1 };
+            SqlError { position, ..SqlError::new("42601", message) }
+        }
+        Dialect::MariaDb => {
+            let shown: String =
+                if is_end { String::new() } else { rest.chars().take(SHOWN).collect() };
+            let message = format!(
+                "You have an error in your SQL syntax; check the manual that corresponds to your MariaDB server version \
+                 for the right syntax to use near '{shown}' at line {}",
+                line.max(1)
+            );
+            SqlError { sqlstate: "42000".into(), ..SqlError::new("42601", message) }
+        }
+    }
+}
+
 /// Whoever waits too long, or says so, is told this.
 pub(super) fn interrupted(client: Dialect, is_late: bool) -> SqlError {
     match (client, is_late) {
@@ -87,6 +132,35 @@ pub(super) fn interrupted(client: Dialect, is_late: bool) -> SqlError {
             sqlstate: "70100".into(),
             number: 1969,
             message: "Query execution was interrupted (max_statement_time exceeded)".into(),
+            position: 0,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_geotp::sql::parse;
+
+    use super::*;
+
+    fn told(client: Dialect, text: &str) -> SqlError {
+        let parsed = parse(text, client).unwrap().pop().unwrap();
+        syntax(client, text, &parsed.problem.unwrap_or_else(|| panic!("{text} is read")))
+    }
+
+    #[test]
+    fn a_syntax_error_says_where_it_is() {
+        for (text, message, position) in [
+            ("SELECT * FORM t", "syntax error at or near \"t\"", 15),
+            ("SELECT 1 FROM t\nWHERE AND x", "syntax error at or near \"AND\"", 23),
+            ("SELECT (1", "syntax error at end of input", 10),
+        ] {
+            let error = told(Dialect::PostgreSql, text);
+            assert_eq!((error.message.as_str(), error.position), (message, position), "{text}");
+            assert_eq!(error.sqlstate, "42601");
+        }
+        let error = told(Dialect::MariaDb, "SELECT 1 FROM t\nWHERE AND x");
+        assert_eq!((error.number, error.sqlstate.as_str()), (1064, "42000"));
+        assert!(error.message.ends_with("near 'AND x' at line 2"), "{}", error.message);
     }
 }

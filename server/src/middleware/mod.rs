@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`config`] (their files), `session` (a client's statements become rounds of a
 //! transaction), `elsewhere` (what is no part of one), `settings` and `set` (what clients set),
-//! `savepoints`, `operators` (what operators ask), `host` (the threads of the machines), `claim` (a number belongs to
+//! `savepoints`, `discovery` (tables
+//! at the sources), `keys` (generated ones), `operators` (what operators ask), `host` (the threads of the machines), `claim` (a number belongs to
 //! one proxy), `source` and `driver` (sessions at a source), `marks` and `names` (savepoints there, and rows that are not
 //! there),
 //! `consensus` and `records` (the mode `scalardb`), `postgres` and `maria` (their protocols),
@@ -19,13 +20,16 @@ mod claim;
 pub mod config;
 mod consensus;
 mod copy;
+mod cursors;
 mod decisions;
+mod discovery;
 mod driver;
 mod elsewhere;
 mod errors;
 mod front;
 mod halt;
 mod host;
+mod keys;
 mod link;
 pub mod local;
 mod maria;

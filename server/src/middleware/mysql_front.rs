@@ -175,6 +175,7 @@ fn too_long() -> SqlError {
         message: format!(
             "Got a packet bigger than 'max_allowed_packet' bytes: the proxy takes {MESSAGE_BYTES_MAX}; split the statement"
         ),
+        position: 0,
     }
 }
 
@@ -421,7 +422,7 @@ impl Connection {
             self.ok(0, 0, false);
         } else {
             let (sqlstate, message) = ("HY000".into(), format!("Unknown thread id: {id}"));
-            self.error(&SqlError { sqlstate, number: 1094, message });
+            self.error(&SqlError { sqlstate, number: 1094, message, position: 0 });
         }
     }
 
@@ -502,6 +503,7 @@ impl Connection {
                 sqlstate: "HY000".into(),
                 number: 1243,
                 message: format!("Unknown prepared statement handler ({id})"),
+                position: 0,
             }));
         };
         let count = statement.parsed.parameters;

@@ -69,28 +69,38 @@ pub(super) fn inserting(keys: &Keys, named: &AtomicUsize) -> Option<String> {
     (!columns.is_empty()).then(|| format!("SELECT {}", columns.join(", ")))
 }
 
-/// Locks the names of missing rows against inserts, and queries the number of the transaction
-/// ([`own_id`]).
-pub(super) fn holding_off(missed: &[&Record]) -> String {
+/// The numbers of a transaction and of its parts between savepoints: its own session locks each.
+const OWN_IDS: &str = "(SELECT string_agg(transactionid::text, ',') FROM pg_catalog.pg_locks \
+                       WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND pid = pg_backend_pid())";
+
+/// Locks the names of missing rows against inserts, and queries the numbers of the transaction
+/// ([`own_ids`]).
+pub(super) fn holding_off(missed: &[&Record], has_savepoints: bool) -> String {
     let names = missed
         .iter()
         .flat_map(|record| [name(&record.table, &record.key), name(&record.table, "")]);
     let mut columns = locks("pg_advisory_xact_lock_shared", names);
-    columns.push("pg_current_xact_id_if_assigned()::text".to_owned());
+    let one = "pg_current_xact_id_if_assigned()::text";
+    columns.push(if has_savepoints { OWN_IDS } else { one }.to_owned());
     format!("SELECT {}", columns.join(", "))
 }
 
-/// The transaction number in the answer to [`holding_off`], if there is one.
-pub(super) fn own_id(answer: &Answer) -> Option<u64> {
-    let cell = answer.rows.first()?.last()?.clone()?;
-    String::from_utf8(cell).ok()?.parse().ok()
+/// The transaction numbers in the answer to [`holding_off`], as rows contain them: their lower half.
+pub(super) fn own_ids(answer: &Answer) -> Vec<u32> {
+    let cell = answer.rows.first().and_then(|row| row.last()).cloned().flatten();
+    let text = String::from_utf8(cell.unwrap_or_default()).unwrap_or_default();
+    text.split(',').filter_map(|id| id.parse::<u64>().ok()).map(|id| id as u32).collect()
 }
 
-/// A query, for another session, whether one of the missing rows exists now. `own` is the number of
+/// A query, for another session, whether one of the missing rows exists now. `own` are the numbers of
 /// the transaction that missed them: rows that it has deleted itself do not count.
-pub(super) fn looking_again(missed: &[&Record], own: Option<u64>) -> String {
-    // Rows contain the lower half of a transaction number.
-    let others = own.map_or_else(String::new, |id| format!(" AND xmax::text <> '{}'", id as u32));
+pub(super) fn looking_again(missed: &[&Record], own: &[u32]) -> String {
+    let ids: Vec<String> = own.iter().map(|id| format!("'{id}'")).collect();
+    let others = if ids.is_empty() {
+        String::new()
+    } else {
+        format!(" AND xmax::text NOT IN ({})", ids.join(", "))
+    };
     let one = |record: &&Record| {
         format!("EXISTS (SELECT 1 FROM {} WHERE {}{others})", table(record), record.condition)
     };

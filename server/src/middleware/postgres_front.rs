@@ -265,6 +265,10 @@ fn error(out: &mut BytesMut, error: &SqlError, is_fatal: bool) {
             out.put_u8(field);
             put_text(out, text);
         }
+        if error.position > 0 {
+            out.put_u8(b'P');
+            put_text(out, &error.position.to_string());
+        }
         out.put_u8(0);
     });
 }
@@ -668,7 +672,12 @@ impl Connection {
     }
 
     async fn describe(&mut self, body: &mut Body) -> io::Result<Result<(), SqlError>> {
-        let is_told = |one: &Queued| matches!(one.parsed.verb, Verb::Schema(_) | Verb::Other);
+        let is_told = |one: &Queued| {
+            matches!(
+                one.parsed.verb,
+                Verb::Schema(_) | Verb::Other | Verb::Declare { .. } | Verb::Prepare(..)
+            )
+        };
         if self.queued.iter().any(is_told)
             && let Err(failed) = self.run_queued().await?
         {
@@ -689,6 +698,11 @@ impl Connection {
             });
             (prepared.parsed.first().cloned(), Vec::new(), prepared.columns.clone())
         } else {
+            // Cursors are portals.
+            if let Some(columns) = self.session.columns_of_cursor(&name) {
+                describe_rows(&mut self.stream.output, &columns, &[]);
+                return Ok(Ok(()));
+            }
             let Some(portal) = self.portals.get(&name) else {
                 return Ok(Err(SqlError::new(
                     "34000",

@@ -20,8 +20,10 @@ use tracing::{info, warn};
 use super::claim::{self, Begun, Claim, Claimant, Gate};
 use super::config::{AgentConfig, ProxyConfig, SourceConfig};
 use super::consensus::{Consensus, Store};
+use super::discovery::Discovered;
 use super::front::{Front, Speaks};
 use super::host::{AgentHost, MiddlewareHost, Opened, Postbox, ToAgentLink};
+use super::keys::Blocks;
 use super::link::{self, Sender};
 use super::messages::Link;
 use super::session::{Engine, Proxy};
@@ -157,6 +159,9 @@ async fn start(
     by_distance.sort();
     Ok(Proxy {
         catalogue: config.catalogue.clone(),
+        discovered: Discovered::new(config.catalogue.clone()),
+        new_tables: config.new_tables,
+        blocks: Blocks::default(),
         nodes: config.sources.iter().map(|s| (s.id, s.node)).collect(),
         by_distance: by_distance.into_iter().map(|(_, id)| id).collect(),
         direct,

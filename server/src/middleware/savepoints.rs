@@ -137,6 +137,7 @@ impl Session {
                 sqlstate: "42000".into(),
                 number: 1305,
                 message: format!("SAVEPOINT {name} does not exist"),
+                position: 0,
             },
         }
     }

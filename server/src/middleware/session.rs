@@ -9,18 +9,24 @@ use bytes::Bytes;
 use orthodrome_core::txn::Key;
 use orthodrome_core::{NodeId, Outcome};
 use orthodrome_geotp::contract::{self, Failure, Last, Part, Reason, SessionId, Xid};
+use orthodrome_geotp::sql::catalog::Table;
 use orthodrome_geotp::sql::merge::{Merge, merge};
+use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::set::{Effects, effects, locks_rows, set_config};
 use orthodrome_geotp::sql::{
-    Answer, Catalogue, Context, Dialect, Isolation, Kind, Parsed, Plan, SourceId, Value, Verb, plan,
+    Answer, Catalogue, Column, Context, Dialect, Isolation, Kind, Parsed, Plan, SourceId, Value,
+    Verb, plan,
 };
 use tokio::sync::{Notify, mpsc};
 
 use super::consensus::{Consensus, Order};
+use super::cursors::Cursor;
+use super::discovery::Discovered;
 use super::driver::{Sql, Statement};
 pub(super) use super::errors::SqlError;
 use super::errors::interrupted;
 use super::host::{Heard, MiddlewareHost};
+use super::keys::{Blocks, Generated, LastValues};
 use super::savepoints::Savepoints;
 use super::settings::Settings;
 use super::source::Source;
@@ -31,7 +37,14 @@ type Columns = Vec<(String, Kind)>;
 
 /// What all sessions share.
 pub(super) struct Proxy {
+    /// Sources, and the tables of the proxy's file.
     pub(super) catalogue: Catalogue,
+    /// What the sources say of tables.
+    pub(super) discovered: Discovered,
+    /// The source of tables that clients create and nobody has placed.
+    pub(super) new_tables: Option<SourceId>,
+    /// Generated keys.
+    pub(super) blocks: Blocks,
     /// The name of each source's node.
     pub(super) nodes: BTreeMap<SourceId, NodeId>,
     /// Nearest first.
@@ -233,6 +246,14 @@ pub(super) struct Session {
     pub(super) open: Option<Open>,
     pub(super) settings: Settings,
     pub(super) savepoints: Savepoints,
+    /// Statements that it has prepared by SQL.
+    pub(super) prepared: BTreeMap<String, Parsed>,
+    pub(super) cursors: BTreeMap<String, Cursor>,
+    /// Tables that its transaction has created.
+    pub(super) created: BTreeMap<String, Table>,
+    /// Its transaction changes the schema.
+    pub(super) has_schema: bool,
+    pub(super) last_values: LastValues,
     /// The last key that a source generated for it; 0 if there is none.
     pub(super) last_insert_id: u64,
     /// Told when the client wants what runs to be cancelled.
@@ -253,6 +274,8 @@ struct Placed {
     verb: &'static str,
     /// Where each part's answer will be: the source and its place there.
     places: Vec<(NodeId, usize)>,
+    /// Keys of an INSERT.
+    generated: Option<Generated>,
 }
 
 fn level(isolation: Isolation) -> contract::Isolation {
@@ -277,6 +300,11 @@ impl Session {
             open: None,
             settings: Settings::new(client),
             savepoints: Savepoints::default(),
+            prepared: BTreeMap::new(),
+            cursors: BTreeMap::new(),
+            created: BTreeMap::new(),
+            has_schema: false,
+            last_values: LastValues::default(),
             last_insert_id: 0,
             cancelled: Arc::default(),
         }
@@ -296,6 +324,7 @@ impl Session {
                 sqlstate: "42000".into(),
                 number: 1049,
                 message: format!("Unknown database '{name}'"),
+                position: 0,
             },
         })
     }
@@ -331,6 +360,8 @@ impl Session {
         self.next_isolation = None;
         self.read_only = None;
         self.savepoints.clear();
+        self.prepared.clear();
+        self.cursors.clear();
         self.settings.discard();
     }
 
@@ -352,6 +383,8 @@ impl Session {
 
     /// The transaction has ended.
     fn over(&mut self, is_committed: bool) {
+        self.end_schema(is_committed);
+        self.cursors.retain(|_, cursor| is_committed && cursor.is_held());
         self.settings.end(is_committed);
         self.savepoints.clear();
         self.next_isolation = None;
@@ -360,6 +393,7 @@ impl Session {
 
     /// Carries out the statements of one text, or of one pipeline. The last reply is an error if one failed.
     pub(super) async fn run(&mut self, statements: &[(Parsed, Vec<Value>)]) -> Vec<Reply> {
+        let statements = &*self.with_prepared(statements);
         let mut replies = Vec::new();
         let mut at = 0;
         let is_postgres = self.client == Dialect::PostgreSql;
@@ -383,7 +417,10 @@ impl Session {
                 self.other(parsed, values).await.map(|reply| vec![reply])
             };
             match found {
-                Ok(more) => replies.extend(more),
+                Ok(more) => {
+                    self.remember_keys(&more);
+                    replies.extend(more);
+                }
                 Err(error) => {
                     self.fail().await;
                     if is_postgres && !self.in_block {
@@ -404,14 +441,18 @@ impl Session {
                 }
             }
         }
-        for reply in &replies {
+        replies
+    }
+
+    /// The last key that was generated, for `LAST_INSERT_ID()`.
+    fn remember_keys(&mut self, replies: &[Reply]) {
+        for reply in replies {
             if let Reply::Done { last_insert_id, .. } = reply
                 && *last_insert_id > 0
             {
                 self.last_insert_id = *last_insert_id;
             }
         }
-        replies
     }
 
     /// How many of these statements can go in one round.
@@ -419,6 +460,10 @@ impl Session {
         let data = statements.iter().take_while(|(parsed, _)| matches!(parsed.verb, Verb::Data(_)));
         let mut count = 0;
         for (parsed, _) in data {
+            if count > 0 && asks_for_keys(parsed) {
+                // What it asks for is known when those before it have been answered.
+                break;
+            }
             count += 1;
             // MySQL commits each statement of a text by itself.
             if parsed.is_last
@@ -489,8 +534,9 @@ impl Session {
         let isolation = if by_key { Isolation::ReadCommitted } else { isolation };
         let kinds = self.kinds_for(parsed, values).await;
         let (client, prefer) = (self.client, self.prefer());
-        let context = Context { client, isolation, prefer, kinds, by_key };
-        Ok(plan(&self.proxy.catalogue, statement, values, &context)?)
+        let default_source = self.default_source();
+        let context = Context { client, isolation, prefer, kinds, by_key, default_source };
+        Ok(plan(&self.catalogue(), statement, values, &context)?)
     }
 
     /// Statements that read or change rows, in one round.
@@ -508,8 +554,18 @@ impl Session {
         let mut is_last = false;
         let mut order: Vec<usize> = (0..batch.len()).collect();
         let mut plans = Vec::new();
-        for (parsed, values) in batch {
+        let mut keyed: BTreeMap<usize, (Parsed, Generated)> = BTreeMap::new();
+        let mut counted: BTreeMap<usize, Parsed> = BTreeMap::new();
+        for (index, (parsed, values)) in batch.iter().enumerate() {
             is_last |= parsed.is_last;
+            self.discover(&parsed.verb).await?;
+            counted.extend(self.with_sequences(parsed).await?.map(|parsed| (index, parsed)));
+            let parsed = counted.get(&index).unwrap_or(parsed);
+            let by_key = matches!(self.proxy.engine, Engine::ByKey(_));
+            if !by_key && let Some(with_keys) = self.with_keys(parsed, values).await? {
+                keyed.insert(index, with_keys);
+            }
+            let parsed = keyed.get(&index).map_or(parsed, |(parsed, _)| parsed);
             let may_leave = self.check_may_run(parsed, values)?;
             plans.push((self.planned(parsed, values).await?, may_leave));
         }
@@ -523,6 +579,8 @@ impl Session {
             else {
                 continue;
             };
+            let generated = keyed.get(&index).map(|(_, generated)| generated.clone());
+            let parsed = counted.get(&index).unwrap_or(parsed);
             if plan.parts.is_empty() {
                 let answer = match self.set_config(parsed, values).await? {
                     Some(answer) => answer,
@@ -532,37 +590,9 @@ impl Session {
                 replies.push(Some(Reply::Rows(answer, "SELECT")));
                 continue;
             }
-            let mut places = Vec::new();
-            for part in &plan.parts {
-                let Some(&node) = self.proxy.nodes.get(&part.source) else { continue };
-                round.orders.entry(node).or_default().push(Order {
-                    text: part.text.clone(),
-                    rows: part.records.iter().map(|r| (r.table.clone(), r.key.clone())).collect(),
-                    is_write: parsed.word() != "SELECT",
-                });
-                let there = round.parts.entry(node).or_insert_with(|| Part {
-                    statements: Vec::new(),
-                    records: Vec::new(),
-                    writes: false,
-                });
-                places.push((node, there.statements.len()));
-                let kind = self.proxy.catalogue.source(part.source).map(|source| source.kind);
-                let is_first = there.statements.is_empty();
-                there.statements.push(Statement {
-                    prelude: part.prelude.clone(),
-                    text: part.text.clone(),
-                    keys: part.keys.clone(),
-                    settings: kind
-                        .filter(|_| is_first)
-                        .map_or_else(Vec::new, |kind| self.settings.at(kind)),
-                    may_leave: *may_leave,
-                });
-                there.records.extend(
-                    part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key)))),
-                );
-                there.writes |= plan.is_write;
-            }
-            by_statement.insert(index, Placed { plan: plan.clone(), verb: parsed.word(), places });
+            let verb = parsed.word();
+            let places = self.place(&mut round, plan, *may_leave, verb != "SELECT");
+            by_statement.insert(index, Placed { plan: plan.clone(), verb, places, generated });
         }
         placed.extend(by_statement.into_values());
         let is_implicit = !self.in_block && self.autocommit;
@@ -583,6 +613,7 @@ impl Session {
                 }
                 let Some(placed) = found.next() else { break };
                 let reply = reply(placed, &mut answers)?;
+                let reply = self.with_generated(placed, reply);
                 if index < replies.len() {
                     if let Some(slot) = replies.get_mut(index) {
                         *slot = Some(reply);
@@ -594,6 +625,115 @@ impl Session {
             }
         }
         Ok(replies.into_iter().flatten().collect())
+    }
+
+    /// Puts what a statement's sources are told into a round. Where each answer will be.
+    fn place(
+        &self,
+        round: &mut Round,
+        plan: &Plan,
+        may_leave: bool,
+        is_write: bool,
+    ) -> Vec<(NodeId, usize)> {
+        let mut places = Vec::new();
+        for part in &plan.parts {
+            let Some(&node) = self.proxy.nodes.get(&part.source) else { continue };
+            round.orders.entry(node).or_default().push(Order {
+                text: part.text.clone(),
+                rows: part.records.iter().map(|r| (r.table.clone(), r.key.clone())).collect(),
+                is_write,
+            });
+            let there = round.parts.entry(node).or_insert_with(|| Part {
+                statements: Vec::new(),
+                records: Vec::new(),
+                writes: false,
+            });
+            places.push((node, there.statements.len()));
+            let kind = self.proxy.catalogue.source(part.source).map(|source| source.kind);
+            let is_first = there.statements.is_empty();
+            there.statements.push(Statement {
+                prelude: part.prelude.clone(),
+                text: part.text.clone(),
+                keys: part.keys.clone(),
+                settings: kind
+                    .filter(|_| is_first)
+                    .map_or_else(Vec::new, |kind| self.settings.at(kind)),
+                may_leave,
+            });
+            there.records.extend(
+                part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key)))),
+            );
+            there.writes |= plan.is_write;
+        }
+        places
+    }
+
+    /// Carries out a change of the schema as part of the transaction.
+    pub(super) async fn change_schema(&mut self, plan: &Plan) -> Result<(), SqlError> {
+        let mut round = Round::default();
+        let places = self.place(&mut round, plan, true, true);
+        let placed = [Placed { plan: plan.clone(), verb: "CREATE", places, generated: None }];
+        self.has_schema = true;
+        self.round(round, &placed, Last::No, false).await.map(drop)
+    }
+
+    /// Rows of a query in the open transaction, at one source: what only this transaction sees.
+    pub(super) async fn ask_within(
+        &mut self,
+        source: SourceId,
+        text: String,
+    ) -> Result<Answer, SqlError> {
+        let part = orthodrome_geotp::sql::Part {
+            source,
+            prelude: Vec::new(),
+            text,
+            records: Vec::new(),
+            keys: Keys::default(),
+        };
+        let (merge, is_write, has_rows) = (Merge::Only, false, true);
+        let plan = Plan { parts: vec![part], merge, is_write, has_rows };
+        let mut round = Round::default();
+        let places = self.place(&mut round, &plan, true, false);
+        let placed = [Placed { plan, verb: "SELECT", places, generated: None }];
+        let answers = self.round(round, &placed, Last::No, false).await?;
+        Ok(answers.into_values().flatten().next().unwrap_or_default())
+    }
+
+    /// What the client is told of an INSERT whose keys were generated.
+    fn with_generated(&mut self, placed: &Placed, reply: Reply) -> Reply {
+        let Some(generated) = &placed.generated else { return reply };
+        let number = |cell: Option<&Option<Vec<u8>>>| -> Option<i64> {
+            std::str::from_utf8(cell?.as_deref()?).ok()?.parse().ok()
+        };
+        let mut ends = generated.given;
+        let reply = match reply {
+            Reply::Rows(answer, _) if generated.is_returned => {
+                let first = answer.rows.first().and_then(|row| number(row.first()));
+                let last = answer.rows.last().and_then(|row| number(row.first()));
+                ends = first.zip(last);
+                let affected = answer.rows.len() as u64;
+                Reply::Done { tag: format!("INSERT 0 {affected}"), affected, last_insert_id: 0 }
+            }
+            Reply::Rows(answer, verb) => {
+                let is_it = |column: &Column| {
+                    generated.sequence == format!("{}_{}_seq", generated.table, column.name)
+                };
+                let place = answer.columns.iter().position(is_it);
+                let last = answer.rows.last().and_then(|row| number(row.get(place?)));
+                ends = ends.or(last.zip(last));
+                Reply::Rows(answer, verb)
+            }
+            other => other,
+        };
+        let Some((first, last)) = ends else { return reply };
+        self.last_values.was_given(&generated.sequence, last);
+        match reply {
+            Reply::Done { tag, affected, last_insert_id: _ } => {
+                let last_insert_id = u64::try_from(first).unwrap_or(0);
+                Reply::Done { tag, affected, last_insert_id }
+            }
+            other => other,
+        }
     }
 
     /// Checks that a read-only transaction does not write, and that nothing is asked of a session at a source. Whether the
@@ -1014,9 +1154,32 @@ impl Session {
                 self.reset().await;
                 Ok(Reply::done("DISCARD ALL"))
             }
-            // The statements themselves are the listener's.
-            Verb::Deallocate(None) => Ok(Reply::done("DEALLOCATE ALL")),
-            Verb::Deallocate(Some(_)) => Ok(Reply::done("DEALLOCATE")),
+            // The listener forgets those of its protocol.
+            Verb::Deallocate(None) => {
+                self.prepared.clear();
+                Ok(Reply::done("DEALLOCATE ALL"))
+            }
+            Verb::Deallocate(Some(name)) => {
+                self.prepared.remove(name);
+                Ok(Reply::done("DEALLOCATE"))
+            }
+            Verb::Prepare(name, parsed) => self.prepare(name, parsed),
+            Verb::Execute(name, values) => {
+                let batch = [self.executed(name, values)?];
+                let reply = match batch {
+                    [(Parsed { verb: Verb::Data(_), .. }, _)] => {
+                        Box::pin(self.data(&batch, false, false)).await?.pop()
+                    }
+                    [(parsed, values)] => {
+                        let answer = Box::pin(self.elsewhere(&parsed, &values)).await?;
+                        Some(Reply::Rows(answer, "SELECT"))
+                    }
+                };
+                reply.ok_or_else(|| SqlError::new("XX000", "a prepared statement had no answer"))
+            }
+            Verb::Declare { name, query, is_held } => self.declare(name, query, *is_held).await,
+            Verb::Fetch { name, motion, is_move } => self.fetch(name, *motion, *is_move),
+            Verb::Close(name) => self.close(name.as_deref()),
             Verb::Housekeeping(tag) => Ok(Reply::done(tag)),
             Verb::Copy { .. } | Verb::CopyOut { .. } => Err(SqlError::new(
                 "0A000",
@@ -1033,6 +1196,18 @@ impl Session {
             | Verb::Empty => Err(SqlError::new("XX000", "a statement was misplaced")),
         }
     }
+}
+
+/// How long a statement may be that is searched for functions of generated keys.
+const SEARCHED_MAX: usize = 10_000;
+
+/// Whether a statement asks for keys that a statement before it may have generated.
+fn asks_for_keys(parsed: &Parsed) -> bool {
+    if parsed.text.len() > SEARCHED_MAX {
+        return false;
+    }
+    let lower = parsed.text.to_lowercase();
+    ["lastval", "currval", "nextval", "last_insert_id"].iter().any(|name| lower.contains(name))
 }
 
 /// A statement's answer out of its round's.

@@ -459,6 +459,7 @@ fn unknown(client: Dialect, name: &str) -> SqlError {
             sqlstate: "HY000".into(),
             number: 1193,
             message: format!("Unknown system variable '{name}'"),
+            position: 0,
         },
     }
 }

@@ -680,14 +680,17 @@ impl Source {
         if missed.is_empty() {
             return Ok(());
         }
+        let has_savepoints = !locked(&slot.marks).is_empty();
         let piece = Piece::Probe(statements.len().saturating_sub(1) as u32);
-        self.send(slot, place, (names::holding_off(&missed), vec![piece]), done).await?;
+        self.send(slot, place, (names::holding_off(&missed, has_savepoints), vec![piece]), done)
+            .await?;
         if done.outcome.fault.is_some() {
             return Ok(());
         }
-        let own = done.outcome.done.last().and_then(|(answer, _)| names::own_id(answer));
+        let own = done.outcome.done.last().map(|(answer, _)| names::own_ids(answer));
+        let own = own.unwrap_or_default();
         let settings = locked(&slot.settings).clone();
-        let found = self.ask_with(&names::looking_again(&missed, own), &settings, false).await;
+        let found = self.ask_with(&names::looking_again(&missed, &own), &settings, false).await;
         let message = match found {
             Ok(Outcome { fault: None, done }) => {
                 let cell =

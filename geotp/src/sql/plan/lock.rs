@@ -3,9 +3,9 @@
 use std::ops::ControlFlow;
 
 use sqlparser::ast::{
-    Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments, GroupByExpr, Ident,
-    LockClause, LockType, NonBlock, ObjectName, ObjectNamePart, Query, Select, SelectItem, SetExpr,
-    Statement, TableWithJoins, VisitorMut,
+    Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments, GroupByExpr, Ident, Join,
+    JoinConstraint, JoinOperator, LockClause, LockType, NonBlock, ObjectName, ObjectNamePart,
+    Query, Select, SelectItem, SetExpr, Statement, TableFactor, TableWithJoins, VisitorMut,
 };
 
 use super::super::Refusal;
@@ -102,11 +102,15 @@ impl Locker<'_> {
             if scope.tables.is_empty() {
                 continue;
             }
-            if scope.has_outer {
+            let optional = if scope.has_outer { optional_sides(select) } else { Some(Vec::new()) };
+            let Some(optional) = optional.filter(|sides| sides.is_empty() || is_top) else {
                 return Err(Refusal::unsupported(
                     "PostgreSQL cannot lock the optional side of an outer join, as SERIALIZABLE wants here; read the \
                      tables in two statements, or ask for REPEATABLE READ",
                 ));
+            };
+            for (select, alias) in optional {
+                preludes.push(locking_prelude(&select, vec![share_of(alias)]));
             }
             let found = Contains::of(&select.projection);
             let is_grouped = select.distinct.is_some()
@@ -114,14 +118,18 @@ impl Locker<'_> {
                 || found.aggregate
                 || found.window
                 || !matches!(&select.group_by, GroupByExpr::Expressions(by, _) if by.is_empty());
-            if is_plain_select && !is_grouped {
+            if is_plain_select && !is_grouped && scope.has_outer {
+                aliases = Some(required_sides(select));
+            } else if is_plain_select && !is_grouped {
                 aliases = Some(if scope.has_other {
                     scope.aliases().map(|a| share(Some(a))).collect()
                 } else {
                     vec![share(None)]
                 });
             } else if is_top {
-                preludes.push(locking_prelude(select));
+                let all = vec![share(None)];
+                let locks = if scope.has_outer { required_sides(select) } else { all };
+                preludes.push(locking_prelude(select, locks));
             } else {
                 return Err(Refusal::unsupported(
                     "PostgreSQL cannot lock what a grouped subquery reads, as SERIALIZABLE wants here; read it in a \
@@ -133,6 +141,63 @@ impl Locker<'_> {
         query.locks.extend(aliases.into_iter().flatten());
         Ok(())
     }
+}
+
+fn share_of(alias: Ident) -> LockClause {
+    let of = Some(ObjectName(vec![ObjectNamePart::Identifier(alias)]));
+    LockClause { lock_type: LockType::Share, of, nonblock: None }
+}
+
+/// What a table is called in its FROM clause.
+fn alias_of(table: &TableFactor) -> Option<Ident> {
+    match table {
+        TableFactor::Table { alias: Some(alias), .. } => Some(alias.name.clone()),
+        TableFactor::Table { name, alias: None, .. } => name.0.last()?.as_ident().cloned(),
+        _ => None,
+    }
+}
+
+/// The constraint of a left join.
+fn left(join: &Join) -> Option<&JoinConstraint> {
+    match &join.join_operator {
+        JoinOperator::Left(constraint) | JoinOperator::LeftOuter(constraint) => Some(constraint),
+        _ => None,
+    }
+}
+
+/// For each table on the optional side of a left join: a query in which that join is an inner one, so that PostgreSQL can
+/// lock the rows of the table that are found, and the table's name there. Nothing if another outer join is among them.
+fn optional_sides(select: &Select) -> Option<Vec<(Select, Ident)>> {
+    let mut found = Vec::new();
+    for (item, from) in select.from.iter().enumerate() {
+        for (place, join) in from.joins.iter().enumerate() {
+            let is_inner = matches!(
+                join.join_operator,
+                JoinOperator::Join(_) | JoinOperator::Inner(_) | JoinOperator::CrossJoin(_)
+            );
+            if is_inner {
+                continue;
+            }
+            let constraint = left(join)?.clone();
+            // What a derived table reads it locks for itself.
+            let Some(alias) = alias_of(&join.relation) else { continue };
+            let mut select = select.clone();
+            let join = select.from.get_mut(item)?.joins.get_mut(place)?;
+            join.join_operator = JoinOperator::Inner(constraint);
+            found.push((select, alias));
+        }
+    }
+    Some(found)
+}
+
+/// Locks of the tables that are on no optional side.
+fn required_sides(select: &Select) -> Vec<LockClause> {
+    let of = |from: &TableWithJoins| {
+        let joined = from.joins.iter().filter(|join| left(join).is_none());
+        let tables = [&from.relation].into_iter().chain(joined.map(|join| &join.relation));
+        tables.filter_map(alias_of).map(share_of).collect::<Vec<_>>()
+    };
+    select.from.iter().flat_map(of).collect()
 }
 
 fn selects_of<'a>(body: &'a SetExpr, into: &mut Vec<&'a Select>) {
@@ -147,14 +212,14 @@ fn selects_of<'a>(body: &'a SetExpr, into: &mut Vec<&'a Select>) {
 }
 
 /// `SELECT count(*) FROM (SELECT 1 FROM … WHERE … FOR SHARE) AS orthodrome_locked`.
-fn locking_prelude(select: &Select) -> Query {
+fn locking_prelude(select: &Select, locks: Vec<LockClause>) -> Query {
     let mut inner = select.clone();
     inner.distinct = None;
     inner.projection = vec![SelectItem::UnnamedExpr(number(1))];
     inner.group_by = GroupByExpr::Expressions(Vec::new(), Vec::new());
     inner.having = None;
     inner.named_window = Vec::new();
-    let inner = bare_query(SetExpr::Select(Box::new(inner)), vec![share(None)]);
+    let inner = bare_query(SetExpr::Select(Box::new(inner)), locks);
     let mut outer = select.clone();
     outer.distinct = None;
     outer.selection = None;

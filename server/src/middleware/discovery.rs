@@ -1,0 +1,223 @@
+//! What the sources say of their tables: columns, which of them are generated, and where a table is that the proxy's file does
+//! not name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use orthodrome_geotp::sql::catalog::{Placement, Table};
+use orthodrome_geotp::sql::{Catalogue, Dialect, SourceId, Verb, unknown_tables};
+
+use super::session::{Session, SqlError};
+
+/// How long the proxy believes what a source has said of a table.
+const KEPT: Duration = Duration::from_secs(10);
+
+/// What is known of tables beside the proxy's file.
+pub(super) struct Discovered {
+    /// What the file says.
+    file: Catalogue,
+    now: Mutex<Now>,
+}
+
+struct Now {
+    /// What the file says, and what was found.
+    all: Arc<Catalogue>,
+    found: BTreeMap<String, Instant>,
+}
+
+/// A table at one source.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Found {
+    columns: Vec<String>,
+    generated: Option<String>,
+}
+
+impl Discovered {
+    pub(super) fn new(file: Catalogue) -> Self {
+        let all = Arc::new(file.clone());
+        Self { file, now: Mutex::new(Now { all, found: BTreeMap::new() }) }
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything that is known now.
+    pub(super) fn all(&self) -> Arc<Catalogue> {
+        self.now().all.clone()
+    }
+
+    /// The schema has changed.
+    pub(super) fn forget(&self) {
+        let mut now = self.now();
+        now.all = Arc::new(self.file.clone());
+        now.found.clear();
+    }
+
+    pub(super) fn learn(&self, table: Table) {
+        let mut now = self.now();
+        now.found.insert(table.name.clone(), Instant::now());
+        now.all = Arc::new(now.all.with([table]));
+    }
+
+    fn unlearn(&self, name: &str) {
+        let mut now = self.now();
+        if now.found.remove(name).is_some() {
+            now.all = Arc::new(now.all.without(name, &self.file));
+        }
+    }
+
+    /// Whether something was learnt of a table.
+    fn was_known(&self, name: &str) -> bool {
+        self.now().found.contains_key(name)
+    }
+
+    /// Whether something was learnt of a table a moment ago.
+    fn is_known(&self, name: &str) -> bool {
+        self.now().found.get(name).is_some_and(|since| since.elapsed() < KEPT)
+    }
+}
+
+/// Asks a source for the columns of a table, and which of them is generated.
+fn question(kind: Dialect, table: &str) -> String {
+    match kind {
+        Dialect::PostgreSql => {
+            let name = table.replace('"', "\"\"").replace('\'', "''");
+            format!(
+                "SELECT a.attname::text, CASE WHEN a.attidentity <> '' OR pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%' \
+                 THEN 1 ELSE 0 END FROM pg_catalog.pg_attribute a \
+                 LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
+                 WHERE a.attrelid = to_regclass('\"{name}\"') AND a.attnum > 0 AND NOT a.attisdropped \
+                 ORDER BY a.attnum"
+            )
+        }
+        Dialect::MariaDb => {
+            let name = table.replace('\'', "''");
+            format!(
+                "SELECT column_name, extra LIKE '%auto_increment%' FROM information_schema.columns \
+                 WHERE table_schema = database() AND table_name = '{name}' ORDER BY ordinal_position"
+            )
+        }
+    }
+}
+
+impl Session {
+    /// What is known of tables, and what this session's transaction has made.
+    pub(super) fn catalogue(&self) -> Arc<Catalogue> {
+        let all = self.proxy.discovered.all();
+        if self.created.is_empty() {
+            return all;
+        }
+        Arc::new(all.with(self.created.values().cloned()))
+    }
+
+    async fn ask_for(&self, at: SourceId, table: &str) -> Result<Option<Found>, SqlError> {
+        let kind = self.proxy.catalogue.source(at).map_or(self.client, |source| source.kind);
+        let answer = self.ask(at, &question(kind, table), false).await?;
+        let text = |cell: &Option<Vec<u8>>| {
+            cell.as_ref()
+                .map_or_else(String::new, |cell| String::from_utf8_lossy(cell).into_owned())
+        };
+        let mut found = Found::default();
+        for row in &answer.rows {
+            let [name, is_generated, ..] = row.as_slice() else { continue };
+            let name = text(name).to_lowercase();
+            if text(is_generated) == "1" && found.generated.is_none() {
+                found.generated = Some(name.clone());
+            }
+            found.columns.push(name);
+        }
+        Ok((!found.columns.is_empty()).then_some(found))
+    }
+
+    /// Looks for the tables of a statement that nobody has told the proxy of.
+    pub(super) async fn discover(&self, verb: &Verb) -> Result<(), SqlError> {
+        let (Verb::Data(statement) | Verb::Schema(statement)) = verb else { return Ok(()) };
+        for name in unknown_tables(&self.proxy.catalogue, statement) {
+            if self.created.contains_key(&name) || self.proxy.discovered.is_known(&name) {
+                continue;
+            }
+            let mut found = BTreeMap::new();
+            for (at, _) in self.proxy.catalogue.sources() {
+                if let Some(one) = self.ask_for(at, &name).await? {
+                    found.insert(at, one);
+                }
+            }
+            if found.len() > 1 {
+                let names = found.keys().filter_map(|at| self.proxy.catalogue.source(*at));
+                let names: Vec<&str> = names.map(|source| source.name.as_str()).collect();
+                return Err(SqlError::new(
+                    "0A000",
+                    format!(
+                        "table \"{name}\" is at several sources ({}), and the proxy does not know how its rows are spread; \
+                         add it to [[tables]] of the proxy's file",
+                        names.join(", ")
+                    ),
+                ));
+            }
+            match found.into_iter().next() {
+                Some((at, Found { columns, generated })) => {
+                    let placement = Placement::Single(at);
+                    let primary = Vec::new();
+                    self.proxy.discovered.learn(Table {
+                        name,
+                        placement,
+                        primary,
+                        columns,
+                        generated,
+                    });
+                }
+                None => self.proxy.discovered.unlearn(&name),
+            }
+        }
+        Ok(())
+    }
+
+    /// A table with its columns, which its source is asked for.
+    pub(super) async fn with_columns(&self, name: &str) -> Result<Option<Table>, SqlError> {
+        if let Some(own) = self.created.get(name) {
+            return Ok(Some(own.clone()));
+        }
+        let all = self.proxy.discovered.all();
+        let Some(table) = all.table(name) else { return Ok(None) };
+        if self.proxy.discovered.is_known(name) {
+            return Ok(Some(table.clone()));
+        }
+        let mut table = table.clone();
+        let sources: BTreeSet<SourceId> = table.sources();
+        let is_own = |at: &&SourceId| {
+            self.proxy.catalogue.source(**at).is_some_and(|s| s.kind == self.client)
+        };
+        let at = sources.iter().find(is_own).or(sources.first()).copied();
+        // If the table is not there, the statement itself is told so.
+        let asked = match at {
+            Some(at) => self.ask_for(at, name).await,
+            None => Ok(None),
+        };
+        let asked = match asked {
+            // What the source has said before still holds while it is away.
+            Err(gone) if gone.sqlstate == "08006" && self.proxy.discovered.was_known(name) => None,
+            other => other?,
+        };
+        if let Some(found) = asked {
+            if let Some(file) = self.proxy.catalogue.table(name) {
+                table.columns.clone_from(&file.columns);
+            }
+            if table.columns.is_empty() {
+                table.columns = found.columns;
+            }
+            table.generated = found.generated;
+            self.proxy.discovered.learn(table.clone());
+        }
+        Ok(Some(table))
+    }
+
+    /// Where a table goes that nobody has placed.
+    pub(super) fn default_source(&self) -> Option<SourceId> {
+        let named = self.proxy.new_tables;
+        let mut all = self.proxy.catalogue.sources();
+        let own = all.find(|(_, source)| source.kind == self.client).map(|(id, _)| id);
+        named.or(own).or_else(|| self.proxy.catalogue.sources().next().map(|(id, _)| id))
+    }
+}

@@ -1,0 +1,356 @@
+//! Generated keys of tables whose rows several sources have. Each would count by itself; so the proxy gives the values, in
+//! blocks that it claims from a row of the table `orthodrome_sequences` at one source. A block is durable before the first of its
+//! values is given away, and no two proxies claim the same. What a proxy has claimed and not used when it ends is lost.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use orthodrome_geotp::sql::catalog::{Placement, Table};
+use orthodrome_geotp::sql::generated::{
+    Call, Filled, Filler, calls, fill, put_calls, return_column, target,
+};
+use orthodrome_geotp::sql::{Dialect, Parsed, SourceId, Value, Verb};
+use tokio::sync::Mutex;
+
+use super::driver::Outcome;
+use super::session::{Session, SqlError};
+use super::words::translated;
+
+/// Values that are claimed at once: more of them, the sooner the last were used up.
+const BLOCK: i64 = 100;
+const BLOCK_MAX: i64 = 10_000;
+const SOON: Duration = Duration::from_secs(2);
+
+/// Values that this proxy has claimed and not given away.
+#[derive(Default)]
+pub(super) struct Blocks(Mutex<BTreeMap<String, Arc<Mutex<Block>>>>);
+
+#[derive(Default)]
+struct Block {
+    next: i64,
+    /// The first that belongs to somebody else.
+    end: i64,
+    size: i64,
+    claimed: Option<Instant>,
+}
+
+/// What an INSERT that is about to run has generated.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Generated {
+    pub(super) table: String,
+    /// The sequence, as PostgreSQL names it.
+    pub(super) sequence: String,
+    /// The first value and the last, if the proxy has given some.
+    pub(super) given: Option<(i64, i64)>,
+    /// The source was asked to return the values, which the client has not asked for.
+    pub(super) is_returned: bool,
+}
+
+/// Sequences of a PostgreSQL client's session.
+#[derive(Default)]
+pub(super) struct LastValues {
+    by_name: BTreeMap<String, i64>,
+    last: Option<i64>,
+}
+
+impl LastValues {
+    pub(super) fn was_given(&mut self, sequence: &str, value: i64) {
+        self.by_name.insert(sequence.to_owned(), value);
+        self.last = Some(value);
+    }
+}
+
+fn sequence_of(table: &str, column: &str) -> String {
+    format!("{table}_{column}_seq")
+}
+
+fn quoted(text: &str) -> String {
+    super::driver::quoted(text)
+}
+
+impl Session {
+    /// An INSERT with the keys that it leaves to the proxy, and what was given.
+    pub(super) async fn with_keys(
+        &self,
+        parsed: &Parsed,
+        values: &[Value],
+    ) -> Result<Option<(Parsed, Generated)>, SqlError> {
+        let Verb::Data(statement) = &parsed.verb else { return Ok(None) };
+        let Some(name) = target(statement) else { return Ok(None) };
+        let Some(table) = self.with_columns(&name).await? else { return Ok(None) };
+        let Some(column) = table.generated.clone() else { return Ok(None) };
+        let mut parsed = parsed.clone();
+        let Verb::Data(statement) = &mut parsed.verb else { return Ok(None) };
+        let mut generated = Generated {
+            sequence: sequence_of(&name, &column),
+            table: name,
+            ..Generated::default()
+        };
+        if let Placement::Single(at) = table.placement {
+            let kind = self.proxy.catalogue.source(at).map(|source| source.kind);
+            if kind == Some(Dialect::PostgreSql) {
+                if self.client == Dialect::MariaDb {
+                    let filler = &mut Filler::Default;
+                    fill(statement, &table, &column, self.client, values, filler)?;
+                }
+                generated.is_returned = return_column(statement, &column, self.client);
+            }
+            return Ok(Some((parsed, generated)));
+        }
+        let mut counted = (**statement).clone();
+        let Filled { count, largest } = {
+            let filler = &mut Filler::Numbers(&mut (1..));
+            fill(&mut counted, &table, &column, self.client, values, filler)?
+        };
+        if let (Some(largest), Dialect::MariaDb) = (largest, self.client) {
+            // MySQL counts on after a value that a client gives.
+            self.pass(&table, &column, largest).await?;
+        }
+        if count > 0 {
+            let keys = self.keys(&table, &column, count).await?;
+            generated.given = keys.first().copied().zip(keys.last().copied());
+            let mut keys = keys.into_iter();
+            let filler = &mut Filler::Numbers(&mut keys);
+            fill(statement, &table, &column, self.client, values, filler)?;
+        }
+        Ok(Some((parsed, generated)))
+    }
+
+    /// The source that has the row from which a table's keys are claimed. The numbers of sources are the same at every proxy.
+    fn counting_source(&self, table: &Table) -> Option<SourceId> {
+        table.sources().into_iter().min_by_key(|at| self.proxy.nodes.get(at).copied())
+    }
+
+    async fn block(&self, name: &str) -> Arc<Mutex<Block>> {
+        self.proxy.blocks.0.lock().await.entry(name.to_owned()).or_default().clone()
+    }
+
+    /// New values of a column.
+    async fn keys(&self, table: &Table, column: &str, count: usize) -> Result<Vec<i64>, SqlError> {
+        let name = format!("{}.{column}", table.name);
+        let block = self.block(&name).await;
+        let mut block = block.lock().await;
+        let mut found = Vec::with_capacity(count);
+        while found.len() < count {
+            if block.next >= block.end {
+                let missing = (count - found.len()) as i64;
+                self.claim(table, column, &mut block, missing, 1).await?;
+            }
+            found.push(block.next);
+            block.next += 1;
+        }
+        Ok(found)
+    }
+
+    /// No value up to this one is given from now on.
+    async fn pass(&self, table: &Table, column: &str, value: i64) -> Result<(), SqlError> {
+        let name = format!("{}.{column}", table.name);
+        let block = self.block(&name).await;
+        let mut block = block.lock().await;
+        let Some(above) = value.checked_add(1) else { return Ok(()) };
+        if above >= block.end {
+            self.claim(table, column, &mut block, 1, above).await
+        } else {
+            block.next = block.next.max(above);
+            Ok(())
+        }
+    }
+
+    /// Claims the next block, of at least so many values from `lowest` on.
+    async fn claim(
+        &self,
+        table: &Table,
+        column: &str,
+        block: &mut Block,
+        count: i64,
+        lowest: i64,
+    ) -> Result<(), SqlError> {
+        let is_soon = block.claimed.is_some_and(|claimed| claimed.elapsed() < SOON);
+        block.size = if is_soon { (block.size * 2).min(BLOCK_MAX) } else { BLOCK };
+        let size = block.size.max(count);
+        let home = self.counting_source(table);
+        let home = home.ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
+        let name = quoted(&format!("{}.{column}", table.name));
+        let text = format!(
+            "BEGIN; SELECT next_value FROM orthodrome_sequences WHERE name = {name} FOR UPDATE; \
+             UPDATE orthodrome_sequences SET next_value = GREATEST(next_value, {lowest}) + {size} WHERE name = {name}; \
+             COMMIT"
+        );
+        for _ in 0..3 {
+            let outcome = self.transact(home, &text).await?;
+            let is_missing = outcome
+                .fault
+                .as_ref()
+                .is_some_and(|fault| fault.sqlstate == "42P01" || fault.number == 1146);
+            if let Some(fault) = outcome.fault.filter(|_| !is_missing) {
+                return Err(translated(fault, self.client, &self.name_of(home)));
+            }
+            let rows = outcome.done.iter().flat_map(|(answer, _)| &answer.rows);
+            let cell = rows.flatten().flatten().next();
+            let next = cell.and_then(|cell| std::str::from_utf8(cell).ok()?.parse::<i64>().ok());
+            if let Some(next) = next.filter(|_| !is_missing) {
+                block.next = next.max(lowest);
+                block.end = block.next + size;
+                block.claimed = Some(Instant::now());
+                return Ok(());
+            }
+            self.begin_counting(home, table, column, is_missing).await?;
+        }
+        Err(SqlError::new(
+            "55000",
+            format!(
+                "no keys can be claimed for {name}: look at orthodrome_sequences at source {}",
+                self.name_of(home)
+            ),
+        ))
+    }
+
+    fn name_of(&self, at: SourceId) -> String {
+        self.proxy.catalogue.source(at).map_or_else(|| at.to_string(), |source| source.name.clone())
+    }
+
+    async fn transact(&self, at: SourceId, text: &str) -> Result<Outcome, SqlError> {
+        let gone = || SqlError::new("08006", "no source is configured");
+        Ok(self.proxy.direct.get(&at).ok_or_else(gone)?.transact(text).await?)
+    }
+
+    /// Makes the row of a column that has none yet. It counts on from the largest value that any source has.
+    async fn begin_counting(
+        &self,
+        home: SourceId,
+        table: &Table,
+        column: &str,
+        is_new: bool,
+    ) -> Result<(), SqlError> {
+        if is_new {
+            let made = "CREATE TABLE IF NOT EXISTS orthodrome_sequences \
+                        (name VARCHAR(200) PRIMARY KEY, next_value BIGINT NOT NULL)";
+            let outcome = self.transact(home, made).await?;
+            // Another proxy may make it at the same moment.
+            if let Some(fault) = outcome.fault.filter(|fault| fault.sqlstate != "23505") {
+                return Err(SqlError::new(
+                    "42501",
+                    format!(
+                        "source {}: cannot create the table orthodrome_sequences, from which keys are claimed: {}; \
+                         create it there as an administrator: {made}",
+                        self.name_of(home),
+                        fault.message
+                    ),
+                ));
+            }
+        }
+        let mut next = 1;
+        for at in table.sources() {
+            let quote = match self.proxy.catalogue.source(at).map(|source| source.kind) {
+                Some(Dialect::PostgreSql) => '"',
+                Some(Dialect::MariaDb) | None => '`',
+            };
+            let text =
+                format!("SELECT max({quote}{column}{quote}) FROM {quote}{}{quote}", table.name);
+            let answer = self.ask(at, &text, false).await?;
+            let cell = answer.rows.first().and_then(|row| row.first()?.as_deref());
+            let largest = cell.and_then(|cell| std::str::from_utf8(cell).ok()?.parse::<i64>().ok());
+            next = next.max(largest.unwrap_or(0).saturating_add(1));
+        }
+        let name = quoted(&format!("{}.{column}", table.name));
+        let kind = self.proxy.catalogue.source(home).map(|source| source.kind);
+        let text = match kind {
+            Some(Dialect::PostgreSql) => format!(
+                "INSERT INTO orthodrome_sequences (name, next_value) VALUES ({name}, {next}) ON CONFLICT DO NOTHING"
+            ),
+            Some(Dialect::MariaDb) | None => format!(
+                "INSERT IGNORE INTO orthodrome_sequences (name, next_value) VALUES ({name}, {next})"
+            ),
+        };
+        let outcome = self.transact(home, &text).await?;
+        match outcome.fault {
+            Some(fault) => Err(translated(fault, self.client, &self.name_of(home))),
+            None => Ok(()),
+        }
+    }
+
+    /// A statement of a PostgreSQL client with the values of its sequences' functions; nothing if it has none that are the
+    /// proxy's.
+    pub(super) async fn with_sequences(
+        &mut self,
+        parsed: &Parsed,
+    ) -> Result<Option<Parsed>, SqlError> {
+        let Verb::Data(statement) = &parsed.verb else { return Ok(None) };
+        if self.client != Dialect::PostgreSql {
+            return Ok(None);
+        }
+        let Some(calls) = calls(statement) else { return Ok(None) };
+        let mut values = Vec::new();
+        for call in calls {
+            let value = match call {
+                Call::Next(sequence) => self.next_value(&sequence).await?,
+                Call::Current(sequence) => {
+                    let known = self.last_values.by_name.get(&sequence).copied();
+                    known.ok_or_else(|| {
+                        let why = format!(
+                            "currval of sequence \"{sequence}\" is not yet defined in this session"
+                        );
+                        SqlError::new("55000", why)
+                    })?
+                }
+                Call::Last => self.last_values.last.ok_or_else(|| {
+                    SqlError::new("55000", "lastval is not yet defined in this session")
+                })?,
+            };
+            values.push(value);
+        }
+        let mut parsed = parsed.clone();
+        if let Verb::Data(statement) = &mut parsed.verb {
+            put_calls(statement, &values);
+        }
+        Ok(Some(parsed))
+    }
+
+    async fn next_value(&mut self, sequence: &str) -> Result<i64, SqlError> {
+        // That of a column whose values the proxy gives.
+        let spread = self.proxy.catalogue.tables().find_map(|table| {
+            let column =
+                sequence.strip_prefix(&table.name)?.strip_prefix('_')?.strip_suffix("_seq")?;
+            Some((table.name.clone(), column.to_owned()))
+        });
+        if let Some((name, column)) = spread
+            && let Some(table) = self.with_columns(&name).await?
+            && table.generated.as_ref() == Some(&column)
+            && !matches!(table.placement, Placement::Single(_))
+        {
+            let keys = self.keys(&table, &column, 1).await?;
+            let value = keys.first().copied().unwrap_or_default();
+            self.last_values.was_given(sequence, value);
+            return Ok(value);
+        }
+        let name = quoted(&format!("\"{}\"", sequence.replace('"', "\"\"")));
+        let mut missing = None;
+        let all = self.proxy.catalogue.sources();
+        let postgres =
+            all.filter(|(_, source)| source.kind == Dialect::PostgreSql).map(|(at, _)| at);
+        for at in self.default_source().into_iter().chain(postgres.collect::<Vec<_>>()) {
+            if self.proxy.catalogue.source(at).map(|source| source.kind)
+                != Some(Dialect::PostgreSql)
+            {
+                continue;
+            }
+            match self.ask(at, &format!("SELECT nextval({name})"), true).await {
+                Ok(answer) => {
+                    let cell = answer.rows.first().and_then(|row| row.first()?.as_deref());
+                    let value = cell.and_then(|cell| std::str::from_utf8(cell).ok()?.parse().ok());
+                    let value = value.ok_or_else(|| {
+                        SqlError::new("XX000", "a source has answered nextval with no number")
+                    })?;
+                    self.last_values.was_given(sequence, value);
+                    return Ok(value);
+                }
+                Err(error) if error.sqlstate == "42P01" => missing = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(missing.unwrap_or_else(|| {
+            SqlError::new("42P01", format!("relation \"{sequence}\" does not exist"))
+        }))
+    }
+}
