@@ -1,4 +1,4 @@
-//! A queue into a thread: many senders, one receiver that takes everything at once and can wait
+//! A queue to a thread: many senders, and one receiver that takes all items at once and can wait
 //! until a deadline with the precision of the operating system (tokio's timers round to 1 ms).
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ pub(crate) struct Inbox<T> {
     ready: Condvar,
     /// Notified when the receiver has taken items.
     room: Notify,
-    /// Senders that may wait for that.
+    /// Number of senders that may be waiting for room.
     in_line: AtomicUsize,
 }
 
@@ -77,8 +77,8 @@ impl<T> Inbox<T> {
         true
     }
 
-    /// Adds an item if fewer than `limit` wait; gives it back if not. False in the result: the
-    /// receiver is gone.
+    /// Adds an item if fewer than `limit` are queued, otherwise returns it. False in the result:
+    /// the receiver is gone.
     pub(crate) fn push_if_room(&self, item: T, limit: usize) -> Result<bool, T> {
         if self.state().items.len() >= limit {
             return Err(item);
@@ -120,7 +120,7 @@ impl<T> Inbox<T> {
         is_open
     }
 
-    /// Wakes the receiver if it waits for what [`Inbox::put`] has added.
+    /// Wakes the receiver if it waits for items of [`Inbox::put`].
     pub(crate) fn kick(&self) {
         let state = self.state();
         let is_needed = state.is_waiting && !state.items.is_empty();
@@ -130,7 +130,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Takes up to `limit` items, as many as there are.
+    /// Takes up to `limit` items without waiting.
     pub(crate) fn take(&self, into: &mut Vec<T>, limit: usize) {
         let mut state = self.state();
         let count = limit.min(state.items.len());
@@ -150,7 +150,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// When a [`Inbox::rest`] is to end of itself.
+    /// Sets the time at which [`Inbox::rest`] ends by itself.
     pub(crate) fn set_alarm(&self, at: Option<Instant>) {
         let mut state = self.state();
         let is_sooner = match (at, state.alarm) {

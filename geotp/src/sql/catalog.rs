@@ -167,10 +167,12 @@ pub struct Table {
     pub name: String,
     /// The placement of its rows.
     pub placement: Placement,
-    /// The columns that name a row, lower case: what the hotspot footprint knows records by, and what rows that are missing
-    /// are locked by at PostgreSQL (ADR 29). By default the sharding column.
+    /// The columns that identify a row, in lower case. The hotspot footprint identifies records by
+    /// them, and PostgreSQL sources lock missing rows by them (ADR 29). By default the sharding
+    /// column.
     pub primary: Vec<String>,
-    /// All columns in order, lower case, where the file lists them: for inserts without a list.
+    /// All columns in order, in lower case, if the file lists them: for inserts without a column
+    /// list.
     pub columns: Vec<String>,
     /// The column whose values are generated where an INSERT has none, lower case, as far as that is known.
     pub generated: Option<String>,

@@ -17,7 +17,7 @@ use super::statements::{self, Motion};
 use super::value::Value;
 use super::walk::walk;
 
-/// How deep expressions may nest.
+/// Maximum nesting depth of expressions.
 const DEPTH_MAX: usize = 200;
 
 /// The comment that marks a transaction's last statement, without its delimiters.
@@ -107,10 +107,10 @@ pub enum Verb {
     CopyOut {
         /// The rows, as a PostgreSQL query.
         query: String,
-        /// How they are written.
+        /// The format of the rows.
         form: CopyForm,
     },
-    /// Forget a prepared statement of the session, or all.
+    /// Deallocate a prepared statement of the session, or all.
     Deallocate(Option<String>),
     /// Keep a statement under a name.
     Prepare(String, Box<Parsed>),
@@ -136,7 +136,7 @@ pub enum Verb {
     },
     /// Close a cursor, or all.
     Close(Option<String>),
-    /// Everything of the session is as in a new one.
+    /// Reset the session completely.
     DiscardAll,
     /// VACUUM, ANALYZE and similar statements, by name: nothing to do here.
     Housekeeping(&'static str),

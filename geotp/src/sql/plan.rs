@@ -72,8 +72,8 @@ pub struct Context {
     /// Columns of tables at MariaDB sources, if the statement has constants whose meaning depends
     /// on them ([`tables_to_know`](super::typed::tables_to_know)).
     pub kinds: Kinds,
-    /// Every row that is read or changed must be named by its key, and what is written must be the same when it is
-    /// written again: concurrency is controlled record by record, as by [`crate::scalardb`].
+    /// True if every row that is read or changed must be named by its key, and repeated writes must
+    /// have the same result: concurrency is controlled by record, as in [`crate::scalardb`].
     pub by_key: bool,
     /// The source of tables that nobody has placed, and of what belongs to no table.
     pub default_source: Option<SourceId>,
@@ -82,7 +82,7 @@ pub struct Context {
 /// Plans a statement that reads or changes rows, or a change of the schema.
 ///
 /// # Errors
-/// It cannot be carried out as one unsharded database would.
+/// It cannot be executed as one unsharded database would.
 pub fn plan(
     catalogue: &Catalogue,
     statement: &Statement,
@@ -93,7 +93,8 @@ pub fn plan(
     if let Statement::Insert(insert) = &mut statement {
         list_assignments(insert);
     }
-    // Bytes are written per dialect, so a statement with bytes is bound again for each source.
+    // The syntax of bytes depends on the dialect, so a statement with bytes is bound again for each
+    // source.
     let has_bytes = parameters.iter().any(|p| matches!(p, Value::Bytes(_)));
     let unbound = has_bytes.then(|| statement.clone());
     bind(&mut statement, parameters, context.client)?;

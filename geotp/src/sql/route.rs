@@ -764,7 +764,7 @@ pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<
     names.filter(|name| !known(name)).collect()
 }
 
-/// Whether a name is of the sources' own catalogues.
+/// Whether a name belongs to a system catalogue of the sources.
 fn is_system(name: &ObjectName) -> bool {
     const SCHEMAS: [&str; 5] =
         ["pg_catalog", "information_schema", "mysql", "performance_schema", "sys"];

@@ -1,6 +1,7 @@
-//! Definitions of tables in the words of the other kind of source.
+//! Translates definitions of tables to the other kind of source.
 //!
-//! Where a table is kept and how (`ENGINE`, `fillfactor`, character sets) is each source's own affair, and left out.
+//! Clauses about storage (`ENGINE`, `fillfactor`, character sets) depend on the kind of source and
+//! are left out.
 
 use sqlparser::ast::{
     AlterTableOperation, ColumnDef, ColumnOption, CreateTable, CreateTableOptions, DataType, Expr,
@@ -174,7 +175,7 @@ fn counts(option: &ColumnOption) -> bool {
     }
 }
 
-/// The type of a column in the words of `to`.
+/// Translates the type of a column to `to`.
 fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
     let text = data_type.to_string().to_uppercase();
     let (base, rest) = text.split_once('(').unwrap_or((&text, ""));

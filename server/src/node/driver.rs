@@ -237,7 +237,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
                 let mut notes = notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 *notes.entry(format!("{note:?}")).or_default() += 1;
             }
-            // Nobody here sees the claims of other nodes.
+            // Claims are for the simulator: a process does not see the claims of other nodes.
             Effect::Claim(_) => {}
         }
         None

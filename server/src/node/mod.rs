@@ -1,9 +1,9 @@
-//! One process of a cluster: a server machine and a gateway machine, with the storage, the transport
-//! and the clocks they need.
+//! One process of a cluster: a server machine and a gateway machine, with their storage, transport
+//! and clocks.
 //!
-//! [`start`] recovers the node's data, starts its threads and returns a [`NodeHandle`]. A fault of
-//! the node itself (its disk, its clock, a machine that contradicts itself) ends all of it at once
-//! and is reported by [`NodeHandle::failed`]: half a node serves nobody.
+//! [`start`] recovers the node's data, starts its threads and returns a [`NodeHandle`]. An internal
+//! failure (of the disk, of the clock, or an inconsistent machine) ends the whole node at once and
+//! is reported by [`NodeHandle::failed`], because half a node could serve no client.
 
 mod callers;
 mod clock;
@@ -105,14 +105,14 @@ pub struct Settings {
     pub durability: Durability,
     /// Whether to check every page of the state engine at the start.
     pub verify_state: bool,
-    /// None: plain TCP, for loopback only.
+    /// TLS; none for plain TCP, on loopback only.
     pub tls: Option<Tls>,
-    /// Whether messages to other processes wait for the one-way delay that the map gives.
+    /// Whether messages to other processes are delayed by the topology's one-way delays.
     pub emulate_wan: bool,
-    /// How far the system clock may be from true time, at most.
+    /// The maximum error of the system clock.
     pub clock_error: Duration,
-    /// All nodes run on this machine, so that one clock serves them all; nodes of other machines
-    /// are refused.
+    /// True if all nodes run on this machine and share one clock. Then nodes of other machines are
+    /// refused.
     pub shared_clock: bool,
     /// An offset added to the system clock, in nanoseconds; for tests of clock faults within one
     /// process.
@@ -217,7 +217,7 @@ impl<P: WireProtocol> Shared<P> {
         }
     }
 
-    /// What the storage thread says.
+    /// Handles a report of the storage thread.
     fn report(&self, report: Report) {
         match report {
             Report::Durable(tag, ticket) => {
@@ -273,22 +273,22 @@ impl<P: WireProtocol> Shared<P> {
 
     fn send(&self, from: NodeId, to: NodeId, msg: P::Msg) {
         match (self.local(to), self.transport.get()) {
-            // Machines of one process need no bytes.
+            // Messages between machines of one process are not encoded.
             (Some(inbox), _) => {
-                // Who runs one machine runs the other too.
+                // The thread that runs one machine also runs the other.
                 inbox.put(Event::Message { from, msg, room: None });
             }
             (None, Some(transport)) => {
                 let lane = orthodrome_core::Message::lane(&msg);
                 transport.queue(lane, from, to, |out| msg.put(out));
             }
-            // Before the transport has started: as lost as on a network.
+            // Before the transport has started, messages are lost, as on a network.
             (None, None) => {}
         }
     }
 
-    /// Lets go of what machines have persisted and sent since the last call: one sync of the disk and
-    /// one write to each connection for all of it.
+    /// Sends everything that machines have persisted and sent since the last call: with one sync of
+    /// the disk, and one write to each connection.
     fn flush(&self) {
         if let Some(writer) = self.clients.writer.get() {
             writer.kick();
@@ -302,7 +302,7 @@ impl<P: WireProtocol> Shared<P> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the node because of a fault of its own. Only the first reason counts.
+    /// Ends the node because of an internal failure. Only the first reason counts.
     fn fail(&self, why: &str) {
         let mut health = self.health();
         if let Health::Failed(_) = *health {
@@ -453,8 +453,8 @@ trait Parts: Send + Sync + std::fmt::Debug {
     fn stop_accepting(&self);
     /// Time limit for handing leadership to another node, in addition to network delays.
     fn hand_over_within(&self) -> Duration;
-    /// Asks the server machine to hand on whatever it leads; how many groups those are. None if it
-    /// does not answer.
+    /// Asks the server machine to hand over its leaderships, and returns the number of groups that
+    /// it leads. None if it does not answer.
     fn hand_over(&self) -> Pin<Box<dyn Future<Output = Option<usize>> + Send + '_>>;
     fn close_inboxes(&self);
     fn end(&self);
@@ -627,8 +627,8 @@ impl NodeHandle {
         }
     }
 
-    /// Hands leadership to other nodes, and waits until this one leads nothing that another could
-    /// lead. Gives up at `deadline`, or sooner if nobody takes it.
+    /// Hands leaderships to other nodes, and waits until this node leads no group that another
+    /// could lead. Gives up at `deadline`, or earlier if no node accepts.
     async fn hand_over(&self, deadline: tokio::time::Instant) {
         let until = tokio::time::Instant::now() + self.parts.hand_over_within();
         let until = until.min(deadline);
@@ -637,7 +637,7 @@ impl NodeHandle {
                 tokio::time::sleep(HAND_OVER_LOOK).await;
             }
         };
-        // Those that did not take it elect a leader in time.
+        // The remaining groups will elect a leader.
         let _ = tokio::time::timeout_at(until, handed).await;
     }
 
@@ -670,8 +670,8 @@ fn join(threads: Vec<JoinHandle<()>>) {
     }
 }
 
-/// Starts a node on the current tokio runtime. `listener` is bound to the address that `settings`
-/// gives for it.
+/// Starts a node on the current tokio runtime. `listener` is bound to the node's address in
+/// `settings`.
 ///
 /// # Errors
 /// See [`StartError`].

@@ -346,7 +346,7 @@ impl<T: Transactions> Service<T> {
         let metrics = Metrics::default();
         let started = Instant::now();
         let (quotas, sessions) = (Quotas::default(), Sessions::default());
-        // Asked once: a description names every partition.
+        // Read once, because a description contains every partition.
         let general = transactions.describe().general;
         let inner = Inner {
             transactions,

@@ -1,9 +1,9 @@
-//! The first thing two processes say to each other, both ways, before any frame.
+//! The handshake of two processes, in both directions, before any frame.
 //!
-//! `ORTHODRM`, the lowest and the highest wire version the speaker knows (two bytes each), the
-//! length of what follows (two bytes), a `Hello` in protobuf, and a CRC-32C of all before it. Both
-//! ends check everything; the acceptor answers with a `Hello` too, which names the reason if it
-//! refuses.
+//! It contains `ORTHODRM`, the lowest and the highest wire version of the sender (two bytes each),
+//! the length of the rest (two bytes), a `Hello` in protobuf, and a CRC-32C of everything before
+//! it. Both ends check everything. The acceptor answers with a `Hello` too, which contains the
+//! reason if it refuses.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use crate::shared_clock::SharedClock;
 
 const MAGIC: &[u8; 8] = b"ORTHODRM";
-/// The wire versions this build speaks.
+/// The wire versions of this build.
 pub const VERSIONS: (u16, u16) = (3, 3);
 const HEAD: usize = 14;
 /// Maximum length of a `Hello`, in bytes.
@@ -35,11 +35,11 @@ struct Hello {
     gateway: u32,
     /// Name of its region.
     region: String,
-    /// The version of the topology that the speaker goes by, and
+    /// The version of the sender's placement, and
     map_epoch: u64,
     /// a digest of it.
     map_digest: Fixed,
-    /// The protocol that the keyspace runs.
+    /// The protocol of the keyspace.
     protocol: String,
     /// The identity of the machine whose clock it uses, if all nodes share one; empty if not.
     machine: String,
@@ -106,7 +106,7 @@ pub struct Introduction {
     pub me: Process,
     /// All processes but this one.
     pub others: BTreeMap<NodeId, Process>,
-    /// The map's epoch.
+    /// The epoch of the placement.
     pub map_epoch: u64,
     /// See [`map_digest`].
     pub map_digest: u64,

@@ -65,7 +65,7 @@ pub trait Deliver: Send + Sync + 'static {
         bytes: Bytes,
     ) -> impl Future<Output = Result<(), String>> + Send;
 
-    /// Everything that one read of a connection brought was delivered.
+    /// Called when all messages of one read of a connection have been delivered.
     fn delivered(&self);
 }
 
@@ -131,7 +131,7 @@ pub struct LinkStatus {
     pub queued_bytes: usize,
 }
 
-/// Everything one peer's tasks share.
+/// The state that one peer's tasks share.
 struct Link {
     peer: Peer,
     queue: Mutex<Queue>,
@@ -162,7 +162,7 @@ impl Socket {
     }
 }
 
-/// What became of an attempt to write all that waits.
+/// The result of an attempt to write everything that is queued.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flushed {
     All,
@@ -174,7 +174,7 @@ enum Flushed {
 
 #[derive(Default)]
 struct Queue {
-    /// What goes first.
+    /// Frames that go first.
     control: VecDeque<Bytes>,
     data: VecDeque<Bytes>,
     bytes: usize,
@@ -268,7 +268,7 @@ impl Link {
         }
     }
 
-    /// Frames worth about one write; none if nothing waits.
+    /// Takes frames for about one write; none if nothing is queued.
     fn take(&self, into: &mut Vec<Bytes>) {
         let mut queue = self.queue();
         let mut taken = 0;
@@ -332,7 +332,7 @@ impl std::fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Starts to listen and to dial, on the current tokio runtime.
+    /// Starts to listen and to connect, on the current tokio runtime.
     ///
     /// # Errors
     /// The operating system has no more threads.
