@@ -38,12 +38,12 @@
 //! # What is parallel
 //!
 //! Prepare, validation, commit and rollback go to all sources at once, one message each, as
-//! ScalarDB's defaults have it, and the client gets its answer after the records have been committed (its
-//! asynchronous commit is off by default). Reads of `scalardb` go one record after the other,
-//! because in its interface an operation is a call that returns before the next is made; a round of
-//! more than 32 records is taken for a scan, and goes as one message to each source. To schedule by
-//! latency one must have the requests together, so `scalardb+` sends the reads of a round at once,
-//! one message to each source.
+//! ScalarDB's defaults have it, and the client gets its answer after the records have been
+//! committed (its asynchronous commit is off by default). Reads of `scalardb` go one record after
+//! the other, because in its interface an operation is a call that returns before the next is made;
+//! a round of more than 32 records is taken for a scan, and goes as one message to each source. To
+//! schedule by latency one must have the requests together, so `scalardb+` sends the reads of a
+//! round at once, one message to each source.
 //!
 //! # What `scalardb+` schedules
 //!
