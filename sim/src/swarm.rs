@@ -141,8 +141,8 @@ pub enum FaultProfile {
     /// Servers and regions are cut off for long, from others more than from their clients.
     Partitions,
     /// Half of the transactions have high priority. All meet on a few keys whose leaders are far
-    /// apart, so that what one leader has decided another does not know yet; leaders change. For
-    /// protocols with [`Protocol::RANKS`].
+    /// apart, so that what one leader has decided another does not know yet; leaders change, or lose power
+    /// together with votes that did not arrive. For protocols with [`Protocol::RANKS`].
     PriorityRaces,
     /// What one server says is late at another one, and clients ask again early, so that replicas hold
     /// different things for long; disks are slow, and crashes lose what they have not written. Few
@@ -152,6 +152,39 @@ pub enum FaultProfile {
     /// the followers for a moment: what replicas promised must be on their disks. For protocols with
     /// [`Protocol::promises_alone`].
     PowerCuts,
+}
+
+impl FaultProfile {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Mixed,
+        Self::ClockSkew,
+        Self::LeaderChurn,
+        Self::Partitions,
+        Self::PriorityRaces,
+        Self::LaggingReplicas,
+        Self::PowerCuts,
+    ];
+
+    /// Its name in commands.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mixed => "mixed",
+            Self::ClockSkew => "clock-skew",
+            Self::LeaderChurn => "leader-churn",
+            Self::Partitions => "partitions",
+            Self::PriorityRaces => "priority-races",
+            Self::LaggingReplicas => "lagging-replicas",
+            Self::PowerCuts => "power-cuts",
+        }
+    }
+
+    /// The profile of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|profile| profile.name() == name)
+    }
 }
 
 /// A failing seed, shrunk.
@@ -518,10 +551,14 @@ mod tests {
     }
 
     #[test]
-    fn unusual_draws_are_found_by_their_names() {
+    fn unusual_draws_and_profiles_are_found_by_their_names() {
         for draw in Unusual::ALL {
             assert_eq!(Unusual::named(draw.name()), Some(draw));
         }
         assert_eq!(Unusual::named("nothing"), None);
+        for profile in FaultProfile::ALL {
+            assert_eq!(FaultProfile::named(profile.name()), Some(profile));
+        }
+        assert_eq!(FaultProfile::named("nothing"), None);
     }
 }
