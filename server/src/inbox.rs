@@ -16,6 +16,8 @@ pub(crate) struct Inbox<T> {
 }
 
 struct State<T> {
+    /// Taken before `items`.
+    urgent: VecDeque<T>,
     items: VecDeque<T>,
     is_closed: bool,
     is_waiting: bool,
@@ -25,6 +27,7 @@ impl<T> std::fmt::Debug for Inbox<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = self.state();
         f.debug_struct("Inbox")
+            .field("urgent", &state.urgent.len())
             .field("items", &state.items.len())
             .field("is_closed", &state.is_closed)
             .finish()
@@ -33,7 +36,12 @@ impl<T> std::fmt::Debug for Inbox<T> {
 
 impl<T> Default for Inbox<T> {
     fn default() -> Self {
-        let state = State { items: VecDeque::new(), is_closed: false, is_waiting: false };
+        let state = State {
+            urgent: VecDeque::new(),
+            items: VecDeque::new(),
+            is_closed: false,
+            is_waiting: false,
+        };
         Self { state: Mutex::new(state), ready: Condvar::new(), room: Notify::new() }
     }
 }
@@ -46,11 +54,20 @@ impl<T> Inbox<T> {
 
     /// Adds an item; false if the receiver is gone. For senders that are bounded elsewhere.
     pub(crate) fn push(&self, item: T) -> bool {
+        self.add(item, |state| &mut state.items)
+    }
+
+    /// Adds an item that goes before all others but those added so; false if the receiver is gone.
+    pub(crate) fn push_urgent(&self, item: T) -> bool {
+        self.add(item, |state| &mut state.urgent)
+    }
+
+    fn add(&self, item: T, to: impl FnOnce(&mut State<T>) -> &mut VecDeque<T>) -> bool {
         let mut state = self.state();
         if state.is_closed {
             return false;
         }
-        state.items.push_back(item);
+        to(&mut state).push_back(item);
         let is_waiting = state.is_waiting;
         drop(state);
         if is_waiting {
@@ -85,7 +102,7 @@ impl<T> Inbox<T> {
     /// there is none. False: the queue is closed and empty.
     pub(crate) fn drain(&self, into: &mut Vec<T>, limit: usize, deadline: Option<Instant>) -> bool {
         let mut state = self.state();
-        while state.items.is_empty() {
+        while state.is_empty() {
             if state.is_closed {
                 return false;
             }
@@ -104,8 +121,11 @@ impl<T> Inbox<T> {
             };
             state.is_waiting = false;
         }
-        let count = limit.min(state.items.len());
-        into.extend(state.items.drain(..count));
+        let State { urgent, items, .. } = &mut *state;
+        let count = limit.min(urgent.len());
+        into.extend(urgent.drain(..count));
+        let count = (limit - count).min(items.len());
+        into.extend(items.drain(..count));
         drop(state);
         self.room.notify_waiters();
         true
@@ -120,7 +140,14 @@ impl<T> Inbox<T> {
 
     /// How many items wait.
     pub(crate) fn len(&self) -> usize {
-        self.state().items.len()
+        let state = self.state();
+        state.urgent.len() + state.items.len()
+    }
+}
+
+impl<T> State<T> {
+    fn is_empty(&self) -> bool {
+        self.urgent.is_empty() && self.items.is_empty()
     }
 }
 
@@ -150,6 +177,17 @@ mod tests {
         assert!(inbox.drain(&mut got, 10, None), "what was queued is still there");
         assert!(!inbox.drain(&mut got, 10, None));
         assert_eq!(got, [0, 1, 2, 9]);
+    }
+
+    #[test]
+    fn what_is_urgent_is_taken_first_and_in_its_order() {
+        let (inbox, mut got) = (Inbox::default(), Vec::new());
+        assert!(inbox.push(1) && inbox.push_urgent(2) && inbox.push(3) && inbox.push_urgent(4));
+        assert_eq!(inbox.len(), 4);
+        assert!(inbox.drain(&mut got, 3, None));
+        assert_eq!(got, [2, 4, 1]);
+        assert!(inbox.drain(&mut got, 3, None));
+        assert_eq!(got, [2, 4, 1, 3]);
     }
 
     #[tokio::test]

@@ -25,7 +25,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
+use orthodrome_core::machine::{
+    Admin, Gauge, GroupView, Lane, MembershipOrder, Message as _, Refusal,
+};
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
@@ -59,8 +61,6 @@ const CLOCK_EVERY: Duration = Duration::from_secs(1);
 const HAND_OVER_EXTRA: Duration = Duration::from_millis(500);
 /// How often a node that ends looks whether it has handed its leadership over.
 const HAND_OVER_LOOK: Duration = Duration::from_millis(10);
-/// Bits of a client id below the gateway's number.
-const CLIENT_BITS: u32 = 40;
 
 /// What survives what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -243,10 +243,15 @@ impl<P: WireProtocol> Shared<P> {
         match (self.local(to), self.transport.get()) {
             // Machines of one process need no bytes.
             (Some(inbox), _) => {
-                inbox.push(Event::Message { from, msg, room: None });
+                let lane = msg.lane();
+                let event = Event::Message { from, msg, room: None };
+                match lane {
+                    Lane::Control => inbox.push_urgent(event),
+                    Lane::Data => inbox.push(event),
+                };
             }
             (None, Some(transport)) => {
-                let lane = orthodrome_core::Message::lane(&msg);
+                let lane = msg.lane();
                 transport.send_in(lane, from, to, |out| msg.put(out));
             }
             // Before the transport has started: as lost as on a network.
@@ -347,7 +352,7 @@ impl<P: WireProtocol> Backend for Shared<P> {
             let number = block.0;
             block.0 += 1;
             // Ids are counters within a gateway, so no two gateways can give the same.
-            Ok(ClientId((u64::from(self.me.gateway.0) << CLIENT_BITS) | number))
+            Ok(ClientId::registered(self.me.gateway, number))
         })
     }
 }
@@ -373,10 +378,16 @@ impl<P: WireProtocol> Deliver for Receiver<P> {
         let [of_server, of_gateway] = &self.room;
         let room = if to == self.shared.me.gateway { of_gateway } else { of_server };
         let bytes_of = u32::try_from(bytes.len().min(BACKLOG_BYTES_MAX)).unwrap_or(u32::MAX);
-        // Never closed.
-        let room = room.clone().acquire_many_owned(bytes_of).await.ok();
         let msg = wire::decode::<P::Msg>(&bytes).map_err(|error| error.to_string())?;
-        inbox.push_when_room(Event::Message { from, msg, room }, BACKLOG_MAX).await;
+        match msg.lane() {
+            // Few and short. Leases must not run out behind what waits.
+            Lane::Control => inbox.push_urgent(Event::Message { from, msg, room: None }),
+            Lane::Data => {
+                // Never closed.
+                let room = room.clone().acquire_many_owned(bytes_of).await.ok();
+                inbox.push_when_room(Event::Message { from, msg, room }, BACKLOG_MAX).await
+            }
+        };
         Ok(())
     }
 }
@@ -838,7 +849,7 @@ async fn open<P: WireProtocol>(
             // No file remembers which ids were used: seconds since the epoch go first in each id,
             // so lives of one node differ as long as they last a second for every 256 clients.
             let seconds = NodeClock::system(&settings.clock_skew).0 / 1_000_000_000;
-            let clients = (seconds << 8, 1 << CLIENT_BITS);
+            let clients = (seconds << 8, 1 << ClientId::NUMBER_BITS);
             return Ok(Data {
                 storage: None,
                 engine: Box::new(memory.clone()),
