@@ -64,6 +64,24 @@ id!(
     /// issue. Durability is a prefix: when ticket `t` is durable, so is every ticket before it.
     Ticket(u64), "t");
 
+impl ClientId {
+    /// A gateway numbers its clients with so many bits; those above are its own id.
+    pub const NUMBER_BITS: u32 = 40;
+
+    /// The client of that number, from 0, that a gateway registers.
+    #[must_use]
+    pub fn registered(gateway: NodeId, number: u64) -> Self {
+        Self((u64::from(gateway.0) << Self::NUMBER_BITS) | number)
+    }
+
+    /// The first and the last id that the gateway of this client can give.
+    #[must_use]
+    pub fn of_same_gateway(self) -> (Self, Self) {
+        let numbers = (1 << Self::NUMBER_BITS) - 1;
+        (Self(self.0 & !numbers), Self(self.0 | numbers))
+    }
+}
+
 /// One attempt at one transaction: `c4.19`, and `c4.19#2` for its third attempt.
 ///
 /// The attempt is part of the name. So every message that names a transaction also names the

@@ -9,10 +9,39 @@ use orthodrome_core::time::{Duration, Time};
 
 use crate::waiting::BATCH;
 
-/// Records that `client` knows the outcomes of its transactions below a counter. Returns the names
-/// that were not known to be acknowledged before.
+/// Below which counters clients know the outcomes of their transactions, for so many clients at most: as
+/// many as there are, or the newest of each gateway. What an older one did is too old to tell, so it counts as
+/// acknowledged, and a client that is still there has to register again. A function of the calls
+/// of [`advance`] alone, as replicated state must be.
+pub(crate) type Acknowledged = BTreeMap<ClientId, u64>;
+
+/// Clients that are remembered, at most; some 2 MiB.
+const CLIENTS_MAX: usize = 1 << 16;
+
+/// If there are more, so many are kept.
+const CLIENTS_KEPT: usize = CLIENTS_MAX / 4 * 3;
+
+/// Notes that `client` knows what became of its transactions below a counter. Returns the names of
+/// those that were not known to be acknowledged before: of this client, and of those that are remembered
+/// no more.
 pub(crate) fn advance(
-    acknowledged: &mut BTreeMap<ClientId, u64>,
+    acknowledged: &mut Acknowledged,
+    client: ClientId,
+    below: u64,
+) -> Vec<Range<TxnId>> {
+    if is_retired(acknowledged, client) {
+        return Vec::new();
+    }
+    let mut over = Vec::from_iter(advance_one(acknowledged, client, below));
+    if acknowledged.len() > CLIENTS_MAX {
+        over.extend(retire(acknowledged, CLIENTS_KEPT));
+    }
+    over
+}
+
+/// The same without a bound on the number of clients.
+pub(crate) fn advance_one(
+    acknowledged: &mut Acknowledged,
     client: ClientId,
     below: u64,
 ) -> Option<Range<TxnId>> {
@@ -24,8 +53,55 @@ pub(crate) fn advance(
     Some(first..TxnId { client, counter: below, attempt: 0 })
 }
 
-/// The most outcomes that a group keeps for clients that have not acknowledged them; with their
-/// names some 30 MiB.
+/// Below which counter `client` knows the outcomes, or is too old to be told.
+pub(crate) fn below(acknowledged: &Acknowledged, client: ClientId) -> u64 {
+    let known = acknowledged.get(&client).copied();
+    known.unwrap_or(if is_retired(acknowledged, client) { u64::MAX } else { 0 })
+}
+
+/// True if the client of `txn` knows what became of it, or is too old to be told.
+pub(crate) fn is_acknowledged(acknowledged: &Acknowledged, txn: TxnId) -> bool {
+    txn.counter < below(acknowledged, txn.client)
+}
+
+/// True if a client is older than all that are remembered of its gateway, and so many are remembered that
+/// some may have been dropped.
+fn is_retired(acknowledged: &Acknowledged, client: ClientId) -> bool {
+    if acknowledged.len() < CLIENTS_KEPT {
+        return false;
+    }
+    let (first, last) = client.of_same_gateway();
+    acknowledged.range(first..=client).next().is_none()
+        && acknowledged.range(client..=last).next().is_some()
+}
+
+/// Drops the oldest clients of the gateways that have most, until so many are left. One of each gateway
+/// stays.
+fn retire(acknowledged: &mut Acknowledged, kept: usize) -> Vec<Range<TxnId>> {
+    let mut gateways: BTreeMap<ClientId, usize> = BTreeMap::new();
+    for client in acknowledged.keys() {
+        *gateways.entry(client.of_same_gateway().0).or_default() += 1;
+    }
+    let mut over = Vec::new();
+    while acknowledged.len() > kept
+        && let Some((&first, count)) = gateways.iter_mut().max_by_key(|(_, count)| **count)
+        && *count > 1
+        && let Some((&client, &known)) = acknowledged.range(first..).next()
+    {
+        *count -= 1;
+        acknowledged.remove(&client);
+        over.push(
+            TxnId { client, counter: known, attempt: 0 }..TxnId {
+                client,
+                counter: u64::MAX,
+                attempt: u32::MAX,
+            },
+        );
+    }
+    over
+}
+
+/// Outcomes that a group keeps for clients that have not acknowledged them: with their names some 30 MiB.
 const OUTCOMES_MAX: usize = 1 << 20;
 
 /// The clients that have not acknowledged outcomes for so long that a leader does it for them, with
@@ -68,6 +144,36 @@ fn overdue_among(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// With one entry for each client that ever registered, the state grew for ever.
+    #[test]
+    fn clients_are_remembered_up_to_a_number_and_older_ones_are_too_old() {
+        let of = |gateway: u64, number: u64| ClientId(gateway << ClientId::NUMBER_BITS | number);
+        let mut acknowledged = Acknowledged::new();
+        advance(&mut acknowledged, of(1, 5), 7);
+        let mut dropped = Vec::new();
+        for number in 10..10 + 4 * CLIENTS_MAX as u64 {
+            let over = advance(&mut acknowledged, of(2, number), 3);
+            assert_eq!(over[0], TxnId::new(of(2, number), 0)..TxnId::new(of(2, number), 3));
+            dropped.extend(over.into_iter().skip(1));
+            assert!(acknowledged.len() <= CLIENTS_MAX);
+        }
+        let oldest = of(2, 10);
+        assert_eq!(dropped[0].start, TxnId::new(oldest, 3));
+        assert!(dropped[0].contains(&TxnId::new(oldest, 1 << 40)));
+        let is_over = |acknowledged: &_, client, counter| {
+            is_acknowledged(acknowledged, TxnId::new(client, counter))
+        };
+        assert!(is_over(&acknowledged, oldest, 1_000), "it is too old to tell");
+        let newest = of(2, 9 + 4 * CLIENTS_MAX as u64);
+        assert!(is_over(&acknowledged, newest, 2) && !is_over(&acknowledged, newest, 3));
+        let next = of(2, 10 + 4 * CLIENTS_MAX as u64);
+        assert!(!is_over(&acknowledged, next, 0), "it is new");
+        assert!(!is_over(&acknowledged, of(1, 5), 7), "others register elsewhere");
+        assert!(!is_over(&acknowledged, of(3, 1), 0), "nothing is known of its gateway");
+        assert_eq!(advance(&mut acknowledged, oldest, 9), [], "nothing brings it back");
+        assert!(!acknowledged.contains_key(&oldest));
+    }
 
     #[test]
     fn outcomes_are_kept_for_a_time_and_up_to_a_number() {

@@ -19,6 +19,8 @@ pub(crate) struct Inbox<T> {
 }
 
 struct State<T> {
+    /// Taken before `items`.
+    urgent: VecDeque<T>,
     items: VecDeque<T>,
     is_closed: bool,
     is_waiting: bool,
@@ -32,6 +34,7 @@ impl<T> std::fmt::Debug for Inbox<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = self.state();
         f.debug_struct("Inbox")
+            .field("urgent", &state.urgent.len())
             .field("items", &state.items.len())
             .field("is_closed", &state.is_closed)
             .finish()
@@ -41,6 +44,7 @@ impl<T> std::fmt::Debug for Inbox<T> {
 impl<T> Default for Inbox<T> {
     fn default() -> Self {
         let state = State {
+            urgent: VecDeque::new(),
             items: VecDeque::new(),
             is_closed: false,
             is_waiting: false,
@@ -65,16 +69,13 @@ impl<T> Inbox<T> {
     /// Adds an item; false if the receiver is gone. For senders that are bounded otherwise.
     pub(crate) fn push(&self, item: T) -> bool {
         let mut state = self.state();
-        if state.is_closed {
-            return false;
-        }
-        state.items.push_back(item);
+        let is_open = state.add(item, |state| &mut state.items);
         let is_waiting = state.is_waiting;
         drop(state);
-        if is_waiting {
+        if is_open && is_waiting {
             self.ready.notify_one();
         }
-        true
+        is_open
     }
 
     /// Adds an item if fewer than `limit` are queued, otherwise returns it. False in the result:
@@ -101,11 +102,12 @@ impl<T> Inbox<T> {
     /// Adds an item without waking the receiver: the sender must ensure that it is taken soon.
     /// False if the receiver is gone.
     pub(crate) fn put(&self, item: T) -> bool {
-        let mut state = self.state();
-        if !state.is_closed {
-            state.items.push_back(item);
-        }
-        !state.is_closed
+        self.state().add(item, |state| &mut state.items)
+    }
+
+    /// The same for an item that goes before all others but those added so.
+    pub(crate) fn put_urgent(&self, item: T) -> bool {
+        self.state().add(item, |state| &mut state.urgent)
     }
 
     /// The same once fewer than `limit` wait. This is how a connection stops reading when its receiver
@@ -122,10 +124,7 @@ impl<T> Inbox<T> {
 
     /// Takes up to `limit` items, as many as there are.
     pub(crate) fn take(&self, into: &mut Vec<T>, limit: usize) {
-        let mut state = self.state();
-        let count = limit.min(state.items.len());
-        into.extend(state.items.drain(..count));
-        drop(state);
+        self.state().take(into, limit);
         self.make_room();
     }
 
@@ -193,7 +192,7 @@ impl<T> Inbox<T> {
     /// False: the queue is closed and empty.
     pub(crate) fn drain(&self, into: &mut Vec<T>, limit: usize, deadline: Option<Instant>) -> bool {
         let mut state = self.state();
-        while state.items.is_empty() {
+        while state.is_empty() {
             if state.is_closed {
                 return false;
             }
@@ -212,8 +211,7 @@ impl<T> Inbox<T> {
             };
             state.is_waiting = false;
         }
-        let count = limit.min(state.items.len());
-        into.extend(state.items.drain(..count));
+        state.take(into, limit);
         drop(state);
         self.make_room();
         true
@@ -228,7 +226,29 @@ impl<T> Inbox<T> {
 
     /// The number of queued items.
     pub(crate) fn len(&self) -> usize {
-        self.state().items.len()
+        let state = self.state();
+        state.urgent.len() + state.items.len()
+    }
+}
+
+impl<T> State<T> {
+    /// False, and nothing is added, if the receiver is gone.
+    fn add(&mut self, item: T, to: impl FnOnce(&mut Self) -> &mut VecDeque<T>) -> bool {
+        if !self.is_closed {
+            to(self).push_back(item);
+        }
+        !self.is_closed
+    }
+
+    fn take(&mut self, into: &mut Vec<T>, limit: usize) {
+        let count = limit.min(self.urgent.len());
+        into.extend(self.urgent.drain(..count));
+        let count = (limit - count).min(self.items.len());
+        into.extend(self.items.drain(..count));
+    }
+
+    fn is_empty(&self) -> bool {
+        self.urgent.is_empty() && self.items.is_empty()
     }
 }
 
@@ -315,6 +335,17 @@ mod tests {
         });
         assert!(waiting.await.unwrap());
         assert_eq!(taken.await.unwrap(), [1, 2]);
+    }
+
+    #[test]
+    fn what_is_urgent_is_taken_first_and_in_its_order() {
+        let (inbox, mut got) = (Inbox::default(), Vec::new());
+        assert!(inbox.push(1) && inbox.put_urgent(2) && inbox.push(3) && inbox.put_urgent(4));
+        assert_eq!(inbox.len(), 4);
+        assert!(inbox.drain(&mut got, 3, None));
+        assert_eq!(got, [2, 4, 1]);
+        assert!(inbox.drain(&mut got, 3, None));
+        assert_eq!(got, [2, 4, 1, 3]);
     }
 
     #[tokio::test]

@@ -61,7 +61,9 @@ pub struct Cpu {
     idle_at: Vec<Time>,
     /// When the last admitted input will have been processed.
     last: Time,
-    /// The factor by which faults slow everything down.
+    /// When the last admitted input is handled of those that go first.
+    control: Time,
+    /// Faults make everything take this many times as long.
     slowdown: u32,
     busy: Duration,
 }
@@ -72,7 +74,8 @@ impl Cpu {
     pub fn new(model: Option<CpuModel>) -> Self {
         let cores = model.as_ref().map_or(1, |model| model.cores.max(1));
         let idle_at = vec![Time::ZERO; cores as usize];
-        Self { model, idle_at, last: Time::ZERO, slowdown: 1, busy: Duration::ZERO }
+        let (last, control) = (Time::ZERO, Time::ZERO);
+        Self { model, idle_at, last, control, slowdown: 1, busy: Duration::ZERO }
     }
 
     /// True if processing takes no time. Just after a slow period it still takes time: an input
@@ -98,8 +101,24 @@ impl Cpu {
         self.last
     }
 
-    /// Charges for a message sent now. The message leaves at once, and the work delays later
-    /// inputs.
+    /// When an input of [`Lane::Control`] that arrives now has been handled: it waits for what a core
+    /// does at this moment and for earlier ones of its lane, and what comes later waits for it.
+    ///
+    /// [`Lane::Control`]: orthodrome_core::machine::Lane::Control
+    pub fn admit_control(&mut self, now: Time, bytes: usize, keys: usize) -> Time {
+        if self.costs_nothing() {
+            return self.admit(now, bytes, keys);
+        }
+        let costs = self.costs();
+        let first = self.idle_at.iter().min().copied().unwrap_or(now);
+        let under_way = first.since(now).min(costs.message * self.slowdown);
+        let cost = costs.receive_cost(bytes, keys);
+        self.occupy(now, cost);
+        self.control = self.control.max(now + under_way) + cost * self.slowdown;
+        self.control
+    }
+
+    /// Charges for a message sent now. It leaves at once; the work delays what comes after it.
     pub fn charge_send(&mut self, now: Time, bytes: usize) {
         if !self.costs_nothing() {
             let cost = self.costs().send_cost(bytes);
@@ -147,7 +166,7 @@ impl Cpu {
     /// that factor.
     pub fn speed_up(&mut self, now: Time) -> u32 {
         let factor = std::mem::replace(&mut self.slowdown, 1);
-        for at in self.idle_at.iter_mut().chain([&mut self.last]) {
+        for at in self.idle_at.iter_mut().chain([&mut self.last, &mut self.control]) {
             *at = sooner(*at, now, factor);
         }
         factor
@@ -156,7 +175,7 @@ impl Cpu {
     /// Drops all pending work.
     pub fn reset(&mut self, now: Time) {
         self.idle_at.iter_mut().for_each(|at| *at = now);
-        self.last = now;
+        (self.last, self.control) = (now, now);
     }
 
     fn costs(&self) -> CpuModel {
@@ -256,7 +275,24 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_cpu_fault_slows_a_node_with_infinite_cpu() {
+    fn control_waits_for_what_is_under_way_and_not_for_what_waits() {
+        let model = CpuModel { cores: 1, ..CpuModel::default() };
+        let message = model.message;
+        let mut cpu = Cpu::new(Some(model));
+        let mut last = Time::ZERO;
+        for _ in 0..100 {
+            last = cpu.admit(Time::ZERO, 0, 0);
+        }
+        assert_eq!(last, Time::ZERO + message * 100);
+        assert_eq!(cpu.admit_control(Time::ZERO, 0, 0), Time::ZERO + message * 2);
+        assert_eq!(cpu.admit_control(Time::ZERO, 0, 0), Time::ZERO + message * 3, "in their order");
+        assert_eq!(cpu.admit(Time::ZERO, 0, 0), Time::ZERO + message * 103, "it takes its time");
+        let idle = Time::from_millis(50);
+        assert_eq!(cpu.admit_control(idle, 0, 0), idle + message);
+    }
+
+    #[test]
+    fn a_slow_node_is_slow_even_if_cpus_are_infinite() {
         let mut cpu = Cpu::new(None);
         assert!(cpu.is_infinite(Time::ZERO));
         cpu.slow_down(10);

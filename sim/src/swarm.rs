@@ -141,9 +141,9 @@ pub enum FaultProfile {
     LeaderChurn,
     /// Servers and regions are cut off for long, more from other servers than from their clients.
     Partitions,
-    /// Half of the transactions have high priority, and all of them share a few keys whose leaders
-    /// are far apart. So one leader often does not know yet what another has decided. Leaders
-    /// change. For protocols with [`Protocol::RANKS`].
+    /// Half of the transactions have high priority. All meet on a few keys whose leaders are far
+    /// apart, so that what one leader has decided another does not know yet; leaders change, or lose power
+    /// together with votes that did not arrive. For protocols with [`Protocol::RANKS`].
     PriorityRaces,
     /// One server's messages arrive late at another, and clients retry early, so that replicas
     /// differ for long. Disks are slow, and crashes lose unsynced writes. There are few keys, read
@@ -155,7 +155,40 @@ pub enum FaultProfile {
     PowerCuts,
 }
 
-/// A failing seed after shrinking.
+impl FaultProfile {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Mixed,
+        Self::ClockSkew,
+        Self::LeaderChurn,
+        Self::Partitions,
+        Self::PriorityRaces,
+        Self::LaggingReplicas,
+        Self::PowerCuts,
+    ];
+
+    /// Its name in commands.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mixed => "mixed",
+            Self::ClockSkew => "clock-skew",
+            Self::LeaderChurn => "leader-churn",
+            Self::Partitions => "partitions",
+            Self::PriorityRaces => "priority-races",
+            Self::LaggingReplicas => "lagging-replicas",
+            Self::PowerCuts => "power-cuts",
+        }
+    }
+
+    /// The profile of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|profile| profile.name() == name)
+    }
+}
+
+/// A failing seed, shrunk.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The failure in the smallest run found.
@@ -519,10 +552,14 @@ mod tests {
     }
 
     #[test]
-    fn unusual_draws_are_found_by_their_names() {
+    fn unusual_draws_and_profiles_are_found_by_their_names() {
         for draw in Unusual::ALL {
             assert_eq!(Unusual::named(draw.name()), Some(draw));
         }
         assert_eq!(Unusual::named("nothing"), None);
+        for profile in FaultProfile::ALL {
+            assert_eq!(FaultProfile::named(profile.name()), Some(profile));
+        }
+        assert_eq!(FaultProfile::named("nothing"), None);
     }
 }

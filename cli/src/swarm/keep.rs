@@ -45,6 +45,8 @@ impl Kept {
     ) -> Self {
         let (seed, transactions) = (scenario.seed, scenario.options.load.transactions_max);
         let mutation = options.mutation.iter().map(|mutation| format!(" --mutation {mutation}"));
+        let profile =
+            options.profile.iter().map(|profile| format!(" --profile {}", profile.name()));
         let without: Vec<&str> = scenario.without.iter().map(|draw| draw.name()).collect();
         let without = if without.is_empty() {
             String::new()
@@ -52,10 +54,11 @@ impl Kept {
             format!(" --without {}", without.join(","))
         };
         let replay = format!(
-            "swarm --protocol {}{} --seeds {seed}..{}{without} --schedule {} \
+            "swarm --protocol {}{}{} --seeds {seed}..{}{without} --schedule {} \
              --transactions {transactions}",
             options.name,
             mutation.collect::<String>(),
+            profile.collect::<String>(),
             seed.saturating_add(1),
             folder.join("schedule.toml").display(),
         );

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use orthodrome_lab::Subject;
-use orthodrome_sim::swarm::{SeedResult, SwarmError, SwarmOptions, Unusual};
+use orthodrome_sim::swarm::{FaultProfile, SeedResult, SwarmError, SwarmOptions, Unusual};
 use serde::Serialize;
 
 use crate::workers::Pool;
@@ -74,6 +74,9 @@ pub struct Args {
     /// number of seeds until the mutation was caught
     #[arg(long, value_name = "N", requires = "mutation", conflicts_with_all = ["twice", "minutes"], help_heading = "Testing the swarm itself", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     trials: Option<u64>,
+    /// Fault profile of every seed [default: each seed draws one]
+    #[arg(long, value_name = "NAME", value_parser = profile)]
+    profile: Option<FaultProfile>,
     /// Repeat a failed seed with the faults in this file (TOML) instead of the seed's own; needs --seeds with one seed
     #[arg(long, value_name = "FILE", requires_all = ["seeds", "protocol"], conflicts_with_all = ["trials", "minutes", "twice"], help_heading = "Repeating a failure")]
     schedule: Option<PathBuf>,
@@ -91,6 +94,11 @@ pub struct Args {
 fn unusual(name: &str) -> Result<Unusual, String> {
     let known = || Unusual::ALL.map(Unusual::name).join(", ");
     Unusual::named(name).ok_or_else(|| format!("use some of {}", known()))
+}
+
+fn profile(name: &str) -> Result<FaultProfile, String> {
+    let known = || FaultProfile::ALL.map(FaultProfile::name).join(", ");
+    FaultProfile::named(name).ok_or_else(|| format!("use one of {}", known()))
 }
 
 fn minutes(text: &str) -> Result<Duration, String> {
@@ -146,6 +154,7 @@ fn examine(args: &Args, subject: &Subject) -> anyhow::Result<Tally> {
     let options = SwarmOptions {
         model: subject.model(),
         mutation: args.mutation.clone(),
+        profile: args.profile,
         twins: args.twice,
         without: args.without.iter().copied().collect(),
         ..SwarmOptions::of(row.name)

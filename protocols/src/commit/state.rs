@@ -16,7 +16,7 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Outcome, Version, Writes};
 
 use super::coordinator::Outcomes;
-use crate::acknowledged::advance;
+use crate::acknowledged::{advance, is_acknowledged};
 use crate::gateway::Participant;
 use crate::hosting::Divisible;
 use crate::replication::Index;
@@ -138,7 +138,8 @@ pub struct State<P, E, C> {
     pub floor: Timestamp,
     /// At or above every timestamp that any leader has promised (R8).
     pub ceiling: Timestamp,
-    /// For each client, the counter below which it knows all its outcomes.
+    /// Clients know the outcomes of their transactions below these counters; only so many clients are
+    /// remembered.
     pub acknowledged: BTreeMap<ClientId, u64>,
 }
 
@@ -209,7 +210,7 @@ impl<P, E, C> State<P, E, C> {
     /// True if the transaction's client knows its outcome.
     #[must_use]
     pub fn is_acknowledged(&self, txn: TxnId) -> bool {
-        self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
+        is_acknowledged(&self.acknowledged, txn)
     }
 
     /// True if the transaction has ended here, or its client knows its outcome: no late message may
@@ -392,19 +393,19 @@ impl<P, A: Part, Q: Request> Outcomes for State<P, Ended, Coordinated<A, Q>> {
 impl<P, C> State<P, Ended, C> {
     /// `client` knows the outcomes of its transactions below a counter (R6).
     pub(crate) fn acknowledge(&mut self, client: ClientId, below: u64) {
-        // Otherwise this was already known.
-        let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
-        let gone: Vec<TxnId> = self
-            .ended
-            .range(names.clone())
-            .filter_map(|(txn, ended)| ended.is_forgettable.then_some(*txn))
-            .collect();
-        for txn in gone {
-            self.ended.remove(&txn);
-        }
-        let gone: Vec<TxnId> = self.settled.range(names).map(|(txn, _)| *txn).collect();
-        for txn in gone {
-            self.settled.remove(&txn);
+        for names in advance(&mut self.acknowledged, client, below) {
+            let gone: Vec<TxnId> = self
+                .ended
+                .range(names.clone())
+                .filter_map(|(txn, ended)| ended.is_forgettable.then_some(*txn))
+                .collect();
+            for txn in gone {
+                self.ended.remove(&txn);
+            }
+            let gone: Vec<TxnId> = self.settled.range(names).map(|(txn, _)| *txn).collect();
+            for txn in gone {
+                self.settled.remove(&txn);
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Outcome, Reads};
 
+use super::admission::Admission;
 use super::message::{Functor, Msg, Output, Path, Reason, Refusal};
 use super::recovery::partitions;
 use super::server::{Local, World};
@@ -26,6 +27,7 @@ pub const RECENT_BYTES: usize = 24;
 #[derive(Debug)]
 pub(super) struct Coordinator {
     pub tids: Tids,
+    admission: Admission,
     /// The life in which it creates version numbers.
     pub incarnation: u32,
     /// Transactions whose callers wait.
@@ -59,6 +61,7 @@ struct Flight {
     partitions: Vec<PartitionId>,
     is_finalizing: bool,
     path: Path,
+    begun: Time,
     asked: RetryState,
 }
 
@@ -106,6 +109,7 @@ impl Coordinator {
     pub(super) fn new(tids: Tids, incarnation: u32) -> Self {
         Self {
             tids,
+            admission: Admission::new(),
             incarnation,
             flights: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -117,6 +121,12 @@ impl Coordinator {
             told: BTreeMap::new(),
             aborted: BTreeSet::new(),
         }
+    }
+
+    /// The coordinator of the next life of this process, which has as much to do.
+    pub(super) fn next(&mut self, tids: Tids, incarnation: u32) -> Self {
+        let admission = std::mem::replace(&mut self.admission, Admission::new());
+        Self { admission, ..Self::new(tids, incarnation) }
     }
 
     /// How many callers wait.
@@ -160,7 +170,11 @@ impl Coordinator {
         let Config { in_flight_max, in_flight_bytes_max, .. } = world.config;
         let is_full =
             self.flights.len() >= *in_flight_max || self.recent_bytes >= *in_flight_bytes_max;
-        if lags || is_full {
+        let oldest = self.tids.least_storing().and_then(|ts| self.flights.get(&ts));
+        let oldest = oldest.map(|flight| flight.begun);
+        let (patience, now) = (world.config.storing_max, world.cx.now());
+        let fits = self.admission.admits(self.flights.len(), oldest, patience, now);
+        if lags || is_full || !fits {
             world.cx.note(Note::Shed);
             world.send(gateway, Msg::Declined { txn, reason: Reason::Busy });
             return;
@@ -204,6 +218,7 @@ impl Coordinator {
             partitions,
             is_finalizing: false,
             path,
+            begun: asked.at,
             asked,
         };
         self.names.insert(txn, ts);
@@ -423,6 +438,7 @@ impl Coordinator {
         let flight = self.flights.remove(&ts)?;
         self.names.remove(&flight.functor.txn);
         self.stored.remove(&ts);
+        self.admission.end();
         Some(flight)
     }
 

@@ -8,24 +8,26 @@
 //!
 //! A *life* of a server begins with its process, and again whenever the one before was ended by the
 //! directory. It has a token that no other life has ([`Life`]); nobody takes a message for or from
-//! one life for another's. The leader lets a life join (a new *incarnation*) once everything that
-//! the one before left is decided, and grants it leases as long as it asks. A life acts only under
-//! its lease, by its own monotonic clock, from when it *asked*, so that pauses and slow messages
-//! are charged to it. The leader grants only while it is sure to lead, and counts from when it
-//! granted. It ends a life (`Fence`) only when what it granted has run out, also if it hears from a
-//! new process of the same server: the message may be an old one. A new leader does not know what
-//! was granted before, but that it was before it led, and so lets one lease pass.
+//! one life for another's. The leader lets a life join (a new *incarnation*) once everything that the
+//! one before left is decided, and grants it leases as long as it asks. A life acts only under its
+//! lease, by its own monotonic clock, from when it *asked*, so that pauses and slow messages are
+//! charged to it. The leader grants while it is sure to lead, or once a majority has confirmed that it
+//! still led when it was asked, and counts from when it granted. The second is for links on which
+//! heartbeats and their answers take longer than an election time-out: there a leader is never sure.
+//! It ends a life (`Fence`) only when what it granted has run out, also if it hears from a new
+//! process of the same server: the message may be an old one. A new leader does not know what was
+//! granted before, but that it was before it led, and so lets one lease pass.
 //!
 //! # Leases that grow
 //!
-//! On links that deliver late for ever, lives that are well are ended again and again, and what
-//! each of them left has to be decided while nothing becomes visible. So a life has leases twice as
-//! long as the one before if that was ended although its process was well ([`Ask::ended`]), up to
-//! `LEASE_MAX` times the usual length; they halve again each time the life has lasted for `CALM`
-//! usual leases. The longest length that an incarnation may be granted is in the log with its
-//! joining (`Standing::lease`): a new leader lets so long a time pass for each. It is the usual one
-//! until every voter is known to keep lengths, for a voter of an earlier version would not wait for
-//! longer.
+//! On links that deliver late for ever, lives that are well are ended again and again, and what each of
+//! them left has to be decided while nothing becomes visible. So a server says how late answers
+//! came to it ([`Ask::took`]), and a life has leases of several times that. They are also twice as long
+//! as those of the life before if that was ended although its process was well ([`Ask::ended`]). Both up
+//! to `LONGEST`, or `LEASE_MAX` times the usual length; leases halve again each time the life has lasted
+//! for `CALM` of them. The longest length that an incarnation may be granted is in the log with its joining
+//! (`Standing::lease`): a new leader lets so long a time pass for each. It is the usual one until
+//! every voter is known to keep lengths, for a voter of an earlier version would not wait for longer.
 //!
 //! # The limit
 //!
@@ -69,14 +71,23 @@ pub const DIRECTORY: PartitionId = PartitionId(u32::MAX);
 /// Entries of the log that are kept for followers that lag.
 const KEEP_ENTRIES: usize = 64;
 
-/// The longest leases are so many times as long as the usual ones.
+/// The longest leases are so many times as long as the usual ones, or
 const LEASE_MAX: u32 = 8;
 
-/// Little is left of a lease if that is less than one part of so many. Without a fault, half of it
-/// is.
+/// this long: links that lose a fifth of all packets hold what they carry for seconds.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// A lease is so many times as long as answers took lately: one may take twice as long, and the next one is
+/// asked for in good time.
+const ANSWERS: u32 = 4;
+
+/// Little is left of a lease if that is less than one part of so many. Without a fault, half of it is.
 const PRESSED: u32 = 3;
 
-/// Leases of an incarnation halve each time it has taken part for so many usual ones.
+/// A lease is asked for so many times while it lasts, at least.
+const ASKS: u32 = 24;
+
+/// Leases of an incarnation halve each time it has taken part for so many of them.
 const CALM: u32 = 64;
 
 /// The servers that vote on the directory: those that hold the first partition, so that it outlives
@@ -129,6 +140,11 @@ impl Config {
         let times = nanos(lease).div_ceil(nanos(usual).max(1));
         let margin = self.lease_margin.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX));
         lease.saturating_sub(margin)
+    }
+
+    /// Leases are never longer.
+    fn lease_max(&self) -> Duration {
+        (self.lease * LEASE_MAX).max(LONGEST)
     }
 
     /// How often a server asks.
@@ -225,13 +241,18 @@ impl Standing {
         if self.lease.is_zero() { usual } else { self.lease }
     }
 
-    /// How long leases of this incarnation are when the limit is `limit`: they halve, down to the
-    /// usual length, each time it has taken part for `CALM` usual leases.
+    /// How long leases of this incarnation are when the limit is `limit`: they halve, down to the usual
+    /// length, each time it has taken part for `CALM` of them.
     fn lease(&self, limit: Timestamp, usual: Duration) -> Duration {
-        let age = limit.0.saturating_sub(self.floor.0);
-        let halvings = age / nanos(usual * CALM).max(1);
-        let most = self.lease_max(usual);
-        (most / (1 << halvings.min(31))).max(usual).min(most)
+        let mut age = limit.0.saturating_sub(self.floor.0);
+        let mut lease = self.lease_max(usual);
+        while lease > usual
+            && let Some(rest) = age.checked_sub(nanos(lease * CALM))
+        {
+            age = rest;
+            lease = (lease / 2).max(usual);
+        }
+        lease
     }
 }
 
@@ -485,6 +506,13 @@ struct Lead {
     is_extending: bool,
     /// When somebody was told to decide what a server left, and how many were.
     told: BTreeMap<NodeId, (Time, u32)>,
+    /// Asked while it was not sure to lead: what each server said last, for the next round of
+    /// confirmation.
+    waiting: BTreeMap<NodeId, Ask>,
+    /// Asked before the present round of confirmation began.
+    confirming: BTreeMap<NodeId, Ask>,
+    /// Counts the rounds.
+    round: u64,
 }
 
 /// What a server said when it asked last.
@@ -627,11 +655,16 @@ impl Keeper {
                         proposed: BTreeSet::new(),
                         is_extending: false,
                         told: BTreeMap::new(),
+                        waiting: BTreeMap::new(),
+                        confirming: BTreeMap::new(),
+                        round: 0,
                     });
                     io.set_sweep(io.now() + self.config.ask_interval());
                 }
                 Event::Deposed { .. } => self.lead = None,
-                Event::ReadReady { .. } | Event::ReadFailed { .. } => {}
+                Event::ReadReady { id } => self.on_confirmed(id, io),
+                // They ask again.
+                Event::ReadFailed { id } => drop(self.take_confirmed(id)),
                 Event::SnapshotWanted { to, cursor: _ } => {
                     self.replica.send_chunk(to, self.state.clone(), None, io);
                 }
@@ -693,8 +726,8 @@ impl Keeper {
         self.lead.is_some() && self.replica.is_ready() && self.replica.has_lease(now)
     }
 
-    /// A server asks for a lease. A leader that is not sure to lead says nothing: it soon is, or
-    /// another leads.
+    /// A server asks for a lease. A leader that is not sure to lead asks the other voters first, and
+    /// answers when a majority says that it still leads.
     pub fn on_ask(&mut self, from: NodeId, ask: &Ask, io: &mut impl Io) {
         if self.lead.is_none() {
             let leader = self.replica.leader().filter(|&leader| leader != self.me);
@@ -702,12 +735,48 @@ impl Keeper {
             return;
         }
         let now = io.now();
-        let Some(&standing) = self.state.servers.get(&from) else { return };
-        if !self.is_sure_to_lead(now) {
-            return;
-        }
+        let is_sure = self.is_sure_to_lead(now);
         let Some(lead) = &mut self.lead else { return };
         lead.heard.insert(from, Heard { at: now, life: ask.life, clock: ask.clock });
+        if is_sure {
+            self.answer(from, ask, io);
+        } else {
+            lead.waiting.insert(from, ask.clone());
+            self.confirm(io);
+        }
+        self.replica.flush(io);
+        self.drain(io);
+    }
+
+    /// Has a majority confirm that this voter leads, for all who wait; one round at a time.
+    fn confirm(&mut self, io: &mut impl Io) {
+        let Some(lead) = &mut self.lead else { return };
+        if lead.confirming.is_empty() && !lead.waiting.is_empty() {
+            lead.confirming = std::mem::take(&mut lead.waiting);
+            lead.round += 1;
+            self.replica.read_index(lead.round, io);
+        }
+    }
+
+    fn take_confirmed(&mut self, round: u64) -> BTreeMap<NodeId, Ask> {
+        let lead = self.lead.as_mut().filter(|lead| lead.round == round);
+        lead.map(|lead| std::mem::take(&mut lead.confirming)).unwrap_or_default()
+    }
+
+    /// When this round began no other voter led: one that leads since lets the leases pass that are
+    /// granted now, for they count from before.
+    fn on_confirmed(&mut self, round: u64, io: &mut impl Io) {
+        for (from, ask) in self.take_confirmed(round) {
+            self.answer(from, &ask, io);
+        }
+        self.confirm(io);
+    }
+
+    /// Grants a lease if this life may have one, and lets the next life join.
+    fn answer(&mut self, from: NodeId, ask: &Ask, io: &mut impl Io) {
+        let now = io.now();
+        let Some(&standing) = self.state.servers.get(&from) else { return };
+        let Some(lead) = &mut self.lead else { return };
         let is_own = standing.life == ask.life && standing.incarnation > 0;
         let is_active = is_own && standing.phase == Phase::Active;
         let is_granted = is_active && !lead.proposed.contains(&from);
@@ -745,20 +814,19 @@ impl Keeper {
             self.propose(self.join(from, &standing, ask), io);
         }
         self.extend(now, io);
-        self.replica.flush(io);
-        self.drain(io);
     }
 
     /// What lets the next life of a server join, which is out.
     fn join(&self, server: NodeId, standing: &Standing, ask: &Ask) -> Command {
-        let Ask { life, is_marked, ended, keeps_lengths, .. } = *ask;
-        let usual = self.config.lease;
+        let Ask { life, is_marked, ended, keeps_lengths, took, .. } = *ask;
+        let (usual, longest) = (self.config.lease, self.config.lease_max());
         let are_kept = voters(&self.cluster)
             .iter()
             .all(|voter| self.state.servers.get(voter).is_some_and(|of| of.keeps_lengths));
         let last = standing.lease(self.state.limit, usual);
         let was_well = standing.incarnation > 0 && ended == Some(standing.life);
-        let next = if was_well { (last * 2).min(usual * LEASE_MAX) } else { last }.max(usual);
+        let next = if was_well { last * 2 } else { last }.max(took.saturating_mul(ANSWERS));
+        let next = next.min(longest).max(usual);
         let lease = if are_kept { next } else { usual };
         Command::Join { server, life, is_marked, lease, keeps_lengths }
     }
@@ -891,6 +959,8 @@ pub struct Ask {
     /// As a voter it knows how long leases are (`Standing::lease`); one of an earlier version does
     /// not.
     pub keeps_lengths: bool,
+    /// How long answers took lately, from when it asked.
+    pub took: Duration,
 }
 
 /// What [`Message::Answer`] says.
@@ -951,8 +1021,10 @@ pub struct Membership {
     voters: Vec<NodeId>,
     /// Whom to ask.
     supposed: NodeId,
-    /// It answered since it was asked last.
-    is_answered: bool,
+    /// When it was asked first since it answered last; none if it has answered.
+    unanswered: Option<Time>,
+    /// See [`Ask::took`].
+    took: Duration,
     /// Somebody else was named and asked since the last round.
     is_redirected: bool,
     life: Life,
@@ -993,7 +1065,8 @@ impl Membership {
             config,
             voters,
             supposed,
-            is_answered: true,
+            unanswered: None,
+            took: Duration::ZERO,
             is_redirected: false,
             life: Life(rng.next_u64()),
             ended: None,
@@ -1009,15 +1082,23 @@ impl Membership {
         }
     }
 
-    /// A round of asking, [`Config::ask_interval`] apart: what to send to whom. Whoever did not
-    /// answer the last time is not asked again before the others were.
+    /// How long after a round of asking the next one is. Leases that are longer are asked for less often:
+    /// what is late on a link holds back what comes after it.
+    #[must_use]
+    pub fn ask_interval(&self) -> Duration {
+        self.config.ask_interval().max(self.held / ASKS)
+    }
+
+    /// A round of asking, [`Membership::ask_interval`] apart: what to send to whom. Whoever has not
+    /// answered for as long as answers take is not asked again before the others were.
     pub fn ask(&mut self, now: Time, clock: Timestamp) -> (NodeId, Message) {
-        if !self.is_answered {
+        if self.unanswered.is_some_and(|since| now.since(since) >= self.took) {
             let at = self.voters.iter().position(|&voter| voter == self.supposed);
             let next = at.and_then(|at| self.voters.get(at + 1)).or(self.voters.first());
             self.supposed = next.copied().unwrap_or(self.supposed);
+            self.unanswered = Some(now);
         }
-        self.is_answered = false;
+        self.unanswered.get_or_insert(now);
         self.is_redirected = false;
         (self.supposed, self.question(now, clock))
     }
@@ -1046,6 +1127,7 @@ impl Membership {
             is_marked: self.is_marked,
             ended: self.ended,
             keeps_lengths: true,
+            took: self.took,
         })
     }
 
@@ -1060,6 +1142,7 @@ impl Membership {
     ) -> Option<(NodeId, Message)> {
         let leader = leader.filter(|leader| from == self.supposed && *leader != from)?;
         self.supposed = leader;
+        self.unanswered = Some(now);
         if std::mem::replace(&mut self.is_redirected, true) {
             return None;
         }
@@ -1067,9 +1150,19 @@ impl Membership {
     }
 
     /// The leader answered. What changed, in order.
-    pub fn on_answer(&mut self, from: NodeId, answer: Answer, rng: &mut Rng) -> Vec<Change> {
+    pub fn on_answer(
+        &mut self,
+        from: NodeId,
+        answer: Answer,
+        now: Time,
+        rng: &mut Rng,
+    ) -> Vec<Change> {
         self.supposed = from;
-        self.is_answered = true;
+        self.unanswered = None;
+        if answer.life == self.life {
+            // The longest counts, and is forgotten little by little.
+            self.took = now.since(answer.sent).max(self.took - self.took / 8);
+        }
         self.is_told |= answer.life == self.life;
         let mut changes = Vec::new();
         // Members and limit are taken over in one step: what is reported in an epoch is not above

@@ -52,6 +52,7 @@
 //!   place of one that is gone, see ADR 15; an operator's order to place a partition elsewhere is
 //!   refused.
 
+mod admission;
 pub mod checks;
 mod client;
 mod control;
@@ -125,6 +126,8 @@ pub struct Config {
     pub clock_ahead_max: Duration,
     /// What an interactive transaction sees first is at most this much older than what is visible.
     pub recon_staleness: Duration,
+    /// While a transaction takes longer to be stored, its coordinator takes fewer at once.
+    pub storing_max: Duration,
     /// A coordinator takes no more transactions at once.
     pub in_flight_max: usize,
     /// Nor while what it took is so long that is not visible yet: whoever takes over from it has to
@@ -304,6 +307,7 @@ impl Protocol for OceanVista {
             resolve_after: round_trip * 3 + Duration::from_millis(200),
             clock_ahead_max: Duration::from_secs(3),
             recon_staleness: Duration::from_secs(1),
+            storing_max: round_trip * 3 + Duration::from_millis(250),
             in_flight_max: 65_536,
             in_flight_bytes_max: 48 << 20,
             // Longer than it takes to replace a server, even the one that leads the directory.

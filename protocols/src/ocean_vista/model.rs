@@ -372,7 +372,7 @@ impl World {
             }
             Wire::Directory(directory::Message::Answer(answer)) => {
                 let server = self.servers.get_mut(&id).unwrap();
-                let changes = server.membership.on_answer(from, answer, &mut self.rng);
+                let changes = server.membership.on_answer(from, answer, now, &mut self.rng);
                 self.take(id, changes);
             }
             Wire::Directory(directory::Message::NotLeader { leader }) => {
@@ -535,9 +535,11 @@ impl World {
             }
             Event::Ask { boot } if boot == now_boot => {
                 let (now, clock) = (self.now, self.clock(id));
-                let (to, msg) = self.servers.get_mut(&id).unwrap().membership.ask(now, clock);
+                let membership = &mut self.servers.get_mut(&id).unwrap().membership;
+                let (to, msg) = membership.ask(now, clock);
+                let interval = membership.ask_interval();
                 self.send(id, to, Wire::Directory(msg));
-                self.after(self.config.ask_interval(), id, Event::Ask { boot });
+                self.after(interval, id, Event::Ask { boot });
             }
             Event::Gossip { boot } if boot == now_boot => {
                 self.gossip(id);

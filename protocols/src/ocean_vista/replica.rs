@@ -727,7 +727,7 @@ impl Replica {
         world: &mut World<'_, '_>,
     ) {
         let is_news = |&&(client, below): &&(ClientId, u64)| {
-            self.state.forgotten.get(&client).is_none_or(|known| *known < below)
+            crate::acknowledged::below(&self.state.forgotten, client) < below
         };
         let news: Vec<(ClientId, u64)> = forgotten.iter().filter(is_news).copied().collect();
         for news in news.chunks(names_max(world)) {

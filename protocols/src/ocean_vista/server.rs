@@ -651,7 +651,7 @@ impl Server {
         let (now, clock) = (cx.now(), cx.clock().now);
         let (to, msg) = self.control.membership.ask(now, clock);
         self.send(to, Msg::Directory(Box::new(msg)), cx);
-        cx.set_timer(Timer::Ask, now + self.config.directory.ask_interval());
+        cx.set_timer(Timer::Ask, now + self.control.membership.ask_interval());
     }
 
     fn on_directory(&mut self, from: NodeId, msg: directory::Message, cx: &mut Cx<'_, OceanVista>) {
@@ -672,7 +672,9 @@ impl Server {
                 }
                 return;
             }
-            directory::Message::Answer(answer) => membership.on_answer(from, answer, cx.rng()),
+            directory::Message::Answer(answer) => {
+                membership.on_answer(from, answer, cx.now(), cx.rng())
+            }
             directory::Message::Members(members) => membership.on_members(&members, cx.rng()),
         };
         self.mark_if_new(cx);
@@ -707,7 +709,7 @@ impl Server {
             directory::Change::Joined { incarnation, floor } => {
                 cx.note(Note::Joined);
                 let tids = Tids::new(self.slot(), floor);
-                self.roles.coordinator = Coordinator::new(tids, incarnation);
+                self.roles.coordinator = self.roles.coordinator.next(tids, incarnation);
                 self.roles.coordinator.tids.observe(self.marks.visible);
                 self.control.is_whole = false;
                 self.control.needed_epoch = self.control.membership.members().epoch;
@@ -718,7 +720,7 @@ impl Server {
                 cx.note(Note::Ended);
                 // Gateways will inquire.
                 let tids = Tids::new(self.slot(), Timestamp::ZERO);
-                self.roles.coordinator = Coordinator::new(tids, 0);
+                self.roles.coordinator = self.roles.coordinator.next(tids, 0);
                 self.roles.syncs.on_ended();
                 self.control.is_whole = false;
             }

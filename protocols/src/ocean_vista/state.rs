@@ -9,6 +9,7 @@ use orthodrome_core::txn::Outcome;
 use orthodrome_core::{Wire, WireError};
 
 use super::message::{Change, FLOOR, Functor, NAME, Output};
+use crate::acknowledged::{advance, below};
 
 /// How far a transaction has come at a replica (§4.1).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
@@ -153,7 +154,7 @@ impl State {
             }
             Change::Forget(clients) => {
                 for &(client, below) in clients {
-                    raise(&mut self.forgotten, client, below);
+                    advance(&mut self.forgotten, client, below);
                 }
             }
         }
@@ -276,7 +277,7 @@ impl State {
     /// nobody can tell.
     #[must_use]
     pub fn is_too_old(&self, client: ClientId, counter: u64) -> bool {
-        self.forgotten.get(&client).is_some_and(|below| counter < *below)
+        counter < below(&self.forgotten, client)
     }
 
     /// Forgets names that have been over for longer than the retention, but not that they were
@@ -288,23 +289,17 @@ impl State {
             let is_kept =
                 name.ts >= old || (name.fate == Fate::At && pending.contains_key(&name.ts));
             if !is_kept {
-                raise(forgotten, client, counter.saturating_add(1));
+                advance(forgotten, client, counter.saturating_add(1));
             }
             is_kept
         });
         acknowledged.retain(|&client, &mut (below, since)| {
             if since < old {
-                raise(forgotten, client, below);
+                advance(forgotten, client, below);
             }
             since >= old
         });
     }
-}
-
-/// Notes that names of `client` below a counter were forgotten.
-fn raise(forgotten: &mut BTreeMap<ClientId, u64>, client: ClientId, below: u64) {
-    let known = forgotten.entry(client).or_default();
-    *known = (*known).max(below);
 }
 
 /// A state that is being divided.

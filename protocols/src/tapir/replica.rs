@@ -13,6 +13,7 @@ use super::occ::Validator;
 use super::server::World;
 use super::state::{Entry, State};
 use super::{Note, Timer};
+use crate::acknowledged::below as below_of;
 use crate::ir::{Gathering, Offer, Quorums, View};
 use crate::portions::{Assembly, Portion};
 
@@ -435,7 +436,7 @@ impl Replica {
         world: &mut World<'_, '_>,
     ) {
         let is_news = |(client, below): &(ClientId, u64)| {
-            self.state.acknowledged.get(client).is_none_or(|known| known < below)
+            below_of(&self.state.acknowledged, *client) < *below
         };
         let acknowledged: Vec<(ClientId, u64)> = acknowledged.into_iter().filter(is_news).collect();
         if !acknowledged.is_empty() {
@@ -597,10 +598,9 @@ impl Replica {
 
     /// This node has driven `txn` to its end everywhere: whether it may leave the record.
     pub(super) fn may_forget(&self, txn: TxnId, world: &World<'_, '_>) -> Option<u64> {
-        if let Some(below) = self.state.acknowledged.get(&txn.client)
-            && txn.counter < *below
-        {
-            return Some(*below);
+        let below = below_of(&self.state.acknowledged, txn.client);
+        if txn.counter < below {
+            return Some(below);
         }
         let watch = self.watched.get(&txn)?;
         let is_old = world.cx.now().since(watch.since) >= world.config.retention;

@@ -10,6 +10,7 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Version};
 
 use super::message::{ACKNOWLEDGED, Ballot, Cast, Change, Image, Part, Vote};
+use crate::acknowledged::{advance, is_acknowledged};
 use crate::ir::View;
 
 /// One transaction in a replica's record.
@@ -177,16 +178,16 @@ impl State {
     }
 
     fn acknowledge(&mut self, clients: &[(ClientId, u64)]) {
+        // What has ended leaves the record when its coordinator says so, and not because of this.
         for &(client, below) in clients {
-            let known = self.acknowledged.entry(client).or_default();
-            *known = (*known).max(below);
+            advance(&mut self.acknowledged, client, below);
         }
     }
 
     /// True if the transaction's client knows its outcome.
     #[must_use]
     pub fn is_acknowledged(&self, txn: TxnId) -> bool {
-        self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
+        is_acknowledged(&self.acknowledged, txn)
     }
 
     /// Splits the state into parts. Each has at most `bytes_max` bytes, unless a single transaction

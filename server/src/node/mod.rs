@@ -26,7 +26,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
+use orthodrome_core::machine::{
+    Admin, Gauge, GroupView, Lane, MembershipOrder, Message as _, Refusal,
+};
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
@@ -62,8 +64,6 @@ const HAND_OVER_EXTRA: Duration = Duration::from_millis(500);
 /// Interval at which a node that is shutting down checks whether it has handed over its
 /// leaderships.
 const HAND_OVER_LOOK: Duration = Duration::from_millis(10);
-/// Bits of a client id below the gateway's number.
-const CLIENT_BITS: u32 = 40;
 
 /// The durability of a node's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,6 +152,15 @@ pub enum StartError {
     /// An operation of the operating system failed.
     #[error("cannot start a thread: {0}")]
     Io(#[from] std::io::Error),
+}
+
+/// Adds an event to the inbox of a machine that this thread is about to run.
+fn put<P: WireProtocol>(inbox: &Inbox<Event<P>>, lane: Lane, event: Event<P>) {
+    match lane {
+        // Few and short. Leases must not run out behind what waits.
+        Lane::Control => inbox.put_urgent(event),
+        Lane::Data => inbox.put(event),
+    };
 }
 
 /// The state that a node's threads share.
@@ -277,10 +286,11 @@ impl<P: WireProtocol> Shared<P> {
             // Messages between machines of one process are not encoded.
             (Some(inbox), _) => {
                 // The thread that runs one machine also runs the other.
-                inbox.put(Event::Message { from, msg, room: None });
+                let lane = msg.lane();
+                put(inbox, lane, Event::Message { from, msg, room: None });
             }
             (None, Some(transport)) => {
-                let lane = orthodrome_core::Message::lane(&msg);
+                let lane = msg.lane();
                 transport.queue(lane, from, to, |out| msg.put(out));
             }
             // Before the transport has started, messages are lost, as on a network.
@@ -388,8 +398,8 @@ impl<P: WireProtocol> Backend for Shared<P> {
             }
             let number = block.0;
             block.0 += 1;
-            // Ids contain the gateway's number, so no two gateways assign the same one.
-            Ok(ClientId((u64::from(self.me.gateway.0) << CLIENT_BITS) | number))
+            // Ids are counters within a gateway, so no two gateways can give the same.
+            Ok(ClientId::registered(self.me.gateway, number))
         })
     }
 }
@@ -415,6 +425,12 @@ impl<P: WireProtocol> Deliver for Receiver<P> {
         let [of_server, of_gateway] = &self.room;
         let room = if to == self.shared.me.gateway { of_gateway } else { of_server };
         let bytes_of = u32::try_from(bytes.len().min(BACKLOG_BYTES_MAX)).unwrap_or(u32::MAX);
+        let msg = wire::decode::<P::Msg>(&bytes).map_err(|error| error.to_string())?;
+        if let Lane::Control = msg.lane() {
+            // Few and short. Leases must not run out behind what waits.
+            inbox.put_urgent(Event::Message { from, msg, room: None });
+            return Ok(());
+        }
         let room = match room.clone().try_acquire_many_owned(bytes_of) {
             Ok(room) => Some(room),
             Err(_) => {
@@ -423,7 +439,6 @@ impl<P: WireProtocol> Deliver for Receiver<P> {
                 room.clone().acquire_many_owned(bytes_of).await.ok()
             }
         };
-        let msg = wire::decode::<P::Msg>(&bytes).map_err(|error| error.to_string())?;
         inbox.put_when_room(Event::Message { from, msg, room }, BACKLOG_MAX).await;
         Ok(())
     }
@@ -908,7 +923,7 @@ async fn open<P: WireProtocol>(
             // No file stores the used ids. So ids begin with the seconds since the epoch;
             // incarnations of one node differ if each lasts a second for every 256 clients.
             let seconds = NodeClock::system(&settings.clock_skew).0 / 1_000_000_000;
-            let clients = (seconds << 8, 1 << CLIENT_BITS);
+            let clients = (seconds << 8, 1 << ClientId::NUMBER_BITS);
             return Ok(Data {
                 storage: None,
                 engine: Box::new(memory.clone()),

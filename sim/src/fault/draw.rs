@@ -172,6 +172,7 @@ pub(crate) fn draw_sequence(
 ) -> Option<Vec<Entry>> {
     match profile {
         FaultProfile::PowerCuts => draw_power_cut(cluster, at_ms, rng),
+        FaultProfile::PriorityRaces if rng.chance(1, 3) => draw_lost_votes(cluster, at_ms, rng),
         FaultProfile::Mixed
         | FaultProfile::ClockSkew
         | FaultProfile::LeaderChurn
@@ -217,8 +218,32 @@ fn draw_power_cut(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<En
     ])
 }
 
-/// One server receives another server's messages late; or clients retry before any answer arrives;
-/// or a server crashes while its disk has much to write.
+/// What a leader says to one server does not arrive, while a majority follows it; then it loses power,
+/// and what it said is lost with it. So its group goes on with what is in the log, and the other server, which
+/// may coordinate transactions, has to ask the next leader.
+fn draw_lost_votes(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<Entry>> {
+    let partitions: Vec<_> = cluster.partitions().collect();
+    let leader = rng.pick(&partitions)?.preferred_leader;
+    let others: Vec<NodeId> = partitions
+        .iter()
+        .map(|placed| placed.preferred_leader)
+        .filter(|id| *id != leader)
+        .collect();
+    let from = vec![leader.to_string()];
+    let to = vec![rng.pick(&others)?.to_string()];
+    let round_trip = u64::try_from(cluster.topology.rtt_max().as_millis()).unwrap_or(300);
+    let crash_ms = at_ms + 20 + rng.range(round_trip / 2, round_trip * 4);
+    let until_ms = Some(crash_ms + round_trip * rng.range(5, 30));
+    let cut = Fault::Partition { from: from.clone(), to, both_ways: false };
+    let crash = Fault::Crash { nodes: from };
+    Some(vec![
+        Entry { at_ms, until_ms: Some(crash_ms + 1), fault: cut },
+        Entry { at_ms: crash_ms, until_ms, fault: crash },
+    ])
+}
+
+/// A server that hears another one late, whatever others say to it; or clients who ask again before
+/// they hear anything; or a server that crashes while its disk has much to write.
 fn draw_straggler(
     cluster: &Cluster,
     servers: Vec<String>,

@@ -1,7 +1,7 @@
 //! Messages: from the sender over a link to the receiver, or lost.
 
 use orthodrome_core::id::NodeId;
-use orthodrome_core::machine::{Input, Message, Protocol};
+use orthodrome_core::machine::{Input, Lane, Message, Protocol};
 use orthodrome_core::time::Time;
 use orthodrome_core::trace::Event as TraceEvent;
 
@@ -36,7 +36,11 @@ impl<P: Protocol> Simulation<P> {
             return;
         }
         if !is_ready && flight.from != to && !node.cpu.is_infinite(now) {
-            let ready = node.cpu.admit(now, flight.bytes as usize, flight.msg.keys());
+            let (bytes, keys) = (flight.bytes as usize, flight.msg.keys());
+            let ready = match flight.msg.lane() {
+                Lane::Control => node.cpu.admit_control(now, bytes, keys),
+                Lane::Data => node.cpu.admit(now, bytes, keys),
+            };
             if ready > now {
                 self.env.queue.push(ready, Event::Arrive { flight, is_ready: true });
                 return;
