@@ -81,7 +81,6 @@
 
 mod client;
 mod coordinator;
-mod delays;
 mod leader;
 mod message;
 mod mutations;
