@@ -74,3 +74,69 @@ pub fn choose(
         Some(_) | None => free,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::{Ballot, Stamp};
+    use super::*;
+
+    const H: NodeId = NodeId(1);
+    const Y: NodeId = NodeId(2);
+    const Z: NodeId = NodeId(3);
+
+    fn stamped(at: u64, kind: Kind) -> Answer {
+        Answer { stamp: Some(Stamp { at: Timestamp(at), kind }), ..Answer::default() }
+    }
+
+    fn accepted(round: u32, value: Value) -> Answer {
+        let ballot = Ballot { round, ..Ballot::default() };
+        Answer { accepted: Some((ballot, value)), ..stamped(5, Kind::Recovery) }
+    }
+
+    fn choice(answers: &[(NodeId, Answer)]) -> Choice {
+        let answers = answers.iter().cloned().collect();
+        choose(&[H, Y], &answers, Mutations::default())
+    }
+
+    #[test]
+    fn the_accepted_value_of_the_highest_ballot_wins() {
+        let low = accepted(1, Value::At(Timestamp(9)));
+        let high = accepted(2, Value::Refused);
+        assert_eq!(choice(&[(Y, low), (Z, high)]), Choice::Only(Value::Refused));
+        let record = accepted(0, Value::At(Timestamp(7)));
+        let answers = [(H, record), (Z, stamped(9, Kind::Recovery))];
+        assert_eq!(choice(&answers), Choice::Only(Value::At(Timestamp(7))));
+    }
+
+    #[test]
+    fn without_h_the_confirmed_stamp_of_y_may_have_been_recorded() {
+        let z = stamped(9, Kind::Recovery);
+        let only = choice(&[(Y, stamped(6, Kind::Confirmed)), (Z, z.clone())]);
+        assert_eq!(only, Choice::Only(Value::At(Timestamp(6))));
+        // A recovery stamp counts for nobody (D6).
+        let free = choice(&[(Y, stamped(6, Kind::Recovery)), (Z, z.clone())]);
+        assert_eq!(free, Choice::Free(Some(Timestamp(9))));
+        // After its promise h records nothing (D5).
+        let free = choice(&[(H, stamped(4, Kind::Confirmed)), (Z, z)]);
+        assert_eq!(free.value(), Value::At(Timestamp(9)));
+    }
+
+    #[test]
+    fn what_somebody_has_not_stamped_is_refused() {
+        let free = choice(&[(H, Answer::default()), (Z, stamped(9, Kind::Recovery))]);
+        assert_eq!((free, free.value()), (Choice::Free(None), Value::Refused));
+    }
+
+    /// f = 2: of three named replicas besides h, two are among any three answers without h.
+    #[test]
+    fn of_five_the_largest_confirmed_stamp_of_those_named_is_chosen() {
+        let named = [H, NodeId(2), NodeId(3), NodeId(4)];
+        let answers = [
+            (NodeId(2), stamped(6, Kind::Confirmed)),
+            (NodeId(4), stamped(8, Kind::Confirmed)),
+            (NodeId(5), stamped(20, Kind::Recovery)),
+        ];
+        let chosen = choose(&named, &answers.into(), Mutations::default());
+        assert_eq!(chosen, Choice::Only(Value::At(Timestamp(8))));
+    }
+}

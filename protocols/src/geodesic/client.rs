@@ -12,11 +12,14 @@ use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Cx, Gauge, Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::session::{highest, is_below};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
-use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn};
+use orthodrome_core::txn::{
+    AbortReason, Decision, Key, Kind, Op, Outcome, Read, Reads, Txn, Version, Writes,
+};
 
 use super::drive::{Drive, Out, Progress, Stage};
-use super::message::{Msg, Record, Side, Text, merge_newest};
+use super::message::{Msg, Output, Record, Side, Text, merge_newest};
 use super::naming::{Path, name};
+use super::pending::Maker;
 use super::{Config, Geodesic, Note, Timer};
 use crate::delays::{Delays, delay, difference, shifted};
 use crate::functor::Functor;
@@ -40,6 +43,7 @@ pub struct Client {
     heard: BTreeMap<NodeId, Time>,
     /// How long it takes from here through h to the last named replica.
     delays: Delays<(NodeId, NodeId)>,
+    maker: Maker,
     late: Lateness,
     /// Ended, and perhaps not known to the caller yet.
     over: BTreeMap<TxnId, Over>,
@@ -92,6 +96,8 @@ struct Open {
 enum Phase {
     /// Waiting for reads of these partitions.
     Reading(BTreeMap<PartitionId, Owing>),
+    /// Its caller will read what it reads at its place, when its turn has come.
+    Queued,
     /// The caller thinks.
     Deciding,
     /// It is driven to its end.
@@ -105,7 +111,7 @@ enum Phase {
 /// A partition that owes reads.
 #[derive(Debug, Default)]
 struct Owing {
-    /// Time-outs so far, plus the replicas skipped at the start.
+    /// Time-outs so far.
     tried: usize,
     /// Replicas that could not answer since the last time-out.
     refused: BTreeSet<NodeId>,
@@ -132,6 +138,7 @@ impl Machine<Geodesic> for Client {
             suspects: BTreeMap::new(),
             heard: BTreeMap::new(),
             delays: Delays::default(),
+            maker: Maker::new(setup.node),
             late: Lateness::default(),
             over: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
@@ -207,10 +214,8 @@ impl Client {
         self.look_for_suspects(cx);
         let participants = split(&self.cluster, &txn.reads, &txn.writes);
         let (is_read_only, kind) = (txn.is_read_only(), txn.kind.clone());
-        let first = usize::try_from(id.attempt.saturating_sub(NEAREST_TRIES)).unwrap_or(0);
         let reading = participants.iter().filter(|(_, part)| !part.reads.is_empty());
-        let owing = || Owing { tried: first, refused: BTreeSet::new() };
-        let silent: BTreeMap<_, _> = reading.map(|(p, _)| (*p, owing())).collect();
+        let silent: BTreeMap<_, _> = reading.map(|(p, _)| (*p, Owing::default())).collect();
         let owing: Vec<PartitionId> = silent.keys().copied().collect();
         let open = Open {
             txn,
@@ -223,20 +228,21 @@ impl Client {
         self.open.insert(id, open);
         match kind {
             _ if is_read_only => self.snapshot(id, cx),
-            Kind::Procedure(ops) => {
-                let Some(open) = self.open.get(&id) else { return };
-                let functor = Functor::clone(&Functor::procedure(&open.txn, ops));
-                self.submit(id, functor, cx);
-            }
+            Kind::Procedure(ops) => self.submit(id, ops, cx),
             Kind::Interactive | Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => {
+                // Its place is agreed on while its caller reads and decides (D16).
+                self.submit(id, Vec::new(), cx);
                 if owing.is_empty() {
                     self.on_all_read(id, cx);
-                    return;
+                } else if id.attempt == 0 {
+                    for partition in owing {
+                        self.send_read(id, partition, cx);
+                    }
+                    cx.set_timer(Timer::Open(id), cx.now() + self.config.resend_after);
+                } else if let Some(open) = self.open.get_mut(&id) {
+                    // What it read ahead of its turn was stale: now it waits for its turn.
+                    open.phase = Phase::Queued;
                 }
-                for partition in owing {
-                    self.send_read(id, partition, cx);
-                }
-                cx.set_timer(Timer::Open(id), cx.now() + self.config.resend_after);
             }
         }
     }
@@ -329,63 +335,98 @@ impl Client {
 
     fn on_all_read(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        cx.cancel_timer(Timer::Open(id));
         open.phase = Phase::Deciding;
         cx.reads(id, open.reads.clone());
+        cx.set_timer(Timer::Open(id), cx.now() + self.config.think_max);
     }
 
     /// The caller of an interactive transaction has decided.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, Geodesic>) {
-        let Some(open) = self.open.get(&id) else { return };
+        let Some(open) = self.open.get_mut(&id) else { return };
         let is_asked = matches!(open.phase, Phase::Deciding);
-        let is_reading = matches!(open.phase, Phase::Reading(_));
+        let is_reading = matches!(open.phase, Phase::Reading(_) | Phase::Queued);
         match decision {
             Decision::Commit(writes) if is_asked => {
                 if !open.txn.declares(&writes) {
-                    self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
+                    self.give_up(id, AbortReason::Client, cx);
                     return;
                 }
-                let functor = Functor::validation(&open.txn, &open.reads, writes);
-                self.submit(id, Functor::clone(&functor), cx);
+                let seen = open.reads.iter().map(|(key, read)| (key.clone(), read.version));
+                let seen: Vec<(Key, Version)> = seen.collect();
+                let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else {
+                    self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+                    return;
+                };
+                open.phase = Phase::Submitted;
+                cx.cancel_timer(Timer::Open(id));
+                let mut out = Out::new();
+                let progress = drive.offer(seen, writes, (&self.config, &mut out));
+                self.send(out, cx);
+                self.on_progress(id, progress, cx);
             }
-            // Nobody has heard of it yet, so nobody can commit it.
+            // Nothing is in its register, so nobody can commit it.
             Decision::Abort if is_asked || is_reading => {
-                self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
+                self.give_up(id, AbortReason::Client, cx);
             }
             Decision::Commit(_) | Decision::Abort => {}
         }
     }
 
+    /// Aborts an interactive transaction for whose place nothing is in its register.
+    fn give_up(&mut self, id: TxnId, reason: AbortReason, cx: &mut Cx<'_, Geodesic>) {
+        let outcome = Outcome::Aborted(reason);
+        let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else {
+            self.finish(id, outcome, "abort", cx);
+            return;
+        };
+        drive.path = "abort";
+        let mut out = Out::new();
+        let progress = drive.end(Arc::new(Output { outcome, writes: Writes::new() }), &mut out);
+        self.send(out, cx);
+        self.on_progress(id, progress, cx);
+    }
+
     // Ordering.
 
     /// Step 1: names replicas, chooses the timestamp, and gives the transaction to h of each partition.
-    fn submit(&mut self, id: TxnId, functor: Functor, cx: &mut Cx<'_, Geodesic>) {
+    /// `ops` are those of a procedure.
+    fn submit(&mut self, id: TxnId, ops: Vec<Op>, cx: &mut Cx<'_, Geodesic>) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        let keys = functor.reads.iter().chain(&functor.writes);
-        let partitions: BTreeSet<PartitionId> =
-            keys.map(|key| self.cluster.partition_of(key)).collect();
+        let is_interactive = matches!(open.txn.kind, Kind::Interactive);
+        let partitions: Vec<PartitionId> = open.participants.keys().copied().collect();
         if partitions.is_empty() {
-            self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+            if !is_interactive {
+                self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+            }
             return;
         }
-        open.phase = Phase::Submitted;
+        if !is_interactive {
+            open.phase = Phase::Submitted;
+        }
         let clock = cx.clock();
         let floors = highest(&open.txn.floors, open.txn.floors.keys());
-        let seen = open.reads.values().map(|read| read.version.timestamp).max();
-        let mut t = clock.now.max(floors.next()).max(seen.unwrap_or_default().next());
+        let functor = Functor::clone(&Functor::procedure(&open.txn, ops));
+        let mut t = clock.now.max(floors.next());
         let priority = open.txn.priority;
         let (mut sides, mut are_enough, mut round_trip) = (Vec::new(), true, Duration::ZERO);
+        let mut nearest: Option<(Duration, PartitionId)> = None;
         for partition in partitions {
             let is_well = |node: NodeId| !self.suspects.contains_key(&node);
             let path = name(&self.cluster, self.node, partition, is_well);
             are_enough &= path.are_enough;
             round_trip = round_trip.max(path.round_trip);
             t = t.max(shifted(clock.now, self.predict(&path, cx.now())));
+            let here = (path.majority, partition);
+            nearest = Some(nearest.map_or(here, |nearest| nearest.min(here)));
             sides.push(Side { partition, named: path.named });
         }
+        let t = self.maker.at_least(t);
+        self.maker.forget(clock.now - MAKER_KEEPS);
+        let register = nearest.map(|(_, partition)| partition).filter(|_| is_interactive);
         let ahead = Duration::from_nanos(t.0.saturating_sub(clock.now.0));
-        let text = Arc::new(Text { functor, priority, gateway: self.node, t, sides });
+        let text = Arc::new(Text { functor, priority, gateway: self.node, t, sides, register });
         let mut drive = Drive::new(&self.cluster, id, Some(text), []);
+        drive.expect_decision();
         let mut out = Out::new();
         if are_enough {
             drive.begin(&mut out);
@@ -459,6 +500,10 @@ impl Client {
             Msg::Accepted { partition, ballot, answer, .. } => {
                 drive.on_accepted(from, (partition, ballot), &answer, (config, &mut out))
             }
+            Msg::Stored { partition, ballot, attempt, answer, .. } => {
+                let of = (partition, ballot, attempt);
+                drive.on_stored(from, of, &answer, (config, &mut out))
+            }
             Msg::Applied { partition, .. } => drive.on_applied(from, partition),
             Msg::Begin { .. }
             | Msg::Forward { .. }
@@ -466,6 +511,7 @@ impl Client {
             | Msg::Settle { .. }
             | Msg::Settled { .. }
             | Msg::Decided { .. }
+            | Msg::Store { .. }
             | Msg::Commit { .. }
             | Msg::Apply { .. }
             | Msg::Forget { .. }
@@ -497,6 +543,19 @@ impl Client {
                     // It waits for predecessors: for longer than for answers.
                     cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
                 }
+            }
+            Progress::Exact => {
+                let reads = drive.reads.clone().unwrap_or_default();
+                cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+                let Some(open) = self.open.get_mut(&id) else { return };
+                if matches!(open.phase, Phase::Reading(_) | Phase::Queued) {
+                    open.reads = reads;
+                    self.on_all_read(id, cx);
+                }
+            }
+            Progress::Stale => {
+                cx.note(Note::Stale);
+                self.give_up(id, AbortReason::StaleRead, cx);
             }
             Progress::Preempted => {
                 // Whoever recovers should have the time to finish; then this node does.
@@ -638,16 +697,11 @@ impl Client {
         }
         cx.note(Note::Resolved);
         self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
-        // It was submitted where it reads or was decided to write; undecided, it was not submitted.
-        let mut parts: BTreeSet<PartitionId> =
-            txn.reads.iter().map(|key| self.cluster.partition_of(key)).collect();
+        let keys = txn.reads.iter().chain(&txn.writes);
+        let parts: BTreeSet<PartitionId> = keys.map(|key| self.cluster.partition_of(key)).collect();
         match (&decision, &txn.kind) {
-            (Some(Decision::Commit(writes)), _) => {
-                parts.extend(writes.keys().map(|key| self.cluster.partition_of(key)));
-            }
-            (_, Kind::Procedure(_)) => {
-                parts.extend(txn.writes.iter().map(|key| self.cluster.partition_of(key)));
-            }
+            (Some(Decision::Commit(_)), _) | (_, Kind::Procedure(_)) => {}
+            // Nothing came into its register, so nobody can commit it. Replicas bring it to its end.
             (Some(Decision::Abort) | None, _) => {
                 cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
                 return;
@@ -824,7 +878,9 @@ impl Client {
                 self.ask_snapshot(id, true, cx);
                 cx.set_timer(Timer::Open(id), cx.now() + pause);
             }
-            Phase::Deciding | Phase::Submitted => {}
+            // It keeps others waiting.
+            Phase::Deciding => self.give_up(id, AbortReason::Abandoned, cx),
+            Phase::Queued | Phase::Submitted => {}
         }
     }
 
@@ -871,12 +927,13 @@ impl Client {
                 self.on_decided((txn, partition), (at, arrived), cx);
             }
             Msg::Observed { txn, .. }
+            | Msg::Stored { txn, .. }
             | Msg::Promised { txn, .. }
             | Msg::Accepted { txn, .. }
             | Msg::Applied { txn, .. } => self.on_answer(from, txn, msg, cx),
             Msg::ReadResult { txn, is_too_much: true, .. } => {
                 if self.open.get(&txn).is_some_and(|open| matches!(open.phase, Phase::Reading(_))) {
-                    self.finish(txn, Outcome::Aborted(AbortReason::TooLarge), "refused", cx);
+                    self.give_up(txn, AbortReason::TooLarge, cx);
                 }
             }
             Msg::ReadResult { txn, partition, reads, is_too_much: false } => {
@@ -895,6 +952,7 @@ impl Client {
             | Msg::Ack { .. }
             | Msg::Settle { .. }
             | Msg::Settled { .. }
+            | Msg::Store { .. }
             | Msg::Commit { .. }
             | Msg::Apply { .. }
             | Msg::Forget { .. }
@@ -911,9 +969,8 @@ impl Client {
     }
 }
 
-/// Attempts that read from the nearest replica; one more that fails reads elsewhere, in case that
-/// replica is behind.
-const NEAREST_TRIES: u32 = 1;
+/// Timestamps that were made are remembered for so long: no later one is below.
+const MAKER_KEEPS: Duration = Duration::from_secs(60);
 
 /// How often a read-only transaction takes another time.
 const REFUSALS: u32 = 8;
@@ -930,6 +987,7 @@ impl fmt::Display for Client {
         for (id, open) in &self.open {
             match &open.phase {
                 Phase::Reading(silent) => write!(f, "{separator}{id} reads {:?}", silent.keys())?,
+                Phase::Queued => write!(f, "{separator}{id} queued")?,
                 Phase::Deciding => write!(f, "{separator}{id} deciding")?,
                 Phase::Submitted => write!(f, "{separator}{id} submitted")?,
                 Phase::Waiting(outcome, _) => write!(f, "{separator}{id} waits to tell {outcome}")?,

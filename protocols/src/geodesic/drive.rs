@@ -8,11 +8,11 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
-use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Reads, Writes};
+use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Reads, Version, Writes};
 
 use super::Config;
 use super::choose::choose;
-use super::message::{Answer, Ballot, Msg, Output, Text, Value, merge_newest};
+use super::message::{Answer, Ballot, Msg, Offer, Output, Text, Value, merge_newest};
 use crate::portions::{Assembly, Portion};
 
 /// Messages to send.
@@ -30,6 +30,8 @@ pub(super) struct Drive {
     /// What it read, if this node computed what came of it.
     pub reads: Option<Reads>,
     slots: BTreeMap<PartitionId, Slot>,
+    /// What an interactive transaction writes.
+    register: Option<Register>,
     /// The highest ballot heard of.
     highest: Ballot,
     /// It was recovered, or it had to wait for predecessors or for a second closing.
@@ -60,6 +62,35 @@ struct Slot {
     acks: BTreeSet<NodeId>,
 }
 
+/// The register of an interactive transaction (D16).
+#[derive(Debug)]
+struct Register {
+    partition: PartitionId,
+    /// What its replicas have promised to this driver: 0 is the gateway's own ballot.
+    ballot: Ballot,
+    /// Somebody else was promised more: it needs a ballot above that.
+    is_fenced: bool,
+    /// Only the gateway has a caller that may still decide.
+    has_caller: bool,
+    /// What the caller decided last.
+    mine: Option<Arc<Offer>>,
+    /// What f + 1 replicas that promised had.
+    found: Option<Vec<Arc<Offer>>>,
+    proposed: Option<Arc<Offer>>,
+    /// Who has stored what was proposed, or `mine` at ballot 0.
+    stored: BTreeSet<NodeId>,
+}
+
+/// What the register says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Verdict {
+    Wait,
+    /// f + 1 replicas have stored it.
+    Decided(Option<Writes>),
+    /// The caller decided on what is not true at the transaction's place.
+    Stale,
+}
+
 /// How far a slot is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Phase {
@@ -84,6 +115,10 @@ pub(super) enum Progress {
     Nothing,
     /// It has ended so.
     Ended(Arc<Output>),
+    /// What it reads at its place is known, and nothing is decided on it yet.
+    Exact,
+    /// Its caller decided on what is not true at its place.
+    Stale,
     /// Somebody else recovers it.
     Preempted,
     /// Enough replicas have applied it.
@@ -113,6 +148,7 @@ impl Drive {
             times: 0,
             reads: None,
             slots: BTreeMap::new(),
+            register: None,
             highest: Ballot::default(),
             path: "fast",
         };
@@ -147,7 +183,127 @@ impl Drive {
                 slot.has_reads = text.reads(cluster, side.partition).next().is_some();
             }
         }
+        if let Some(partition) = text.register {
+            self.register.get_or_insert_with(|| Register {
+                partition,
+                ballot: self.ballot,
+                is_fenced: false,
+                has_caller: false,
+                mine: None,
+                found: None,
+                proposed: None,
+                stored: BTreeSet::new(),
+            });
+        }
         self.text = Some(text);
+    }
+
+    /// The caller of this gateway will decide what it writes.
+    pub(super) fn expect_decision(&mut self) {
+        if let Some(register) = &mut self.register {
+            register.has_caller = true;
+        }
+    }
+
+    /// The caller has decided.
+    pub(super) fn offer(
+        &mut self,
+        seen: Vec<(Key, Version)>,
+        writes: Writes,
+        (config, out): (&Config, &mut Out),
+    ) -> Progress {
+        let Some(register) = &mut self.register else { return Progress::Nothing };
+        let attempt = register.mine.as_ref().map_or(0, |mine| mine.attempt) + 1;
+        let (ballot, writes) = (Ballot::default(), Some(writes));
+        register.mine = Some(Arc::new(Offer { ballot, attempt, seen, writes }));
+        if register.ballot == Ballot::default() {
+            register.stored.clear();
+        }
+        self.store(out);
+        self.advance((config, out))
+    }
+
+    /// Stores what is to be stored where it is not yet.
+    fn store(&self, out: &mut Out) {
+        let Some(register) = &self.register else { return };
+        let Some(slot) = self.slots.get(&register.partition) else { return };
+        let own = register.mine.as_ref().filter(|_| register.ballot == Ballot::default());
+        let Some(offer) = register.proposed.as_ref().or(own) else { return };
+        if register.is_fenced {
+            return;
+        }
+        let (txn, partition, all) = (self.txn, register.partition, self.participants());
+        for &to in slot.replicas.iter().filter(|to| !register.stored.contains(to)) {
+            let (offer, participants) = (offer.clone(), all.clone());
+            out.push((to, Msg::Store { txn, partition, offer, participants }));
+        }
+    }
+
+    /// A replica answers to what was to be stored.
+    pub(super) fn on_stored(
+        &mut self,
+        from: NodeId,
+        (partition, ballot, attempt): (PartitionId, Ballot, u32),
+        answer: &Answer,
+        (config, out): (&Config, &mut Out),
+    ) -> Progress {
+        if let Some(progress) = self.on_end_heard(from, partition, answer, out) {
+            return progress;
+        }
+        let Some(register) = &mut self.register else { return Progress::Nothing };
+        if ballot != register.ballot || register.is_fenced {
+            return Progress::Nothing;
+        }
+        if answer.promised > ballot {
+            register.is_fenced = true;
+            self.highest = self.highest.max(answer.promised);
+            return Progress::Preempted;
+        }
+        let offer = register.proposed.as_ref().or(register.mine.as_ref());
+        if offer.is_some_and(|offer| (offer.ballot, offer.attempt) == (ballot, attempt)) {
+            register.stored.insert(from);
+            return self.advance((config, out));
+        }
+        Progress::Nothing
+    }
+
+    /// What the register says, given what the transaction reads at its place.
+    fn verdict(&mut self, exact: &[(Key, Version)], out: &mut Out) -> Verdict {
+        let Some(register) = &mut self.register else { return Verdict::Wait };
+        let majority = self.slots.get(&register.partition).map_or(1, Slot::majority);
+        if register.is_fenced {
+            return Verdict::Wait;
+        }
+        let is_stored = register.stored.len() >= majority;
+        let is_fresh = |offer: &Arc<Offer>| offer.seen == exact;
+        if register.ballot == Ballot::default() {
+            return match &register.mine {
+                None => Verdict::Wait,
+                Some(mine) if !is_fresh(mine) => Verdict::Stale,
+                Some(mine) if is_stored => Verdict::Decided(mine.writes.clone()),
+                Some(_) => Verdict::Wait,
+            };
+        }
+        if let Some(proposed) = &register.proposed {
+            let writes = proposed.writes.clone();
+            return if is_stored { Verdict::Decided(writes) } else { Verdict::Wait };
+        }
+        let Some(found) = &register.found else { return Verdict::Wait };
+        let accepted = found.iter().filter(|offer| offer.ballot != Ballot::default());
+        let accepted = accepted.max_by_key(|offer| offer.ballot);
+        let own = found.iter().filter(|offer| is_fresh(offer)).max_by_key(|offer| offer.attempt);
+        let writes = match (accepted.or(own), &register.mine) {
+            (Some(offer), _) => offer.writes.clone(),
+            (None, Some(mine)) if is_fresh(mine) => mine.writes.clone(),
+            (None, Some(_)) => return Verdict::Stale,
+            (None, None) if register.has_caller => return Verdict::Wait,
+            (None, None) => None,
+        };
+        let (ballot, seen) = (register.ballot, exact.to_vec());
+        register.proposed = Some(Arc::new(Offer { ballot, attempt: 0, seen, writes }));
+        register.stored.clear();
+        self.store(out);
+        Verdict::Wait
     }
 
     /// Everybody who takes part.
@@ -173,8 +329,15 @@ impl Drive {
         self.path = "recovered";
         let (txn, ballot, participants) = (self.txn, self.ballot, self.participants());
         for (&partition, slot) in &mut self.slots {
-            if matches!(slot.phase, Phase::Chosen(_)) {
+            let register = self.register.as_mut().filter(|it| it.partition == partition);
+            let is_fenced = register.as_ref().is_some_and(|register| register.is_fenced);
+            if matches!(slot.phase, Phase::Chosen(_)) && !is_fenced {
                 continue;
+            }
+            if let Some(register) = register {
+                (register.ballot, register.is_fenced) = (ballot, false);
+                (register.found, register.proposed) = (None, None);
+                register.stored.clear();
             }
             slot.phase = Phase::Promising(BTreeMap::new());
             for &to in &slot.replicas {
@@ -223,6 +386,11 @@ impl Drive {
             assert_eq!(value, Value::At(at), "{} has two decisions at {partition}", self.txn);
             return Progress::Nothing;
         }
+        let is_recovering = |it: &Register| it.partition == partition && it.ballot.round > 0;
+        if self.text.is_none() || self.register.as_ref().is_some_and(is_recovering) {
+            // This driver needs the text, or for the register the promises, that it has asked for.
+            return Progress::Nothing;
+        }
         slot.phase = Phase::Chosen(Value::At(at));
         slot.is_of_h = true;
         self.advance((config, out))
@@ -267,6 +435,10 @@ impl Drive {
             return Progress::Nothing;
         }
         let value = choose(&slot.named, answers, config.mutations).value();
+        let offers = answers.values().filter_map(|answer| answer.offer.clone()).collect();
+        if let Some(register) = self.register.as_mut().filter(|it| it.partition == partition) {
+            register.found = Some(offers);
+        }
         slot.phase = Phase::Proposing(value, BTreeSet::new());
         for &to in &slot.replicas {
             let (text, participants) = (self.text.clone(), participants.clone());
@@ -368,19 +540,47 @@ impl Drive {
             let Some(largest) = largest else { return Progress::Nothing };
             self.stage = Stage::Observing(largest);
             self.times = 0;
-            if let Some(output) = self.output(largest, config) {
-                return self.end(output, out);
+            let progress = self.compute(largest, config, out);
+            if !matches!(self.stage, Stage::Ending(_)) {
+                self.commit(largest, config, out);
+                if self.path == "fast" && self.reads.is_none() {
+                    self.path = "waited";
+                }
             }
-            self.commit(largest, config, out);
-            if self.path == "fast" {
-                self.path = "waited";
-            }
+            return progress;
         }
         let Stage::Observing(at) = self.stage else { return Progress::Nothing };
-        match self.output(at, config) {
-            Some(output) => self.end(output, out),
-            None => Progress::Nothing,
+        self.compute(at, config, out)
+    }
+
+    /// Computes what comes of it, if everything is known that this depends on.
+    fn compute(&mut self, at: Timestamp, config: &Config, out: &mut Out) -> Progress {
+        let is_first = self.reads.is_none();
+        let Some(text) = self.text.clone() else { return Progress::Nothing };
+        if is_first {
+            self.reads = self.observed(at, config);
         }
+        let Some(reads) = self.reads.clone() else { return Progress::Nothing };
+        let bytes: usize = reads.iter().map(|(key, read)| key.size() + read.size()).sum();
+        let result = if bytes > config.read_bytes_max {
+            Err(AbortReason::TooLarge)
+        } else if text.register.is_some() {
+            let exact: Vec<(Key, Version)> =
+                reads.iter().map(|(key, read)| (key.clone(), read.version)).collect();
+            match self.verdict(&exact, out) {
+                Verdict::Decided(writes) => writes.ok_or(AbortReason::Recovery),
+                Verdict::Stale => return Progress::Stale,
+                Verdict::Wait if is_first => return Progress::Exact,
+                Verdict::Wait => return Progress::Nothing,
+            }
+        } else {
+            text.functor.execute(&reads)
+        };
+        let (outcome, writes) = match result {
+            Ok(writes) => (Outcome::Committed(at), writes),
+            Err(reason) => (Outcome::Aborted(reason), Writes::new()),
+        };
+        self.end(Arc::new(Output { outcome, writes }), out)
     }
 
     /// Tells those who do not know it that F is final: all whose partition decided less, or was
@@ -405,9 +605,8 @@ impl Drive {
         }
     }
 
-    /// What comes of it, if everything that it reads is known.
-    fn output(&mut self, at: Timestamp, config: &Config) -> Option<Arc<Output>> {
-        let text = self.text.clone()?;
+    /// What it reads at its place, once f + 1 replicas of each partition have told.
+    fn observed(&self, at: Timestamp, config: &Config) -> Option<Reads> {
         let mut reads = Reads::new();
         for slot in self.slots.values().filter(|slot| slot.has_reads) {
             let is_then = |seen: &&Observation| {
@@ -422,18 +621,7 @@ impl Drive {
                 merge_newest(&mut reads, whole);
             }
         }
-        let bytes: usize = reads.iter().map(|(key, read)| key.size() + read.size()).sum();
-        let result = if bytes > config.read_bytes_max {
-            Err(AbortReason::TooLarge)
-        } else {
-            text.functor.execute(&reads)
-        };
-        let (outcome, writes) = match result {
-            Ok(writes) => (Outcome::Committed(at), writes),
-            Err(reason) => (Outcome::Aborted(reason), Writes::new()),
-        };
-        self.reads = Some(reads);
-        Some(Arc::new(Output { outcome, writes }))
+        Some(reads)
     }
 
     /// A replica has applied it.
@@ -456,10 +644,22 @@ impl Drive {
         out: &mut Out,
     ) -> Progress {
         self.times += 1;
+        if let Some(register) = &mut self.register {
+            // Promises were asked for and have not come, or the slot is not decided yet.
+            let slot = self.slots.get(&register.partition);
+            let is_chosen = slot.is_some_and(|slot| matches!(slot.phase, Phase::Chosen(_)));
+            let is_open = register.found.is_none() || !is_chosen;
+            register.is_fenced |= register.ballot.round > 0 && is_open;
+        }
         match &self.stage {
             Stage::Ordering => self.recover(me, out),
+            Stage::Observing(_) if self.register.as_ref().is_some_and(|it| it.is_fenced) => {
+                self.recover(me, out);
+            }
+            Stage::Observing(_) if self.reads.is_some() => self.store(out),
             Stage::Observing(at) => {
                 let (txn, at) = (self.txn, *at);
+                self.store(out);
                 for (&partition, slot) in &self.slots {
                     for &to in &slot.replicas {
                         let text = self.text.clone();

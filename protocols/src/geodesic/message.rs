@@ -13,7 +13,7 @@ use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
 use orthodrome_core::store::{Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
-use orthodrome_core::txn::{Key, Outcome, Priority, Read, Writes};
+use orthodrome_core::txn::{Key, Outcome, Priority, Read, Version, Writes};
 
 use super::state::State;
 use crate::functor::Functor;
@@ -120,11 +120,15 @@ pub struct Text {
     pub t: Timestamp,
     /// Every partition that takes part; sorted.
     pub sides: Vec<Side>,
+    /// Whose replicas keep the register of what an interactive transaction writes; none for one whose
+    /// functor says what it writes.
+    pub register: Option<PartitionId>,
 }
 
 impl fmt::Debug for Text {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} t={} of {} at {:?}", self.functor, self.t.0, self.gateway, self.sides)
+        write!(f, "{:?} t={} of {} at {:?}", self.functor, self.t.0, self.gateway, self.sides)?;
+        self.register.map_or(Ok(()), |register| write!(f, " register {register}"))
     }
 }
 
@@ -167,6 +171,33 @@ impl Text {
     }
 }
 
+/// What an interactive transaction writes, or that it does not: the content of its register (D16).
+#[derive(Clone, PartialEq, Eq, Wire)]
+pub struct Offer {
+    /// The ballot in which it was stored: 0 for the gateway.
+    pub ballot: Ballot,
+    /// How often the caller has decided, at ballot 0. Only answers to the latest one count.
+    pub attempt: u32,
+    /// The versions that the caller had seen.
+    pub seen: Vec<(Key, Version)>,
+    /// What the caller writes; none if the transaction aborts.
+    pub writes: Option<Writes>,
+}
+
+impl fmt::Debug for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ballot, attempt, seen, writes } = self;
+        write!(f, "{ballot}.{attempt} saw")?;
+        for (key, version) in seen {
+            write!(f, " {key}={version}")?;
+        }
+        match writes {
+            Some(writes) => write!(f, ", writes {writes:?}"),
+            None => f.write_str(", aborts"),
+        }
+    }
+}
+
 /// How a transaction ended: the same for whoever computes it.
 #[derive(Clone, PartialEq, Eq, Wire)]
 pub struct Output {
@@ -194,6 +225,8 @@ pub struct Answer {
     pub accepted: Option<(Ballot, Value)>,
     /// The transaction, if the replica knows it and it has not ended.
     pub text: Option<Arc<Text>>,
+    /// What is in the register, if the replica has some of it.
+    pub offer: Option<Arc<Offer>>,
     /// How it ended.
     pub ended: Option<Arc<Output>>,
     /// It ended, and the replica has forgotten how (R6).
@@ -203,7 +236,7 @@ pub struct Answer {
 impl fmt::Debug for Answer {
     /// Says only what there is.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { promised, stamp, accepted, text, ended, is_forgotten } = self;
+        let Self { promised, stamp, accepted, text, offer, ended, is_forgotten } = self;
         write!(f, "({promised}")?;
         if let Some(stamp) = stamp {
             write!(f, " stamp {stamp:?}")?;
@@ -213,6 +246,9 @@ impl fmt::Debug for Answer {
         }
         if text.is_some() {
             f.write_str(" with text")?;
+        }
+        if let Some(offer) = offer {
+            write!(f, " offer {offer:?}")?;
         }
         if let Some(ended) = ended {
             write!(f, " ended {ended:?}")?;
@@ -294,6 +330,32 @@ pub enum Msg {
         portion: Portion,
         /// The newest versions below the transaction's place.
         reads: Vec<(Key, Read)>,
+    },
+    /// Coordinator → all replicas of the register: store what the caller decided, or what recovery
+    /// decided.
+    Store {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// What.
+        offer: Arc<Offer>,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+    },
+    /// Replica → coordinator: it has stored that, if its answer says so.
+    Stored {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The ballot of what was to be stored.
+        ballot: Ballot,
+        /// Its attempt.
+        attempt: u32,
+        /// What the replica knows, without text and offer; it has stored it if it has not promised
+        /// more.
+        answer: Box<Answer>,
     },
     /// Coordinator → replicas: the transaction's timestamp is final; close up to it and observe.
     Commit {
@@ -515,6 +577,15 @@ pub enum Change {
         /// The value.
         value: Value,
     },
+    /// Something was stored in a register.
+    Store {
+        /// The transaction.
+        txn: TxnId,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+        /// What.
+        offer: Arc<Offer>,
+    },
     /// The transaction's timestamp is final.
     Final {
         /// The transaction.
@@ -568,6 +639,7 @@ impl Msg {
             | Self::Ack { partition, .. }
             | Self::Settle { partition, .. }
             | Self::Settled { partition, .. }
+            | Self::Store { partition, .. }
             | Self::Commit { partition, .. }
             | Self::Apply { partition, .. }
             | Self::Forget { partition, .. }
@@ -581,6 +653,7 @@ impl Msg {
             | Self::Driving { partition, .. } => Some(*partition),
             Self::Decided { .. }
             | Self::Observed { .. }
+            | Self::Stored { .. }
             | Self::Applied { .. }
             | Self::Promised { .. }
             | Self::Accepted { .. }
@@ -603,6 +676,8 @@ impl Message for Msg {
             Self::Settled { .. } => "Settled",
             Self::Decided { .. } => "Decided",
             Self::Observed { .. } => "Observed",
+            Self::Store { .. } => "Store",
+            Self::Stored { .. } => "Stored",
             Self::Commit { .. } => "Commit",
             Self::Apply { .. } => "Apply",
             Self::Applied { .. } => "Applied",
@@ -633,6 +708,8 @@ impl Message for Msg {
             | Self::Settled { txn, .. }
             | Self::Decided { txn, .. }
             | Self::Observed { txn, .. }
+            | Self::Store { txn, .. }
+            | Self::Stored { txn, .. }
             | Self::Commit { txn, .. }
             | Self::Apply { txn, .. }
             | Self::Applied { txn, .. }
@@ -665,11 +742,13 @@ impl Message for Msg {
                 text.functor.reads.len() + text.functor.writes.len()
             }
             Self::Apply { output, .. } => output.writes.len(),
+            Self::Store { offer, .. } => offer.writes.as_ref().map_or(0, Writes::len),
             Self::Ack { .. }
             | Self::Settle { .. }
             | Self::Settled { .. }
             | Self::Decided { .. }
             | Self::Observed { .. }
+            | Self::Stored { .. }
             | Self::Commit { .. }
             | Self::Applied { .. }
             | Self::Forget { .. }

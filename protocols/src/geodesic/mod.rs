@@ -102,6 +102,9 @@ pub struct Config {
     pub takeover_after: Duration,
     /// A gateway that does not answer within this time has lost it; replicas take turns, this far apart.
     pub takeover_step: Duration,
+    /// An interactive transaction whose caller does not decide within this time is aborted: it keeps
+    /// others waiting.
+    pub think_max: Duration,
     /// How often a replica looks for work that is overdue.
     pub sweep_interval: Duration,
     /// How often replicas tell each other their marks.
@@ -156,6 +159,8 @@ pub enum Note {
     Settle,
     /// An observation waited for predecessors.
     Waited,
+    /// An interactive transaction was decided on what is not true at its place.
+    Stale,
     /// A timestamp too far ahead was refused.
     FarFuture,
     /// A message came after the end, or after a promise.
@@ -247,6 +252,7 @@ impl Protocol for Geodesic {
             resend_after: round_trip * 3 + Duration::from_millis(200),
             takeover_after: round_trip * 6 + Duration::from_millis(1_000),
             takeover_step: round_trip * 2 + Duration::from_millis(200),
+            think_max: Duration::from_secs(10),
             sweep_interval: Duration::from_millis(200),
             gossip_interval: Duration::from_secs(1),
             absence_after: Duration::from_secs(60),

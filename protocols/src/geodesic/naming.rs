@@ -13,6 +13,8 @@ pub(super) struct Path {
     pub one_way: Duration,
     /// There and back.
     pub round_trip: Duration,
+    /// To the nearest f + 1 replicas and back.
+    pub majority: Duration,
     /// All of them are well. If not, ballot 0 cannot decide.
     pub are_enough: bool,
 }
@@ -43,6 +45,9 @@ pub(super) fn name(
         }
         cluster.topology.rtt(cluster.region_of(a), cluster.region_of(b))
     };
+    let mut distances: Vec<Duration> = all.iter().map(|&node| rtt(gateway, node)).collect();
+    distances.sort_unstable();
+    let majority = distances.get(all.len() / 2).copied().unwrap_or_default();
     let needed = quorum(all.len());
     let well: Vec<NodeId> = all.iter().copied().filter(|&node| is_well(node)).collect();
     let are_enough = well.len() >= needed;
@@ -55,7 +60,7 @@ pub(super) fn name(
         let to_h = rtt(gateway, h);
         let round_trip = to_h + beyond;
         let one_way = to_h / 2 + beyond / 2;
-        (round_trip, to_h, h, Path { named, one_way, round_trip, are_enough })
+        (round_trip, to_h, h, Path { named, one_way, round_trip, majority, are_enough })
     };
     let best = candidates
         .iter()
@@ -66,6 +71,7 @@ pub(super) fn name(
             named: vec![],
             one_way: Duration::ZERO,
             round_trip: Duration::ZERO,
+            majority,
             are_enough: false,
         },
         |(.., path)| path,

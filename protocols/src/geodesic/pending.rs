@@ -57,6 +57,47 @@ impl Closings {
     }
 }
 
+/// Timestamps that one node makes. Two nodes never make the same one: the lowest bits are the node's
+/// name. So no two transactions that write one key have one timestamp, whoever stamped them.
+#[derive(Debug)]
+pub(super) struct Maker {
+    node: u64,
+    /// Those made above `floor`.
+    made: BTreeSet<Timestamp>,
+    /// None is made at or below this any more.
+    floor: Timestamp,
+}
+
+/// Timestamps are so many nanoseconds apart for each node; node ids are below this.
+const GRAIN: u64 = 4_096;
+
+impl Maker {
+    pub(super) fn new(node: NodeId) -> Self {
+        let (made, floor) = (BTreeSet::new(), Timestamp::ZERO);
+        Self { node: u64::from(node.0) % GRAIN, made, floor }
+    }
+
+    /// A new timestamp at or above `least`.
+    pub(super) fn at_least(&mut self, least: Timestamp) -> Timestamp {
+        let least = least.max(self.floor.next());
+        let rest = least.0 % GRAIN;
+        let up = if rest <= self.node { self.node - rest } else { GRAIN + self.node - rest };
+        let mut at = Timestamp(least.0.saturating_add(up));
+        while !self.made.insert(at) {
+            at = Timestamp(at.0.saturating_add(GRAIN));
+        }
+        at
+    }
+
+    /// Forgets what was made up to `floor`, and makes nothing there any more.
+    pub(super) fn forget(&mut self, floor: Timestamp) {
+        if floor > self.floor {
+            self.floor = floor;
+            self.made = self.made.split_off(&floor.next());
+        }
+    }
+}
+
 /// Transactions that have not ended, by the keys that they may write.
 #[derive(Debug, Default)]
 pub(super) struct Writers(BTreeMap<Key, BTreeSet<TxnId>>);
@@ -105,8 +146,6 @@ pub(super) struct Question {
     pub keys: Vec<Key>,
     /// The transaction only reads, and has no place of its own: it sees everything up to `at`.
     pub is_read_only: bool,
-    /// The versions are wanted, not the values.
-    pub is_versions_only: bool,
 }
 
 type Name = (TxnId, NodeId, Timestamp);
@@ -193,5 +232,26 @@ impl Questions {
     /// Every question with whom it waits for.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Question, &BTreeSet<TxnId>)> {
         self.open.values().map(|(question, blockers)| (question, blockers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_timestamp_is_made_twice_by_whichever_node() {
+        let mut makers = [Maker::new(NodeId(1)), Maker::new(NodeId(7))];
+        let mut made = BTreeSet::new();
+        for round in 0..200 {
+            for maker in &mut makers {
+                let least = Timestamp(1_000_000 + round % 3);
+                let at = maker.at_least(least);
+                assert!(at >= least && made.insert(at), "{at} was made twice");
+            }
+            if round == 100 {
+                makers.iter_mut().for_each(|maker| maker.forget(Timestamp(1_100_000)));
+            }
+        }
     }
 }

@@ -10,12 +10,11 @@ use orthodrome_core::store::{Store, Versioned, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
 
-use super::message::{Answer, Ballot, Change, Kind, Msg, Output, Text, Value};
+use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Text, Value};
 use super::pending::{Closings, Place, Question, Questions, Writers};
 use super::server::World;
 use super::state::{Entry, State};
 use super::{Note, Timer};
-use crate::functor::Body;
 use crate::portions::Portion;
 
 /// One replica of one partition.
@@ -111,6 +110,9 @@ impl Replica {
             Msg::Ack { txn, stamp, arrived, .. } => self.on_ack(from, txn, stamp, arrived, world),
             Msg::Settle { txn, at, text, .. } => self.on_settle(from, txn, at, &text, world),
             Msg::Settled { txn, .. } => self.on_settled(from, txn, world),
+            Msg::Store { txn, offer, participants, .. } => {
+                self.on_store(from, txn, &offer, participants, world);
+            }
             Msg::Commit { txn, at, text, .. } => self.on_commit(from, txn, at, text, world),
             Msg::Apply { txn, output, participants, .. } => {
                 self.end(txn, &output, &participants, world);
@@ -134,6 +136,7 @@ impl Replica {
             Msg::Driving { txn, is_driven, .. } => self.on_driving(txn, is_driven, world),
             Msg::Decided { .. }
             | Msg::Observed { .. }
+            | Msg::Stored { .. }
             | Msg::Applied { .. }
             | Msg::Promised { .. }
             | Msg::Accepted { .. }
@@ -151,6 +154,7 @@ impl Replica {
             Change::Stamp { text, .. } => vec![text.txn()],
             Change::Promise { txn, .. }
             | Change::Accept { txn, .. }
+            | Change::Store { txn, .. }
             | Change::Final { txn, .. }
             | Change::End { txn, .. } => vec![*txn],
             Change::Forget(txns) => txns.clone(),
@@ -176,16 +180,30 @@ impl Replica {
         }
     }
 
-    /// The least stamp for a transaction: its own timestamp, above the closings of what it writes, and
-    /// above what is settled (D2).
-    fn least(&self, text: &Text, world: &World<'_, '_>) -> Timestamp {
+    /// A stamp for a transaction: `wanted` if that is above the closings of what it writes, and above
+    /// what is settled (D2); otherwise a new timestamp that is.
+    fn stamp_for(
+        &mut self,
+        text: &Text,
+        wanted: Timestamp,
+        world: &mut World<'_, '_>,
+    ) -> Timestamp {
         let closed = if world.config.mutations.closings_are_ignored() {
             Timestamp::ZERO
         } else {
             let mut writes = text.writes(world.cluster, self.id).peekable();
             if writes.peek().is_none() { Timestamp::ZERO } else { self.closings.of(writes) }
         };
-        text.t.max(closed.next()).max(self.state.mark.next()).max(self.state.collected.next())
+        let least = closed.max(self.state.mark).max(self.state.collected).next();
+        if wanted >= least {
+            return wanted;
+        }
+        let at = world.maker.at_least(least);
+        // After a restart nothing is known of it, but that it lies below the ceiling.
+        if at > self.state.ceiling {
+            self.change(Change::Ceiling(at + world.config.ceiling_ahead), world);
+        }
+        at
     }
 
     /// R8: a timestamp that no sane clock shows yet would be in everybody's way.
@@ -233,7 +251,7 @@ impl Replica {
         let stamp = match known {
             Some(stamp) => stamp.at,
             None => {
-                let at = self.least(text, world);
+                let at = self.stamp_for(text, text.t, world);
                 if at > text.t {
                     world.cx.note(Note::Raised);
                 }
@@ -276,11 +294,10 @@ impl Replica {
         let at = match self.state.entries.get(&txn).and_then(|entry| entry.stamp) {
             Some(stamp) => stamp.at,
             None => {
-                let least = self.least(text, world);
-                if least > stamp {
+                let at = self.stamp_for(text, stamp, world);
+                if at > stamp {
                     world.cx.note(Note::RaisedAtSecond);
                 }
-                let at = least.max(stamp);
                 self.stamp(text, at, world);
                 at
             }
@@ -457,9 +474,8 @@ impl Replica {
             return;
         }
         self.close(&keys, at, world);
-        let is_versions_only = matches!(text.functor.body, Body::Validate { .. });
         let (txn, is_read_only) = (text.txn(), false);
-        self.ask(Question { txn, to, at, keys, is_read_only, is_versions_only }, world);
+        self.ask(Question { txn, to, at, keys, is_read_only }, world);
     }
 
     fn ask(&mut self, question: Question, world: &mut World<'_, '_>) {
@@ -493,7 +509,7 @@ impl Replica {
 
     fn tell(&self, question: Question, world: &mut World<'_, '_>) {
         let place = question.place();
-        let Question { txn, to, at, keys, is_read_only, is_versions_only } = question;
+        let Question { txn, to, at, keys, is_read_only } = question;
         let partition = self.id;
         if at <= self.state.collected {
             world.cx.note(Note::Collected);
@@ -505,10 +521,7 @@ impl Replica {
         }
         let mut parts: Pieces<Vec<(Key, Read)>> = Pieces::new(vec![], world.config.piece_bytes);
         for key in keys {
-            let mut read = read_below(world.store, partition, &key, place);
-            if is_versions_only {
-                read.value = None;
-            }
+            let read = read_below(world.store, partition, &key, place);
             parts.of(key.size() + read.size()).push((key, read));
         }
         for (portion, reads) in Portion::number(parts.finish(), world.cx.now()) {
@@ -680,7 +693,8 @@ impl Replica {
             let new = new.filter(|text| !self.is_far_future(text.t, world));
             let whole = known.or(new.clone());
             let may_stamp = !has_stamp && !world.config.mutations.no_recovery_stamp();
-            let stamp = whole.filter(|_| may_stamp).map(|text| self.least(&text, world));
+            let whole = whole.filter(|_| may_stamp);
+            let stamp = whole.map(|text| self.stamp_for(&text, text.t, world));
             world.cx.note(if stamp.is_some() { Note::RecoveryStamp } else { Note::Promised });
             self.change(Change::Promise { txn, participants, text: new, ballot, stamp }, world);
             self.index(txn, world);
@@ -721,8 +735,33 @@ impl Replica {
             self.index(txn, world);
             self.watch(txn, world);
         }
-        let answer = Box::new(Answer { text: None, ..self.what_is_known(txn) });
+        let answer = Box::new(Answer { text: None, offer: None, ..self.what_is_known(txn) });
         world.reply(from, Msg::Accepted { txn, partition: self.id, ballot, answer });
+    }
+
+    /// What an interactive transaction writes is stored before it counts (D16). After a promise the
+    /// gateway's own ballot is refused; of its attempts the latest stays.
+    fn on_store(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        offer: &Arc<Offer>,
+        participants: Vec<PartitionId>,
+        world: &mut World<'_, '_>,
+    ) {
+        let entry = self.state.entries.get(&txn);
+        let is_over = entry.is_some_and(|entry| entry.ended.is_some());
+        let promised = entry.map_or_else(Ballot::default, |entry| entry.promised);
+        let held = entry.and_then(|entry| entry.offer.as_ref());
+        let is_new =
+            held.is_none_or(|held| (held.ballot, held.attempt) < (offer.ballot, offer.attempt));
+        if !is_over && !self.state.is_forgotten(txn) && promised <= offer.ballot && is_new {
+            self.change(Change::Store { txn, participants, offer: offer.clone() }, world);
+            self.watch(txn, world);
+        }
+        let answer = Box::new(Answer { text: None, offer: None, ..self.what_is_known(txn) });
+        let (partition, ballot, attempt) = (self.id, offer.ballot, offer.attempt);
+        world.reply(from, Msg::Stored { txn, partition, ballot, attempt, answer });
     }
 
     // Reading.
@@ -756,8 +795,8 @@ impl Replica {
         if !world.config.mutations.read_closes_nothing() {
             self.close(&keys, at, world);
         }
-        let (to, is_read_only, is_versions_only) = (from, true, false);
-        self.ask(Question { txn, to, at, keys, is_read_only, is_versions_only }, world);
+        let (to, is_read_only) = (from, true);
+        self.ask(Question { txn, to, at, keys, is_read_only }, world);
     }
 
     // Looking after what is unfinished.
@@ -874,6 +913,7 @@ impl Replica {
     pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_, '_>) {
         let now = world.cx.now();
         self.closings.collect(world.cx.clock().now);
+        world.maker.forget(world.cx.clock().now - MAKER_KEEPS);
         if now.since(self.gossiped) >= world.config.gossip_interval {
             self.gossiped = now;
             self.advance_mark(world);
@@ -986,6 +1026,9 @@ fn versions_of(store: &Store, partition: PartitionId, key: &Key) -> Versions {
         }
     }
 }
+
+/// Timestamps that were made are remembered for so long.
+const MAKER_KEEPS: Duration = Duration::from_secs(60);
 
 /// Keys that one look for a version takes from the store at once.
 const SCAN_KEYS: usize = 64;

@@ -15,6 +15,7 @@ use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 
 use super::drive::{Drive, Out, Progress, Stage};
 use super::message::{Change, Msg, Record};
+use super::pending::Maker;
 use super::replica::{Overdue, Replica};
 use super::state::State;
 use super::{Config, Geodesic, Note, Timer};
@@ -34,6 +35,7 @@ pub struct Server {
     drives: BTreeMap<TxnId, (Drive, Time)>,
     store: Store,
     local: VecDeque<Msg>,
+    maker: Maker,
     pending_writes: PendingWrites,
     checkpoint: Option<Ticket>,
 }
@@ -54,6 +56,7 @@ pub(super) struct World<'a, 'b> {
     pub config: &'a Config,
     pub store: &'a mut Store,
     local: &'a mut VecDeque<Msg>,
+    pub maker: &'a mut Maker,
     pending_writes: &'a mut PendingWrites,
     pub cx: &'a mut Cx<'b, Geodesic>,
 }
@@ -122,6 +125,7 @@ impl Machine<Geodesic> for Server {
             drives: BTreeMap::new(),
             store,
             local: VecDeque::new(),
+            maker: Maker::new(node),
             pending_writes: PendingWrites::default(),
             checkpoint: None,
             cluster: cluster.clone(),
@@ -129,9 +133,10 @@ impl Machine<Geodesic> for Server {
         for placed in cluster.partitions().filter(|p| p.replicas.contains(&node)) {
             let state = states.remove(&placed.id).unwrap_or_default();
             let members = placed.replicas.clone();
-            let Self { node, cluster, config, store, local, pending_writes, .. } = &mut server;
+            let Self { node, cluster, config, store, local, maker, pending_writes, .. } =
+                &mut server;
             let mut world =
-                World { node: *node, cluster, config, store, local, pending_writes, cx };
+                World { node: *node, cluster, config, store, local, maker, pending_writes, cx };
             let replica = Replica::new(placed.id, members, state, &mut world);
             server.replicas.insert(placed.id, replica);
         }
@@ -198,8 +203,10 @@ impl Server {
         cx: &mut Cx<'_, Geodesic>,
         act: impl FnOnce(&mut Replica, &mut World<'_, '_>) -> T,
     ) -> Option<T> {
-        let Self { node, cluster, config, replicas, store, local, pending_writes, .. } = self;
-        let mut world = World { node: *node, cluster, config, store, local, pending_writes, cx };
+        let Self { node, cluster, config, replicas, store, local, maker, pending_writes, .. } =
+            self;
+        let mut world =
+            World { node: *node, cluster, config, store, local, maker, pending_writes, cx };
         let replica = replicas.get_mut(&id)?;
         Some(act(replica, &mut world))
     }
@@ -237,6 +244,11 @@ impl Server {
                 let seen = (portion, reads);
                 (txn, drive.on_observed(from, (partition, at), seen, (&config, &mut out)))
             }
+            Msg::Stored { txn, partition, ballot, attempt, answer } => {
+                let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
+                let of = (partition, ballot, attempt);
+                (txn, drive.on_stored(from, of, &answer, (&config, &mut out)))
+            }
             Msg::Applied { txn, partition } => {
                 let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
                 (txn, drive.on_applied(from, partition))
@@ -251,6 +263,7 @@ impl Server {
             | Msg::Settle { .. }
             | Msg::Settled { .. }
             | Msg::Decided { .. }
+            | Msg::Store { .. }
             | Msg::Commit { .. }
             | Msg::Apply { .. }
             | Msg::Forget { .. }
@@ -328,7 +341,7 @@ impl Server {
 
     fn on_progress(&mut self, txn: TxnId, progress: Progress, cx: &mut Cx<'_, Geodesic>) {
         match progress {
-            Progress::Nothing => {}
+            Progress::Nothing | Progress::Exact | Progress::Stale => {}
             Progress::Ended(output) => {
                 cx.claim(Claim::Decided { txn, outcome: output.outcome });
             }

@@ -11,7 +11,7 @@ use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Version};
 
-use super::message::{Answer, Ballot, Change, Kind, Output, Stamp, Text, Value};
+use super::message::{Answer, Ballot, Change, Kind, Offer, Output, Stamp, Text, Value};
 
 /// One transaction at one replica.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
@@ -26,6 +26,8 @@ pub struct Entry {
     pub promised: Ballot,
     /// The accepted value, and its ballot.
     pub accepted: Option<(Ballot, Value)>,
+    /// What is in the register, if this replica keeps it (D16).
+    pub offer: Option<Arc<Offer>>,
     /// F, if the replica has heard of it.
     pub finally_at: Option<Timestamp>,
     /// How it ended.
@@ -45,12 +47,13 @@ impl Entry {
     /// What it says to a recovery coordinator.
     #[must_use]
     pub fn answer(&self) -> Answer {
-        let Self { text, stamp, promised, accepted, ended, .. } = self;
+        let Self { text, stamp, promised, accepted, offer, ended, .. } = self;
         Answer {
             promised: *promised,
             stamp: *stamp,
             accepted: *accepted,
             text: text.clone(),
+            offer: offer.clone(),
             ended: ended.clone(),
             is_forgotten: false,
         }
@@ -97,6 +100,11 @@ impl State {
                 entry.promised = entry.promised.max(*ballot);
                 entry.accepted = Some((*ballot, *value));
             }
+            Change::Store { txn, participants, offer } => {
+                let entry = self.entry(*txn, participants, None);
+                entry.promised = entry.promised.max(offer.ballot);
+                entry.offer = Some(offer.clone());
+            }
             Change::Final { txn, text, at } => {
                 let participants = text.as_ref().map_or_else(Vec::new, |text| text.participants());
                 self.entry(*txn, &participants, text.as_ref()).finally_at = Some(*at);
@@ -107,7 +115,7 @@ impl State {
                     return;
                 }
                 entry.ended = Some(output.clone());
-                entry.text = None;
+                (entry.text, entry.offer) = (None, None);
                 let Outcome::Committed(timestamp) = output.outcome else { return };
                 let version = Version { timestamp, writer: *txn };
                 for (key, value) in &output.writes {
