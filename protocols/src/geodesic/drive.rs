@@ -58,7 +58,8 @@ struct Slot {
     phase: Phase,
     /// h has decided it.
     is_of_h: bool,
-    observed: BTreeMap<NodeId, Observation>,
+    /// By replica, and by the time as of which it tells: that may be F, or more, or less.
+    observed: BTreeMap<(NodeId, Timestamp), Observation>,
     acks: BTreeSet<NodeId>,
 }
 
@@ -103,7 +104,6 @@ enum Phase {
 
 #[derive(Debug, Default)]
 struct Observation {
-    at: Timestamp,
     parts: Assembly<Vec<(Key, Read)>>,
     whole: Option<Vec<(Key, Read)>>,
 }
@@ -509,12 +509,13 @@ impl Drive {
         (config, out): (&Config, &mut Out),
     ) -> Progress {
         let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
-        let observation = slot.observed.entry(from).or_default();
-        if observation.at > at || (observation.at == at && observation.whole.is_some()) {
+        if matches!(self.stage, Stage::Observing(f) if f != at && !config.mutations.no_second_closing())
+        {
             return Progress::Nothing;
         }
-        if observation.at < at {
-            *observation = Observation { at, ..Observation::default() };
+        let observation = slot.observed.entry((from, at)).or_default();
+        if observation.whole.is_some() {
+            return Progress::Nothing;
         }
         if let Some(parts) = observation.parts.add(portion, reads) {
             observation.whole = Some(parts.concat());
@@ -609,16 +610,16 @@ impl Drive {
     fn observed(&self, at: Timestamp, config: &Config) -> Option<Reads> {
         let mut reads = Reads::new();
         for slot in self.slots.values().filter(|slot| slot.has_reads) {
-            let is_then = |seen: &&Observation| {
-                seen.whole.is_some() && (seen.at == at || config.mutations.no_second_closing())
-            };
-            let seen: Vec<&Observation> = slot.observed.values().filter(is_then).collect();
+            let is_then = |then: Timestamp| then == at || config.mutations.no_second_closing();
+            let seen = slot.observed.iter().filter(|((_, then), _)| is_then(*then));
+            let seen: BTreeMap<NodeId, &Vec<(Key, Read)>> =
+                seen.filter_map(|((from, _), seen)| Some((*from, seen.whole.as_ref()?))).collect();
             let enough = if config.mutations.one_report() { 1 } else { slot.majority() };
             if seen.len() < enough {
                 return None;
             }
-            for whole in seen.iter().filter_map(|seen| seen.whole.clone()) {
-                merge_newest(&mut reads, whole);
+            for whole in seen.into_values() {
+                merge_newest(&mut reads, whole.clone());
             }
         }
         Some(reads)

@@ -17,11 +17,12 @@
 //! # Messages
 //! | message | from → to | when |
 //! |---|---|---|
-//! | `Begin` | gateway → h of each participant | a transaction begins; an interactive one when its caller has decided |
+//! | `Begin` | gateway → h of each participant | a transaction begins |
 //! | `Forward`, `Ack` | h ↔ y | the stamp of h is durable; y has closed |
 //! | `Settle`, `Settled` | h ↔ all replicas | f ≥ 2: too few gave the largest stamp (D11) |
 //! | `Decided` | h → gateway | the decision is durable |
 //! | `Observed` | h, y → gateway; later also others | closed up to F, and no predecessor is open |
+//! | `Store`, `Stored` | coordinator ↔ replicas of the register | an interactive transaction's caller has decided (D16) |
 //! | `Commit` | coordinator → replicas | F is known, and a partition decided less or was recovered |
 //! | `Apply`, `Applied` | coordinator ↔ all replicas | what came of it |
 //! | `Forget` | coordinator → all replicas | enough have applied it, and the client knows |
@@ -52,10 +53,20 @@
 //! participant have applied it and its client knows, all forget it (R6). Old versions go below the
 //! least *mark* of the replicas: nothing unfinished is, or ever will be, below a replica's mark.
 //!
+//! # Interactive transactions
+//! Their place is agreed on while the caller reads nearby and decides. What it writes goes to a
+//! *register*: the replicas of the participant whose majority is nearest. It counts if the caller had
+//! seen the versions that are there at (F, id), and f + 1 replicas have stored it; otherwise the attempt
+//! aborts. The next attempt does not read ahead of its turn, so contention aborts at most one attempt.
+//! The ballots of the register are those of the slot at the same partition.
+//!
+//! # Timestamps
+//! Two transactions that write one key never have one timestamp: whoever makes a timestamp puts its node
+//! into the lowest twelve bits, and makes none twice. (F, id) is therefore the order of F.
+//!
 //! # Not implemented
 //! - Direct mode, raises by priority, read leases.
-//! - Registers for interactive values (D16). An interactive transaction is ordered when its caller has
-//!   decided, with the versions that it read; if one of them is stale at its place, it aborts.
+//! - Repair of a stale interactive value within its attempt: callers are told what they read once.
 //! - General transactions, whose keys are not declared; changes of members, replaced disks.
 
 mod choose;
@@ -214,14 +225,24 @@ pub enum Timer {
 pub const NAME: &str = "geodesic";
 
 impl Registered for Geodesic {
-    const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] = &[];
+    const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] = &[
+        (NAME, "D2", 10),
+        (NAME, "D5", 50),
+        (NAME, "D6", 10),
+        (NAME, "D8", 10),
+        (NAME, "D12", 10),
+        (NAME, "one_report", 10),
+        (NAME, "no_second_closing", 30),
+        (NAME, "D13", 10),
+        (NAME, "D14", 20),
+    ];
     const ROWS: &'static [Row] = &[Row {
         name: NAME,
         paper: "none: a protocol of this project",
         guarantee: Guarantee::StrictSerializable,
         conditions: "serializable always; strictly so while clocks keep their stated error bound",
         model: "procedures, interactive with fixed sets (2FI), read-only",
-        round_trips: "1 to a majority, and 1 to read before an interactive one; read-only 1",
+        round_trips: "1 to a majority, in which an interactive one also reads and stores; read-only 1",
     }];
 }
 
