@@ -9,11 +9,11 @@ use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Priority, Read};
 
-use super::delays::{Delays, delay, shifted};
 use super::leader::Context;
 use super::message::{Elsewhere, Msg, Turn};
 use super::{Config, Level, Natto, Note, Timer};
 use crate::commit::{self, Gateway, Phase, Timeouts};
+use crate::delays::{Delays, delay, shifted};
 use crate::gateway::Participant;
 
 /// The client side of Natto.

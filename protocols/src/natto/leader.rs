@@ -9,12 +9,12 @@ use orthodrome_core::machine::{Claim, Leak, Message as _};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read};
 
-use super::delays::difference;
 use super::message::{Command, Elsewhere, Log, Msg};
 use super::queue::{Queue, Stage};
 use super::state::{Prepared, Request, State};
 use super::{Config, Note, Timer};
 use crate::commit::{Applied, Coordination, Ended, Participation, Reading, WaitingRead};
+use crate::delays::difference;
 use crate::gateway::Participant;
 use crate::hosting::{self, Role};
 use crate::replication::{self, Index};

@@ -91,7 +91,6 @@
 
 mod client;
 mod coordinator;
-mod delays;
 mod leader;
 mod message;
 mod mutations;

@@ -9,6 +9,7 @@ mod carousel_fast;
 mod checks;
 mod deterministic;
 mod every;
+mod geodesic;
 mod members;
 mod natto;
 mod ocean_vista;

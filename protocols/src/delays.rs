@@ -1,9 +1,9 @@
-//! How long messages take to the servers that lead: measured all the time, and used whenever a
-//! transaction needs its timestamp (§2.2, §4).
+//! How long messages take to servers: measured all the time, and asked whenever a transaction needs
+//! its timestamp (Natto §2.2, §4).
 //!
-//! A measurement is a difference of clocks: the receiver's clock when a probe arrives, minus the
-//! sender's clock when it left. It includes the difference between the two clocks. So "now, by my
-//! clock, plus the measured delay" is a reading of the *receiver's* clock.
+//! What is measured is a difference of clocks: what the receiver's clock says when a message comes, less
+//! what the sender's said when it left. The difference of the clocks themselves is in it, so that "now,
+//! by my clock, and the measured delay" is a reading of the *receiver's* clock.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,9 +14,15 @@ use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 /// The estimate is at or above this percentage of all measurements.
 const PERCENTILE: usize = 95;
 
-/// Measured delays to nodes.
-#[derive(Debug, Default)]
-pub struct Delays(BTreeMap<NodeId, Measured>);
+/// Measured delays to nodes, or along other paths that have a name.
+#[derive(Debug)]
+pub struct Delays<K = NodeId>(BTreeMap<K, Measured>);
+
+impl<K: Ord> Default for Delays<K> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
 
 #[derive(Debug, Default)]
 struct Measured {
@@ -28,14 +34,14 @@ struct Measured {
     answered: u64,
 }
 
-impl Delays {
-    /// A probe of `node` was sent.
-    pub fn sent(&mut self, node: NodeId) {
+impl<K: Copy + Ord> Delays<K> {
+    /// A probe of `node` is on its way.
+    pub fn sent(&mut self, node: K) {
         self.0.entry(node).or_default().sent += 1;
     }
 
     /// A probe of `node` has come back.
-    pub fn record(&mut self, node: NodeId, delay: i64, window: Duration, now: Time) {
+    pub fn record(&mut self, node: K, delay: i64, window: Duration, now: Time) {
         let Measured { samples, answered, .. } = self.0.entry(node).or_default();
         *answered += 1;
         samples.push_back((now, delay));
@@ -48,7 +54,7 @@ impl Delays {
     /// again at most once in `refresh`.
     pub fn estimate(
         &mut self,
-        node: NodeId,
+        node: K,
         window: Duration,
         refresh: Duration,
         now: Time,
@@ -68,8 +74,15 @@ impl Delays {
         estimate
     }
 
-    /// For each node that is measured: the current estimate, how far it is above the smallest delay
-    /// of the window, the age of the last answer, and the numbers of probes sent and answered.
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Delays {
+    /// For each node that is measured: the estimate in use, how far above the smallest delay of the
+    /// window it is, how old the last answer is, and how many probes went out and came back.
     pub fn gauges(&self, now: Time) -> Vec<Gauge> {
         let mut gauges = Vec::new();
         for (&node, Measured { samples, estimate, sent, answered }) in &self.0 {
@@ -89,11 +102,6 @@ impl Delays {
             tell("probes_answered", i64::try_from(*answered).unwrap_or(i64::MAX));
         }
         gauges
-    }
-
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        self.0.clear();
     }
 }
 

@@ -1,0 +1,1004 @@
+//! The gateway: runs transactions for its callers, gives them timestamps, names replicas, and drives
+//! them to their ends.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::Wire as _;
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::{Claim, Cx, Gauge, Input, Leak, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::session::{highest, is_below};
+use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
+use orthodrome_core::txn::{
+    AbortReason, Decision, Key, Kind, Op, Outcome, Read, Reads, Txn, Version, Writes,
+};
+
+use super::drive::{Drive, Out, Progress, Stage};
+use super::message::{Msg, Output, Record, Side, Text, merge_newest};
+use super::naming::{Path, name};
+use super::pending::Maker;
+use super::{Config, Geodesic, Note, Timer};
+use crate::delays::{Delays, delay, difference, shifted};
+use crate::functor::Functor;
+use crate::gateway::{Participant, split};
+use crate::portions::{Assembly, Portion};
+
+/// The client side of Geodesic.
+#[derive(Debug)]
+pub struct Client {
+    node: NodeId,
+    /// Which start of this node it is, for ballots.
+    incarnation: u64,
+    cluster: Arc<Cluster>,
+    config: Arc<Config>,
+    open: BTreeMap<TxnId, Open>,
+    /// Transactions that have not ended everywhere.
+    drives: BTreeMap<TxnId, Driven>,
+    /// Servers that did not answer, and when they were last asked whether they are there.
+    suspects: BTreeMap<NodeId, Time>,
+    /// When each server was last heard of.
+    heard: BTreeMap<NodeId, Time>,
+    /// How long it takes from here through h to the last named replica.
+    delays: Delays<(NodeId, NodeId)>,
+    maker: Maker,
+    late: Lateness,
+    /// Ended, and perhaps not known to the caller yet.
+    over: BTreeMap<TxnId, Over>,
+    /// Callers know the outcomes of everything below, as of then.
+    acknowledged: BTreeMap<ClientId, (u64, Time)>,
+    is_flushing: bool,
+}
+
+/// How well timestamps were predicted.
+#[derive(Debug, Default)]
+struct Lateness {
+    decided: u64,
+    /// The transaction came to a named replica after its timestamp.
+    late: u64,
+    /// A partition decided more than the timestamp, because of a closing.
+    raised: u64,
+}
+
+/// A transaction that this gateway drives.
+#[derive(Debug)]
+struct Driven {
+    drive: Drive,
+    /// What its timestamp was reckoned from.
+    sent: Timestamp,
+    /// When its named replicas were asked.
+    asked: Time,
+}
+
+/// A transaction that this gateway has done with.
+#[derive(Debug)]
+struct Over {
+    participants: Vec<PartitionId>,
+    since: Time,
+    /// Enough replicas have applied it. If not, the replicas see to that.
+    is_complete: bool,
+}
+
+/// A transaction whose caller waits.
+#[derive(Debug)]
+struct Open {
+    txn: Txn,
+    participants: BTreeMap<PartitionId, Participant>,
+    reads: Reads,
+    phase: Phase,
+    resent: u32,
+    is_resolved: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Waiting for reads of these partitions.
+    Reading(BTreeMap<PartitionId, Owing>),
+    /// Its caller will read what it reads at its place, when its turn has come.
+    Queued,
+    /// The caller thinks.
+    Deciding,
+    /// It is driven to its end.
+    Submitted,
+    /// It has ended; its timestamp has not passed everywhere.
+    Waiting(Outcome, &'static str),
+    /// A read-only transaction reads at this time.
+    Snapshotting { at: Timestamp, parts: BTreeMap<PartitionId, Snapshot>, is_refused: bool },
+}
+
+/// A partition that owes reads.
+#[derive(Debug, Default)]
+struct Owing {
+    /// Time-outs so far.
+    tried: usize,
+    /// Replicas that could not answer since the last time-out.
+    refused: BTreeSet<NodeId>,
+}
+
+/// A partition that is read at one time.
+#[derive(Debug, Default)]
+struct Snapshot {
+    asked: BTreeSet<NodeId>,
+    arriving: BTreeMap<NodeId, Assembly<Vec<(Key, Read)>>>,
+    answers: BTreeMap<NodeId, Vec<(Key, Read)>>,
+}
+
+impl Machine<Geodesic> for Client {
+    fn new(setup: Setup<Geodesic>, _recovered: Vec<Record>, cx: &mut Cx<'_, Geodesic>) -> Self {
+        // A gateway keeps nothing: replicas recover what it began.
+        Self {
+            node: setup.node,
+            incarnation: cx.rng().next_u64(),
+            cluster: setup.cluster,
+            config: setup.config,
+            open: BTreeMap::new(),
+            drives: BTreeMap::new(),
+            suspects: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            delays: Delays::default(),
+            maker: Maker::new(setup.node),
+            late: Lateness::default(),
+            over: BTreeMap::new(),
+            acknowledged: BTreeMap::new(),
+            is_flushing: false,
+        }
+    }
+
+    fn step(&mut self, input: Input<Geodesic>, cx: &mut Cx<'_, Geodesic>) {
+        match input {
+            Input::Begin(txn) => self.on_begin(txn, cx),
+            // Nothing waits for one: general transactions are refused.
+            Input::Read { .. } => {}
+            Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
+            Input::Resolve { txn, reads, decision } => self.on_resolve(txn, reads, decision, cx),
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(Timer::Open(txn)) => self.on_open_timeout(txn, cx),
+            Input::Timer(Timer::Drive(txn)) => self.on_drive_timeout(txn, cx),
+            Input::Timer(Timer::Flush) => self.on_flush_timeout(cx),
+            Input::Timer(Timer::Sweep(_) | Timer::Close(_))
+            | Input::Durable(_)
+            | Input::Admin(_) => unreachable!("a server's input at a client"),
+        }
+    }
+
+    fn flush(&mut self, _cx: &mut Cx<'_, Geodesic>) {}
+
+    fn leaks(&self) -> Vec<Leak> {
+        vec![("open transactions", self.open.len()), ("transactions driven", self.drives.len())]
+    }
+
+    fn gauges(&self, _now: Time) -> Vec<Gauge> {
+        let node = self.node;
+        let gauge = |name, value: u64| {
+            let value = i64::try_from(value).unwrap_or(i64::MAX);
+            Gauge { name, node, value }
+        };
+        let Lateness { decided, late, raised } = self.late;
+        vec![
+            gauge("slots_decided", decided),
+            gauge("slots_late", late),
+            gauge("slots_raised", raised),
+            gauge("servers_suspected", self.suspects.len() as u64),
+        ]
+    }
+
+    fn assert_invariants(&self) {
+        for (id, open) in &self.open {
+            let is_driven = self.drives.contains_key(id);
+            assert!(
+                is_driven || !matches!(open.phase, Phase::Submitted),
+                "{id} is driven by nobody"
+            );
+        }
+    }
+}
+
+impl Client {
+    fn on_begin(&mut self, txn: Txn, cx: &mut Cx<'_, Geodesic>) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            // Begun here already: its answers will come.
+            return;
+        }
+        if matches!(txn.kind, Kind::General) {
+            cx.finish(id, Outcome::Aborted(AbortReason::Invalid), "refused");
+            return;
+        }
+        if self.open.len() >= self.config.open_max {
+            cx.finish(id, Outcome::Aborted(AbortReason::Overload), "shed");
+            return;
+        }
+        self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
+        self.look_for_suspects(cx);
+        let participants = split(&self.cluster, &txn.reads, &txn.writes);
+        let (is_read_only, kind) = (txn.is_read_only(), txn.kind.clone());
+        let reading = participants.iter().filter(|(_, part)| !part.reads.is_empty());
+        let silent: BTreeMap<_, _> = reading.map(|(p, _)| (*p, Owing::default())).collect();
+        let owing: Vec<PartitionId> = silent.keys().copied().collect();
+        let open = Open {
+            txn,
+            participants,
+            reads: Reads::new(),
+            phase: Phase::Reading(silent),
+            resent: 0,
+            is_resolved: false,
+        };
+        self.open.insert(id, open);
+        match kind {
+            _ if is_read_only => self.snapshot(id, cx),
+            Kind::Procedure(ops) => self.submit(id, ops, cx),
+            Kind::Interactive | Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => {
+                // Its place is agreed on while its caller reads and decides (D16).
+                self.submit(id, Vec::new(), cx);
+                if owing.is_empty() {
+                    self.on_all_read(id, cx);
+                } else if id.attempt == 0 {
+                    for partition in owing {
+                        self.send_read(id, partition, cx);
+                    }
+                    cx.set_timer(Timer::Open(id), cx.now() + self.config.resend_after);
+                } else if let Some(open) = self.open.get_mut(&id) {
+                    // What it read ahead of its turn was stale: now it waits for its turn.
+                    open.phase = Phase::Queued;
+                }
+            }
+        }
+    }
+
+    // Servers that do not answer.
+
+    /// Asks those that did not answer whether they are there, from time to time: no transaction has to
+    /// find out.
+    fn look_for_suspects(&mut self, cx: &mut Cx<'_, Geodesic>) {
+        let now = cx.now();
+        for (&node, asked) in &mut self.suspects {
+            if now.since(*asked) >= self.config.ping_interval {
+                *asked = now;
+                cx.send(node, Msg::Ping);
+            }
+        }
+    }
+
+    fn suspect(&mut self, node: NodeId, cx: &mut Cx<'_, Geodesic>) {
+        if let Entry::Vacant(suspect) = self.suspects.entry(node) {
+            suspect.insert(cx.now());
+            cx.note(Note::Suspected);
+            cx.send(node, Msg::Ping);
+        }
+    }
+
+    /// Suspects those of `nodes` that were not heard of since then.
+    fn suspect_silent(&mut self, nodes: &[NodeId], since: Time, cx: &mut Cx<'_, Geodesic>) {
+        for &node in nodes {
+            if self.heard.get(&node).is_none_or(|at| *at < since) {
+                self.suspect(node, cx);
+            }
+        }
+    }
+
+    /// The replicas of a partition, nearest first, those that did not answer last.
+    fn nearest(&self, partition: PartitionId) -> Vec<NodeId> {
+        let home = self.cluster.region_of(self.node);
+        let placed = self.cluster.partition(partition);
+        let mut replicas = placed.map_or_else(Vec::new, |placed| placed.replicas.clone());
+        replicas.sort_by_key(|node| {
+            let region = self.cluster.region_of(*node);
+            let is_far = region != home;
+            let rtt = self.cluster.topology.rtt(home, region);
+            (self.suspects.contains_key(node), is_far, rtt, *node)
+        });
+        replicas
+    }
+
+    // Reading before the caller decides.
+
+    /// From the nearest replica; from the next if that one does not answer.
+    fn send_read(&self, id: TxnId, partition: PartitionId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let Phase::Reading(silent) = &open.phase else { return };
+        let Some(owing) = silent.get(&partition) else { return };
+        let mut replicas = self.nearest(partition);
+        replicas.retain(|node| !owing.refused.contains(node));
+        let Some(at) = owing.tried.checked_rem(replicas.len()) else { return };
+        let Some(participant) = open.participants.get(&partition) else { return };
+        let Some(&to) = replicas.get(at) else { return };
+        cx.send(to, Msg::Read { txn: id, partition, keys: participant.reads.clone() });
+    }
+
+    fn on_read_result(
+        &mut self,
+        from: NodeId,
+        id: TxnId,
+        partition: PartitionId,
+        reads: Vec<(Key, Read)>,
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Reading(silent) = &mut open.phase else { return };
+        let Some(owing) = silent.get_mut(&partition) else { return };
+        if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
+            // This replica has not applied yet what the client knows of (R11); the next one may have.
+            cx.note(Note::BehindClient);
+            if owing.refused.insert(from) {
+                self.send_read(id, partition, cx);
+            }
+            return;
+        }
+        silent.remove(&partition);
+        open.reads.extend(reads);
+        if silent.is_empty() {
+            self.on_all_read(id, cx);
+        }
+    }
+
+    fn on_all_read(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.phase = Phase::Deciding;
+        cx.reads(id, open.reads.clone());
+        cx.set_timer(Timer::Open(id), cx.now() + self.config.think_max);
+    }
+
+    /// The caller of an interactive transaction has decided.
+    fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let is_asked = matches!(open.phase, Phase::Deciding);
+        let is_reading = matches!(open.phase, Phase::Reading(_) | Phase::Queued);
+        match decision {
+            Decision::Commit(writes) if is_asked => {
+                if !open.txn.declares(&writes) {
+                    self.give_up(id, AbortReason::Client, cx);
+                    return;
+                }
+                let seen = open.reads.iter().map(|(key, read)| (key.clone(), read.version));
+                let seen: Vec<(Key, Version)> = seen.collect();
+                let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else {
+                    self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+                    return;
+                };
+                open.phase = Phase::Submitted;
+                cx.cancel_timer(Timer::Open(id));
+                let mut out = Out::new();
+                let progress = drive.offer(seen, writes, (&self.config, &mut out));
+                self.send(out, cx);
+                self.on_progress(id, progress, cx);
+            }
+            // Nothing is in its register, so nobody can commit it.
+            Decision::Abort if is_asked || is_reading => {
+                self.give_up(id, AbortReason::Client, cx);
+            }
+            Decision::Commit(_) | Decision::Abort => {}
+        }
+    }
+
+    /// Aborts an interactive transaction for whose place nothing is in its register.
+    fn give_up(&mut self, id: TxnId, reason: AbortReason, cx: &mut Cx<'_, Geodesic>) {
+        let outcome = Outcome::Aborted(reason);
+        let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else {
+            self.finish(id, outcome, "abort", cx);
+            return;
+        };
+        drive.path = "abort";
+        let mut out = Out::new();
+        let progress = drive.end(Arc::new(Output { outcome, writes: Writes::new() }), &mut out);
+        self.send(out, cx);
+        self.on_progress(id, progress, cx);
+    }
+
+    // Ordering.
+
+    /// Step 1: names replicas, chooses the timestamp, and gives the transaction to h of each partition.
+    /// `ops` are those of a procedure.
+    fn submit(&mut self, id: TxnId, ops: Vec<Op>, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let is_interactive = matches!(open.txn.kind, Kind::Interactive);
+        let partitions: Vec<PartitionId> = open.participants.keys().copied().collect();
+        if partitions.is_empty() {
+            if !is_interactive {
+                self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+            }
+            return;
+        }
+        if !is_interactive {
+            open.phase = Phase::Submitted;
+        }
+        let clock = cx.clock();
+        let floors = highest(&open.txn.floors, open.txn.floors.keys());
+        let functor = Functor::clone(&Functor::procedure(&open.txn, ops));
+        let mut t = clock.now.max(floors.next());
+        let priority = open.txn.priority;
+        let (mut sides, mut are_enough, mut round_trip) = (Vec::new(), true, Duration::ZERO);
+        let mut nearest: Option<(Duration, PartitionId)> = None;
+        for partition in partitions {
+            let is_well = |node: NodeId| !self.suspects.contains_key(&node);
+            let path = name(&self.cluster, self.node, partition, is_well);
+            are_enough &= path.are_enough;
+            round_trip = round_trip.max(path.round_trip);
+            t = t.max(shifted(clock.now, self.predict(&path, cx.now())));
+            let here = (path.majority, partition);
+            nearest = Some(nearest.map_or(here, |nearest| nearest.min(here)));
+            sides.push(Side { partition, named: path.named });
+        }
+        let t = self.maker.at_least(t);
+        self.maker.forget(clock.now - MAKER_KEEPS);
+        let register = nearest.map(|(_, partition)| partition).filter(|_| is_interactive);
+        let ahead = Duration::from_nanos(t.0.saturating_sub(clock.now.0));
+        let text = Arc::new(Text { functor, priority, gateway: self.node, t, sides, register });
+        let mut drive = Drive::new(&self.cluster, id, Some(text), []);
+        drive.expect_decision();
+        let mut out = Out::new();
+        if are_enough {
+            drive.begin(&mut out);
+        } else {
+            // Too few replicas are there for ballot 0.
+            cx.note(Note::TooFewForBallotZero);
+            drive.recover((self.node, self.incarnation), &mut out);
+        }
+        let (sent, asked) = (clock.now, cx.now());
+        self.drives.insert(id, Driven { drive, sent, asked });
+        self.send(out, cx);
+        let patience = ahead + round_trip * 3 / 2 + clock.error * 2 + self.config.slack;
+        cx.set_timer(Timer::Drive(id), cx.now() + patience);
+    }
+
+    /// How long it takes from here until the last replica that is named has the transaction.
+    fn predict(&mut self, path: &Path, now: Time) -> i64 {
+        let Config { delay_window, delay_refresh, .. } = *self.config;
+        let known = path
+            .ends()
+            .and_then(|ends| self.delays.estimate(ends, delay_window, delay_refresh, now));
+        // More than a clock may be ahead is no delay.
+        let most = delay(self.config.clock_ahead_max / 2);
+        known.unwrap_or_else(|| delay(path.one_way)).min(most)
+    }
+
+    fn send(&self, out: Out, cx: &mut Cx<'_, Geodesic>) {
+        for (to, msg) in out {
+            cx.send(to, msg);
+        }
+    }
+
+    /// Step 4 has come to an end at one partition.
+    fn on_decided(
+        &mut self,
+        (id, partition): (TxnId, PartitionId),
+        (at, arrived): (Timestamp, Timestamp),
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let Some(Driven { drive, sent, .. }) = self.drives.get_mut(&id) else { return };
+        if let Some(text) = &drive.text {
+            self.late.decided += 1;
+            self.late.late += u64::from(arrived > text.t);
+            self.late.raised += u64::from(at > text.t);
+            let named = text.named(partition);
+            if let (Some(&h), Some(&last)) = (named.first(), named.last()) {
+                let taken = difference(arrived, *sent);
+                self.delays.record((h, last), taken, self.config.delay_window, cx.now());
+            }
+        }
+        let mut out = Out::new();
+        let progress = drive.on_decided(partition, at, (&self.config, &mut out));
+        self.send(out, cx);
+        self.on_progress(id, progress, cx);
+    }
+
+    /// An answer to the driver of a transaction.
+    fn on_answer(&mut self, from: NodeId, id: TxnId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
+        let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else { return };
+        let mut out = Out::new();
+        let config = &*self.config;
+        let progress = match msg {
+            Msg::Observed { partition, at, portion, reads, .. } => {
+                let seen = (portion, reads);
+                drive.on_observed(from, (partition, at), seen, (config, &mut out))
+            }
+            Msg::Promised { partition, ballot, answer, .. } => {
+                let at = (partition, ballot);
+                drive.on_promised(from, at, *answer, &self.cluster, (config, &mut out))
+            }
+            Msg::Accepted { partition, ballot, answer, .. } => {
+                drive.on_accepted(from, (partition, ballot), &answer, (config, &mut out))
+            }
+            Msg::Stored { partition, ballot, attempt, answer, .. } => {
+                let of = (partition, ballot, attempt);
+                drive.on_stored(from, of, &answer, (config, &mut out))
+            }
+            Msg::Applied { partition, .. } => drive.on_applied(from, partition),
+            Msg::Begin { .. }
+            | Msg::Forward { .. }
+            | Msg::Ack { .. }
+            | Msg::Settle { .. }
+            | Msg::Settled { .. }
+            | Msg::Decided { .. }
+            | Msg::Store { .. }
+            | Msg::Commit { .. }
+            | Msg::Apply { .. }
+            | Msg::Forget { .. }
+            | Msg::Fetch { .. }
+            | Msg::Fetched { .. }
+            | Msg::Recover { .. }
+            | Msg::Propose { .. }
+            | Msg::Read { .. }
+            | Msg::ReadResult { .. }
+            | Msg::ReadOnly { .. }
+            | Msg::ReadOnlyResult { .. }
+            | Msg::Gossip { .. }
+            | Msg::Inquire { .. }
+            | Msg::Driving { .. }
+            | Msg::Ping
+            | Msg::Pong => unreachable!("no answer to the driver of {id}"),
+        };
+        self.send(out, cx);
+        self.on_progress(id, progress, cx);
+    }
+
+    fn on_progress(&mut self, id: TxnId, progress: Progress, cx: &mut Cx<'_, Geodesic>) {
+        let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else { return };
+        match progress {
+            Progress::Nothing => {
+                if let Stage::Observing(_) = drive.stage
+                    && drive.times == 0
+                {
+                    // It waits for predecessors: for longer than for answers.
+                    cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+                }
+            }
+            Progress::Exact => {
+                let reads = drive.reads.clone().unwrap_or_default();
+                cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+                let Some(open) = self.open.get_mut(&id) else { return };
+                if matches!(open.phase, Phase::Reading(_) | Phase::Queued) {
+                    open.reads = reads;
+                    self.on_all_read(id, cx);
+                }
+            }
+            Progress::Stale => {
+                cx.note(Note::Stale);
+                self.give_up(id, AbortReason::StaleRead, cx);
+            }
+            Progress::Preempted => {
+                // Whoever recovers should have the time to finish; then this node does.
+                cx.note(Note::Preempted);
+                let pause = self.config.resend_after;
+                let jitter = cx.rng().below(1 + nanos(pause) / 2);
+                let at = cx.now() + pause + Duration::from_nanos(jitter);
+                cx.set_timer(Timer::Drive(id), at);
+            }
+            Progress::Ended(output) => {
+                cx.claim(Claim::Decided { txn: id, outcome: output.outcome });
+                let (path, reads) = (drive.path, drive.reads.take());
+                cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+                self.on_ended(id, output.outcome, (reads, path), cx);
+            }
+            Progress::Complete => {
+                cx.cancel_timer(Timer::Drive(id));
+                self.leave(id, true, cx);
+            }
+            Progress::Forgotten => {
+                cx.note(Note::Forgotten);
+                cx.cancel_timer(Timer::Drive(id));
+                self.drives.remove(&id);
+                self.finish(id, Outcome::Unknown, UNKNOWABLE, cx);
+            }
+        }
+    }
+
+    /// This gateway has done its part; what remains is to say when the caller knows.
+    fn leave(&mut self, id: TxnId, is_complete: bool, cx: &mut Cx<'_, Geodesic>) {
+        let Some(Driven { drive, .. }) = self.drives.remove(&id) else { return };
+        let (participants, since) = (drive.participants(), cx.now());
+        self.over.insert(id, Over { participants, since, is_complete });
+        if !std::mem::replace(&mut self.is_flushing, true) {
+            cx.set_timer(Timer::Flush, cx.now() + self.config.flush_interval);
+        }
+    }
+
+    /// Nothing came for a while from some of those who were asked.
+    fn on_drive_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(Driven { drive, asked, .. }) = self.drives.get_mut(&id) else { return };
+        let patience = self.config.spread_tries;
+        if matches!(drive.stage, Stage::Ending(_)) && drive.times >= patience * 2 {
+            // The replicas see to it that everybody hears of it.
+            self.leave(id, false, cx);
+            return;
+        }
+        cx.note(Note::Resent);
+        let (since, silent) = (*asked, drive.silent());
+        *asked = cx.now();
+        let mut out = Out::new();
+        let progress = drive.on_timeout((self.node, self.incarnation), patience, &mut out);
+        let pause = self.config.resend_after * (1 << drive.times.min(3));
+        let jitter = cx.rng().below(1 + nanos(pause) / 4);
+        cx.set_timer(Timer::Drive(id), cx.now() + pause + Duration::from_nanos(jitter));
+        self.suspect_silent(&silent, since, cx);
+        self.send(out, cx);
+        self.on_progress(id, progress, cx);
+    }
+
+    /// It has ended. A commit is told once its timestamp has passed on every clock (D13).
+    fn on_ended(
+        &mut self,
+        id: TxnId,
+        outcome: Outcome,
+        (reads, path): (Option<Reads>, &'static str),
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let is_procedure = matches!(open.txn.kind, Kind::Procedure(_));
+        let mut outcome = outcome;
+        if is_procedure && matches!(outcome, Outcome::Committed(_)) && !open.is_resolved {
+            match reads {
+                Some(reads) => open.reads = reads,
+                // Somebody else computed it, and what it read is gone; the caller may ask again.
+                None => outcome = Outcome::Unknown,
+            }
+        }
+        open.phase = Phase::Waiting(outcome, path);
+        self.tell(id, cx);
+    }
+
+    fn tell(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let Phase::Waiting(outcome, path) = open.phase else { return };
+        // A read may be placed anywhere above the newest version that it returns.
+        let newest = || open.reads.values().map(|read| read.version.timestamp).max();
+        let placed = match outcome {
+            Outcome::Committed(_) if open.txn.is_read_only() => newest(),
+            Outcome::Committed(at) => Some(at),
+            Outcome::Aborted(_) | Outcome::Unknown => None,
+        };
+        if let Some(placed) = placed
+            && !self.config.mutations.no_clock_wait()
+            && !cx.clock().has_passed_everywhere(placed)
+        {
+            cx.note(Note::ClockWait);
+            let clock = cx.clock();
+            let missing = nanos(clock.error) * 2 + placed.0 - clock.now.0.min(placed.0);
+            let at = cx.now() + Duration::from_nanos(missing.saturating_add(1));
+            cx.set_timer(Timer::Open(id), at);
+            return;
+        }
+        self.finish(id, outcome, path, cx);
+    }
+
+    fn finish(
+        &mut self,
+        id: TxnId,
+        outcome: Outcome,
+        path: &'static str,
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let Some(open) = self.open.remove(&id) else { return };
+        cx.cancel_timer(Timer::Open(id));
+        let is_told_reads = matches!(open.txn.kind, Kind::Interactive) || open.is_resolved;
+        if matches!(outcome, Outcome::Committed(_)) && !is_told_reads {
+            cx.reads(id, open.reads);
+        }
+        cx.finish(id, outcome, path);
+    }
+
+    /// A caller lost track of a transaction that it began here or elsewhere.
+    fn on_resolve(
+        &mut self,
+        txn: Txn,
+        reads: Reads,
+        decision: Option<Decision>,
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let id = txn.id;
+        if self.open.contains_key(&id) {
+            return;
+        }
+        if txn.is_read_only() || matches!(txn.kind, Kind::General) {
+            // It changes nothing, so it can simply be read again; or it is refused again.
+            self.on_begin(txn, cx);
+            return;
+        }
+        cx.note(Note::Resolved);
+        self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
+        let keys = txn.reads.iter().chain(&txn.writes);
+        let parts: BTreeSet<PartitionId> = keys.map(|key| self.cluster.partition_of(key)).collect();
+        match (&decision, &txn.kind) {
+            (Some(Decision::Commit(_)), _) | (_, Kind::Procedure(_)) => {}
+            // Nothing came into its register, so nobody can commit it. Replicas bring it to its end.
+            (Some(Decision::Abort) | None, _) => {
+                cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
+                return;
+            }
+        }
+        if parts.is_empty() {
+            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            return;
+        }
+        let (participants, phase) = (BTreeMap::new(), Phase::Submitted);
+        let open = Open { txn, participants, reads, phase, resent: 0, is_resolved: true };
+        self.open.insert(id, open);
+        if let Some(Driven { drive, .. }) = self.drives.get(&id) {
+            // It is under way here, or has just ended.
+            if let Stage::Ending(output) = &drive.stage {
+                self.on_ended(id, output.outcome, (None, "recovered"), cx);
+            }
+            return;
+        }
+        let mut drive = Drive::new(&self.cluster, id, None, parts);
+        let mut out = Out::new();
+        drive.recover((self.node, self.incarnation), &mut out);
+        let (sent, asked) = (cx.clock().now, cx.now());
+        self.drives.insert(id, Driven { drive, sent, asked });
+        self.send(out, cx);
+        cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+    }
+
+    // Reading at one timestamp.
+
+    /// Reads at this gateway's own time from f + 1 replicas (D14).
+    fn snapshot(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let floors = highest(&open.txn.floors, open.txn.floors.keys());
+        let at = cx.clock().now.max(floors);
+        let reading = open.participants.iter().filter(|(_, part)| !part.reads.is_empty());
+        let parts = reading.map(|(partition, _)| (*partition, Snapshot::default())).collect();
+        open.phase = Phase::Snapshotting { at, parts, is_refused: false };
+        self.ask_snapshot(id, false, cx);
+        cx.set_timer(Timer::Open(id), cx.now() + self.config.resend_after);
+        self.on_snapshot_complete(id, cx);
+    }
+
+    /// Asks f + 1 replicas of each partition that has not answered, or all.
+    fn ask_snapshot(&mut self, id: TxnId, are_all: bool, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let Phase::Snapshotting { parts, .. } = &open.phase else { return };
+        let wanted: Vec<PartitionId> = parts.keys().copied().collect();
+        let nearest: BTreeMap<PartitionId, Vec<NodeId>> =
+            wanted.into_iter().map(|partition| (partition, self.nearest(partition))).collect();
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { at, parts, .. } = &mut open.phase else { return };
+        for (&partition, part) in parts {
+            let Some(participant) = open.participants.get(&partition) else { continue };
+            let Some(replicas) = nearest.get(&partition) else { continue };
+            let majority = replicas.len() / 2 + 1;
+            if part.answers.len() >= majority {
+                continue;
+            }
+            let many = if are_all { replicas.len() } else { majority };
+            for &to in replicas.iter().take(many) {
+                if !part.answers.contains_key(&to) {
+                    part.asked.insert(to);
+                    let (keys, at) = (participant.reads.clone(), *at);
+                    cx.send(to, Msg::ReadOnly { txn: id, partition, keys, at });
+                }
+            }
+        }
+    }
+
+    fn on_read_only_result(
+        &mut self,
+        from: NodeId,
+        (id, partition, then): (TxnId, PartitionId, Timestamp),
+        portion: Portion,
+        reads: Option<Vec<(Key, Read)>>,
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { at, parts, is_refused } = &mut open.phase else { return };
+        if then != *at {
+            // An answer to an earlier question of this transaction, perhaps before a restart.
+            return;
+        }
+        let Some(part) = parts.get_mut(&partition) else { return };
+        let Some(reads) = reads else {
+            // It waited for so long that this time is gone, or the clocks are too far apart.
+            if !std::mem::replace(is_refused, true) {
+                let at = cx.now() + self.config.resend_after / 4;
+                cx.set_timer(Timer::Open(id), at);
+            }
+            return;
+        };
+        if part.answers.contains_key(&from) {
+            return;
+        }
+        if let Some(whole) = part.arriving.entry(from).or_default().add(portion, reads) {
+            part.answers.insert(from, whole.concat());
+            part.arriving.remove(&from);
+            self.on_snapshot_complete(id, cx);
+        }
+    }
+
+    fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let Phase::Snapshotting { at, parts, .. } = &open.phase else { return };
+        let mut reads = Reads::new();
+        for (&partition, part) in parts {
+            let placed = self.cluster.partition(partition);
+            let majority = placed.map_or(0, |placed| placed.replicas.len()) / 2 + 1;
+            let enough = if self.config.mutations.one_report() { 1 } else { majority };
+            if part.answers.len() < enough {
+                return;
+            }
+            for answer in part.answers.values() {
+                merge_newest(&mut reads, answer.clone());
+            }
+        }
+        let at = *at;
+        let bytes: usize = reads.iter().map(|(key, read)| key.size() + read.size()).sum();
+        open.reads = reads;
+        let result = match &open.txn.kind {
+            _ if bytes > self.config.read_bytes_max => Err(AbortReason::TooLarge),
+            Kind::Procedure(ops) => Txn::execute(ops, &open.reads).map(drop),
+            Kind::Interactive | Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => Ok(()),
+        };
+        let outcome = match result {
+            Ok(()) => Outcome::Committed(at),
+            Err(reason) => Outcome::Aborted(reason),
+        };
+        open.phase = Phase::Waiting(outcome, "read-only");
+        self.tell(id, cx);
+    }
+
+    /// Nobody answered for a while, or a timestamp has passed.
+    fn on_open_timeout(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.resent += 1;
+        let resent = open.resent;
+        let pause = self.config.resend_after * (1 << resent.min(3));
+        let since = Time(cx.now().0.saturating_sub(nanos(self.config.resend_after)));
+        match &mut open.phase {
+            Phase::Waiting(..) => self.tell(id, cx),
+            Phase::Reading(silent) => {
+                cx.note(Note::Resent);
+                for owing in silent.values_mut() {
+                    owing.tried += 1;
+                    owing.refused.clear();
+                }
+                let owing: Vec<PartitionId> = silent.keys().copied().collect();
+                for &partition in &owing {
+                    if let Some(&first) = self.nearest(partition).first() {
+                        self.suspect_silent(&[first], since, cx);
+                    }
+                    self.send_read(id, partition, cx);
+                }
+                cx.set_timer(Timer::Open(id), cx.now() + pause);
+            }
+            Phase::Snapshotting { is_refused: true, .. } => {
+                if resent > REFUSALS {
+                    self.finish(id, Outcome::Aborted(AbortReason::Overload), "read-only", cx);
+                } else {
+                    self.snapshot(id, cx);
+                }
+            }
+            Phase::Snapshotting { parts, .. } => {
+                cx.note(Note::Resent);
+                let silent = |part: &Snapshot| {
+                    let answered = |node: &&NodeId| !part.answers.contains_key(*node);
+                    part.asked.iter().filter(answered).copied().collect::<Vec<_>>()
+                };
+                let silent: Vec<NodeId> = parts.values().flat_map(silent).collect();
+                self.suspect_silent(&silent, since, cx);
+                self.ask_snapshot(id, true, cx);
+                cx.set_timer(Timer::Open(id), cx.now() + pause);
+            }
+            // It keeps others waiting.
+            Phase::Deciding => self.give_up(id, AbortReason::Abandoned, cx),
+            Phase::Queued | Phase::Submitted => {}
+        }
+    }
+
+    // Housekeeping.
+
+    /// Lets what is over be forgotten, once the callers know (R6).
+    fn on_flush_timeout(&mut self, cx: &mut Cx<'_, Geodesic>) {
+        let now = cx.now();
+        let mut batches = BTreeMap::<PartitionId, (Vec<TxnId>, BTreeMap<ClientId, u64>)>::new();
+        let Self { over, acknowledged, .. } = self;
+        over.retain(|txn, Over { participants, since, is_complete }| {
+            let below = acknowledged.get(&txn.client).map_or(0, |(below, _)| *below);
+            if txn.counter >= below {
+                // Left to the replicas, in the end.
+                return now.since(*since) < IDLE;
+            }
+            for &partition in participants.iter() {
+                let (txns, clients) = batches.entry(partition).or_default();
+                txns.extend(is_complete.then_some(*txn));
+                clients.insert(txn.client, below);
+            }
+            false
+        });
+        acknowledged.retain(|_, (_, since)| now.since(*since) < IDLE);
+        for (partition, (txns, clients)) in batches {
+            let placed = self.cluster.partition(partition);
+            let acknowledged: Vec<(ClientId, u64)> = clients.into_iter().collect();
+            for &to in placed.iter().flat_map(|placed| &placed.replicas) {
+                let (txns, acknowledged) = (txns.clone(), acknowledged.clone());
+                cx.send(to, Msg::Forget { partition, txns, acknowledged });
+            }
+        }
+        self.is_flushing = !self.over.is_empty();
+        if self.is_flushing {
+            cx.set_timer(Timer::Flush, now + self.config.flush_interval);
+        }
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
+        self.suspects.remove(&from);
+        self.heard.insert(from, cx.now());
+        match msg {
+            Msg::Decided { txn, partition, at, arrived } => {
+                self.on_decided((txn, partition), (at, arrived), cx);
+            }
+            Msg::Observed { txn, .. }
+            | Msg::Stored { txn, .. }
+            | Msg::Promised { txn, .. }
+            | Msg::Accepted { txn, .. }
+            | Msg::Applied { txn, .. } => self.on_answer(from, txn, msg, cx),
+            Msg::ReadResult { txn, is_too_much: true, .. } => {
+                if self.open.get(&txn).is_some_and(|open| matches!(open.phase, Phase::Reading(_))) {
+                    self.give_up(txn, AbortReason::TooLarge, cx);
+                }
+            }
+            Msg::ReadResult { txn, partition, reads, is_too_much: false } => {
+                self.on_read_result(from, txn, partition, reads, cx);
+            }
+            Msg::ReadOnlyResult { txn, partition, at, portion, reads } => {
+                self.on_read_only_result(from, (txn, partition, at), portion, reads, cx);
+            }
+            Msg::Inquire { txn, partition } => {
+                let is_driven = self.drives.contains_key(&txn);
+                cx.send(from, Msg::Driving { txn, partition, is_driven });
+            }
+            Msg::Pong => {}
+            Msg::Begin { .. }
+            | Msg::Forward { .. }
+            | Msg::Ack { .. }
+            | Msg::Settle { .. }
+            | Msg::Settled { .. }
+            | Msg::Store { .. }
+            | Msg::Commit { .. }
+            | Msg::Apply { .. }
+            | Msg::Forget { .. }
+            | Msg::Fetch { .. }
+            | Msg::Fetched { .. }
+            | Msg::Recover { .. }
+            | Msg::Propose { .. }
+            | Msg::Read { .. }
+            | Msg::ReadOnly { .. }
+            | Msg::Gossip { .. }
+            | Msg::Driving { .. }
+            | Msg::Ping => unreachable!("a replica's message at a client"),
+        }
+    }
+}
+
+/// Timestamps that were made are remembered for so long: no later one is below.
+const MAKER_KEEPS: Duration = Duration::from_secs(60);
+
+/// How often a read-only transaction takes another time.
+const REFUSALS: u32 = 8;
+
+/// Gateways remember for so long what callers know, and what only their callers do not know yet.
+const IDLE: Duration = Duration::from_secs(60);
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.open.is_empty() && self.drives.is_empty() {
+            return f.write_str("idle");
+        }
+        let mut separator = "";
+        for (id, open) in &self.open {
+            match &open.phase {
+                Phase::Reading(silent) => write!(f, "{separator}{id} reads {:?}", silent.keys())?,
+                Phase::Queued => write!(f, "{separator}{id} queued")?,
+                Phase::Deciding => write!(f, "{separator}{id} deciding")?,
+                Phase::Submitted => write!(f, "{separator}{id} submitted")?,
+                Phase::Waiting(outcome, _) => write!(f, "{separator}{id} waits to tell {outcome}")?,
+                Phase::Snapshotting { at, .. } => write!(f, "{separator}{id} reads at {}", at.0)?,
+            }
+            separator = " | ";
+        }
+        for Driven { drive, .. } in self.drives.values() {
+            write!(f, "{separator}drives {} {} {:?}", drive.txn, drive.ballot, drive.stage)?;
+            separator = " | ";
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,783 @@
+//! What Geodesic's machines say to each other, and what a replica remembers.
+//!
+//! Every message that names a transaction names one attempt of it (`docs/pitfalls.md`, R3).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::mem::size_of;
+use std::sync::Arc;
+
+use orthodrome_core::Wire;
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::machine::Message;
+use orthodrome_core::store::{Versions, check_versions, sample_versions};
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{Key, Outcome, Priority, Read, Version, Writes};
+
+use super::state::State;
+use crate::functor::Functor;
+use crate::portions::Portion;
+
+/// Who may decide a slot: the highest that a replica has promised. Ballot 0 is that of h.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Wire)]
+pub struct Ballot {
+    /// 0 for h; recovery counts from 1.
+    pub round: u32,
+    /// Who recovers.
+    pub node: NodeId,
+    /// Which start of that node: a gateway remembers nothing of an earlier one, and one ballot must
+    /// not have two coordinators.
+    pub incarnation: u64,
+}
+
+impl fmt::Display for Ballot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.round {
+            0 => f.write_str("b0"),
+            round => write!(f, "b{round}{}", self.node),
+        }
+    }
+}
+
+impl fmt::Debug for Ballot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// How a replica came by its stamp. A replica without one has no [`Stamp`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Wire)]
+pub enum Kind {
+    /// At ballot 0: the stamp of h, or one that respects the stamp of h.
+    Confirmed,
+    /// With a promise (D6).
+    Recovery,
+}
+
+/// The timestamp that one replica gives a transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Wire)]
+pub struct Stamp {
+    /// The timestamp.
+    pub at: Timestamp,
+    /// How the replica came by it.
+    pub kind: Kind,
+}
+
+impl fmt::Debug for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Confirmed => "",
+            Kind::Recovery => " in recovery",
+        };
+        write!(f, "{}{kind}", self.at)
+    }
+}
+
+/// What a slot decides.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Wire)]
+pub enum Value {
+    /// The transaction has this place at this partition.
+    At(Timestamp),
+    /// It has none, and aborts everywhere.
+    Refused,
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::At(at) => write!(f, "{at}"),
+            Self::Refused => f.write_str("refused"),
+        }
+    }
+}
+
+/// The replicas of one partition that the gateway names: h first, then y, or for f = 2 three others.
+#[derive(Clone, PartialEq, Eq, Wire)]
+pub struct Side {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Whom the gateway names.
+    pub named: Vec<NodeId>,
+}
+
+impl fmt::Debug for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.partition, self.named)
+    }
+}
+
+/// All that must be known of a transaction to bring it to its end.
+#[derive(Clone, PartialEq, Eq, Wire)]
+pub struct Text {
+    /// What it does.
+    pub functor: Functor,
+    /// How much it matters.
+    pub priority: Priority,
+    /// The gateway that began it.
+    pub gateway: NodeId,
+    /// The gateway's clock plus the largest predicted delay.
+    pub t: Timestamp,
+    /// Every partition that takes part; sorted.
+    pub sides: Vec<Side>,
+    /// Whose replicas keep the register of what an interactive transaction writes; none for one whose
+    /// functor says what it writes.
+    pub register: Option<PartitionId>,
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} t={} of {} at {:?}", self.functor, self.t.0, self.gateway, self.sides)?;
+        self.register.map_or(Ok(()), |register| write!(f, " register {register}"))
+    }
+}
+
+impl Text {
+    /// Its name.
+    #[must_use]
+    pub fn txn(&self) -> TxnId {
+        self.functor.txn
+    }
+
+    /// Whom the gateway named at a partition.
+    #[must_use]
+    pub fn named(&self, partition: PartitionId) -> &[NodeId] {
+        let side = self.sides.iter().find(|side| side.partition == partition);
+        side.map_or(&[], |side| &side.named)
+    }
+
+    /// Every partition that takes part.
+    #[must_use]
+    pub fn participants(&self) -> Vec<PartitionId> {
+        self.sides.iter().map(|side| side.partition).collect()
+    }
+
+    /// Keys of a partition that it reads.
+    pub fn reads<'a>(
+        &'a self,
+        cluster: &'a Cluster,
+        partition: PartitionId,
+    ) -> impl Iterator<Item = &'a Key> {
+        self.functor.reads.iter().filter(move |key| cluster.partition_of(key) == partition)
+    }
+
+    /// Keys of a partition that it may write.
+    pub fn writes<'a>(
+        &'a self,
+        cluster: &'a Cluster,
+        partition: PartitionId,
+    ) -> impl Iterator<Item = &'a Key> {
+        self.functor.writes.iter().filter(move |key| cluster.partition_of(key) == partition)
+    }
+}
+
+/// What an interactive transaction writes, or that it does not: the content of its register (D16).
+#[derive(Clone, PartialEq, Eq, Wire)]
+pub struct Offer {
+    /// The ballot in which it was stored: 0 for the gateway.
+    pub ballot: Ballot,
+    /// How often the caller has decided, at ballot 0. Only answers to the latest one count.
+    pub attempt: u32,
+    /// The versions that the caller had seen.
+    pub seen: Vec<(Key, Version)>,
+    /// What the caller writes; none if the transaction aborts.
+    pub writes: Option<Writes>,
+}
+
+impl fmt::Debug for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ballot, attempt, seen, writes } = self;
+        write!(f, "{ballot}.{attempt} saw")?;
+        for (key, version) in seen {
+            write!(f, " {key}={version}")?;
+        }
+        match writes {
+            Some(writes) => write!(f, ", writes {writes:?}"),
+            None => f.write_str(", aborts"),
+        }
+    }
+}
+
+/// How a transaction ended: the same for whoever computes it.
+#[derive(Clone, PartialEq, Eq, Wire)]
+pub struct Output {
+    /// Its outcome.
+    #[wire(check = "Outcome::check_decided")]
+    pub outcome: Outcome,
+    /// What it writes, at all partitions; nothing if it aborts.
+    pub writes: Writes,
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.outcome, self.writes)
+    }
+}
+
+/// What a replica has on disk about a slot.
+#[derive(Clone, PartialEq, Eq, Default, Wire)]
+pub struct Answer {
+    /// The highest ballot that it has promised.
+    pub promised: Ballot,
+    /// Its stamp.
+    pub stamp: Option<Stamp>,
+    /// The value that it has accepted, and the ballot. The record of h has ballot 0.
+    pub accepted: Option<(Ballot, Value)>,
+    /// The transaction, if the replica knows it and it has not ended.
+    pub text: Option<Arc<Text>>,
+    /// What is in the register, if the replica has some of it.
+    pub offer: Option<Arc<Offer>>,
+    /// How it ended.
+    pub ended: Option<Arc<Output>>,
+    /// It ended, and the replica has forgotten how (R6).
+    pub is_forgotten: bool,
+}
+
+impl fmt::Debug for Answer {
+    /// Says only what there is.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { promised, stamp, accepted, text, offer, ended, is_forgotten } = self;
+        write!(f, "({promised}")?;
+        if let Some(stamp) = stamp {
+            write!(f, " stamp {stamp:?}")?;
+        }
+        if let Some((ballot, value)) = accepted {
+            write!(f, " accepted {value:?} in {ballot}")?;
+        }
+        if text.is_some() {
+            f.write_str(" with text")?;
+        }
+        if let Some(offer) = offer {
+            write!(f, " offer {offer:?}")?;
+        }
+        if let Some(ended) = ended {
+            write!(f, " ended {ended:?}")?;
+        }
+        f.write_str(if *is_forgotten { " forgotten)" } else { ")" })
+    }
+}
+
+/// A message.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub enum Msg {
+    /// Gateway → h: give this transaction a place.
+    Begin {
+        /// The partition.
+        partition: PartitionId,
+        /// The transaction.
+        text: Arc<Text>,
+    },
+    /// h → the other named replicas, once the stamp of h is durable: do so too, not below this (D3).
+    Forward {
+        /// The partition.
+        partition: PartitionId,
+        /// The transaction.
+        text: Arc<Text>,
+        /// The stamp of h.
+        stamp: Timestamp,
+    },
+    /// Named replica → h: it has closed up to its stamp. It gives no conflicting transaction a stamp
+    /// at or below this any more.
+    Ack {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Its stamp.
+        stamp: Timestamp,
+        /// What its clock said when the forward came.
+        arrived: Timestamp,
+    },
+    /// h → all replicas (f ≥ 2): accept the largest stamp at ballot 0, for too few gave it (D11).
+    Settle {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The largest stamp.
+        at: Timestamp,
+        /// The transaction, for those who have not heard of it.
+        text: Arc<Text>,
+    },
+    /// Replica → h: it has accepted that, and has promised no ballot.
+    Settled {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+    },
+    /// h → gateway: the decision is durable, and h has closed up to it.
+    Decided {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The decision.
+        at: Timestamp,
+        /// The last reading of a named replica's clock when the transaction came there.
+        arrived: Timestamp,
+    },
+    /// Replica → coordinator: it has closed up to this, and this is what it knows of the keys that
+    /// the transaction reads: every predecessor that it knows of is in there or aborted.
+    Observed {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// As of when.
+        at: Timestamp,
+        /// Which part of the answer.
+        portion: Portion,
+        /// The newest versions below the transaction's place.
+        reads: Vec<(Key, Read)>,
+    },
+    /// Coordinator → all replicas of the register: store what the caller decided, or what recovery
+    /// decided.
+    Store {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// What.
+        offer: Arc<Offer>,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+    },
+    /// Replica → coordinator: it has stored that, if its answer says so.
+    Stored {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The ballot of what was to be stored.
+        ballot: Ballot,
+        /// Its attempt.
+        attempt: u32,
+        /// What the replica knows, without text and offer; it has stored it if it has not promised
+        /// more.
+        answer: Box<Answer>,
+    },
+    /// Coordinator → replicas: the transaction's timestamp is final; close up to it and observe.
+    Commit {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// F: the largest decision of all partitions.
+        at: Timestamp,
+        /// The transaction, for those who may not have heard of it.
+        text: Option<Arc<Text>>,
+    },
+    /// Coordinator → all replicas of all participants: this is what came of it.
+    Apply {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Its outcome and what it writes.
+        output: Arc<Output>,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+    },
+    /// Replica → coordinator: that is durable here.
+    Applied {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+    },
+    /// Coordinator → all replicas: enough replicas of every participant have applied these, and
+    /// their clients know; they may be forgotten (R6).
+    Forget {
+        /// The partition.
+        partition: PartitionId,
+        /// The transactions.
+        txns: Vec<TxnId>,
+        /// Clients that know the outcome of everything below.
+        acknowledged: Vec<(ClientId, u64)>,
+    },
+    /// Replica → its peers: it missed how this ended, and everybody has forgotten. What did the
+    /// transaction write, and what do these keys hold?
+    Fetch {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Keys that it may have written.
+        keys: Vec<Key>,
+    },
+    /// Peer → replica: that.
+    Fetched {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// What the transaction wrote, and the newest versions.
+        #[wire(check = "check_versions", sample = "sample_versions")]
+        keys: Vec<(Key, Versions)>,
+    },
+    /// Recovery coordinator → all replicas: promise this ballot and say what you know. A replica
+    /// without a stamp gives itself a recovery stamp if it knows the transaction (D6).
+    Recover {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The ballot.
+        ballot: Ballot,
+        /// The transaction, if the coordinator knows it.
+        text: Option<Arc<Text>>,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+    },
+    /// Replica → recovery coordinator: what it knows, once the promise is durable; or that it has
+    /// promised a higher ballot.
+    Promised {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The ballot that was asked for.
+        ballot: Ballot,
+        /// What it knows.
+        answer: Box<Answer>,
+    },
+    /// Recovery coordinator → all replicas: accept this.
+    Propose {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The ballot.
+        ballot: Ballot,
+        /// The value.
+        value: Value,
+        /// The transaction, if the coordinator knows it.
+        text: Option<Arc<Text>>,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+    },
+    /// Replica → recovery coordinator: it has accepted that, if its answer says so.
+    Accepted {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The ballot that was proposed.
+        ballot: Ballot,
+        /// What it knows.
+        answer: Box<Answer>,
+    },
+    /// Gateway → nearest replica: what do these keys hold?
+    Read {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The keys.
+        keys: Vec<Key>,
+    },
+    /// Replica → gateway: the latest versions that it knows of.
+    ReadResult {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Every key asked for.
+        reads: Vec<(Key, Read)>,
+        /// These keys hold more than one answer may tell, so it tells nothing.
+        is_too_much: bool,
+    },
+    /// Gateway → f + 1 replicas: read these at that time, and let nobody write them before it (D14).
+    ReadOnly {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The keys.
+        keys: Vec<Key>,
+        /// When.
+        at: Timestamp,
+    },
+    /// Replica → gateway: what they held then, as far as it knows.
+    ReadOnlyResult {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// When.
+        at: Timestamp,
+        /// Which part of the answer.
+        portion: Portion,
+        /// Every key asked for; none if the replica has no versions that are so old.
+        reads: Option<Vec<(Key, Read)>>,
+    },
+    /// Replica → its peers, now and then.
+    Gossip {
+        /// The partition.
+        partition: PartitionId,
+        /// Nothing is unfinished here at or below this, and nothing will get a stamp there.
+        mark: Timestamp,
+    },
+    /// Replica → gateway: do you still look after this transaction?
+    Inquire {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+    },
+    /// Gateway → replica: yes or no.
+    Driving {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Yes.
+        is_driven: bool,
+    },
+    /// Gateway → server that did not answer: are you there?
+    Ping,
+    /// Server → gateway: yes.
+    Pong,
+}
+
+/// A durable change of a replica's state; see [`State::apply`].
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub enum Change {
+    /// A stamp of ballot 0.
+    Stamp {
+        /// The transaction.
+        text: Arc<Text>,
+        /// The stamp.
+        at: Timestamp,
+    },
+    /// A promise, and the recovery stamp that goes with it.
+    Promise {
+        /// The transaction.
+        txn: TxnId,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+        /// The transaction, if it was not known here and is now.
+        text: Option<Arc<Text>>,
+        /// The ballot.
+        ballot: Ballot,
+        /// The recovery stamp, if the replica had none.
+        stamp: Option<Timestamp>,
+    },
+    /// A value was accepted; at ballot 0 by h, or for h.
+    Accept {
+        /// The transaction.
+        txn: TxnId,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+        /// The transaction, if it was not known here and is now.
+        text: Option<Arc<Text>>,
+        /// The ballot.
+        ballot: Ballot,
+        /// The value.
+        value: Value,
+    },
+    /// Something was stored in a register.
+    Store {
+        /// The transaction.
+        txn: TxnId,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+        /// What.
+        offer: Arc<Offer>,
+    },
+    /// The transaction's timestamp is final.
+    Final {
+        /// The transaction.
+        txn: TxnId,
+        /// The transaction, if it was not known here and is now.
+        text: Option<Arc<Text>>,
+        /// F.
+        at: Timestamp,
+    },
+    /// The transaction has ended.
+    End {
+        /// The transaction.
+        txn: TxnId,
+        /// Everybody who takes part.
+        participants: Vec<PartitionId>,
+        /// How.
+        output: Arc<Output>,
+    },
+    /// Versions that the replica missed.
+    Copy {
+        /// Keys, each with versions.
+        #[wire(check = "check_versions", sample = "sample_versions")]
+        keys: Vec<(Key, Versions)>,
+    },
+    /// These are forgotten.
+    Forget(Vec<TxnId>),
+    /// Clients know the outcome of everything below.
+    Acknowledge(Vec<(ClientId, u64)>),
+    /// No closing above this was promised before a later ceiling is durable.
+    Ceiling(Timestamp),
+    /// Nothing unfinished is, or will be, at or below this.
+    Mark(Timestamp),
+}
+
+/// What a server remembers.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub enum Record {
+    /// A partition's state at a checkpoint; the data is in the state engine.
+    State(PartitionId, Box<State>),
+    /// A change of it.
+    Change(PartitionId, Change),
+}
+
+impl Msg {
+    /// The partition whose replica the message is meant for; none if it is meant for a coordinator.
+    #[must_use]
+    pub fn replica_of(&self) -> Option<PartitionId> {
+        match self {
+            Self::Begin { partition, .. }
+            | Self::Forward { partition, .. }
+            | Self::Ack { partition, .. }
+            | Self::Settle { partition, .. }
+            | Self::Settled { partition, .. }
+            | Self::Store { partition, .. }
+            | Self::Commit { partition, .. }
+            | Self::Apply { partition, .. }
+            | Self::Forget { partition, .. }
+            | Self::Fetch { partition, .. }
+            | Self::Fetched { partition, .. }
+            | Self::Recover { partition, .. }
+            | Self::Propose { partition, .. }
+            | Self::Read { partition, .. }
+            | Self::ReadOnly { partition, .. }
+            | Self::Gossip { partition, .. }
+            | Self::Driving { partition, .. } => Some(*partition),
+            Self::Decided { .. }
+            | Self::Observed { .. }
+            | Self::Stored { .. }
+            | Self::Applied { .. }
+            | Self::Promised { .. }
+            | Self::Accepted { .. }
+            | Self::ReadResult { .. }
+            | Self::ReadOnlyResult { .. }
+            | Self::Inquire { .. }
+            | Self::Ping
+            | Self::Pong => None,
+        }
+    }
+}
+
+impl Message for Msg {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Begin { .. } => "Begin",
+            Self::Forward { .. } => "Forward",
+            Self::Ack { .. } => "Ack",
+            Self::Settle { .. } => "Settle",
+            Self::Settled { .. } => "Settled",
+            Self::Decided { .. } => "Decided",
+            Self::Observed { .. } => "Observed",
+            Self::Store { .. } => "Store",
+            Self::Stored { .. } => "Stored",
+            Self::Commit { .. } => "Commit",
+            Self::Apply { .. } => "Apply",
+            Self::Applied { .. } => "Applied",
+            Self::Forget { .. } => "Forget",
+            Self::Fetch { .. } => "Fetch",
+            Self::Fetched { .. } => "Fetched",
+            Self::Recover { .. } => "Recover",
+            Self::Promised { .. } => "Promised",
+            Self::Propose { .. } => "Propose",
+            Self::Accepted { .. } => "Accepted",
+            Self::Read { .. } => "Read",
+            Self::ReadResult { .. } => "ReadResult",
+            Self::ReadOnly { .. } => "ReadOnly",
+            Self::ReadOnlyResult { .. } => "ReadOnlyResult",
+            Self::Gossip { .. } => "Gossip",
+            Self::Inquire { .. } => "Inquire",
+            Self::Driving { .. } => "Driving",
+            Self::Ping => "Ping",
+            Self::Pong => "Pong",
+        }
+    }
+
+    fn txn(&self) -> Option<TxnId> {
+        match self {
+            Self::Begin { text, .. } | Self::Forward { text, .. } => Some(text.txn()),
+            Self::Ack { txn, .. }
+            | Self::Settle { txn, .. }
+            | Self::Settled { txn, .. }
+            | Self::Decided { txn, .. }
+            | Self::Observed { txn, .. }
+            | Self::Store { txn, .. }
+            | Self::Stored { txn, .. }
+            | Self::Commit { txn, .. }
+            | Self::Apply { txn, .. }
+            | Self::Applied { txn, .. }
+            | Self::Fetch { txn, .. }
+            | Self::Fetched { txn, .. }
+            | Self::Recover { txn, .. }
+            | Self::Promised { txn, .. }
+            | Self::Propose { txn, .. }
+            | Self::Accepted { txn, .. }
+            | Self::Read { txn, .. }
+            | Self::ReadResult { txn, .. }
+            | Self::ReadOnly { txn, .. }
+            | Self::ReadOnlyResult { txn, .. }
+            | Self::Inquire { txn, .. }
+            | Self::Driving { txn, .. } => Some(*txn),
+            Self::Forget { .. } | Self::Gossip { .. } | Self::Ping | Self::Pong => None,
+        }
+    }
+
+    fn wire_size(&self) -> usize {
+        self.size()
+    }
+
+    fn keys(&self) -> usize {
+        match self {
+            Self::Read { keys, .. } | Self::ReadOnly { keys, .. } | Self::Fetch { keys, .. } => {
+                keys.len()
+            }
+            Self::Begin { text, .. } | Self::Forward { text, .. } => {
+                text.functor.reads.len() + text.functor.writes.len()
+            }
+            Self::Apply { output, .. } => output.writes.len(),
+            Self::Store { offer, .. } => offer.writes.as_ref().map_or(0, Writes::len),
+            Self::Ack { .. }
+            | Self::Settle { .. }
+            | Self::Settled { .. }
+            | Self::Decided { .. }
+            | Self::Observed { .. }
+            | Self::Stored { .. }
+            | Self::Commit { .. }
+            | Self::Applied { .. }
+            | Self::Forget { .. }
+            | Self::Fetched { .. }
+            | Self::Recover { .. }
+            | Self::Promised { .. }
+            | Self::Propose { .. }
+            | Self::Accepted { .. }
+            | Self::ReadResult { .. }
+            | Self::ReadOnlyResult { .. }
+            | Self::Gossip { .. }
+            | Self::Inquire { .. }
+            | Self::Driving { .. }
+            | Self::Ping
+            | Self::Pong => 0,
+        }
+    }
+}
+
+/// Reads by key: of each key the newest version that anybody told.
+pub(super) fn merge_newest(into: &mut BTreeMap<Key, Read>, reads: Vec<(Key, Read)>) {
+    for (key, read) in reads {
+        match into.get_mut(&key) {
+            Some(known) if known.version >= read.version => {}
+            Some(known) => *known = read,
+            None => drop(into.insert(key, read)),
+        }
+    }
+}
+
+const _: () =
+    assert!(size_of::<Msg>() <= 200, "messages are moved through queues; keep them small");

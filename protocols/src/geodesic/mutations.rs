@@ -1,0 +1,60 @@
+//! Mutations of Geodesic (ADR 35). `docs/pitfalls.md` explains the codes of the rules that they drop.
+
+use orthodrome_core::machine::NO_SESSIONS;
+
+use super::Config;
+use crate::mutation::{compiled, mutations};
+
+mutations! {
+    /// D1: what depends on a record is sent before the record is durable.
+    sends_before_fsync: "D1";
+    /// D2: a writer may get a stamp at or below a closing.
+    closings_are_ignored: "D2";
+    /// D5: h records a decision after it has promised a recovery ballot.
+    record_after_promise: "D5";
+    /// D6: a replica without a stamp promises without one.
+    no_recovery_stamp: "D6";
+    /// D6: recovery takes a recovery stamp for one of ballot 0.
+    recovery_stamp_counts;
+    /// D7: of accepted values the one of the lowest ballot wins.
+    lowest_accepted: "D7";
+    /// D8: recovery ignores what h may have recorded.
+    second_is_ignored: "D8";
+    /// D12: nobody waits for predecessors.
+    no_predecessors: "D12";
+    /// D12: one report is enough.
+    one_report;
+    /// D12: a partition that decided less than F is not closed again.
+    no_second_closing;
+    /// D13: writes are told at once.
+    no_clock_wait: "D13";
+    /// D14: a read-only transaction closes nothing.
+    read_closes_nothing: "D14";
+}
+
+/// Names of the mutations of a variant.
+pub(super) fn names(_: &str) -> &'static [&'static str] {
+    compiled(&[
+        "D1",
+        "D2",
+        "D5",
+        "D6",
+        "recovery_stamp_counts",
+        "D7",
+        "D8",
+        "D12",
+        "one_report",
+        "no_second_closing",
+        "D13",
+        "D14",
+        "R11",
+    ])
+}
+
+/// Enables a mutation by its name.
+pub(super) fn enable(config: &mut Config, name: &str) {
+    // Callers bring that about, not this protocol.
+    if name != NO_SESSIONS {
+        config.mutations.enable(name);
+    }
+}

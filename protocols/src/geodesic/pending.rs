@@ -1,0 +1,257 @@
+//! What is not written down and follows from what is: closings of keys, who may yet write them, and
+//! questions that wait for those.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::txn::Key;
+
+/// A place in the order of everything: F, then the name.
+pub type Place = (Timestamp, TxnId);
+
+/// Up to when each key is closed: nobody who writes it gets a stamp at or below (D2). A replica that
+/// restarts has lost this, and closes everything up to its ceiling.
+#[derive(Debug)]
+pub(super) struct Closings {
+    by_key: BTreeMap<Key, Timestamp>,
+    /// Every key is closed up to here.
+    floor: Timestamp,
+    newest: Timestamp,
+}
+
+/// Closings older than this by the newest are not told apart any more.
+const CLOSINGS_KEPT: Duration = Duration::from_secs(5);
+
+impl Closings {
+    /// Everything is closed up to `floor`.
+    pub(super) fn new(floor: Timestamp) -> Self {
+        Self { by_key: BTreeMap::new(), floor, newest: Timestamp::ZERO }
+    }
+
+    /// Closes keys.
+    pub(super) fn close<'a>(&mut self, keys: impl IntoIterator<Item = &'a Key>, at: Timestamp) {
+        for key in keys {
+            match self.by_key.get_mut(key) {
+                Some(known) => *known = (*known).max(at),
+                None => drop(self.by_key.insert(key.clone(), at)),
+            }
+        }
+        self.newest = self.newest.max(at);
+    }
+
+    /// The highest closing of these keys.
+    pub(super) fn of<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) -> Timestamp {
+        let known = keys.into_iter().map(|key| self.by_key.get(key).copied().unwrap_or_default());
+        known.max().unwrap_or_default().max(self.floor)
+    }
+
+    /// Forgets closings of long ago, and closes everything up to there. `now` bounds that: a closing
+    /// may be in the future, and everything must not be.
+    pub(super) fn collect(&mut self, now: Timestamp) {
+        let floor = self.newest.min(now) - CLOSINGS_KEPT;
+        if floor > self.floor {
+            self.floor = floor;
+            self.by_key.retain(|_, at| *at > floor);
+        }
+    }
+}
+
+/// Timestamps that one node makes. Two nodes never make the same one: the lowest bits are the node's
+/// name. So no two transactions that write one key have one timestamp, whoever stamped them.
+#[derive(Debug)]
+pub(super) struct Maker {
+    node: u64,
+    /// Those made above `floor`.
+    made: BTreeSet<Timestamp>,
+    /// None is made at or below this any more.
+    floor: Timestamp,
+}
+
+/// Timestamps are so many nanoseconds apart for each node; node ids are below this.
+const GRAIN: u64 = 4_096;
+
+impl Maker {
+    pub(super) fn new(node: NodeId) -> Self {
+        let (made, floor) = (BTreeSet::new(), Timestamp::ZERO);
+        Self { node: u64::from(node.0) % GRAIN, made, floor }
+    }
+
+    /// A new timestamp at or above `least`.
+    pub(super) fn at_least(&mut self, least: Timestamp) -> Timestamp {
+        let least = least.max(self.floor.next());
+        let rest = least.0 % GRAIN;
+        let up = if rest <= self.node { self.node - rest } else { GRAIN + self.node - rest };
+        let mut at = Timestamp(least.0.saturating_add(up));
+        while !self.made.insert(at) {
+            at = Timestamp(at.0.saturating_add(GRAIN));
+        }
+        at
+    }
+
+    /// Forgets what was made up to `floor`, and makes nothing there any more.
+    pub(super) fn forget(&mut self, floor: Timestamp) {
+        if floor > self.floor {
+            self.floor = floor;
+            self.made = self.made.split_off(&floor.next());
+        }
+    }
+}
+
+/// Transactions that have not ended, by the keys that they may write.
+#[derive(Debug, Default)]
+pub(super) struct Writers(BTreeMap<Key, BTreeSet<TxnId>>);
+
+impl Writers {
+    /// `txn` may write these.
+    pub(super) fn add<'a>(&mut self, txn: TxnId, keys: impl IntoIterator<Item = &'a Key>) {
+        for key in keys {
+            self.0.entry(key.clone()).or_default().insert(txn);
+        }
+    }
+
+    /// `txn` has ended.
+    pub(super) fn remove<'a>(&mut self, txn: TxnId, keys: impl IntoIterator<Item = &'a Key>) {
+        for key in keys {
+            if let Some(writers) = self.0.get_mut(key) {
+                writers.remove(&txn);
+                if writers.is_empty() {
+                    self.0.remove(key);
+                }
+            }
+        }
+    }
+
+    /// Who may write one of these.
+    pub(super) fn of(&self, keys: &[Key]) -> BTreeSet<TxnId> {
+        keys.iter().filter_map(|key| self.0.get(key)).flatten().copied().collect()
+    }
+
+    /// How many keys have a writer.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Somebody wants to know what keys hold below a place.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Question {
+    /// In the name of which transaction.
+    pub txn: TxnId,
+    /// Who asks.
+    pub to: NodeId,
+    /// As of when.
+    pub at: Timestamp,
+    /// The keys.
+    pub keys: Vec<Key>,
+    /// The transaction only reads, and has no place of its own: it sees everything up to `at`.
+    pub is_read_only: bool,
+}
+
+type Name = (TxnId, NodeId, Timestamp);
+
+impl Question {
+    /// Everything below this is seen.
+    pub(super) fn place(&self) -> Place {
+        if self.is_read_only { (self.at.next(), TxnId::default()) } else { (self.at, self.txn) }
+    }
+
+    fn name(&self) -> Name {
+        (self.txn, self.to, self.at)
+    }
+}
+
+/// Questions that wait for predecessors to end, or to prove to be none.
+#[derive(Debug, Default)]
+pub(super) struct Questions {
+    open: BTreeMap<Name, (Question, BTreeSet<TxnId>)>,
+    blocked_by: BTreeMap<TxnId, BTreeSet<Name>>,
+}
+
+impl Questions {
+    /// Waits for all of these.
+    pub(super) fn wait(&mut self, question: Question, blockers: BTreeSet<TxnId>) {
+        let name = question.name();
+        for blocker in &blockers {
+            self.blocked_by.entry(*blocker).or_default().insert(name);
+        }
+        self.open.insert(name, (question, blockers));
+    }
+
+    /// Those that wait for `txn`, with their places.
+    pub(super) fn blocked_by(&self, txn: TxnId) -> Vec<(Name, Place)> {
+        let names = self.blocked_by.get(&txn).into_iter().flatten();
+        let place = |name: &Name| Some((*name, self.open.get(name)?.0.place()));
+        names.filter_map(place).collect()
+    }
+
+    /// This question need not wait for `txn` any more. It, if it waits for nobody else.
+    pub(super) fn release(&mut self, name: Name, txn: TxnId) -> Option<Question> {
+        if let Some(names) = self.blocked_by.get_mut(&txn) {
+            names.remove(&name);
+            if names.is_empty() {
+                self.blocked_by.remove(&txn);
+            }
+        }
+        let (_, blockers) = self.open.get_mut(&name)?;
+        blockers.remove(&txn);
+        if !blockers.is_empty() {
+            return None;
+        }
+        self.open.remove(&name).map(|(question, _)| question)
+    }
+
+    /// Nobody wants to know about `txn` any more.
+    pub(super) fn forget(&mut self, txn: TxnId) {
+        let from = (txn, NodeId(0), Timestamp::ZERO);
+        let to = (txn, NodeId(u32::MAX), Timestamp::MAX);
+        let names: Vec<Name> = self.open.range(from..=to).map(|(name, _)| *name).collect();
+        for name in names {
+            let Some((_, blockers)) = self.open.remove(&name) else { continue };
+            for blocker in blockers {
+                if let Some(names) = self.blocked_by.get_mut(&blocker) {
+                    names.remove(&name);
+                    if names.is_empty() {
+                        self.blocked_by.remove(&blocker);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The earliest time that somebody asks about.
+    pub(super) fn least(&self) -> Option<Timestamp> {
+        self.open.keys().map(|(_, _, at)| *at).min()
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Every question with whom it waits for.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Question, &BTreeSet<TxnId>)> {
+        self.open.values().map(|(question, blockers)| (question, blockers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_timestamp_is_made_twice_by_whichever_node() {
+        let mut makers = [Maker::new(NodeId(1)), Maker::new(NodeId(7))];
+        let mut made = BTreeSet::new();
+        for round in 0..200 {
+            for maker in &mut makers {
+                let least = Timestamp(1_000_000 + round % 3);
+                let at = maker.at_least(least);
+                assert!(at >= least && made.insert(at), "{at} was made twice");
+            }
+            if round == 100 {
+                makers.iter_mut().for_each(|maker| maker.forget(Timestamp(1_100_000)));
+            }
+        }
+    }
+}

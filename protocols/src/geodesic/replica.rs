@@ -1,0 +1,1042 @@
+//! One replica of one partition: stamps, closings, decisions of h, promises, and what it observes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use orthodrome_core::Wire;
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::limits::Pieces;
+use orthodrome_core::store::{Store, Versioned, Versions};
+use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
+use orthodrome_core::txn::{Key, Outcome, Read, Version};
+
+use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Text, Value};
+use super::pending::{Closings, Place, Question, Questions, Writers};
+use super::server::World;
+use super::state::{Entry, State};
+use super::{Note, Timer};
+use crate::portions::Portion;
+
+/// One replica of one partition.
+#[derive(Debug)]
+pub(super) struct Replica {
+    pub id: PartitionId,
+    pub state: State,
+    replicas: Vec<NodeId>,
+    closings: Closings,
+    writers: Writers,
+    questions: Questions,
+    /// As y: stamps that its clock has not passed, and what the clock said when the forward came.
+    closing_due: BTreeMap<Place, Timestamp>,
+    /// As h: what the other named replicas acknowledged.
+    acks: BTreeMap<TxnId, BTreeMap<NodeId, (Timestamp, Timestamp)>>,
+    /// As h, for f ≥ 2: who accepted the largest stamp; the last arrival.
+    settling: BTreeMap<TxnId, (Timestamp, BTreeSet<NodeId>, Timestamp)>,
+    /// Transactions that ended elsewhere and are forgotten there, and who has told what they wrote.
+    fetching: BTreeMap<TxnId, BTreeSet<NodeId>>,
+    /// What each peer said of its mark, and when.
+    marks: BTreeMap<NodeId, (Timestamp, Time)>,
+    gossiped: Time,
+    /// When to look after each transaction, and how often that was done.
+    watched: BTreeMap<TxnId, Watch>,
+    due: BTreeSet<(Time, TxnId)>,
+    /// Size of the entries.
+    entries_bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Watch {
+    at: Time,
+    since: Time,
+    times: u32,
+    /// Its gateway was asked whether it looks after it.
+    is_asked: bool,
+}
+
+/// A transaction that somebody should look after.
+#[derive(Debug)]
+pub(super) struct Overdue {
+    pub txn: TxnId,
+    pub participants: Vec<PartitionId>,
+    pub text: Option<Arc<Text>>,
+    pub promised: Ballot,
+    pub ended: Option<Arc<Output>>,
+}
+
+impl Replica {
+    pub(super) fn new(
+        id: PartitionId,
+        replicas: Vec<NodeId>,
+        state: State,
+        world: &mut World<'_, '_>,
+    ) -> Self {
+        let now = world.cx.now();
+        let mut replica = Self {
+            id,
+            closings: Closings::new(state.ceiling),
+            state,
+            marks: replicas.iter().map(|&node| (node, (Timestamp::ZERO, now))).collect(),
+            replicas,
+            writers: Writers::default(),
+            questions: Questions::default(),
+            closing_due: BTreeMap::new(),
+            acks: BTreeMap::new(),
+            settling: BTreeMap::new(),
+            fetching: BTreeMap::new(),
+            gossiped: now,
+            watched: BTreeMap::new(),
+            due: BTreeSet::new(),
+            entries_bytes: 0,
+        };
+        let txns: Vec<TxnId> = replica.state.entries.keys().copied().collect();
+        for txn in txns {
+            replica.entries_bytes += replica.state.entries.get(&txn).map_or(0, Wire::size);
+            replica.index(txn, world);
+            replica.watch(txn, world);
+        }
+        world.cx.set_timer(Timer::Sweep(id), now + world.config.sweep_interval);
+        replica
+    }
+
+    fn majority(&self) -> usize {
+        self.replicas.len() / 2 + 1
+    }
+
+    /// Takes a message meant for this replica.
+    pub(super) fn on_message(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
+        match msg {
+            Msg::Begin { text, .. } => self.on_begin(&text, world),
+            Msg::Forward { text, stamp, .. } => self.on_forward(from, &text, stamp, world),
+            Msg::Ack { txn, stamp, arrived, .. } => self.on_ack(from, txn, stamp, arrived, world),
+            Msg::Settle { txn, at, text, .. } => self.on_settle(from, txn, at, &text, world),
+            Msg::Settled { txn, .. } => self.on_settled(from, txn, world),
+            Msg::Store { txn, offer, participants, .. } => {
+                self.on_store(from, txn, &offer, participants, world);
+            }
+            Msg::Commit { txn, at, text, .. } => self.on_commit(from, txn, at, text, world),
+            Msg::Apply { txn, output, participants, .. } => {
+                self.end(txn, &output, &participants, world);
+                world.reply(from, Msg::Applied { txn, partition: self.id });
+            }
+            Msg::Forget { txns, acknowledged, .. } => self.on_forget(txns, acknowledged, world),
+            Msg::Fetch { txn, keys, .. } => self.on_fetch(from, txn, keys, world),
+            Msg::Fetched { txn, keys, .. } => self.on_fetched(from, txn, keys, world),
+            Msg::Recover { txn, ballot, text, participants, .. } => {
+                self.on_recover(from, (txn, ballot), text, participants, world);
+            }
+            Msg::Propose { txn, ballot, value, text, participants, .. } => {
+                self.on_propose(from, (txn, ballot, value), text, participants, world);
+            }
+            Msg::Read { txn, keys, .. } => self.on_read(from, txn, keys, world),
+            Msg::ReadOnly { txn, keys, at, .. } => self.on_read_only(from, txn, keys, at, world),
+            Msg::Gossip { mark, .. } => {
+                let known = self.marks.entry(from).or_insert((mark, world.cx.now()));
+                *known = (known.0.max(mark), world.cx.now());
+            }
+            Msg::Driving { txn, is_driven, .. } => self.on_driving(txn, is_driven, world),
+            Msg::Decided { .. }
+            | Msg::Observed { .. }
+            | Msg::Stored { .. }
+            | Msg::Applied { .. }
+            | Msg::Promised { .. }
+            | Msg::Accepted { .. }
+            | Msg::ReadResult { .. }
+            | Msg::ReadOnlyResult { .. }
+            | Msg::Inquire { .. }
+            | Msg::Ping
+            | Msg::Pong => unreachable!("{} is asked, and was answered", self.id),
+        }
+    }
+
+    /// Makes a change durable, and carries it out.
+    fn change(&mut self, change: Change, world: &mut World<'_, '_>) {
+        let concerned: Vec<TxnId> = match &change {
+            Change::Stamp { text, .. } => vec![text.txn()],
+            Change::Promise { txn, .. }
+            | Change::Accept { txn, .. }
+            | Change::Store { txn, .. }
+            | Change::Final { txn, .. }
+            | Change::End { txn, .. } => vec![*txn],
+            Change::Forget(txns) => txns.clone(),
+            Change::Copy { .. } | Change::Acknowledge(_) | Change::Ceiling(_) | Change::Mark(_) => {
+                vec![]
+            }
+        };
+        let before = self.bytes_of(&concerned);
+        self.state.apply((world.cluster, self.id), &change, world.store);
+        self.entries_bytes += self.bytes_of(&concerned);
+        self.entries_bytes = self.entries_bytes.saturating_sub(before);
+        world.persist(self.id, change);
+    }
+
+    fn bytes_of(&self, txns: &[TxnId]) -> usize {
+        txns.iter().filter_map(|txn| self.state.entries.get(txn)).map(Wire::size).sum()
+    }
+
+    /// What a transaction that has not ended may write here.
+    fn index(&mut self, txn: TxnId, world: &World<'_, '_>) {
+        if let Some(text) = self.state.entries.get(&txn).and_then(|entry| entry.text.as_ref()) {
+            self.writers.add(txn, text.writes(world.cluster, self.id));
+        }
+    }
+
+    /// A stamp for a transaction: `wanted` if that is above the closings of what it writes, and above
+    /// what is settled (D2); otherwise a new timestamp that is.
+    fn stamp_for(
+        &mut self,
+        text: &Text,
+        wanted: Timestamp,
+        world: &mut World<'_, '_>,
+    ) -> Timestamp {
+        let closed = if world.config.mutations.closings_are_ignored() {
+            Timestamp::ZERO
+        } else {
+            let mut writes = text.writes(world.cluster, self.id).peekable();
+            if writes.peek().is_none() { Timestamp::ZERO } else { self.closings.of(writes) }
+        };
+        let least = closed.max(self.state.mark).max(self.state.collected).next();
+        if wanted >= least {
+            return wanted;
+        }
+        let at = world.maker.at_least(least);
+        // After a restart nothing is known of it, but that it lies below the ceiling.
+        if at > self.state.ceiling {
+            self.change(Change::Ceiling(at + world.config.ceiling_ahead), world);
+        }
+        at
+    }
+
+    /// R8: a timestamp that no sane clock shows yet would be in everybody's way.
+    fn is_far_future(&self, t: Timestamp, world: &mut World<'_, '_>) -> bool {
+        let clock = world.cx.clock();
+        let is_far = t > clock.now + clock.error * 2 + world.config.clock_ahead_max;
+        if is_far {
+            world.cx.note(Note::FarFuture);
+        }
+        is_far
+    }
+
+    /// Closes keys. What is closed lies below a durable ceiling (D1).
+    fn close(&mut self, keys: &[Key], at: Timestamp, world: &mut World<'_, '_>) {
+        self.closings.close(keys, at);
+        if at > self.state.ceiling {
+            let ceiling = at.max(world.cx.clock().now) + world.config.ceiling_ahead;
+            self.change(Change::Ceiling(ceiling), world);
+        }
+    }
+
+    // Steps 1 to 4.
+
+    /// True if a message of ballot 0 comes too late, or too early.
+    fn is_past_ballot_zero(&self, text: &Text, world: &mut World<'_, '_>) -> bool {
+        let txn = text.txn();
+        let entry = self.state.entries.get(&txn);
+        let is_over =
+            entry.is_some_and(|entry| entry.ended.is_some() || entry.promised != Ballot::default());
+        if is_over || self.state.is_forgotten(txn) {
+            world.cx.note(Note::LateMessage);
+            return true;
+        }
+        entry.is_none() && self.is_far_future(text.t, world)
+    }
+
+    /// Step 2, at h.
+    fn on_begin(&mut self, text: &Arc<Text>, world: &mut World<'_, '_>) {
+        let txn = text.txn();
+        let named = text.named(self.id).to_vec();
+        if named.first() != Some(&world.node) || self.is_past_ballot_zero(text, world) {
+            return;
+        }
+        let known = self.state.entries.get(&txn).and_then(|entry| entry.stamp);
+        let stamp = match known {
+            Some(stamp) => stamp.at,
+            None => {
+                let at = self.stamp_for(text, text.t, world);
+                if at > text.t {
+                    world.cx.note(Note::Raised);
+                }
+                self.stamp(text, at, world);
+                at
+            }
+        };
+        if named.len() == 1 {
+            self.try_record(txn, world);
+            return;
+        }
+        for &to in named.iter().skip(1) {
+            let forward = Msg::Forward { partition: self.id, text: text.clone(), stamp };
+            world.reply(to, forward);
+        }
+    }
+
+    fn stamp(&mut self, text: &Arc<Text>, at: Timestamp, world: &mut World<'_, '_>) {
+        let txn = text.txn();
+        self.change(Change::Stamp { text: text.clone(), at }, world);
+        self.index(txn, world);
+        self.watch(txn, world);
+    }
+
+    /// Step 3, at y.
+    fn on_forward(
+        &mut self,
+        from: NodeId,
+        text: &Arc<Text>,
+        stamp: Timestamp,
+        world: &mut World<'_, '_>,
+    ) {
+        let txn = text.txn();
+        let named = text.named(self.id);
+        let is_named = named.first() == Some(&from) && named.contains(&world.node);
+        if !is_named || self.is_past_ballot_zero(text, world) {
+            return;
+        }
+        let arrived = world.cx.clock().now;
+        let at = match self.state.entries.get(&txn).and_then(|entry| entry.stamp) {
+            Some(stamp) => stamp.at,
+            None => {
+                let at = self.stamp_for(text, stamp, world);
+                if at > stamp {
+                    world.cx.note(Note::RaisedAtSecond);
+                }
+                self.stamp(text, at, world);
+                at
+            }
+        };
+        if arrived > at {
+            world.cx.note(Note::LateForward);
+        }
+        self.closing_due.insert((at, txn), arrived);
+        self.close_due(world);
+    }
+
+    /// y closes up to the stamps that its clock has passed.
+    pub(super) fn close_due(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.clock().now;
+        while let Some((&(at, txn), &arrived)) = self.closing_due.first_key_value() {
+            if at >= now {
+                let wait = Duration::from_nanos(at.0 - now.0 + 1);
+                world.cx.set_timer(Timer::Close(self.id), world.cx.now() + wait);
+                return;
+            }
+            self.closing_due.pop_first();
+            let entry = self.state.entries.get(&txn);
+            let Some(text) = entry.and_then(|entry| entry.text.clone()) else { continue };
+            let Some(&h) = text.named(self.id).first() else { continue };
+            self.observe(&text, text.gateway, at, world);
+            world.reply(h, Msg::Ack { txn, partition: self.id, stamp: at, arrived });
+        }
+    }
+
+    /// Step 4, at h: a named replica has closed.
+    fn on_ack(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        stamp: Timestamp,
+        arrived: Timestamp,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(entry) = self.state.entries.get(&txn) else { return };
+        let Some(text) = &entry.text else { return };
+        let named = text.named(self.id);
+        // D4: only those count that the gateway named.
+        let is_named = named.first() == Some(&world.node) && named.contains(&from);
+        if is_named && entry.accepted.is_none() {
+            self.acks.entry(txn).or_default().insert(from, (stamp, arrived));
+            self.try_record(txn, world);
+        }
+    }
+
+    /// Step 4, at h: decides the largest stamp of all named replicas, if enough of them gave it (D11).
+    fn try_record(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        let Some(entry) = self.state.entries.get(&txn) else { return };
+        let (Some(text), Some(stamp)) = (entry.text.clone(), entry.stamp) else { return };
+        let is_promised =
+            entry.promised != Ballot::default() && !world.config.mutations.record_after_promise();
+        let is_first = text.named(self.id).first() == Some(&world.node);
+        if !is_first || is_promised || entry.accepted.is_some() || stamp.kind != Kind::Confirmed {
+            return;
+        }
+        let acks = self.acks.get(&txn);
+        let acks: Vec<(Timestamp, Timestamp)> =
+            acks.into_iter().flatten().map(|it| *it.1).collect();
+        if acks.len() + 1 < text.named(self.id).len() {
+            return;
+        }
+        let stamps = || acks.iter().map(|(at, _)| *at).chain([stamp.at]);
+        let largest = stamps().max().unwrap_or(stamp.at);
+        let times = stamps().filter(|at| *at == largest).count();
+        let arrived = acks.iter().map(|(_, arrived)| *arrived).max();
+        let arrived = arrived.unwrap_or(world.cx.clock().now);
+        self.acks.remove(&txn);
+        let value = Value::At(largest);
+        let participants = entry.participants.clone();
+        let accept =
+            Change::Accept { txn, participants, text: None, ballot: Ballot::default(), value };
+        self.change(accept, world);
+        if times >= self.replicas.len() / 2 {
+            self.decided(&text, largest, arrived, world);
+            return;
+        }
+        world.cx.note(Note::Settle);
+        self.settling.insert(txn, (largest, [world.node].into(), arrived));
+        for to in self.peers(world.node) {
+            let (partition, text) = (self.id, text.clone());
+            world.reply(to, Msg::Settle { txn, partition, at: largest, text });
+        }
+    }
+
+    /// The decision is durable: h closes up to it and says so.
+    fn decided(
+        &mut self,
+        text: &Arc<Text>,
+        at: Timestamp,
+        arrived: Timestamp,
+        world: &mut World<'_, '_>,
+    ) {
+        let (txn, partition) = (text.txn(), self.id);
+        self.observe(text, text.gateway, at, world);
+        world.reply(text.gateway, Msg::Decided { txn, partition, at, arrived });
+    }
+
+    /// f ≥ 2: h proposes at ballot 0.
+    fn on_settle(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        at: Timestamp,
+        text: &Arc<Text>,
+        world: &mut World<'_, '_>,
+    ) {
+        if text.named(self.id).first() != Some(&from) || self.is_past_ballot_zero(text, world) {
+            return;
+        }
+        let (participants, ballot) = (text.participants(), Ballot::default());
+        let (text, value) = (Some(text.clone()), Value::At(at));
+        self.change(Change::Accept { txn, participants, text, ballot, value }, world);
+        self.index(txn, world);
+        self.watch(txn, world);
+        world.reply(from, Msg::Settled { txn, partition: self.id });
+    }
+
+    fn on_settled(&mut self, from: NodeId, txn: TxnId, world: &mut World<'_, '_>) {
+        let majority = self.majority();
+        let Some((at, accepted, arrived)) = self.settling.get_mut(&txn) else { return };
+        accepted.insert(from);
+        let (at, arrived, is_enough) = (*at, *arrived, accepted.len() >= majority);
+        if !is_enough {
+            return;
+        }
+        self.settling.remove(&txn);
+        let entry = self.state.entries.get(&txn);
+        if let Some(text) = entry.and_then(|entry| entry.text.clone()) {
+            self.decided(&text, at, arrived, world);
+        }
+    }
+
+    // Steps 5 and 6.
+
+    /// F is known: what was decided below it is closed once more.
+    fn on_commit(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        at: Timestamp,
+        text: Option<Arc<Text>>,
+        world: &mut World<'_, '_>,
+    ) {
+        let entry = self.state.entries.get(&txn);
+        if entry.is_some_and(|entry| entry.ended.is_some()) || self.state.is_forgotten(txn) {
+            self.answer(from, txn, Ballot::default(), world);
+            return;
+        }
+        let known = entry.and_then(|entry| entry.text.clone());
+        let Some(text) = known.clone().or(text) else { return };
+        let before = entry.and_then(|entry| entry.finally_at);
+        match before {
+            Some(before) => assert_eq!(before, at, "{txn} has two final timestamps at {}", self.id),
+            None => {
+                let new = Some(text.clone()).filter(|_| known.is_none());
+                self.change(Change::Final { txn, text: new, at }, world);
+                self.index(txn, world);
+                self.watch(txn, world);
+                self.recheck(txn, world);
+            }
+        }
+        self.observe(&text, from, at, world);
+    }
+
+    /// Closes what the transaction reads here up to `at`, and tells what it reads once every
+    /// predecessor that is known here has ended or is none.
+    fn observe(&mut self, text: &Arc<Text>, to: NodeId, at: Timestamp, world: &mut World<'_, '_>) {
+        let keys: Vec<Key> = text.reads(world.cluster, self.id).cloned().collect();
+        if keys.is_empty() {
+            return;
+        }
+        self.close(&keys, at, world);
+        let (txn, is_read_only) = (text.txn(), false);
+        self.ask(Question { txn, to, at, keys, is_read_only }, world);
+    }
+
+    fn ask(&mut self, question: Question, world: &mut World<'_, '_>) {
+        let mut blockers = self.writers.of(&question.keys);
+        let place = question.place();
+        blockers.retain(|&txn| txn != question.txn && self.is_before(txn, place));
+        if blockers.is_empty() || world.config.mutations.no_predecessors() {
+            self.tell(question, world);
+        } else {
+            world.cx.note(Note::Waited);
+            self.questions.wait(question, blockers);
+        }
+    }
+
+    /// True if a transaction that has not ended may have a place below this one.
+    fn is_before(&self, txn: TxnId, place: Place) -> bool {
+        let pending = self.state.entries.get(&txn).and_then(Entry::pending_at);
+        pending.is_some_and(|at| (at, txn) < place)
+    }
+
+    /// More is known of a transaction: whoever waits for it need not any more, perhaps.
+    fn recheck(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        for (name, place) in self.questions.blocked_by(txn) {
+            if !self.is_before(txn, place)
+                && let Some(question) = self.questions.release(name, txn)
+            {
+                self.tell(question, world);
+            }
+        }
+    }
+
+    fn tell(&self, question: Question, world: &mut World<'_, '_>) {
+        let place = question.place();
+        let Question { txn, to, at, keys, is_read_only } = question;
+        let partition = self.id;
+        if at <= self.state.collected {
+            world.cx.note(Note::Collected);
+            if is_read_only {
+                let (portion, reads) = (Portion::WHOLE, None);
+                world.reply(to, Msg::ReadOnlyResult { txn, partition, at, portion, reads });
+            }
+            return;
+        }
+        let mut parts: Pieces<Vec<(Key, Read)>> = Pieces::new(vec![], world.config.piece_bytes);
+        for key in keys {
+            let read = read_below(world.store, partition, &key, place);
+            parts.of(key.size() + read.size()).push((key, read));
+        }
+        for (portion, reads) in Portion::number(parts.finish(), world.cx.now()) {
+            let msg = if is_read_only {
+                Msg::ReadOnlyResult { txn, partition, at, portion, reads: Some(reads) }
+            } else {
+                Msg::Observed { txn, partition, at, portion, reads }
+            };
+            world.reply(to, msg);
+        }
+    }
+
+    /// The transaction has ended.
+    fn end(
+        &mut self,
+        txn: TxnId,
+        output: &Arc<Output>,
+        participants: &[PartitionId],
+        world: &mut World<'_, '_>,
+    ) {
+        if self.state.is_forgotten(txn) {
+            world.cx.note(Note::LateMessage);
+            return;
+        }
+        let entry = self.state.entries.get(&txn);
+        if let Some(known) = entry.and_then(|entry| entry.ended.as_ref()) {
+            let is_commit = |output: &Output| matches!(output.outcome, Outcome::Committed(_));
+            let agree =
+                known.outcome == output.outcome || (!is_commit(known) && !is_commit(output));
+            assert!(agree, "{txn} ended {known:?} and {output:?} at {}", self.id);
+            return;
+        }
+        self.unindex(txn, world);
+        let (participants, output) = (participants.to_vec(), output.clone());
+        self.change(Change::End { txn, participants, output }, world);
+        self.watch(txn, world);
+        self.fetching.remove(&txn);
+        self.questions.forget(txn);
+        self.recheck(txn, world);
+    }
+
+    fn unindex(&mut self, txn: TxnId, world: &World<'_, '_>) {
+        self.acks.remove(&txn);
+        self.settling.remove(&txn);
+        let Some(entry) = self.state.entries.get(&txn) else { return };
+        if let Some(stamp) = entry.stamp {
+            self.closing_due.remove(&(stamp.at, txn));
+        }
+        if let Some(text) = &entry.text {
+            self.writers.remove(txn, text.writes(world.cluster, self.id));
+        }
+    }
+
+    /// Enough replicas of every participant have applied these, and their clients know.
+    fn on_forget(
+        &mut self,
+        txns: Vec<TxnId>,
+        acknowledged: Vec<(ClientId, u64)>,
+        world: &mut World<'_, '_>,
+    ) {
+        let is_new = |(client, below): &(ClientId, u64)| {
+            self.state.acknowledged.get(client).is_none_or(|known| known < below)
+        };
+        if acknowledged.iter().any(is_new) {
+            self.change(Change::Acknowledge(acknowledged), world);
+        }
+        self.drop_all(&txns, world);
+    }
+
+    /// Enough others have applied these, and their clients know. Those that this replica has applied it
+    /// forgets; of the others it first fetches what it missed. It may have told somebody that it knows
+    /// of them, and must not answer without them.
+    fn drop_all(&mut self, txns: &[TxnId], world: &mut World<'_, '_>) {
+        let mut gone = Vec::new();
+        for &txn in txns.iter().filter(|txn| self.state.is_acknowledged(**txn)) {
+            let Some(entry) = self.state.entries.get(&txn) else { continue };
+            let missed: Vec<Key> = match (&entry.ended, &entry.text) {
+                (None, Some(text)) => text.writes(world.cluster, self.id).cloned().collect(),
+                (Some(_), _) | (None, None) => vec![],
+            };
+            let f = self.replicas.len() / 2;
+            if missed.is_empty() || f == 0 {
+                gone.push(txn);
+                continue;
+            }
+            world.cx.note(Note::Fetched);
+            self.fetching.entry(txn).or_default();
+            for to in self.peers(world.node) {
+                let (partition, keys) = (self.id, missed.clone());
+                world.send(to, Msg::Fetch { txn, partition, keys });
+            }
+        }
+        self.forget(gone, world);
+    }
+
+    fn forget(&mut self, txns: Vec<TxnId>, world: &mut World<'_, '_>) {
+        if txns.is_empty() {
+            return;
+        }
+        for &txn in &txns {
+            self.unindex(txn, world);
+            self.unwatch(txn);
+            self.fetching.remove(&txn);
+        }
+        self.change(Change::Forget(txns.clone()), world);
+        for txn in txns {
+            self.questions.forget(txn);
+            self.recheck(txn, world);
+        }
+    }
+
+    /// A peer has missed how a transaction ended.
+    fn on_fetch(&self, from: NodeId, txn: TxnId, keys: Vec<Key>, world: &mut World<'_, '_>) {
+        if !self.state.is_forgotten(txn)
+            && self.state.entries.get(&txn).is_none_or(|entry| entry.ended.is_none())
+        {
+            // It has missed the same.
+            return;
+        }
+        let of = |key: Key| {
+            let newest = world.store.read(self.id, &key);
+            let own = version_of(world.store, self.id, &key, txn);
+            let mut versions = Versions::new();
+            versions.extend(own.filter(|(version, _)| *version < newest.version));
+            if newest.version != Version::INITIAL {
+                versions.push((newest.version, newest.value));
+            }
+            (key, versions)
+        };
+        let keys = keys.into_iter().map(of).collect();
+        world.reply(from, Msg::Fetched { txn, partition: self.id, keys });
+    }
+
+    /// f peers have told what this replica missed: of those who had applied it, one is among them.
+    fn on_fetched(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        keys: Vec<(Key, Versions)>,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(told) = self.fetching.get_mut(&txn) else { return };
+        told.insert(from);
+        let is_enough = told.len() >= self.replicas.len() / 2;
+        self.change(Change::Copy { keys }, world);
+        if is_enough {
+            self.forget(vec![txn], world);
+        }
+    }
+
+    // Recovery.
+
+    /// Whoever recovers asks for a promise.
+    fn on_recover(
+        &mut self,
+        from: NodeId,
+        (txn, ballot): (TxnId, Ballot),
+        text: Option<Arc<Text>>,
+        participants: Vec<PartitionId>,
+        world: &mut World<'_, '_>,
+    ) {
+        let entry = self.state.entries.get(&txn);
+        let is_over = entry.is_some_and(|entry| entry.ended.is_some());
+        let promised = entry.map_or_else(Ballot::default, |entry| entry.promised);
+        if !is_over && !self.state.is_forgotten(txn) && promised < ballot {
+            let known = entry.and_then(|entry| entry.text.clone());
+            let has_stamp = entry.is_some_and(|entry| entry.stamp.is_some());
+            let new = text.filter(|_| known.is_none());
+            let new = new.filter(|text| !self.is_far_future(text.t, world));
+            let whole = known.or(new.clone());
+            let may_stamp = !has_stamp && !world.config.mutations.no_recovery_stamp();
+            let whole = whole.filter(|_| may_stamp);
+            let stamp = whole.map(|text| self.stamp_for(&text, text.t, world));
+            world.cx.note(if stamp.is_some() { Note::RecoveryStamp } else { Note::Promised });
+            self.change(Change::Promise { txn, participants, text: new, ballot, stamp }, world);
+            self.index(txn, world);
+            self.watch(txn, world);
+        }
+        self.answer(from, txn, ballot, world);
+    }
+
+    fn answer(&self, to: NodeId, txn: TxnId, ballot: Ballot, world: &mut World<'_, '_>) {
+        let answer = Box::new(self.what_is_known(txn));
+        world.reply(to, Msg::Promised { txn, partition: self.id, ballot, answer });
+    }
+
+    fn what_is_known(&self, txn: TxnId) -> Answer {
+        let is_forgotten = self.state.is_forgotten(txn);
+        let entry = self.state.entries.get(&txn);
+        entry.map_or(Answer { is_forgotten, ..Answer::default() }, Entry::answer)
+    }
+
+    /// Whoever recovers proposes.
+    fn on_propose(
+        &mut self,
+        from: NodeId,
+        (txn, ballot, value): (TxnId, Ballot, Value),
+        text: Option<Arc<Text>>,
+        participants: Vec<PartitionId>,
+        world: &mut World<'_, '_>,
+    ) {
+        let entry = self.state.entries.get(&txn);
+        let is_over = entry.is_some_and(|entry| entry.ended.is_some());
+        let promised = entry.map_or_else(Ballot::default, |entry| entry.promised);
+        let is_known = entry.is_some_and(|entry| entry.text.is_some());
+        let is_accepted = entry.is_some_and(|entry| entry.accepted == Some((ballot, value)));
+        let may = !is_over && !self.state.is_forgotten(txn) && promised <= ballot;
+        if may && !is_accepted {
+            let text = text.filter(|_| !is_known);
+            self.change(Change::Accept { txn, participants, text, ballot, value }, world);
+            self.index(txn, world);
+            self.watch(txn, world);
+        }
+        let answer = Box::new(Answer { text: None, offer: None, ..self.what_is_known(txn) });
+        world.reply(from, Msg::Accepted { txn, partition: self.id, ballot, answer });
+    }
+
+    /// What an interactive transaction writes is stored before it counts (D16). After a promise the
+    /// gateway's own ballot is refused; of its attempts the latest stays.
+    fn on_store(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        offer: &Arc<Offer>,
+        participants: Vec<PartitionId>,
+        world: &mut World<'_, '_>,
+    ) {
+        let entry = self.state.entries.get(&txn);
+        let is_over = entry.is_some_and(|entry| entry.ended.is_some());
+        let promised = entry.map_or_else(Ballot::default, |entry| entry.promised);
+        let held = entry.and_then(|entry| entry.offer.as_ref());
+        let is_new =
+            held.is_none_or(|held| (held.ballot, held.attempt) < (offer.ballot, offer.attempt));
+        if !is_over && !self.state.is_forgotten(txn) && promised <= offer.ballot && is_new {
+            self.change(Change::Store { txn, participants, offer: offer.clone() }, world);
+            self.watch(txn, world);
+        }
+        let answer = Box::new(Answer { text: None, offer: None, ..self.what_is_known(txn) });
+        let (partition, ballot, attempt) = (self.id, offer.ballot, offer.attempt);
+        world.reply(from, Msg::Stored { txn, partition, ballot, attempt, answer });
+    }
+
+    // Reading.
+
+    /// The latest versions that this replica knows.
+    fn on_read(&self, from: NodeId, txn: TxnId, keys: Vec<Key>, world: &mut World<'_, '_>) {
+        let is_too_much = world.is_too_much(self.id, &keys);
+        let keys = if is_too_much { vec![] } else { keys };
+        let read = |key: Key| {
+            let read = world.store.read(self.id, &key);
+            (key, read)
+        };
+        let reads = keys.into_iter().map(read).collect();
+        world.send(from, Msg::ReadResult { txn, partition: self.id, reads, is_too_much });
+    }
+
+    /// A read-only transaction: nobody writes these keys at or below `at` any more (D14).
+    fn on_read_only(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        keys: Vec<Key>,
+        at: Timestamp,
+        world: &mut World<'_, '_>,
+    ) {
+        if self.is_far_future(at, world) {
+            let (partition, portion, reads) = (self.id, Portion::WHOLE, None);
+            world.send(from, Msg::ReadOnlyResult { txn, partition, at, portion, reads });
+            return;
+        }
+        if !world.config.mutations.read_closes_nothing() {
+            self.close(&keys, at, world);
+        }
+        let (to, is_read_only) = (from, true);
+        self.ask(Question { txn, to, at, keys, is_read_only }, world);
+    }
+
+    // Looking after what is unfinished.
+
+    /// Looks after `txn` some time from now: a transaction that has not ended by then may have lost its
+    /// gateway, and one that has ended may be forgotten.
+    fn watch(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        if self.watched.contains_key(&txn) {
+            return;
+        }
+        let Some(entry) = self.state.entries.get(&txn) else { return };
+        // The replicas of the first participant, in turn; then everybody else.
+        let turn = self.replicas.iter().position(|&node| node == world.node);
+        let mut rank = turn.unwrap_or(0);
+        if entry.participants.first() != Some(&self.id) {
+            rank += self.replicas.len();
+        }
+        let rank = u32::try_from(rank).unwrap_or(u32::MAX);
+        let timeout = world.config.takeover_after + world.config.takeover_step * rank;
+        let now = world.cx.now();
+        let watch = Watch { at: now + timeout, since: now, times: 0, is_asked: false };
+        self.watched.insert(txn, watch);
+        self.due.insert((watch.at, txn));
+    }
+
+    fn unwatch(&mut self, txn: TxnId) {
+        if let Some(watch) = self.watched.remove(&txn) {
+            self.due.remove(&(watch.at, txn));
+        }
+    }
+
+    fn watch_again(&mut self, txn: TxnId, at: Time, is_asked: bool) {
+        let Some(watch) = self.watched.get_mut(&txn) else { return };
+        self.due.remove(&(watch.at, txn));
+        (watch.at, watch.is_asked) = (at, is_asked);
+        self.due.insert((at, txn));
+    }
+
+    /// A gateway says whether it looks after a transaction.
+    fn on_driving(&mut self, txn: TxnId, is_driven: bool, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        if self.watched.get(&txn).is_some_and(|watch| watch.is_asked) {
+            let after = if is_driven { world.config.takeover_after } else { Duration::ZERO };
+            self.watch_again(txn, now + after, !is_driven);
+        }
+    }
+
+    /// Transactions that somebody should look after. Gateways are asked first.
+    pub(super) fn overdue(&mut self, world: &mut World<'_, '_>) -> Vec<Overdue> {
+        let now = world.cx.now();
+        let mut overdue = Vec::new();
+        while let Some(&(at, txn)) = self.due.first() {
+            if at > now || overdue.len() >= TAKEOVERS_AT_ONCE {
+                break;
+            }
+            self.due.pop_first();
+            let Some(watch) = self.watched.get_mut(&txn) else { continue };
+            let Some(entry) = self.state.entries.get(&txn) else { continue };
+            let gateway = entry.text.as_ref().map(|text| text.gateway);
+            if let Some(gateway) = gateway.filter(|_| !watch.is_asked) {
+                world.cx.send(gateway, Msg::Inquire { txn, partition: self.id });
+                (watch.is_asked, watch.at) = (true, now + world.config.takeover_step);
+                self.due.insert((watch.at, txn));
+                continue;
+            }
+            watch.times += 1;
+            let pause = world.config.takeover_after * (1 << watch.times.min(3));
+            let jitter = world.cx.rng().below(1 + nanos(pause) / 2);
+            (watch.is_asked, watch.at) = (false, now + pause + Duration::from_nanos(jitter));
+            self.due.insert((watch.at, txn));
+            // One that has ended stays until its client knows, or is gone for good.
+            let is_kept = entry.ended.is_some()
+                && !self.state.is_acknowledged(txn)
+                && now.since(watch.since) < world.config.retention
+                && self.entries_bytes <= world.config.kept_bytes;
+            if !is_kept {
+                overdue.push(Overdue {
+                    txn,
+                    participants: entry.participants.clone(),
+                    text: entry.text.clone(),
+                    promised: entry.promised,
+                    ended: entry.ended.clone(),
+                });
+            }
+        }
+        overdue
+    }
+
+    /// This node has driven `txn` to its end everywhere: may it be forgotten?
+    pub(super) fn may_forget(&self, txn: TxnId, world: &World<'_, '_>) -> Option<u64> {
+        if let Some(below) = self.state.acknowledged.get(&txn.client)
+            && txn.counter < *below
+        {
+            return Some(*below);
+        }
+        let watch = self.watched.get(&txn)?;
+        let is_old = world.cx.now().since(watch.since) >= world.config.retention;
+        let is_too_much = self.entries_bytes > world.config.kept_bytes;
+        (is_old || is_too_much).then_some(txn.counter + 1)
+    }
+
+    /// Somebody says that everybody has forgotten `txn`.
+    pub(super) fn on_forgotten(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        if self.state.entries.contains_key(&txn) {
+            if !self.state.is_acknowledged(txn) {
+                let acknowledged = vec![(txn.client, txn.counter + 1)];
+                self.change(Change::Acknowledge(acknowledged), world);
+            }
+            self.drop_all(&[txn], world);
+        }
+    }
+
+    /// Periodic work.
+    pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        self.closings.collect(world.cx.clock().now);
+        world.maker.forget(world.cx.clock().now - MAKER_KEEPS);
+        if now.since(self.gossiped) >= world.config.gossip_interval {
+            self.gossiped = now;
+            self.advance_mark(world);
+            for to in self.peers(world.node) {
+                world.reply(to, Msg::Gossip { partition: self.id, mark: self.state.mark });
+            }
+        }
+        world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
+    }
+
+    /// Nothing unfinished is at or below the mark, and nothing will be.
+    fn advance_mark(&mut self, world: &mut World<'_, '_>) {
+        let pending = self.state.entries.values().filter_map(Entry::pending_at).min();
+        let stamps = self.state.entries.values().filter(|entry| entry.ended.is_none());
+        let stamps = stamps.filter_map(|entry| entry.stamp.map(|stamp| stamp.at)).min();
+        let asked = self.questions.least();
+        let least = [pending, stamps, asked].into_iter().flatten().min();
+        let old = world.cx.clock().now - world.config.version_retention;
+        let mark = least.map_or(old, |least| old.min(least - Duration::from_nanos(1)));
+        if mark > self.state.mark {
+            self.change(Change::Mark(mark), world);
+        }
+        let mark = self.state.mark;
+        self.marks.insert(world.node, (mark, now_of(world)));
+    }
+
+    /// Versions below this may go: nothing will ever be read there. Replicas that were silent for long
+    /// are not waited for, as long as a majority is heard of.
+    pub(super) fn settled(&self, world: &World<'_, '_>) -> Timestamp {
+        let now = now_of(world);
+        let mut heard: Vec<Timestamp> = Vec::new();
+        for (&node, &(mark, at)) in &self.marks {
+            if node == world.node || now.since(at) < world.config.absence_after {
+                heard.push(mark);
+            }
+        }
+        let is_enough = heard.len() >= self.majority();
+        heard.into_iter().min().filter(|_| is_enough).unwrap_or_default()
+    }
+
+    fn peers(&self, me: NodeId) -> Vec<NodeId> {
+        self.replicas.iter().copied().filter(|&node| node != me).collect()
+    }
+
+    /// What waits here, for operators.
+    pub(super) fn waiting(&self) -> usize {
+        self.questions.len()
+    }
+
+    /// Of what may be long, the beginning only: this is called after every step of some runs.
+    pub(super) fn assert_invariants(&self) {
+        for (question, blockers) in self.questions.iter().take(LOOKED_AT) {
+            assert!(!blockers.is_empty(), "{question:?} waits for nobody at {}", self.id);
+            for &txn in blockers.iter().take(LOOKED_AT) {
+                assert!(
+                    self.is_before(txn, question.place()),
+                    "{question:?} waits for {txn} in vain at {}",
+                    self.id
+                );
+            }
+        }
+        let (entries, watched) = (&self.state.entries, &self.watched);
+        assert_eq!(watched.len(), entries.len(), "nobody looks after some at {}", self.id);
+        for (txn, entry) in entries.iter().take(LOOKED_AT) {
+            let is_open = entry.ended.is_none();
+            let is_below = entry.stamp.is_some_and(|stamp| stamp.at <= self.state.mark);
+            assert!(!is_open || !is_below, "{txn} is unfinished below the mark of {}", self.id);
+        }
+        let has_writers = self.writers.len() > 0;
+        assert!(!has_writers || !entries.is_empty(), "writers that are gone at {}", self.id);
+    }
+}
+
+/// So many of a kind are looked at by one check of invariants.
+const LOOKED_AT: usize = 8;
+
+fn now_of(world: &World<'_, '_>) -> Time {
+    world.cx.now()
+}
+
+/// The newest version below a place. Equal timestamps are rare, so finding the right one of several
+/// versions with one timestamp may take time.
+fn read_below(store: &Store, partition: PartitionId, key: &Key, (at, txn): Place) -> Read {
+    let read = store.read_at(partition, key, at);
+    if read.version.timestamp < at || read.version.writer < txn {
+        return read;
+    }
+    let versions = versions_of(store, partition, key);
+    let newest =
+        versions.iter().rev().find(|(version, _)| (version.timestamp, version.writer) < (at, txn));
+    newest.map_or_else(Read::default, |(version, value)| Read {
+        value: value.clone(),
+        version: *version,
+    })
+}
+
+/// The version of a key that a transaction wrote, if it is there.
+fn version_of(store: &Store, partition: PartitionId, key: &Key, txn: TxnId) -> Option<Versioned> {
+    let versions = versions_of(store, partition, key);
+    versions.into_iter().find(|(version, _)| version.writer == txn)
+}
+
+/// Every version of a key. The store finds keys that follow another one, so the search begins at the
+/// key without its last byte.
+fn versions_of(store: &Store, partition: PartitionId, key: &Key) -> Versions {
+    let mut after = key.len().checked_sub(1).map(|end| Key(key.0.slice(..end)));
+    loop {
+        let found = store.scan(partition, after.as_ref(), SCAN_KEYS);
+        match found.last() {
+            Some((last, _)) if last < key => after = Some(last.clone()),
+            Some(_) | None => {
+                let own = found.into_iter().find(|(other, _)| other == key);
+                return own.map_or_else(Versions::new, |(_, versions)| versions);
+            }
+        }
+    }
+}
+
+/// Timestamps that were made are remembered for so long.
+const MAKER_KEEPS: Duration = Duration::from_secs(60);
+
+/// Keys that one look for a version takes from the store at once.
+const SCAN_KEYS: usize = 64;
+
+/// Transactions that one sweep takes over, at most.
+const TAKEOVERS_AT_ONCE: usize = 64;

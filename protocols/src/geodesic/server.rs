@@ -1,0 +1,474 @@
+//! One server node: its replicas of many partitions, the transactions that it recovers, one store, one
+//! stream of durable records.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use orthodrome_core::Wire as _;
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::machine::{Admin, Claim, Cx, Gauge, Input, Leak, Machine, Refusal, Setup};
+use orthodrome_core::store::Store;
+use orthodrome_core::time::{Duration, Time, nanos};
+use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
+
+use super::drive::{Drive, Out, Progress, Stage};
+use super::message::{Change, Msg, Record};
+use super::pending::Maker;
+use super::replica::{Overdue, Replica};
+use super::state::State;
+use super::{Config, Geodesic, Note, Timer};
+use crate::checkpoint::CheckpointPace;
+use crate::sizes::READ_BYTES_MAX;
+
+/// The server side of Geodesic: every role that one node plays.
+#[derive(Debug)]
+pub struct Server {
+    node: NodeId,
+    /// Which start of this node it is, for ballots.
+    incarnation: u64,
+    cluster: Arc<Cluster>,
+    config: Arc<Config>,
+    replicas: BTreeMap<PartitionId, Replica>,
+    /// Transactions that this node recovers, and when each has to be looked at again.
+    drives: BTreeMap<TxnId, (Drive, Time)>,
+    store: Store,
+    local: VecDeque<Msg>,
+    maker: Maker,
+    pending_writes: PendingWrites,
+    checkpoint: Option<Ticket>,
+}
+
+/// What was written, and what must not be said before it is durable.
+#[derive(Debug, Default)]
+struct PendingWrites {
+    last: Option<Ticket>,
+    held: VecDeque<(Ticket, NodeId, Msg)>,
+    /// When the next checkpoint is due.
+    pace: CheckpointPace,
+}
+
+/// Everything around one replica that its handlers need.
+pub(super) struct World<'a, 'b> {
+    pub node: NodeId,
+    pub cluster: &'a Cluster,
+    pub config: &'a Config,
+    pub store: &'a mut Store,
+    local: &'a mut VecDeque<Msg>,
+    pub maker: &'a mut Maker,
+    pending_writes: &'a mut PendingWrites,
+    pub cx: &'a mut Cx<'b, Geodesic>,
+}
+
+impl World<'_, '_> {
+    /// Sends a message at once; one to this node itself is delivered before the step ends.
+    pub(super) fn send(&mut self, to: NodeId, msg: Msg) {
+        if to == self.node {
+            self.local.push_back(msg);
+        } else {
+            self.cx.send(to, msg);
+        }
+    }
+
+    /// True if these keys hold more than one answer may tell.
+    pub(super) fn is_too_much(&self, partition: PartitionId, keys: &[Key]) -> bool {
+        let mut bytes = 0;
+        // Of a few keys it is certain without a look.
+        keys.len() > READ_BYTES_MAX / VALUE_BYTES_MAX
+            && keys.iter().any(|key| {
+                bytes += key.size() + self.store.read(partition, key).size();
+                bytes > READ_BYTES_MAX
+            })
+    }
+
+    /// Sends a message once everything written so far is durable (D1, R4).
+    pub(super) fn reply(&mut self, to: NodeId, msg: Msg) {
+        match self.pending_writes.last {
+            Some(ticket) if !self.config.mutations.sends_before_fsync() => {
+                self.pending_writes.held.push_back((ticket, to, msg));
+            }
+            Some(_) | None => self.send(to, msg),
+        }
+    }
+
+    /// Makes a change durable.
+    pub(super) fn persist(&mut self, partition: PartitionId, change: Change) {
+        let record = Record::Change(partition, change);
+        self.pending_writes.pace.wrote(record.size());
+        self.pending_writes.last = Some(self.cx.persist(record));
+    }
+}
+
+impl Machine<Geodesic> for Server {
+    fn new(setup: Setup<Geodesic>, recovered: Vec<Record>, cx: &mut Cx<'_, Geodesic>) -> Self {
+        let Setup { node, cluster, config, engine, workers: _ } = setup;
+        let mut store = Store::new(engine);
+        let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
+        for record in recovered {
+            match record {
+                Record::State(partition, state) => match states.get_mut(&partition) {
+                    Some(known) => known.join(*state),
+                    None => drop(states.insert(partition, *state)),
+                },
+                Record::Change(partition, change) => {
+                    let state = states.entry(partition).or_default();
+                    state.apply((&cluster, partition), &change, &mut store);
+                }
+            }
+        }
+        let mut server = Self {
+            node,
+            incarnation: cx.rng().next_u64(),
+            config,
+            replicas: BTreeMap::new(),
+            drives: BTreeMap::new(),
+            store,
+            local: VecDeque::new(),
+            maker: Maker::new(node),
+            pending_writes: PendingWrites::default(),
+            checkpoint: None,
+            cluster: cluster.clone(),
+        };
+        for placed in cluster.partitions().filter(|p| p.replicas.contains(&node)) {
+            let state = states.remove(&placed.id).unwrap_or_default();
+            let members = placed.replicas.clone();
+            let Self { node, cluster, config, store, local, maker, pending_writes, .. } =
+                &mut server;
+            let mut world =
+                World { node: *node, cluster, config, store, local, maker, pending_writes, cx };
+            let replica = Replica::new(placed.id, members, state, &mut world);
+            server.replicas.insert(placed.id, replica);
+        }
+        server.settle(cx);
+        server
+    }
+
+    fn step(&mut self, input: Input<Geodesic>, cx: &mut Cx<'_, Geodesic>) {
+        match input {
+            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Timer(timer) => self.on_timer(timer, cx),
+            Input::Durable(ticket) => self.on_durable(ticket, cx),
+            Input::Admin(Admin::TransferLeader { .. } | Admin::ChangeMembers { .. }) => {
+                cx.note(Note::OrderRefused);
+            }
+            Input::Begin(_) | Input::Read { .. } | Input::Decide { .. } | Input::Resolve { .. } => {
+                unreachable!("callers talk to gateways, not to server {}", self.node)
+            }
+        }
+        self.settle(cx);
+    }
+
+    fn flush(&mut self, cx: &mut Cx<'_, Geodesic>) {
+        self.checkpoint_if_due(cx);
+    }
+
+    fn refusal(&self, _order: &Admin) -> Option<Refusal> {
+        Some(Refusal::Never(
+            "geodesic has no leaders, and the members of a group are those of the placement; for a \
+             server that lost its data, restore the data directory"
+                .into(),
+        ))
+    }
+
+    fn leaks(&self) -> Vec<Leak> {
+        let entries = self.replicas.values().flat_map(|replica| replica.state.entries.values());
+        let open = entries.filter(|entry| entry.ended.is_none()).count();
+        let waiting = self.replicas.values().map(Replica::waiting).sum();
+        vec![("transactions that have not ended", open), ("questions that wait", waiting)]
+    }
+
+    fn gauges(&self, _now: Time) -> Vec<Gauge> {
+        let node = self.node;
+        let of = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let waiting = self.replicas.values().map(Replica::waiting).sum();
+        vec![
+            Gauge { name: "observations_waiting", node, value: of(waiting) },
+            Gauge { name: "transactions_recovering", node, value: of(self.drives.len()) },
+        ]
+    }
+
+    fn assert_invariants(&self) {
+        for replica in self.replicas.values() {
+            replica.assert_invariants();
+        }
+        assert!(self.local.is_empty(), "{} left messages to itself", self.node);
+    }
+}
+
+impl Server {
+    fn with<T>(
+        &mut self,
+        id: PartitionId,
+        cx: &mut Cx<'_, Geodesic>,
+        act: impl FnOnce(&mut Replica, &mut World<'_, '_>) -> T,
+    ) -> Option<T> {
+        let Self { node, cluster, config, replicas, store, local, maker, pending_writes, .. } =
+            self;
+        let mut world =
+            World { node: *node, cluster, config, store, local, maker, pending_writes, cx };
+        let replica = replicas.get_mut(&id)?;
+        Some(act(replica, &mut world))
+    }
+
+    fn send(&mut self, out: Out, cx: &mut Cx<'_, Geodesic>) {
+        for (to, msg) in out {
+            if to == self.node {
+                self.local.push_back(msg);
+            } else {
+                cx.send(to, msg);
+            }
+        }
+    }
+
+    fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
+        if let Some(id) = msg.replica_of() {
+            self.with(id, cx, |replica, world| replica.on_message(from, msg, world));
+            return;
+        }
+        let (cluster, config) = (self.cluster.clone(), self.config.clone());
+        let mut out = Out::new();
+        let (txn, progress) = match msg {
+            Msg::Promised { txn, partition, ballot, answer } => {
+                let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
+                let at = (partition, ballot);
+                (txn, drive.on_promised(from, at, *answer, &cluster, (&config, &mut out)))
+            }
+            Msg::Accepted { txn, partition, ballot, answer } => {
+                let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
+                let at = (partition, ballot);
+                (txn, drive.on_accepted(from, at, &answer, (&config, &mut out)))
+            }
+            Msg::Observed { txn, partition, at, portion, reads } => {
+                let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
+                let seen = (portion, reads);
+                (txn, drive.on_observed(from, (partition, at), seen, (&config, &mut out)))
+            }
+            Msg::Stored { txn, partition, ballot, attempt, answer } => {
+                let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
+                let of = (partition, ballot, attempt);
+                (txn, drive.on_stored(from, of, &answer, (&config, &mut out)))
+            }
+            Msg::Applied { txn, partition } => {
+                let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
+                (txn, drive.on_applied(from, partition))
+            }
+            Msg::Ping => {
+                self.send(vec![(from, Msg::Pong)], cx);
+                return;
+            }
+            Msg::Begin { .. }
+            | Msg::Forward { .. }
+            | Msg::Ack { .. }
+            | Msg::Settle { .. }
+            | Msg::Settled { .. }
+            | Msg::Decided { .. }
+            | Msg::Store { .. }
+            | Msg::Commit { .. }
+            | Msg::Apply { .. }
+            | Msg::Forget { .. }
+            | Msg::Fetch { .. }
+            | Msg::Fetched { .. }
+            | Msg::Recover { .. }
+            | Msg::Propose { .. }
+            | Msg::Read { .. }
+            | Msg::ReadResult { .. }
+            | Msg::ReadOnly { .. }
+            | Msg::ReadOnlyResult { .. }
+            | Msg::Gossip { .. }
+            | Msg::Inquire { .. }
+            | Msg::Driving { .. }
+            | Msg::Pong => unreachable!("answers to gateways do not come to server {}", self.node),
+        };
+        self.send(out, cx);
+        self.on_progress(txn, progress, cx);
+    }
+
+    fn on_timer(&mut self, timer: Timer, cx: &mut Cx<'_, Geodesic>) {
+        match timer {
+            Timer::Sweep(id) => {
+                let overdue = self.with(id, cx, |replica, world| {
+                    replica.on_sweep_timeout(world);
+                    replica.overdue(world)
+                });
+                for overdue in overdue.into_iter().flatten() {
+                    self.take_over(overdue, cx);
+                }
+                self.look_after_drives(cx);
+            }
+            Timer::Close(id) => {
+                self.with(id, cx, Replica::close_due);
+            }
+            Timer::Open(_) | Timer::Drive(_) | Timer::Flush => {
+                unreachable!("a gateway's timer at server {}", self.node)
+            }
+        }
+    }
+
+    fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_, Geodesic>) {
+        if self.pending_writes.last.is_some_and(|last| last <= ticket) {
+            self.pending_writes.last = None;
+        }
+        while self.pending_writes.held.front().is_some_and(|(held, ..)| *held <= ticket) {
+            let Some((_, to, msg)) = self.pending_writes.held.pop_front() else { break };
+            self.send(vec![(to, msg)], cx);
+        }
+        if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
+            self.checkpoint = None;
+            self.store.thaw();
+        }
+    }
+
+    /// A transaction has lost its gateway, or has ended and is not forgotten: this node drives it to
+    /// its end.
+    fn take_over(&mut self, overdue: Overdue, cx: &mut Cx<'_, Geodesic>) {
+        let Overdue { txn, participants, text, promised, ended } = overdue;
+        if self.drives.contains_key(&txn) {
+            return;
+        }
+        let mut drive = Drive::new(&self.cluster, txn, text, participants);
+        let mut out = Out::new();
+        if let Some(output) = ended {
+            let _ = drive.end(output, &mut out);
+        } else {
+            cx.note(Note::Takeover);
+            drive.heard_of(promised);
+            drive.recover((self.node, self.incarnation), &mut out);
+        }
+        self.drives.insert(txn, (drive, cx.now() + self.config.resend_after));
+        self.send(out, cx);
+    }
+
+    fn on_progress(&mut self, txn: TxnId, progress: Progress, cx: &mut Cx<'_, Geodesic>) {
+        match progress {
+            Progress::Nothing | Progress::Exact | Progress::Stale => {}
+            Progress::Ended(output) => {
+                cx.claim(Claim::Decided { txn, outcome: output.outcome });
+            }
+            // Somebody else takes care of it. If that one fails too, its watch comes round again.
+            Progress::Preempted => {
+                cx.note(Note::Preempted);
+                self.drives.remove(&txn);
+            }
+            Progress::Complete => {
+                let Some((drive, _)) = self.drives.remove(&txn) else { return };
+                self.release(&drive, cx);
+            }
+            Progress::Forgotten => {
+                cx.note(Note::Forgotten);
+                self.drives.remove(&txn);
+                let hosted: Vec<PartitionId> = self.replicas.keys().copied().collect();
+                for id in hosted {
+                    self.with(id, cx, |replica, world| replica.on_forgotten(txn, world));
+                }
+            }
+        }
+    }
+
+    /// Enough replicas have applied it: if the client knows, all may forget it.
+    fn release(&mut self, drive: &Drive, cx: &mut Cx<'_, Geodesic>) {
+        let txn = drive.txn;
+        let hosted: Vec<PartitionId> = self.replicas.keys().copied().collect();
+        let known = hosted.into_iter().find_map(|id| {
+            self.with(id, cx, |replica, world| replica.may_forget(txn, world)).flatten()
+        });
+        let Some(below) = known else { return };
+        let mut out = Out::new();
+        for partition in drive.participants() {
+            let placed = self.cluster.partition(partition);
+            for &to in placed.iter().flat_map(|placed| &placed.replicas) {
+                let (txns, acknowledged) = (vec![txn], vec![(txn.client, below)]);
+                out.push((to, Msg::Forget { partition, txns, acknowledged }));
+            }
+        }
+        self.send(out, cx);
+    }
+
+    fn look_after_drives(&mut self, cx: &mut Cx<'_, Geodesic>) {
+        let now = cx.now();
+        let due: Vec<TxnId> =
+            self.drives.iter().filter(|(_, (_, at))| *at <= now).map(|(txn, _)| *txn).collect();
+        for txn in due {
+            let Some((drive, at)) = self.drives.get_mut(&txn) else { continue };
+            if drive.times >= ATTEMPTS && drive.stage == Stage::Ordering {
+                // Too few are there. Its watch comes round again.
+                self.drives.remove(&txn);
+                continue;
+            }
+            let mut out = Out::new();
+            let me = (self.node, self.incarnation);
+            let progress = drive.on_timeout(me, self.config.spread_tries, &mut out);
+            let pause = self.config.resend_after * (1 << drive.times.min(3));
+            let jitter = cx.rng().below(1 + nanos(pause) / 2);
+            *at = now + pause + Duration::from_nanos(jitter);
+            self.send(out, cx);
+            self.on_progress(txn, progress, cx);
+        }
+    }
+
+    /// Handles everything that one input set in motion inside this node.
+    fn settle(&mut self, cx: &mut Cx<'_, Geodesic>) {
+        while let Some(msg) = self.local.pop_front() {
+            self.on_message(self.node, msg, cx);
+        }
+    }
+
+    /// Makes a checkpoint if enough has been persisted since the last one.
+    fn checkpoint_if_due(&mut self, cx: &mut Cx<'_, Geodesic>) {
+        let is_due = self.pending_writes.pace.is_due(self.config.checkpoint_bytes);
+        if !is_due || self.store.is_frozen() {
+            return;
+        }
+        cx.note(Note::Checkpoint);
+        let mut records = Vec::new();
+        let hosted: Vec<PartitionId> = self.replicas.keys().copied().collect();
+        for id in hosted {
+            let settled = self.with(id, cx, |replica, world| replica.settled(world));
+            let Some(replica) = self.replicas.get_mut(&id) else { continue };
+            let collected = replica.state.collected.max(settled.unwrap_or_default());
+            replica.state.collected = collected;
+            self.store.collect_below(id, collected);
+            let parts = replica.state.clone().divide(self.config.piece_bytes);
+            records.extend(parts.into_iter().map(|part| Record::State(id, Box::new(part))));
+        }
+        self.pending_writes.pace.made(records.iter().map(Record::size).sum());
+        let ticket = cx.checkpoint(self.store.freeze(), records);
+        self.checkpoint = Some(ticket);
+        self.pending_writes.last = Some(ticket);
+    }
+}
+
+/// A node that recovers asks so often before it leaves the transaction to its next turn.
+const ATTEMPTS: u32 = 6;
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, replica) in self.replicas.values().enumerate() {
+            let separator = if at == 0 { "" } else { " | " };
+            write!(f, "{separator}{}", replica.id)?;
+            for (txn, entry) in &replica.state.entries {
+                write!(f, ", {txn}")?;
+                if let Some(output) = &entry.ended {
+                    write!(f, " {}", output.outcome)?;
+                    continue;
+                }
+                if let Some(stamp) = entry.stamp {
+                    write!(f, " {stamp:?}")?;
+                }
+                if entry.promised.round > 0 {
+                    write!(f, " promised to {}", entry.promised)?;
+                }
+                if let Some((ballot, value)) = entry.accepted {
+                    write!(f, " accepted {value:?} in {ballot}")?;
+                }
+                if let Some(at) = entry.finally_at {
+                    write!(f, " finally {at}")?;
+                }
+            }
+        }
+        for (drive, _) in self.drives.values() {
+            write!(f, " | drives {} {:?}", drive.txn, drive.stage)?;
+        }
+        Ok(())
+    }
+}

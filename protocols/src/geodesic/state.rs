@@ -1,0 +1,201 @@
+//! What a replica remembers: a function of the changes it made durable.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use orthodrome_core::Wire;
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::limits::Pieces;
+use orthodrome_core::store::Store;
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{Outcome, Version};
+
+use super::message::{Answer, Ballot, Change, Kind, Offer, Output, Stamp, Text, Value};
+
+/// One transaction at one replica.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
+pub struct Entry {
+    /// Everybody who takes part.
+    pub participants: Vec<PartitionId>,
+    /// The transaction, if the replica knows it and it has not ended.
+    pub text: Option<Arc<Text>>,
+    /// The replica's stamp.
+    pub stamp: Option<Stamp>,
+    /// The highest ballot that it has promised.
+    pub promised: Ballot,
+    /// The accepted value, and its ballot.
+    pub accepted: Option<(Ballot, Value)>,
+    /// What is in the register, if this replica keeps it (D16).
+    pub offer: Option<Arc<Offer>>,
+    /// F, if the replica has heard of it.
+    pub finally_at: Option<Timestamp>,
+    /// How it ended.
+    pub ended: Option<Arc<Output>>,
+}
+
+impl Entry {
+    /// Where the transaction stands here as long as it has not ended: at F, or at its stamp.
+    #[must_use]
+    pub fn pending_at(&self) -> Option<Timestamp> {
+        if self.ended.is_some() {
+            return None;
+        }
+        self.finally_at.or(self.stamp.map(|stamp| stamp.at))
+    }
+
+    /// What it says to a recovery coordinator.
+    #[must_use]
+    pub fn answer(&self) -> Answer {
+        let Self { text, stamp, promised, accepted, offer, ended, .. } = self;
+        Answer {
+            promised: *promised,
+            stamp: *stamp,
+            accepted: *accepted,
+            text: text.clone(),
+            offer: offer.clone(),
+            ended: ended.clone(),
+            is_forgotten: false,
+        }
+    }
+}
+
+/// A replica's durable state, data apart.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
+pub struct State {
+    /// Transactions that are unfinished or not forgotten.
+    pub entries: BTreeMap<TxnId, Entry>,
+    /// Clients know the outcomes of their transactions below these counters.
+    pub acknowledged: BTreeMap<ClientId, u64>,
+    /// At or above every closing.
+    pub ceiling: Timestamp,
+    /// Nothing unfinished is, or will be, at or below this.
+    pub mark: Timestamp,
+    /// Versions that are not the newest of their key below this are gone.
+    pub collected: Timestamp,
+}
+
+impl State {
+    /// Carries out a change. The same changes give the same state after a restart.
+    pub fn apply(
+        &mut self,
+        (cluster, partition): (&Cluster, PartitionId),
+        change: &Change,
+        store: &mut Store,
+    ) {
+        match change {
+            Change::Stamp { text, at } => {
+                let entry = self.entry(text.txn(), &text.participants(), Some(text));
+                entry.stamp = Some(Stamp { at: *at, kind: Kind::Confirmed });
+            }
+            Change::Promise { txn, participants, text, ballot, stamp } => {
+                let entry = self.entry(*txn, participants, text.as_ref());
+                entry.promised = entry.promised.max(*ballot);
+                if let Some(at) = stamp {
+                    entry.stamp = Some(Stamp { at: *at, kind: Kind::Recovery });
+                }
+            }
+            Change::Accept { txn, participants, text, ballot, value } => {
+                let entry = self.entry(*txn, participants, text.as_ref());
+                entry.promised = entry.promised.max(*ballot);
+                entry.accepted = Some((*ballot, *value));
+            }
+            Change::Store { txn, participants, offer } => {
+                let entry = self.entry(*txn, participants, None);
+                entry.promised = entry.promised.max(offer.ballot);
+                entry.offer = Some(offer.clone());
+            }
+            Change::Final { txn, text, at } => {
+                let participants = text.as_ref().map_or_else(Vec::new, |text| text.participants());
+                self.entry(*txn, &participants, text.as_ref()).finally_at = Some(*at);
+            }
+            Change::End { txn, participants, output } => {
+                let entry = self.entry(*txn, participants, None);
+                if entry.ended.is_some() {
+                    return;
+                }
+                entry.ended = Some(output.clone());
+                (entry.text, entry.offer) = (None, None);
+                let Outcome::Committed(timestamp) = output.outcome else { return };
+                let version = Version { timestamp, writer: *txn };
+                for (key, value) in &output.writes {
+                    if cluster.partition_of(key) == partition {
+                        store.put(partition, key.clone(), version, value.clone());
+                    }
+                }
+            }
+            Change::Copy { keys } => {
+                for (key, versions) in keys {
+                    for (version, value) in versions {
+                        store.put(partition, key.clone(), *version, value.clone());
+                    }
+                }
+            }
+            Change::Forget(txns) => {
+                for txn in txns {
+                    self.entries.remove(txn);
+                }
+            }
+            Change::Acknowledge(clients) => {
+                for &(client, below) in clients {
+                    let known = self.acknowledged.entry(client).or_default();
+                    *known = (*known).max(below);
+                }
+            }
+            Change::Ceiling(ceiling) => self.ceiling = self.ceiling.max(*ceiling),
+            Change::Mark(mark) => self.mark = self.mark.max(*mark),
+        }
+    }
+
+    fn entry(
+        &mut self,
+        txn: TxnId,
+        participants: &[PartitionId],
+        text: Option<&Arc<Text>>,
+    ) -> &mut Entry {
+        let entry = self.entries.entry(txn).or_default();
+        if entry.participants.is_empty() {
+            entry.participants = participants.to_vec();
+        }
+        if entry.text.is_none() && entry.ended.is_none() {
+            entry.text = text.cloned();
+        }
+        entry
+    }
+
+    /// True if the transaction's client knows its outcome.
+    #[must_use]
+    pub fn is_acknowledged(&self, txn: TxnId) -> bool {
+        self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
+    }
+
+    /// True if nothing is known of the transaction any more (R6).
+    #[must_use]
+    pub fn is_forgotten(&self, txn: TxnId) -> bool {
+        self.is_acknowledged(txn) && !self.entries.contains_key(&txn)
+    }
+
+    /// The same in parts, each of at most so many bytes unless one transaction alone has more.
+    #[must_use]
+    pub fn divide(self, bytes_max: usize) -> Vec<Self> {
+        let Self { entries, acknowledged, ceiling, mark, collected } = self;
+        let empty = Self { ceiling, mark, collected, ..Self::default() };
+        let mut parts = Pieces::new(empty, bytes_max);
+        for (txn, entry) in entries {
+            parts.of(entry.size() + ENTRY).entries.insert(txn, entry);
+        }
+        for (client, below) in acknowledged {
+            parts.of(ENTRY).acknowledged.insert(client, below);
+        }
+        parts.finish()
+    }
+
+    /// Adds another part of the same state.
+    pub fn join(&mut self, part: Self) {
+        self.entries.extend(part.entries);
+        self.acknowledged.extend(part.acknowledged);
+    }
+}
+
+/// Encoded size of a name with what stands around it.
+const ENTRY: usize = 24;
