@@ -67,6 +67,7 @@ mod mutations;
 mod orders;
 mod quorum;
 mod replica;
+mod shared;
 mod snapshot;
 mod timeout;
 mod transfer;
@@ -82,6 +83,7 @@ pub use message::{Beat, Message, Record};
 pub use mutations::Mutations;
 pub use quorum::{Members, QuorumError, Quorums};
 pub use replica::Replica;
+pub use shared::Shared;
 pub use transfer::TransferError;
 
 /// What a group replicates.
@@ -182,7 +184,7 @@ pub enum Payload<C> {
     Members(Arc<Members>),
     /// A command of the embedding protocol. Shared, because an entry is in the log, in its record
     /// and in a message to every follower at once.
-    Command(Arc<C>),
+    Command(Shared<C>),
 }
 
 impl<C> fmt::Display for Entry<C> {
