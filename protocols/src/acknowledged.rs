@@ -1,7 +1,7 @@
 //! Each client sends the counter below which it knows the outcomes of all its transactions. No node
 //! needs to remember those outcomes any more (R6).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use orthodrome_core::id::{ClientId, TxnId};
@@ -104,41 +104,70 @@ fn retire(acknowledged: &mut Acknowledged, kept: usize) -> Vec<Range<TxnId>> {
 /// Outcomes that a group keeps for clients that have not acknowledged them: with their names some 30 MiB.
 const OUTCOMES_MAX: usize = 1 << 20;
 
-/// The clients that have not acknowledged outcomes for so long that a leader does it for them, with
-/// the counters. `since` has the time when each outcome was first seen; outcomes that are not kept
-/// any more are removed from it. If there are more than [`OUTCOMES_MAX`], the oldest are overdue,
-/// whatever their age.
-pub(crate) fn overdue(
-    since: &mut BTreeMap<TxnId, Time>,
-    is_kept: impl Fn(&TxnId) -> bool,
-    retention: Duration,
-    now: Time,
-) -> Vec<(ClientId, u64)> {
-    overdue_among(OUTCOMES_MAX, since, is_kept, retention, now)
+/// Outcomes that a leader keeps for clients to acknowledge, in the order in which it first saw them.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// Oldest first. Some are not kept any more: they go when they come to the front, or when there are as
+    /// many as those that are kept, so that a look at what is overdue does not look at everything.
+    since: VecDeque<(Time, TxnId)>,
+    /// How many were kept when all were last looked at.
+    looked: usize,
 }
 
-fn overdue_among(
-    most: usize,
-    since: &mut BTreeMap<TxnId, Time>,
-    is_kept: impl Fn(&TxnId) -> bool,
-    retention: Duration,
-    now: Time,
-) -> Vec<(ClientId, u64)> {
-    since.retain(|txn, _| is_kept(txn));
-    let newest_too_many = since.len().checked_sub(most + 1).map(|nth| {
-        let mut times: Vec<Time> = since.values().copied().collect();
-        *times.select_nth_unstable(nth).1
-    });
-    let mut silent: BTreeMap<ClientId, u64> = BTreeMap::new();
-    for (txn, since) in since {
-        let is_too_many = newest_too_many.is_some_and(|newest| *since <= newest);
-        if is_too_many || now.since(*since) >= retention {
-            let below = silent.entry(txn.client).or_default();
-            *below = (*below).max(txn.counter.saturating_add(1));
-        }
+impl Kept {
+    /// A new leader finds these.
+    pub(crate) fn new(kept: impl IntoIterator<Item = TxnId>, now: Time) -> Self {
+        let since: VecDeque<_> = kept.into_iter().map(|txn| (now, txn)).collect();
+        Self { looked: since.len(), since }
     }
-    // The others are overdue next time, too.
-    silent.into_iter().take(BATCH).collect()
+
+    /// An outcome is kept from now on.
+    pub(crate) fn insert(&mut self, txn: TxnId, now: Time) {
+        self.since.push_back((now, txn));
+    }
+
+    /// The clients that have let outcomes lie for so long that a leader acknowledges in their stead, and
+    /// below which counters. If there are more than [`OUTCOMES_MAX`], the oldest have lain for too long,
+    /// whatever the time.
+    pub(crate) fn overdue(
+        &mut self,
+        is_kept: impl Fn(&TxnId) -> bool,
+        retention: Duration,
+        now: Time,
+    ) -> Vec<(ClientId, u64)> {
+        self.overdue_among(OUTCOMES_MAX, is_kept, retention, now)
+    }
+
+    fn overdue_among(
+        &mut self,
+        most: usize,
+        is_kept: impl Fn(&TxnId) -> bool,
+        retention: Duration,
+        now: Time,
+    ) -> Vec<(ClientId, u64)> {
+        if self.since.len() > most || self.since.len() > self.looked.saturating_mul(2) + BATCH {
+            self.since.retain(|(_, txn)| is_kept(txn));
+            self.looked = self.since.len();
+        }
+        while self.since.front().is_some_and(|(_, txn)| !is_kept(txn)) {
+            self.since.pop_front();
+        }
+        let too_many = self.since.len().checked_sub(most + 1);
+        let newest_too_many = too_many.and_then(|nth| self.since.get(nth)).map(|(at, _)| *at);
+        let mut silent: BTreeMap<ClientId, u64> = BTreeMap::new();
+        for (since, txn) in &self.since {
+            let is_too_many = newest_too_many.is_some_and(|newest| *since <= newest);
+            if !is_too_many && now.since(*since) < retention {
+                break;
+            }
+            if is_kept(txn) {
+                let below = silent.entry(txn.client).or_default();
+                *below = (*below).max(txn.counter.saturating_add(1));
+            }
+        }
+        // The others are overdue next time, too.
+        silent.into_iter().take(BATCH).collect()
+    }
 }
 
 #[cfg(test)]
@@ -178,14 +207,14 @@ mod tests {
     #[test]
     fn outcomes_are_kept_for_a_time_and_up_to_a_number() {
         let name = |client, counter| TxnId::new(ClientId(client), counter);
-        let mut since: BTreeMap<TxnId, Time> =
-            (0..10).map(|n| (name(n % 2, n), Time(1_000 + n))).collect();
+        let mut kept = Kept::default();
+        (0..10).for_each(|n| kept.insert(name(n % 2, n), Time(1_000 + n)));
         let retention = Duration::from_nanos(100);
         let is_kept = |txn: &TxnId| txn.counter != 9;
-        let mut ask = |most, now| overdue_among(most, &mut since, is_kept, retention, Time(now));
+        let mut ask = |most, now| kept.overdue_among(most, is_kept, retention, Time(now));
         assert_eq!(ask(9, 1_010), [], "9 are as many as may be");
         assert_eq!(ask(6, 1_010), [(ClientId(0), 3), (ClientId(1), 2)], "the three oldest");
         assert_eq!(ask(9, 1_101), [(ClientId(0), 1), (ClientId(1), 2)], "those of long ago");
-        assert_eq!(since.len(), 9, "what is not kept any more has gone");
+        assert_eq!(kept.since.len(), 9, "what is not kept any more has gone");
     }
 }

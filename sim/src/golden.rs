@@ -52,7 +52,7 @@ use orthodrome_eval::workload::{Issuer, Request, Values, Workload};
 use crate::clock::ClockModel;
 use crate::fault::Schedule;
 use crate::network::Disturbance;
-use crate::simulation::{InFlight, Options, Simulation};
+use crate::simulation::{Flight, InFlight, Options, Simulation};
 
 /// Runs the script at `path` for the protocol's variant `name`.
 ///
@@ -365,7 +365,7 @@ impl<P: Protocol> Golden<P> {
             let network = &run.env.network;
             let ids: Vec<NodeId> = run.cluster.nodes().map(|node| node.id).collect();
             let held = &run.env.manual.as_ref().ok_or(NOT_STEPS)?.held;
-            let is_wanted = |(number, flight): &&(u32, InFlight<P>)| {
+            let is_wanted = |(number, flight): &&(u32, Flight<P>)| {
                 let open = !arrives || !network.is_blocked(flight.from, flight.to);
                 open && choice.matches(*number, flight, &ids)
             };

@@ -21,7 +21,7 @@ use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::trace::Line;
 use orthodrome_eval::workload::Workload;
 
-pub(crate) use self::delivery::InFlight;
+pub(crate) use self::delivery::{Flight, InFlight};
 use self::manual::Manual;
 pub(crate) use self::node::{Node, Process};
 pub use self::report::{Failure, FailureKind, Report};
@@ -93,7 +93,7 @@ pub type TraceSink = Box<dyn FnMut(&Line)>;
 #[derive(Debug)]
 enum Event<P: Protocol> {
     /// A message arrives; `is_ready` once it has had its CPU time.
-    Arrive { flight: InFlight<P>, is_ready: bool },
+    Arrive { flight: Flight<P>, is_ready: bool },
     /// A client's input has had its CPU time.
     Input { node: u32, incarnation: u32, input: Box<Input<P>>, hops: u16 },
     /// A node's timers are due.
@@ -112,7 +112,7 @@ enum Event<P: Protocol> {
 pub(crate) struct Environment<P: Protocol> {
     pub(crate) now: Time,
     queue: Queue<Event<P>>,
-    pub(crate) network: Network<InFlight<P>>,
+    pub(crate) network: Network<Flight<P>>,
     pub(crate) load: Load,
     /// The number of crashes of each node.
     incarnations: Vec<u32>,

@@ -11,7 +11,7 @@ use orthodrome_core::time::Time;
 use orthodrome_core::txn::Outcome;
 
 use super::timeouts::Timeouts;
-use crate::acknowledged::overdue;
+use crate::acknowledged::Kept;
 use crate::hosting::{CommandOf, Leading, Role, World};
 use crate::waiting::{CommitWait, RetryState, take_batch};
 
@@ -119,8 +119,8 @@ pub struct Coordination<R: Coordinator> {
     commit_wait: CommitWait,
     /// Decisions that every participant has acknowledged; they are settled together.
     settling: BTreeSet<TxnId>,
-    /// When this leader first saw each outcome that is kept until its client acknowledges it.
-    pub kept_since: BTreeMap<TxnId, Time>,
+    /// When this leader first saw outcomes that are kept for clients to acknowledge.
+    pub kept: Kept,
 }
 
 impl<R: Coordinator> Default for Coordination<R> {
@@ -136,7 +136,7 @@ impl<R: Coordinator> Coordination<R> {
             transactions: BTreeMap::new(),
             commit_wait: CommitWait::default(),
             settling: BTreeSet::new(),
-            kept_since: kept.into_iter().map(|txn| (txn, now)).collect(),
+            kept: Kept::new(kept, now),
         }
     }
 
@@ -360,13 +360,19 @@ impl<R: Coordinator> Leading<'_, R> {
     }
 
     fn settle_if_done(&mut self, txn: TxnId) {
-        let is_decided =
-            self.state.participants(txn).is_some() && self.state.decision(txn).is_some();
-        let audience = self.audience(txn);
-        let is_done = self.under_way(txn).is_some_and(|coordinating| {
-            coordinating.is_told && audience.is_subset(&coordinating.acks)
+        // First what is cheapest: this runs for every acknowledgement, and most are not the last.
+        let is_heard = self.under_way(txn).is_some_and(|coordinating| {
+            let mut voters = coordinating.votes.keys();
+            coordinating.is_told && voters.all(|voter| coordinating.acks.contains(voter))
         });
-        if is_decided && is_done {
+        if !is_heard || self.state.decision(txn).is_none() {
+            return;
+        }
+        let Some(participants) = self.state.participants(txn) else { return };
+        let is_done = self.under_way(txn).is_some_and(|coordinating| {
+            participants.iter().all(|partition| coordinating.acks.contains(partition))
+        });
+        if is_done {
             self.leader.coordination().settling.insert(txn);
         }
     }
@@ -376,7 +382,7 @@ impl<R: Coordinator> Leading<'_, R> {
         let coordination = self.leader.coordination();
         for txn in txns {
             coordination.transactions.remove(txn);
-            coordination.kept_since.insert(*txn, world.cx.now());
+            coordination.kept.insert(*txn, world.cx.now());
         }
     }
 
@@ -387,7 +393,7 @@ impl<R: Coordinator> Leading<'_, R> {
         let state = self.state;
         let coordination = self.leader.coordination();
         let is_kept = |txn: &TxnId| state.is_kept(*txn);
-        let silent = overdue(&mut coordination.kept_since, is_kept, retention, world.cx.now());
+        let silent = coordination.kept.overdue(is_kept, retention, world.cx.now());
         let done = take_batch(&mut coordination.settling);
         if !done.is_empty() {
             self.propose(R::settle_command(done), world);

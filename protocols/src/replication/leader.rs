@@ -12,7 +12,7 @@ use super::log::Log;
 use super::message::{Beat, Message, Record};
 use super::replica::{Replica, Role};
 use super::snapshot::Outgoing;
-use super::{Config, Entry, Event, Index, Io, Payload, Replicated, Term, Timer};
+use super::{Config, Entry, Event, Index, Io, Payload, Replicated, Shared, Term, Timer};
 
 /// The least size to which losses reduce messages: one packet.
 const BATCH_BYTES_MIN: usize = 1_024;
@@ -359,7 +359,7 @@ impl<R: Replicated> Replica<R> {
         if !self.takes_commands() {
             return None;
         }
-        let index = self.append(Payload::Command(Arc::new(command)), io);
+        let index = self.append(Payload::Command(Shared::new(command)), io);
         Some((index, self.term))
     }
 
@@ -754,7 +754,7 @@ mod tests {
             Log::new(Index(0), Term(0), Members::settled(vec![NodeId(1)], Vec::new()));
         let longest = Bytes::from(vec![0; 3 << 20]);
         for length in [&[longest.len(); 60][..], &[1_000; 1_000]].concat() {
-            let command = Arc::new(longest.slice(..length));
+            let command = Shared::new(longest.slice(..length));
             log.append(Entry { term: Term(1), payload: Payload::Command(command) });
         }
         let config = Config::with_election_timeout(std::time::Duration::from_secs(1));
@@ -785,7 +785,7 @@ mod tests {
         let mut log: Log<Sizes> =
             Log::new(Index(0), Term(0), Members::settled(vec![NodeId(1)], Vec::new()));
         for _ in 0..10_000 {
-            let command = Arc::new(Bytes::from(vec![0; 100]));
+            let command = Shared::new(Bytes::from(vec![0; 100]));
             log.append(Entry { term: Term(1), payload: Payload::Command(command) });
         }
         let config = Config::with_election_timeout(std::time::Duration::from_secs(1));

@@ -165,6 +165,7 @@ impl<R: Replicated> Log<R> {
 mod tests {
     use std::sync::Arc;
 
+    use super::super::Shared;
     use super::*;
     use orthodrome_core::NodeId;
     use proptest::prelude::*;
@@ -182,7 +183,10 @@ mod tests {
         let members = Members::settled(vec![NodeId(1)], Vec::new());
         let mut log = Log::new(Index(0), Term(0), members);
         for (at, &term) in terms.iter().enumerate() {
-            log.append(Entry { term: Term(term), payload: Payload::Command(Arc::new(at as u64)) });
+            log.append(Entry {
+                term: Term(term),
+                payload: Payload::Command(Shared::new(at as u64)),
+            });
         }
         log
     }
@@ -210,7 +214,7 @@ mod tests {
             for (kind, value) in steps {
                 match kind {
                     0 | 1 => {
-                        log.append(Entry { term: Term(1), payload: Payload::Command(Arc::new(value)) });
+                        log.append(Entry { term: Term(1), payload: Payload::Command(Shared::new(value)) });
                         model.push(value);
                     }
                     2 => {

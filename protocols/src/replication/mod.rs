@@ -69,6 +69,7 @@ mod mutations;
 mod orders;
 mod quorum;
 mod replica;
+mod shared;
 mod snapshot;
 mod timeout;
 mod transfer;
@@ -84,6 +85,7 @@ pub use message::{Beat, Message, Record};
 pub use mutations::Mutations;
 pub use quorum::{Members, QuorumError, Quorums};
 pub use replica::Replica;
+pub use shared::Shared;
 pub use transfer::TransferError;
 
 /// The types that a group replicates.
@@ -183,8 +185,8 @@ pub enum Payload<C> {
     /// From here on, these are the members.
     Members(Arc<Members>),
     /// A command of the embedding protocol. Shared, because an entry is in the log, in its record
-    /// and in messages to all followers at the same time.
-    Command(Arc<C>),
+    /// and in a message to every follower at once.
+    Command(Shared<C>),
 }
 
 impl<C> fmt::Display for Entry<C> {

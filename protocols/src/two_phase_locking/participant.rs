@@ -385,7 +385,7 @@ impl Leading<'_> {
         self.leader.preparing.remove(&txn);
         self.leader.sessions.remove(&txn);
         self.leader.reading.floor = self.leader.reading.floor.max(self.state.floor);
-        self.leader.coordination.kept_since.insert(txn, world.cx.now());
+        self.leader.coordination.kept.insert(txn, world.cx.now());
         self.leader.locks.release(txn);
         if self.leader.ending.remove(&txn) {
             self.acknowledge(txn, coordinator, world);

@@ -5,12 +5,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use orthodrome_core::id::PartitionId;
 use orthodrome_core::{Duration, NodeId, Ticket, Time};
 use orthodrome_protocols::replication::{
-    Config, Entry, Group, Index, Members, Message, Mutations, Payload, Quorums, Record, Term, Timer,
+    Config, Entry, Group, Index, Members, Message, Mutations, Payload, Quorums, Record, Shared,
+    Term, Timer,
 };
 
 use crate::node::{Node, Register, Told};
@@ -221,7 +221,7 @@ impl Script {
         ];
         records.extend(is_incomplete.then_some(Record::Incomplete));
         for (index, term) in (1..).map(Index).zip(terms) {
-            let payload = Payload::Command(Arc::new(100 * term + index.0));
+            let payload = Payload::Command(Shared::new(100 * term + index.0));
             records.push(Record::Entry { index, entry: Entry { term: Term(term), payload } });
         }
         node.disk.durable.records = records;

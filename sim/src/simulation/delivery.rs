@@ -23,8 +23,11 @@ pub(crate) struct InFlight<P: Protocol> {
     pub(crate) msg: P::Msg,
 }
 
+/// The same where it lies: a message goes through the queue twice, and stays in its place.
+pub(crate) type Flight<P> = Box<InFlight<P>>;
+
 impl<P: Protocol> Simulation<P> {
-    pub(super) fn arrive(&mut self, flight: InFlight<P>, is_ready: bool) {
+    pub(super) fn arrive(&mut self, flight: Flight<P>, is_ready: bool) {
         let (now, to) = (self.env.now, flight.to);
         if self.env.is_cut(&flight) {
             self.env.lose(&flight);
@@ -49,9 +52,9 @@ impl<P: Protocol> Simulation<P> {
         self.accept(flight);
     }
 
-    /// Processes a message that has arrived and had its CPU time.
-    pub(crate) fn accept(&mut self, flight: InFlight<P>) {
-        let InFlight { from, to, sent, hops, msg, .. } = flight;
+    /// A message has arrived and had its CPU time.
+    pub(crate) fn accept(&mut self, flight: Flight<P>) {
+        let InFlight { from, to, sent, hops, msg, .. } = *flight;
         let from = self.env.id(from);
         let env = &mut self.env;
         env.log(to, TraceEvent::Receive, Some(from), Some(sent), msg.txn(), msg.kind(), || {
@@ -60,8 +63,8 @@ impl<P: Protocol> Simulation<P> {
         self.input(to, Input::Message { from, msg }, hops);
     }
 
-    /// Sends the messages that links held while they were blocked.
-    pub(crate) fn release(&mut self, released: Released<InFlight<P>>) {
+    /// Sends what links held while they were blocked.
+    pub(crate) fn release(&mut self, released: Released<Flight<P>>) {
         for flight in &released.lost {
             self.env.lose(flight);
         }
@@ -106,21 +109,22 @@ impl<P: Protocol> Environment<P> {
         let incarnations = (self.incarnation(from), self.incarnation(to_index));
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let hops = hops.saturating_add(u16::from(is_wan));
-        let flight =
-            InFlight { from, to: to_index, incarnations, sent: self.now, bytes, hops, msg };
+        let sent = self.now;
+        let flight = InFlight { from, to: to_index, incarnations, sent, bytes, hops, msg };
+        let flight = Box::new(flight);
         match &mut self.manual {
             Some(manual) => manual.hold(flight),
             None => self.transmit(flight),
         }
     }
 
-    pub(super) fn transmit(&mut self, flight: InFlight<P>) {
+    pub(super) fn transmit(&mut self, flight: Flight<P>) {
         let (now, from, to) = (self.now, flight.from, flight.to);
         let lane = flight.msg.lane();
         match self.network.send_in(lane, now, (from, to), flight.bytes as usize) {
             Fate::Arrives(at, again) => {
                 if let Some(again) = again {
-                    let flight = InFlight { msg: flight.msg.clone(), ..flight };
+                    let flight = Box::new(InFlight { msg: flight.msg.clone(), ..*flight });
                     self.queue.push(again, Event::Arrive { flight, is_ready: false });
                 }
                 self.queue.push(at, Event::Arrive { flight, is_ready: false });

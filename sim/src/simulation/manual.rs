@@ -3,12 +3,12 @@
 use orthodrome_core::machine::{Input, Protocol};
 
 use super::node::on_host;
-use super::{InFlight, Process, Simulation};
+use super::{Flight, InFlight, Process, Simulation};
 
 /// The events that step-by-step control holds back.
 pub(crate) struct Manual<P: Protocol> {
     /// Messages that were sent and not delivered, numbered from 1 in the order of sending.
-    pub(crate) held: Vec<(u32, InFlight<P>)>,
+    pub(crate) held: Vec<(u32, Flight<P>)>,
     next: u32,
     /// Receives every message that is sent.
     echo: EchoSink<P>,
@@ -17,7 +17,7 @@ pub(crate) struct Manual<P: Protocol> {
 type EchoSink<P> = Box<dyn FnMut(u32, &InFlight<P>)>;
 
 impl<P: Protocol> Manual<P> {
-    pub(super) fn hold(&mut self, flight: InFlight<P>) {
+    pub(super) fn hold(&mut self, flight: Flight<P>) {
         self.next += 1;
         (self.echo)(self.next, &flight);
         self.held.push((self.next, flight));
@@ -53,7 +53,7 @@ impl<P: Protocol> Simulation<P> {
         let (_, flight) = manual.held.remove(at);
         if stays {
             let msg = flight.msg.clone();
-            manual.held.insert(at, (number, InFlight { msg, ..flight }));
+            manual.held.insert(at, (number, Box::new(InFlight { msg, ..*flight })));
         }
         if arrives {
             self.arrive(flight, true);

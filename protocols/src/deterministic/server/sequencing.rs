@@ -8,7 +8,7 @@ use super::super::message::{Msg, Sequenced};
 use super::super::sequencer::{Sequencer, View};
 use super::super::{Cx, Timer};
 use super::Server;
-use crate::replication::{Payload, Replica};
+use crate::replication::{Payload, Replica, Shared};
 
 impl Server {
     /// Calls a function on the sequencer of a stream that this server leads.
@@ -84,7 +84,8 @@ impl Server {
         }) {
             let batch = self.sequencing(stream, cx, |sequencer, view| sequencer.next_batch(view));
             let Some(Some(command)) = batch else { return };
-            let copy = self.config.mutations.merges_unchosen().then(|| Arc::new(command.clone()));
+            let copy =
+                self.config.mutations.merges_unchosen().then(|| Shared::new(command.clone()));
             let mut proposed = None;
             self.with(stream, cx, |held, io| proposed = held.replica.propose(command, io));
             if let (Some(command), Some((index, _))) = (copy, proposed)
