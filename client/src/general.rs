@@ -302,8 +302,10 @@ impl OpenGeneral {
 
     /// Writes and commits.
     ///
-    /// # Errors [`Error::Invalid`] if a bound is broken; otherwise as [`Error`] says. In every case
-    /// nothing was committed, and the transaction is aborted.
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if a bound is broken; otherwise as [`Error`] says. In every case nothing
+    /// was committed, and the transaction is aborted.
     pub async fn commit(mut self, writes: Writes) -> Result<Outcome, Error> {
         self.end(writes).await
     }

@@ -164,7 +164,9 @@ impl Transaction {
     /// # }
     /// ```
     ///
-    /// # Errors As [`Error`] says.
+    /// # Errors
+    ///
+    /// As [`Error`] says.
     pub async fn begin(self) -> Result<Begun, Error> {
         let mut pace = Pace::new(self.deadline);
         let mut name = self.client.names.take();

@@ -1,10 +1,10 @@
-//! The file that describes a node.
+//! The configuration file of a node.
 //!
-//! Everything is checked before anything is started or written; an error names the line or the
-//! field, what is wrong there, and what would be right. All nodes of a cluster share all but `node`,
-//! `data_dir`, `listen` and `tls`.
+//! Everything is checked before anything is started or written. An error names the line or the
+//! field, the problem, and a correct value. All nodes of a cluster have the same settings except
+//! `node`, `data_dir`, `listen` and `tls`.
 //!
-//! [`Example`] is that file, with every setting explained; `orthodrome serve --init` writes it.
+//! [`Example`] is such a file, with every setting explained; `orthodrome serve --init` writes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,36 +22,36 @@ mod example;
 
 pub use example::{Example, ExampleNode};
 
-/// A node's gateway is called this much more than its server, so that a node that joins never
-/// renames another's gateway: `n3` and `n1003`.
+/// The difference between the ids of a node's gateway and its server, such as `n1003` and `n3`. It
+/// is large enough that a node that joins never changes another gateway's id.
 pub const GATEWAY_OFFSET: u32 = 1_000;
 
-/// Everything a node is started from.
+/// The settings of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     /// The node.
     pub node: node::Settings,
     /// The keyspace's protocol, a name of the registry.
     pub protocol: &'static str,
-    /// Where to listen for other nodes.
+    /// The address on which to listen for other nodes.
     pub listen_peer: String,
-    /// Where to listen for clients.
+    /// The address on which to listen for clients.
     pub listen_client: String,
-    /// How to serve clients.
+    /// The settings of the client service.
     pub service: ServiceConfig,
-    /// How long a shutdown may wait for transactions in flight.
+    /// How long a shutdown waits for transactions in flight.
     pub shutdown_within: Duration,
 }
 
-/// What is wrong with a node's file.
+/// An error in a node's file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: {}", file.display(), line.map_or_else(String::new, |line| format!(":{line}")), what)]
 pub struct ConfigError {
     /// The file.
     pub file: PathBuf,
-    /// The line, where the fault has one.
+    /// The line, if known.
     pub line: Option<usize>,
-    /// The field, what is wrong with it, and what would be right.
+    /// The field, the problem, and a correct value.
     pub what: String,
 }
 
@@ -235,10 +235,11 @@ struct LimitsEntry {
 }
 
 impl NodeConfig {
-    /// Reads and checks a node's file, and every file it names. Paths in it are relative to it.
+    /// Reads and checks a node's file, and every file that it names. Paths in it are relative to
+    /// it.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path).map_err(|error| ConfigError {
             file: path.to_owned(),
@@ -248,11 +249,11 @@ impl NodeConfig {
         Self::parse(path, &text)
     }
 
-    /// As [`NodeConfig::load`], with the text at hand; `path` says what to call it and where
-    /// relative paths begin.
+    /// As [`NodeConfig::load`], for a given text. `path` is used in messages, and relative paths
+    /// begin at its folder.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let file: File = toml::from_str(text).map_err(|error| ConfigError {
             file: path.to_owned(),
@@ -272,8 +273,9 @@ fn line_of(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
 }
 
-/// The line of the field that an error begins with (`nodes.n2.peer: …`), as far as the file has it: of
-/// an entry of a list, which goes by its id or name, or of a table, where the field itself is missing.
+/// The line of the field with which an error begins (`nodes.n2.peer: …`), as far as the file has
+/// it. If the field itself is missing, it is the line of the list entry, identified by its id or
+/// name, or of the table.
 fn line_of_field(text: &str, error: &str) -> Option<usize> {
     let (field, _) = error.split_once(": ")?;
     let document = DeTable::parse(text).ok()?;

@@ -1,4 +1,4 @@
-//! A queue into a thread: many senders, one receiver that takes everything at once and can wait
+//! A queue to a thread: many senders, and one receiver that takes all items at once and can wait
 //! until a deadline with the precision of the operating system (tokio's timers round to 1 ms).
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ pub(crate) struct Inbox<T> {
     ready: Condvar,
     /// Notified when the receiver has taken items.
     room: Notify,
-    /// Senders that may wait for that.
+    /// Number of senders that may be waiting for room.
     in_line: AtomicUsize,
 }
 
@@ -58,11 +58,11 @@ impl<T> Default for Inbox<T> {
 
 impl<T> Inbox<T> {
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        // A panic elsewhere leaves the queue whole: every change to it is one call.
+        // A panic elsewhere leaves the queue consistent, because every change to it is one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an item; false if the receiver is gone. For senders that are bounded elsewhere.
+    /// Adds an item; false if the receiver is gone. For senders that are bounded otherwise.
     pub(crate) fn push(&self, item: T) -> bool {
         let mut state = self.state();
         if state.is_closed {
@@ -77,8 +77,8 @@ impl<T> Inbox<T> {
         true
     }
 
-    /// Adds an item if fewer than `limit` wait; gives it back if not. False in the result: the
-    /// receiver is gone.
+    /// Adds an item if fewer than `limit` are queued, otherwise returns it. False in the result:
+    /// the receiver is gone.
     pub(crate) fn push_if_room(&self, item: T, limit: usize) -> Result<bool, T> {
         if self.state().items.len() >= limit {
             return Err(item);
@@ -98,8 +98,8 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Adds an item and wakes nobody: its sender sees to it that somebody takes it soon. False if the
-    /// receiver is gone.
+    /// Adds an item without waking the receiver: the sender must ensure that it is taken soon.
+    /// False if the receiver is gone.
     pub(crate) fn put(&self, item: T) -> bool {
         let mut state = self.state();
         if !state.is_closed {
@@ -118,16 +118,6 @@ impl<T> Inbox<T> {
         let is_open = self.push_in_line(item, limit).await;
         self.wake();
         is_open
-    }
-
-    /// Wakes the receiver if it waits for what [`Inbox::put`] has added.
-    pub(crate) fn kick(&self) {
-        let state = self.state();
-        let is_needed = state.is_waiting && !state.items.is_empty();
-        drop(state);
-        if is_needed {
-            self.ready.notify_one();
-        }
     }
 
     /// Takes up to `limit` items, as many as there are.
@@ -150,7 +140,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// When a [`Inbox::rest`] is to end of itself.
+    /// Sets the time at which [`Inbox::rest`] ends by itself.
     pub(crate) fn set_alarm(&self, at: Option<Instant>) {
         let mut state = self.state();
         let is_sooner = match (at, state.alarm) {
@@ -199,8 +189,8 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Takes up to `limit` items, waiting until there is one or `deadline` has come; for ever, if
-    /// there is none. False: the queue is closed and empty.
+    /// Takes up to `limit` items. Waits until there is one, or until `deadline` if there is one.
+    /// False: the queue is closed and empty.
     pub(crate) fn drain(&self, into: &mut Vec<T>, limit: usize, deadline: Option<Instant>) -> bool {
         let mut state = self.state();
         while state.items.is_empty() {
@@ -229,20 +219,20 @@ impl<T> Inbox<T> {
         true
     }
 
-    /// Takes no more items; what is queued can still be drained.
+    /// Refuses further items; queued ones can still be taken.
     pub(crate) fn close(&self) {
         self.state().is_closed = true;
         self.ready.notify_one();
         self.room.notify_waiters();
     }
 
-    /// How many items wait.
+    /// The number of queued items.
     pub(crate) fn len(&self) -> usize {
         self.state().items.len()
     }
 }
 
-/// A sender that waits for room, counted.
+/// Counts a sender that waits for room.
 struct InLine<'a>(&'a AtomicUsize);
 
 impl<'a> InLine<'a> {
@@ -286,23 +276,6 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_that_waits_takes_all_that_was_put_before_the_kick() {
-        let inbox = Arc::new(Inbox::default());
-        let receiver = inbox.clone();
-        let thread = std::thread::spawn(move || {
-            let mut got = Vec::new();
-            assert!(receiver.drain(&mut got, 10, None));
-            got
-        });
-        while !inbox.state().is_waiting {
-            std::thread::yield_now();
-        }
-        assert!((0..3).all(|n| inbox.put(n)));
-        inbox.kick();
-        assert_eq!(thread.join().unwrap(), [0, 1, 2]);
-    }
-
-    #[test]
     fn a_rest_ends_by_a_call_the_alarm_or_the_end() {
         let inbox = Arc::new(Inbox::default());
         assert!(inbox.put(1), "nobody is woken for it");
@@ -311,7 +284,8 @@ mod tests {
         let start = Instant::now();
         inbox.set_alarm(Some(start + Duration::from_millis(20)));
         assert!(inbox.rest() && start.elapsed() >= Duration::from_millis(20));
-        // A sooner alarm counts for a thread that rests already; a later one does not wake it.
+        // An earlier alarm applies to a thread that is already resting; a later one does not wake
+        // it.
         inbox.set_alarm(Some(start + Duration::from_secs(3_600)));
         let other = inbox.clone();
         let thread = std::thread::spawn(move || other.rest());

@@ -1,10 +1,10 @@
-//! What the operating system says of its clocks: two system calls that the standard library does not
-//! offer. The only unsafe code of the crate.
+//! The operating system's information about its clocks: two system calls that the standard library
+//! does not offer. The only unsafe code of the crate.
 
 use std::time::Duration;
 
-/// The machine's monotonic clock, in nanoseconds since some moment that all processes share while
-/// the machine runs. Zero if the system has none.
+/// The machine's monotonic clock, in nanoseconds since a moment that all processes share while the
+/// machine runs. Zero if the system has none.
 #[allow(unsafe_code)]
 pub(crate) fn monotonic() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -17,10 +17,10 @@ pub(crate) fn monotonic() -> u64 {
     seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0))
 }
 
-/// How far the system clock may be from true time, as the kernel keeps account of it: the daemon that
-/// corrects the clock states a bound (half of the round trip to its source, and the dispersion), and
-/// the kernel adds half a millisecond a second since. None if nothing corrects the clock, or the
-/// system does not say.
+/// The error bound of the system clock, according to the kernel: the daemon that corrects the clock
+/// states a bound (half of the round trip to its source, plus the dispersion), and the kernel has
+/// added half a millisecond a second since then. None if no daemon corrects the clock, or the
+/// system does not report it.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub(crate) fn clock_error() -> Option<Duration> {
@@ -33,21 +33,21 @@ pub(crate) fn clock_error() -> Option<Duration> {
     is_synchronised.then(|| Duration::from_micros(micros))
 }
 
-/// The state of a clock that nothing corrects.
+/// The state of a clock that no daemon corrects.
 #[cfg(target_os = "linux")]
 const TIME_ERROR: i32 = 5;
-/// The bit of a clock that nothing corrects.
+/// The status bit of a clock that no daemon corrects.
 #[cfg(target_os = "linux")]
 const STA_UNSYNC: i32 = 0x40;
 
-/// No bound is known here.
+/// This system reports no bound.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn clock_error() -> Option<Duration> {
     None
 }
 
-/// A name for what shares this process's monotonic clock: one start of one machine, and one time
-/// namespace in it. None if the system does not say.
+/// An identity of everything that shares this process's monotonic clock: the boot of the machine,
+/// and the time namespace. None if the system does not report it.
 pub(crate) fn machine() -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     // Kernels without time namespaces have no such file, and one clock.
@@ -68,7 +68,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(2));
         assert!(monotonic() >= first + 2_000_000);
         assert_eq!(machine(), machine());
-        // A bound, if there is one, is not nothing.
+        // A bound, if there is one, is not zero.
         assert!(clock_error().is_none_or(|error| !error.is_zero()));
     }
 }

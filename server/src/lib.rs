@@ -1,9 +1,11 @@
-//! The impure host: the machines of any protocol on sockets, files and clocks.
+//! The host of machines in real processes: runs the machines of any protocol on sockets, files and
+//! clocks.
 //!
-//! Reading order: [`node`] (one process: a server machine and a gateway machine), [`gateway`] (how
-//! callers reach the gateway machine), [`transport`] (messages between processes), [`storage`] (what survives a crash), [`wire`] (bytes of messages and records),
-//! [`config`] (the file that describes a node), [`service`] (the API for clients of any language);
-//! apart from all these, [`middleware`] (transactions over databases that somebody already has).
+//! Reading order: [`node`] (one process: a server machine and a gateway machine), [`gateway`] (the
+//! interface of the gateway machine), [`transport`] (messages between processes), [`storage`]
+//! (durable data), [`wire`] (encoding of messages and records), [`config`] (the configuration file
+//! of a node), [`service`] (the API for clients of any language). Separate from all these is
+//! [`middleware`] (transactions over existing databases).
 
 #![allow(
     clippy::disallowed_types,
@@ -24,8 +26,8 @@ pub mod tls;
 pub mod transport;
 pub mod wire;
 
-/// How often a property that decodes arbitrary bytes is tried: 256 times, or as often as the
-/// environment variable `ORTHODROME_FUZZ_CASES` says.
+/// The number of cases of property tests that decode arbitrary bytes: 256, or the value of the
+/// environment variable `ORTHODROME_FUZZ_CASES`.
 #[cfg(test)]
 pub(crate) fn fuzz_config() -> proptest::test_runner::Config {
     let cases = std::env::var("ORTHODROME_FUZZ_CASES").ok().and_then(|text| text.parse().ok());

@@ -14,43 +14,44 @@ use std::sync::{Mutex, PoisonError};
 
 use orthodrome_core::NodeId;
 
-/// What a node knows of the clock that it shares. All offsets are in nanoseconds, from the machine's
+/// A node's knowledge of the shared clock. All offsets are in nanoseconds, from the machine's
 /// monotonic clock to readings.
 #[derive(Debug)]
 pub struct SharedClock {
     machine: String,
-    /// Nodes whose offsets differ by more do not share a clock.
+    /// The maximum difference of the offsets of nodes that share a clock.
     apart_max: i64,
-    /// This node's own. Never falls.
+    /// This node's own offset. It never decreases.
     offset: AtomicI64,
-    /// Least of the offsets that the other nodes are known to have.
+    /// The minimum of the known offsets of the other nodes.
     least: AtomicI64,
-    /// No other node runs that this one has not met.
+    /// True if this node has met every other node that runs.
     is_complete: AtomicBool,
-    /// What each other node is known to have; none before it was met.
+    /// The known offset of each other node; none before the first handshake.
     peers: Mutex<BTreeMap<NodeId, Peer>>,
 }
 
 #[derive(Debug, Default)]
 struct Peer {
     offset: Option<i64>,
-    /// It was met, or it does not run; if it starts, it meets this node before it relies on anything.
+    /// True if it was met, or is not running; if it starts, it meets this node before it relies on
+    /// anything.
     is_settled: bool,
 }
 
-/// What a node may rely on at one moment.
+/// The offsets that a node may rely on at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offsets {
     /// This node's own offset.
     pub own: i64,
-    /// Every node that is known reads at least the monotonic clock plus this.
+    /// Every known node reads at least the monotonic clock plus this.
     pub least: i64,
-    /// Every node that runs is known.
+    /// True if every running node is known.
     pub is_complete: bool,
 }
 
 impl SharedClock {
-    /// For a process on `machine` whose offset is `offset` so far, among `peers`.
+    /// For a process on `machine` with the initial offset `offset`, among `peers`.
     #[must_use]
     pub fn new(
         machine: String,
@@ -69,13 +70,13 @@ impl SharedClock {
         }
     }
 
-    /// What shares the monotonic clock.
+    /// The identity of the machine.
     #[must_use]
     pub fn machine(&self) -> &str {
         &self.machine
     }
 
-    /// This node's offset, as it is told to others.
+    /// This node's offset, for handshakes.
     #[must_use]
     pub fn offset(&self) -> i64 {
         self.offset.load(Ordering::SeqCst)
@@ -86,15 +87,15 @@ impl SharedClock {
         self.offset.fetch_max(to, Ordering::SeqCst);
     }
 
-    /// Another node of this machine says that its offset is at least `theirs`, and knows this node's.
-    /// False: the two are too far apart to have one clock.
+    /// Handles a handshake with another node of this machine, whose offset is at least `theirs`,
+    /// and which knows this node's offset. False: the offsets differ too much for one clock.
     #[must_use]
     pub fn meet(&self, peer: NodeId, theirs: i64) -> bool {
         if theirs.saturating_sub(self.offset()).saturating_abs() > self.apart_max {
             return false;
         }
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        // First what is read here, then what is relied on: a reading that follows is high enough.
+        // The own offset is raised first, so that all later readings are high enough.
         self.raise(theirs);
         if let Some(known) = peers.get_mut(&peer) {
             known.offset = known.offset.max(Some(theirs));
@@ -104,8 +105,8 @@ impl SharedClock {
         true
     }
 
-    /// Nothing listens at the address of another node: it does not run. If it starts later, it
-    /// meets this node before it relies on anything.
+    /// Notes that another node is not running, because nothing listens at its address. If it starts
+    /// later, it meets this node before it relies on anything.
     pub fn absent(&self, peer: NodeId) {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = peers.get_mut(&peer) {
@@ -121,10 +122,10 @@ impl SharedClock {
         self.is_complete.store(is_complete, Ordering::SeqCst);
     }
 
-    /// What may be relied on now.
+    /// The offsets that may be relied on now.
     #[must_use]
     pub fn offsets(&self) -> Offsets {
-        // In this order: once complete, the own offset has what the handshakes brought.
+        // In this order: if complete, the own offset includes the results of the handshakes.
         let is_complete = self.is_complete.load(Ordering::SeqCst);
         let least = self.least.load(Ordering::SeqCst);
         let own = self.offset();

@@ -1,4 +1,4 @@
-//! The modes `scalardb` and `scalardb+`: what a client may say, and what it sees.
+//! The modes `scalardb` and `scalardb+`: supported statements, and what clients see.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ impl Rig {
         self.start_bank_as(setup);
     }
 
-    /// What a statement is refused with.
+    /// The error of a refused statement.
     fn refused(&self, text: &str) -> String {
         let output = self.try_psql(text);
         assert!(!output.status.success(), "{text}");
@@ -34,17 +34,17 @@ fn a_transaction_by_key_sees_what_it_has_written_and_nobody_else_does() {
         assert!(inside.contains("1980\n7\n2020"), "{mode}: {inside}");
         let all = "SELECT balance FROM accounts WHERE id IN (1, 50, 101) ORDER BY id";
         assert_eq!(rig.psql(all), "1000\n1000", "{mode}");
-        // From a client of either kind, and in several texts.
+        // From clients of both kinds, and in several query batches.
         rig.mysql(
             "BEGIN; UPDATE accounts SET balance = balance - 10 WHERE id = 1; \
              UPDATE accounts SET balance = balance + 10 WHERE id = 101; COMMIT",
         );
         rig.psql("INSERT INTO accounts (id, balance) VALUES (50, 7)");
         assert_eq!(rig.psql(all), "990\n7\n1010", "{mode}");
-        // What is in the tables is what was committed, to whoever looks there.
+        // The tables contain the committed values, also for direct readers.
         let there = said("SELECT balance FROM accounts WHERE id = 1", rig.servers[0].login());
         assert_eq!(there, "990");
-        // Whatever stands before the verb.
+        // Also with comments before the verb.
         rig.psql("-- name: Pay :exec\nUPDATE/**/accounts SET balance = 8 WHERE id = 50");
         rig.psql("/* a /* b */ c */ UPDATE accounts SET balance = balance + 1 WHERE id = 50");
         assert_eq!(rig.psql("SELECT balance FROM accounts WHERE id = 50"), "9", "{mode}");
@@ -79,14 +79,16 @@ fn statements_that_cannot_be_controlled_by_key_are_refused() {
     assert!(plan.contains("records: accounts[5]"), "{plan}");
 }
 
-/// A proxy that dies between its decision and the end leaves a record that is prepared, and that has committed.
+/// A proxy that dies between its decision and the end leaves a record that is prepared and
+/// committed.
 #[test]
 fn what_a_dead_proxy_left_prepared_is_ended_as_it_had_decided() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
     rig.start_by_key("scalardb");
     rig.psql("UPDATE accounts SET balance = 1 WHERE id IN (1, 101)");
-    // As such a proxy would have left it, at both sources; the state is at the nearest, whose node is 1001.
+    // In the state that such a proxy leaves at both sources. The transaction state is at the
+    // nearest one, whose node is 1001.
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let since = since.as_nanos();
     let digits = |text: &str| text.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -94,7 +96,7 @@ fn what_a_dead_proxy_left_prepared_is_ended_as_it_had_decided() {
         for (server, id) in [(0, 1), (1, 101)] {
             let login = || rig.servers[server].login();
             let redo = digits(&format!("UPDATE accounts SET balance = 8 WHERE id = {id}"));
-            // The record that was written just now is the only one.
+            // The record that was just written is the only one.
             said(
                 &format!(
                     "UPDATE orthodrome_records SET by_client = {left}, by_counter = 1, coordinator = 1001, since = {since}"
@@ -119,6 +121,6 @@ fn what_a_dead_proxy_left_prepared_is_ended_as_it_had_decided() {
             assert_eq!(seen, then, "{id}, {decided}");
         }
     }
-    // Whoever reads again before it is ended finds it again.
+    // A reader that comes before the end of the record finds it again.
     assert!(rig.noted("RolledForward") >= 2 && rig.noted("RolledBack") >= 2);
 }

@@ -1,4 +1,4 @@
-//! Clients that know nothing of the proxy: benchmarks of both kinds, SQLAlchemy and JDBC.
+//! Clients that do not know of the proxy: benchmarks of both kinds, SQLAlchemy and JDBC.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -12,7 +12,7 @@ fn text(output: &Output) -> String {
 }
 
 impl Rig {
-    /// What it printed; it must end well.
+    /// Runs a command that must succeed, and returns its output.
     fn runs(&self, command: &mut Command) -> String {
         let output = command.output().unwrap();
         let said = text(&output);
@@ -20,7 +20,7 @@ impl Rig {
         said
     }
 
-    /// Tables whose rows the hash of a column spreads over all servers.
+    /// Tables whose rows are sharded over all servers by the hash of a column.
     fn start_hashed(&mut self, tables: &[(&str, &str)]) {
         for server in &self.servers {
             for (table, _) in tables {
@@ -115,7 +115,7 @@ fn sysbench_runs(rig: &mut Rig, auto_inc: &str) {
         command.arg(format!("--mysql-port={}", rig.mysql));
         command.args([&format!("--mysql-user={CLIENT}"), &format!("--mysql-password={SECRET}")]);
         command.args(["--mysql-db=bank", "--tables=2", "--table-size=10000", auto_inc]);
-        // What a transaction that lost to another hears.
+        // The errors of a transaction that lost a conflict.
         command.args(["--mysql-ignore-errors=1213,1205,1020", "--threads=2"]);
         command.args(["--time=0", "--events=20", order]);
         command
@@ -258,7 +258,7 @@ fn jdbc_moves_money_in_both_protocols() {
     }
 }
 
-/// Quotes and backslashes reach sources of both kinds as the client meant them.
+/// Quotes and backslashes reach sources of both kinds with the client's meaning.
 #[test]
 fn texts_with_quotes_and_backslashes_stay_what_they_are() {
     let mut rig = rig();

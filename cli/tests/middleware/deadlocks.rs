@@ -1,4 +1,4 @@
-//! Deadlocks that close over several sources end at once, not by a lock time-out.
+//! Deadlocks across several sources end at once, and not by a lock time-out.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 
 use crate::rig::{PATIENCE, Rig, Setup, rig, said, wait};
 
-/// How long a statement may wait for a lock: longer than any of these tests may take.
+/// The lock time-out of statements: longer than any of these tests may take.
 const LOCK_WAIT: Duration = Duration::from_secs(50);
 
 fn start(rig: &mut Rig, servers: &[usize], agents: bool) {
@@ -25,7 +25,8 @@ fn take(id: u32) -> String {
     format!("UPDATE accounts SET balance = balance - 1 WHERE id = {id}")
 }
 
-/// Two transactions that each hold what the other wants, at two sources: the younger is told so.
+/// Each of two transactions waits for a lock of the other, at two sources: the younger one is
+/// aborted.
 fn statements(rig: &mut Rig, servers: &[usize], agents: bool) {
     start(rig, servers, agents);
     let runtime = Runtime::new().unwrap();
@@ -49,9 +50,10 @@ fn statements(rig: &mut Rig, servers: &[usize], agents: bool) {
     rig.settle("a deadlock");
 }
 
-/// The younger holds its lock as a prepared branch, which at PostgreSQL is no session's. It came in one text, so the proxy tries it
-/// again, and its client notices nothing. What is tried again may overtake the older at PostgreSQL, which then ends the older
-/// (40001): its client begins again, as clients do.
+/// The younger one holds its lock as a prepared branch, which at PostgreSQL belongs to no session.
+/// It came in one query batch, so the proxy retries it, and its client notices nothing. The retry
+/// may overtake the older one at PostgreSQL, which then aborts the older one (40001): its client
+/// retries, as clients do.
 fn prepared(rig: &mut Rig, servers: &[usize]) {
     start(rig, servers, true);
     let runtime = Runtime::new().unwrap();
@@ -105,7 +107,8 @@ fn a_deadlock_with_a_prepared_branch_ends_at_once() {
     }
 }
 
-/// Each has looked for a row that the other then inserts at another source: they cannot both have come first.
+/// Each has looked for a row that the other then inserts at another source: in no serial order both
+/// are first.
 #[test]
 fn rows_that_two_have_missed_are_not_inserted_by_both() {
     let mut rig = rig();
@@ -140,7 +143,7 @@ fn rows_that_two_have_missed_are_not_inserted_by_both() {
     }
 }
 
-/// Waits until so many sessions wait for a lock at the second server, which is MariaDB.
+/// Waits until this number of sessions wait for a lock at the second server, which is MariaDB.
 fn wait_until_waiting(rig: &Rig, count: usize) {
     let text = "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'UPDATE accounts%' AND time_ms > 50";
     let waiting =
@@ -152,8 +155,9 @@ fn balance_of(id: u32) -> String {
     format!("SELECT balance FROM accounts WHERE id = {id}")
 }
 
-/// InnoDB tells nothing new to whoever asks it too often, and gives no number to who has only read: a deadlock that closes
-/// while others wait, through a row that was only read, is found all the same.
+/// InnoDB returns cached answers if it is asked too often, and a transaction that has only read has
+/// no number. A deadlock that closes while others wait, through a row that was only read, is found
+/// nevertheless.
 #[test]
 fn a_deadlock_that_closes_while_others_wait_ends_at_once() {
     let mut rig = rig();
@@ -162,7 +166,7 @@ fn a_deadlock_that_closes_while_others_wait_ends_at_once() {
         start(rig, &[0, 1], agents);
         let begun = Instant::now();
         Runtime::new().unwrap().block_on(async {
-            // So there is something to look at from now on.
+            // From now on there are lock waits to be queried.
             let (mut holder, mut waiter) = (enter(rig).await, enter(rig).await);
             holder.text(&format!("BEGIN; {}", take(110))).await.unwrap();
             let waits = tokio::spawn(async move { waiter.text(&take(110)).await.map(drop) });
@@ -187,7 +191,8 @@ fn a_deadlock_that_closes_while_others_wait_ends_at_once() {
     }
 }
 
-/// Two have only read at MariaDB, and one of them is waited for: nobody takes it for the other.
+/// Two transactions have only read at MariaDB, and one of them is waited for: they must not be
+/// confused.
 #[test]
 fn who_has_only_read_is_not_taken_for_somebody_else() {
     let mut rig = rig();
@@ -199,7 +204,7 @@ fn who_has_only_read_is_not_taken_for_somebody_else() {
         writer.text(&format!("BEGIN; {}", take(1))).await.unwrap();
         reader.text(&format!("BEGIN; {}", balance_of(101))).await.unwrap();
         other.text(&format!("BEGIN; {}", balance_of(102))).await.unwrap();
-        // The other waits for the writer, the writer for the reader, and the reader for nobody.
+        // The other waits for the writer, the writer for the reader, and the reader for nothing.
         let other = tokio::spawn(async move {
             let told = other.text(&take(1)).await.map(drop);
             (other, told)
@@ -209,7 +214,7 @@ fn who_has_only_read_is_not_taken_for_somebody_else() {
             (writer, told)
         });
         tokio::task::block_in_place(|| wait_until_waiting(rig, 1));
-        // Long enough to be looked at several times.
+        // Long enough for several queries of the lock waits.
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         reader.text("COMMIT").await.unwrap();
         for waiting in [writer, other] {

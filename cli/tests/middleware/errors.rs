@@ -1,4 +1,4 @@
-//! What clients are told is wrong: the same each time, in the codes of their own protocol.
+//! Errors for clients: the same at each try, with the codes of their own protocol.
 
 use orthodrome_geotp::sql::Dialect;
 use orthodrome_server::middleware::local::{Client, Login, Refused};
@@ -7,7 +7,8 @@ use tokio::runtime::Runtime;
 use crate::rig::{Rig, all_of, rig};
 use crate::sessions::Talk;
 
-/// The code that a text is refused with: SQLSTATE for PostgreSQL's clients, the number for MySQL's; and the words.
+/// The code and the message with which a query batch is refused: SQLSTATE for PostgreSQL clients,
+/// the number for MySQL clients.
 async fn refused(client: &mut Client, kind: Dialect, text: &str) -> (String, String) {
     match client.text(text).await {
         Ok(_) => panic!("{text}: was carried out"),
@@ -22,7 +23,7 @@ async fn refused(client: &mut Client, kind: Dialect, text: &str) -> (String, Str
     }
 }
 
-/// Both kinds of clients are told so, however often they try.
+/// Both kinds of clients get this error, at every try.
 fn are_told(rig: &Rig, text: &str, postgres: &str, maria: &str) {
     Runtime::new().unwrap().block_on(async {
         for (kind, code) in [(Dialect::PostgreSql, postgres), (Dialect::MariaDb, maria)] {
@@ -36,7 +37,8 @@ fn are_told(rig: &Rig, text: &str, postgres: &str, maria: &str) {
     });
 }
 
-/// Whichever source is quicker, and whoever interrupts whom: a duplicate key stays one when it is tried again.
+/// Whichever source is faster, and whichever branch is interrupted: a duplicate key is reported as
+/// one at every retry.
 #[test]
 fn a_violated_constraint_is_told_as_such_and_not_as_a_conflict() {
     let mut rig = rig();
@@ -118,7 +120,7 @@ fn changes_of_the_schema_have_postgresql_s_tags() {
     }
 }
 
-/// A PostgreSQL server reads a whole query batch before it runs any of it.
+/// A PostgreSQL server parses a whole query batch before it runs any of it.
 #[test]
 fn a_statement_that_a_source_cannot_read_is_told_as_such() {
     let mut rig = rig();
@@ -133,7 +135,7 @@ fn a_statement_that_a_source_cannot_read_is_told_as_such() {
                 (format!("INSERT INTO accounts SET id = {id}, balance = 1"), "1064"),
                 (format!("SELECT no_such_function(id) FROM accounts WHERE id = {id}"), "1305"),
             ] {
-                // At its own kind of source some of these are statements like others.
+                // At their own kind of source some of these are valid statements.
                 let is_told = |talk: &mut Talk| {
                     if id == 1 {
                         assert_eq!(talk.refused(&text), code, "{text}");
@@ -166,14 +168,14 @@ fn a_statement_that_is_too_long_is_refused_and_the_connection_goes_on() {
                 let text = "x".repeat(bytes);
                 format!("UPDATE accounts SET balance = length('{text}') WHERE id = {id}")
             };
-            // A MariaDB server takes 16 MiB, unless it is told otherwise.
+            // A MariaDB server accepts 16 MiB by default.
             let long = update(101, 17 << 20);
             assert_eq!(talk.refused(&long), code, "{kind}");
             talk.does("BEGIN");
             assert_eq!(talk.refused(&long), code, "{kind}");
             talk.does("ROLLBACK");
             assert_eq!(talk.shows("SELECT balance FROM accounts WHERE id = 101"), "1000");
-            // The proxy takes 64 MiB.
+            // The proxy accepts 64 MiB.
             assert_eq!(talk.refused(&update(1, 80 << 20)), code, "{kind}");
             assert_eq!(talk.shows("SELECT balance FROM accounts WHERE id = 1"), "1000");
             talk.does(&update(1, 40 << 20));
@@ -219,7 +221,7 @@ fn a_transaction_whose_first_statement_at_mariadb_failed_commits() {
     }
 }
 
-/// Longer than anybody waits for a lock: its source is at work, and says so.
+/// Longer than the lock time-out: its source is working, and reports that.
 #[test]
 fn a_statement_may_take_long() {
     let mut rig = rig();
@@ -269,7 +271,7 @@ fn tables_of_the_proxy_are_not_shown_to_clients() {
         "\\dt",
     ] {
         let told = rig.psql(text);
-        // The owner of the tables is called so.
+        // This is the name of the tables' owner.
         let told = told.replace("|orthodrome", "");
         assert!(told.contains("accounts") && !told.contains("orthodrome"), "{text}: {told}");
     }

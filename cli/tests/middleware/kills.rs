@@ -1,5 +1,5 @@
-//! Money moves between the kinds of sources under load, every party in turn is killed as `kill -9` does, and the total
-//! never changes.
+//! Money moves between both kinds of sources under load, every party is killed in turn as `kill -9`
+//! does, and the total must not change.
 
 use std::fs;
 use std::process::{Child, Command};
@@ -17,7 +17,7 @@ const MARKED: &str = "BEGIN;\nUPDATE accounts SET balance = balance - :d WHERE i
      UPDATE accounts SET balance = balance + :d - 1 WHERE id = :b;\n\
      /*last query*/ UPDATE accounts SET balance = balance + 1 WHERE id = :c;\nCOMMIT;\n";
 
-/// All of it in one text.
+/// All of it in one query batch.
 const TEXT: &str = "BEGIN \\; UPDATE accounts SET balance = balance - :d WHERE id = :a \\; \
      UPDATE accounts SET balance = balance + :d - 1 WHERE id = :b \\; \
      UPDATE accounts SET balance = balance + 1 WHERE id = :c \\; COMMIT;\n";
@@ -28,7 +28,7 @@ const PIPELINE: &str = "\\startpipeline\nBEGIN;\nUPDATE accounts SET balance = b
      UPDATE accounts SET balance = balance + 1 WHERE id = :c;\nCOMMIT;\n\\endpipeline\n";
 
 impl Rig {
-    /// Transfers by `pgbench`, as many clients, until it is told to end or loses the proxy.
+    /// Transfers by `pgbench`, with several clients, until it is stopped or loses the proxy.
     fn load(&self, script: &str, seconds: u32) -> Child {
         self.load_on(self.postgresql, "pgbench.log", script, &["-T", &seconds.to_string()])
     }
@@ -50,10 +50,10 @@ impl Rig {
         command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
     }
 
-    /// How many votes came without having been asked for.
+    /// Number of votes that came without a request.
     fn undisturbed(&self, script: &str) -> u64 {
         let before = self.noted("DecentralizedPrepare");
-        // However long that takes.
+        // This may take any time.
         let mut load = self.load_on(self.postgresql, "pgbench.log", script, &["-t", "12"]);
         let is_good = load.wait().unwrap().success();
         let log = self.path("pgbench.log");
@@ -80,7 +80,7 @@ fn money_moves_between_postgresql_and_mariadb_and_none_is_lost() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
     rig.start_bank(&[0, 1, 2], false);
-    // Both kinds of clients see one table.
+    // Both kinds of clients see the same table.
     rig.psql("BEGIN; UPDATE accounts SET balance = balance - 5 WHERE id = 1; UPDATE accounts SET balance = balance + 5 WHERE id = 101; COMMIT");
     assert_eq!(
         rig.mysql("SELECT id, balance FROM accounts WHERE id IN (1, 101) ORDER BY id DESC"),
@@ -123,7 +123,8 @@ fn agents_beside_the_sources_prepare_and_every_party_may_die() {
         let unasked = rig.undisturbed(script);
         assert!(unasked > 15, "only {unasked} votes came without having been asked for");
     }
-    // Without a mark, and `COMMIT` in a text of its own, nobody can know which statement is the last.
+    // Without an annotation, and with `COMMIT` in its own query batch, it is unknown which
+    // statement is the last.
     assert_eq!(rig.undisturbed(ROUNDS), 0);
     for place in 0..2 {
         let mut load = rig.load(TEXT, 3);

@@ -1,5 +1,5 @@
-//! Lists that clients of both kinds append to and read, over sources of one kind and of both, while a source and the
-//! proxy are killed: what they saw must be strictly serializable.
+//! Clients of both kinds append to lists and read them, over sources of one kind and of both, while
+//! a source and the proxy are killed. The history must be strictly serializable.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,23 +13,24 @@ use orthodrome_server::middleware::local::{Client, Login, Refused};
 
 use crate::rig::{PATIENCE, Rig, Setup, rig, said, wait};
 
-/// Lists at each source that are in use at a time.
+/// Number of lists at each source that are in use at a time.
 const LISTS: u64 = 4;
-/// All of them.
+/// The number of all lists.
 const LISTS_MAX: u64 = 99;
-/// A run goes on until so many transactions have committed.
+/// Number of committed transactions after which a run ends.
 const COMMITTED_MIN: u64 = 20;
 
 /// When lists are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Made {
-    /// Before anybody appends.
+    /// Before the first append.
     Before,
-    /// By whoever appends first: until then they are empty, and not there. Others come into use as time goes on.
+    /// By the first append: until then they are empty and do not exist. Further lists come into use
+    /// over time.
     Meanwhile,
 }
 
-/// How a transaction is put to the proxy.
+/// The form in which a transaction is sent to the proxy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Text,
@@ -45,18 +46,18 @@ struct Caller {
     begun: Instant,
     state: u64,
     element: u64,
-    /// Lists that are known to be there.
+    /// Lists that are known to exist.
     there: BTreeSet<String>,
     seen: Seen,
-    /// What all have committed.
+    /// Number of committed transactions of all clients.
     committed: Arc<AtomicU64>,
 }
 
-/// What a caller has seen.
+/// The observations of a client.
 #[derive(Default)]
 struct Seen {
     history: Vec<Entry>,
-    /// Elements of transactions that may have committed, and have found no list to append them to if they did.
+    /// Elements of transactions of unknown outcome, which found no list to append them to.
     doubtful: BTreeSet<u64>,
 }
 
@@ -146,7 +147,8 @@ impl Caller {
             stale: false,
             ops,
         });
-        // What it does after an attempt that it knows nothing of is another process's, as far as order goes.
+        // After an attempt of unknown outcome the client continues as another process of the
+        // history.
         if status == Status::Info {
             self.process += 100;
             self.element = 0;
@@ -168,7 +170,7 @@ fn statement(op: &Op) -> String {
 
 fn seen((op, answer): (&Op, Answer)) -> Op {
     match op {
-        // It found nothing to append to, which is what a reader sees.
+        // It found no list to append to, which is the same as a read.
         Op::Append(key, _) if answer.affected == 0 => Op::ReadList(key.clone(), Vec::new()),
         Op::Append(..) => op.clone(),
         Op::ReadList(key, _) | Op::ReadVersion(key, _) | Op::WriteVersion(key, _) => {
@@ -183,13 +185,13 @@ fn items(answer: &Answer) -> Vec<u64> {
     String::from_utf8(cell).unwrap().split_whitespace().map(|item| item.parse().unwrap()).collect()
 }
 
-/// What was not answered was not read.
+/// Removes reads without an answer.
 fn unseen(ops: Vec<Op>) -> Vec<Op> {
     ops.into_iter().filter(|op| matches!(op, Op::Append(..))).collect()
 }
 
-/// The answers of a transaction that committed, `Some(None)` of one that did not, nothing if that is not known; and whether
-/// the connection still stands.
+/// The answers of a committed transaction; `Some(None)` if it aborted, none if its outcome is
+/// unknown; and whether the connection is still open.
 async fn carry_out(
     client: &mut Client,
     ops: &[Op],
@@ -308,7 +310,8 @@ impl Rig {
         let callers: Vec<Seen> =
             calls.into_iter().map(|call| runtime.block_on(call).unwrap()).collect();
 
-        // Until prepared transactions of the old life have ended nothing can be read that they hold.
+        // Records of transactions that an earlier incarnation prepared cannot be read until these
+        // have ended.
         let deadline = Instant::now() + PATIENCE;
         let read = |key: &u64| {
             let mut output = None;
@@ -340,7 +343,7 @@ impl Rig {
                 history.push(&entry).unwrap();
             }
         }
-        // One after the other, so each is a transaction of its own.
+        // One after the other, so that each is a transaction by itself.
         for (number, op) in ops.into_iter().enumerate() {
             let entry = Entry {
                 txn: format!("c9999.{}", number + 1),
@@ -390,7 +393,7 @@ fn lists_that_are_made_meanwhile_are_strictly_serializable_on_both() {
     rig().as_mut().unwrap().lists(&[0, 1, 2, 3], false, Made::Meanwhile);
 }
 
-/// Their sources control nothing: not a lock of theirs is held between two requests.
+/// Their sources do not control concurrency: no lock is held between two requests.
 #[test]
 fn lists_are_strictly_serializable_with_scalardb() {
     let mut rig = rig();

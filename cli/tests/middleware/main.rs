@@ -1,5 +1,5 @@
-//! The proxy and agents over private PostgreSQL and MariaDB servers, used by their own clients. The tests share the
-//! servers, and take turns.
+//! The proxy and agents over private PostgreSQL and MariaDB servers, with real clients. The tests
+//! share the servers, and run one at a time.
 
 #![allow(
     clippy::disallowed_types,

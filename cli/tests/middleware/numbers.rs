@@ -1,4 +1,5 @@
-//! A number belongs to one proxy, whose decision log says what becomes of the transactions that are named after it.
+//! A number belongs to one proxy, whose decision log decides about the transactions with that
+//! number.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -6,11 +7,11 @@ use std::time::Instant;
 
 use crate::rig::{PATIENCE, Rig, all_of, rig, said, wait};
 
-/// Where PostgreSQL has the lock on number 1, in both of its parts: server 0 is source 1001.
+/// PostgreSQL's lock on number 1, in both of its parts: server 0 is source 1001.
 const POSTGRES_LOCK: &str = "1869742081, 1001";
 
 impl Rig {
-    /// Moves money between the sources until that succeeds.
+    /// Moves money between the sources until it succeeds.
     fn moves_money(&self, when: &str) {
         let mut problem = String::new();
         let moved = wait(Instant::now() + PATIENCE, || {
@@ -71,7 +72,7 @@ fn copies_of_a_decision_log_are_refused() {
     let rig = rig.as_mut().unwrap();
     rig.start_bank(&[0, 1], false);
     rig.wait_until_claimed();
-    // The file of the copy is written first, so its folder is not there yet.
+    // The file of the copy is written first, because its folder does not exist yet.
     let said = rig.third_refuses();
     assert!(said.contains("another decision log"), "{said}");
     fs::remove_dir_all(rig.path("proxy3")).unwrap();
@@ -80,7 +81,7 @@ fn copies_of_a_decision_log_are_refused() {
     assert!(copied.unwrap().success());
     let said = rig.refuses("proxy3", &[]);
     assert!(said.contains("number 1 is held by its session"), "{said}");
-    // Once the original has lived again, the copy does not know what was decided since.
+    // After the original has run again, the copy lacks its decisions.
     rig.start_proxy(None);
     rig.wait_until_claimed();
     rig.moves_money("after a new start");
@@ -137,7 +138,7 @@ fn a_proxy_whose_number_another_has_taken_stops() {
     let rig = rig.as_mut().unwrap();
     rig.start_bank(&[0, 1], false);
     rig.wait_until_claimed();
-    // Somebody waits for the lock, and has it when the claim is lost.
+    // Another session waits for the lock, and gets it when the claim is lost.
     let wanted = format!("SELECT pg_advisory_lock({POSTGRES_LOCK}); SELECT pg_sleep(1000)");
     let mut other = rig.servers[0].login().client(&wanted);
     let mut other = other.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -151,7 +152,7 @@ fn a_proxy_whose_number_another_has_taken_stops() {
     assert_eq!(status.and_then(|status| status.code()), Some(1), "{}", rig.log());
     let log = rig.log();
     assert!(log.contains("source s0: number 1 is held by its session"), "{log}");
-    // Its session at the server ends with it.
+    // This also ends its session at the server.
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE '%pg_sleep%' \
                AND pid <> pg_backend_pid()";
     said(end, rig.servers[0].login());

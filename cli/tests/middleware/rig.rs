@@ -18,36 +18,36 @@ pub const CLIENT: &str = "alice";
 pub const SECRET: &str = "wonderland";
 /// Accounts at each source, with 1000 each.
 pub const ACCOUNTS: usize = 20;
-/// How long anything may take on a machine that is busy with other work.
+/// Time limit of any step on a machine that is busy with other work.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What each server is.
+/// The kinds of the servers.
 const KINDS: [Dialect; 4] =
     [Dialect::PostgreSql, Dialect::MariaDb, Dialect::PostgreSql, Dialect::MariaDb];
 
-/// What our processes are called.
+/// The names of our processes.
 const LOGGING: [&str; 7] = ["proxy", "proxy2", "proxy3", "agent0", "agent1", "agent2", "agent3"];
 
-/// Everything in it ends with the process, since nothing drops a static.
+/// Everything in it must end with the process, because a static is never dropped.
 static RIG: Mutex<Option<Rig>> = Mutex::new(None);
 
-/// What a test wants to have running.
+/// The processes that a test needs.
 #[derive(Clone)]
 pub struct Setup {
-    /// Which servers are sources.
+    /// The servers that are sources.
     pub servers: Vec<usize>,
-    /// Each with an agent of its own.
+    /// True if each source has its own agent.
     pub agents: bool,
-    /// How long statements wait for locks.
+    /// The lock time-out.
     pub lock_wait_ms: u32,
-    /// More of the proxy's file, before its sources.
+    /// Further settings of the proxy's file, before its sources.
     pub settings: String,
-    /// Its tables.
+    /// The tables of the proxy's file.
     pub tables: String,
 }
 
 impl Setup {
-    /// These servers, with a table of accounts sharded over them: a hundred numbers each.
+    /// These servers, with a table of accounts that is sharded over them: a hundred ids each.
     pub fn accounts(servers: &[usize], agents: bool) -> Self {
         let last = servers.len() - 1;
         let parts: Vec<String> = servers
@@ -85,7 +85,7 @@ impl Drop for Process {
     }
 }
 
-/// Does something when the test's process has ended, however it did: its input ends then.
+/// Runs a script when the test's process has ended in any way: its standard input ends then.
 fn afterwards(script: &str, argument: &str) -> Child {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("read -r _; {script}"), argument]);
@@ -94,13 +94,13 @@ fn afterwards(script: &str, argument: &str) -> Child {
 }
 
 impl Process {
-    /// Whether it has been stopped, as by SIGSTOP.
+    /// Whether it is stopped, as by SIGSTOP.
     pub fn is_stopped(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
         stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
     }
 
-    /// Waits until it has ended by itself; with which status.
+    /// Waits until it has ended by itself, and returns its status.
     pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
         let mut status = None;
         wait(Instant::now() + PATIENCE, || {
@@ -110,12 +110,12 @@ impl Process {
         status
     }
 
-    /// Ends its input.
+    /// Closes its standard input.
     pub fn end_input(&mut self) {
         drop(self.0.stdin.take());
     }
 
-    /// Goes on after a stop.
+    /// Continues it after a stop.
     pub fn go_on(&self) {
         let pid = self.0.id().to_string();
         assert!(Command::new("kill").args(["-CONT", &pid]).status().unwrap().success());
@@ -124,7 +124,7 @@ impl Process {
 
 pub struct Rig {
     dir: PathBuf,
-    /// Takes the files away.
+    /// Removes the files.
     _guard: Child,
     pub servers: Vec<LocalServer>,
     setup: Setup,
@@ -144,9 +144,9 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The rig, with nothing but its servers running. One test has it at a time.
+/// The rig, with only its servers running. One test has it at a time.
 pub fn rig() -> MutexGuard<'static, Option<Rig>> {
-    // What a failed test leaves is taken down below.
+    // Processes of a failed test are ended below.
     let mut rig = RIG.lock().unwrap_or_else(PoisonError::into_inner);
     let rig_now = rig.get_or_insert_with(Rig::new);
     rig_now.stop();
@@ -161,7 +161,8 @@ pub fn rig() -> MutexGuard<'static, Option<Rig>> {
 
 impl Rig {
     fn new() -> Self {
-        // One that could not be made is taken away while the next is made, so each has a name of its own.
+        // The folder of a failed attempt is removed while the next one is made, so each has its own
+        // name.
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("orthodrome-middleware-{}-{number}", std::process::id());
@@ -218,14 +219,16 @@ impl Rig {
         self.start_proxy(None);
     }
 
-    /// Another proxy over the same sources and agents, and where it serves PostgreSQL's clients.
+    /// Starts another proxy over the same sources and agents, and returns its port for PostgreSQL
+    /// clients.
     pub fn start_second_proxy(&self, port: Option<u16>) -> (Process, u16) {
         let port = port.unwrap_or_else(free_port);
         self.write_other("proxy2", 2, port);
         (self.run("proxy", "proxy2", None, &[]), port)
     }
 
-    /// The file of another proxy over the same sources and agents, with a number and a data directory of its own.
+    /// Writes the file of another proxy over the same sources and agents, with its own number and
+    /// data directory.
     fn write_other(&self, name: &str, number: u32, port: u16) {
         let mut file = self.proxy_file();
         for (from, to) in [
@@ -239,14 +242,15 @@ impl Rig {
         fs::write(self.path(&format!("{name}.toml")), file).unwrap();
     }
 
-    /// What a third proxy with the number of the first, and a new log, says when it is started and refuses.
+    /// The error of a third proxy with the number of the first and a new log, which refuses to
+    /// start.
     pub fn third_refuses(&self) -> String {
         let _ = fs::remove_dir_all(self.path("proxy3"));
         self.write_other("proxy3", 1, free_port());
         self.refuses("proxy3", &[])
     }
 
-    /// What a proxy says when it is started and refuses.
+    /// The error of a proxy that refuses to start.
     pub fn refuses(&self, name: &str, arguments: &[&str]) -> String {
         let mut process = self.spawn("proxy", name, None, arguments);
         let status = process.ended();
@@ -254,11 +258,12 @@ impl Rig {
         let code = status.and_then(|status| status.code());
         assert_eq!(code, Some(2), "{name} did not refuse to start: {status:?}\n{said}");
         let last = said.rsplit("error:").next().unwrap_or_default();
-        // Lines are broken to be read.
+        // The message is wrapped.
         last.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// Starts it all with a table of accounts, in which there are `ACCOUNTS` at each source with 1000 each.
+    /// Starts everything with a table of accounts: `ACCOUNTS` at each source, with a balance of
+    /// 1000 each.
     pub fn start_bank(&mut self, servers: &[usize], agents: bool) {
         self.start_bank_as(Setup::accounts(servers, agents));
     }
@@ -324,7 +329,8 @@ impl Rig {
         file
     }
 
-    /// Runs one of our processes, which stops at a step if one is given, until it says that it is ready.
+    /// Runs one of our processes until it reports that it is ready; it stops at a step if one is
+    /// given.
     pub fn run(
         &self,
         verb: &str,
@@ -362,8 +368,8 @@ impl Rig {
         self.agents.insert(server, agent);
     }
 
-    /// The end of what each of our processes has logged since the last start of everything. It comes before what went
-    /// wrong, of which it is not to be the end.
+    /// The last lines of each process's log since the last start of everything. They are printed
+    /// before the failure, so that the failure comes last.
     pub fn log(&self) -> String {
         let last = |name: &str| {
             let log = fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
@@ -378,7 +384,7 @@ impl Rig {
         LOGGING.map(last).concat()
     }
 
-    /// How clients of a kind enter the proxy.
+    /// The login of clients of a kind at the proxy.
     pub fn login(&self, kind: Dialect) -> Login<'static> {
         let port = match kind {
             Dialect::PostgreSql => self.postgresql,
@@ -405,23 +411,24 @@ impl Rig {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// How often the proxy has noted something.
+    /// Number of a rare event in the proxy's counters.
     pub fn noted(&self, note: &str) -> u64 {
         let notes = self.psql("SHOW ORTHODROME NOTES");
         let count = |line: &str| line.strip_prefix(note)?.strip_prefix('|')?.parse().ok();
         notes.lines().find_map(count).unwrap_or(0)
     }
 
-    /// Waits until every source has done what the proxy has decided, and the proxy has written that down.
+    /// Waits until every source has executed the proxy's decisions, and the proxy has recorded
+    /// that.
     pub fn finish(&self) {
         let is_done = || self.psql("SHOW ORTHODROME TRANSACTIONS").is_empty();
         let done = wait(Instant::now() + PATIENCE, is_done);
         done.unwrap_or_else(|| panic!("{}\ndecided, and not done", self.log()));
-        // What the proxy does after it has answered, it has done before it answers again.
+        // Work after an answer is done before the next answer.
         assert!(is_done(), "{}\nsomething was decided that nobody asked for", self.log());
     }
 
-    /// What is prepared at a server.
+    /// The prepared transactions at a server.
     fn prepared(&self, place: usize) -> String {
         let server = &self.servers[place];
         let text = match server.kind {
@@ -431,7 +438,8 @@ impl Rig {
         said(text, server.login())
     }
 
-    /// Rolls back what is prepared at any server: its proxy may have ended before it could, and nobody else does.
+    /// Rolls back prepared transactions at all servers: their proxy may have ended before it could,
+    /// and no other process does it.
     fn end_prepared(&self) {
         let others = "SELECT count(*) FROM information_schema.processlist \
                       WHERE user = 'orthodrome' AND id <> connection_id()";
@@ -440,11 +448,11 @@ impl Rig {
             for (place, server) in self.servers.iter().enumerate() {
                 for line in self.prepared(place).lines() {
                     left += 1;
-                    // MariaDB has the name last.
+                    // In MariaDB's answer the name is last.
                     let name = line.split_whitespace().next_back().unwrap_or_default();
                     let text = match server.kind {
                         Dialect::PostgreSql => format!("ROLLBACK PREPARED '{name}'"),
-                        // While the session that prepared it ends, it must not be.
+                        // It must not be ended while the session that prepared it is ending.
                         Dialect::MariaDb if said(others, server.login()) != "0" => continue,
                         Dialect::MariaDb => format!("XA ROLLBACK '{name}'"),
                     };
@@ -457,7 +465,7 @@ impl Rig {
         done.expect("what a test has left prepared cannot be rolled back");
     }
 
-    /// What transactions and sessions the servers have, for whoever looks for a lock.
+    /// Transactions and sessions at the servers, for finding the holder of a lock.
     fn open(&self) -> String {
         let one = |&place: &usize| {
             let server = &self.servers[place];
@@ -475,7 +483,7 @@ impl Rig {
         self.setup.servers.iter().map(one).collect()
     }
 
-    /// Nothing stays prepared or locked, and the total is what it was.
+    /// Checks that nothing stays prepared or locked, and that the total is unchanged.
     pub fn settle(&self, after: &str) {
         let deadline = Instant::now() + PATIENCE;
         let servers = &self.setup.servers;
@@ -485,7 +493,7 @@ impl Rig {
             left.iter().all(String::is_empty)
         })
         .unwrap_or_else(|| panic!("{}\nafter {after}: {left:?}", self.log()));
-        // A change of every row needs every lock.
+        // An update of every row needs every lock.
         let mut problem = String::new();
         wait(deadline, || {
             let output = self.try_psql("UPDATE accounts SET balance = balance");
@@ -493,7 +501,7 @@ impl Rig {
             output.status.success()
         })
         .unwrap_or_else(|| panic!("{}{}\nafter {after}: {problem}", self.log(), self.open()));
-        // A source that has just come back may break the first connections to it.
+        // A restarted source may break the first connections to it.
         let mut total = String::new();
         wait(deadline, || {
             let output = self.try_psql("SELECT count(*), sum(balance) FROM accounts");
@@ -506,7 +514,7 @@ impl Rig {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition is true.
 pub fn wait(deadline: Instant, mut is_so: impl FnMut() -> bool) -> Option<()> {
     while !is_so() {
         if Instant::now() > deadline {
@@ -517,14 +525,14 @@ pub fn wait(deadline: Instant, mut is_so: impl FnMut() -> bool) -> Option<()> {
     Some(())
 }
 
-/// How a client ended and all that it said, for whoever looks for what went wrong.
+/// A client's exit status and all its output, for messages.
 pub fn all_of(output: &Output) -> String {
     let Output { status, stdout, stderr } = output;
     let of = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     format!("{status}; output: {:?}; errors: {:?}", of(stdout), of(stderr))
 }
 
-/// What a server says to its own client.
+/// A server's answer to its own client.
 pub fn said(text: &str, login: Login<'_>) -> String {
     let output = login.client(text).output().unwrap();
     assert!(output.status.success(), "{text}: {}", all_of(&output));

@@ -1,4 +1,4 @@
-//! What clients set of their sessions, read-only transactions, rows in bulk, and bytes that are no text.
+//! Session settings, read-only transactions, bulk inserts, and bytes that are not text.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::tools::{python, skipped};
 const POSTGRES: Dialect = Dialect::PostgreSql;
 const MARIA: Dialect = Dialect::MariaDb;
 
-/// A client that does one text after the other.
+/// A client that runs one query batch after the other.
 pub struct Talk {
     client: Client,
     kind: Dialect,
@@ -45,7 +45,7 @@ impl Talk {
         cell.map_or_else(|| "NULL".into(), |cell| String::from_utf8_lossy(&cell).into_owned())
     }
 
-    /// The code that a text is refused with.
+    /// The error code of a refused query batch.
     pub fn refused(&mut self, text: &str) -> String {
         match self.text(text) {
             Ok(_) => panic!("{}: {text}: was carried out", self.kind),
@@ -62,7 +62,7 @@ fn settings_reach_the_sources_and_end_with_their_session() {
     let rig = rig.as_mut().unwrap();
     for agents in [false, true] {
         rig.start_bank(&[0, 1], agents);
-        // What the source itself says, as part of a statement about its rows.
+        // The source's own value, in a statement about its rows.
         let at_postgres = "SELECT current_setting('timezone') FROM accounts WHERE id = 1";
         let at_maria = "SELECT timediff(now(), utc_timestamp()) FROM accounts WHERE id = 101";
         let mut postgres = Talk::begin(rig, POSTGRES);
@@ -79,7 +79,7 @@ fn settings_reach_the_sources_and_end_with_their_session() {
             assert_eq!(maria.shows(both), "2000");
             // The other kind of source is in the same zone.
             assert_eq!(maria.shows("SELECT balance FROM accounts WHERE id = 1"), "1000");
-            // Nobody else is.
+            // Other sessions are not.
             assert_eq!(rig.psql(at_postgres), "UTC");
             assert_eq!(rig.mysql(at_maria), "00:00:00");
             assert_eq!(rig.mysql(&both.replace("SELECT", "SELECT /* other */")), "1048576");
@@ -98,7 +98,7 @@ fn settings_reach_the_sources_and_end_with_their_session() {
         assert_eq!(postgres.shows(tenant), "a; b");
         assert_eq!(rig.psql(tenant), "");
         postgres.does("DISCARD ALL");
-        // A server that has known the name once says nothing instead of NULL.
+        // A server that has had the name once returns an empty string instead of NULL.
         assert!(["", "NULL"].contains(&postgres.shows(tenant).as_str()));
     }
 }
@@ -139,7 +139,7 @@ fn clients_that_take_turns_keep_their_own_settings() {
     }
 }
 
-/// Functions of users may do to their session what clients may not.
+/// User-defined functions may change their session in ways that clients may not.
 #[test]
 fn a_session_that_a_function_has_changed_is_reset_before_others_use_it() {
     let mut rig = rig();
@@ -229,7 +229,8 @@ fn what_belongs_to_a_client_is_not_another_s() {
     assert_eq!(other.shows("SELECT @@warning_count"), "0");
 }
 
-/// Whatever an application quotes as its server's documentation says is the text that it was, at every source.
+/// A string that an application quotes according to its server's documentation has the same value
+/// at every source.
 #[test]
 fn backslashes_mean_what_the_client_s_protocol_says() {
     let mut rig = rig();
@@ -261,7 +262,7 @@ fn backslashes_mean_what_the_client_s_protocol_says() {
                 assert_eq!(reader.shows(&read), note, "{constant}");
             }
         }
-        // Patterns have a backslash for their escape in both protocols.
+        // A backslash is the escape character of patterns in both protocols.
         for (note, is_like) in [("10%", "1"), ("100", "0")] {
             postgres.does(&format!("UPDATE accounts SET note = '{note}' WHERE id = {id}"));
             let text =
@@ -283,7 +284,8 @@ fn backslashes_mean_what_the_client_s_protocol_says() {
             client.does(&format!("SELECT balance {alias} FROM accounts WHERE id = {id}"));
         }
     }
-    // What the proxy's parser cannot read comes to a source with the meaning that the proxy has seen.
+    // A statement that the proxy's parser cannot read reaches a source with the meaning that the
+    // proxy assumed.
     maria.does(r"SHOW TABLES LIKE 'a\'; DROP TABLE canary; -- '");
     maria.does(r"SHOW TABLES WHERE Tables_in_bank IN ('a\'; DROP TABLE canary; -- ', '\\')");
     assert_eq!(maria.shows(r"SELECT 'a\'b', 5--1"), "a'b");
@@ -315,7 +317,7 @@ fn settings_of_a_transaction_end_with_it() {
         client.does(end);
         assert_eq!(client.shows(zone), after, "{end}");
     }
-    // A text is a transaction.
+    // A query batch is a transaction.
     client.does("RESET timezone");
     assert_eq!(client.shows(&format!("SET LOCAL timezone = '4'; {zone}")), "<+04:00>-04:00");
     assert_eq!(client.shows(zone), "UTC");
@@ -341,7 +343,7 @@ fn times_that_clients_set_are_kept() {
             let text = format!("UPDATE accounts SET balance = 0 WHERE id = {id}");
             assert_eq!(client.refused(&text), code, "{id}");
         }
-        // The session goes on.
+        // The session continues.
         assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 2"), "1000");
     }
     holder.does("ROLLBACK");
@@ -395,7 +397,7 @@ fn what_cannot_be_done_is_refused_and_the_connection_goes_on() {
         assert_eq!(client.refused(text), code, "{text}");
         assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 1"), "1000", "{text}");
     }
-    // What drivers say before they keep a connection for others.
+    // Statements of drivers before they return a connection to a pool.
     for text in
         ["SELECT pg_advisory_unlock_all()", "CLOSE ALL", "UNLISTEN *", "RESET ALL", "DISCARD ALL"]
     {
@@ -436,7 +438,7 @@ fn what_cannot_be_done_is_refused_and_the_connection_goes_on() {
         assert_eq!(client.refused(text), code, "{text}");
         assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 1"), "1000", "{text}");
     }
-    // Drivers ask for modes to know how to quote: the proxy reads backslashes.
+    // Drivers query the modes to know how to quote: the proxy reads backslashes.
     for text in [
         "SELECT @@sql_mode",
         "SELECT @@session.sql_mode AS m",
@@ -500,7 +502,7 @@ fn read_only_transactions_do_not_write() {
     ] {
         client.does(begin);
         assert_eq!(client.shows("SELECT balance FROM accounts WHERE id = 1"), "1000");
-        // Who writes may wait for locks of readers, which MySQL's clients may take.
+        // Writers may wait for locks of readers, which MySQL clients may take.
         client.does("SELECT 1 FROM accounts WHERE id = 1 LOCK IN SHARE MODE");
         if is_refused {
             assert_eq!(client.refused(write), "1792", "{begin}");
@@ -516,7 +518,7 @@ fn read_only_transactions_do_not_write() {
         assert_eq!(client.refused(text), "1568", "{text}");
     }
     client.does("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; ROLLBACK");
-    // It was of the next transaction only.
+    // It applied to the next transaction only.
     client.does("SET TRANSACTION READ ONLY");
     assert_eq!(client.refused(write), "1792");
     client.does("ROLLBACK");
@@ -625,7 +627,8 @@ fn a_mysql_client_is_told_that_a_failure_at_postgresql_rolled_its_transaction_ba
     assert_eq!(balance(&mut maria, 101), first);
 }
 
-/// Operators of one level make a tree as deep as their number. It fits into the stack, or is refused.
+/// Operators of one level make a tree as deep as their number. It fits into the stack, or is
+/// refused.
 #[test]
 fn statements_of_many_operators_are_carried_out_or_refused() {
     let mut rig = rig();
@@ -638,7 +641,7 @@ fn statements_of_many_operators_are_carried_out_or_refused() {
             format!("SELECT count(*) FROM accounts WHERE id = 1{}", " OR id = 1".repeat(terms))
         };
         let union = |terms: usize| format!("SELECT 1{}", " UNION SELECT 1".repeat(terms));
-        // MariaDB has little stack itself, and refuses longer ones with the same number.
+        // MariaDB itself has a small stack, and refuses longer ones with the same number.
         let (terms, queries) = if kind == POSTGRES { (3_000, 300) } else { (300, 100) };
         assert_eq!(talk.shows(&sum(terms)), (terms + 1).to_string(), "{kind}");
         assert_eq!(talk.shows(&any(2_000)), "1", "{kind}");
@@ -655,7 +658,8 @@ fn statements_of_many_operators_are_carried_out_or_refused() {
     }
 }
 
-/// A decision to commit is durable before the sources have carried it out; who has heard of it sees it everywhere.
+/// A decision to commit is durable before the sources have executed it. A client that knows of the
+/// commit sees it everywhere.
 #[test]
 fn a_client_sees_what_it_has_committed() {
     let mut rig = rig();
@@ -728,7 +732,7 @@ fn chained_transactions_have_the_same_isolation_and_access() {
         assert_eq!(client.refused(write), "1792", "{end}");
         client.does("COMMIT");
         client.does(write);
-        // What is chained is not locked at this level.
+        // At this level, reads of the chained transaction take no locks.
         let mut other = Talk::begin(rig, MARIA);
         client.does("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; BEGIN");
         client.does(read);

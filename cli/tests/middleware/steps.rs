@@ -1,5 +1,6 @@
-//! A transfer between PostgreSQL and MariaDB, typed in `psql`, with some party killed at every step of its commit: what
-//! was decided holds, what was not is undone, the total stays, and nothing is left prepared or locked.
+//! A transfer between PostgreSQL and MariaDB in `psql`, where a party is killed at each step of the
+//! commit. A decided transaction must be completed, any other one undone, the total must not
+//! change, and nothing may stay prepared or locked.
 
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use orthodrome_geotp::sql::Dialect;
 
 use crate::rig::{PATIENCE, Rig, all_of, rig, wait};
 
-/// Who stops at a step, or is killed.
+/// A party that stops at a step, or is killed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Party {
     Proxy,
@@ -16,16 +17,16 @@ enum Party {
     Source(usize),
 }
 
-/// How the transfer is typed.
+/// The form of the transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Typed {
-    /// In one text, so that agents prepare by themselves.
+    /// In one query batch, so that agents prepare without a request.
     Text,
-    /// Each statement by itself, so that the proxy asks for votes.
+    /// Each statement by itself, so that the proxy requests votes.
     Statements,
 }
 
-/// What a killing there must lead to.
+/// The expected result of a kill.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Expected {
     Committed,
@@ -37,7 +38,8 @@ use Expected::{Committed, Either, RolledBack};
 use Party::{Agent, Proxy, Source};
 use Typed::{Statements, Text};
 
-/// Who stops where, whoever is killed then, and what comes of it. The first source is PostgreSQL, the second MariaDB.
+/// The party and the step at which it stops, the killed parties, and the expected results. The
+/// first source is PostgreSQL, the second MariaDB.
 struct Case(Party, &'static str, Typed, &'static [(Party, Expected)]);
 
 /// With the agents inside the proxy, so that they die with it.
@@ -60,7 +62,7 @@ const BESIDE: &[Case] = &[
         Statements,
         &[(Proxy, RolledBack), (Agent(1), RolledBack), (Source(1), RolledBack)],
     ),
-    // Votes are in, so whoever else dies, the proxy decides to commit.
+    // All votes have arrived, so the proxy decides to commit, whichever other party dies.
     Case(
         Proxy,
         "decide",
@@ -150,13 +152,13 @@ impl Rig {
             "{who:?} stopped before {step} of a transfer by {typed:?}, {victim:?} was killed"
         );
         let before = self.balance();
-        // What is still to be done of others must not come to the step.
+        // Work of earlier transactions must not reach the step.
         self.finish();
         self.start_party(who, Some(step));
         let mut psql = self.transfer(typed);
         let deadline = Instant::now() + PATIENCE;
         wait(deadline, || {
-            // An agent that has just started may have to be met first.
+            // The proxy may not be connected to an agent that has just started.
             if matches!(psql.try_wait(), Ok(Some(status)) if !status.success()) {
                 psql = self.transfer(typed);
             }
@@ -167,7 +169,7 @@ impl Rig {
         if who == victim {
             self.start_party(victim, None);
         } else {
-            // It goes on with the other dead.
+            // It continues while the other one is dead.
             self.process(who).unwrap().go_on();
             std::thread::sleep(Duration::from_millis(100));
             self.start_party(victim, None);

@@ -1,4 +1,5 @@
-//! What tests of foreign clients need: found, or fetched once into the target folder.
+//! Programs that tests of other clients need: found on the machine, or fetched once into the target
+//! folder.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,8 @@ const PACKAGES: [&str; 5] = [
     "django==5.1.4",
 ];
 
-/// Says why a test is not run. `cargo xtask test` names the file that lists such tests, and does not
-/// count them as passed.
+/// Reports why a test is skipped. `cargo xtask test` names the file that lists such tests, and does
+/// not count them as passed.
 pub fn skipped(why: &str) {
     eprintln!("SKIPPED: {why}");
     let Some(list) = std::env::var_os("ORTHODROME_SKIPPED") else { return };
@@ -36,7 +37,7 @@ fn folder() -> PathBuf {
     folder
 }
 
-/// Whether a program is here.
+/// Whether a program is installed.
 pub fn is_here(program: &str, argument: &str) -> bool {
     let mut command = Command::new(program);
     command.arg(argument).stdout(Stdio::null()).stderr(Stdio::null());
@@ -79,7 +80,7 @@ pub fn class_path() -> Result<String, String> {
     for (name, path) in JARS {
         let place = folder().join(name);
         if !place.exists() {
-            // Not under its name before it is whole.
+            // It gets its name only when it is complete.
             let part = folder().join(format!("{name}.part"));
             let address = format!("https://repo1.maven.org/maven2/{path}");
             run(Command::new("curl").args(["-fsSL", "-o"]).arg(&part).arg(address))?;

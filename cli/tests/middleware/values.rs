@@ -8,7 +8,7 @@ use orthodrome_geotp::sql::Dialect;
 use crate::rig::{Rig, all_of, rig, said};
 use crate::sessions::Talk;
 
-/// A proxy whose accounts have bytes, a text, and what is true or false.
+/// A proxy whose accounts have bytes, a text and a boolean.
 fn start(rig: &mut Rig) {
     rig.start_bank(&[0, 1], false);
     for (place, types) in
@@ -22,7 +22,7 @@ fn start(rig: &mut Rig) {
     }
 }
 
-/// What a source itself has in a row.
+/// The values of a row at its source.
 fn kept(rig: &Rig, id: u32) -> String {
     let (place, text) = match id {
         ..100 => (0, "SELECT encode(data, 'hex'), note, is_open::int"),

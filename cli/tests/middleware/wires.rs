@@ -1,4 +1,4 @@
-//! What the protocols carry besides statements: TLS, and the wish to cancel.
+//! Features of the protocols besides statements: TLS and cancellation.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ impl Rig {
         command
     }
 
-    /// Whether a statement waits for a lock at its source. `text` is a part of it.
+    /// Whether a statement waits for a lock at its source. `text` is a part of the statement.
     fn is_waiting(&self, text: &str) -> bool {
         let text = text.replace('\'', "''");
         let postgres = format!(
@@ -69,7 +69,7 @@ fn clients_of_both_kinds_talk_tls() {
         let (is_good, said) = output(rig.mariadb_by(arguments).args(["-e", "\\s"]));
         assert!(is_good && said.contains("Cipher in use is TLS_"), "{arguments:?}: {said}");
     }
-    // Whoever does not trust the authority does not come in.
+    // A client that does not trust the authority does not connect.
     let other = Authority::new("test").unwrap();
     std::fs::create_dir_all(rig.path("other")).unwrap();
     let other = other.issue(&rig.path("other"), NodeId(1), &[]).unwrap();
@@ -77,7 +77,7 @@ fn clients_of_both_kinds_talk_tls() {
     assert!(!output(rig.psql_by(&mode).args(["-c", "SELECT 1"])).0);
 }
 
-/// A proxy without a certificate says so, and nobody's password is sent to it in the clear instead.
+/// A proxy without a certificate refuses TLS, and no password is sent without encryption instead.
 #[test]
 fn tls_is_refused_where_there_is_no_certificate() {
     let mut rig = rig();
@@ -94,12 +94,12 @@ fn tls_is_refused_where_there_is_no_certificate() {
 fn a_statement_that_waits_is_cancelled_from_both_kinds_of_clients() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
-    // Longer than anything that the test waits for.
+    // Longer than any wait of the test.
     rig.start_bank_as(Setup {
         lock_wait_ms: 2 * PATIENCE.as_millis() as u32,
         ..Setup::accounts(&[0, 1], false)
     });
-    // Somebody holds a row at each source.
+    // Another transaction locks a row at each source.
     let mut holder = rig.psql_by("");
     let mut holder = holder.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut says = holder.stdin.take().unwrap();

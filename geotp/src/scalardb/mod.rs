@@ -7,22 +7,24 @@
 //!   ScalarDB's own documents.
 //!
 //! # The idea
-//! All concurrency control is the middleware's, and optimistic. A record contains the transaction that
-//! wrote it, a state (prepared or committed) and its before-image. A transaction reads without locks,
-//! and aborts if it meets a prepared record. To commit, it *prepares* every record that it writes, on
-//! the condition that the record is unchanged since it was read. Then it *validates*: it reads again
-//! the records that it only read. Then it writes its *state* into the coordinator table, if there is
-//! none yet: that is the decision. Then the records are marked as committed. The middleware keeps
-//! nothing. A transaction that meets a prepared record looks up the state, and rolls the record forward
-//! or back. If there is no state for too long, it writes *aborted* there, and the preparing transaction
-//! cannot commit any more.
+//!
+//! All concurrency control is the middleware's, and optimistic. A record contains the transaction
+//! that wrote it, a state (prepared or committed) and its before-image. A transaction reads without
+//! locks, and aborts if it meets a prepared record. To commit, it *prepares* every record that it
+//! writes, on the condition that the record is unchanged since it was read. Then it *validates*: it
+//! reads again the records that it only read. Then it writes its *state* into the coordinator
+//! table, if there is none yet: that is the decision. Then the records are marked as committed. The
+//! middleware keeps nothing. A transaction that meets a prepared record looks up the state, and
+//! rolls the record forward or back. If there is no state for too long, it writes *aborted* there,
+//! and the preparing transaction cannot commit any more.
 //!
 //! # Why it is strictly serializable
+//!
 //! Between its last prepare and its first validating read, no other transaction can change a record
 //! that a transaction has read or will write: its writes are prepared, and its reads are found
 //! unchanged later. That moment is its position in the order. Once its client has the outcome, no
-//! transaction reads the old value of a record that it wrote, because the record stays prepared until
-//! it is committed.
+//! transaction reads the old value of a record that it wrote, because the record stays prepared
+//! until it is committed.
 //!
 //! # Messages
 //! | message | from → to | when |
@@ -33,33 +35,37 @@
 //! | `GetState`, `StateIs` | middleware ↔ coordinator table | a prepared record was found |
 //! | `Commit`, `Rollback`, `Ended` | middleware ↔ source | the state is known |
 //!
-//! # What is parallel Prepare, validation, commit and rollback go to all sources at once, one
-//! message each, as ScalarDB's defaults have it, and the client is told after the records have been
+//! # What is parallel
+//!
+//! Prepare, validation, commit and rollback go to all sources at once, one message each, as
+//! ScalarDB's defaults have it, and the client gets its answer after the records have been
 //! committed (its asynchronous commit is off by default). Reads of `scalardb` go one record after
 //! the other, because in its interface an operation is a call that returns before the next is made;
 //! a round of more than 32 records is taken for a scan, and goes as one message to each source. To
 //! schedule by latency one must have the requests together, so `scalardb+` sends the reads of a
 //! round at once, one message to each source.
 //!
-//! # What `scalardb+` schedules Reads and prepares of nearer sources start later (GeoTP Eq. 3), so
-//! that near records are prepared no longer than far ones. Validation and the end start at once:
-//! they give records free. A request never waits at a source, so there is nothing to forecast (Eq.
-//! 8 is Eq. 3). Late scheduling (Eq. 9) holds back transactions on hot records.
+//! # What `scalardb+` schedules
+//!
+//! Reads and prepares of nearer sources start later (GeoTP Eq. 3), so that near records are
+//! prepared no longer than far ones. Validation and the end start at once: they give records free.
+//! A request never waits at a source, so there is nothing to forecast (Eq. 8 is Eq. 3). Late
+//! scheduling (Eq. 9) holds back transactions on hot records.
 //!
 //! # Deviations
 //! - **The coordinator table has a part at each source**: a transaction's state is at the source
 //!   nearest to its client's region, and its prepared records say where. With one middleware this
 //!   is one table at the nearest source.
-//! - **A transaction's name is its client's name for it**, so whoever lost track of one finds its
+//! - **A transaction's name is its client's name for it**, so any client or proxy can find its
 //!   state.
 //! - **Records of one source are prepared together or not at all.**
 //! - **Every write follows a read** of the record (ScalarDB calls it implicit pre-read): it is the
 //!   condition.
 //! - **A deleted record** stays as a version without a value until its source forgets old versions.
-//! - **A guard that failed is validated** before the client is told, for what it saw may be
-//!   nonsense.
-//! - What is not answered is sent again, ten times; then the transaction is aborted, or its records
-//!   are left to whoever comes upon them.
+//! - **A failed guard is validated** before the client gets the answer, because its reads may be
+//!   inconsistent.
+//! - Unanswered messages are sent again, ten times; then the transaction is aborted, or its records
+//!   are left to the transactions that find them.
 //!
 //! # Not implemented
 //! - Weaker isolation levels, scans, group commit of states, the one-phase commit of newer versions

@@ -6,11 +6,13 @@
 //!   Xiaoyong Du: *GeoTP: Latency-aware Geo-Distributed Transaction Processing in Database
 //!   Middlewares (Extended Version)*, 2025.
 //!
-//! # The idea The data already lies in databases in several regions. A middleware coordinates: it
-//! sends each source its statements, and commits with XA. An agent beside each source prepares
-//! right after the last statement, which saves the round trip of the prepare phase (O1); statements
-//! of near sources start later, so that their locks are not held while far ones travel (O2); and on
-//! hot records the wait is forecast, or a transaction is held back (O3).
+//! # The idea
+//!
+//! The data already lies in databases in several regions. A middleware coordinates: it sends each
+//! source its statements, and commits with XA. An agent beside each source prepares right after the
+//! last statement, which saves the round trip of the prepare phase (O1); statements of near sources
+//! start later, so that their locks are not held while far ones travel (O2); and on hot records the
+//! wait is forecast, or a transaction is held back (O3).
 //!
 //! # Messages
 //! | message | from → to | when |
@@ -19,16 +21,16 @@
 //! | `Ping`, `Pong` | middleware ↔ agent | every now and then: distance, incarnation, what may be forgotten |
 //! | `Execute`, `Answered` | middleware ↔ agent | statements of a round (§III-A) |
 //! | `After` | middleware → agent | the first statements at a source that has not committed the session's earlier transactions |
-//! | `StatementFailed` | agent → middleware | a statement failed and the transaction goes on there |
+//! | `StatementFailed` | agent → middleware | a statement failed and the transaction continues there |
 //! | `Prepare`, `Prepared` | middleware ↔ agent | 2PC, first phase; with O1 the vote comes unasked (§IV-A, Alg. 1 l. 1-16) |
 //! | `Failed` | agent → middleware | the branch has failed and is rolled back |
 //! | `PeerRollback` | agent → agents | the same, for the other branches (§IV-A, Alg. 1 l. 31-36) |
 //! | `Commit`, `Committed` | middleware ↔ agent | 2PC, second phase; or the only branch |
 //! | `Lost` | agent → middleware | whether the only branch committed is not known |
 //! | `Rollback`, `RolledBack` | middleware ↔ agent | the transaction is over |
-//! | `Scan`, `Scanned` | middleware ↔ agent | what is prepared here that nobody ended (§V-A), in one or several messages |
-//! | `Waits` | agent → middleware | who waits for whom at the source has changed, in one or several messages |
-//! | `Ask`, `Told` | middleware ↔ middleware | a client lost track of a transaction that it began elsewhere |
+//! | `Scan`, `Scanned` | middleware ↔ agent | prepared branches at the source that have not been ended (§V-A), in one or several messages |
+//! | `Waits` | agent → middleware | the lock waits at the source have changed, in one or several messages |
+//! | `Ask`, `Told` | middleware ↔ middleware | a client asks for the outcome of a transaction that it began elsewhere |
 //!
 //! # Deviations
 //! - **Reads lock, everywhere** (G1, G2, G7), and the sources run at the level that keeps what they
@@ -37,12 +39,12 @@
 //!   been lost (G3): the paper has no such thing.
 //! - **Agents leave tombstones** (G5), know incarnations of middlewares, and roll back what a lost
 //!   one left (G6).
-//! - **The client is told that a transaction aborted as soon as it cannot commit**; the paper waits
+//! - **The client learns of an abort as soon as the transaction cannot commit**; the paper waits
 //!   for its sources to say that they have rolled back. There is no commit record and never will be
 //!   one, so it cannot be otherwise.
-//! - **The client is told that a transaction committed when the decision is durable**; the paper
-//!   waits for its sources to say that they have committed. They can only commit, and what they
-//!   hold stays locked until they have. The baselines wait.
+//! - **The client learns of a commit when the decision is durable**; the paper waits for its
+//!   sources to say that they have committed. They can only commit, and what they hold stays locked
+//!   until they have. The baselines wait.
 //! - **A forecast counts for a quarter** (the paper leaves the factor open): with all of it, in the
 //!   simulator, transactions hold locks while they wait for what was forecast, which makes the next
 //!   forecast longer.

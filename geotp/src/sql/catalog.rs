@@ -1,4 +1,4 @@
-//! The catalogue: which sources there are, and where the rows of each table live.
+//! The catalogue: the sources, and the placement of each table's rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::value::Key;
 
-/// A data source, by its place in the catalogue: `s0`.
+/// A data source, by its number in the catalogue: `s0`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SourceId(pub u16);
 
@@ -17,7 +17,7 @@ impl fmt::Display for SourceId {
     }
 }
 
-/// Which SQL a client or a source speaks.
+/// The SQL dialect of a client or a source.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Deserialize)]
 pub enum Dialect {
     /// PostgreSQL's.
@@ -37,63 +37,63 @@ impl fmt::Display for Dialect {
     }
 }
 
-/// A source as the catalogue knows it.
+/// A source in the catalogue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Source {
-    /// Its name in the file.
+    /// Its name in the configuration file.
     pub name: String,
-    /// What it speaks.
+    /// Its dialect.
     pub kind: Dialect,
-    /// The region it is in.
+    /// Its region.
     pub region: String,
 }
 
-/// What a sharding key is, so that `5`, `'5'` and a bound parameter mean the same row.
+/// The type of a sharding key, so that `5`, `'5'` and a bound parameter mean the same row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeyType {
     /// Whole numbers.
     #[default]
     Integer,
-    /// Text, compared byte by byte: its columns need a binary collation.
+    /// Text, compared byte by byte: the column needs a binary collation.
     Text,
 }
 
-/// How the rows of a table are spread.
+/// The placement of a table's rows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Placement {
-    /// By a column.
+    /// By the value of a column.
     Sharded(Sharding),
-    /// Every source listed has every row.
+    /// Every listed source has all rows.
     Broadcast(BTreeSet<SourceId>),
-    /// One source has all.
+    /// One source has all rows.
     Single(SourceId),
 }
 
-/// Rows by a column.
+/// Placement of rows by a column.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sharding {
     /// The column, lower case.
     pub column: String,
-    /// What it holds.
+    /// The type of its values.
     pub key: KeyType,
-    /// Which value lives where. Tables with equal layouts are co-sharded.
+    /// The source of each value. Tables with equal layouts are co-sharded.
     pub layout: Layout,
 }
 
-/// Which key lives where.
+/// The source of each key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// The hash of a key chooses.
+    /// By the hash of the key.
     Hash(Vec<SourceId>),
-    /// Below each bound, which is exclusive; the last source has the rest. Bounds ascend.
+    /// By ranges: each bound is exclusive and ascending, and the last source has the rest.
     Range(Vec<(Key, SourceId)>, SourceId),
-    /// Values named one by one, and a source for all others where there is one.
+    /// By a list of values, and a source for all others, if any.
     List(BTreeMap<Key, SourceId>, Option<SourceId>),
 }
 
 impl Layout {
-    /// Where a key lives; nowhere, if the list has no such value.
+    /// The source of a key; none if the list has no such value.
     #[must_use]
     pub fn place(&self, key: &Key) -> Option<SourceId> {
         match self {
@@ -108,7 +108,7 @@ impl Layout {
         }
     }
 
-    /// Every source that may hold a row.
+    /// All sources that may hold rows.
     #[must_use]
     pub fn sources(&self) -> BTreeSet<SourceId> {
         match self {
@@ -118,7 +118,7 @@ impl Layout {
         }
     }
 
-    /// Every source that may hold a key from `low` to `high`, both included.
+    /// All sources that may hold a key from `low` to `high`, both included.
     #[must_use]
     pub fn between(&self, low: Option<&Key>, high: Option<&Key>) -> BTreeSet<SourceId> {
         if low.zip(high).is_some_and(|(low, high)| low > high) {
@@ -163,21 +163,23 @@ impl Layout {
 /// A table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
-    /// Its name, lower case, the same at every source.
+    /// Its name, in lower case, the same at every source.
     pub name: String,
-    /// Where its rows are.
+    /// The placement of its rows.
     pub placement: Placement,
-    /// The columns that name a row, lower case: what the hotspot footprint knows records by, and what rows that are missing
-    /// are locked by at PostgreSQL (ADR 29). By default the sharding column.
+    /// The columns that identify a row, in lower case. The hotspot footprint identifies records by
+    /// them, and PostgreSQL sources lock missing rows by them (ADR 29). By default the sharding
+    /// column.
     pub primary: Vec<String>,
-    /// All columns in order, lower case, where the file lists them: for inserts without a list.
+    /// All columns in order, in lower case, if the file lists them: for inserts without a column
+    /// list.
     pub columns: Vec<String>,
     /// The column whose values are generated where an INSERT has none, lower case, as far as that is known.
     pub generated: Option<String>,
 }
 
 impl Table {
-    /// How its rows are spread, if a column decides.
+    /// The sharding, if a column decides the placement.
     pub(super) const fn sharding(&self) -> Option<&Sharding> {
         match &self.placement {
             Placement::Sharded(sharding) => Some(sharding),
@@ -185,7 +187,7 @@ impl Table {
         }
     }
 
-    /// Every source that holds rows of it.
+    /// All sources that hold rows of it.
     #[must_use]
     pub fn sources(&self) -> BTreeSet<SourceId> {
         match &self.placement {
@@ -196,31 +198,31 @@ impl Table {
     }
 }
 
-/// Sources and tables, checked.
+/// Checked sources and tables.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Catalogue {
     sources: Vec<Source>,
     tables: BTreeMap<String, Table>,
 }
 
-/// What is wrong with a catalogue: the field, the fault, and the remedy.
+/// An error in a catalogue: the field, the problem, and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct CatalogueError(pub String);
 
-/// A source, as the file has it. What only a connection needs is read by whoever connects.
+/// A source in the configuration file. The settings for connections are read elsewhere.
 #[derive(Clone, Debug, Deserialize)]
 pub struct SourceEntry {
     /// Its name.
     pub name: String,
-    /// What it speaks.
+    /// Its dialect.
     pub kind: Dialect,
-    /// The region it is in.
+    /// Its region.
     #[serde(default)]
     pub region: String,
 }
 
-/// A table, as the file has it: one of `shard`, `broadcast` and `single`.
+/// A table in the configuration file: one of `shard`, `broadcast` and `single`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableEntry {
@@ -249,10 +251,10 @@ struct ShardEntry {
     column: String,
     #[serde(default, rename = "type")]
     key: KeyType,
-    /// Hash: the sources, in an order that must not change.
+    /// For hash: the sources, in an order that must not change.
     #[serde(default)]
     sources: Vec<String>,
-    /// Range and list.
+    /// For range and list.
     #[serde(default)]
     parts: Vec<PartEntry>,
 }
@@ -299,20 +301,20 @@ impl ShardEntry {
 }
 
 impl Catalogue {
-    /// From a text that has sources and tables only.
+    /// Parses a text that has only sources and tables.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error.
     pub fn parse(text: &str) -> Result<Self, CatalogueError> {
         let file: File = toml::from_str(text)
             .map_err(|error| CatalogueError(error.message().replace('\n', " ")))?;
         Self::new(&file.sources, &file.tables)
     }
 
-    /// From entries of a file.
+    /// Makes a catalogue from entries of a file.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error.
     pub fn new(sources: &[SourceEntry], tables: &[TableEntry]) -> Result<Self, CatalogueError> {
         let bad = |text: String| Err(CatalogueError(text));
         if sources.is_empty() {

@@ -1,9 +1,11 @@
-//! Statements: which sources they concern, how each is told, and how their answers become one.
+//! SQL statements: which sources they concern, how they are translated for each source, and how the
+//! answers are merged.
 //!
-//! Reading order: [`catalog`] (sources, and where rows live), [`parse`](mod@parse) (a query batch is several
-//! statements; what each is), [`route`] (which sources), [`plan`](mod@plan) (what each is told, and how the
-//! answers are merged), [`dialect`] (PostgreSQL's words in MariaDB's and the reverse), [`merge`].
-//! What cannot be answered as one unsharded database would is refused, with the reason.
+//! Reading order: [`catalog`] (sources, and the placement of rows), [`parse`](mod@parse) (splits a
+//! query batch into statements, and classifies them), [`route`] (the sources of a statement),
+//! [`plan`] (the statement for each source, and the merge of the answers), [`dialect`] (translation
+//! between PostgreSQL's and MariaDB's SQL), [`merge`]. A statement that cannot be answered as one
+//! unsharded database would is refused, with the reason.
 
 #![allow(
     clippy::wildcard_enum_match_arm,
@@ -43,30 +45,30 @@ pub use set::{Change, Term};
 pub use statements::Motion;
 pub use value::{Answer, Cell, Column, Kind, Value};
 
-/// Why a statement is not carried out.
+/// The reason why a statement is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
-    /// What is wrong, and what to do instead.
+    /// The problem, and what to do instead.
     pub message: String,
-    /// PostgreSQL's class of it.
+    /// PostgreSQL's SQLSTATE.
     pub sqlstate: &'static str,
 }
 
 impl Refusal {
-    /// It is not supported.
+    /// The statement is not supported.
     #[must_use]
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self { message: message.into(), sqlstate: "0A000" }
     }
 
-    /// It cannot be read.
+    /// The syntax is wrong.
     #[must_use]
     pub fn syntax(message: impl Into<String>) -> Self {
         Self { message: message.into(), sqlstate: "42601" }
     }
 
-    /// Its data are wrong.
+    /// The data is invalid.
     #[must_use]
     pub fn data(message: impl Into<String>) -> Self {
         Self { message: message.into(), sqlstate: "22000" }

@@ -1,4 +1,5 @@
-//! From a client's query batch to statements: a batch may hold several, and comments may mark the last.
+//! Splits a client's query batch into statements. A batch may have several, and a comment may mark
+//! the last one of a transaction.
 
 use std::ops::ControlFlow;
 
@@ -16,25 +17,26 @@ use super::statements::{self, Motion};
 use super::value::Value;
 use super::walk::walk;
 
-/// How deep expressions may nest.
+/// Maximum nesting depth of expressions.
 const DEPTH_MAX: usize = 200;
 
 /// The comment that marks a transaction's last statement, without its delimiters.
 const LAST: &str = "last query";
 
-/// How well a transaction is kept from others.
+/// The isolation level of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Isolation {
-    /// Each statement sees what was committed when it began. Between sources, halves can be seen.
+    /// Each statement sees what was committed when it began. A transaction over several sources may
+    /// be seen in part.
     ReadCommitted,
-    /// Each source gives one snapshot; the snapshots of two sources are not of one moment.
+    /// Each source provides a snapshot; the snapshots of two sources are not of the same moment.
     RepeatableRead,
     /// Globally serializable: every read locks.
     Serializable,
 }
 
 impl Isolation {
-    /// As SQL names it.
+    /// The name in SQL.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,7 +46,7 @@ impl Isolation {
         }
     }
 
-    /// From a name in any case, with spaces or dashes.
+    /// Parses a name in any case, with spaces or dashes.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name.trim().to_uppercase().replace('-', " ").as_str() {
@@ -57,12 +59,12 @@ impl Isolation {
     }
 }
 
-/// What a statement asks for.
+/// The kind of a statement.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Verb {
     /// Nothing: only blanks and comments.
     Empty,
-    /// Begin a transaction, with what is said of its level and of whether it may write.
+    /// Begin a transaction, with its isolation level and access mode.
     Begin(Vec<Change>),
     /// Commit; `chain` begins another.
     Commit {
@@ -74,7 +76,7 @@ pub enum Verb {
         /// `AND CHAIN`.
         chain: bool,
     },
-    /// Something with a savepoint, with its name; carried out at every branch.
+    /// An action on a savepoint, with its name; executed at every branch.
     Savepoint(Savepoint, String),
     /// `SET …`: all of it or nothing.
     Set(Vec<Change>),
@@ -84,13 +86,13 @@ pub enum Verb {
     Show(String),
     /// `USE database`.
     Use(String),
-    /// Rows: SELECT, INSERT, UPDATE, DELETE.
+    /// SELECT, INSERT, UPDATE or DELETE.
     Data(Box<Statement>),
-    /// A change of the schema, or another statement that every source with the table gets.
+    /// A change of the schema, or another statement for every source with the table.
     Schema(Box<Statement>),
     /// The plan of a statement.
     Explain(Box<Parsed>),
-    /// `SHOW ORTHODROME …` and its kin: what follows the word, in lower case.
+    /// `SHOW ORTHODROME …` and similar statements: the following words, in lower case.
     Admin(Vec<String>),
     /// COPY … FROM STDIN: the table and columns.
     Copy {
@@ -98,17 +100,17 @@ pub enum Verb {
         table: String,
         /// Its columns; none means all.
         columns: Vec<String>,
-        /// How rows are written.
+        /// The format of the rows.
         form: CopyForm,
     },
     /// `COPY … TO STDOUT`.
     CopyOut {
-        /// The rows, as a query of PostgreSQL's.
+        /// The rows, as a PostgreSQL query.
         query: String,
-        /// How they are written.
+        /// The format of the rows.
         form: CopyForm,
     },
-    /// Forget a prepared statement of the session, or all.
+    /// Deallocate a prepared statement of the session, or all.
     Deallocate(Option<String>),
     /// Keep a statement under a name.
     Prepare(String, Box<Parsed>),
@@ -134,42 +136,43 @@ pub enum Verb {
     },
     /// Close a cursor, or all.
     Close(Option<String>),
-    /// Everything of the session is as in a new one.
+    /// Reset the session completely.
     DiscardAll,
-    /// VACUUM, ANALYZE and such: nothing to do here, by their name.
+    /// VACUUM, ANALYZE and similar statements, by name: nothing to do here.
     Housekeeping(&'static str),
-    /// Not understood, or not about tables that the catalogue knows; a source may understand it.
+    /// Another statement: unknown to the parser, or not about tables of the catalogue; a source may
+    /// understand it.
     Other,
 }
 
-/// What is done with a savepoint.
+/// An action on a savepoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Savepoint {
     /// Set it.
     Set,
-    /// Go back to it.
+    /// Roll back to it.
     RollbackTo,
-    /// Forget it.
+    /// Release it.
     Release,
 }
 
 /// One statement of a query batch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Parsed {
-    /// As the client wrote it, without the semicolon.
+    /// The client's text, without the semicolon.
     pub text: String,
-    /// What it asks for.
+    /// Its kind.
     pub verb: Verb,
-    /// The client says that it is its transaction's last.
+    /// True if the client marked it as its transaction's last statement.
     pub is_last: bool,
-    /// How many parameters it has.
+    /// Number of parameters.
     pub parameters: usize,
-    /// Why the parser cannot read it, if it cannot.
+    /// The parser's error, if the statement could not be parsed.
     pub problem: Option<String>,
 }
 
 impl Parsed {
-    /// What PostgreSQL's tag begins with; SELECT for everything that changes no rows.
+    /// The first word of PostgreSQL's command tag; SELECT for every statement that changes no rows.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match &self.verb {
@@ -183,7 +186,7 @@ impl Parsed {
         }
     }
 
-    /// PostgreSQL's tag of a change of the schema.
+    /// PostgreSQL's command tag of a change of the schema.
     #[must_use]
     pub fn schema_tag(&self) -> String {
         let Verb::Schema(statement) = &self.verb else { return "SELECT".into() };
@@ -204,10 +207,10 @@ impl Parsed {
     }
 }
 
-/// Reads a query batch of any number of statements.
+/// Parses a query batch of any number of statements.
 ///
 /// # Errors
-/// A quote or comment that does not end. A statement that the parser cannot read is [`Verb::Other`].
+/// A quote or comment does not end. A statement that the parser cannot read is [`Verb::Other`].
 pub fn parse(original: &str, dialect: Dialect) -> Result<Vec<Parsed>, Refusal> {
     let expanded = (dialect == Dialect::MariaDb).then(|| with_executable_comments(original));
     let text = expanded.transpose()?.flatten();
@@ -227,7 +230,7 @@ struct Piece<'a> {
     is_last: bool,
 }
 
-/// Cuts at the semicolons that are not inside quotes or comments.
+/// Splits at semicolons outside of quotes and comments.
 fn split(text: &str, dialect: Dialect) -> Result<Vec<Piece<'_>>, Refusal> {
     let mut pieces = Vec::new();
     let mut scan = Scan { text, at: 0, dialect };
@@ -272,7 +275,7 @@ impl<'a> Scan<'a> {
         let rest = self.rest();
         let Some(first) = rest.chars().next() else { return Ok(None) };
         let is_maria = self.dialect == Dialect::MariaDb;
-        // MySQL reads `5--1` as five minus minus one.
+        // MySQL parses `5--1` as five minus minus one.
         let is_dashes = rest.strip_prefix("--").is_some_and(|after| {
             let next = after.chars().next();
             !is_maria || next.is_none_or(|c| c.is_whitespace() || c.is_control())
@@ -303,7 +306,7 @@ impl<'a> Scan<'a> {
             let has_escapes = if is_maria {
                 first != '`'
             } else {
-                // Not so `date'…'`, whose word ends with the same letter.
+                // `date'…'` is no such constant, although its word ends with the same letter.
                 let mut back = self.text.get(..self.at).unwrap_or_default().chars().rev();
                 first == '\''
                     && matches!(back.next(), Some('e' | 'E'))
@@ -334,7 +337,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Whether a name can have this character, other than its first.
+/// Whether a name can contain this character, except at its beginning.
 fn in_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '$')
 }
@@ -342,11 +345,12 @@ fn in_name(c: char) -> bool {
 /// The version of MariaDB whose executable comments the proxy executes.
 const EXECUTABLE_UP_TO: u32 = 101_100;
 
-/// Versions in such comments that are of MySQL only, so that MariaDB leaves the comments out.
+/// Version numbers in such comments that only MySQL has, so that MariaDB ignores the comments.
 const MYSQL_ONLY: std::ops::Range<u32> = 50_700..100_000;
 
-/// The text with a blank in the place of each executable comment's delimiters (`/*! … */`, `/*M! … */`), or of the
-/// comment if it is of another version; nothing if it has none. So the proxy reads what a server would execute.
+/// Replaces the delimiters of executable comments (`/*! … */`, `/*M! … */`) by blanks, or the whole
+/// comment if it is for another version; none if there are no such comments. So the proxy parses
+/// what a server would execute.
 fn with_executable_comments(text: &str) -> Result<Option<String>, Refusal> {
     if !text.contains("/*!") && !text.contains("/*M!") {
         return Ok(None);
@@ -382,10 +386,10 @@ fn with_executable_comments(text: &str) -> Result<Option<String>, Refusal> {
 /// A statement that the parser cannot read, for a source of the client's kind.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Unread {
-    /// Without comments, and with text constants as the sources of the proxy read them. What one statement is here is one
-    /// statement at its source.
+    /// The statement without comments, and with string constants in the syntax of the proxy's
+    /// sources. One statement here is one statement at its source.
     pub text: String,
-    /// Its words and quoted names, in lower case, without what is in text constants.
+    /// Its words and quoted names, in lower case, without the contents of string constants.
     pub words: Vec<String>,
 }
 
@@ -431,7 +435,7 @@ pub fn unread(statement: &str, dialect: Dialect) -> Result<Unread, Refusal> {
     }
 }
 
-/// What a text constant of MySQL's means.
+/// The value of a MySQL string constant.
 fn without_escapes(constant: &str) -> String {
     let quote = constant.chars().next();
     let inner = constant.get(1..constant.len().saturating_sub(1)).unwrap_or_default();
@@ -452,7 +456,7 @@ fn without_escapes(constant: &str) -> String {
             Some('r') => out.push('\r'),
             Some('t') => out.push('\t'),
             Some('Z') => out.push('\u{1a}'),
-            // For patterns.
+            // Escapes in patterns remain.
             Some(wildcard @ ('%' | '_')) => out.extend(['\\', wildcard]),
             Some(other) => out.push(other),
             None => out.push('\\'),
@@ -461,7 +465,7 @@ fn without_escapes(constant: &str) -> String {
     out
 }
 
-/// `$tag$` at the beginning of a text.
+/// The delimiter `$tag$` at the beginning of a text.
 fn dollar_tag(text: &str) -> Option<&str> {
     let end = text.get(1..)?.find('$')? + 2;
     let tag = text.get(..end)?;
@@ -470,7 +474,7 @@ fn dollar_tag(text: &str) -> Option<&str> {
     (is_name && !name.starts_with(|c: char| c.is_ascii_digit())).then_some(tag)
 }
 
-/// The length of a quoted text, with its quotes. Two quotes within it are one.
+/// The length of a quoted text, including its quotes. Two quotes within it stand for one.
 fn quoted(text: &str, quote: char, has_escapes: bool) -> Option<usize> {
     let mut chars = text.char_indices().skip(1).peekable();
     while let Some((at, c)) = chars.next() {
@@ -487,7 +491,7 @@ fn quoted(text: &str, quote: char, has_escapes: bool) -> Option<usize> {
     None
 }
 
-/// Reads one statement.
+/// Parses one statement.
 fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refusal> {
     let done = |verb, parameters| {
         Ok(Parsed { text: text.to_owned(), verb, is_last, parameters, problem: None })
@@ -563,19 +567,21 @@ fn read_share_locks(tokens: &mut [Token]) {
     }
 }
 
-/// Words and signs between two commas or parentheses, at most. Operators of one level build a tree as
-/// deep as their number, which whoever walks or drops it needs stack for ([`STACK_BYTES`]).
+/// Maximum number of tokens between two commas or parentheses. Operators of one level build a tree
+/// as deep as their number, and every walk over it needs stack ([`STACK_BYTES`]).
 const CHAIN_MAX: usize = 10_000;
 
-/// Queries that UNION and the like put together, at most: each takes more stack, and has commas inside.
+/// Maximum number of queries that UNION and similar operators combine: each needs more stack, and
+/// contains commas.
 const QUERIES_MAX: usize = 1_000;
 
-/// Stack of a thread that parses statements, in bytes: several times what the longest chain needs.
+/// Stack size of a thread that parses statements, in bytes: several times what the longest chain
+/// needs.
 pub const STACK_BYTES: usize = 64 << 20;
 
-/// What is wrong with a statement whose tree would be too deep.
+/// The error for a statement whose tree would be too deep.
 fn chains_too_long(tokens: &[Token]) -> Option<String> {
-    // For each open parenthesis: since the last comma, and how many queries.
+    // For each open parenthesis: the tokens since the last comma, and the number of queries.
     let mut levels = vec![(0_usize, 0_usize)];
     for token in tokens {
         let outer = levels.len() > 1;
@@ -614,7 +620,7 @@ fn chains_too_long(tokens: &[Token]) -> Option<String> {
     None
 }
 
-/// The statement, or why the parser cannot read it.
+/// The statement, or the parser's error.
 fn statement(parser: Parser<'_>, tokens: Vec<Token>) -> Result<Statement, String> {
     let mut parser = parser.with_recursion_limit(DEPTH_MAX).with_tokens(tokens);
     let statement = parser.parse_statement().map_err(|error| match error {
@@ -627,7 +633,8 @@ fn statement(parser: Parser<'_>, tokens: Vec<Token>) -> Result<Statement, String
     }
 }
 
-/// Whether the parser has taken a text for a name, as in `SELECT name 'x'`, which is a constant of the type `name`.
+/// Whether the parser has mistaken a string for a name, as in `SELECT name 'x'`, which is a
+/// constant of the type `name`.
 fn names_like_a_text(statement: &Statement) -> bool {
     struct Finder;
     impl Visitor for Finder {
@@ -642,7 +649,8 @@ fn names_like_a_text(statement: &Statement) -> bool {
     walk(statement, &mut Finder).is_break()
 }
 
-/// Gives each parameter written `?` the number of its place, so that `?` and `$n` are one thing from here on. How many there are.
+/// Numbers the parameters written `?`, so that `?` and `$n` are the same from here on. Returns the
+/// number of parameters.
 fn number_parameters(tokens: &mut [Token]) -> usize {
     let (mut count, mut highest) = (0, 0);
     for token in tokens {
@@ -658,7 +666,7 @@ fn number_parameters(tokens: &mut [Token]) -> usize {
     highest.max(count)
 }
 
-/// The first words of a text, upper case, without comments.
+/// The first words of a text, in upper case, without comments.
 fn words(text: &str, count: usize) -> Vec<String> {
     let mut bare = String::new();
     let mut rest = text.trim_start();
@@ -684,7 +692,7 @@ fn words(text: &str, count: usize) -> Vec<String> {
         .collect()
 }
 
-/// What is known by its first words, whatever a parser would make of it.
+/// Statements that are recognized by their first words, before the parser.
 fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Verb>, Refusal> {
     let word = |n: usize| words.get(n).map_or("", String::as_str);
     let lower = || {
@@ -769,7 +777,7 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
     Ok(Some(verb))
 }
 
-/// A name as its kind of server compares names of savepoints.
+/// The name of a savepoint, in the form in which its kind of server compares names.
 fn folded(name: Ident, dialect: Dialect) -> String {
     match (dialect, name.quote_style) {
         (Dialect::PostgreSql, Some(_)) => name.value,

@@ -1,4 +1,4 @@
-//! What each source is told, and how their answers become the client's.
+//! Plans: the statements for each source, and how their answers are merged.
 
 mod aggregate;
 mod checks;
@@ -31,48 +31,49 @@ use super::typed::{self, Kinds};
 use super::value::Value;
 use super::walk::walk_mut;
 
-/// What one source is told.
+/// The statements for one source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Part {
     /// The source.
     pub source: SourceId,
-    /// Statements that lock what `text` reads; their answers are not wanted.
+    /// Statements that lock what `text` reads; their answers are ignored.
     pub prelude: Vec<String>,
     /// The statement, in the source's dialect.
     pub text: String,
-    /// The records it names there.
+    /// The records that it names at this source.
     pub records: Vec<Record>,
-    /// Those that must be seen to.
+    /// Rows for which the source must prevent phantoms.
     pub keys: Keys,
 }
 
-/// How a statement is carried out.
+/// The plan of a statement.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
-    /// What each source is told; none if the statement concerns no table of the catalogue.
+    /// The parts for the sources; empty if the statement concerns no table of the catalogue.
     pub parts: Vec<Part>,
-    /// How the answers become one.
+    /// How the answers are merged.
     pub merge: Merge,
-    /// It changes rows.
+    /// True if it changes rows.
     pub is_write: bool,
-    /// It answers with rows.
+    /// True if it returns rows.
     pub has_rows: bool,
 }
 
-/// What a plan depends on besides the statement.
+/// The other inputs of a plan, besides the statement.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// What the client speaks.
+    /// The client's dialect.
     pub client: Dialect,
-    /// The transaction's level.
+    /// The transaction's isolation level.
     pub isolation: Isolation,
-    /// Where to read what several sources have: the first of these that has it.
+    /// The preferred sources for tables that several sources have: the first of these that has the
+    /// table is read.
     pub prefer: Vec<SourceId>,
-    /// Columns of tables at MariaDB sources, where the statement has constants whose meaning depends on them
-    /// ([`tables_to_know`](super::typed::tables_to_know)).
+    /// Columns of tables at MariaDB sources, if the statement has constants whose meaning depends
+    /// on them ([`tables_to_know`](super::typed::tables_to_know)).
     pub kinds: Kinds,
-    /// Every row that is read or changed must be named by its key, and what is written must be the same when it is
-    /// written again: concurrency is controlled record by record, as by [`crate::scalardb`].
+    /// True if every row that is read or changed must be named by its key, and repeated writes must
+    /// have the same result: concurrency is controlled by record, as in [`crate::scalardb`].
     pub by_key: bool,
     /// The source of tables that nobody has placed, and of what belongs to no table.
     pub default_source: Option<SourceId>,
@@ -81,7 +82,7 @@ pub struct Context {
 /// Plans a statement that reads or changes rows, or a change of the schema.
 ///
 /// # Errors
-/// It cannot be carried out as one unsharded database would.
+/// It cannot be executed as one unsharded database would.
 pub fn plan(
     catalogue: &Catalogue,
     statement: &Statement,
@@ -92,7 +93,8 @@ pub fn plan(
     if let Statement::Insert(insert) = &mut statement {
         list_assignments(insert);
     }
-    // Bytes are written per dialect, so a statement with bytes is bound again for each source.
+    // The syntax of bytes depends on the dialect, so a statement with bytes is bound again for each
+    // source.
     let has_bytes = parameters.iter().any(|p| matches!(p, Value::Bytes(_)));
     let unbound = has_bytes.then(|| statement.clone());
     bind(&mut statement, parameters, context.client)?;
@@ -140,7 +142,7 @@ struct Planner<'a> {
     catalogue: &'a Catalogue,
     router: &'a Router<'a>,
     context: &'a Context,
-    /// The statement before its parameters, if some of them are bytes.
+    /// The statement with unbound parameters, if some of them are bytes.
     unbound: Option<Statement>,
     parameters: &'a [Value],
 }
@@ -155,7 +157,7 @@ impl Planner<'_> {
         prefer.find(|s| among.contains(s)).or(among.first()).copied()
     }
 
-    /// A statement in its source's dialect, with the locks that the level wants.
+    /// A statement in its source's dialect, with the locks for the isolation level.
     fn part(&self, statement: &Statement, source: SourceId, named: Named) -> Result<Part, Refusal> {
         let (from, to) = (self.context.client, self.kind(source));
         if self.context.by_key && named.records.len() >= RECORDS_MAX {
@@ -243,7 +245,7 @@ impl Planner<'_> {
         Ok(Plan { parts, merge: Merge::Rows(merge), is_write, has_rows: true })
     }
 
-    /// The statement with its parameters as `source` writes them.
+    /// The statement with its parameters in the syntax of `source`.
     fn rebound(&self, bound: &Statement, source: SourceId) -> Result<Statement, Refusal> {
         match &self.unbound {
             Some(unbound) if self.kind(source) != self.context.client => {
@@ -272,7 +274,7 @@ impl Planner<'_> {
         for query in subqueries(statement) {
             nested = one_place(nested, self.router.route_query(&query, &names)?)?;
         }
-        // The table that changes is the first; rows of the others are read.
+        // The first table is the one that changes; rows of the others are read.
         let first = scope.tables.first().map(|t| t.table);
         let is_broadcast = first.is_some_and(|t| matches!(t.placement, Placement::Broadcast(_)));
         let (sources, merge) = if let (true, Some(table)) = (is_broadcast, first) {
@@ -358,7 +360,7 @@ impl Planner<'_> {
                 Statement::Truncate(truncate) => {
                     truncate.table_names.retain(|t| names.contains(&t.name));
                     if self.kind(source) == Dialect::MariaDb {
-                        // It truncates one table at a time.
+                        // MariaDB truncates one table at a time.
                         for name in truncate.table_names.clone() {
                             let mut one = truncate.clone();
                             one.table_names = vec![name];
@@ -381,7 +383,7 @@ fn number(value: usize) -> Expr {
 }
 
 impl Plan {
-    /// The plan in words, one line each: what EXPLAIN answers.
+    /// The plan as text, in lines: the answer of EXPLAIN.
     #[must_use]
     pub fn explain(&self, catalogue: &Catalogue) -> Vec<String> {
         let mut lines = Vec::new();

@@ -1,8 +1,9 @@
-//! Which sources a statement concerns, from its tables and what its conditions say of their keys.
+//! Routing: the sources that a statement concerns, from its tables and the conditions on their
+//! keys.
 //!
-//! Whatever is not understood restricts nothing: a route may be wider than it need be, never
-//! narrower. A result of several sources is right only if no row of it needs rows of two; what
-//! cannot be shown to be so is refused.
+//! A condition that is not understood restricts nothing: a route may be wider than necessary, but
+//! never narrower. A result of several sources is correct only if no row of it needs rows of two
+//! sources; a statement for which that cannot be shown is refused.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -19,22 +20,22 @@ use super::plan::Record;
 use super::value::Key;
 use super::walk::walk;
 
-/// Records of one statement that the hotspot footprint is told of, at most.
+/// Maximum number of records of one statement that the hotspot footprint gets.
 pub(super) const RECORDS_MAX: usize = 256;
 
-/// Where a statement or a part of it can be answered.
+/// The sources at which a statement, or a part of it, can be answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// Anywhere: it concerns no table.
+    /// Any source: no table is concerned.
     Free,
-    /// At any one of these.
+    /// Any one of these sources.
     AnyOf(BTreeSet<SourceId>),
-    /// At all of these, and the results belong together.
+    /// All of these sources together.
     All(BTreeSet<SourceId>),
 }
 
 impl Route {
-    /// The only source, if there is no choice and no more than one.
+    /// The source, if there is exactly one possible.
     #[must_use]
     pub fn only(&self) -> Option<SourceId> {
         match self {
@@ -46,7 +47,7 @@ impl Route {
     }
 }
 
-/// What conditions say of one column.
+/// A restriction of one column by conditions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Constraint {
     Any,
@@ -99,7 +100,7 @@ impl Constraint {
     }
 }
 
-/// The last part of a name, lower case: schemas are not looked at.
+/// The last part of a name, in lower case; schemas are ignored.
 #[must_use]
 pub fn table_name(name: &ObjectName) -> String {
     name.0
@@ -108,7 +109,7 @@ pub fn table_name(name: &ObjectName) -> String {
         .map_or_else(String::new, |ident| ident.value.to_lowercase())
 }
 
-/// A constant as a key of `key` type; `None` if it is none, or cannot be compared safely.
+/// A constant as a key of type `key`; `None` if it is not a constant, or cannot be compared safely.
 pub(super) fn constant(expr: &Expr, key: KeyType) -> Option<Key> {
     match expr {
         Expr::Nested(inner) => constant(inner, key),
@@ -143,7 +144,7 @@ pub(super) fn constant(expr: &Expr, key: KeyType) -> Option<Key> {
 pub(super) struct Scoped<'a> {
     alias: String,
     pub(super) table: &'a Table,
-    /// An outer join may fill it with NULLs.
+    /// True if an outer join may fill it with NULLs.
     pub(super) is_nullable: bool,
 }
 
@@ -215,7 +216,7 @@ impl Scoped<'_> {
 fn before(key: Key) -> Key {
     match key {
         Key::Int(value) => Key::Int(value.saturating_sub(1)),
-        // Wider by the bound itself, which is safe.
+        // This includes the bound itself, which is safe.
         text @ Key::Text(_) => text,
     }
 }
@@ -237,22 +238,22 @@ fn mirrored(op: &BinaryOperator) -> BinaryOperator {
     }
 }
 
-/// The tables of one FROM clause, and what joins them.
+/// The tables of one FROM clause, and their join conditions.
 pub(super) struct Scope<'a> {
     pub(super) tables: Vec<Scoped<'a>>,
-    /// Conditions that every row of the result meets.
+    /// Conditions that every row of the result satisfies.
     conditions: Vec<&'a Expr>,
-    /// Conditions of outer joins: they tell which rows meet, not which there are.
+    /// Conditions of outer joins: they restrict which rows match, not which rows are in the result.
     outer: Vec<&'a Expr>,
     /// `USING (column)`.
     using: Vec<String>,
     pub(super) has_outer: bool,
-    /// A table function, a derived table: not a plain list of tables.
+    /// True if there is a table function or a derived table.
     pub(super) has_other: bool,
     by_key: bool,
 }
 
-/// Names that stand for parts of the statement itself.
+/// Names of parts of the statement itself, such as CTEs.
 #[derive(Clone, Default)]
 pub(super) struct Names(BTreeSet<String>);
 
@@ -267,12 +268,13 @@ impl Names {
 /// Builds scopes and routes with one catalogue.
 pub(super) struct Router<'a> {
     pub(super) catalogue: &'a Catalogue,
-    /// Keys name rows exactly, so only whole numbers are keys: other types have several words for one value.
+    /// True if keys must identify rows exactly: then only integers are keys, because other types
+    /// have several spellings for one value.
     pub(super) by_key: bool,
 }
 
 impl Router<'_> {
-    /// The table, or why it is unknown; `None` for the sources' own catalogues.
+    /// The table, or an error if it is unknown; `None` for system catalogues of sources.
     pub(super) fn table(&self, name: &ObjectName) -> Result<Option<&Table>, Refusal> {
         let bare = table_name(name);
         if let Some(table) = self.catalogue.table(&bare) {
@@ -372,7 +374,7 @@ impl Router<'_> {
                     scope.using.extend(columns.iter().map(table_name))
                 }
                 JoinConstraint::Natural if scope.tables.len() > 1 => {
-                    // What a natural join compares depends on columns that are not known here.
+                    // A natural join depends on columns that are not known here.
                     scope.has_other = true;
                 }
                 _ => {}
@@ -414,7 +416,7 @@ impl Router<'_> {
         }
     }
 
-    /// Where rows of a scope can be found. `what` is for messages.
+    /// The sources of a scope's rows. `what` is for messages.
     pub(super) fn route_scope(&self, scope: &Scope<'_>) -> Result<Route, Refusal> {
         if scope.tables.is_empty() {
             return Ok(Route::Free);
@@ -452,7 +454,7 @@ impl Router<'_> {
         Ok(route)
     }
 
-    /// Where a whole query can be answered, subqueries included.
+    /// The sources at which a whole query can be answered, subqueries included.
     pub(super) fn route_query(&self, query: &Query, names: &Names) -> Result<Route, Refusal> {
         let mut names = names.clone();
         let mut nested = Route::Free;
@@ -500,7 +502,7 @@ impl Router<'_> {
     }
 }
 
-/// Both routes where they must be answered in one place together; a free one does not matter.
+/// Combines two routes that must be answered at one source; a free one has no effect.
 pub(super) fn one_place(left: Route, right: Route) -> Result<Route, Refusal> {
     match (left, right) {
         (Route::Free, route) | (route, Route::Free) => Ok(route),
@@ -534,7 +536,7 @@ pub(super) fn one_place(left: Route, right: Route) -> Result<Route, Refusal> {
     }
 }
 
-/// A table that is not sharded beside what is there already.
+/// Adds a table that is not sharded to a route.
 fn together(route: Route, here: Route, name: &str) -> Result<Route, Refusal> {
     match (&route, &here) {
         (Route::Free, _) => Ok(here),
@@ -557,7 +559,7 @@ fn together(route: Route, here: Route, name: &str) -> Result<Route, Refusal> {
 }
 
 impl Scope<'_> {
-    /// What all conditions say of a column.
+    /// The restriction of a column by all conditions.
     pub(super) fn constraint(&self, scoped: &Scoped<'_>, column: &str, key: KeyType) -> Constraint {
         let all = self.conditions.iter();
         all.fold(Constraint::Any, |found, condition| {
@@ -565,7 +567,7 @@ impl Scope<'_> {
         })
     }
 
-    /// Sharded tables in classes that are joined on their sharding columns and have one layout.
+    /// Groups sharded tables that are joined on their sharding columns and have the same layout.
     fn classes(&self) -> Vec<Vec<usize>> {
         let mut classes: Vec<Vec<usize>> = Vec::new();
         for (index, scoped) in self.tables.iter().enumerate() {
@@ -590,7 +592,7 @@ impl Scope<'_> {
         classes
     }
 
-    /// The sources that have rows which a class of [`Scope::classes`] can join.
+    /// The sources with rows that a class of [`Scope::classes`] can join.
     fn sources_of(&self, class: &[usize]) -> BTreeSet<SourceId> {
         let mut found: Option<BTreeSet<SourceId>> = None;
         for &index in class {
@@ -598,7 +600,7 @@ impl Scope<'_> {
             let Some(sharding) = scoped.sharding() else { continue };
             let constraint = self.constraint(scoped, &sharding.column, sharding.key);
             let sources = constraint.sources(sharding);
-            // A condition on the side that may be missing removes no row of the other side.
+            // A condition on the nullable side of an outer join removes no row of the other side.
             if scoped.is_nullable && class.len() > 1 {
                 found.get_or_insert_with(|| sharding.layout.sources());
                 continue;
@@ -610,7 +612,7 @@ impl Scope<'_> {
         }
         let mut sources = found.unwrap_or_default();
         if sources.is_empty() {
-            // No row can match; any one source says so, with the right columns.
+            // No row can match. Any source returns the empty result with the right columns.
             let first = class
                 .iter()
                 .find_map(|&i| self.tables.get(i))
@@ -620,8 +622,8 @@ impl Scope<'_> {
         sources
     }
 
-    /// Refuses an outer join over several sources where each would fill in NULLs for rows that another
-    /// has.
+    /// Refuses an outer join over several sources in which each would fill in NULLs for rows that
+    /// another source has.
     fn check_outer(&self, classes: usize) -> Result<(), Refusal> {
         let is_kept_whole = self.tables.iter().any(|t| !t.is_nullable && t.sharding().is_none());
         let all_nullable = self.tables.iter().all(|t| t.is_nullable);
@@ -636,12 +638,12 @@ impl Scope<'_> {
         Ok(())
     }
 
-    /// The name each table goes by.
+    /// The name or alias of each table.
     pub(super) fn aliases(&self) -> impl Iterator<Item = &str> {
         self.tables.iter().map(|scoped| scoped.alias.as_str())
     }
 
-    /// Whether an expression is the column that some table of the scope is sharded by.
+    /// Whether an expression is the sharding column of a table of the scope.
     pub(super) fn is_sharding_column(&self, expr: &Expr) -> bool {
         self.tables
             .iter()
@@ -664,7 +666,7 @@ impl Scope<'_> {
         })
     }
 
-    /// What all conditions say of a primary column.
+    /// The restriction of a primary key column by all conditions.
     fn primary(&self, scoped: &Scoped<'_>, column: &str) -> Constraint {
         match scoped.sharding().filter(|sharding| sharding.column == column) {
             _ if self.by_key => self.constraint(scoped, column, KeyType::Integer),
@@ -676,7 +678,7 @@ impl Scope<'_> {
         }
     }
 
-    /// Whether conditions name all the rows that are read or changed.
+    /// Whether conditions name all rows that are read or changed by their keys.
     pub(super) fn names_all(&self) -> bool {
         let is_named = |scoped: &Scoped<'_>, column: &String| {
             matches!(self.primary(scoped, column), Constraint::In(_))
@@ -762,7 +764,7 @@ pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<
     names.filter(|name| !known(name)).collect()
 }
 
-/// Whether a name is of the sources' own catalogues.
+/// Whether a name belongs to a system catalogue of the sources.
 fn is_system(name: &ObjectName) -> bool {
     const SCHEMAS: [&str; 5] =
         ["pg_catalog", "information_schema", "mysql", "performance_schema", "sys"];
@@ -772,8 +774,8 @@ fn is_system(name: &ObjectName) -> bool {
     SCHEMAS.contains(&first.as_str()) || table_name(name).starts_with("pg_") || first == "dual"
 }
 
-/// The queries directly within a part of a statement, as derived tables and in expressions; not
-/// those inside them. Copies, because a visitor's references end with its calls.
+/// The direct subqueries of a part of a statement, as derived tables and in expressions, without
+/// nested ones. They are copies, because a visitor's references end with its calls.
 pub(super) fn subqueries(part: &impl Visit) -> Vec<Query> {
     struct Outermost(usize, Vec<Query>);
     impl Visitor for Outermost {

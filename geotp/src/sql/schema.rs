@@ -1,6 +1,7 @@
-//! Definitions of tables in the words of the other kind of source.
+//! Translates definitions of tables to the other kind of source.
 //!
-//! Where a table is kept and how (`ENGINE`, `fillfactor`, character sets) is each source's own affair, and left out.
+//! Clauses about storage (`ENGINE`, `fillfactor`, character sets) depend on the kind of source and
+//! are left out.
 
 use sqlparser::ast::{
     AlterTableOperation, ColumnDef, ColumnOption, CreateTable, CreateTableOptions, DataType, Expr,
@@ -10,7 +11,7 @@ use sqlparser::ast::{
 use super::Refusal;
 use super::catalog::Dialect;
 
-/// Puts a change of the schema into the words of `to`, which its client does not speak.
+/// Translates a change of the schema to `to`, which is not its client's dialect.
 pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Refusal> {
     match statement {
         Statement::CreateTable(create) => {
@@ -57,11 +58,11 @@ pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Re
     Ok(())
 }
 
-/// What TRUNCATE is within a transaction, where it must be possible to roll it back: a statement for each table that
-/// deletes every row. Nothing for other statements.
+/// The statements that replace TRUNCATE within a transaction, because it must be possible to roll
+/// it back: for each table, a statement that deletes every row. None for other statements.
 ///
 /// # Errors
-/// It wants more than that.
+/// The TRUNCATE has options that this does not support.
 pub fn deletes(statement: &Statement) -> Result<Option<Vec<String>>, Refusal> {
     let Statement::Truncate(truncate) = statement else { return Ok(None) };
     if truncate.cascade.is_some() || truncate.identity.is_some() {
@@ -174,7 +175,7 @@ fn counts(option: &ColumnOption) -> bool {
     }
 }
 
-/// The type of a column in the words of `to`.
+/// Translates the type of a column to `to`.
 fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
     let text = data_type.to_string().to_uppercase();
     let (base, rest) = text.split_once('(').unwrap_or((&text, ""));

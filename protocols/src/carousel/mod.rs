@@ -5,14 +5,16 @@
 //! Brecht: *Carousel: Low-Latency Transaction Processing for Globally-Distributed Data*, SIGMOD
 //! 2018, <https://doi.org/10.1145/3183713.3196912>.
 //!
-//! # The idea A transaction declares the keys that it reads and writes (2FI, §3.2). So the request
-//! that reads a key can also prepare the transaction. The participant leader checks for conflicts,
-//! answers with the value at once, and replicates its prepare while the client computes. When the
-//! client asks to commit, its coordinator, a group led in the client's own region, replicates the
-//! writes; meanwhile the participants' votes arrive. Once the writes are replicated and all votes
-//! have arrived, the outcome is a function of durable facts, and the client receives it before
-//! anything else is written. One round trip reads and prepares, one replicates. The client does not
-//! wait for anything later.
+//! # The idea
+//!
+//! A transaction declares the keys that it reads and writes (2FI, §3.2). So the request that reads
+//! a key can also prepare the transaction. The participant leader checks for conflicts, answers
+//! with the value at once, and replicates its prepare while the client computes. When the client
+//! asks to commit, its coordinator, a group led in the client's own region, replicates the writes;
+//! meanwhile the participants' votes arrive. Once the writes are replicated and all votes have
+//! arrived, the outcome is a function of durable facts, and the client receives it before anything
+//! else is written. One round trip reads and prepares, one replicates. The client does not wait for
+//! anything later.
 //!
 //! *Carousel Fast* (§4.2, §4.4.1) asks every replica of a participant to prepare independently, in
 //! addition to the slow path through its leader. If a supermajority that includes the leader votes
@@ -46,12 +48,14 @@
 //! | `CollectPending`, `PendingList` | new leader ↔ voters | after an election | 4.3.3 |
 //! | `QueryPending` | follower → leader | its list has an entry for long | – |
 //!
-//! # The fast path *Votes.* A replica that prepares a transaction writes it to its
-//! *pending-transaction list* (term, versions, keys, timestamp). It votes when the entry is on its
-//! disk (R4), unless its term has changed meanwhile (R5). Entries of a list never conflict. An
-//! entry leaves the list when the log settles the transaction: every later leader knows what the
-//! log says. The leader votes only for transactions that it has also put into its log, and names
-//! the voters with which its vote counts.
+//! # The fast path
+//!
+//! *Votes.* A replica that prepares a transaction writes it to its *pending-transaction list*
+//! (term, versions, keys, timestamp). It votes when the entry is on its disk (R4), unless its term
+//! has changed meanwhile (R5). Entries of a list never conflict. An entry leaves the list when the
+//! log settles the transaction: every later leader knows what the log says. The leader votes only
+//! for transactions that it has also put into its log, and names the voters with which its vote
+//! counts.
 //!
 //! *Decision.* [`agreed`]: the partition has voted if [`supermajority`] of the voters that the
 //! leader names, the leader among them, have cast the same vote (versions and timestamp) in the

@@ -8,10 +8,12 @@
 //! - Kun Ren, Dennis Li, Daniel J. Abadi: *SLOG: Serializable, Low-latency, Geo-replicated
 //!   Transactions*, PVLDB 12(11) 2019, <https://doi.org/10.14778/3342263.3342647>.
 //!
-//! # The idea If a transaction declares its reads and writes, and its writes are a function of its
-//! reads, then it has the same result wherever it runs, as long as the same transactions go before
-//! it. So it is put into a log, and every region runs the log by itself. There are no votes and no
-//! rollbacks, and the outcome is known near the client as soon as the transaction has run there.
+//! # The idea
+//!
+//! If a transaction declares its reads and writes, and its writes are a function of its reads, then
+//! it has the same result wherever it runs, as long as the same transactions go before it. So it is
+//! put into a log, and every region runs the log by itself. There are no votes and no rollbacks,
+//! and the outcome is known near the client as soon as the transaction has run there.
 //!
 //! With `calvin` there is one log for all. The other protocols have one *stream* for each region,
 //! which orders accesses to the keys that have their primary there. A transaction is in the streams
@@ -60,12 +62,14 @@
 //! - **Interactive and general transactions** read the state of the nearest server, however old,
 //!   and are submitted in the form *if these versions are still current, write this*.
 //!
-//! # Bounded merge (S1) The thesis's merge runs a cycle when it is closed; under contention it may
-//! never be closed. Here a sequencer holds a transaction with several homes until about the time
-//! when all homes have it, and takes such transactions in the order of those times. So only late
-//! ones close cycles. And while a transaction on one of its keys has waited for long, a new
-//! transaction is not admitted to the graph, unless it is in another stream already. Both rules
-//! concern only the sequencers; the merge does not depend on them.
+//! # Bounded merge (S1)
+//!
+//! The thesis's merge runs a cycle when it is closed; under contention it may never be closed. Here
+//! a sequencer holds a transaction with several homes until about the time when all homes have it,
+//! and takes such transactions in the order of those times. So only late ones close cycles. And
+//! while a transaction on one of its keys has waited for long, a new transaction is not admitted to
+//! the graph, unless it is in another stream already. Both rules concern only the sequencers; the
+//! merge does not depend on them.
 //!
 //! In addition, no stream accepts more than a fixed number of transactions that have not run. This
 //! is a hard bound on the size of a component, and every server asserts it.

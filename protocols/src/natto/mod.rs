@@ -5,13 +5,15 @@
 //! for High-Contention Workloads*, SIGMOD 2022, <https://doi.org/10.1145/3514221.3526161>. It
 //! builds on Carousel's basic protocol ([`crate::carousel`]), including its corrections here.
 //!
-//! # The idea A transaction is as slow as its farthest participant, so nothing is lost if the
-//! nearer ones wait too. The client knows how long messages take, and gives the transaction a
-//! *timestamp*: the time at which it should have arrived at the farthest participant. No
-//! participant processes it earlier, and each processes transactions in the order of timestamps. So
-//! all agree on an order without exchanging messages. A transaction of low priority that finds its
-//! keys taken aborts, as in Carousel. A transaction of high priority waits for earlier ones, and
-//! because all participants have the same order, there is no cycle of waits.
+//! # The idea
+//!
+//! A transaction is as slow as its farthest participant, so nothing is lost if the nearer ones wait
+//! too. The client knows how long messages take, and gives the transaction a *timestamp*: the time
+//! at which it should have arrived at the farthest participant. No participant processes it
+//! earlier, and each processes transactions in the order of timestamps. So all agree on an order
+//! without exchanging messages. A transaction of low priority that finds its keys taken aborts, as
+//! in Carousel. A transaction of high priority waits for earlier ones, and because all participants
+//! have the same order, there is no cycle of waits.
 //!
 //! Each further protocol adds something ([`Level`]):
 //! - `natto-lecsf`: a participant that learns of a commit passes its values on before its own group

@@ -3,15 +3,17 @@
 //! Hua Fan, Wojciech Golab: *Ocean Vista: Gossip-Based Visibility Control for Speedy
 //! Geo-Distributed Transactions*, PVLDB 12(11), 2019, <https://doi.org/10.14778/3342263.3342627>.
 //!
-//! # The idea A transaction that says beforehand what it writes need not wait for others: it is
-//! stored whole, as a *functor*, under a version number of its own at every replica of what it
-//! writes (S-phase), and its place in the order is its number. Nobody looks at it before everything
-//! with a lower number is stored or given up as well. Which number that holds of, the *Vwatermark*,
-//! is gossiped: each server says below which number everything that it coordinates is decided,
-//! gossipers take the least of their region, exchange that with other regions, and take the least
-//! of all. Below the Vwatermark functors are computed from what lies just below them, on any
-//! server, all with the same result (E-phase). The *Rwatermark* of a partition is the same for
-//! "every replica has it": below it, one replica is asked.
+//! # The idea
+//!
+//! A transaction that says beforehand what it writes need not wait for others: it is stored whole,
+//! as a *functor*, under a version number of its own at every replica of what it writes (S-phase),
+//! and its place in the order is its number. Nobody looks at it before everything with a lower
+//! number is stored or given up as well. Which number that holds of, the *Vwatermark*, is gossiped:
+//! each server says below which number everything that it coordinates is decided, gossipers take
+//! the least of their region, exchange that with other regions, and take the least of all. Below
+//! the Vwatermark functors are computed from what lies just below them, on any server, all with the
+//! same result (E-phase). The *Rwatermark* of a partition is the same for "every replica has it":
+//! below it, one replica is asked.
 //!
 //! # Messages
 //! | message | from → to | when | § |

@@ -6,12 +6,14 @@
 //! those of the SOSP paper. Built from the papers' descriptions; no code of the authors was used
 //! (`protocol-pitfalls` T2).
 //!
-//! # The idea Two-phase commit over replicated participants agrees on an order twice: within each
-//! group, and between transactions. The second agreement suffices. So the replicas of a partition
-//! need not agree on an order, but only on *results* ([`crate::ir`]). Each replica validates a
-//! transaction optimistically, at a timestamp that the gateway proposes. If enough replicas vote
-//! `PrepareOk`, then of any two conflicting transactions at least one replica has seen both, and
-//! would have refused one of them.
+//! # The idea
+//!
+//! Two-phase commit over replicated participants agrees on an order twice: within each group, and
+//! between transactions. The second agreement suffices. So the replicas of a partition need not
+//! agree on an order, but only on *results* ([`crate::ir`]). Each replica validates a transaction
+//! optimistically, at a timestamp that the gateway proposes. If enough replicas vote `PrepareOk`,
+//! then of any two conflicting transactions at least one replica has seen both, and would have
+//! refused one of them.
 //!
 //! The gateway reads from the nearest replica, and proposes to all replicas of all participants at
 //! once. If they agree, it knows the outcome one wide-area round trip later (fast path). Otherwise

@@ -12,14 +12,16 @@
 //!   Preemptive Prioritization via Statistical Characterization of OLTP Locking*, ICDE 2005
 //!   (preempt-on-wait).
 //!
-//! # The idea A transaction first locks all its declared keys at the leaders of their partitions,
-//! and reads under those locks. If two transactions conflict, an older one *wounds* a younger one,
-//! and a younger one waits for an older one. When every lock is held, the gateway asks a
-//! coordinator, a group led in its own region, to commit. The coordinator asks every participant to
-//! prepare, each participant replicates its prepare, and the coordinator replicates the decision
-//! and announces it. Reads, prepare and decision come one after the other, which costs one more
-//! wide-area round trip than Carousel. In return, no transaction aborts because of a conflict with
-//! an older one that finishes.
+//! # The idea
+//!
+//! A transaction first locks all its declared keys at the leaders of their partitions, and reads
+//! under those locks. If two transactions conflict, an older one *wounds* a younger one, and a
+//! younger one waits for an older one. When every lock is held, the gateway asks a coordinator, a
+//! group led in its own region, to commit. The coordinator asks every participant to prepare, each
+//! participant replicates its prepare, and the coordinator replicates the decision and announces
+//! it. Reads, prepare and decision come one after the other, which costs one more wide-area round
+//! trip than Carousel. In return, no transaction aborts because of a conflict with an older one
+//! that finishes.
 //!
 //! A *general* transaction declares no keys. It locks and reads in as many rounds as its client
 //! likes, and locks its writes in one more round, before the coordinator is asked.
@@ -76,7 +78,9 @@
 //!   commit is acknowledged when its timestamp has passed on every clock (C13). 2PC takes so long
 //!   that this costs nothing.
 //!
-//! # Deviations Natto describes the system in one paragraph, without recovery.
+//! # Deviations
+//!
+//! Natto describes the system in one paragraph, without recovery.
 //! - **A key that is read and written is locked for writing at once**, and keys that are only
 //!   written are locked with the reads, not at the prepare as in Spanner. With declared sets this
 //!   avoids upgrades, by which two readers of one key would wound each other, and prepared

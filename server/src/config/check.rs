@@ -1,4 +1,4 @@
-//! Checks what a node's file says, field by field.
+//! Checks a node's file, field by field.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,10 +23,10 @@ use crate::service::{self, Access, Credential, Limits, Principal, ServiceConfig}
 use crate::storage::{Expected, Identity};
 use crate::tls::{self, Tls, TlsFiles};
 
-/// Longest time that a node may wait for pending transactions when it ends, in seconds: a day.
+/// Maximum time that a node may wait for pending transactions at its shutdown, in seconds: a day.
 const SHUTDOWN_S_MAX: u64 = 24 * 60 * 60;
 
-/// Checks a file whose form is right. Paths in it are relative to `base`.
+/// Checks a parsed file. Paths in it are relative to `base`.
 ///
 /// # Errors
 /// A text that begins with the field: `nodes.n2.peer: …`.
@@ -390,8 +390,8 @@ impl Checker<'_> {
         }
         let in_flight = given.txns_in_flight_max.unwrap_or(10_000);
         let queue = given.peer_queue_bytes_max.unwrap_or(64 << 20);
-        // What one transaction writes, and beside it the names and versions of what it read, must fit into what nodes
-        // send each other, and leave room for what a protocol adds.
+        // The largest transaction's writes, with the keys and versions of its reads, must fit into
+        // one message between nodes, with room for what a protocol adds.
         let largest = crate::transport::frame::MESSAGE_BYTES_MAX;
         let request = limits.request_bytes_max as usize;
         let most = largest / 8 * 3;

@@ -1,22 +1,22 @@
-//! The file of a node, with every setting explained: what `serve --init` writes.
+//! The example file of a node, with every setting explained, which `serve --init` writes.
 
 use std::fmt::{self, Display};
 
 use orthodrome_core::NodeId;
 
-/// One node's file. Its `Display` form is the file: a setting that is commented out without a space
-/// (`#name = value`) shows its default.
+/// One node's file. Its `Display` form is the contents: a setting that is commented out without a
+/// space (`#name = value`) shows its default.
 #[derive(Clone, Debug)]
 pub struct Example {
-    /// Names the cluster.
+    /// The cluster's id.
     pub cluster: String,
-    /// Which node the file is for.
+    /// The node of the file.
     pub node: NodeId,
-    /// Where its data goes, relative to the file.
+    /// The data directory, relative to the file.
     pub data_dir: String,
     /// The protocol.
     pub protocol: String,
-    /// A built-in map, or a file beside this one.
+    /// A built-in topology, or a file in the same folder.
     pub topology: String,
     /// Every node of the cluster.
     pub nodes: Vec<ExampleNode>,
@@ -24,13 +24,14 @@ pub struct Example {
     pub partitions: u32,
     /// Replicas of each partition.
     pub replicas: u32,
-    /// Instead, the servers of each partition's replicas, the leader's first; none to have them dealt out.
+    /// Instead of a default placement: the servers of each partition's replicas, the leader's
+    /// first; empty for the default placement.
     pub explicit: Vec<Vec<NodeId>>,
-    /// Whether messages wait as long as the map says.
+    /// Whether messages are delayed according to the topology.
     pub emulate_wan: bool,
     /// Certificate, key and authority of the node, relative to the file.
     pub tls: Option<[String; 3]>,
-    /// Who may come in: name, role, and the file with the token.
+    /// The principals: name, role, and the file with the token.
     pub principals: Vec<[String; 3]>,
 }
 
@@ -41,13 +42,13 @@ pub struct ExampleNode {
     pub id: NodeId,
     /// Its region's name.
     pub region: String,
-    /// Where other nodes reach it.
+    /// Its address for other nodes.
     pub peer: String,
-    /// Where clients reach it.
+    /// Its address for clients.
     pub client: String,
 }
 
-/// A text as a value of TOML.
+/// A text as a TOML value.
 fn quoted(text: &str) -> toml::Value {
     toml::Value::from(text)
 }

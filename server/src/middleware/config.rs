@@ -1,5 +1,5 @@
-//! The files of a proxy and of an agent. Everything is checked before anything starts; an error names
-//! the line or the field, what is wrong there, and what would be right.
+//! The configuration files of a proxy and of an agent. Everything is checked before anything
+//! starts. An error names the line or the field, the problem, and a correct value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use super::driver::Endpoint;
 use super::operators::optimizations;
 use super::trust::Trust;
 
-/// What is wrong with a file.
+/// An error in a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {what}", file.display())]
 pub struct ConfigError {
     /// The file.
     pub file: PathBuf,
-    /// The field, what is wrong with it, and what would be right.
+    /// The field, the problem, and a correct value.
     pub what: String,
 }
 
@@ -51,7 +51,7 @@ struct ProxyFile {
     sources: Vec<FileSource>,
     #[serde(default)]
     tables: Vec<TableEntry>,
-    /// The source of tables that clients create and the file does not name.
+    /// The source for tables that clients create and that the file does not name.
     new_tables: Option<String>,
 }
 
@@ -100,7 +100,8 @@ struct FileSource {
     kind: Dialect,
     #[serde(default)]
     region: String,
-    /// The same in the files of all proxies and agents; by default its place in the list.
+    /// A number that is the same in the files of all proxies and agents; by default the position in
+    /// the list.
     id: Option<u32>,
     address: String,
     database: String,
@@ -108,11 +109,11 @@ struct FileSource {
     #[serde(default)]
     password: Option<String>,
     password_file: Option<PathBuf>,
-    /// The agent beside it; without one, the proxy is its agent.
+    /// The address of its agent; without one, the proxy takes the agent's role.
     agent: Option<String>,
-    /// Certificates of the authority that vouches for the source: it is spoken to in TLS.
+    /// Certificates of the authority that signed the other end's certificate; enables TLS.
     tls_authority: Option<PathBuf>,
-    /// The same of its agent.
+    /// The same for its agent.
     agent_tls_authority: Option<PathBuf>,
     /// An emulated round trip.
     #[serde(default)]
@@ -122,56 +123,58 @@ struct FileSource {
 /// One source of a proxy.
 #[derive(Clone, Debug)]
 pub struct SourceConfig {
-    /// Its place in the catalogue.
+    /// Its id in the catalogue.
     pub id: SourceId,
-    /// Its name among machines.
+    /// Its node id.
     pub node: NodeId,
-    /// How to reach it.
+    /// Its address and login.
     pub endpoint: Endpoint,
-    /// Where its agent is, if it has one.
+    /// The address of its agent, if it has one.
     pub agent: Option<String>,
-    /// Whom to believe that it is the agent; none: it is spoken to in the clear.
+    /// Verifies the agent's certificate; none: the connection is not encrypted.
     pub agent_trust: Option<Trust>,
-    /// An emulated round trip, to the agent or to the source itself.
+    /// The emulated round-trip time to the agent, or to the source itself.
     pub emulated_rtt: Duration,
 }
 
-/// Everything a proxy is started from.
+/// The settings of a proxy.
 #[derive(Clone, Debug)]
 pub struct ProxyConfig {
-    /// Its name: what its log belongs to.
+    /// Its name, which its decision log contains.
     pub name: String,
     /// Its number among all proxies of these sources.
     pub node: NodeId,
-    /// Where its decision log is.
+    /// The directory of its decision log.
     pub data_dir: PathBuf,
-    /// Where PostgreSQL's clients are served.
+    /// The address for PostgreSQL clients.
     pub listen_postgresql: Option<String>,
-    /// Where MySQL's clients are served.
+    /// The address for MySQL clients.
     pub listen_mysql: Option<String>,
     /// Certificate and key, in PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// The level of transactions that ask for none.
+    /// The default isolation level of transactions.
     pub isolation: Isolation,
     /// Users and passwords.
     pub users: BTreeMap<String, String>,
-    /// What agents want to hear first.
+    /// The secret that agents require.
     pub secret: String,
     /// Sources.
     pub sources: Vec<SourceConfig>,
     /// Sources and tables.
     pub catalogue: Catalogue,
-    /// The source of tables that clients create and the catalogue does not have; by default the first of the client's kind.
+    /// The source for tables that clients create and that the catalogue does not have; by default
+    /// the first of the client's kind.
     pub new_tables: Option<SourceId>,
-    /// Of the machine.
+    /// Settings of the machine.
     pub middleware: middleware::Config,
-    /// Of agents inside the proxy.
+    /// Settings of agents inside the proxy.
     pub agent: agent::Config,
-    /// The variant of [`ScalarDb`] that takes the place of the machine and its agents.
+    /// The variant of [`ScalarDb`] that replaces the machine and its agents.
     pub by_key: Option<&'static str>,
-    /// Writes of a round go last (QURO).
+    /// True if writing statements of a round come last (QURO).
     pub writes_last: bool,
-    /// Its number is taken over from a proxy whose decision log is lost. Not in the file, since it is for one start.
+    /// True if it takes over its number from a proxy whose decision log is lost. This is not in the
+    /// file, because it is for one start.
     pub takes_over: bool,
 }
 
@@ -205,7 +208,7 @@ fn address(field: &str, address: &str) -> Result<(), String> {
     port.map(|_| ()).ok_or_else(|| format!("{field}: `{address}` is not an address; use host:port"))
 }
 
-/// Whom to believe that they are who listens at `address`.
+/// Reads the authority for verifying the certificate of `address`.
 fn trust(
     field: &str,
     base: &Path,
@@ -215,7 +218,7 @@ fn trust(
     authority.map(|authority| Trust::load(field, &base.join(authority), address)).transpose()
 }
 
-/// A round trip that is not there.
+/// Checks an emulated round-trip time.
 fn emulated(field: &str, ms: f64) -> Result<Duration, String> {
     if !(0.0..=10_000.0).contains(&ms) {
         return Err(format!("{field}.emulate_rtt_ms: {ms} is out of range; use 0 to 10000"));
@@ -236,7 +239,8 @@ fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, ConfigError> {
     })
 }
 
-/// How often agents look who waits for whom at their source. Twice that, and the way, is how long a deadlock across sources lasts.
+/// Interval at which agents query the lock waits of their source. A deadlock across sources lasts
+/// about twice as long, plus the network delay.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 const fn kind(dialect: Dialect) -> Kind {
@@ -250,7 +254,7 @@ impl ProxyConfig {
     /// Reads and checks a proxy's file.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let file: ProxyFile = read(path)?;
         let base = path.parent().unwrap_or(Path::new("")).to_owned();
@@ -392,10 +396,12 @@ impl ProxyConfig {
             rtt_weight_percent: 10,
             hot_records: 10_000,
             hot_keep_percent: 80,
-            // As in the simulator: transactions that wait for all that was forecast hold locks meanwhile.
+            // As in the simulator: transactions that wait for the full forecast hold locks in the
+            // meantime.
             forecast_percent: 25,
-            // A forecast that is wrong then costs the locks that wait for it a quarter of a round trip. How long hot
-            // records take varies more on real servers than on modelled ones.
+            // So a wrong forecast delays the transactions that wait for locks by at most a quarter
+            // of a round trip. The times of hot records vary more on real servers than on modelled
+            // ones.
             forecast_max: longest / 4,
             admission_wait: Duration::from_millis(10),
             admission_tries: 10,
@@ -434,7 +440,7 @@ impl ProxyConfig {
         })
     }
 
-    /// What clients may call the database: its name, or what it is called at a source.
+    /// The names that clients may use for the database: its name, or its name at a source.
     pub(super) fn databases(&self) -> BTreeSet<String> {
         let at_sources = self.sources.iter().map(|source| source.endpoint.database.clone());
         at_sources.chain([self.name.clone()]).collect()
@@ -447,9 +453,9 @@ struct AgentFile {
     listen: String,
     secret: String,
     data_dir: PathBuf,
-    /// For its listener.
+    /// The certificate of its listener.
     tls: Option<TlsEntry>,
-    /// As in the proxies' files.
+    /// The source's number in the proxies' files.
     id: u32,
     kind: Dialect,
     address: String,
@@ -459,7 +465,7 @@ struct AgentFile {
     password_file: Option<PathBuf>,
     #[serde(default = "five_seconds")]
     lock_wait_ms: u64,
-    /// Certificates of the authority that vouches for the source: it is spoken to in TLS.
+    /// Certificates of the authority that signed the other end's certificate; enables TLS.
     tls_authority: Option<PathBuf>,
     #[serde(default)]
     rtt_max_ms: u64,
@@ -473,7 +479,7 @@ struct AgentFile {
 struct PeerEntry {
     id: u32,
     address: String,
-    /// Certificates of the authority that vouches for it.
+    /// Certificates of the authority that signed the other end's certificate; enables TLS.
     tls_authority: Option<PathBuf>,
     /// An emulated round trip.
     #[serde(default)]
@@ -483,32 +489,32 @@ struct PeerEntry {
 /// Another agent.
 #[derive(Clone, Debug)]
 pub struct PeerConfig {
-    /// Where it listens.
+    /// Its address.
     pub address: String,
-    /// Whom to believe that it is that agent; none: it is spoken to in the clear.
+    /// Verifies that agent's certificate; none: the connection is not encrypted.
     pub trust: Option<Trust>,
     /// An emulated round trip to it.
     pub emulated_rtt: Duration,
 }
 
-/// Everything an agent is started from.
+/// The settings of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// Where middlewares and other agents call.
+    /// The address on which it listens for middlewares and other agents.
     pub listen: String,
-    /// What they must say first.
+    /// The secret that they must send first.
     pub secret: String,
     /// Certificate and key of its listener, in PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// Where it remembers its sessions.
+    /// The directory of the list of its sessions.
     pub data_dir: PathBuf,
-    /// Its source's name among machines.
+    /// The node id of its source.
     pub node: NodeId,
     /// Its source.
     pub endpoint: Endpoint,
     /// Other agents.
     pub peers: BTreeMap<NodeId, PeerConfig>,
-    /// Of the machine.
+    /// Settings of the machine.
     pub agent: agent::Config,
 }
 
@@ -516,7 +522,7 @@ impl AgentConfig {
     /// Reads and checks an agent's file.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let file: AgentFile = read(path)?;
         let base = path.parent().unwrap_or(Path::new("")).to_owned();

@@ -1,5 +1,5 @@
-//! What the sources say of their tables: columns, which of them are generated, and where a table is that the proxy's file does
-//! not name.
+//! Discovers tables at the sources: their columns, which of these are generated, and the source of
+//! a table that the proxy's file does not name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,18 +10,18 @@ use orthodrome_geotp::sql::{Catalogue, Dialect, SourceId, Verb, unknown_tables};
 
 use super::session::{Session, SqlError};
 
-/// How long the proxy believes what a source has said of a table.
+/// How long the proxy caches a source's description of a table.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// What is known of tables beside the proxy's file.
+/// Known tables, in addition to those of the proxy's file.
 pub(super) struct Discovered {
-    /// What the file says.
+    /// The catalogue of the file.
     file: Catalogue,
     now: Mutex<Now>,
 }
 
 struct Now {
-    /// What the file says, and what was found.
+    /// The catalogue of the file, with the discovered tables.
     all: Arc<Catalogue>,
     found: BTreeMap<String, Instant>,
 }
@@ -43,12 +43,12 @@ impl Discovered {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Everything that is known now.
+    /// The current catalogue.
     pub(super) fn all(&self) -> Arc<Catalogue> {
         self.now().all.clone()
     }
 
-    /// The schema has changed.
+    /// Clears the cache after a change of the schema.
     pub(super) fn forget(&self) {
         let mut now = self.now();
         now.all = Arc::new(self.file.clone());
@@ -68,18 +68,18 @@ impl Discovered {
         }
     }
 
-    /// Whether something was learnt of a table.
+    /// Whether there is a description of a table, even an old one.
     fn was_known(&self, name: &str) -> bool {
         self.now().found.contains_key(name)
     }
 
-    /// Whether something was learnt of a table a moment ago.
+    /// Whether there is a recent description of a table.
     fn is_known(&self, name: &str) -> bool {
         self.now().found.get(name).is_some_and(|since| since.elapsed() < KEPT)
     }
 }
 
-/// Asks a source for the columns of a table, and which of them is generated.
+/// The query for the columns of a table, and for the generated one.
 fn question(kind: Dialect, table: &str) -> String {
     match kind {
         Dialect::PostgreSql => {
@@ -103,7 +103,7 @@ fn question(kind: Dialect, table: &str) -> String {
 }
 
 impl Session {
-    /// What is known of tables, and what this session's transaction has made.
+    /// The catalogue, with the tables that this session's transaction has created.
     pub(super) fn catalogue(&self) -> Arc<Catalogue> {
         let all = self.proxy.discovered.all();
         if self.created.is_empty() {
@@ -131,7 +131,7 @@ impl Session {
         Ok((!found.columns.is_empty()).then_some(found))
     }
 
-    /// Looks for the tables of a statement that nobody has told the proxy of.
+    /// Looks for those tables of a statement that the proxy does not know.
     pub(super) async fn discover(&self, verb: &Verb) -> Result<(), SqlError> {
         let (Verb::Data(statement) | Verb::Schema(statement)) = verb else { return Ok(()) };
         for name in unknown_tables(&self.proxy.catalogue, statement) {
@@ -190,13 +190,13 @@ impl Session {
             self.proxy.catalogue.source(**at).is_some_and(|s| s.kind == self.client)
         };
         let at = sources.iter().find(is_own).or(sources.first()).copied();
-        // If the table is not there, the statement itself is told so.
+        // If the table does not exist, the statement itself will get that error.
         let asked = match at {
             Some(at) => self.ask_for(at, name).await,
             None => Ok(None),
         };
         let asked = match asked {
-            // What the source has said before still holds while it is away.
+            // While the source is unreachable, its earlier description is used.
             Err(gone) if gone.sqlstate == "08006" && self.proxy.discovered.was_known(name) => None,
             other => other?,
         };
@@ -213,7 +213,7 @@ impl Session {
         Ok(Some(table))
     }
 
-    /// Where a table goes that nobody has placed.
+    /// The source for a table without a placement.
     pub(super) fn default_source(&self) -> Option<SourceId> {
         let named = self.proxy.new_tables;
         let mut all = self.proxy.catalogue.sources();

@@ -1,5 +1,5 @@
-//! What is no part of a transaction: statements that name no table of the catalogue, changes of the schema, and the
-//! columns that a statement will have.
+//! Statements that are not part of a transaction: those that name no table of the catalogue,
+//! changes of the schema, and queries for the columns of a statement's result.
 
 use std::time::{Duration, Instant};
 
@@ -20,11 +20,11 @@ use super::operators::{table, text_answer};
 use super::session::{Engine, Reply, Session};
 use super::words::translated;
 
-/// How long the proxy believes that a table at a source has the columns that it had.
+/// How long the proxy caches the columns of a table at a source.
 const KINDS_KEPT: Duration = Duration::from_secs(10);
 
 impl Session {
-    /// A source of the client's kind, or any.
+    /// A source of the client's kind if there is one, otherwise any source.
     fn home(&self) -> Option<(SourceId, Dialect)> {
         let kind = |id: &SourceId| self.proxy.catalogue.source(*id).map(|s| (*id, s.kind));
         let mut all = self.proxy.by_distance.iter().filter_map(kind);
@@ -32,7 +32,8 @@ impl Session {
             .or_else(|| self.proxy.by_distance.iter().find_map(kind))
     }
 
-    /// The source that answers a statement without tables: for catalogues, that of new tables.
+    /// The source that answers a statement without tables; for system catalogues it is the source
+    /// of new tables.
     fn home_for(&self, text: &str) -> Option<(SourceId, Dialect)> {
         let lower = text.to_lowercase();
         let asks = ["pg_", "information_schema", "show"].iter().any(|word| lower.contains(word));
@@ -48,8 +49,8 @@ impl Session {
         self.proxy.by_distance.iter().find(is_of).copied()
     }
 
-    /// What a source says to one text outside of every transaction, with the client's settings. `may_leave`: it may change
-    /// its session in a way that the proxy does not see.
+    /// Runs one query batch at a source outside of every transaction, with the client's settings.
+    /// `may_leave`: it may change its session in a way that the proxy does not notice.
     pub(super) async fn ask(
         &self,
         at: SourceId,
@@ -79,7 +80,8 @@ impl Session {
         }
     }
 
-    /// Answered by a source, outside of every transaction: what concerns no table of the catalogue.
+    /// Runs a statement that concerns no table of the catalogue at a source, outside of every
+    /// transaction.
     pub(super) async fn elsewhere(
         &mut self,
         parsed: &Parsed,
@@ -171,7 +173,8 @@ impl Session {
         Ok(answer)
     }
 
-    /// What a client is told of a statement that is no query: it is none that SQL has, or none that the proxy has.
+    /// The error for an unsupported statement: either SQL has no such statement, or the proxy does
+    /// not support it.
     fn not_supported(&self, first: &str, parsed: &Parsed) -> SqlError {
         match &parsed.problem {
             Some(problem) if !is_command(first) => syntax(self.client, &parsed.text, problem),
@@ -185,7 +188,8 @@ impl Session {
         }
     }
 
-    /// `SHOW WARNINGS` and such: the proxy passes none on, and what a source has are those of another client.
+    /// Answers `SHOW WARNINGS` and similar statements: the proxy forwards no warnings, and those at
+    /// a source belong to another client.
     fn warnings(&self, words: &[String]) -> Result<Option<Answer>, SqlError> {
         if self.client != Dialect::MariaDb {
             return Ok(None);
@@ -207,7 +211,7 @@ impl Session {
         })
     }
 
-    /// The columns at MariaDB sources that say what constants of this statement mean there.
+    /// The columns at MariaDB sources on which the meaning of this statement's constants depends.
     pub(super) async fn kinds_for(&self, parsed: &Parsed, values: &[Value]) -> Kinds {
         let Verb::Data(statement) = &parsed.verb else { return Kinds::new() };
         if self.client == Dialect::MariaDb {
@@ -225,7 +229,7 @@ impl Session {
                 Some((_, columns)) => columns,
                 None => {
                     let text = format!("SELECT * FROM `{}` LIMIT 0", name.replace('`', "``"));
-                    // If the table is not there, the statement itself is told so.
+                    // If the table does not exist, the statement itself will get that error.
                     let Ok(answer) = self.ask(at, &text, false).await else { continue };
                     let columns = answer.columns.into_iter();
                     let columns: Vec<_> =
@@ -287,7 +291,7 @@ impl Session {
             return Ok(Reply::done(&parsed.schema_tag()));
         }
         for part in &plan.parts {
-            // Defaults and constraints may call anything.
+            // Defaults and constraints may call any function.
             let changed = self.ask(part.source, &part.text, true).await;
             self.proxy.kinds().clear();
             self.proxy.discovered.forget();
@@ -297,7 +301,7 @@ impl Session {
         Ok(Reply::done(&parsed.schema_tag()))
     }
 
-    /// A table that is created gets a place if it has none, and is known to this transaction from now on.
+    /// Gives a new table a placement if it has none, and makes it known to this transaction.
     fn with_place(&mut self, parsed: Parsed) -> Parsed {
         let mut parsed = parsed;
         let Verb::Schema(statement) = &mut parsed.verb else { return parsed };
@@ -318,7 +322,7 @@ impl Session {
         parsed
     }
 
-    /// Without the tables of a `DROP … IF EXISTS` that nobody has; nothing if none is left.
+    /// Removes the tables that do not exist from a `DROP … IF EXISTS`; none if no table is left.
     fn without_absent(&self, parsed: &Parsed) -> Option<Parsed> {
         let mut parsed = parsed.clone();
         let catalogue = self.catalogue();
@@ -335,7 +339,7 @@ impl Session {
         Some(parsed)
     }
 
-    /// The transaction has ended that may have changed the schema.
+    /// Handles the end of a transaction that may have changed the schema.
     pub(super) fn end_schema(&mut self, is_committed: bool) {
         if !std::mem::take(&mut self.has_schema) {
             self.created.clear();
@@ -344,14 +348,15 @@ impl Session {
         self.proxy.kinds().clear();
         self.proxy.discovered.forget();
         for table in std::mem::take(&mut self.created).into_values() {
-            // Its source may carry out the commit a moment later.
+            // Its source may execute the commit a moment later.
             if is_committed {
                 self.proxy.discovered.learn(table);
             }
         }
     }
 
-    /// A statement in which calls of sequences' functions are numbers, so that it can be described.
+    /// A statement in which calls of sequence functions are replaced by numbers, so that it can be
+    /// described.
     fn without_sequences(&self, parsed: &Parsed) -> Option<Parsed> {
         let Verb::Data(statement) = &parsed.verb else { return None };
         if self.client != Dialect::PostgreSql {
@@ -365,7 +370,8 @@ impl Session {
         Some(parsed)
     }
 
-    /// The columns that a change returns: those of a query of the same expressions over its table.
+    /// The columns that a RETURNING clause returns: those of a query of the same expressions over
+    /// the table.
     async fn columns_returned(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
         let Verb::Data(statement) = &parsed.verb else { return Ok(Vec::new()) };
         let (items, table) = match &**statement {
@@ -390,7 +396,7 @@ impl Session {
         Box::pin(self.describe(&query)).await
     }
 
-    /// The columns that a statement will answer with, asked of one of its sources; none if it has no rows.
+    /// The columns of a statement's result, from one of its sources; none if it has no rows.
     pub(super) async fn describe(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
         match &parsed.verb {
             Verb::Data(statement) if set_config(statement, &[]).map_or(true, |it| it.is_some()) => {
@@ -402,7 +408,7 @@ impl Session {
                     return Ok(Vec::new());
                 }
                 let nulls = vec![Value::Null; parsed.parameters];
-                // No key is NULL, so any source may be asked, and no row is read.
+                // No key is NULL, so any source may be asked, and it reads no row.
                 let context = Context {
                     client: self.client,
                     isolation: Isolation::ReadCommitted,
@@ -442,7 +448,7 @@ impl Session {
     }
 
     async fn columns_of(&mut self, parsed: &Parsed, plan: &Plan) -> Result<Vec<Column>, SqlError> {
-        // A source of the client's kind knows its types best: MariaDB calls what is true or false a number.
+        // A source of the client's kind knows its types best: MariaDB reports booleans as numbers.
         let is_own = |part: &&Part| {
             self.proxy.catalogue.source(part.source).is_some_and(|s| s.kind == self.client)
         };
@@ -467,7 +473,7 @@ impl Session {
     }
 }
 
-/// Whether a catalogue of a source names a table of the proxy's own there.
+/// Whether a row of a source's system catalogue names one of the proxy's own tables.
 fn is_own_table(cell: &[u8]) -> bool {
     const OWN: [&[u8]; 6] = [
         b"orthodrome_branches",
@@ -480,7 +486,7 @@ fn is_own_table(cell: &[u8]) -> bool {
     OWN.contains(&cell)
 }
 
-/// Whether SQL has statements that begin with this word, which the parser may not all know.
+/// Whether SQL has statements that begin with this word; the parser may not know all of them.
 fn is_command(word: &str) -> bool {
     const COMMANDS: &[&str] = &[
         "alter",

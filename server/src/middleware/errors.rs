@@ -1,17 +1,17 @@
-//! What clients are told is wrong.
+//! Errors for clients.
 
 use orthodrome_geotp::sql::{Dialect, Refusal};
 
 use super::driver::{Fault, Trouble};
 use super::maria::TOO_LONG;
 
-/// What a client is told is wrong.
+/// An error for a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct SqlError {
     pub(super) sqlstate: String,
     pub(super) number: u16,
     pub(super) message: String,
-    /// Where in the statement it is, counted in characters from 1; 0 if that is not known.
+    /// The position in the statement, in characters from 1; 0 if it is unknown.
     pub(super) position: usize,
 }
 
@@ -35,7 +35,7 @@ impl From<Fault> for SqlError {
             sqlstate = "55P03".into();
         }
         if number == TOO_LONG {
-            // Only the statement is lost, and not the connection, as MariaDB's own would say.
+            // Only the statement fails; MariaDB's own error would close the connection.
             sqlstate = "54000".into();
         }
         if number == 0 {
@@ -56,7 +56,7 @@ impl From<Trouble> for SqlError {
     }
 }
 
-/// MariaDB's number for a SQLSTATE of PostgreSQL.
+/// MariaDB's error number for a SQLSTATE of PostgreSQL.
 fn number_of(sqlstate: &str) -> u16 {
     match sqlstate {
         "23505" => 1062,
@@ -79,10 +79,11 @@ fn number_of(sqlstate: &str) -> u16 {
     }
 }
 
-/// How much of a statement a MySQL client is shown.
+/// The maximum length of a statement's part in errors for MySQL clients.
 const SHOWN: usize = 80;
 
-/// A statement that the parser cannot read, in the words of the client's kind: where it stopped, and at what.
+/// A syntax error in the words of the client's kind: the position at which the parser stopped, and
+/// the text there.
 pub(super) fn syntax(client: Dialect, text: &str, problem: &str) -> SqlError {
     let (what, place) = problem.split_once(" at Line: ").unwrap_or((problem, ""));
     let (line, column) = place.split_once(", Column: ").unwrap_or_default();
@@ -121,7 +122,7 @@ pub(super) fn syntax(client: Dialect, text: &str, problem: &str) -> SqlError {
     }
 }
 
-/// Whoever waits too long, or says so, is told this.
+/// The error for a statement that took too long or was cancelled.
 pub(super) fn interrupted(client: Dialect, is_late: bool) -> SqlError {
     match (client, is_late) {
         (_, false) => SqlError::new("57014", "canceling statement due to user request"),

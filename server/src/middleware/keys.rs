@@ -1,6 +1,8 @@
-//! Generated keys of tables whose rows several sources have. Each would count by itself; so the proxy gives the values, in
-//! blocks that it claims from a row of the table `orthodrome_sequences` at one source. A block is durable before the first of its
-//! values is given away, and no two proxies claim the same. What a proxy has claimed and not used when it ends is lost.
+//! Generated keys of tables whose rows are at several sources. The sources' own counters would
+//! collide, so the proxy generates the values, in blocks that it claims from a row of the table
+//! `orthodrome_sequences` at one source. A block is durable before its first value is used, and no
+//! two proxies claim the same block. Values that a proxy has claimed and not used when it ends are
+//! lost.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,37 +19,37 @@ use super::driver::Outcome;
 use super::session::{Session, SqlError};
 use super::words::translated;
 
-/// Values that are claimed at once: more of them, the sooner the last were used up.
+/// Number of values in a block; more if the last block was used up quickly.
 const BLOCK: i64 = 100;
 const BLOCK_MAX: i64 = 10_000;
 const SOON: Duration = Duration::from_secs(2);
 
-/// Values that this proxy has claimed and not given away.
+/// Values that this proxy has claimed and not used.
 #[derive(Default)]
 pub(super) struct Blocks(Mutex<BTreeMap<String, Arc<Mutex<Block>>>>);
 
 #[derive(Default)]
 struct Block {
     next: i64,
-    /// The first that belongs to somebody else.
+    /// The end of the block.
     end: i64,
     size: i64,
     claimed: Option<Instant>,
 }
 
-/// What an INSERT that is about to run has generated.
+/// The generated keys of an INSERT that is about to run.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Generated {
     pub(super) table: String,
-    /// The sequence, as PostgreSQL names it.
+    /// The name of the sequence in PostgreSQL's form.
     pub(super) sequence: String,
-    /// The first value and the last, if the proxy has given some.
+    /// The first and the last value, if the proxy has generated some.
     pub(super) given: Option<(i64, i64)>,
-    /// The source was asked to return the values, which the client has not asked for.
+    /// True if the source returns the values although the client has not asked for them.
     pub(super) is_returned: bool,
 }
 
-/// Sequences of a PostgreSQL client's session.
+/// The last sequence values of a PostgreSQL client's session.
 #[derive(Default)]
 pub(super) struct LastValues {
     by_name: BTreeMap<String, i64>,
@@ -70,7 +72,7 @@ fn quoted(text: &str) -> String {
 }
 
 impl Session {
-    /// An INSERT with the keys that it leaves to the proxy, and what was given.
+    /// Adds generated keys to an INSERT, and returns them too.
     pub(super) async fn with_keys(
         &self,
         parsed: &Parsed,
@@ -104,7 +106,7 @@ impl Session {
             fill(&mut counted, &table, &column, self.client, values, filler)?
         };
         if let (Some(largest), Dialect::MariaDb) = (largest, self.client) {
-            // MySQL counts on after a value that a client gives.
+            // In MySQL the counter continues after a value that a client has given.
             self.pass(&table, &column, largest).await?;
         }
         if count > 0 {
@@ -117,7 +119,8 @@ impl Session {
         Ok(Some((parsed, generated)))
     }
 
-    /// The source that has the row from which a table's keys are claimed. The numbers of sources are the same at every proxy.
+    /// The source with the row from which a table's keys are claimed. Source numbers are the same
+    /// at every proxy.
     fn counting_source(&self, table: &Table) -> Option<SourceId> {
         table.sources().into_iter().min_by_key(|at| self.proxy.nodes.get(at).copied())
     }
@@ -126,7 +129,7 @@ impl Session {
         self.proxy.blocks.0.lock().await.entry(name.to_owned()).or_default().clone()
     }
 
-    /// New values of a column.
+    /// Generates new values of a column.
     async fn keys(&self, table: &Table, column: &str, count: usize) -> Result<Vec<i64>, SqlError> {
         let name = format!("{}.{column}", table.name);
         let block = self.block(&name).await;
@@ -143,7 +146,7 @@ impl Session {
         Ok(found)
     }
 
-    /// No value up to this one is given from now on.
+    /// Ensures that later values are above this one.
     async fn pass(&self, table: &Table, column: &str, value: i64) -> Result<(), SqlError> {
         let name = format!("{}.{column}", table.name);
         let block = self.block(&name).await;
@@ -157,7 +160,7 @@ impl Session {
         }
     }
 
-    /// Claims the next block, of at least so many values from `lowest` on.
+    /// Claims the next block, with at least this number of values from `lowest` on.
     async fn claim(
         &self,
         table: &Table,
@@ -215,7 +218,8 @@ impl Session {
         Ok(self.proxy.direct.get(&at).ok_or_else(gone)?.transact(text).await?)
     }
 
-    /// Makes the row of a column that has none yet. It counts on from the largest value that any source has.
+    /// Makes the row of a column that has none yet. Its counter begins after the largest value at
+    /// any source.
     async fn begin_counting(
         &self,
         home: SourceId,
@@ -270,8 +274,8 @@ impl Session {
         }
     }
 
-    /// A statement of a PostgreSQL client with the values of its sequences' functions; nothing if it has none that are the
-    /// proxy's.
+    /// Replaces sequence functions in a statement of a PostgreSQL client by their values; none if
+    /// it uses no sequence of the proxy.
     pub(super) async fn with_sequences(
         &mut self,
         parsed: &Parsed,
@@ -308,7 +312,7 @@ impl Session {
     }
 
     async fn next_value(&mut self, sequence: &str) -> Result<i64, SqlError> {
-        // That of a column whose values the proxy gives.
+        // The sequence of a column whose values the proxy generates.
         let spread = self.proxy.catalogue.tables().find_map(|table| {
             let column =
                 sequence.strip_prefix(&table.name)?.strip_prefix('_')?.strip_suffix("_seq")?;

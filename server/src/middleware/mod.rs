@@ -1,14 +1,14 @@
 //! The middleware on real servers: `orthodrome proxy` and `orthodrome agent`.
 //!
-//! Reading order: [`config`] (their files), `session` (a client's statements become rounds of a
-//! transaction), `elsewhere` (what is no part of one), `settings` and `set` (what clients set),
-//! `savepoints`, `discovery` (tables
-//! at the sources), `keys` (generated ones), `operators` (what operators ask), `host` (the threads of the machines), `claim` (a number belongs to
-//! one proxy), `source` and `driver` (sessions at a source), `marks` and `names` (savepoints there, and rows that are not
-//! there),
-//! `consensus` and `records` (the mode `scalardb`), `postgres` and `maria` (their protocols),
-//! `postgres_front` and `mysql_front` (clients), `link` (between processes), `messages` (bytes of records
-//! and messages).
+//! Reading order: [`config`] (configuration files), `session` (turns a client's statements into
+//! rounds of a transaction), `elsewhere` (statements outside of transactions), `settings` and `set`
+//! (session settings), `savepoints`, `discovery` (tables of the sources), `keys` (generated keys),
+//! `operators` (statements for operators), `host` (threads of the machines), `claim` (a number
+//! belongs to one proxy), `source` and `driver` (sessions at a source), `marks` and `names`
+//! (savepoints at a source, and locks for missing rows), `consensus` and `records` (the mode
+//! `scalardb`), `postgres` and `maria` (protocols of the sources), `postgres_front` and
+//! `mysql_front` (protocols of the clients), `link` (connections between processes), `messages`
+//! (encoding of records and messages).
 
 #![allow(
     clippy::wildcard_enum_match_arm,

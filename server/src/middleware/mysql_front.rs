@@ -1,4 +1,5 @@
-//! The proxy's side of MySQL's protocol: text and prepared statements, both password methods, TLS.
+//! The server side of MySQL's protocol: text statements and prepared ones, both password methods,
+//! TLS.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,7 +28,7 @@ const SHA2: &str = "caching_sha2_password";
 struct Prepared {
     parsed: Parsed,
     types: Vec<(u8, u8)>,
-    /// Parameters that came in pieces.
+    /// Parameters that arrive in pieces.
     long: BTreeMap<u16, Vec<u8>>,
 }
 
@@ -41,10 +42,10 @@ struct Connection {
     last_statement: u32,
 }
 
-/// Serves one client until it leaves.
+/// Serves one client until it disconnects.
 pub(super) async fn serve(front: Arc<Front>, stream: Stream) -> io::Result<()> {
     let cancelled: Arc<Notify> = Arc::default();
-    // What the greeting calls it is what KILL names.
+    // The number in the greeting is the one that KILL uses.
     let (id, _) = front.enter(cancelled.clone());
     let served = greet(front.clone(), stream, id, cancelled).await;
     front.leave(id);
@@ -93,7 +94,7 @@ async fn greet(
     stream.flush().await?;
     let mut answer = read(&mut stream, &mut number).await?;
     if answer.len() == 32 {
-        // A request for TLS: the answer follows inside it.
+        // A request for TLS: the rest of the login follows inside TLS.
         let Some(tls) = front.tls.clone() else { return Err(malformed("TLS was not offered")) };
         stream
             .upgrade_at_once(|pipe| async move { Ok(Box::new(tls.accept(pipe).await?) as _) })
@@ -117,7 +118,7 @@ async fn greet(
     let database = String::from_utf8_lossy(&database).into_owned();
     let mut plugin = String::from_utf8_lossy(&body.zero_ended()).into_owned();
     if plugin != NATIVE && plugin != SHA2 {
-        // Every client knows this one.
+        // Every client supports this method.
         write(&mut stream.output, &mut number, &switch_to_native(&nonce));
         stream.flush().await?;
         proof = read(&mut stream, &mut number).await?;
@@ -146,7 +147,7 @@ async fn greet(
         return connection.stream.flush().await;
     }
     if plugin == SHA2 {
-        // The proxy knows the password, so it never has to ask for it.
+        // The proxy knows the password, so it never requests it.
         connection.packet(&[1, 3]);
     }
     if let Err(unknown) = connection.session.check_database(&database) {
@@ -158,7 +159,7 @@ async fn greet(
     connection.talk().await
 }
 
-/// Asks the client to prove its password in the way that every client knows.
+/// Asks the client to authenticate with the method that every client supports.
 fn switch_to_native(nonce: &[u8]) -> Vec<u8> {
     let mut switch = vec![0xfe];
     switch.extend_from_slice(NATIVE.as_bytes());
@@ -204,7 +205,7 @@ impl Connection {
         self.packet(&out);
     }
 
-    /// The end of columns or of rows.
+    /// Sends the end of columns or of rows.
     fn end(&mut self, more: bool, ends_columns: bool) {
         let mut out = BytesMut::new();
         if self.flags & DEPRECATE_EOF == 0 {
@@ -292,7 +293,7 @@ impl Connection {
             let packet = match self.next().await {
                 Ok(Some(packet)) => packet,
                 Ok(None) => return Ok(()),
-                // A piece of a parameter is not answered.
+                // A piece of a parameter gets no answer.
                 Err(failed) if TooLong::of(&failed).is_some_and(|long| long.tag != 24) => {
                     pass_over(&mut self.stream, &mut self.number).await?;
                     self.error(&too_long());
@@ -315,7 +316,7 @@ impl Connection {
                     Ok(text) => self.query(&text).await,
                     Err(error) => self.error(&error),
                 },
-                // COM_FIELD_LIST: completion of names, of which there are none.
+                // COM_FIELD_LIST: completion of names, which is not supported.
                 4 => self.end(false, false),
                 // COM_STATISTICS
                 9 => self.packet(b"Orthodrome"),
@@ -372,7 +373,7 @@ impl Connection {
                     }
                     self.ok(0, 0, false);
                 }
-                // COM_SET_OPTION: several statements in a text are always taken.
+                // COM_SET_OPTION: several statements in a batch are always accepted.
                 27 => self.end(false, false),
                 other => {
                     self.error(&SqlError::new("0A000", format!("command {other} is not supported")))
@@ -382,7 +383,7 @@ impl Connection {
         }
     }
 
-    /// The next packet; nothing if the client has been silent for too long.
+    /// The next packet; none if the client has been silent for too long.
     async fn next(&mut self) -> io::Result<Option<Bytes>> {
         let read = read(&mut self.stream, &mut self.number);
         let Some((time, _)) = self.session.idle_time() else { return read.await.map(Some) };
@@ -392,7 +393,7 @@ impl Connection {
         }
     }
 
-    /// Lets another user in, in a session that is as new; false if it may not enter.
+    /// Logs another user in, with a new session; false if the login fails.
     async fn change_user(&mut self, body: &mut Body) -> io::Result<bool> {
         let user = String::from_utf8_lossy(&body.zero_ended()).into_owned();
         let length = body.u8()?;
@@ -599,7 +600,7 @@ fn parameter(body: &mut Body, code: u8, is_unsigned: bool) -> io::Result<Value> 
     })
 }
 
-/// What a client has sent as bytes, or as text if it says so and it is.
+/// Converts a parameter to bytes, or to text if its type says so and it is valid.
 fn of_bytes(bytes: Vec<u8>, code: u8) -> Value {
     // The types of BLOB.
     if matches!(code, 249..=252) {
@@ -608,12 +609,12 @@ fn of_bytes(bytes: Vec<u8>, code: u8) -> Value {
     String::from_utf8(bytes).map_or_else(|bytes| Value::Bytes(bytes.into_bytes()), Value::Text)
 }
 
-/// A value as MySQL shows it: truth is a number.
+/// A value in MySQL's form: booleans are numbers.
 fn shown(cell: &[u8], kind: Kind) -> Vec<u8> {
     match (kind, cell) {
         (Kind::Bool, b"t") => b"1".to_vec(),
         (Kind::Bool, b"f") => b"0".to_vec(),
-        // The zone is the session's, and MySQL does not say so.
+        // The time is in the session's zone, which MySQL does not print.
         (Kind::TimestampTz, cell) => {
             let time = cell.iter().position(|byte| *byte == b' ').unwrap_or(0);
             let zone = cell.iter().skip(time).position(|byte| matches!(byte, b'+' | b'-'));
@@ -624,7 +625,7 @@ fn shown(cell: &[u8], kind: Kind) -> Vec<u8> {
     }
 }
 
-/// A row of a prepared statement's result.
+/// Writes a row of a prepared statement's result.
 fn put_binary(out: &mut BytesMut, row: &[Cell], columns: &[Column]) {
     out.put_u8(0);
     let mut nulls = vec![0_u8; (row.len() + 9) / 8];

@@ -1,4 +1,4 @@
-//! The proxy's side of PostgreSQL's protocol: simple and extended queries, SCRAM, TLS, cancel.
+//! The server side of PostgreSQL's protocol: simple and extended queries, SCRAM, TLS, cancellation.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,7 +33,7 @@ struct Portal {
     parsed: Vec<Parsed>,
     values: Vec<Value>,
     formats: Vec<i16>,
-    /// What is left of its rows, after an Execute with a limit.
+    /// The remaining rows, after an Execute with a limit.
     rest: Option<(Answer, usize)>,
     columns: Option<Vec<Column>>,
 }
@@ -43,15 +43,16 @@ struct Connection {
     session: Session,
     statements: BTreeMap<String, Prepared>,
     portals: BTreeMap<String, Portal>,
-    /// After an error: skip until Sync.
+    /// True after an error: messages are skipped until Sync.
     skips: bool,
-    /// Statements of this pipeline that are to run, as one text: with what is told to the client before their answers.
+    /// Statements of this pipeline that will run as one batch, with the messages that precede their
+    /// answers.
     queued: Vec<Queued>,
-    /// Settings that the client was told of last.
+    /// The settings as last reported to the client.
     reported: Vec<(&'static str, String)>,
 }
 
-/// An Execute that waits for what follows it in the pipeline, which may be its COMMIT.
+/// An Execute that waits for the next message of the pipeline, which may be its COMMIT.
 struct Queued {
     before: BytesMut,
     parsed: Parsed,
@@ -59,7 +60,7 @@ struct Queued {
     formats: Vec<i16>,
 }
 
-/// Serves one client until it leaves.
+/// Serves one client until it disconnects.
 pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<()> {
     let parameters = loop {
         stream.fill(8).await?;
@@ -158,7 +159,7 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
     served
 }
 
-/// Settings among the parameters of a client that comes.
+/// The settings among a client's startup parameters.
 fn settings_of(parameters: BTreeMap<String, String>) -> Result<Vec<(String, String)>, SqlError> {
     let mut settings = Vec::new();
     for (name, value) in parameters {
@@ -168,7 +169,7 @@ fn settings_of(parameters: BTreeMap<String, String>) -> Result<Vec<(String, Stri
                 return Err(SqlError::new("0A000", "the proxy does not replicate; ask a source"));
             }
             "options" => settings.extend(options(&value)?),
-            // Extensions of the protocol, of which there are none here.
+            // Extensions of the protocol, none of which is supported.
             _ if name.starts_with("_pq_.") => {}
             _ => settings.push((name.to_lowercase(), value)),
         }
@@ -176,7 +177,7 @@ fn settings_of(parameters: BTreeMap<String, String>) -> Result<Vec<(String, Stri
     Ok(settings)
 }
 
-/// `-c name=value`, as it is given to a server's program; a backslash keeps a blank.
+/// Parses `-c name=value`, as for the server's program; a backslash escapes a blank.
 fn options(text: &str) -> Result<Vec<(String, String)>, SqlError> {
     let (mut words, mut chars) = (vec![String::new()], text.chars());
     while let Some(c) = chars.next() {
@@ -312,7 +313,7 @@ impl Connection {
                 continue;
             }
             if handled.is_err() {
-                // What came before it is carried out, and may fail first.
+                // Earlier statements are executed first, and may fail first.
                 handled = self.run_queued().await?.and(handled);
             }
             if let Err(failed) = handled {
@@ -322,7 +323,7 @@ impl Connection {
         }
     }
 
-    /// The next message; nothing if the client has been silent for too long.
+    /// The next message; none if the client has been silent for too long.
     async fn next(&mut self) -> io::Result<Option<Message>> {
         let Some((time, is_in_transaction)) = self.session.idle_time() else {
             return read(&mut self.stream).await.map(Some);
@@ -454,7 +455,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Forgets prepared statements if that was asked for.
+    /// Removes prepared statements if the statement was a DEALLOCATE.
     fn deallocate(&mut self, parsed: &Parsed, reply: &Reply) {
         match (&parsed.verb, reply) {
             (_, Reply::Error(_)) => {}
@@ -464,7 +465,7 @@ impl Connection {
         }
     }
 
-    /// `COPY … TO STDOUT`: the rows of a query. How many there were.
+    /// Runs `COPY … TO STDOUT` as a query, and returns the number of rows.
     async fn copy_out(&mut self, query: &str, form: &CopyForm) -> Result<u64, SqlError> {
         let parsed = parse(query, Dialect::PostgreSql)?;
         if !parsed.iter().all(|one| matches!(one.verb, Verb::Data(_)) && one.word() == "SELECT") {
@@ -502,7 +503,7 @@ impl Connection {
         Ok(answer.rows.len() as u64)
     }
 
-    /// `COPY … FROM STDIN`: rows go where inserts of them would, in one transaction. How many there were.
+    /// Runs `COPY … FROM STDIN` as inserts in one transaction, and returns the number of rows.
     async fn copy(
         &mut self,
         table: &str,
@@ -534,7 +535,7 @@ impl Connection {
                 Ok(inserts) => self.run_texts(&inserts).await,
                 Err(failed) => Err(failed),
             };
-            // Rows that still come after a failure are passed over.
+            // Rows that arrive after a failure are skipped.
             if message.tag != b'd' || done.is_err() {
                 break done;
             }
@@ -545,7 +546,7 @@ impl Connection {
             Err(failed) => {
                 self.session.fail().await;
                 if is_own {
-                    // It has nothing left to roll back that could fail.
+                    // This rollback cannot fail.
                     let _ = self.run_texts(&["ROLLBACK".to_owned()]).await;
                 }
                 Err(failed)
@@ -554,7 +555,7 @@ impl Connection {
         Ok(ended.map(|()| copy.count))
     }
 
-    /// Tells the client to send its rows, and which columns they have.
+    /// Asks the client for its rows, with their columns.
     async fn begin_copy(
         &mut self,
         table: &str,
@@ -583,7 +584,7 @@ impl Connection {
         Ok(columns)
     }
 
-    /// Carries out texts that have no rows to answer with.
+    /// Runs batches that return no rows.
     async fn run_texts(&mut self, texts: &[String]) -> Result<(), SqlError> {
         for text in texts {
             let parsed = parse(text, Dialect::PostgreSql)?;
@@ -614,7 +615,7 @@ impl Connection {
             )));
         }
         let wanted = parsed.iter().map(|p| p.parameters).max().unwrap_or(0);
-        // What the client leaves open is text, which the source reads as whatever it needs.
+        // Parameters without a type are text, which the source converts to what it needs.
         types.resize(types.len().max(wanted), 0);
         self.statements.insert(name, Prepared { parsed, types, columns: None });
         write(&mut self.stream.output, b'1', |_| {});
@@ -698,7 +699,7 @@ impl Connection {
             });
             (prepared.parsed.first().cloned(), Vec::new(), prepared.columns.clone())
         } else {
-            // Cursors are portals.
+            // A cursor is a portal.
             if let Some(columns) = self.session.columns_of_cursor(&name) {
                 describe_rows(&mut self.stream.output, &columns, &[]);
                 return Ok(Ok(()));
@@ -785,7 +786,7 @@ impl Connection {
         Ok(Ok(()))
     }
 
-    /// Runs what is queued, as one text.
+    /// Runs the queued statements as one batch.
     async fn run_queued(&mut self) -> io::Result<Result<(), SqlError>> {
         if self.queued.is_empty() {
             return Ok(Ok(()));
@@ -965,7 +966,7 @@ fn numeric(text: &str) -> Option<Vec<u8>> {
 fn days(text: &str) -> Option<i32> {
     let mut parts = text.splitn(3, '-').map(str::parse::<i64>);
     let (year, month, day) = (parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?);
-    // Days from civil: the year begins in March.
+    // In this algorithm (days from civil) the year begins in March.
     let (year, month) = if month <= 2 { (year - 1, month + 9) } else { (year, month - 3) };
     let era = year.div_euclid(400);
     let of_era = year.rem_euclid(400);
@@ -985,7 +986,7 @@ fn time_of_day(text: &str) -> Option<i64> {
 /// Microseconds since 2000-01-01.
 fn micros(text: &str) -> Option<i64> {
     let (date, time) = text.split_once(' ')?;
-    // `12:00:00+05:30`: so much later than in UTC.
+    // In `12:00:00+05:30` the offset is how much the zone is ahead of UTC.
     let at = time.find(['+', '-']).unwrap_or(time.len());
     let (time, zone) = time.split_at_checked(at)?;
     let sign = if zone.starts_with('-') { -1 } else { 1 };
@@ -998,7 +999,7 @@ fn micros(text: &str) -> Option<i64> {
     Some(local - sign * seconds * 1_000_000)
 }
 
-/// A bound parameter, which has a name for whoever is told that it is wrong.
+/// Converts a bound parameter; its name is for error messages.
 fn parameter(
     value: Option<Bytes>,
     oid: u32,
@@ -1044,7 +1045,7 @@ fn from_binary(bytes: &Bytes, kind: Kind, oid: u32) -> Option<Value> {
         Kind::Float4 => Value::Text(f32::from_be_bytes(array(4)?.try_into().ok()?).to_string()),
         Kind::Float8 => Value::Text(f64::from_be_bytes(array(8)?.try_into().ok()?).to_string()),
         Kind::Text | Kind::Json => Value::Text(String::from_utf8(bytes.to_vec()).ok()?),
-        // Untyped and binary: text is what clients mean.
+        // Untyped and binary: clients mean text.
         Kind::Other if oid == 0 => Value::Text(String::from_utf8(bytes.to_vec()).ok()?),
         Kind::Bytes => Value::Bytes(bytes.to_vec()),
         Kind::Uuid => {
@@ -1088,7 +1089,7 @@ mod tests {
         assert_eq!(of(b"7", 0, false), Ok(Value::Text("7".into())));
         assert_eq!(parameter(None, 23, true, "$1"), Ok(Value::Null));
         assert_eq!(of(b"123", 23, true), Err("0A000".into()));
-        // Bytes are what they are; text is UTF-8 without zeros.
+        // Bytes are unchanged; text must be UTF-8 without zeros.
         assert_eq!(of(b"\xff\0", 17, true), Ok(Value::Bytes(vec![0xff, 0])));
         assert_eq!(of(b"\\xff00", 17, false), Ok(Value::Bytes(vec![0xff, 0])));
         assert_eq!(of(b"a\\\\\\377", 17, false), Ok(Value::Bytes(b"a\\\xff".to_vec())));

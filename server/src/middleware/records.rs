@@ -1,10 +1,12 @@
-//! What `scalardb` keeps beside users' tables at a source, and how each of its messages is said in SQL.
+//! The tables of `scalardb` beside users' tables at a source, and the SQL for each of its messages.
 //!
-//! Its sources are stores of single records. Here a record's version, and who has prepared it, are a row of
-//! `orthodrome_records` under the record's name; what it holds is the user's own row, unchanged until its transaction has
-//! committed. A prepared transaction's statements are in `orthodrome_redo` until then: nobody else changes what they
-//! read or write, so they come to the same once more. The coordinator table is `orthodrome_states`.
-//! So users' tables have no columns of ours, and rows that were there before are records of the initial version.
+//! ScalarDB's sources are stores of single records. Here a record's version, and the transaction
+//! that has prepared it, are a row of `orthodrome_records` under the record's number. Its value is
+//! the user's own row, which is unchanged until the transaction has committed. Until then, the
+//! statements of a prepared transaction are in `orthodrome_redo`. No other transaction changes what
+//! they read or write, so repeating them has the same result. The coordinator table is
+//! `orthodrome_states`. So users' tables need no additional columns, and existing rows are records
+//! of the initial version.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +18,15 @@ use orthodrome_geotp::sql::{Answer, Dialect};
 
 use super::driver::{Fault, Outcome};
 
-/// The key of a record: its source's place, so that keys are divided among sources by ranges, and its number there.
+/// The key of a record: the number of its source, so that sources have ranges of keys, and its
+/// number there.
 pub(super) fn key(place: u16, name: i64) -> Key {
     let mut bytes = place.to_be_bytes().to_vec();
     bytes.extend(name.to_be_bytes());
     Key(Bytes::from(bytes))
 }
 
-/// Where keys of a source begin.
+/// The first key of a source.
 pub(super) fn first_key(place: u16) -> Key {
     Key(if place == 0 { Bytes::new() } else { Bytes::copy_from_slice(&place.to_be_bytes()) })
 }
@@ -33,7 +36,7 @@ fn number_of(key: &Key) -> i64 {
     bytes.map_or(0, i64::from_be_bytes)
 }
 
-/// Makes the tables, if they are not there.
+/// Creates the tables, if they do not exist.
 pub(super) fn tables(kind: Dialect) -> String {
     // MySQL has no `CREATE INDEX IF NOT EXISTS`.
     let (text, within, after) = match kind {
@@ -44,7 +47,7 @@ pub(super) fn tables(kind: Dialect) -> String {
             ";\nCREATE INDEX IF NOT EXISTS orthodrome_prepared ON orthodrome_records (by_client, by_counter)",
         ),
     };
-    // Numbers of records are hashes: two that meet only stand in each other's way.
+    // Numbers of records are hashes: a collision only causes conflicts.
     [
         format!(
             "CREATE TABLE IF NOT EXISTS orthodrome_records (name BIGINT PRIMARY KEY, at BIGINT NOT NULL DEFAULT 0, \
@@ -62,22 +65,23 @@ pub(super) fn tables(kind: Dialect) -> String {
     .join(";\n")
 }
 
-/// Whether a fault says that the tables have not been made.
+/// Whether an error means that the tables do not exist.
 pub(super) fn wants_tables(fault: &Fault) -> bool {
     (fault.sqlstate == "42P01" || fault.number == 1146) && fault.message.contains("orthodrome_")
 }
 
-/// Whether a fault is that of a [`guard`].
+/// Whether an error is that of a [`guard`].
 pub(super) fn is_guard(fault: &Fault) -> bool {
     fault.sqlstate == "21000" || fault.number == 1242
 }
 
-/// Fails, and its text with it, if `condition` is true: it has two answers then.
+/// A statement that fails, together with its batch, if `condition` is true: the subquery has two
+/// rows then.
 fn guard(condition: &str) -> String {
     format!("SELECT (SELECT 1 UNION ALL SELECT 1 FROM (SELECT 1 AS one) AS once WHERE {condition})")
 }
 
-/// The beginning of a transaction in which every statement sees what is committed.
+/// Begins a transaction in which every statement sees all earlier commits.
 fn begin(kind: Dialect) -> Vec<String> {
     match kind {
         Dialect::PostgreSql => vec!["BEGIN ISOLATION LEVEL READ COMMITTED".into()],
@@ -90,7 +94,7 @@ fn begin(kind: Dialect) -> Vec<String> {
     }
 }
 
-/// The beginning of one in which all see the same.
+/// Begins a transaction in which all statements see the same snapshot.
 fn begin_snapshot(kind: Dialect) -> Vec<String> {
     match kind {
         Dialect::PostgreSql => vec!["BEGIN ISOLATION LEVEL REPEATABLE READ".into()],
@@ -116,13 +120,13 @@ fn is_prepared_by(txn: TxnId) -> String {
     format!("by_client = {} AND by_counter = {}", txn.client.0, txn.counter)
 }
 
-/// Statements of one text, and where the answers are that matter.
+/// The statements of one query batch, and the positions of the relevant answers.
 #[derive(Debug, Default)]
 pub(super) struct Text {
     statements: Vec<String>,
-    /// The first statement whose answer is wanted.
+    /// The first statement whose answer is relevant.
     wanted: usize,
-    /// The first of a user's statements.
+    /// The first user statement.
     pub(super) own: usize,
 }
 
@@ -136,7 +140,7 @@ impl Text {
     }
 }
 
-/// The records of these keys, as they are.
+/// The query for the current records of these keys.
 fn look(keys: &[Key]) -> String {
     let names: Vec<String> = keys.iter().map(|key| number_of(key).to_string()).collect();
     format!(
@@ -146,7 +150,7 @@ fn look(keys: &[Key]) -> String {
     )
 }
 
-/// A user's statements after those that the transaction has written so far. What they change is rolled back.
+/// A user's statements after the transaction's earlier writes. All changes are rolled back.
 pub(super) fn evaluate(kind: Dialect, keys: &[Key], redo: &[String], own: &[String]) -> Text {
     let mut statements = begin_snapshot(kind);
     let wanted = statements.len();
@@ -160,13 +164,13 @@ pub(super) fn evaluate(kind: Dialect, keys: &[Key], redo: &[String], own: &[Stri
     Text { statements, wanted, own: first }
 }
 
-/// Ends a prepared transaction: its statements, and its records' new version.
+/// Ends a prepared transaction: runs its statements, and sets its records' new version.
 pub(super) fn commit(kind: Dialect, txn: TxnId, at: Timestamp, redo: &str) -> Text {
     let mut statements = begin(kind);
     let (own, mine) = (is_written_by(txn), is_prepared_by(txn));
-    // Of two who end it the second waits here, and finds nothing.
+    // If two proxies end it, the second one waits here, and then finds nothing.
     statements.push(format!("SELECT 1 FROM orthodrome_redo WHERE {own} FOR UPDATE"));
-    // What was prepared twice may have left its statements here after they were carried out.
+    // A transaction that was prepared twice may have left its statements here after they were run.
     statements.push(guard(&format!(
         "NOT EXISTS (SELECT 1 FROM orthodrome_redo WHERE {own}) \
          OR NOT EXISTS (SELECT 1 FROM orthodrome_records WHERE {mine})"
@@ -184,12 +188,12 @@ pub(super) fn commit(kind: Dialect, txn: TxnId, at: Timestamp, redo: &str) -> Te
     Text { statements, ..Text::default() }
 }
 
-/// What a prepared transaction writes here, in hexadecimal digits.
+/// The query for a prepared transaction's statements, in hexadecimal digits.
 pub(super) fn redo_of(txn: TxnId) -> String {
     format!("SELECT redo FROM orthodrome_redo WHERE {}", is_written_by(txn))
 }
 
-/// The statements in a row of the answer to [`redo_of`]; none if it cannot be read.
+/// Decodes the statements in a row of the answer to [`redo_of`]; none if they are invalid.
 pub(super) fn decode_redo(row: &[Option<Vec<u8>>]) -> Option<String> {
     let digits = row.first()?.as_deref()?;
     if !digits.len().is_multiple_of(2) {
@@ -207,7 +211,8 @@ fn encode_redo(redo: &str) -> String {
 fn prepare(kind: Dialect, txn: TxnId, mark: &Mark, images: &[Image]) -> Text {
     let mut statements = begin(kind);
     let mine = is_prepared_by(txn);
-    // First, so that a request that comes twice finds what the other has left, or that it has ended.
+    // This comes first, so that a repeated request finds the effects of the first one, or that it
+    // has ended.
     let redo = redo(images);
     let row = format!("({}, {}, '{}')", txn.client.0, txn.counter, encode_redo(&redo));
     statements.push(insert_new(kind, "orthodrome_redo (client, counter, redo)", &row));
@@ -232,7 +237,7 @@ fn prepare(kind: Dialect, txn: TxnId, mark: &Mark, images: &[Image]) -> Text {
         "(SELECT count(*) FROM orthodrome_records WHERE {mine}) <> {}",
         images.len()
     )));
-    // What cannot be written must be known before it is decided.
+    // A statement that cannot be executed must be detected before the decision.
     if !redo.is_empty() {
         statements.push("SAVEPOINT orthodrome_tried".into());
         statements.push(redo);
@@ -245,14 +250,14 @@ fn prepare(kind: Dialect, txn: TxnId, mark: &Mark, images: &[Image]) -> Text {
     Text { statements, ..Text::default() }
 }
 
-/// What the images of one source write, one after the other.
+/// The statements of all images of one source.
 fn redo(images: &[Image]) -> String {
     let values = images.iter().filter_map(|image| image.value.as_ref());
     let texts = values.map(|value| String::from_utf8_lossy(&value.0).into_owned());
     texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(";\n")
 }
 
-/// A message as one text; none if it takes more than that.
+/// A message as one query batch; none if it needs more than one.
 pub(super) fn say(kind: Dialect, msg: &Msg) -> Option<Text> {
     Some(match msg {
         Msg::Read { keys, .. } => Text::one(look(keys)),
@@ -296,12 +301,12 @@ fn number(cell: Option<&Option<Vec<u8>>>) -> Option<u64> {
     std::str::from_utf8(cell?.as_deref()?).ok()?.parse().ok()
 }
 
-/// What a message came to; none if that is not known, so that it must be sent again.
+/// The result of a message; none if it is unknown, so that the message must be sent again.
 pub(super) fn hear(msg: &Msg, text: &Text, outcome: &Outcome) -> Option<Msg> {
     let request = msg.request();
     if let Some(fault) = &outcome.fault {
         return match msg {
-            // Whatever it is, nothing is prepared.
+            // In all other cases nothing is prepared.
             Msg::Prepare { .. } => Some(Msg::Prepared { request, is_done: false }),
             Msg::Commit { .. } if is_guard(fault) => Some(Msg::Ended { request }),
             _ => None,
@@ -367,7 +372,7 @@ mod tests {
         Msg::Prepare { request: 1, txn: txn(counter), coordinator, since, images: vec![image] }
     }
 
-    /// What a message comes to.
+    /// Runs a message, and returns its result.
     async fn tell(client: &mut Client, kind: Dialect, msg: &Msg) -> Option<Msg> {
         let text = match msg {
             Msg::Commit { txn, at, .. } => commit(kind, *txn, *at, "UPDATE t SET v = v + 1"),
@@ -384,7 +389,7 @@ mod tests {
         hear(msg, &text, &Outcome { fault, ..Outcome::default() })
     }
 
-    /// Whatever is asked for twice, or late, is done once.
+    /// Requests that are repeated or late are executed once.
     #[tokio::test]
     async fn requests_that_come_again_change_nothing_more() {
         for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
@@ -401,14 +406,16 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(tell(&mut client, kind, &prepare).await, done(true), "{kind}");
             }
-            // Nobody else can prepare it meanwhile, nor what cannot be written.
+            // No other transaction can prepare it in the meantime, and a statement that fails
+            // cannot be prepared.
             let other = write(2, "UPDATE t SET v = 9");
             assert_eq!(tell(&mut client, kind, &other).await, done(false), "{kind}");
             for _ in 0..2 {
                 assert_eq!(tell(&mut client, kind, &commit).await, ended, "{kind}");
             }
             assert_eq!(tell(&mut client, kind, &prepare).await, done(false), "{kind}");
-            // As a request that came twice could have left it, where a request may be under way while another ends.
+            // In the state that a repeated request can leave, if one request runs while another one
+            // ends.
             client.text("INSERT INTO orthodrome_redo VALUES (7, 1, '')").await.unwrap();
             assert_eq!(tell(&mut client, kind, &commit).await, ended, "{kind}");
             let answers = client.text("SELECT v FROM t").await.unwrap();
@@ -419,7 +426,8 @@ mod tests {
         }
     }
 
-    /// What a source would find wrong only at the end of a transaction is found when it is prepared.
+    /// An error that a source would report only at the end of a transaction is detected by the
+    /// prepare.
     #[tokio::test]
     async fn what_cannot_be_written_is_not_prepared() {
         let kind = Dialect::PostgreSql;

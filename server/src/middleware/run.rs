@@ -1,4 +1,4 @@
-//! A proxy and an agent as processes.
+//! The processes of a proxy and of an agent.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,42 +30,42 @@ use super::session::{Engine, Proxy};
 use super::source::Source;
 use crate::storage::StorageError;
 
-/// Why a process ended, or never began.
+/// Why a process ended, or did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// An address cannot be listened on.
+    /// The process cannot listen at an address.
     #[error("{field}: cannot listen on {address}: {source}; is another process using it?")]
     Listen {
-        /// Which field of the file gives it.
+        /// The field of the file that contains the address.
         field: &'static str,
         /// The address.
         address: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The decision log cannot be opened.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The operating system refused.
+    /// An operation of the operating system failed.
     #[error("cannot start: {0}")]
     Io(#[from] io::Error),
-    /// The certificate or its key cannot be used.
+    /// The certificate or its key is unusable.
     #[error("tls: {0}; give a certificate and its key in PEM")]
     Tls(String),
-    /// Its number is not its own.
+    /// Another proxy has its number.
     #[error("{0}")]
     Number(String),
-    /// It stopped because of a fault of its own.
+    /// The process stopped because of an internal failure.
     #[error("the proxy has stopped: {0}")]
     Failed(String),
 }
 
-/// Where clients are served.
+/// The addresses for clients.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Addresses {
-    /// Those of PostgreSQL.
+    /// The address for PostgreSQL clients.
     pub postgresql: Option<SocketAddr>,
-    /// Those of MySQL.
+    /// The address for MySQL clients.
     pub mysql: Option<SocketAddr>,
 }
 
@@ -96,7 +96,7 @@ pub(super) fn acceptor(
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Runs a proxy until `stop` is ready. `ready` is told where clients are served.
+/// Runs a proxy until `stop` resolves. `ready` is called with the addresses for clients.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -122,7 +122,7 @@ pub async fn run_proxy(
     std::fs::create_dir_all(&config.data_dir)?;
     let ending = CancellationToken::new();
     let (failed, mut failure) = tokio::sync::mpsc::unbounded_channel();
-    // Claims end with this function, however it ends.
+    // Claims end with this function, in every case.
     let mut claims = JoinSet::new();
     let proxy = start(&config, &failed, &mut claims).await?;
     let front = Arc::new(Front::new(Arc::new(proxy), tls, config.users.clone()));
@@ -175,7 +175,7 @@ async fn start(
     })
 }
 
-/// Sources of records, which need no agents.
+/// Starts the mode `scalardb`, in which sources need no agents.
 fn start_by_key(
     config: &ProxyConfig,
     name: &'static str,
@@ -192,7 +192,7 @@ fn start_by_key(
     Ok(Consensus::start(config.node, name, lock_wait, stores)?)
 }
 
-/// The middleware, agents for the sources that have none, and the ways to those that do.
+/// Starts the middleware, agents for the sources that have none, and the links to the others.
 async fn start_xa(
     config: &ProxyConfig,
     failed: &UnboundedSender<String>,
@@ -200,14 +200,14 @@ async fn start_xa(
     kept: &mut JoinSet<()>,
 ) -> Result<MiddlewareHost, RunError> {
     let postbox = Postbox::new();
-    // Nothing of this proxy is at work at a source before the number is known to be its own.
+    // The proxy does nothing at a source before it knows that the number is its own.
     let opened = open(config, postbox.clone(), failed.clone()).await?;
     let gates: BTreeMap<NodeId, Gate> =
         config.sources.iter().map(|source| (source.node, Gate::default())).collect();
     let gate = |node: NodeId| gates.get(&node).cloned().unwrap_or_default();
     let (opened, claims) = claim(config, opened, gate).await?;
     let mut links: BTreeMap<NodeId, ToAgentLink> = BTreeMap::new();
-    // Agents inside this process tell each other here.
+    // Agents inside this process find each other here.
     let inside: Arc<Mutex<BTreeMap<NodeId, Arc<AgentHost>>>> = Arc::default();
     let mut peers: BTreeMap<NodeId, Sender> = BTreeMap::new();
     for source in &config.sources {
@@ -228,7 +228,7 @@ async fn start_xa(
             }
         };
         links.insert(node, Box::new(send));
-        // Not its agent's: for questions outside of transactions.
+        // These sessions are not the agent's: they are for queries outside of transactions.
         direct.insert(source.id, Source::start(node, source.endpoint.clone(), None, |_| {}));
     }
     for source in &config.sources {
@@ -290,14 +290,14 @@ async fn open(
         (config.name.clone(), config.data_dir.join("decisions"), config.node);
     let opened = tokio::task::spawn_blocking(move || {
         Opened::open(node, &name, &data_dir, postbox, move |why| {
-            // Nobody listens once the process ends.
+            // The receiver is gone if the process is ending.
             let _ = failed.send(why);
         })
     });
     Ok(opened.await.map_err(|error| RunError::Failed(error.to_string()))??)
 }
 
-/// Claims the proxy's number at every source that can be reached.
+/// Claims the proxy's number at every reachable source.
 async fn claim(
     config: &ProxyConfig,
     mut opened: Opened,
@@ -319,7 +319,7 @@ async fn claim(
     Ok((opened, claims))
 }
 
-/// Runs an agent until `stop` is ready. `ready` is told where it listens.
+/// Runs an agent until `stop` resolves. `ready` is called with its address.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -386,7 +386,7 @@ pub async fn run_agent(
                             .unwrap_or_else(PoisonError::into_inner)
                             .insert(caller, sender);
                     }
-                    // Agents only speak.
+                    // Other agents only send.
                     Ok(_) => {}
                     Err(error) => warn!(%from, "refused a connection: {error}"),
                 }

@@ -1,5 +1,5 @@
-//! Savepoints as clients name them. Nothing is sent for one: the middleware's machine sees to it that each branch has what it
-//! needs (`orthodrome_geotp::middleware`).
+//! Savepoints by the names of clients. A savepoint causes no message: the middleware's machine
+//! ensures that each branch has the savepoints that it needs (`orthodrome_geotp::middleware`).
 
 use orthodrome_geotp::contract::Xid;
 use orthodrome_geotp::sql::Dialect;
@@ -12,16 +12,16 @@ use super::settings::Settings;
 #[derive(Default)]
 pub(super) struct Savepoints {
     all: Vec<Named>,
-    /// The last number that was given to one.
+    /// The number of the last savepoint.
     last: u32,
-    /// What was done before them is gone: the sources have rolled back the whole transaction.
+    /// True if earlier changes are lost: the sources have rolled back the whole transaction.
     is_lost: bool,
 }
 
 struct Named {
     name: String,
     number: u32,
-    /// What PostgreSQL takes back with the rest.
+    /// The settings at the savepoint, which PostgreSQL restores too.
     settings: Settings,
 }
 
@@ -30,12 +30,12 @@ impl Savepoints {
         self.all.is_empty()
     }
 
-    /// The transaction has ended.
+    /// Removes all savepoints at the end of the transaction.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// The sources have rolled back what was done, and nothing brings it back.
+    /// Notes that the sources have rolled back the whole transaction.
     pub(super) fn lose(&mut self) {
         self.is_lost = !self.all.is_empty();
     }
@@ -46,14 +46,14 @@ impl Savepoints {
         self.last
     }
 
-    /// Those that a transaction has which begins now.
+    /// The savepoints of a transaction that begins now.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         self.all.iter().map(|one| one.number)
     }
 }
 
 impl Session {
-    /// SAVEPOINT, ROLLBACK TO and RELEASE.
+    /// Executes SAVEPOINT, ROLLBACK TO and RELEASE.
     pub(super) fn savepoint(&mut self, what: Savepoint, name: &str) -> Result<Reply, SqlError> {
         self.proxy.engine.xa()?;
         let is_postgres = self.client == Dialect::PostgreSql;
@@ -72,7 +72,7 @@ impl Session {
             let why = format!("{words} can only be used in transaction blocks");
             return Err(SqlError::new("25P01", why));
         }
-        // PostgreSQL goes back to a savepoint after a failure, and does nothing else.
+        // After a failure, PostgreSQL accepts only a rollback to a savepoint.
         if !(is_postgres && what == Savepoint::RollbackTo) {
             self.check_failed()?;
         }
@@ -113,7 +113,7 @@ impl Session {
 
     fn set_savepoint(&mut self, name: &str) {
         if self.client == Dialect::MariaDb {
-            // One of the same name is gone then; what is between them stays.
+            // It replaces one of the same name; those in between remain.
             self.savepoints.all.retain(|one| one.name != name);
         }
         let (number, settings) = (self.savepoints.next(), self.settings.clone());

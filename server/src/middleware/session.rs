@@ -1,4 +1,4 @@
-//! One client's session, whatever protocol it speaks: statements become rounds of a transaction.
+//! A client's session, independent of its protocol: turns statements into rounds of a transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,33 +35,34 @@ use super::words::translated;
 /// Names and kinds of a table's columns.
 type Columns = Vec<(String, Kind)>;
 
-/// What all sessions share.
+/// The state that all sessions share.
 pub(super) struct Proxy {
-    /// Sources, and the tables of the proxy's file.
+    /// The sources, and the tables of the proxy's file.
     pub(super) catalogue: Catalogue,
-    /// What the sources say of tables.
+    /// Tables as discovered at the sources.
     pub(super) discovered: Discovered,
-    /// The source of tables that clients create and nobody has placed.
+    /// The source for tables that clients create without a placement.
     pub(super) new_tables: Option<SourceId>,
-    /// Generated keys.
+    /// Blocks of generated keys.
     pub(super) blocks: Blocks,
-    /// The name of each source's node.
+    /// The node id of each source.
     pub(super) nodes: BTreeMap<SourceId, NodeId>,
-    /// Nearest first.
+    /// The sources, nearest first.
     pub(super) by_distance: Vec<SourceId>,
-    /// For what is no part of a transaction: changes of the schema, sources' own catalogues.
+    /// Sources for statements outside of transactions: changes of the schema, and system
+    /// catalogues.
     pub(super) direct: BTreeMap<SourceId, Arc<Source>>,
     pub(super) engine: Engine,
     pub(super) isolation: Isolation,
-    /// Statements of a round that write go last (QURO).
+    /// True if writing statements of a round come last (QURO).
     pub(super) writes_last: bool,
-    /// What clients may call the database.
+    /// The names that clients may use for the database.
     pub(super) databases: BTreeSet<String>,
-    /// Values of settings that sources have taken.
+    /// Values of settings that sources have accepted.
     pub(super) taken: Mutex<BTreeSet<String>>,
-    /// Columns of tables at MariaDB sources, and since when they are known.
+    /// Columns of tables at MariaDB sources, and the time of the query for them.
     pub(super) kinds: Mutex<BTreeMap<String, (Instant, Columns)>>,
-    /// How many sessions there have been.
+    /// Number of sessions so far.
     pub(super) sessions: AtomicU64,
 }
 
@@ -75,11 +76,11 @@ impl Proxy {
     }
 }
 
-/// What makes transactions of rounds.
+/// The engine that executes transactions.
 pub(super) enum Engine {
-    /// Branches at sources that commit together: GeoTP, and the baselines that use XA.
+    /// Branches at sources with an atomic commit: GeoTP, and the baselines that use XA.
     Xa(MiddlewareHost),
-    /// Single records: ScalarDB.
+    /// Records with optimistic concurrency control: ScalarDB.
     ByKey(Consensus),
 }
 
@@ -162,21 +163,21 @@ impl Engine {
     }
 }
 
-/// What sources are to do in a round.
+/// The statements for the sources in a round.
 #[derive(Clone, Default)]
 struct Round {
     parts: BTreeMap<NodeId, Part<Sql>>,
     orders: BTreeMap<NodeId, Vec<Order>>,
 }
 
-/// What a statement came to.
+/// The result of a statement.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Reply {
-    /// Rows, with the verb for PostgreSQL's tag.
+    /// Rows, with the first word of PostgreSQL's command tag.
     Rows(Answer, &'static str),
-    /// No rows: the tag, and what MySQL wants to know.
+    /// No rows: the command tag, and the numbers for MySQL clients.
     Done { tag: String, affected: u64, last_insert_id: u64 },
-    /// It failed. Nothing of the same text follows.
+    /// It failed. No further statement of the same batch runs.
     Error(SqlError),
 }
 
@@ -186,13 +187,13 @@ impl Reply {
     }
 }
 
-/// A transaction that has begun.
+/// An open transaction.
 pub(super) struct Open {
     xid: Xid,
     hearing: mpsc::UnboundedReceiver<Heard>,
     pub(super) isolation: Isolation,
     touched: BTreeSet<SourceId>,
-    /// Rounds that the sources have answered.
+    /// Number of rounds that the sources have answered.
     rounds: u32,
 }
 
@@ -202,7 +203,7 @@ impl Open {
     }
 }
 
-/// What a MySQL client is told whose transaction is over without its knowing.
+/// The error for a MySQL client whose transaction has ended without its knowledge.
 fn rolled_back_before() -> SqlError {
     SqlError::new(
         "40001",
@@ -211,13 +212,13 @@ fn rolled_back_before() -> SqlError {
     )
 }
 
-/// How often a transaction's first round is sent.
+/// Maximum number of tries of a transaction's first round.
 const TRIES: u32 = 8;
 
-/// Why a round came to nothing.
+/// Why a round failed.
 struct Missed {
     error: SqlError,
-    /// It lost to another transaction, and is rolled back.
+    /// True if it lost a conflict and is rolled back.
     lost: bool,
 }
 
@@ -232,31 +233,31 @@ pub(super) struct Session {
     id: SessionId,
     pub(super) proxy: Arc<Proxy>,
     pub(super) client: Dialect,
-    /// Of the transaction that begins next.
+    /// The isolation level of the next transaction.
     pub(super) next_isolation: Option<Isolation>,
-    /// What was said of whether the transaction under way or next may write.
+    /// The access mode that was set for the current or next transaction.
     pub(super) read_only: Option<bool>,
     pub(super) autocommit: bool,
-    /// BEGIN was said, and neither COMMIT nor ROLLBACK.
+    /// True after BEGIN, until COMMIT or ROLLBACK.
     pub(super) in_block: bool,
-    /// PostgreSQL: the transaction failed and its end has not come.
-    /// A failure ended the transaction, and the client has not acknowledged that: with PostgreSQL by its end,
-    /// with MySQL by the next statement, which is refused.
+    /// True if a failure has ended the transaction and the client has not acknowledged that: a
+    /// PostgreSQL client by ending the transaction, a MySQL client by its next statement, which is
+    /// refused.
     is_failed: bool,
     pub(super) open: Option<Open>,
     pub(super) settings: Settings,
     pub(super) savepoints: Savepoints,
-    /// Statements that it has prepared by SQL.
+    /// Statements that were prepared with SQL.
     pub(super) prepared: BTreeMap<String, Parsed>,
     pub(super) cursors: BTreeMap<String, Cursor>,
-    /// Tables that its transaction has created.
+    /// Tables that the transaction has created.
     pub(super) created: BTreeMap<String, Table>,
-    /// Its transaction changes the schema.
+    /// True if the transaction changes the schema.
     pub(super) has_schema: bool,
     pub(super) last_values: LastValues,
-    /// The last key that a source generated for it; 0 if there is none.
+    /// The last generated key; 0 if there is none.
     pub(super) last_insert_id: u64,
-    /// Told when the client wants what runs to be cancelled.
+    /// Notified when the client cancels the running statement.
     pub(super) cancelled: Arc<Notify>,
 }
 
@@ -272,9 +273,9 @@ impl Drop for Session {
 struct Placed {
     plan: Plan,
     verb: &'static str,
-    /// Where each part's answer will be: the source and its place there.
+    /// The position of each part's answer: the source, and the index there.
     places: Vec<(NodeId, usize)>,
-    /// Keys of an INSERT.
+    /// The generated keys of an INSERT.
     generated: Option<Generated>,
 }
 
@@ -310,7 +311,7 @@ impl Session {
         }
     }
 
-    /// Checks that the proxy's database has this name. MySQL's clients need not name one.
+    /// Checks the name of the database. MySQL clients need not send one.
     pub(super) fn check_database(&self, name: &str) -> Result<(), SqlError> {
         let is_none = self.client == Dialect::MariaDb && name.is_empty();
         if is_none || self.proxy.databases.contains(name) {
@@ -329,12 +330,12 @@ impl Session {
         })
     }
 
-    /// How long the client may be silent now, and whether it is in a transaction.
+    /// The current time limit for a silent client, and whether it is in a transaction.
     pub(super) fn idle_time(&self) -> Option<(Duration, bool)> {
         self.settings.idle_time(self.in_transaction())
     }
 
-    /// PostgreSQL's state of the transaction.
+    /// The transaction status in PostgreSQL's protocol.
     pub(super) fn status(&self) -> u8 {
         match (self.is_failed, self.in_block) {
             (true, _) => b'E',
@@ -347,7 +348,7 @@ impl Session {
         self.autocommit
     }
 
-    /// A transaction is open that the client must end.
+    /// True if a transaction is open that the client must end.
     pub(super) fn in_transaction(&self) -> bool {
         self.in_block || self.open.is_some()
     }
@@ -365,23 +366,23 @@ impl Session {
         self.settings.discard();
     }
 
-    /// The level of the transaction that begins next.
+    /// The isolation level of the next transaction.
     pub(super) fn isolation(&self) -> Isolation {
         let level = self.next_isolation.or(self.settings.isolation());
         level.unwrap_or(self.proxy.isolation)
     }
 
-    /// The level of the transaction under way or next.
+    /// The isolation level of the current or next transaction.
     pub(super) fn open_isolation(&self) -> Isolation {
         self.open.as_ref().map_or_else(|| self.isolation(), |open| open.isolation)
     }
 
-    /// The transaction under way or next may not write.
+    /// True if the current or next transaction is read-only.
     pub(super) fn is_read_only(&self) -> bool {
         self.read_only.unwrap_or_else(|| self.settings.is_read_only())
     }
 
-    /// The transaction has ended.
+    /// Handles the end of the transaction.
     fn over(&mut self, is_committed: bool) {
         self.end_schema(is_committed);
         self.cursors.retain(|_, cursor| is_committed && cursor.is_held());
@@ -391,14 +392,15 @@ impl Session {
         self.read_only = None;
     }
 
-    /// Carries out the statements of one text, or of one pipeline. The last reply is an error if one failed.
+    /// Runs the statements of one batch, or of one pipeline. The last reply is an error if one
+    /// failed.
     pub(super) async fn run(&mut self, statements: &[(Parsed, Vec<Value>)]) -> Vec<Reply> {
         let statements = &*self.with_prepared(statements);
         let mut replies = Vec::new();
         let mut at = 0;
         let is_postgres = self.client == Dialect::PostgreSql;
         if is_postgres && !self.in_block {
-            // A text is a transaction of its own.
+            // A batch is a transaction by itself.
             self.settings.begin();
         }
         while let Some((parsed, values)) = statements.get(at) {
@@ -406,7 +408,7 @@ impl Session {
             let found = if count > 0 {
                 let batch = statements.get(at..at + count).unwrap_or_default();
                 at += count;
-                // In PostgreSQL a text of several statements is one transaction.
+                // In PostgreSQL a batch of several statements is one transaction.
                 let ends =
                     self.client == Dialect::PostgreSql && !self.in_block && at == statements.len();
                 let next = statements.get(at).map(|(next, _)| &next.verb);
@@ -432,7 +434,8 @@ impl Session {
             }
         }
         if is_postgres && !self.in_block {
-            // If something is open, something else than rows was last in a text without BEGIN.
+            // If a transaction is open, the last statement of a batch without BEGIN was not about
+            // rows.
             match self.commit().await {
                 Ok(_) => self.over(true),
                 Err(error) => {
@@ -444,7 +447,7 @@ impl Session {
         replies
     }
 
-    /// The last key that was generated, for `LAST_INSERT_ID()`.
+    /// Stores the last generated key, for `LAST_INSERT_ID()`.
     fn remember_keys(&mut self, replies: &[Reply]) {
         for reply in replies {
             if let Reply::Done { last_insert_id, .. } = reply
@@ -455,17 +458,17 @@ impl Session {
         }
     }
 
-    /// How many of these statements can go in one round.
+    /// The number of these statements that can be in one round.
     fn batch(&self, statements: &[(Parsed, Vec<Value>)]) -> usize {
         let data = statements.iter().take_while(|(parsed, _)| matches!(parsed.verb, Verb::Data(_)));
         let mut count = 0;
         for (parsed, _) in data {
             if count > 0 && asks_for_keys(parsed) {
-                // What it asks for is known when those before it have been answered.
+                // It can run only when earlier statements have been answered.
                 break;
             }
             count += 1;
-            // MySQL commits each statement of a text by itself.
+            // MySQL commits each statement of a batch by itself.
             if parsed.is_last
                 || (self.client == Dialect::MariaDb && self.autocommit && !self.in_block)
             {
@@ -475,7 +478,8 @@ impl Session {
         count
     }
 
-    /// After an error: PostgreSQL's transaction is over but for its end, or until it goes back to a savepoint.
+    /// Handles an error: at PostgreSQL the transaction has failed, until it ends or rolls back to a
+    /// savepoint.
     pub(super) async fn fail(&mut self) {
         if self.client == Dialect::PostgreSql {
             self.is_failed = self.in_block;
@@ -485,12 +489,12 @@ impl Session {
         }
     }
 
-    /// The transaction is as it was at a savepoint.
+    /// Notes that the transaction has rolled back to a savepoint.
     pub(super) fn went_back(&mut self) {
         self.is_failed = false;
     }
 
-    /// Rolls back what is open, if anything.
+    /// Rolls back the open transaction, if there is one.
     async fn end(&mut self) {
         if let Some(mut open) = self.open.take() {
             self.proxy.engine.rollback(open.xid);
@@ -502,8 +506,8 @@ impl Session {
         }
     }
 
-    /// Refuses what follows a failure that ended the transaction. A MySQL client is told once, with the
-    /// number that means a rollback.
+    /// Refuses statements after a failure that ended the transaction. A MySQL client gets this
+    /// error once, with the number that means a rollback.
     pub(super) fn check_failed(&mut self) -> Result<(), SqlError> {
         match self.client {
             Dialect::PostgreSql if self.is_failed => Err(SqlError::new(
@@ -530,7 +534,7 @@ impl Session {
         };
         let isolation = self.open.as_ref().map_or_else(|| self.isolation(), |open| open.isolation);
         let by_key = matches!(self.proxy.engine, Engine::ByKey(_));
-        // It locks nothing at sources.
+        // This mode takes no locks at sources.
         let isolation = if by_key { Isolation::ReadCommitted } else { isolation };
         let kinds = self.kinds_for(parsed, values).await;
         let (client, prefer) = (self.client, self.prefer());
@@ -539,7 +543,7 @@ impl Session {
         Ok(plan(&self.catalogue(), statement, values, &context)?)
     }
 
-    /// Statements that read or change rows, in one round.
+    /// Runs statements that read or change rows, in one round.
     pub(super) async fn data(
         &mut self,
         batch: &[(Parsed, Vec<Value>)],
@@ -627,7 +631,7 @@ impl Session {
         Ok(replies.into_iter().flatten().collect())
     }
 
-    /// Puts what a statement's sources are told into a round. Where each answer will be.
+    /// Adds a statement's parts to a round, and returns the positions of their answers.
     fn place(
         &self,
         round: &mut Round,
@@ -668,7 +672,7 @@ impl Session {
         places
     }
 
-    /// Carries out a change of the schema as part of the transaction.
+    /// Executes a change of the schema as part of the transaction.
     pub(super) async fn change_schema(&mut self, plan: &Plan) -> Result<(), SqlError> {
         let mut round = Round::default();
         let places = self.place(&mut round, plan, true, true);
@@ -677,7 +681,8 @@ impl Session {
         self.round(round, &placed, Last::No, false).await.map(drop)
     }
 
-    /// Rows of a query in the open transaction, at one source: what only this transaction sees.
+    /// The rows of a query in the open transaction at one source, which include the transaction's
+    /// own changes.
     pub(super) async fn ask_within(
         &mut self,
         source: SourceId,
@@ -699,7 +704,7 @@ impl Session {
         Ok(answers.into_values().flatten().next().unwrap_or_default())
     }
 
-    /// What the client is told of an INSERT whose keys were generated.
+    /// The reply to an INSERT with generated keys.
     fn with_generated(&mut self, placed: &Placed, reply: Reply) -> Reply {
         let Some(generated) = &placed.generated else { return reply };
         let number = |cell: Option<&Option<Vec<u8>>>| -> Option<i64> {
@@ -736,8 +741,8 @@ impl Session {
         }
     }
 
-    /// Checks that a read-only transaction does not write, and that nothing is asked of a session at a source. Whether the
-    /// statement may leave something in its session.
+    /// Checks that a read-only transaction does not write, and that a statement does not use the
+    /// state of a session at a source. Returns whether it may change its session.
     fn check_may_run(&self, parsed: &Parsed, values: &[Value]) -> Result<bool, SqlError> {
         let Verb::Data(statement) = &parsed.verb else { return Ok(false) };
         let mut effects = effects(statement);
@@ -757,7 +762,7 @@ impl Session {
         Ok(effects.calls_unknown)
     }
 
-    /// Refuses what would change a session at a source, which other clients use too.
+    /// Refuses statements that would change a session at a source, which other clients use too.
     pub(super) fn check_effects(&self, effects: &Effects) -> Result<(), SqlError> {
         let why = if let Some(name) = effects.of_a_session.first() {
             format!(
@@ -778,7 +783,7 @@ impl Session {
         Err(SqlError::new("0A000", why))
     }
 
-    /// What a client is told that writes in a read-only transaction.
+    /// The error for a write in a read-only transaction.
     pub(super) fn cannot_write(&self, what: &str) -> SqlError {
         match self.client {
             Dialect::PostgreSql => {
@@ -790,8 +795,8 @@ impl Session {
         }
     }
 
-    /// Sends a round, again if it was the transaction's first and it lost to another transaction: its client
-    /// has seen nothing of it.
+    /// Sends a round. Retries it if it was the transaction's first and lost a conflict: its client
+    /// has seen no result of it.
     async fn round(
         &mut self,
         round: Round,
@@ -820,10 +825,11 @@ impl Session {
         missed.map_err(|missed| self.missed(missed, only.then_some(isolation)))
     }
 
-    /// What the client is told. A failure at a PostgreSQL source, or of a statement at several, rolls back the
-    /// whole transaction, where a MySQL client expects that its other statements remain. If the error does
-    /// not mean a rollback, the next statement or COMMIT is refused. `first` is the isolation of a
-    /// transaction in which nothing ran before: it goes on, and has lost nothing.
+    /// The error for the client. A failure at a PostgreSQL source, or of a statement at several
+    /// sources, rolls back the whole transaction, but a MySQL client expects that its other
+    /// statements remain. If the error does not mean a rollback, the next statement or COMMIT is
+    /// refused. `first` is the isolation level of a transaction in which nothing ran before: it
+    /// continues, and has lost nothing.
     fn missed(&mut self, missed: Missed, first: Option<Isolation>) -> SqlError {
         if self.client == Dialect::MariaDb && self.open.is_none() {
             let goes_on = self.in_block || !self.autocommit;
@@ -839,7 +845,7 @@ impl Session {
         missed.error
     }
 
-    /// Sends a round and waits for what comes of it.
+    /// Sends a round and waits for its result.
     async fn attempt(
         &mut self,
         round: Round,
@@ -849,7 +855,7 @@ impl Session {
     ) -> Result<BTreeMap<NodeId, Vec<Answer>>, Missed> {
         if self.open.is_none() {
             let isolation = self.isolation();
-            // A transaction that is chained to this one has it too.
+            // A chained transaction has this isolation level too.
             self.next_isolation = Some(isolation);
             let begun = self.proxy.engine.begin(isolation, self.id).await;
             let (xid, hearing) =
@@ -878,7 +884,7 @@ impl Session {
         let (mut is_cancelled, mut is_late) = (false, false);
         let is_read = placed.iter().all(|placed| placed.verb == "SELECT");
         let time = self.settings.statement_time(is_read);
-        // Without a time it is never due.
+        // Without a time limit it never expires.
         let due = tokio::time::sleep(time.unwrap_or_default());
         tokio::pin!(due);
         loop {
@@ -914,7 +920,7 @@ impl Session {
                 Some(Heard::StatementFailed(source, failure)) => {
                     let is_conflict =
                         matches!(failure.reason, Reason::Serialization | Reason::Deadlock);
-                    // Nothing was done before, so all of it can be tried again.
+                    // Nothing was done before, so the whole round can be retried.
                     let lost = is_conflict && open.rounds == 0;
                     let goes_on = match (client, own) {
                         (_, Some(own)) => {
@@ -955,8 +961,9 @@ impl Session {
         }
     }
 
-    /// A savepoint before this round, so that a statement of a MySQL client that fails undoes only itself: at a PostgreSQL
-    /// source, where its transaction fails with it, and at several, of which some may have done their part.
+    /// A savepoint before this round, so that a failed statement of a MySQL client undoes only
+    /// itself. It is needed at a PostgreSQL source, where a failure fails the whole transaction,
+    /// and with several sources, of which some may have executed their part.
     fn own_savepoint(&mut self, round: &Round, last: Last) -> Option<u32> {
         let goes_on = self.in_block || !self.autocommit;
         let had_some = self.open.as_ref().is_some_and(|open| open.rounds > 0);
@@ -965,7 +972,7 @@ impl Session {
         }
         let Engine::Xa(_) = self.proxy.engine else { return None };
         if last != Last::No && self.savepoints.is_empty() {
-            // It ends with these statements, in one round trip.
+            // The transaction ends with these statements, in one round trip.
             return None;
         }
         let is_postgres = |node: &NodeId| {
@@ -984,12 +991,13 @@ impl Session {
             .map_or_else(|| node.to_string(), |s| s.name.clone())
     }
 
-    /// What is told of a failure at a source, of a transaction that is at as many.
+    /// The error for a failure at a source, in a transaction with this number of sources.
     fn error(&self, source: NodeId, failure: Failure<Sql>, sources: usize) -> SqlError {
         if let Some(fault) = failure.fault {
             let mut error = translated(fault, self.client, &self.source_name(source));
             if failure.reason == Reason::LockTimeout && sources > 1 {
-                // Where nobody looks for deadlocks across sources they end so, and are answered like others.
+                // If deadlocks across sources are not detected, they end by this time-out, and are
+                // reported like others.
                 error.sqlstate = "40P01".into();
             }
             return error;
@@ -1055,7 +1063,7 @@ impl Session {
             return Ok(Reply::done("ROLLBACK"));
         }
         let Some(mut open) = self.open.take() else {
-            // At PostgreSQL the rest of a text is a transaction without BEGIN.
+            // At PostgreSQL the rest of a batch is a transaction without BEGIN.
             if was_open || self.client == Dialect::PostgreSql {
                 self.over(true);
             }
@@ -1076,13 +1084,13 @@ impl Session {
         Err(SqlError::new("08007", "the proxy stopped; the outcome of the transaction is unknown"))
     }
 
-    /// Everything that is not about rows.
+    /// Runs statements that are not about rows.
     async fn other(&mut self, parsed: &Parsed, values: &[Value]) -> Result<Reply, SqlError> {
         match &parsed.verb {
             Verb::Begin(changes) => {
                 self.check_failed()?;
                 if self.client == Dialect::MariaDb {
-                    // MySQL commits what is open.
+                    // MySQL commits the open transaction.
                     self.commit().await?;
                 }
                 self.settings.begin();
@@ -1114,12 +1122,12 @@ impl Session {
         }
     }
 
-    /// What a transaction that is chained to this one has as well: its isolation, and whether it may write.
+    /// The properties that a chained transaction inherits: its isolation level and access mode.
     fn characteristics(&self) -> (Isolation, bool) {
         (self.open_isolation(), self.is_read_only())
     }
 
-    /// A transaction has ended, and another with its `kept` characteristics begins if there are any.
+    /// Ends a transaction, and begins a chained one with the `kept` properties, if there are any.
     fn next(&mut self, kept: Option<(Isolation, bool)>) {
         self.settings.begin();
         self.in_block = kept.is_some();
@@ -1154,7 +1162,7 @@ impl Session {
                 self.reset().await;
                 Ok(Reply::done("DISCARD ALL"))
             }
-            // The listener forgets those of its protocol.
+            // The listener removes those of its protocol.
             Verb::Deallocate(None) => {
                 self.prepared.clear();
                 Ok(Reply::done("DEALLOCATE ALL"))
@@ -1198,10 +1206,10 @@ impl Session {
     }
 }
 
-/// How long a statement may be that is searched for functions of generated keys.
+/// Maximum length of a statement that is searched for functions of generated keys.
 const SEARCHED_MAX: usize = 10_000;
 
-/// Whether a statement asks for keys that a statement before it may have generated.
+/// Whether a statement uses keys that an earlier statement may have generated.
 fn asks_for_keys(parsed: &Parsed) -> bool {
     if parsed.text.len() > SEARCHED_MAX {
         return false;
@@ -1210,7 +1218,7 @@ fn asks_for_keys(parsed: &Parsed) -> bool {
     ["lastval", "currval", "nextval", "last_insert_id"].iter().any(|name| lower.contains(name))
 }
 
-/// A statement's answer out of its round's.
+/// A statement's reply, from the answers of its round.
 fn reply(placed: &Placed, answers: &mut BTreeMap<NodeId, Vec<Answer>>) -> Result<Reply, SqlError> {
     let mut own = Vec::new();
     for (node, place) in &placed.places {

@@ -1,4 +1,4 @@
-//! What a client sets and shows of its session.
+//! Executes SET and SHOW for session settings.
 
 use std::borrow::Cow;
 
@@ -12,14 +12,15 @@ use super::session::{Engine, Reply, Session, SqlError};
 use super::settings::{self, Settings, Worth};
 use super::words::translated;
 
-/// Values of settings that sources have taken, so that not every client that comes has them asked again.
+/// Maximum number of cached values of settings that sources have accepted, so that not every new
+/// client causes a query.
 const TAKEN_MAX: usize = 1_000;
 
-/// MariaDB's number for a time zone that it does not know.
+/// MariaDB's error number for an unknown time zone.
 const NO_ZONE: u16 = 1298;
 
 impl Session {
-    /// `SET`: all of it or nothing.
+    /// Executes a `SET`, completely or not at all.
     pub(super) async fn set(&mut self, changes: &[Change]) -> Result<Reply, SqlError> {
         if let [Change::Setting { name, value, .. }] = changes
             && (name == "orthodrome" || name.starts_with("orthodrome."))
@@ -58,7 +59,7 @@ impl Session {
         Ok(Reply::done("SET"))
     }
 
-    /// What a change says of the transaction under way or next, if it does.
+    /// Executes a change of the current or next transaction, if it is one.
     pub(super) fn set_of_transaction(&mut self, change: &Change) -> Result<(), SqlError> {
         let is_open = self.open.is_some();
         let late = |what: &str| {
@@ -99,7 +100,7 @@ impl Session {
         Ok(())
     }
 
-    /// `RESET` of one setting, or of all.
+    /// Executes `RESET` of one setting, or of all.
     pub(super) async fn reset_setting(&mut self, name: Option<&str>) -> Result<Reply, SqlError> {
         match name {
             None => self.settings.reset(),
@@ -119,7 +120,7 @@ impl Session {
         Ok(Reply::done("RESET"))
     }
 
-    /// Settings that a client names when it comes: those that a reset gives back.
+    /// Sets the settings that a client sends at login, which a reset restores.
     pub(super) async fn begin_with(
         &mut self,
         given: Vec<(String, String)>,
@@ -180,7 +181,7 @@ impl Session {
         Ok(String::from_utf8_lossy(&cell.unwrap_or_default()).into_owned())
     }
 
-    /// Checks that sources know a setting and take its value.
+    /// Checks that sources know a setting and accept its value.
     async fn check_setting(
         &self,
         name: &str,
@@ -193,7 +194,7 @@ impl Session {
         if settings::is_sources_own(self.client, name) {
             let is_own = self.client == Dialect::PostgreSql && name.contains('.');
             let Some(home) = self.home_of(self.client).filter(|_| !is_own || !is_default) else {
-                // Drivers set some that mean nothing without a source of their kind.
+                // Drivers set some settings that have no effect without a source of their kind.
                 let is_known = is_own || settings::initial(self.client, name).is_some();
                 return if is_known { Ok(()) } else { Err(unknown(self.client, name)) };
             };
@@ -207,7 +208,7 @@ impl Session {
             }
         }
         let mut kinds = [Dialect::PostgreSql, Dialect::MariaDb];
-        // A source of the client's kind has its words for what is wrong.
+        // A source of the client's kind returns errors in its form.
         kinds.sort_by_key(|kind| *kind != self.client);
         for kind in kinds {
             let all = settings.at(kind);
@@ -228,7 +229,7 @@ impl Session {
         Ok(())
     }
 
-    /// Has a source try a setting, unless one of its kind has taken it before.
+    /// Tries a setting at a source, unless a source of its kind has accepted it before.
     async fn try_setting(
         &self,
         home: SourceId,
@@ -241,7 +242,7 @@ impl Session {
         }
         let Some(source) = self.proxy.direct.get(&home) else { return Ok(()) };
         match source.ask_with("SELECT 1", std::slice::from_ref(setting), false).await {
-            // It lets nobody in now. Statements that need it say so themselves.
+            // The source is unreachable. Statements that need it will fail with their own error.
             Err(_) => Ok(()),
             Ok(outcome) => match outcome.fault {
                 Some(fault) if fault.number == 1193 || fault.sqlstate == "42704" => {
@@ -281,7 +282,7 @@ impl Session {
         }
     }
 
-    /// A setting of PostgreSQL's that the proxy itself sees to.
+    /// A PostgreSQL setting that the proxy itself handles.
     fn shown(&self, name: &str) -> Option<String> {
         let switch = |is| if is { "on" } else { "off" }.to_owned();
         match name {
@@ -305,7 +306,7 @@ impl Session {
         })
     }
 
-    /// Settings that PostgreSQL's clients are told of whenever they change.
+    /// Settings that are reported to PostgreSQL clients whenever they change.
     pub(super) fn reported(&self) -> Vec<(&'static str, String)> {
         let of = |name: &str| {
             let set = self.settings.get(name).map(Worth::shown);
@@ -323,7 +324,7 @@ impl Session {
         ]
     }
 
-    /// A variable of MySQL's sessions that is the proxy's.
+    /// A MySQL session variable that the proxy itself handles.
     pub(super) fn variable(&self, name: &str) -> Option<String> {
         let number = |is: bool| u8::from(is).to_string();
         if let Some(name) = name.strip_prefix("global.") {
@@ -338,7 +339,7 @@ impl Session {
             }
             "autocommit" => return Some(number(self.autocommit)),
             "last_insert_id" | "identity" => return Some(self.last_insert_id.to_string()),
-            // The proxy passes no warnings on.
+            // The proxy forwards no warnings.
             "warning_count" | "error_count" => return Some("0".into()),
             _ => {}
         }
@@ -351,11 +352,12 @@ impl Session {
         set.or_else(|| settings::initial(self.client, name).map(str::to_owned))
     }
 
-    /// `SHOW VARIABLES` or `SHOW ALL` of a source, with the values that are the client's own.
+    /// Corrects a source's answer to `SHOW VARIABLES` or `SHOW ALL`: it contains the client's own
+    /// values.
     pub(super) fn correct(&self, parsed: &Parsed, answer: &mut Answer) {
         let lower = parsed.text.to_lowercase();
         if self.client == Dialect::MariaDb && lower.contains("_variables") {
-            // What its modes are is told by tables too.
+            // System tables show its modes too.
             let hidden = |cell: &[u8]| {
                 let text = std::str::from_utf8(cell).ok()?;
                 text.contains(NO_ESCAPES).then(|| {
@@ -401,7 +403,7 @@ impl Session {
         }
     }
 
-    /// Statements that are sent to sources, in which the client's own variables are constants.
+    /// Statements for sources, in which the client's own variables are constants.
     pub(super) fn with_variables_in<'a>(
         &self,
         batch: &'a [(Parsed, Vec<Value>)],
@@ -429,7 +431,8 @@ impl Session {
 }
 
 impl Session {
-    /// `SELECT set_config(…)`, which is a `SET` with an answer; nothing if the statement is another.
+    /// Executes `SELECT set_config(…)`, which is a `SET` with an answer; none if it is another
+    /// statement.
     pub(super) async fn set_config(
         &mut self,
         parsed: &Parsed,
@@ -449,7 +452,7 @@ impl Session {
     }
 }
 
-/// There is no such setting.
+/// The error for an unknown setting.
 fn unknown(client: Dialect, name: &str) -> SqlError {
     match client {
         Dialect::PostgreSql => {

@@ -17,9 +17,9 @@ use crate::shared_clock::{Offsets, SharedClock};
      correct the clock, then start the node again"
 )]
 pub struct ClockError {
-    /// How far, in milliseconds; negative: back.
+    /// The size of the step in milliseconds; negative if it was set back.
     pub moved_ms: i64,
-    /// How far it may be off.
+    /// The maximum step.
     pub allowed_ms: u64,
 }
 
@@ -32,17 +32,18 @@ pub struct ClockError {
 /// takes for passed and what another reads, and nobody needs the bounds of others (ADR 38).
 #[derive(Debug)]
 pub(crate) struct NodeClock {
-    /// What the monotonic clock said, and the same moment for waiting.
+    /// A reading of the monotonic clock, and the same moment as an `Instant`.
     start: (u64, Instant),
-    /// The configured bound: the system clock is never further from true time.
+    /// The configured error bound of the system clock.
     error: Duration,
-    /// Readings never go back, also not below those of an earlier life of this node.
+    /// The last reading. Readings never decrease, also not below those of an earlier incarnation of
+    /// this node.
     last: AtomicU64,
     /// The system clock minus the monotonic one, in nanoseconds, at the last check.
     offset: AtomicI64,
-    /// The bound that the kernel stated last, less what it grows by until now: see [`drifted`].
+    /// The kernel's last bound, less the growth until now: see [`drifted`].
     measured: AtomicI64,
-    /// Added to the system clock: how tests move one node's clock and not the machine's.
+    /// An offset added to the system clock, with which tests move one node's clock.
     skew: Arc<AtomicI64>,
     /// Set if all nodes run on this machine.
     shared: Option<Arc<SharedClock>>,
@@ -52,8 +53,8 @@ pub(crate) struct NodeClock {
 struct Sample {
     monotonic: u64,
     system: u64,
-    /// The moments were close enough to compare: a thread that is preempted between two readings, or
-    /// a process that is paused there, sees a gap that no clock made.
+    /// True if the two readings were close enough to compare: if the thread is preempted between
+    /// them, there is a gap that no clock has caused.
     is_comparable: bool,
 }
 
@@ -66,8 +67,8 @@ impl Sample {
 /// No bound was measured.
 const UNMEASURED: i64 = i64::MAX / 2;
 
-/// How much a bound grows until `monotonic`, in nanoseconds: half a millisecond a second, as the
-/// kernel has it.
+/// The growth of a bound until `monotonic`, in nanoseconds: half a millisecond a second, as in the
+/// kernel.
 fn drifted(monotonic: u64) -> i64 {
     i64::try_from(monotonic / 2_000).unwrap_or(i64::MAX / 4)
 }
@@ -95,15 +96,15 @@ impl NodeClock {
         clock
     }
 
-    /// The clock that all nodes share, for one of them: `peers` are the others. None if this system
-    /// does not say which processes share its monotonic clock.
+    /// The clock that all nodes share, for one of them; `peers` are the others. None if this system
+    /// does not report which processes share its monotonic clock.
     pub(crate) fn share(
         error: Duration,
         skew: &AtomicI64,
         peers: impl Iterator<Item = NodeId>,
     ) -> Option<Arc<SharedClock>> {
         let machine = kernel::machine()?;
-        // The closest pair of some: between two readings a thread may be preempted.
+        // The closest of several pairs, because a thread may be preempted between two readings.
         let mut best = (u64::MAX, 0);
         for _ in 0..32 {
             let before = kernel::monotonic();
@@ -111,12 +112,12 @@ impl NodeClock {
             let gap = kernel::monotonic() - before;
             best = best.min((gap, difference(system, before)));
         }
-        // Offsets are at most the bound from true time, and what steps add to that.
+        // Offsets differ from true time by at most the bound, and by steps.
         let apart_max = signed(error).saturating_mul(3);
         Some(Arc::new(SharedClock::new(machine, best.1, apart_max, peers)))
     }
 
-    /// The system clock as it is.
+    /// The system clock.
     pub(crate) fn system(skew: &AtomicI64) -> Timestamp {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Timestamp(nanos(since).saturating_add_signed(skew.load(Ordering::Relaxed)))
@@ -137,7 +138,7 @@ impl NodeClock {
         sampled
     }
 
-    /// Both clocks now.
+    /// Reads both clocks.
     ///
     /// # Errors
     /// The system clock was moved by more than its error since the last [`NodeClock::follow`].
@@ -154,18 +155,18 @@ impl NodeClock {
             }
         };
         let now = reads.max(self.last.fetch_max(reads, Ordering::Relaxed));
-        // Rounded up: `now - 2 * error` is no later than what has passed.
+        // Rounded up, so that `now - 2 * error` is no later than what has passed.
         let error = Duration::from_nanos(now.saturating_sub(passed).div_ceil(2));
         let since = sample.monotonic.saturating_sub(self.start.0);
         Ok((Time(since), Clock { now: Timestamp(now), error }))
     }
 
-    /// What the shared clock reads, and before when everything has passed at all nodes.
+    /// The reading of the shared clock, and the time that has passed at all nodes.
     fn on_one_machine(&self, sample: &Sample, offsets: Offsets) -> (u64, u64) {
         let error = nanos(self.error);
         let at = |offset| sample.monotonic.saturating_add_signed(offset);
-        // After steps back that add up to more than the bound, a node that starts reads less than
-        // those that run; what it reads until it has met them allows for the bound twice.
+        // After steps back that exceed the bound in total, a starting node reads less than the
+        // running ones. Until it has met them, it allows for twice the bound.
         let passed = at(offsets.least).min(sample.system.saturating_add(error));
         if offsets.is_complete {
             return (at(offsets.own), passed);
@@ -174,21 +175,21 @@ impl NodeClock {
         (reads, passed.min(sample.system.saturating_sub(2 * error)))
     }
 
-    /// How far the system clock may be from true time: what the kernel stated, at most what is
-    /// configured.
+    /// The current error bound of the system clock: the kernel's, at most the configured one.
     fn bound(&self, monotonic: u64) -> Duration {
         let measured = self.measured.load(Ordering::Relaxed).saturating_add(drifted(monotonic));
         self.error.min(Duration::from_nanos(u64::try_from(measured).unwrap_or(0)))
     }
 
-    /// Asks the kernel for its bound. A clock that a test has moved is not the kernel's.
+    /// Asks the kernel for its bound. If a test has moved the clock, the kernel's bound does not
+    /// apply.
     fn measure(&self, monotonic: u64) {
         let stated = kernel::clock_error().filter(|_| self.skew.load(Ordering::Relaxed) == 0);
         let measured = stated.map_or(UNMEASURED, |error| signed(error) - drifted(monotonic));
         self.measured.store(measured, Ordering::Relaxed);
     }
 
-    /// What the bound comes from, for people.
+    /// A readable description of the bound's origin.
     pub(crate) fn describe(&self) -> String {
         if self.shared.is_some() {
             return "shared by all nodes, which run on this machine".into();
@@ -207,8 +208,8 @@ impl NodeClock {
         Err(ClockError { moved_ms: moved / 1_000_000, allowed_ms })
     }
 
-    /// Called often: lets the reference follow a clock that is being corrected slowly, as time
-    /// daemons do, so that only a step counts as a fault; and measures the bound again.
+    /// Must be called often: follows a clock that a daemon corrects slowly, so that only a step
+    /// counts as a fault; and measures the bound again.
     ///
     /// # Errors
     /// As [`NodeClock::read`].
@@ -222,7 +223,7 @@ impl NodeClock {
             if let Some(shared) = &self.shared
                 && offset.saturating_sub(shared.offset()) > signed(self.error)
             {
-                // Many small steps: readings stay within the bound of the system clock.
+                // After many small steps, readings stay within the bound of the system clock.
                 shared.raise(offset);
             }
         }
@@ -261,7 +262,7 @@ mod tests {
         (clock, shared)
     }
 
-    /// As a handshake does: the acceptor keeps the higher offset before it answers.
+    /// As a handshake does: the acceptor adopts the higher offset before it answers.
     fn meet((dialer, me): (&SharedClock, u32), (acceptor, other): (&SharedClock, u32)) {
         assert!(acceptor.meet(NodeId(me), dialer.offset()));
         assert!(dialer.meet(NodeId(other), acceptor.offset()));
@@ -301,7 +302,7 @@ mod tests {
 
     #[test]
     fn what_has_passed_at_one_node_is_below_what_another_reads_within_their_bounds() {
-        // Each clock is off by as much as its own bound allows; the bounds differ.
+        // Each clock has the error that its own bound allows; the bounds differ.
         for (bound_a, off_a, bound_b, off_b) in
             [(30, 30, 2, -2), (30, 30, 2, 2), (2, 2, 30, -30), (5, -5, 5, 5), (0, 0, 40, -40)]
         {
@@ -314,10 +315,10 @@ mod tests {
             });
             let (first, second) = (a.read().unwrap().1, b.read().unwrap().1);
             assert!(!first.has_passed_everywhere(second.now));
-            // The last moment that has passed for `a` is no later than what `b` reads after it.
+            // The last moment that has passed for `a` is no later than what `b` reads afterwards.
             let passed = first.now - first.error * 2;
             assert!(passed < second.now, "{bound_a} {off_a} {bound_b} {off_b}");
-            // A bound that is a lie shows: the check is not empty.
+            // A wrong bound is detected, so the check is not vacuous.
             b.skew.store(-100_000_000, Ordering::Relaxed);
             b.offset.store(b.sample().offset(), Ordering::Relaxed);
             b.last.store(0, Ordering::Relaxed);
@@ -334,7 +335,7 @@ mod tests {
         let alone = a.read().unwrap().1;
         assert!(alone.error >= ERROR * 2, "one that knows nobody allows for steps");
         meet((&of_a, 1), (&of_b, 2));
-        // What it read before the handshake is never undercut.
+        // Later readings are never below those before the handshake.
         assert!(a.read().unwrap().1.now >= alone.now);
         std::thread::sleep(ERROR * 3);
         let (of_first, of_second) = (a.read().unwrap().1, b.read().unwrap().1);

@@ -18,38 +18,39 @@ use crate::inbox::Inbox;
 use crate::storage::{Tag, Work};
 use crate::wire::WireProtocol;
 
-/// Inputs taken at once: what one flush shares, and the longest a due timer waits.
+/// Maximum number of inputs taken at once, which share one flush and delay a due timer.
 const BATCH: usize = 256;
 
-/// What reaches a machine's thread.
+/// An event for a machine.
 #[derive(Debug)]
 pub(super) enum Event<P: WireProtocol> {
     Message {
         from: NodeId,
         msg: P::Msg,
-        /// Its share of the bytes that may wait here; none for one from within the process.
+        /// Its part of the bytes that may be queued here; none for a message from within the
+        /// process.
         room: Option<OwnedSemaphorePermit>,
     },
     Durable(Ticket),
     Command(Command),
-    /// An operator's order, and whether the machine takes it.
+    /// An operator's order; the answer says whether the machine accepts it.
     Admin(Admin, oneshot::Sender<Result<(), Refusal>>),
     /// The machine's state in one line.
     Describe(oneshot::Sender<String>),
-    /// What an operator may want to watch.
+    /// The machine's gauges.
     Gauges(oneshot::Sender<Vec<Gauge>>),
-    /// What the machine knows of groups.
+    /// The machine's knowledge of groups.
     Groups(oneshot::Sender<Vec<GroupView>>),
-    /// Orders to change members, and what became of them, as of now.
+    /// The states of orders to change members, and the current time.
     Orders(oneshot::Sender<(Time, Vec<MembershipOrder>)>),
 }
 
-/// Where a machine's records go.
+/// The destination of a machine's records.
 #[derive(Debug, Clone)]
 pub(super) enum Persistence {
     /// To the storage thread.
     Disk(Arc<Inbox<Work>>),
-    /// Nowhere: a record is as durable as the process. Versions go to this engine.
+    /// Memory only: records are as durable as the process. Versions go to this engine.
     Memory(MemoryEngine),
 }
 
@@ -112,6 +113,7 @@ impl<P: WireProtocol, M: Machine<P>> Turn for Driver<P, M> {
         let fired = self.host.fire(now, clock);
         count(&self.shared.counters(self.tag).timers, fired as u64);
         self.settle(now, clock);
+        self.shared.flush();
         self.set_alarm();
         Ok(())
     }
@@ -142,18 +144,19 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
     pub(super) fn begin(&mut self) -> Result<(), ClockError> {
         let (now, clock) = self.shared.clock.read()?;
         self.settle(now, clock);
+        self.shared.flush();
         self.set_alarm();
         Ok(())
     }
 
-    /// When the machine's thread has to see to it next, if nobody does before.
+    /// Sets the time at which the machine must take its next turn, if no thread takes it before.
     fn set_alarm(&self) {
         let next = [self.host.next_deadline(), self.callers.next_expiry()];
         let deadline = next.into_iter().flatten().min();
         self.inbox.set_alarm(deadline.and_then(|time| self.shared.clock.instant(time)));
     }
 
-    /// What an event is to the machine.
+    /// Converts an event to the machine's input.
     fn take(&mut self, now: Time, event: Event<P>) -> Option<Input<P>> {
         match event {
             Event::Message { from, msg, room } => {
@@ -165,12 +168,13 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
             Event::Admin(order, reply) => {
                 let refusal = self.host.machine().refusal(&order);
                 let is_taken = refusal.is_none();
-                // Whoever gave the order may have stopped waiting; it is carried out all the same.
+                // The sender of the order may have stopped waiting; the order is executed
+                // nevertheless.
                 let _ = reply.send(refusal.map_or(Ok(()), Err));
                 is_taken.then_some(Input::Admin(order))
             }
             Event::Describe(reply) => {
-                // Whoever asked may have stopped waiting.
+                // The sender of the request may have stopped waiting.
                 let _ = reply.send(self.host.machine().to_string());
                 None
             }
@@ -189,8 +193,8 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
         }
     }
 
-    /// Flushes, and carries out effects until there are none: answering a caller can show that it
-    /// is gone, and that is an input again.
+    /// Flushes the machine, and carries out effects until there are none: an answer to a caller may
+    /// show that the caller is gone, which is a new input.
     fn settle(&mut self, now: Time, clock: Clock) {
         loop {
             self.host.flush(now, clock);
@@ -220,7 +224,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
                     Persistence::Disk(writer) => {
                         let records = records.iter().map(wire::encode).collect();
                         let tag = self.tag;
-                        writer.put(Work::Checkpoint { tag, ticket, versions, records });
+                        writer.push(Work::Checkpoint { tag, ticket, versions, records });
                     }
                     Persistence::Memory(engine) => {
                         engine.merge(&versions);
@@ -235,7 +239,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
                 let mut notes = notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 *notes.entry(format!("{note:?}")).or_default() += 1;
             }
-            // Nobody here sees the claims of other nodes.
+            // Claims are for the simulator: a process does not see the claims of other nodes.
             Effect::Claim(_) => {}
         }
         None
@@ -246,7 +250,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
         match &self.persistence {
             Persistence::Disk(writer) => {
                 let record = wire::encode(record);
-                writer.put(Work::Persist { tag: self.tag, ticket, record });
+                writer.push(Work::Persist { tag: self.tag, ticket, record });
             }
             Persistence::Memory(_) => {
                 self.inbox.put(Event::Durable(ticket));

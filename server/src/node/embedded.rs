@@ -17,24 +17,24 @@ use crate::gateway::Gateway;
 use crate::storage::Expected;
 use crate::tls::{Authority, Tls};
 
-/// How to start an embedded cluster.
+/// The settings of an embedded cluster.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The protocol, by name.
     pub protocol: &'static str,
-    /// The map; each server shares a process with one gateway of its region.
+    /// The placement; each server shares a process with one gateway of its region.
     pub map: Arc<Cluster>,
-    /// Each node's data goes into a directory of its own in here.
+    /// The directory that contains each node's data directory.
     pub dir: PathBuf,
-    /// What survives what.
+    /// The durability of the data.
     pub durability: Durability,
-    /// Whether messages wait as long as the map says.
+    /// Whether messages are delayed according to the topology.
     pub emulate_wan: bool,
-    /// Whether nodes talk TLS, with an authority made for this run.
+    /// Whether nodes use TLS, with an authority made for this run.
     pub tls: bool,
-    /// Transactions in flight at each gateway.
+    /// Maximum number of transactions in flight at each gateway.
     pub in_flight_max: usize,
-    /// Bytes of their requests.
+    /// Maximum number of bytes of their requests.
     pub bytes_in_flight_max: usize,
 }
 
@@ -115,32 +115,32 @@ impl EmbeddedCluster {
         self.endpoints.iter().map(|endpoint| endpoint.node)
     }
 
-    /// The node, if it runs.
+    /// The node, if it is running.
     #[must_use]
     pub fn node(&self, node: NodeId) -> Option<&NodeHandle> {
         self.nodes.get(&node)
     }
 
-    /// The door to the client side of a node, if it runs.
+    /// The gateway of a node, if it is running.
     #[must_use]
     pub fn gateway(&self, node: NodeId) -> Option<Gateway> {
         self.nodes.get(&node).map(NodeHandle::gateway)
     }
 
-    /// What is added to the node's system clock, in nanoseconds, also across restarts.
+    /// The offset that is added to the node's system clock, in nanoseconds, also across restarts.
     #[must_use]
     pub fn skew(&self, node: NodeId) -> Arc<AtomicI64> {
         self.skews.get(&node).cloned().unwrap_or_default()
     }
 
-    /// Kills a node as `kill -9` would. Nothing happens if it does not run.
+    /// Kills a node as `kill -9` does. Does nothing if it is not running.
     pub async fn kill(&mut self, node: NodeId) {
         if let Some(handle) = self.nodes.remove(&node) {
             handle.kill().await;
         }
     }
 
-    /// Ends a node in good order. Nothing happens if it does not run.
+    /// Shuts a node down in an orderly way. Does nothing if it is not running.
     pub async fn shutdown_node(&mut self, node: NodeId, within: Duration) {
         if let Some(handle) = self.nodes.remove(&node) {
             handle.shutdown(within).await;
@@ -165,7 +165,7 @@ impl EmbeddedCluster {
         Ok(())
     }
 
-    /// Ends every node in good order.
+    /// Shuts every node down in an orderly way.
     pub async fn shutdown(self, within: Duration) {
         let ending = self.nodes.into_values().map(|node| tokio::spawn(node.shutdown(within)));
         for ended in ending.collect::<Vec<_>>() {
@@ -175,8 +175,8 @@ impl EmbeddedCluster {
     }
 }
 
-/// Listens on a port of loopback that stays this node's while the node is down: below those that systems
-/// give to outgoing connections. Processes of other numbers begin to look elsewhere.
+/// Listens on a loopback port that stays free while its node is down: it is below the range for
+/// outgoing connections, and other test processes search from other starting points.
 async fn listen() -> std::io::Result<TcpListener> {
     const FIRST: u16 = 3_000;
     const COUNT: u32 = 7_000;

@@ -1,14 +1,14 @@
-//! One process of a cluster: a server machine and a gateway machine, with the storage, the transport
-//! and the clocks they need.
+//! One process of a cluster: a server machine and a gateway machine, with their storage, transport
+//! and clocks.
 //!
-//! [`start`] recovers the node's data, starts its threads and returns a [`NodeHandle`]. A fault of
-//! the node itself (its disk, its clock, a machine that contradicts itself) ends all of it at once
-//! and is reported by [`NodeHandle::failed`]: half a node serves nobody.
+//! [`start`] recovers the node's data, starts its threads and returns a [`NodeHandle`]. An internal
+//! failure (of the disk, of the clock, or an inconsistent machine) ends the whole node at once and
+//! is reported by [`NodeHandle::failed`], because half a node could serve no client.
 
 mod callers;
 mod clock;
 mod driver;
-// Unit tests run no nodes, and every protocol would be compiled once more for them.
+// Unit tests run no nodes; with this module, every protocol would be compiled once more for them.
 #[cfg(not(test))]
 pub mod embedded;
 #[cfg(not(test))]
@@ -39,6 +39,7 @@ use tracing::{error, info, warn};
 pub use self::clock::ClockError;
 use self::clock::NodeClock;
 use self::driver::{Counters, Driver, Event, Persistence, Turn};
+use self::turns::Life;
 use self::workers::Threads;
 use crate::gateway::{
     Backend, Command, Description, Gateway, GatewayError, Health, InFlight, InFlightMax,
@@ -50,34 +51,35 @@ use crate::transport::handshake::{Introduction, Process, map_digest};
 use crate::transport::{self, Deliver, LinkStatus, Peer, Transport};
 use crate::wire::WireProtocol;
 
-/// Messages that wait for a machine before its connections stop reading.
+/// Number of queued messages of a machine at which its connections stop reading.
 const BACKLOG_MAX: usize = 16_384;
-/// Bytes of messages that wait for a machine before its connections stop reading.
+/// Bytes of queued messages of a machine at which its connections stop reading.
 const BACKLOG_BYTES_MAX: usize = 64 << 20;
-/// How often the clock is checked, and its reading made durable.
+/// Interval at which the clock is checked and its reading made durable.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
-/// How long leadership may take to go to another node, beside what the distances say.
+/// Time limit for handing leadership to another node, in addition to network delays.
 const HAND_OVER_EXTRA: Duration = Duration::from_millis(500);
-/// How often a node that ends looks whether it has handed its leadership over.
+/// Interval at which a node that is shutting down checks whether it has handed over its
+/// leaderships.
 const HAND_OVER_LOOK: Duration = Duration::from_millis(10);
 /// Bits of a client id below the gateway's number.
 const CLIENT_BITS: u32 = 40;
 
-/// What survives what.
+/// The durability of a node's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Durability {
-    /// Everything acknowledged survives a power failure.
+    /// Acknowledged data survives a power failure.
     Sync,
-    /// Everything acknowledged survives the death of the process, not of the machine.
+    /// Acknowledged data survives the death of the process, but not of the machine.
     NoSync,
-    /// Nothing survives: for benchmarks.
+    /// Data does not survive: for benchmarks.
     None,
 }
 
-/// Where a process of the cluster listens.
+/// The address of a process of the cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Endpoint {
-    /// Its server machine; also the name of the process.
+    /// Its server machine; also the id of the process.
     pub node: NodeId,
     /// Its gateway machine.
     pub gateway: NodeId,
@@ -85,56 +87,57 @@ pub struct Endpoint {
     pub address: String,
 }
 
-/// How to start a node.
+/// The settings of a node.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The cluster's id.
     pub cluster: String,
-    /// The map. Every node has the same.
+    /// The placement, equal at every node.
     pub map: Arc<Cluster>,
-    /// Which of `endpoints` this is.
+    /// This process, one of `endpoints`.
     pub node: NodeId,
     /// Every process of the cluster, this one included.
     pub endpoints: Vec<Endpoint>,
-    /// Where its data is. Not used without durability.
+    /// Its data directory. Not used without durability.
     pub data_dir: PathBuf,
-    /// What is to be found there.
+    /// The expected contents of the directory.
     pub expected: Expected,
-    /// What survives what.
+    /// The durability of a node's data.
     pub durability: Durability,
-    /// Whether to check every page of the state engine before starting.
+    /// Whether to check every page of the state engine at the start.
     pub verify_state: bool,
-    /// None: plain TCP, for loopback only.
+    /// TLS; none for plain TCP, on loopback only.
     pub tls: Option<Tls>,
-    /// Whether messages to other processes wait for the one-way delay that the map gives.
+    /// Whether messages to other processes are delayed by the topology's one-way delays.
     pub emulate_wan: bool,
-    /// How far the system clock may be from true time, at most.
+    /// The maximum error of the system clock.
     pub clock_error: Duration,
-    /// All nodes run on this machine, so that one clock serves them all; nodes of other machines
-    /// are refused.
+    /// True if all nodes run on this machine and share one clock. Then nodes of other machines are
+    /// refused.
     pub shared_clock: bool,
-    /// Added to the system clock, in nanoseconds; for tests of clock faults within one process.
+    /// An offset added to the system clock, in nanoseconds; for tests of clock faults within one
+    /// process.
     pub clock_skew: Arc<AtomicI64>,
-    /// Transactions in flight at this gateway at once.
+    /// Maximum number of transactions in flight at this gateway.
     pub in_flight_max: usize,
-    /// Bytes of their requests at once.
+    /// Maximum number of bytes of their requests.
     pub bytes_in_flight_max: usize,
-    /// Threads that run what does not depend on each other; none: one for each processor.
+    /// Number of threads for independent work; none: one for each processor.
     pub workers: Option<NonZero<usize>>,
-    /// Bytes that may wait for each other process.
+    /// Maximum number of queued bytes for each other process.
     pub queue_bytes_max: usize,
 }
 
-/// Why a node cannot start. Nothing was served.
+/// Why a node cannot start. It has served no request.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The settings contradict themselves.
+    /// The settings are inconsistent.
     #[error("{0}")]
     Settings(String),
     /// Its data cannot be used.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The clock is behind what this node has already used.
+    /// The clock is behind a reading that this node has already used.
     #[error(
         "the system clock is {behind_ms} ms behind the newest time this node has used, more than \
          `clock_error_ms` allows; correct the clock, then start the node again"
@@ -146,12 +149,12 @@ pub enum StartError {
     /// The clock was moved while the node was starting.
     #[error(transparent)]
     Clock(#[from] ClockError),
-    /// The operating system refused.
+    /// An operation of the operating system failed.
     #[error("cannot start a thread: {0}")]
     Io(#[from] std::io::Error),
 }
 
-/// What a node's threads share.
+/// The state that a node's threads share.
 struct Shared<P: WireProtocol> {
     me: Process,
     cluster: String,
@@ -164,23 +167,23 @@ struct Shared<P: WireProtocol> {
     gateway: Arc<Inbox<Event<P>>>,
     /// The server machine and the gateway machine, once they have started and until they end.
     machines: [Mutex<Option<Box<dyn Turn>>>; 2],
-    /// Notified when something waits for the machines.
+    /// Notified when there is work for the machines.
     ticks: Notify,
     counters: [Counters; 2],
     health: Mutex<Health>,
     /// Why the node failed, once it has.
     failure: watch::Sender<Option<String>>,
-    /// Cancelled when the node ends, for whatever reason.
+    /// Cancelled when the node ends, for any reason.
     ended: CancellationToken,
     transport: OnceLock<Transport>,
     clients: Clients,
 }
 
-/// The numbers that new client ids are taken from.
+/// The source of new client ids.
 struct Clients {
     /// The next free number, and the first that is not reserved.
     block: tokio::sync::Mutex<(u64, u64)>,
-    /// Not set: nothing survives, so nothing needs to be reserved.
+    /// The storage thread; not set without durability, when ids need not be reserved.
     writer: OnceLock<Arc<Inbox<Work>>>,
 }
 
@@ -215,12 +218,12 @@ impl<P: WireProtocol> Shared<P> {
         }
     }
 
-    /// What the storage thread says.
+    /// Handles a report of the storage thread.
     fn report(&self, report: Report) {
         match report {
             Report::Durable(tag, ticket) => {
                 self.inbox(tag).put(Event::Durable(ticket));
-                // The disk must not wait for machines.
+                // The storage thread must not wait for machines.
                 let is_busy = self.clients.writer.get().is_some_and(|writer| writer.len() > 0);
                 if is_busy { self.leave_to_owners() } else { self.run() }
             }
@@ -236,7 +239,7 @@ impl<P: WireProtocol> Shared<P> {
         }
     }
 
-    /// Puts something into a machine's inbox, to be taken soon. False if the machine has ended.
+    /// Puts an event into a machine's inbox, to be taken soon. False if the machine has ended.
     fn put(&self, tag: Tag, event: Event<P>) -> bool {
         let is_open = self.inbox(tag).put(event);
         self.tick();
@@ -258,7 +261,7 @@ impl<P: WireProtocol> Shared<P> {
         }
     }
 
-    /// The machine of that id in this process.
+    /// The inbox of the machine with this id, if it is in this process.
     fn local(&self, id: NodeId) -> Option<&Arc<Inbox<Event<P>>>> {
         if id == self.me.node {
             Some(&self.server)
@@ -271,26 +274,22 @@ impl<P: WireProtocol> Shared<P> {
 
     fn send(&self, from: NodeId, to: NodeId, msg: P::Msg) {
         match (self.local(to), self.transport.get()) {
-            // Machines of one process need no bytes.
+            // Messages between machines of one process are not encoded.
             (Some(inbox), _) => {
-                // Who runs one machine runs the other too.
+                // The thread that runs one machine also runs the other.
                 inbox.put(Event::Message { from, msg, room: None });
             }
             (None, Some(transport)) => {
                 let lane = orthodrome_core::Message::lane(&msg);
                 transport.queue(lane, from, to, |out| msg.put(out));
             }
-            // Before the transport has started: as lost as on a network.
+            // Before the transport has started, messages are lost, as on a network.
             (None, None) => {}
         }
     }
 
-    /// Lets go of what machines have persisted and sent since the last call: one sync of the disk and
-    /// one write to each connection for all of it.
+    /// Sends what [`Shared::send`] has queued.
     fn flush(&self) {
-        if let Some(writer) = self.clients.writer.get() {
-            writer.kick();
-        }
         if let Some(transport) = self.transport.get() {
             transport.flush();
         }
@@ -300,7 +299,7 @@ impl<P: WireProtocol> Shared<P> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the node because of a fault of its own. Only the first reason counts.
+    /// Ends the node because of an internal failure. Only the first reason counts.
     fn fail(&self, why: &str) {
         let mut health = self.health();
         if let Health::Failed(_) = *health {
@@ -389,7 +388,7 @@ impl<P: WireProtocol> Backend for Shared<P> {
             }
             let number = block.0;
             block.0 += 1;
-            // Ids are counters within a gateway, so no two gateways can give the same.
+            // Ids contain the gateway's number, so no two gateways assign the same one.
             Ok(ClientId((u64::from(self.me.gateway.0) << CLIENT_BITS) | number))
         })
     }
@@ -397,7 +396,7 @@ impl<P: WireProtocol> Backend for Shared<P> {
 
 struct Receiver<P: WireProtocol> {
     shared: Arc<Shared<P>>,
-    /// What is left of the bytes that may wait for the server machine, and for the gateway machine.
+    /// The remaining bytes of the queues of the server machine and of the gateway machine.
     room: [Arc<Semaphore>; 2],
 }
 
@@ -434,8 +433,8 @@ impl<P: WireProtocol> Deliver for Receiver<P> {
     }
 }
 
-/// A running node. Dropping it ends the node at once, as a crash would; only its data directory may
-/// stay locked a moment longer. [`NodeHandle::kill`] waits for that.
+/// A running node. Dropping it ends the node at once, as a crash would, except that its data
+/// directory may stay locked a moment longer. [`NodeHandle::kill`] waits for that.
 #[derive(Debug)]
 pub struct NodeHandle {
     gateway: Gateway,
@@ -446,13 +445,13 @@ pub struct NodeHandle {
     writer: Option<Writer>,
 }
 
-/// What a handle needs of the node, whatever its protocol.
+/// The part of the node that a handle needs, independent of the protocol.
 trait Parts: Send + Sync + std::fmt::Debug {
     fn stop_accepting(&self);
-    /// How long leadership may take to go to another node.
+    /// Time limit for handing leadership to another node, in addition to network delays.
     fn hand_over_within(&self) -> Duration;
-    /// Asks the server machine to hand on whatever it leads; how many groups those are. None if it
-    /// does not answer.
+    /// Asks the server machine to hand over its leaderships, and returns the number of groups that
+    /// it leads. None if it does not answer.
     fn hand_over(&self) -> Pin<Box<dyn Future<Output = Option<usize>> + Send + '_>>;
     fn close_inboxes(&self);
     fn end(&self);
@@ -476,7 +475,7 @@ impl<P: WireProtocol> Parts for Shared<P> {
     }
 
     fn hand_over_within(&self) -> Duration {
-        // A round trip or two, and what a busy machine adds.
+        // Two round trips, and some time for a busy machine.
         self.map.topology.rtt_max() * 2 + HAND_OVER_EXTRA
     }
 
@@ -487,7 +486,7 @@ impl<P: WireProtocol> Parts for Shared<P> {
             let successors = led.filter_map(|group| Some((group.partition, group.successor?)));
             let successors: Vec<_> = successors.collect();
             for &(partition, to) in &successors {
-                // One that is being handed over already refuses.
+                // A group that is already being handed over refuses.
                 drop(Backend::admin(self, Admin::TransferLeader { partition, to }));
             }
             Some(successors.len())
@@ -527,28 +526,28 @@ impl<P: WireProtocol> Parts for Shared<P> {
     }
 }
 
-/// One machine's work since the node started.
+/// Statistics of one machine since the node started.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MachineStatus {
     /// Its state in one line; empty if it does not answer.
     pub state: String,
-    /// Inputs that wait.
+    /// Number of queued inputs.
     pub waiting: usize,
-    /// Inputs taken.
+    /// Number of inputs taken.
     pub inputs: u64,
-    /// Timers fired.
+    /// Number of timers fired.
     pub timers: u64,
-    /// How often it woke.
+    /// Number of turns.
     pub batches: u64,
-    /// Records persisted.
+    /// Number of records persisted.
     pub records: u64,
-    /// Checkpoints made.
+    /// Number of checkpoints.
     pub checkpoints: u64,
     /// Rare events by name.
     pub notes: BTreeMap<String, u64>,
 }
 
-/// A node's work since it started.
+/// Statistics of a node since it started.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Status {
     /// Its server machine.
@@ -557,18 +556,18 @@ pub struct Status {
     pub gateway: MachineStatus,
     /// Its links.
     pub links: Vec<LinkStatus>,
-    /// Work that waits for the disk.
+    /// Amount of work queued for the disk.
     pub storage_backlog: usize,
 }
 
 impl NodeHandle {
-    /// The door to the node's client side.
+    /// The node's gateway.
     #[must_use]
     pub fn gateway(&self) -> Gateway {
         self.gateway.clone()
     }
 
-    /// Waits until the node fails of itself, and returns why. Never ready for a node that does not.
+    /// Waits until the node fails because of an internal failure, and returns the reason.
     pub async fn failed(&self) -> String {
         let mut failure = self.failure.clone();
         let found = failure.wait_for(Option::is_some).await;
@@ -578,7 +577,7 @@ impl NodeHandle {
         }
     }
 
-    /// What the node has done so far.
+    /// The node's statistics so far.
     pub async fn status(&self) -> Status {
         let mut status = Status {
             server: self.parts.machine_status(Tag::Server),
@@ -598,8 +597,9 @@ impl NodeHandle {
         status
     }
 
-    /// Ends the node in good order: takes nothing new, finishes what is in flight and hands over
-    /// leadership (both at most until `within` has passed), makes everything durable, ends.
+    /// Shuts the node down in an orderly way: accepts no new transactions, finishes those in flight
+    /// and hands over leaderships (both until `within` has passed at most), makes everything
+    /// durable, and ends.
     pub async fn shutdown(mut self, within: Duration) {
         self.parts.stop_accepting();
         let deadline = tokio::time::Instant::now() + within;
@@ -616,7 +616,7 @@ impl NodeHandle {
                 writer.stop();
             }
         });
-        // A panic of those threads was reported when it happened.
+        // A panic of these threads was reported when it happened.
         let _ = stopped.await;
         self.parts.end();
         if let Some(transport) = self.parts.transport() {
@@ -624,8 +624,8 @@ impl NodeHandle {
         }
     }
 
-    /// Hands leadership to other nodes, and waits until this one leads nothing that another could
-    /// lead. Gives up at `deadline`, or sooner if nobody takes it.
+    /// Hands leaderships to other nodes, and waits until this node leads no group that another
+    /// could lead. Gives up at `deadline`, or earlier if no node accepts.
     async fn hand_over(&self, deadline: tokio::time::Instant) {
         let until = tokio::time::Instant::now() + self.parts.hand_over_within();
         let until = until.min(deadline);
@@ -634,12 +634,12 @@ impl NodeHandle {
                 tokio::time::sleep(HAND_OVER_LOOK).await;
             }
         };
-        // Those that did not take it elect a leader in time.
+        // The remaining groups will elect a leader.
         let _ = tokio::time::timeout_at(until, handed).await;
     }
 
-    /// Ends the node at once, writing and sending nothing more, as `kill -9` would; returns when
-    /// its address and data directory are free.
+    /// Ends the node at once, without writing or sending anything more, as `kill -9` would. Returns
+    /// when its address and data directory are free.
     pub async fn kill(mut self) {
         self.parts.end();
         let threads = std::mem::take(&mut self.threads);
@@ -667,8 +667,8 @@ fn join(threads: Vec<JoinHandle<()>>) {
     }
 }
 
-/// Starts a node on the current tokio runtime. `listener` is bound to the address that `settings`
-/// gives for it.
+/// Starts a node on the current tokio runtime. `listener` is bound to the node's address in
+/// `settings`.
 ///
 /// # Errors
 /// See [`StartError`].
@@ -682,7 +682,7 @@ pub async fn start<P: WireProtocol>(
     let data = open::<P>(protocol, &settings).await?;
     let floor = data.clock;
     let system = NodeClock::system(&settings.clock_skew);
-    // Nodes read up to twice the bound more than the system clock.
+    // Readings may exceed the system clock by up to twice the bound.
     if system + settings.clock_error * 3 < floor {
         let behind_ms = (floor.0 - system.0) / 1_000_000;
         return Err(StartError::ClockBehind { behind_ms });
@@ -759,7 +759,7 @@ async fn watch_clock<P: WireProtocol>(shared: Arc<Shared<P>>, writer: Option<Arc
     }
 }
 
-/// What both machines of a node start from.
+/// The common inputs for the start of both machines.
 struct Start<'a, P: WireProtocol> {
     shared: &'a Arc<Shared<P>>,
     settings: &'a Settings,
@@ -783,12 +783,13 @@ impl<P: WireProtocol> Start<'_, P> {
         let (cluster, config) = (self.settings.map.clone(), self.config.clone());
         let workers = Arc::new(Threads::new(self.settings.workers));
         let setup = Setup { node, cluster, config, engine, workers };
-        // A stream of its own for each machine and each of its lives.
+        // Each machine in each incarnation has its own random stream.
         let rng = Rng::stream(self.incarnation, name, node.0.into());
         let shared = self.shared.clone();
         let begin = shared.clock.read()?;
         let thread =
             std::thread::Builder::new().name(format!("{name} {node}")).spawn(move || {
+                let life = Life { shared: &*shared, tag };
                 let guard = Guard { shared: &*shared, name };
                 let to = shared.clone();
                 let driver =
@@ -798,13 +799,13 @@ impl<P: WireProtocol> Start<'_, P> {
                     Ok(()) => shared.own(tag, driver),
                     Err(error) => shared.fail(&error.to_string()),
                 }
-                drop(guard);
+                drop((guard, life));
             })?;
         Ok(thread)
     }
 }
 
-/// Ends the node if a machine panics: it found itself in contradiction.
+/// Ends the node if a machine panics, because its state is inconsistent.
 struct Guard<'a, P: WireProtocol> {
     shared: &'a Shared<P>,
     name: &'static str,
@@ -867,11 +868,11 @@ fn links(settings: &Settings, introduction: Introduction) -> transport::Settings
     }
 }
 
-/// A node's data, whatever its durability.
+/// A node's data, for any durability.
 struct Data<P: WireProtocol> {
     storage: Option<Storage>,
     engine: Box<dyn StateEngine>,
-    /// The engine again, if it is in memory.
+    /// The engine, if it is in memory.
     memory: MemoryEngine,
     server: Vec<P::Record>,
     gateway: Vec<P::Record>,
@@ -904,8 +905,8 @@ async fn open<P: WireProtocol>(
         Durability::Sync => true,
         Durability::NoSync => false,
         Durability::None => {
-            // No file remembers which ids were used: seconds since the epoch go first in each id,
-            // so lives of one node differ as long as they last a second for every 256 clients.
+            // No file stores the used ids. So ids begin with the seconds since the epoch;
+            // incarnations of one node differ if each lasts a second for every 256 clients.
             let seconds = NodeClock::system(&settings.clock_skew).0 / 1_000_000_000;
             let clients = (seconds << 8, 1 << CLIENT_BITS);
             return Ok(Data {
@@ -948,8 +949,11 @@ async fn open<P: WireProtocol>(
         server: decode(recovered.server)?,
         gateway: decode(recovered.gateway)?,
         incarnation: recovered.values.incarnation,
-        // Nothing is reserved yet: the first client makes a reservation.
+        // No ids are reserved yet: the first client causes a reservation.
         clients: (0, 0),
         clock: recovered.values.clock,
     })
 }
+
+#[cfg(test)]
+mod tests;

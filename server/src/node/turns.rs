@@ -1,39 +1,48 @@
-//! On which thread a machine takes its turn: on any that has something for it.
+//! Chooses the thread on which a machine takes its turn: any thread that has an input for it.
 //!
-//! A thread that has put something into an inbox runs the machine itself, if no other thread does at
-//! that moment; and if one does, that one finds it before it goes. So a message needs no hand-over
-//! from the thread that read it from its socket to a thread of the machine, nor a record that became
-//! durable. What arrives by one look of the runtime at its sockets is one batch: its task runs the
-//! machines after the tasks that were ready. A machine's own thread fires its timers, and takes over
-//! when there is more to do than a guest should.
+//! A thread that has put an event into an inbox runs the machine itself, unless another thread is
+//! running it; that thread will find the event before it stops. So neither a message nor a durable
+//! record must be handed over to another thread. All messages that arrive in one poll of the
+//! runtime are one batch: a task of the runtime runs the machines after all tasks that were ready.
+//! A machine's own thread fires its timers, and takes over when there is more work than a guest
+//! thread should do.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use super::driver::Turn;
 use super::{Guard, Shared, Tag};
 use crate::wire::WireProtocol;
 
-/// Turns that a thread takes in a row which has other work too.
+/// Maximum number of consecutive turns on a thread that also has other work.
 const GUEST_TURNS: usize = 4;
 
 const MACHINES: [(Tag, &str); 2] = [(Tag::Gateway, "gateway"), (Tag::Server, "server")];
 
-/// Drops the machine when its thread ends, in whatever way: callers that wait learn of it.
-struct Life<'a>(&'a Mutex<Option<Box<dyn Turn>>>);
+/// The life of a machine's thread. When it ends, in whatever way, the machine is dropped, and so is
+/// what still waits for it: callers learn from that that they get no answer.
+pub(super) struct Life<'a, P: WireProtocol> {
+    pub(super) shared: &'a Shared<P>,
+    pub(super) tag: Tag,
+}
 
-impl Drop for Life<'_> {
+impl<P: WireProtocol> Drop for Life<'_, P> {
     fn drop(&mut self) {
         // After a turn under way, which may have panicked; nothing more is done with the machine.
-        let machine = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let slot = self.shared.machine(self.tag);
+        let machine = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(machine);
+        let inbox = self.shared.inbox(self.tag);
+        inbox.close();
+        let mut rest = Vec::new();
+        inbox.take(&mut rest, usize::MAX);
     }
 }
 
 type Slot<'a> = MutexGuard<'a, Option<Box<dyn Turn>>>;
 
 impl<P: WireProtocol> Shared<P> {
-    /// Lets whatever waits for the machines be taken soon, together with what else is ready: for
-    /// tasks of the runtime.
+    /// Schedules a run of the machines soon, together with other ready events: for tasks of the
+    /// runtime.
     pub(super) fn tick(&self) {
         self.ticks.notify_one();
     }
@@ -45,21 +54,15 @@ impl<P: WireProtocol> Shared<P> {
             if self.ended.is_cancelled() {
                 return;
             }
-            // Tasks that are ready, and sockets that are, come first.
+            // Ready tasks and sockets come first.
             tokio::task::yield_now().await;
             self.run();
         }
     }
 
     /// Runs the machines on this thread, as far as others do not, until nothing waits, or for as long
-    /// as a guest may; then writes what they have sent and wakes the disk's thread for what they have
-    /// persisted.
+    /// as a guest may.
     pub(super) fn run(&self) {
-        self.take_turns();
-        self.flush();
-    }
-
-    fn take_turns(&self) {
         for _ in 0..GUEST_TURNS {
             let mut is_idle = true;
             for (tag, name) in MACHINES {
@@ -71,9 +74,9 @@ impl<P: WireProtocol> Shared<P> {
                         self.turn(slot, name);
                         is_idle = false;
                     }
-                    // Who has it looks again before it goes.
+                    // The thread that runs it looks again before it stops.
                     Err(TryLockError::WouldBlock) => {}
-                    // Its panic has ended the node.
+                    // The machine's panic has ended the node.
                     Err(TryLockError::Poisoned(_)) => {}
                 }
             }
@@ -84,7 +87,7 @@ impl<P: WireProtocol> Shared<P> {
         self.leave_to_owners();
     }
 
-    /// What waits is for the machines' own threads.
+    /// Leaves the queued work to the machines' own threads.
     pub(super) fn leave_to_owners(&self) {
         for (tag, _) in MACHINES {
             if self.inbox(tag).len() > 0 {
@@ -93,8 +96,8 @@ impl<P: WireProtocol> Shared<P> {
         }
     }
 
-    /// The life of a machine's own thread, from when the machine has started; drops the machine when
-    /// the inbox is closed and empty, or the node has ended.
+    /// What a machine's own thread does once the machine has started, until the inbox is closed and
+    /// empty, or the node has ended. [`Life`] drops the machine.
     pub(super) fn own(&self, tag: Tag, machine: Box<dyn Turn>) {
         let name = match tag {
             Tag::Server => "server",
@@ -102,7 +105,6 @@ impl<P: WireProtocol> Shared<P> {
         };
         let slot = self.machine(tag);
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(machine);
-        let _life = Life(slot);
         // What came before there was a machine.
         self.inbox(tag).wake();
         loop {
@@ -120,7 +122,7 @@ impl<P: WireProtocol> Shared<P> {
         }
     }
 
-    /// A node that was killed or has failed does nothing with what still waits.
+    /// Takes a turn. A killed or failed node ignores what is still queued.
     fn turn(&self, mut slot: Slot<'_>, name: &'static str) {
         let Some(machine) = slot.as_mut().filter(|_| !self.ended.is_cancelled()) else { return };
         let guard = Guard { shared: self, name };

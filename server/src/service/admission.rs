@@ -16,7 +16,7 @@ use tonic::{Request, Status};
 use super::limits::Limits;
 use super::{EFFECT, refuse};
 
-/// What is left of the bounds. Clones share it.
+/// The remaining capacity. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Admission {
     requests: Arc<Semaphore>,
@@ -87,33 +87,33 @@ impl Admission {
         Ok(())
     }
 
-    /// Puts `service` behind the bounds.
+    /// Wraps `service` with the bounds.
     pub(super) fn guard<S>(&self, service: S) -> Guarded<S> {
         Guarded { service, admission: self.clone() }
     }
 }
 
-/// A request's share of the bounds, given back when the last clone is dropped.
+/// A request's part of the capacity, released when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Admitted {
     _request: Arc<OwnedSemaphorePermit>,
     bytes: Arc<Held>,
-    /// It came as far as the service: from then on it may have an effect.
+    /// True if the request has reached the service: from then on it may have an effect.
     is_reached: Arc<AtomicBool>,
 }
 
 impl Admitted {
-    /// The share of a request that arrived through [`Admission::guard`].
+    /// The capacity of a request that arrived through [`Admission::guard`].
     pub(super) fn of<T>(request: &Request<T>) -> Option<Self> {
         request.extensions().get::<Self>().cloned()
     }
 
-    /// The service has the request, whole and decoded.
+    /// Notes that the service has the complete decoded request.
     pub(super) fn reach(&self) {
         self.is_reached.store(true, Ordering::Relaxed);
     }
 
-    /// Only the bytes, for what outlives its request.
+    /// Only the bytes, for a transaction that outlives its request.
     pub(super) fn bytes(&self) -> Arc<Held> {
         Arc::clone(&self.bytes)
     }
@@ -125,7 +125,7 @@ pub(super) struct Held {
     permit: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
-/// A service behind the bounds.
+/// A service with bounds.
 #[derive(Clone, Debug)]
 pub(super) struct Guarded<S> {
     service: S,
@@ -173,7 +173,7 @@ where
     }
 }
 
-/// A request that the transport refused, such as one over the bound on its size, had no effect.
+/// Marks a request that the transport refused, such as one that is too large: it had no effect.
 fn mark_refusal(headers: &mut http::HeaderMap) {
     let has_failed = headers.get("grpc-status").is_some_and(|status| status != "0");
     if has_failed && !headers.contains_key(EFFECT) {
@@ -181,7 +181,7 @@ fn mark_refusal(headers: &mut http::HeaderMap) {
     }
 }
 
-/// A body that charges its bytes as they arrive.
+/// A body whose bytes are charged as they arrive.
 struct Metered {
     body: Body,
     admission: Admission,

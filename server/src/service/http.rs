@@ -1,8 +1,8 @@
-//! Pages for operators, at the address and behind the TLS of the gRPC API: `/metrics` for
-//! Prometheus, `/livez` and `/readyz` for whatever watches processes.
+//! Pages for operators, at the address and with the TLS of the gRPC API: `/metrics` for Prometheus,
+//! `/livez` and `/readyz` for process supervisors.
 //!
-//! `/metrics` needs a credential with the role `read`, as the API does. The other two need none, as
-//! the health service of gRPC, and say only whether the node lives and serves.
+//! `/metrics` needs a credential with the role `read`, as the API does. The other two need none,
+//! like the health service of gRPC, and report only whether the node lives and serves.
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -18,7 +18,7 @@ use super::metrics::Now;
 use super::{Service, Transactions};
 use crate::gateway::Health;
 
-/// The version of the format that Prometheus and OpenMetrics readers ask for.
+/// The format that Prometheus and OpenMetrics readers request.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 struct Pages<T> {
@@ -41,7 +41,7 @@ pub(super) fn pages<T: Transactions>(service: Service<T>, access: Access) -> Rou
         .with_state(Pages { service, access })
 }
 
-/// Whether the process should go on. A node that ends in good order lives until it has ended.
+/// Whether the process should continue. A node that is shutting down lives until it has ended.
 async fn lives<T: Transactions>(State(pages): State<Pages<T>>) -> (StatusCode, String) {
     match pages.health() {
         Health::Serving | Health::Stopping => (StatusCode::OK, "ok\n".into()),

@@ -1,4 +1,4 @@
-//! What the service measures of transactions, and the text that Prometheus reads.
+//! Metrics of transactions, and the page for Prometheus.
 //!
 //! Names and units follow the conventions of Prometheus: base units, `_total` for counters. Every
 //! metric has the labels `protocol`, `region` and `node`.
@@ -26,7 +26,7 @@ use crate::gateway::Description;
 const SECONDS: [f64; 16] =
     [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0];
 
-/// A transaction under way, as metrics see it.
+/// The labels and the start of a transaction in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
     kind: &'static str,
@@ -35,7 +35,7 @@ pub(super) struct Timing {
 }
 
 impl Timing {
-    /// A transaction that arrives now.
+    /// For a transaction that arrives now.
     pub(super) fn start(txn: &Txn) -> Self {
         let kind = match &txn.kind {
             Kind::Interactive => "interactive",
@@ -47,14 +47,14 @@ impl Timing {
         Self { kind, ..Self::resolve(txn) }
     }
 
-    /// A question for the outcome of a transaction.
+    /// For a request for the outcome of a transaction.
     pub(super) fn resolve(txn: &Txn) -> Self {
         let priority = if txn.priority > Priority::LOW { "high" } else { "low" };
         Self { kind: "resolve", priority, began: Instant::now() }
     }
 }
 
-/// The rounds of a transaction that has several.
+/// The rounds of a transaction with several rounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
     /// The first reads.
@@ -70,9 +70,9 @@ struct Ended {
     kind: &'static str,
     priority: &'static str,
     outcome: &'static str,
-    /// Why it aborted; empty if it did not.
+    /// The reason for the abort; empty if it did not abort.
     reason: String,
-    /// The way that it took through the protocol.
+    /// The protocol's path.
     path: &'static str,
 }
 
@@ -114,14 +114,15 @@ fn latencies() -> Histogram {
     Histogram::new(SECONDS)
 }
 
-/// What has been measured since the process started.
+/// Measurements since the process started.
 pub(super) struct Metrics {
     pub(super) committed: Counter,
     pub(super) aborted: Counter,
     pub(super) unknown: Counter,
-    /// Transactions aborted because their lease ran out.
+    /// Number of transactions that aborted because their lease expired.
     pub(super) leases_expired: Counter,
-    /// Transactions of high priority that ran with low, because a quota was used up.
+    /// Number of high-priority transactions that ran with low priority, because a quota was used
+    /// up.
     pub(super) demoted: Counter,
     ended: Family<Ended, Counter>,
     latency: Latencies<Latency>,
@@ -153,7 +154,7 @@ impl Default for Metrics {
     }
 }
 
-/// What else a page shows: how things are at the moment.
+/// The other contents of the page: the current state.
 pub(super) struct Now<'a> {
     pub(super) about: &'a Description,
     /// Requests in flight, and their bound.
@@ -193,7 +194,7 @@ impl Metrics {
         round.observe(since.elapsed().as_secs_f64());
     }
 
-    /// The text that Prometheus reads.
+    /// The page for Prometheus.
     ///
     /// # Errors
     /// Formatting fails, which writing to a string never does.

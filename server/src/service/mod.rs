@@ -57,22 +57,21 @@ mod api {
     tonic::include_proto!("orthodrome.v1");
 }
 
-/// The trailer of a status that refused a request.
+/// The trailer of a status that refuses a request.
 const EFFECT: &str = "orthodrome-effect";
-/// The trailer of a status that refused an order because another server leads the partition: the
-/// id of that server, or `unknown`.
+/// The trailer of a status that refuses a request.
 const LEADER: &str = "orthodrome-leader";
 
-/// Marks a status as a refusal: the request had no effect and never will. What carries no mark may
-/// have had any effect.
+/// Marks a status as a refusal: the request had no effect and never will. A request with an
+/// unmarked status may have had any effect.
 fn refuse(mut status: Status) -> Status {
     status.metadata_mut().insert(EFFECT, tonic::metadata::MetadataValue::from_static("none"));
     status
 }
 
-/// What the service needs of a [`Gateway`]; the methods mean what the gateway's mean. It is a trait
-/// so that the service, and the clients of it, can be tested against scripted outcomes: a lost
-/// answer, a full node, an outcome nobody knows.
+/// The part of a [`Gateway`] that the service needs; the methods mean the same. It is a trait so
+/// that the service and its clients can be tested against scripted outcomes: a lost answer, an
+/// overloaded node, an unknown outcome.
 pub trait Transactions: Send + Sync + 'static {
     /// See [`Gateway::register`].
     fn register(&self) -> impl Future<Output = Result<ClientId, GatewayError>> + Send;
@@ -163,8 +162,8 @@ pub struct Tls {
     pub certificate: Vec<u8>,
     /// Its private key, PEM.
     pub key: Vec<u8>,
-    /// The authority of client certificates, PEM. With it, a client may show a certificate; one that
-    /// it did not sign ends the handshake.
+    /// The authority of client certificates, PEM. If it is set, clients may show a certificate; one
+    /// that it did not sign ends the handshake.
     pub client_authority: Option<Vec<u8>>,
 }
 
@@ -174,35 +173,35 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-/// How to serve clients.
+/// The settings of the client service.
 #[derive(Clone, Debug)]
 pub struct ServiceConfig {
-    /// Who may do what.
+    /// The principals and their roles.
     pub access: Access,
-    /// TLS; none only on a loopback address.
+    /// TLS; none is allowed on loopback addresses only.
     pub tls: Option<Tls>,
     /// Bounds.
     pub limits: Limits,
 }
 
-/// Why clients cannot be served.
+/// Why the service cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// Everybody may do everything, and everybody can reach the address.
+    /// Access is open to every client, and the address is not a loopback address.
     #[error(
         "clients: access is open on {0}; configure tokens or certificates, or listen on 127.0.0.1"
     )]
     OpenAccess(SocketAddr),
-    /// Tokens and data would cross a network in the clear.
+    /// Tokens and data would cross a network without encryption.
     #[error("clients: no TLS on {0}; configure a certificate and key, or listen on 127.0.0.1")]
     NoTls(SocketAddr),
-    /// Limits that contradict each other.
+    /// The limits are inconsistent.
     #[error(transparent)]
     Limits(#[from] LimitsError),
     /// The listener has no address.
     #[error("clients: the listening socket has no address: {0}")]
     Listener(#[from] std::io::Error),
-    /// The certificate or key cannot be used, or the transport failed.
+    /// The certificate or key is unusable, or the transport failed.
     #[error("clients: {0}")]
     Transport(String),
 }
@@ -214,8 +213,8 @@ impl From<tonic::transport::Error> for ServiceError {
     }
 }
 
-/// Serves clients on `listener` until `shutdown` resolves; then takes no more requests, finishes
-/// those it has, and returns. Health (the standard gRPC health service) needs no credential.
+/// Serves clients on `listener` until `shutdown` resolves; then accepts no more requests, finishes
+/// pending ones, and returns. The standard gRPC health service needs no credential.
 ///
 /// # Errors
 /// [`ServiceError`]: before anything is served, except for a failure of the transport.
@@ -260,7 +259,7 @@ pub async fn serve<T: Transactions>(
         api::admin_server::AdminServer::new(service.clone()).max_decoding_message_size(message_max);
     let (reporter, health) = tonic_health::server::health_reporter();
     let health = health.max_decoding_message_size(4 << 10);
-    // Once before anybody can ask, then whenever it changes.
+    // Once before the first request, then at every change.
     service.report_health(&reporter).await;
     let watch = AbortOnDrop(tokio::spawn(service.watch_health(reporter)));
 
@@ -278,7 +277,7 @@ pub async fn serve<T: Transactions>(
     Ok(())
 }
 
-/// A task that ends with its owner.
+/// A task that is aborted when its owner is dropped.
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
@@ -290,7 +289,8 @@ impl Drop for AbortOnDrop {
 fn builder(limits: &Limits) -> Server {
     Server::builder()
         .timeout(limits.request_timeout)
-        // A peer that answers no ping is gone; its requests are dropped and their room given back.
+        // A client that answers no ping is gone; its requests are dropped and their capacity is
+        // released.
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .http2_max_header_list_size(16 << 10)
@@ -302,7 +302,7 @@ fn tls_config(tls: Tls) -> ServerTlsConfig {
         .identity(Identity::from_pem(tls.certificate, tls.key))
         .timeout(Duration::from_secs(10));
     match tls.client_authority {
-        // Optional, because a token will do instead; `access` refuses a caller that has neither.
+        // Optional, because a token is enough; `access` refuses a client that has neither.
         Some(authority) => {
             config.client_ca_root(Certificate::from_pem(authority)).client_auth_optional(true)
         }
@@ -310,7 +310,7 @@ fn tls_config(tls: Tls) -> ServerTlsConfig {
     }
 }
 
-/// The service itself. Clones are handles on the same one.
+/// The service. Clones are handles on the same one.
 struct Service<T> {
     inner: Arc<Inner<T>>,
 }
@@ -346,7 +346,7 @@ impl<T: Transactions> Service<T> {
         let metrics = Metrics::default();
         let started = Instant::now();
         let (quotas, sessions) = (Quotas::default(), Sessions::default());
-        // Asked once: a description names every partition.
+        // Read once, because a description contains every partition.
         let general = transactions.describe().general;
         let inner = Inner {
             transactions,
@@ -368,7 +368,7 @@ impl<T: Transactions> Service<T> {
         Checker { limits, cluster, general: *general }
     }
 
-    /// Who sent the request: the interceptor left it there.
+    /// The sender of the request, which the interceptor has stored in it.
     fn caller<R>(request: &Request<R>) -> Result<Arc<Principal>, Status> {
         if let Some(admitted) = request.extensions().get::<Admitted>() {
             admitted.reach();
@@ -382,30 +382,30 @@ impl<T: Transactions> Service<T> {
         caller.require(DEFAULT_KEYSPACE, wanted)
     }
 
-    /// A transaction that is about to begin: refused if its caller may not run it, of low priority if
-    /// its caller's quota is used up.
+    /// Checks a transaction before it begins: refuses it if its sender may not run it, and lowers
+    /// its priority if the sender's quota is used up.
     fn enter(&self, caller: &Principal, mut txn: Txn) -> Result<Txn, Status> {
         Self::allow(caller, &txn)?;
         if txn.priority > Priority::LOW && !self.inner.quotas.take(caller, Instant::now()) {
             txn.priority = Priority::LOW;
             self.inner.metrics.demoted.inc();
         }
-        // What other kinds read is in the order of all transactions.
+        // Reads of other kinds are ordered with all transactions.
         if matches!(txn.kind, Kind::Interactive | Kind::General | Kind::StaleReadOnly) {
             txn.floors = self.inner.sessions.floors_of(&txn);
         }
         Ok(txn)
     }
 
-    /// A client is told how its transaction ended; it knows from now on what that did.
+    /// Records that a client learns the outcome of its transaction, and so the effects.
     fn learn(&self, client: ClientId, finished: &Finished, did: Did<'_>) {
         if let Outcome::Committed(at) = finished.outcome {
             self.inner.sessions.told(client, at, finished.reads.as_ref(), did);
         }
     }
 
-    /// Whether a commit of these writes is within what the transaction declared, or, if it is general,
-    /// within what its caller may do and the bound on its keys.
+    /// Checks that these writes were declared; or, for a general transaction, that the sender may
+    /// write them and that there are not too many keys.
     fn check_commit(
         &self,
         caller: &Principal,
@@ -424,14 +424,14 @@ impl<T: Transactions> Service<T> {
         }
     }
 
-    /// The outcome as its client receives it, counted.
+    /// The outcome in the form of the API; also counts it.
     fn tell(&self, timing: Timing, finished: &Finished) -> Option<api::Outcome> {
         self.inner.metrics.end(timing, finished.path, finished.outcome);
         answer::outcome(finished.outcome)
     }
 
     /// The outcome of a call that may have ended the transaction. A lost answer is an unknown
-    /// outcome, not an error.
+    /// outcome and not an error.
     fn finished(result: Result<Finished, GatewayError>) -> Result<Finished, Status> {
         match result {
             Ok(finished) => Ok(finished),
@@ -442,7 +442,7 @@ impl<T: Transactions> Service<T> {
         }
     }
 
-    /// Runs a transaction that has only one round.
+    /// Runs a transaction with a single round.
     async fn run(&self, txn: Txn) -> Result<Finished, Status> {
         let id = txn.id;
         match self.inner.transactions.begin(txn).await {
@@ -452,15 +452,15 @@ impl<T: Transactions> Service<T> {
             }
             Err(error) => Self::finished(Err(error)),
             Ok(Begun::Reads(_)) => {
-                // A defect of the gateway; it must not leave the transaction open.
+                // This is a defect of the gateway, which must not leave the transaction open.
                 tracing::error!(txn = %id, "a transaction of one round requested a decision");
                 Self::finished(self.inner.transactions.decide(id, Decision::Abort).await)
             }
         }
     }
 
-    /// Refuses a request whose transaction the cluster had no room for: it was told by one call, so it may
-    /// be repeated by one.
+    /// Refuses a request whose transaction was rejected because the cluster was overloaded. The
+    /// transaction had one request, so the client may repeat it.
     fn check_shed(&self, outcome: Outcome) -> Result<(), Status> {
         match outcome {
             Outcome::Aborted(AbortReason::Overload) => Err(self
@@ -484,7 +484,7 @@ impl<T: Transactions> Service<T> {
         (bytes > self.inner.limits.response_bytes_max as usize).then_some(bytes)
     }
 
-    /// Aborts transactions whose lease has run out, for ever.
+    /// Aborts transactions whose lease has expired; runs for ever.
     async fn sweep(self) {
         let mut ticks = tokio::time::interval(self.inner.open.sweep_interval());
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -493,7 +493,7 @@ impl<T: Transactions> Service<T> {
             for id in self.inner.open.take_expired(Instant::now()) {
                 self.inner.metrics.leases_expired.inc();
                 let service = self.clone();
-                // Each on its own: one that is slow to end must not hold up the others.
+                // Each in its own task, so that a slow one does not delay the others.
                 tokio::spawn(async move {
                     let ended = service.inner.transactions.decide(id, Decision::Abort).await;
                     if let Err(error) = ended {
@@ -504,7 +504,7 @@ impl<T: Transactions> Service<T> {
         }
     }
 
-    /// Gives an operator's order to the node, and returns the node's id if it takes the order.
+    /// Gives an operator's order to the node, and returns the node's id if it accepts the order.
     async fn order(&self, caller: &Principal, order: Admin) -> Result<u32, Status> {
         let about = self.inner.transactions.describe();
         let answer = self.inner.transactions.admin(order.clone()).await;
@@ -512,7 +512,7 @@ impl<T: Transactions> Service<T> {
         answer.map(|()| about.node.0).map_err(|error| answer::order_status(&about, &error))
     }
 
-    /// Keeps the health service in step with the node, for ever.
+    /// Keeps the health service up to date; runs for ever.
     async fn watch_health(self, reporter: HealthReporter) {
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -547,7 +547,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         Ok(Response::new(api::RegisterResponse {
             client: client.0,
             limits: Some(self.inner.limits.to_api()),
-            // Without a look at the groups: a client must not wait for them before its first request.
+            // Without the current groups, so that a client's first request does not wait for them.
             cluster: Some(answer::description(&about, &self.inner.cluster, &[])),
         }))
     }
@@ -633,7 +633,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                 Answer::Finished(self.tell(timing, &finished).unwrap_or_default())
             }
             Err(error) if error.is_retryable() => {
-                // Nothing was done, and the transaction is as it was.
+                // Nothing was done, and the transaction is unchanged.
                 round.complete([], 0, None);
                 return Err(answer::status(&error));
             }
@@ -750,7 +750,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let (client, kind, timing) = (txn.id.client, txn.kind.clone(), Timing::resolve(&txn));
         let wanted = decision.clone();
         let ended = self.inner.transactions.resolve(txn, reads, decision).await;
-        // Of reads, only the versions were said here.
+        // The client gets only the versions of the reads here.
         let finished = Finished { reads: None, ..Self::finished(ended)? };
         match (&kind, &wanted) {
             (Kind::Procedure(ops), _) => self.learn(client, &finished, Did::Ran(ops)),

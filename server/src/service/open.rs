@@ -1,4 +1,4 @@
-//! Interactive and general transactions that wait for their clients, each on a lease.
+//! Interactive and general transactions that wait for their clients, each with a lease.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,31 +17,31 @@ use super::refuse;
 #[derive(Debug)]
 pub(super) struct Open {
     owner: Arc<Principal>,
-    /// What it may touch.
+    /// The keys that it may access.
     pub(super) scope: Scope,
     timing: Timing,
     expires: Instant,
-    /// A round of reads is under way: nothing else can be asked of it, and no lease runs out.
+    /// True during a round of reads: no other request is accepted, and the lease does not expire.
     is_reading: bool,
     /// The bytes of the requests whose keys are kept here.
     held: Vec<Arc<Held>>,
 }
 
-/// What an open transaction may touch.
+/// The keys that an open transaction may access.
 #[derive(Debug)]
 pub(super) enum Scope {
     /// It may write these keys.
     Declared(Vec<Key>),
-    /// Anything.
+    /// Any keys.
     General {
-        /// What it has read.
+        /// The keys that it has read.
         keys: BTreeSet<Key>,
         /// The bytes of keys and values that it has read.
         bytes: usize,
     },
 }
 
-/// The open transactions of one gateway, and room for those that are being begun.
+/// The open transactions of one gateway, and the room for new ones.
 #[derive(Debug)]
 pub(super) struct OpenTxns {
     table: Mutex<Table>,
@@ -56,9 +56,9 @@ struct Table {
 }
 
 impl Table {
-    /// A transaction of `caller` that waits for it.
+    /// The transaction of `caller`, if it waits for its client.
     fn idle(&mut self, id: TxnId, caller: &Principal) -> Result<&mut Open, Status> {
-        // Somebody else's is reported as none: names of transactions are easy to guess.
+        // Another client's transaction is reported as unknown, because ids are easy to guess.
         let open = self.open.get_mut(&id).filter(|open| open.owner.name == caller.name);
         let open = open.ok_or_else(|| {
             refuse(Status::not_found(format!(
@@ -75,7 +75,7 @@ impl Table {
     }
 }
 
-/// Room for one transaction that is being begun; given back when dropped.
+/// Room for one transaction that is about to begin; released when dropped.
 #[derive(Debug)]
 pub(super) struct Room<'a>(&'a OpenTxns);
 
@@ -86,7 +86,7 @@ impl Drop for Room<'_> {
 }
 
 impl Room<'_> {
-    /// The transaction has begun and waits for its client.
+    /// Adds the transaction, which has begun and waits for its client.
     pub(super) fn open(
         self,
         id: TxnId,
@@ -98,13 +98,13 @@ impl Room<'_> {
         let expires = Instant::now() + self.0.lease;
         let held = held.into_iter().collect();
         let open = Open { owner, scope, timing, expires, is_reading: false, held };
-        // The gateway refuses a name that is in use, so nothing is replaced here.
+        // The gateway refuses an id that is in use, so nothing is replaced here.
         self.0.lock().open.insert(id, open);
     }
 }
 
-/// A round of reads that is under way. Dropped before [`Round::complete`], it takes the transaction
-/// out: it has ended, or the gateway aborts it because nobody waits for the round any more.
+/// A pending round of reads. If it is dropped before [`Round::complete`], the transaction is
+/// removed: it has ended, or the gateway aborts it because no call waits for the round any more.
 #[derive(Debug)]
 pub(super) struct Round<'a> {
     open: &'a OpenTxns,
@@ -114,8 +114,8 @@ pub(super) struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// The round has returned, and the transaction waits for its client again. Returns the bytes that
-    /// it has read so far.
+    /// Completes the round: the transaction waits for its client again. Returns the bytes that it
+    /// has read so far.
     pub(super) fn complete(
         mut self,
         keys: impl IntoIterator<Item = Key>,
@@ -153,11 +153,11 @@ impl OpenTxns {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // No code that holds the lock can leave the table half changed.
+        // No code that holds the lock can leave the table inconsistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many there are.
+    /// The number of open transactions.
     pub(super) fn len(&self) -> usize {
         self.lock().open.len()
     }
@@ -176,7 +176,8 @@ impl OpenTxns {
         Ok(Room(self))
     }
 
-    /// Takes a transaction of `caller` out, if `check` accepts it; who takes it out decides it.
+    /// Removes a transaction of `caller`, if `check` accepts it; the caller of this function then
+    /// decides it.
     pub(super) fn take(
         &self,
         id: TxnId,
@@ -219,13 +220,14 @@ impl OpenTxns {
         }
     }
 
-    /// Takes out every transaction whose lease ran out before `now`.
+    /// Removes every transaction whose lease expired before `now`.
     pub(super) fn take_expired(&self, now: Instant) -> Vec<TxnId> {
         let is_expired = |open: &Open| open.expires < now && !open.is_reading;
         self.lock().open.extract_if(.., |_, open| is_expired(open)).map(|(id, _)| id).collect()
     }
 
-    /// How often to look for expired leases, so that none lives more than a quarter too long.
+    /// Interval of the search for expired leases, so that no lease lasts more than a quarter too
+    /// long.
     pub(super) fn sweep_interval(&self) -> Duration {
         self.lease / 4
     }

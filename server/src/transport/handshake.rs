@@ -1,9 +1,9 @@
-//! The first thing two processes say to each other, both ways, before any frame.
+//! The handshake of two processes, in both directions, before any frame.
 //!
-//! `ORTHODRM`, the lowest and the highest wire version the speaker knows (two bytes each), the
-//! length of what follows (two bytes), a `Hello` in protobuf, and a CRC-32C of all before it. Both
-//! ends check everything; the acceptor answers with a `Hello` too, which names the reason if it
-//! refuses.
+//! It contains `ORTHODRM`, the lowest and the highest wire version of the sender (two bytes each),
+//! the length of the rest (two bytes), a `Hello` in protobuf, and a CRC-32C of everything before
+//! it. Both ends check everything. The acceptor answers with a `Hello` too, which contains the
+//! reason if it refuses.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,17 +17,17 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use crate::shared_clock::SharedClock;
 
 const MAGIC: &[u8; 8] = b"ORTHODRM";
-/// The wire versions this build speaks.
+/// The wire versions of this build.
 pub const VERSIONS: (u16, u16) = (3, 3);
 const HEAD: usize = 14;
-/// Longest `Hello`, in bytes.
+/// Maximum length of a `Hello`, in bytes.
 const HELLO_MAX: usize = 2048;
 const REFUSAL_MAX: usize = 512;
 
-/// What both ends of a connection say before anything else.
+/// The first message of both ends of a connection.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 struct Hello {
-    /// The cluster of the speaker.
+    /// The cluster of the sender.
     cluster: String,
     /// Its server machine.
     node: u32,
@@ -35,21 +35,21 @@ struct Hello {
     gateway: u32,
     /// Name of its region.
     region: String,
-    /// The version of the topology that the speaker goes by, and
+    /// The version of the sender's placement, and
     map_epoch: u64,
     /// a digest of it.
     map_digest: Fixed,
-    /// The protocol that the keyspace runs.
+    /// The protocol of the keyspace.
     protocol: String,
-    /// What shares its monotonic clock, if all nodes are to share one; empty if not.
+    /// The identity of the machine whose clock it uses, if all nodes share one; empty if not.
     machine: String,
     /// Its offset of the shared clock ([`SharedClock`]), in nanoseconds; as two's complement.
     clock_offset: Fixed,
-    /// Not empty: the speaker refuses the connection, and this is why.
+    /// The reason why the sender refuses the connection; empty if it accepts.
     refusal: String,
 }
 
-/// Why two processes do not talk.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The connection broke.
@@ -58,7 +58,7 @@ pub enum HandshakeError {
     /// It took too long.
     #[error("the handshake took too long")]
     Timeout,
-    /// The other end does not speak this language at all.
+    /// The other end is not a node.
     #[error(
         "the other end is not an Orthodrome node ({0}); check the address and whether both ends use TLS"
     )]
@@ -69,16 +69,16 @@ pub enum HandshakeError {
         /// The other end's lowest and highest.
         theirs: (u16, u16),
     },
-    /// The other end said something that cannot be true here.
+    /// The other end's introduction does not match.
     #[error("{field} of the other end is {theirs}, and here it is {ours}; {remedy}")]
     Mismatch {
-        /// What differs.
+        /// The field that differs.
         field: &'static str,
-        /// What the other end says.
+        /// The other end's value.
         theirs: String,
-        /// What is right here.
+        /// The value here.
         ours: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// The other end refused.
@@ -86,7 +86,7 @@ pub enum HandshakeError {
     Refused(String),
 }
 
-/// One process of the cluster, as the map has it.
+/// One process of the cluster, according to the configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Process {
     /// Its server machine; also the name of the process.
@@ -97,7 +97,7 @@ pub struct Process {
     pub region: String,
 }
 
-/// What a process says of itself, and what it knows of the others.
+/// The introduction of a process, and its knowledge of the others.
 #[derive(Clone, Debug)]
 pub struct Introduction {
     /// The cluster's id.
@@ -106,7 +106,7 @@ pub struct Introduction {
     pub me: Process,
     /// All processes but this one.
     pub others: BTreeMap<NodeId, Process>,
-    /// The map's epoch.
+    /// The epoch of the placement.
     pub map_epoch: u64,
     /// See [`map_digest`].
     pub map_digest: u64,
@@ -116,10 +116,10 @@ pub struct Introduction {
     pub shared_clock: Option<Arc<SharedClock>>,
 }
 
-/// A number that differs if two maps do: nodes that disagree on who holds what must not talk.
+/// A digest of the placement: nodes with different placements must not communicate.
 #[must_use]
 pub fn map_digest(cluster: &Cluster) -> u64 {
-    // The debug form of a map names every node, replica and range, and holds no addresses.
+    // The debug form of a placement contains every node, replica and range, and no addresses.
     let text = format!("{cluster:?}");
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -165,7 +165,7 @@ impl Introduction {
         })
     }
 
-    /// The process that says `hello`, if it belongs here.
+    /// The process that sent `hello`, if it belongs to the cluster.
     fn check(&self, hello: &Hello) -> Result<&Process, HandshakeError> {
         let same = |field, theirs: &dyn ToString, ours: &dyn ToString, remedy| {
             let (theirs, ours) = (theirs.to_string(), ours.to_string());
@@ -199,7 +199,7 @@ impl Introduction {
     }
 }
 
-/// The dialing end: introduces itself, and returns once `expected` has answered.
+/// The connecting end: introduces itself, and returns when `expected` has answered.
 ///
 /// # Errors
 /// See [`HandshakeError`].
@@ -227,11 +227,11 @@ pub async fn dial<S: AsyncRead + AsyncWrite + Unpin>(
     })
 }
 
-/// The accepting end: returns who is calling. `certified` checks that the caller's certificate is
-/// that process's own.
+/// The accepting end: returns the process that connected. `certified` checks that the certificate
+/// belongs to that process.
 ///
 /// # Errors
-/// See [`HandshakeError`]. The caller was told why.
+/// See [`HandshakeError`]. The other end was informed of the reason.
 pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     mine: &Introduction,
@@ -250,7 +250,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
             Ok(process.clone())
         }),
         Err(error @ HandshakeError::Version { .. }) => Err(error),
-        // Nobody who would understand an answer.
+        // The other end would not understand an answer.
         Err(error) => return Err(error),
     };
     let refusal = caller.as_ref().err().map(ToString::to_string).unwrap_or_default();
@@ -271,7 +271,7 @@ fn encode(hello: &Hello) -> BytesMut {
     out
 }
 
-/// The length of what follows the head.
+/// The length of the part after the head.
 fn parse_head(head: &[u8; HEAD]) -> Result<usize, HandshakeError> {
     let mut fields = &head[..];
     if !fields.starts_with(MAGIC) {
@@ -279,7 +279,7 @@ fn parse_head(head: &[u8; HEAD]) -> Result<usize, HandshakeError> {
     }
     fields.advance(MAGIC.len());
     let theirs = (fields.get_u16_le(), fields.get_u16_le());
-    // This build speaks one version; one that speaks several picks the highest in common.
+    // This build has one version; one with several would choose the highest common one.
     if theirs.0 > VERSIONS.1 || theirs.1 < VERSIONS.0 {
         return Err(HandshakeError::Version { theirs });
     }
@@ -449,7 +449,7 @@ mod tests {
         ) {
             let _ = parse_head(&head);
             let _ = parse_body(&head, &body);
-            // With a right checksum, the fields are reached.
+            // With a correct checksum, the fields are parsed.
             let mut sealed = body.clone();
             let crc = crc32c::crc32c_append(crc32c::crc32c(&head), &body);
             sealed.put_u32_le(crc);

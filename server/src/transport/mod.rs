@@ -1,11 +1,11 @@
 //! Messages between processes: framed TCP, with TLS, in both directions.
 //!
-//! Each process dials every other one, and sends only on connections it dialed; so each direction
-//! has a connection, a queue and an emulated delay of its own. A queue is bounded in bytes: what comes
-//! over the bound is dropped, and so is everything queued when a connection cannot be made, for
-//! protocols tolerate loss and repeat what matters. What waits already stays: the beginning of a series
-//! is of use to its receiver, its end is not. Frames of one lane of a connection arrive in order, or
-//! not at all; control goes before the data that waits.
+//! Each process connects to every other one, and sends only on connections that it opened. So each
+//! direction has its own connection, queue and emulated delay. A queue is bounded in bytes:
+//! messages beyond the bound are dropped, and so is everything queued when a connection cannot be
+//! made, because protocols tolerate loss and repeat what matters. Queued messages stay, because the
+//! receiver can use the beginning of a series but not its end. Frames of one lane of a connection
+//! arrive in order or not at all; control frames go before queued data.
 
 mod delay;
 pub mod frame;
@@ -35,28 +35,29 @@ use self::frame::Frame;
 use self::handshake::{HandshakeError, Introduction, Process};
 use crate::tls::{self, Tls};
 
-/// How long a connection and its handshake may take.
+/// Time limit for connecting and for the handshake.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// A sign of life this often.
+/// Interval of pings.
 const PING_EVERY: Duration = Duration::from_secs(1);
-/// No sign of life for this long: the connection is dead.
+/// Silence after which a connection counts as dead.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// First and longest pause between attempts to connect; each is drawn from its upper half.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
-/// Connections that have not introduced themselves yet, at once; more are closed unheard.
+/// Maximum number of connections without a completed handshake; further ones are closed at once.
 const STRANGERS_MAX: usize = 256;
 /// A frame of at most this size is a small one.
 const SMALL_BYTES: usize = 4 << 10;
 /// Frames are gathered into writes of about this size.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// Who gets the messages that arrive.
+/// The receiver of messages that arrive.
 pub trait Deliver: Send + Sync + 'static {
-    /// Takes a message from a machine of another process; waits while its receiver is behind.
-    /// `bytes` are the sender's own encoding.
+    /// Handles a message from a machine of another process; waits while the receiving machine is
+    /// behind. `bytes` are the sender's encoding.
     ///
     /// # Errors
-    /// It is not a message, or not for a machine here; the connection is closed, for that reason.
+    /// The bytes are not a message, or not for a machine here; the connection is closed for this
+    /// reason.
     fn deliver(
         &self,
         from: NodeId,
@@ -64,14 +65,14 @@ pub trait Deliver: Send + Sync + 'static {
         bytes: Bytes,
     ) -> impl Future<Output = Result<(), String>> + Send;
 
-    /// Everything that one read of a connection brought was delivered.
+    /// Called when all messages of one read of a connection have been delivered.
     fn delivered(&self);
 }
 
 /// Another process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Peer {
-    /// Who it is.
+    /// Its identity.
     pub process: Process,
     /// `host:port`.
     pub address: String,
@@ -79,14 +80,14 @@ pub struct Peer {
     pub delay: Duration,
 }
 
-/// How to start a transport.
+/// The settings of a transport.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What to say, and whom to expect.
+    /// The introduction of this process, and the expected other processes.
     pub introduction: Introduction,
     /// Every other process.
     pub peers: Vec<Peer>,
-    /// None: plain TCP.
+    /// TLS; none for plain TCP.
     pub tls: Option<Tls>,
     /// Bound of each peer's queue, in bytes.
     pub queue_bytes_max: usize,
@@ -118,19 +119,19 @@ pub struct LinkStatus {
     pub sent_bytes: u64,
     /// Messages dropped because the queue was full or no connection could be made.
     pub lost: u64,
-    /// Messages that came from it.
+    /// Messages received from it.
     pub received: u64,
     /// Their bytes, heads included.
     pub received_bytes: u64,
-    /// How often it was connected to.
+    /// Number of connections to it so far.
     pub connects: u64,
-    /// Round trip of the last sign of life, without emulated delay, in microseconds.
+    /// Round-trip time of the last ping, without emulated delay, in microseconds.
     pub rtt_us: u64,
-    /// Bytes that wait to be written.
+    /// Queued bytes.
     pub queued_bytes: usize,
 }
 
-/// Everything one peer's tasks share.
+/// The state that one peer's tasks share.
 struct Link {
     peer: Peer,
     queue: Mutex<Queue>,
@@ -143,12 +144,12 @@ struct Link {
     counters: Counters,
 }
 
-/// A connection that whoever has something to send writes to itself.
+/// A connection that a thread with something to send writes to itself.
 struct Socket {
     stream: Arc<TcpStream>,
-    /// What the system has not taken yet.
+    /// The bytes that the system has not accepted yet.
     rest: BytesMut,
-    /// Since when the system takes nothing.
+    /// The time since which the system has accepted nothing.
     blocked: Option<Instant>,
 }
 
@@ -161,11 +162,11 @@ impl Socket {
     }
 }
 
-/// What became of an attempt to write all that waits.
+/// The result of an attempt to write everything that is queued.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flushed {
     All,
-    /// The system takes no more for now, or another thread is writing.
+    /// The system accepts no more at the moment, or another thread is writing.
     Blocked,
     /// There is no connection that any thread may write to.
     NoSocket,
@@ -173,7 +174,7 @@ enum Flushed {
 
 #[derive(Default)]
 struct Queue {
-    /// What goes first.
+    /// Frames that go first.
     control: VecDeque<Bytes>,
     data: VecDeque<Bytes>,
     bytes: usize,
@@ -198,14 +199,14 @@ impl Link {
     fn flush(&self) {
         match self.try_flush() {
             Ok(Flushed::All) => {}
-            // The task meets the same error, and says so.
+            // The task will get the same error and report it.
             Ok(Flushed::Blocked | Flushed::NoSocket) | Err(_) => self.ready.notify_one(),
         }
     }
 
     fn try_flush(&self) -> io::Result<Flushed> {
         let Ok(mut socket) = self.socket.try_lock() else {
-            // Whoever writes now may have looked at the queue before this frame came.
+            // The thread that is writing may have read the queue before this frame was added.
             return Ok(Flushed::Blocked);
         };
         let Some(socket) = socket.as_mut() else {
@@ -242,7 +243,7 @@ impl Link {
         }
     }
 
-    /// True if the system has taken nothing for so long that the connection is dead.
+    /// True if the system has accepted nothing for so long that the connection counts as dead.
     fn is_stuck(&self) -> bool {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         let since = socket.as_ref().and_then(|socket| socket.blocked);
@@ -267,7 +268,7 @@ impl Link {
         }
     }
 
-    /// Frames worth about one write; none if nothing waits.
+    /// Takes frames for about one write; none if nothing is queued.
     fn take(&self, into: &mut Vec<Bytes>) {
         let mut queue = self.queue();
         let mut taken = 0;
@@ -331,7 +332,7 @@ impl std::fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Starts to listen and to dial, on the current tokio runtime.
+    /// Starts to listen and to connect, on the current tokio runtime.
     ///
     /// # Errors
     /// The operating system has no more threads.
@@ -450,7 +451,7 @@ impl Transport {
         links.map(|(_, link)| link.status()).collect()
     }
 
-    /// Ends all connections, soon.
+    /// Ends all connections soon.
     pub fn cancel(&self) {
         self.stop.cancel();
     }
@@ -476,7 +477,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Keeps a connection to one peer. Ends only by being dropped.
+    /// Keeps a connection to one peer. It ends only when it is dropped.
     async fn dial(&self, link: &Link) {
         let me = self.introduction.me.node;
         let peer = link.peer.process.node;
@@ -501,7 +502,7 @@ impl Shared {
                 }
                 Err(error) => error.to_string(),
             };
-            // What waits for a peer that cannot be reached is lost, as on a real network.
+            // Messages for an unreachable peer are lost, as on a real network.
             link.clear();
             if error != last_error {
                 warn!(%me, %peer, address = link.peer.address, error, "cannot connect; will retry");
@@ -536,7 +537,7 @@ impl Shared {
     }
 }
 
-/// A connection that this process dialed, after its handshake.
+/// A connection that this process opened, after its handshake.
 enum Connection {
     Plain(TcpStream),
     Tls(Box<dyn Stream>),
@@ -620,7 +621,7 @@ async fn send_plain(stream: TcpStream, link: &Link) -> Ended {
     }
 }
 
-/// Writes what is queued, and signs of life, until the connection ends.
+/// Writes queued frames and pings until the connection ends.
 async fn send_frames(stream: Box<dyn Stream>, link: &Link) -> Ended {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let start = Instant::now();
@@ -667,7 +668,7 @@ async fn send_frames(stream: Box<dyn Stream>, link: &Link) -> Ended {
     }
 }
 
-/// Takes in answers to signs of life.
+/// Handles answers to pings.
 fn hear(input: &mut BytesMut, start: Instant, link: &Link) -> Result<(), Ended> {
     while let Some(frame) = frame::take(input)? {
         match frame {
@@ -714,13 +715,13 @@ struct Acceptor<D> {
     shared: Arc<Shared>,
     links: BTreeMap<NodeId, Arc<Link>>,
     deliver: Arc<D>,
-    /// The newest connection from each peer; an older one is dead, though nobody said so.
+    /// The newest connection from each peer. An older one is dead, although it was not closed.
     current: Mutex<BTreeMap<NodeId, CancellationToken>>,
     tasks: TaskTracker,
 }
 
 impl<D: Deliver> Acceptor<D> {
-    /// Accepts connections. Ends only by being dropped.
+    /// Accepts connections. It ends only when it is dropped.
     async fn listen(self: Arc<Self>, listener: TcpListener) {
         let me = self.shared.introduction.me.node;
         let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
@@ -728,7 +729,8 @@ impl<D: Deliver> Acceptor<D> {
             let (stream, address) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Out of descriptors, most likely: others may be closed meanwhile.
+                    // Probably there are no more file descriptors; others may be closed in the
+                    // meantime.
                     warn!(%me, %error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;

@@ -1,11 +1,13 @@
 //! One log: the example of `docs/adding-a-protocol.md`. It is a whole protocol, as small as one can
 //! be that recovers and keeps a promise. No program ships it.
 //!
-//! # The idea All data belongs to the group of partition 0, whatever the placement says. A gateway
-//! reads at the group's leader, runs the transaction, and asks the leader to commit its writes,
-//! with the versions that it read. If every version is still the newest and no pending entry writes
-//! one of the keys, the leader appends the writes to the log, and otherwise an abort. The
-//! transaction takes effect when its entry is applied. So the order of the log is the serial order.
+//! # The idea
+//!
+//! All data belongs to the group of partition 0, whatever the placement says. A gateway reads at
+//! the group's leader, runs the transaction, and asks the leader to commit its writes, with the
+//! versions that it read. If every version is still the newest and no pending entry writes one of
+//! the keys, the leader appends the writes to the log, and otherwise an abort. The transaction
+//! takes effect when its entry is applied. So the order of the log is the serial order.
 //!
 //! # Messages
 //! | message | from → to | when |
