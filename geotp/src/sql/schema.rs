@@ -266,8 +266,8 @@ mod tests {
 
     #[test]
     fn tables_are_made_in_the_other_kinds_words() {
-        let to_maria = |text| told(text, Dialect::PostgreSql, Dialect::MariaDb);
-        let to_postgres = |text| told(text, Dialect::MariaDb, Dialect::PostgreSql);
+        let to_maria = |text: &str| told(text, Dialect::PostgreSql, Dialect::MariaDb);
+        let to_postgres = |text: &str| told(text, Dialect::MariaDb, Dialect::PostgreSql);
         assert_eq!(
             to_maria(
                 "create table pgbench_history(tid int,delta int8,mtime timestamp,filler char(22)) with (fillfactor=100)"
