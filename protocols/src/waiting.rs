@@ -169,18 +169,21 @@ impl Helpers {
 }
 
 /// The size of the pieces of a long answer. Other messages to a peer wait until a piece has left,
-/// and a link that loses packets is slow. Pieces grow while the next one is requested soon, and
-/// shrink when it is requested late.
+/// and a link that loses packets is slow. Pieces grow while the next one is requested soon. They
+/// shrink when it is requested late, or when the first one is requested again: links that keep no
+/// order lose a whole piece with any of its packets.
 #[derive(Debug)]
 pub(crate) struct Paces {
     most: usize,
-    /// For each answer to a peer, pending or past: the size of the last piece, and when it left.
-    answers: BTreeMap<(NodeId, PartitionId), (usize, Time)>,
+    /// For each answer to a peer, pending or past: the size of the last piece, when it left, and
+    /// whether it was the first.
+    answers: BTreeMap<(NodeId, PartitionId), (usize, Time, bool)>,
 }
 
 impl Paces {
     const FIRST: usize = 16 << 10;
-    const LEAST: usize = 4 << 10;
+    /// It fits into one packet.
+    const LEAST: usize = 1 << 10;
 
     /// Pieces of at most `most` bytes.
     pub fn new(most: usize) -> Self {
@@ -196,16 +199,15 @@ impl Paces {
         now: Time,
         within: Duration,
     ) -> usize {
-        let (bytes, left) =
-            self.answers.get(&answer).copied().unwrap_or((Self::FIRST.min(self.most), now));
-        let bytes = if is_first {
-            bytes
-        } else if now.since(left) <= within {
-            (bytes * 2).min(self.most)
-        } else {
-            (bytes / 2).max(Self::LEAST.min(self.most))
+        let unknown = (Self::FIRST.min(self.most), now, false);
+        let (bytes, left, was_first) = self.answers.get(&answer).copied().unwrap_or(unknown);
+        let is_late = if is_first { was_first } else { now.since(left) > within };
+        let bytes = match (is_late, is_first) {
+            (true, _) => (bytes / 2).max(Self::LEAST.min(self.most)),
+            (false, true) => bytes,
+            (false, false) => (bytes * 2).min(self.most),
         };
-        self.answers.insert(answer, (bytes, now));
+        self.answers.insert(answer, (bytes, now, is_first));
         bytes
     }
 }
@@ -287,8 +289,12 @@ mod tests {
         for late in 3..9 {
             paces.next(peer, false, at(late * 1_000), within);
         }
-        assert_eq!(paces.next(peer, false, at(9_000), within), 4_096);
+        assert_eq!(paces.next(peer, false, at(9_000), within), 1_024);
         assert_eq!(paces.next((NodeId(2), PartitionId(0)), true, at(9_000), within), 16_384);
+        let lost = (NodeId(3), PartitionId(0));
+        let first: Vec<usize> =
+            (0..6).map(|second| paces.next(lost, true, at(second * 1_000), within)).collect();
+        assert_eq!(first, [16_384, 8_192, 4_096, 2_048, 1_024, 1_024], "none of them arrives");
         assert_eq!(Paces::new(100).next(peer, false, at(9_000), within), 100);
     }
 
