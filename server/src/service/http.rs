@@ -62,14 +62,31 @@ async fn metrics<T: Transactions>(State(pages): State<Pages<T>>, request: Reques
     match pages.metrics(request).await {
         Ok(page) => ([(CONTENT_TYPE, OPENMETRICS)], page).into_response(),
         Err(status) => {
-            let code = match status.code() {
-                Code::Unauthenticated => StatusCode::UNAUTHORIZED,
-                Code::PermissionDenied => StatusCode::FORBIDDEN,
-                Code::ResourceExhausted => StatusCode::SERVICE_UNAVAILABLE,
-                _ => StatusCode::INTERNAL_SERVER_ERROR,
-            };
-            (code, format!("{}\n", status.message())).into_response()
+            (http_status(status.code()), format!("{}\n", status.message())).into_response()
         }
+    }
+}
+
+/// The status of HTTP that says the same as a status of gRPC.
+fn http_status(code: Code) -> StatusCode {
+    match code {
+        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+        Code::PermissionDenied => StatusCode::FORBIDDEN,
+        Code::ResourceExhausted => StatusCode::SERVICE_UNAVAILABLE,
+        Code::Ok
+        | Code::Cancelled
+        | Code::Unknown
+        | Code::InvalidArgument
+        | Code::DeadlineExceeded
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::FailedPrecondition
+        | Code::Aborted
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::Internal
+        | Code::Unavailable
+        | Code::DataLoss => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 

@@ -49,12 +49,12 @@ impl<P: Protocol> Simulation<P> {
                 return;
             }
         }
-        self.accept(flight);
+        self.accept(*flight);
     }
 
     /// A message has arrived and had its CPU time.
-    pub(crate) fn accept(&mut self, flight: Flight<P>) {
-        let InFlight { from, to, sent, hops, msg, .. } = *flight;
+    pub(crate) fn accept(&mut self, flight: InFlight<P>) {
+        let InFlight { from, to, sent, hops, msg, .. } = flight;
         let from = self.env.id(from);
         let env = &mut self.env;
         env.log(to, TraceEvent::Receive, Some(from), Some(sent), msg.txn(), msg.kind(), || {
