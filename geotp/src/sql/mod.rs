@@ -3,9 +3,9 @@
 //!
 //! Reading order: [`catalog`] (sources, and the placement of rows), [`parse`](mod@parse) (splits a
 //! query batch into statements, and classifies them), [`route`] (the sources of a statement),
-//! [`plan`] (the statement for each source, and the merge of the answers), [`dialect`] (translation
-//! between PostgreSQL's and MariaDB's SQL), [`merge`]. A statement that cannot be answered as one
-//! unsharded database would is refused, with the reason.
+//! [`plan`](mod@plan) (the statement for each source, and the merge of the answers), [`dialect`]
+//! (translation between PostgreSQL's and MariaDB's SQL), [`merge`]. A statement that cannot be
+//! answered as one unsharded database would is refused, with the reason.
 
 #![allow(
     clippy::wildcard_enum_match_arm,
