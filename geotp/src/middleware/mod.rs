@@ -137,6 +137,8 @@ struct Source {
     fence: Option<Fence>,
     /// The time at which the newest ping that its agent has answered was sent.
     confirmed: Time,
+    /// The time at which a part of a long message of its agent last arrived.
+    arriving: Option<Time>,
     /// True if the agent knows this incarnation of the middleware.
     is_attached: bool,
 }
@@ -509,6 +511,14 @@ impl<W: Work> Middleware<W> {
         }
     }
 
+    /// A part of a long message of a source's agent has arrived. Its answers to pings wait behind
+    /// that message, so until the message is here, the agent counts as alive and is not asked again.
+    pub fn on_arriving(&mut self, from: NodeId, now: Time) {
+        if let Some(source) = self.sources.get_mut(&from) {
+            source.arriving = Some(now);
+        }
+    }
+
     /// Handles a message of a source's agent.
     pub fn on_message(&mut self, from: NodeId, msg: FromAgent<W>, io: Out<'_, '_, W>) {
         match msg {
@@ -591,7 +601,7 @@ impl<W: Work> Middleware<W> {
                 let silent: Vec<NodeId> = open
                     .branches
                     .iter()
-                    .filter(|(_, branch)| is_due(branch))
+                    .filter(|&(&at, branch)| is_due(branch) && !self.is_arriving(at, io.now))
                     .map(|(&at, _)| at)
                     .collect();
                 for source in silent {
@@ -607,8 +617,17 @@ impl<W: Work> Middleware<W> {
     /// source that answers pings may be executing a long statement: then it is asked again and
     /// answers.
     fn is_silent(&self, source: NodeId, now: Time) -> bool {
-        let confirmed = self.sources.get(&source).map(|known| known.confirmed);
-        confirmed.is_none_or(|confirmed| now.since(confirmed) > self.config.give_up_after)
+        let heard = self
+            .sources
+            .get(&source)
+            .map(|known| known.confirmed.max(known.arriving.unwrap_or_default()));
+        heard.is_none_or(|heard| now.since(heard) > self.config.give_up_after)
+    }
+
+    /// True if a long message of a source is arriving. It may be the answer that is missing.
+    fn is_arriving(&self, source: NodeId, now: Time) -> bool {
+        let arriving = self.sources.get(&source).and_then(|known| known.arriving);
+        arriving.is_some_and(|at| now.since(at) < self.config.resend_after)
     }
 
     fn persist(&mut self, record: Record, io: Out<'_, '_, W>) -> Ticket {

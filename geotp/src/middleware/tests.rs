@@ -265,3 +265,27 @@ fn a_long_statement_is_waited_for_while_its_source_answers() {
         assert_eq!(rig.middleware.open.contains_key(&xid), is_answering, "{sources:?}");
     }
 }
+
+/// Answers to pings wait behind a long answer on the same connection.
+#[test]
+fn a_source_whose_long_answer_is_arriving_is_neither_asked_again_nor_given_up() {
+    for is_arriving in [true, false] {
+        let mut rig = rig();
+        let xid = rig.begin(0, &[FAR], Last::Commit);
+        let mut asks = 0;
+        for _ in 0..20 {
+            rig.now = rig.now + Duration::from_millis(499);
+            if is_arriving {
+                rig.middleware.on_arriving(FAR, rig.now);
+            }
+            rig.now = rig.now + Duration::from_millis(1);
+            rig.step(|middleware, io| middleware.on_timer(Timer::Resend(xid), io));
+            if !rig.middleware.open.contains_key(&xid) {
+                break;
+            }
+            asks += rig.sent.len();
+        }
+        assert_eq!(rig.middleware.open.contains_key(&xid), is_arriving);
+        assert_eq!(asks == 0, is_arriving, "{asks}");
+    }
+}

@@ -46,6 +46,7 @@ type Act = Box<dyn FnOnce(&mut Middleware<Sql>, &mut Io<'_, Effect<Sql>>) + Send
 
 enum Event {
     Message(NodeId, FromAgent<Sql>),
+    Arriving(NodeId),
     Durable(Ticket),
     Begin(Isolation, SessionId, mpsc::UnboundedSender<Heard>, oneshot::Sender<Xid>),
     Act(Act),
@@ -122,6 +123,11 @@ impl Postbox {
 
     pub(super) fn deliver(&self, from: NodeId, msg: FromAgent<Sql>) {
         self.0.push(Event::Message(from, msg));
+    }
+
+    /// A part of a long message of `from` has arrived.
+    pub(super) fn arriving(&self, from: NodeId) {
+        self.0.push(Event::Arriving(from));
     }
 }
 
@@ -327,6 +333,7 @@ impl MiddlewareDriver {
             for event in events.drain(..) {
                 match event {
                     Event::Message(from, msg) => middleware.on_message(from, msg, &mut io),
+                    Event::Arriving(from) => middleware.on_arriving(from, now),
                     Event::Durable(ticket) => {
                         middleware.on_durable(ticket, &mut io);
                         self.begun.send_if_modified(|begun| {

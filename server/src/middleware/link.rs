@@ -26,6 +26,17 @@ const HELLO: Duration = Duration::from_secs(5);
 /// Maximum number of messages that wait for an unreachable partner.
 const QUEUE_MAX: usize = 100_000;
 
+/// Length of the parts of a long message whose arrival is reported.
+const PART_BYTES: usize = 1 << 20;
+
+/// Something that arrived from a partner.
+pub(super) enum Arrival {
+    /// A part of a long message. What the partner sends after that message waits for it.
+    Part,
+    /// A whole message.
+    Message(Link),
+}
+
 /// A sender of messages. Messages that wait too long are dropped, and the machines send them again.
 #[derive(Clone)]
 pub(super) struct Sender(mpsc::Sender<(Instant, Link)>);
@@ -50,25 +61,32 @@ async fn write_one(
 }
 
 /// Reads one message of an authenticated partner. Its length is not bounded, because statements and
-/// rows have any length, and a refused message would be sent again for ever.
-async fn read_one(stream: &mut Stream) -> io::Result<Link> {
+/// rows have any length, and a refused message would be sent again for ever. `part` is called for
+/// each part of a long message.
+async fn read_one(stream: &mut Stream, part: impl Fn()) -> io::Result<Link> {
     stream.fill(4).await?;
     let length = match stream.peeked() {
         [a, b, c, d, ..] => u32::from_be_bytes([*a, *b, *c, *d]) as usize,
         _ => return Err(malformed("a frame is cut off")),
     };
-    stream.fill(4 + length).await?;
+    while stream.peeked().len() < 4 + length {
+        let next = stream.peeked().len() + PART_BYTES;
+        stream.fill(next.min(4 + length)).await?;
+        if next < 4 + length {
+            part();
+        }
+    }
     stream.skip(4);
     decode(&stream.take(length)).ok_or_else(|| malformed("a frame cannot be read"))
 }
 
-/// Keeps connecting to a partner; `hear` gets its messages.
+/// Keeps connecting to a partner; `hear` gets what arrives from it.
 pub(super) fn call(
     address: String,
     hello: Link,
     trust: Option<Trust>,
     one_way: Duration,
-    hear: impl Fn(Link) + Send + Sync + 'static,
+    hear: impl Fn(Arrival) + Send + Sync + 'static,
 ) -> Sender {
     let (sender, mut queue) = mpsc::channel::<(Instant, Link)>(QUEUE_MAX);
     let hear = Arc::new(hear);
@@ -104,22 +122,27 @@ async fn talk(
     hello: Option<&Link>,
     queue: &mut mpsc::Receiver<(Instant, Link)>,
     one_way: Duration,
-    hear: Arc<impl Fn(Link) + Send + Sync + 'static>,
+    hear: Arc<impl Fn(Arrival) + Send + Sync + 'static>,
 ) -> Option<()> {
     let (read, mut write) = tokio::io::split(pipe);
-    let (late, mut due) = mpsc::unbounded_channel::<(Instant, Link)>();
+    let (late, mut due) = mpsc::unbounded_channel::<(Instant, Arrival)>();
     let mut reader = tokio::spawn(async move {
         let mut stream = Stream::new(tokio::io::join(read, tokio::io::sink()));
-        while let Ok(link) = read_one(&mut stream).await {
-            if late.send((Instant::now() + one_way, link)).is_err() {
+        // The listener has ended only if the connection has.
+        let arrives = |arrival| late.send((Instant::now() + one_way, arrival)).is_ok();
+        let part = || {
+            let _ = arrives(Arrival::Part);
+        };
+        while let Ok(link) = read_one(&mut stream, part).await {
+            if !arrives(Arrival::Message(link)) {
                 return;
             }
         }
     });
     let listener = tokio::spawn(async move {
-        while let Some((at, link)) = due.recv().await {
+        while let Some((at, arrival)) = due.recv().await {
             tokio::time::sleep_until(at).await;
-            hear(link);
+            hear(arrival);
         }
     });
     if let Some(hello) = hello
@@ -175,9 +198,11 @@ pub(super) async fn answer(
     let kept = (node == NodeId(0)).then(|| sender.clone());
     tokio::spawn(async move {
         let _kept = kept;
-        let _ =
-            talk(pipe, None, &mut queue, Duration::ZERO, Arc::new(move |link| hear(node, link)))
-                .await;
+        let hear = move |arrival| match arrival {
+            Arrival::Message(link) => hear(node, link),
+            Arrival::Part => {}
+        };
+        let _ = talk(pipe, None, &mut queue, Duration::ZERO, Arc::new(hear)).await;
     });
     Ok((node, Sender(sender)))
 }

@@ -24,7 +24,7 @@ use super::discovery::Discovered;
 use super::front::{Front, Speaks};
 use super::host::{AgentHost, MiddlewareHost, Opened, Postbox, ToAgentLink};
 use super::keys::Blocks;
-use super::link::{self, Sender};
+use super::link::{self, Arrival, Sender};
 use super::messages::Link;
 use super::session::{Engine, Proxy};
 use super::source::Source;
@@ -216,11 +216,14 @@ async fn start_xa(
         let (heard, said) = (gate(node), gate(node));
         let hello = Link::Hello { node: config.node, secret: config.secret.clone() };
         let (trust, one_way) = (source.agent_trust.clone(), source.emulated_rtt / 2);
-        let sender = link::call(address.clone(), hello, trust, one_way, move |link| {
-            if let (Link::Word(word), true) = (link, heard.is_open()) {
-                postbox.deliver(node, word);
-            }
-        });
+        let sender =
+            link::call(address.clone(), hello, trust, one_way, move |arrival| match arrival {
+                Arrival::Part => postbox.arriving(node),
+                Arrival::Message(Link::Word(word)) if heard.is_open() => {
+                    postbox.deliver(node, word)
+                }
+                Arrival::Message(_) => {}
+            });
         peers.insert(node, sender.clone());
         let send = move |msg| {
             if said.is_open() {
