@@ -128,15 +128,15 @@ fn bench(filter: Option<String>) -> Result<()> {
 /// The trace of one simulated run, from each build.
 fn twin() -> Result<()> {
     let trace = |profile: &str| -> Result<String> {
-        // The release build includes the whole workspace, so that the tests need not build it again
-        // with other features.
-        let (scope, folder) = match profile {
-            "dev" => (["--package", "orthodrome-protocols"].as_slice(), "debug"),
-            _ => (["--workspace"].as_slice(), profile),
+        // The release build has the features of the whole workspace, so that the tests need not build
+        // it again with others.
+        let scope = match profile {
+            "release" => ["--workspace"].as_slice(),
+            _ => ["--package", "orthodrome-sim"].as_slice(),
         };
         let build = ["build", "--quiet", "--example", "twin", "--profile", profile];
         cargo(&[&build, scope].concat())?;
-        let program = built(folder, "examples/twin")?;
+        let program = built(profile, "examples/twin")?;
         let output = Command::new(program).output().context("could not start the twin run")?;
         ensure!(
             output.status.success(),
@@ -145,7 +145,7 @@ fn twin() -> Result<()> {
         );
         String::from_utf8(output.stdout).context("the trace is not text")
     };
-    let (debug, release) = (trace("dev")?, trace("release")?);
+    let (debug, release) = (trace("twin")?, trace("release")?);
     ensure!(debug.lines().count() > 1_000, "the twin run printed no trace");
     if let Some((number, (a, b))) =
         debug.lines().zip(release.lines()).enumerate().find(|(_, (a, b))| a != b)
