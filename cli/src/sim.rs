@@ -66,7 +66,7 @@ pub struct Course {
     /// How long clients submit transactions, in simulated time
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = common::duration)]
     pub duration: Duration,
-    /// Start of the run that is left out of the results [default: 10s, or a sixth of the duration if that is shorter]
+    /// Time at the start of the run that the results leave out [default: 10s, or a sixth of the duration if that is shorter]
     #[arg(long, value_name = "TIME", value_parser = common::duration)]
     pub warmup: Option<Duration>,
     /// Random seed
@@ -76,7 +76,7 @@ pub struct Course {
     #[arg(long, value_name = "N", default_value_t = LoadModel::default().retry.attempts,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub attempts: u32,
-    /// The same for transactions of low priority [default: the value of --attempts]
+    /// Attempts at a transaction of low priority before its client gives up [default: the value of --attempts]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub attempts_low: Option<u32>,
     /// Cores of each server and gateway, in the CPU model

@@ -9,6 +9,8 @@
 use std::fmt::{Debug, Display};
 use std::sync::Arc;
 
+pub use orthodrome_derive::{Kind, Message};
+
 use crate::cluster::Cluster;
 use crate::host::Timers;
 use crate::id::{NodeId, PartitionId, Ticket, TxnId};

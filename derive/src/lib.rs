@@ -1,6 +1,9 @@
 //! `#[derive(Wire)]`: the bytes of a message or a record, from its definition.
+//! `#[derive(Message)]`: the name, the transaction and the receiver of a message.
 //!
 //! See `orthodrome_core::wire` for the encoding, and ADR 32 for why it is derived.
+
+mod message;
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
@@ -34,6 +37,36 @@ use syn::{Attribute, Data, DeriveInput, Error, Fields, GenericParam, Generics, I
 pub fn derive_wire(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
     expand(&input).unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+/// Implements `orthodrome_core::machine::Message` for an enum of messages. The name of a message is
+/// that of its variant, its size is that of its encoding, and its transaction is its field `txn`.
+///
+/// `#[message(…)]` on a variant changes that. Its expressions use the fields by their names, as
+/// references; the fields of a tuple are `f0`, `f1` and so on.
+/// - `kind = …`: another name, such as that of a message inside.
+/// - `txn = …`: its transaction: a field, a field of a field, or an `Option<TxnId>`.
+/// - `keys = …`: the number of keys that the receiver processes; 0 otherwise.
+/// - `control`: it uses the lane for control messages.
+/// - `to = …`: the partition that it is for. If a variant has this option, the enum has a method
+///   `partition`.
+/// - `led = …`: the partition for which only its leader sends it. If a variant has this option, the
+///   enum has a method `led_by_sender`.
+///
+/// `#[message(size = path)]` on the type names a function from a reference to the size in bytes, for
+/// messages that are never encoded.
+#[proc_macro_derive(Message, attributes(message))]
+pub fn derive_message(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let input = syn::parse_macro_input!(input as DeriveInput);
+    message::expand(&input).unwrap_or_else(|error| error.to_compile_error()).into()
+}
+
+/// Gives an enum of messages the method `kind`, as [`macro@Message`] does, for messages that other
+/// messages contain.
+#[proc_macro_derive(Kind, attributes(message))]
+pub fn derive_kind(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let input = syn::parse_macro_input!(input as DeriveInput);
+    message::expand_kind(&input).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
 /// The options of `#[wire(…)]` on a type, a variant or a field.

@@ -11,6 +11,7 @@ use std::fmt::Debug;
 use std::str::FromStr;
 
 use orthodrome_core::id::{NodeId, Ticket, TxnId};
+use orthodrome_core::machine::Kind;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome};
@@ -243,7 +244,7 @@ pub enum Last {
 }
 
 /// From a middleware to an agent.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Kind)]
 pub enum ToAgent<W: Work> {
     /// The middleware has started. The agent rolls back its unprepared branches of earlier
     /// incarnations, and reports the prepared ones.
@@ -324,7 +325,7 @@ pub enum ToAgent<W: Work> {
 }
 
 /// From an agent to a middleware.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Kind)]
 pub enum FromAgent<W: Work> {
     /// Answers `Attach`: from now on no branch of an earlier incarnation will prepare here.
     Attached {

@@ -39,6 +39,12 @@ impl fmt::Debug for Participant {
 }
 
 impl Participant {
+    /// The number of its keys, those that are read and written twice.
+    #[must_use]
+    pub fn keys(&self) -> usize {
+        self.reads.len() + self.writes.len()
+    }
+
     /// A participant whose keys are not known, or not yet.
     pub(crate) fn bare(partition: PartitionId) -> Self {
         Self { partition, reads: vec![], writes: vec![], floor: Timestamp::ZERO }

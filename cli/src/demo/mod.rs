@@ -64,13 +64,13 @@ pub struct Args {
     #[arg(long, value_name = "P", default_value = protocols::DEFAULT)]
     protocol: String,
     /// Demonstrate the middleware instead: a proxy over four private PostgreSQL and MariaDB servers, with the round-trip
-    /// times of Beijing, Shanghai, Singapore and London. A server is killed, then the proxy
+    /// times of Beijing, Shanghai, Singapore and London. It kills a server, then the proxy
     #[arg(long, conflicts_with_all = ["protocol", "rising"])]
     middleware: bool,
     /// How long clients submit transactions, in seconds
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(3..=3_600))]
     seconds: u64,
-    /// Kill nothing
+    /// Kill no region; with --middleware, kill no server and no proxy
     #[arg(long)]
     no_fault: bool,
     /// Clients in each region, half of them for each of the two workloads; with --middleware: clients of the proxy

@@ -22,9 +22,9 @@ use tally::Tally;
 ///
 /// Each seed decides a topology, a cluster, a workload, models of network, clocks, disks and processors,
 /// and a fault schedule. The swarm checks safety during the faults and liveness after they have healed:
-/// every transaction must end. It checks every history. When a seed fails, the swarm shrinks the run to
-/// few unusual draws, faults and transactions and writes it to a folder, with the command that
-/// repeats it.
+/// every transaction must end. It checks every history. An unusual draw is a setting that few seeds
+/// have. When a seed fails, the swarm shrinks the run to few unusual draws, faults and transactions,
+/// and writes it to a folder, with the command that repeats it.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -83,7 +83,7 @@ pub struct Args {
     /// With --schedule: maximum number of transactions
     #[arg(long, value_name = "N", requires = "schedule", help_heading = "Repeating a failure")]
     transactions: Option<u64>,
-    /// Leave these unusual draws out, whatever the seed draws; a kept failure names those that it does not need
+    /// Ignore these unusual draws of the seed; the file of a failure names those that the failure does not need
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = unusual, help_heading = "Repeating a failure")]
     without: Vec<Unusual>,
     /// Print the results as one JSON object

@@ -7,9 +7,11 @@ use orthodrome_core::txn::{Key, Read, Value, Version};
 
 /// One message. A request has a number, which its answer repeats. Every request may be executed
 /// twice.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Message)]
+#[message(size = size)]
 pub enum Msg {
     /// Middleware to source: return these records (read phase, and again to validate).
+    #[message(keys = keys.len())]
     Read {
         /// The number of the request.
         request: u64,
@@ -19,6 +21,7 @@ pub enum Msg {
         keys: Vec<Key>,
     },
     /// The answer, in the order of the request.
+    #[message(keys = records.len())]
     Records {
         /// The number of the request.
         request: u64,
@@ -27,6 +30,7 @@ pub enum Msg {
     },
     /// Middleware to source: prepare these records, if each is unchanged since it was read; all of
     /// them or none.
+    #[message(keys = images.len())]
     Prepare {
         /// The number of the request.
         request: u64,
@@ -49,6 +53,7 @@ pub enum Msg {
     },
     /// Middleware to the source of the coordinator table: store the transaction's state, unless it
     /// has one.
+    #[message(keys = 1)]
     PutState {
         /// The number of the request.
         request: u64,
@@ -58,6 +63,7 @@ pub enum Msg {
         state: State,
     },
     /// Middleware to the source of the coordinator table: return the transaction's state.
+    #[message(keys = 1)]
     GetState {
         /// The number of the request.
         request: u64,
@@ -73,6 +79,7 @@ pub enum Msg {
     },
     /// Middleware to source: the transaction has committed; its prepared values become the records'
     /// values.
+    #[message(keys = keys.len())]
     Commit {
         /// The number of the request.
         request: u64,
@@ -84,6 +91,7 @@ pub enum Msg {
         keys: Vec<Key>,
     },
     /// Middleware to source: the transaction has aborted; restore these records.
+    #[message(keys = keys.len())]
     Rollback {
         /// The number of the request.
         request: u64,
@@ -169,70 +177,25 @@ fn value_size(value: Option<&Value>) -> usize {
     value.map_or(0, Value::len)
 }
 
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "Read",
-            Self::Records { .. } => "Records",
-            Self::Prepare { .. } => "Prepare",
-            Self::Prepared { .. } => "Prepared",
-            Self::PutState { .. } => "PutState",
-            Self::GetState { .. } => "GetState",
-            Self::StateIs { .. } => "StateIs",
-            Self::Commit { .. } => "Commit",
-            Self::Rollback { .. } => "Rollback",
-            Self::Ended { .. } => "Ended",
+/// The bytes of a message.
+fn size(msg: &Msg) -> usize {
+    HEAD + match msg {
+        Msg::Read { keys, .. } | Msg::Commit { keys, .. } | Msg::Rollback { keys, .. } => {
+            keys.iter().map(|key| OPERATION + key.len()).sum()
         }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::Read { txn, .. }
-            | Self::Prepare { txn, .. }
-            | Self::PutState { txn, .. }
-            | Self::GetState { txn, .. }
-            | Self::Commit { txn, .. }
-            | Self::Rollback { txn, .. } => Some(*txn),
-            // Their transaction is known by the number of the request.
-            Self::Records { .. }
-            | Self::Prepared { .. }
-            | Self::StateIs { .. }
-            | Self::Ended { .. } => None,
+        Msg::Records { records, .. } => {
+            let size = |record: &Record| {
+                OPERATION + record.key.len() + value_size(record.committed.value.as_ref())
+            };
+            records.iter().map(size).sum()
         }
-    }
-
-    fn wire_size(&self) -> usize {
-        HEAD + match self {
-            Self::Read { keys, .. } | Self::Commit { keys, .. } | Self::Rollback { keys, .. } => {
-                keys.iter().map(|key| OPERATION + key.len()).sum()
-            }
-            Self::Records { records, .. } => {
-                let size = |record: &Record| {
-                    OPERATION + record.key.len() + value_size(record.committed.value.as_ref())
-                };
-                records.iter().map(size).sum()
-            }
-            // The before-image is included: the record has it in columns of its own.
-            Self::Prepare { images, .. } => {
-                let size = |image: &Image| {
-                    OPERATION + image.key.len() + 2 * value_size(image.value.as_ref())
-                };
-                images.iter().map(size).sum()
-            }
-            Self::PutState { .. } | Self::GetState { .. } => OPERATION,
-            Self::Prepared { .. } | Self::StateIs { .. } | Self::Ended { .. } => 0,
+        // The before-image is included: the record has it in columns of its own.
+        Msg::Prepare { images, .. } => {
+            let size =
+                |image: &Image| OPERATION + image.key.len() + 2 * value_size(image.value.as_ref());
+            images.iter().map(size).sum()
         }
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::Read { keys, .. } | Self::Commit { keys, .. } | Self::Rollback { keys, .. } => {
-                keys.len()
-            }
-            Self::Records { records, .. } => records.len(),
-            Self::Prepare { images, .. } => images.len(),
-            Self::PutState { .. } | Self::GetState { .. } => 1,
-            Self::Prepared { .. } | Self::StateIs { .. } | Self::Ended { .. } => 0,
-        }
+        Msg::PutState { .. } | Msg::GetState { .. } => OPERATION,
+        Msg::Prepared { .. } | Msg::StateIs { .. } | Msg::Ended { .. } => 0,
     }
 }

@@ -8,13 +8,24 @@ use crate::contract::{FromAgent, PeerRollback, ToAgent};
 use crate::source::{Action, Model, Statement};
 
 /// One message. Its size is that of the statements and rows in a real message.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Message)]
+#[message(size = size)]
 pub enum Msg {
     /// Middleware to agent.
+    #[message(
+        kind = f0.kind(),
+        txn = statements_of(f0).first().map(|statement| statement.txn),
+        keys = statements_of(f0).len()
+    )]
     ToAgent(ToAgent<Model>),
     /// Agent to middleware.
+    #[message(
+        kind = f0.kind(),
+        keys = if let FromAgent::Answered { answers, .. } = f0 { answers.len() } else { 0 }
+    )]
     FromAgent(FromAgent<Model>),
     /// Agent to agent.
+    #[message(kind = "PeerRollback")]
     Peer(PeerRollback),
     /// Middleware to middleware: asks for the outcome of this transaction. A middleware that has it
     /// pending ends it.
@@ -71,83 +82,33 @@ fn statements_of(msg: &ToAgent<Model>) -> &[Statement] {
     }
 }
 
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::ToAgent(msg) => match msg {
-                ToAgent::Attach { .. } => "Attach",
-                ToAgent::Ping { .. } => "Ping",
-                ToAgent::Execute { .. } => "Execute",
-                ToAgent::After { .. } => "After",
-                ToAgent::Prepare { .. } => "Prepare",
-                ToAgent::Commit { .. } => "Commit",
-                ToAgent::Rollback { .. } => "Rollback",
-                ToAgent::Interrupt { .. } => "Interrupt",
-                ToAgent::Scan { .. } => "Scan",
-            },
-            Self::FromAgent(msg) => match msg {
-                FromAgent::Attached { .. } => "Attached",
-                FromAgent::Pong { .. } => "Pong",
-                FromAgent::Answered { .. } => "Answered",
-                FromAgent::StatementFailed { .. } => "StatementFailed",
-                FromAgent::Failed { .. } => "Failed",
-                FromAgent::Prepared { .. } => "Prepared",
-                FromAgent::Committed { .. } => "Committed",
-                FromAgent::Lost { .. } => "Lost",
-                FromAgent::RolledBack { .. } => "RolledBack",
-                FromAgent::Scanned { .. } => "Scanned",
-                FromAgent::Waits { .. } => "Waits",
-            },
-            Self::Peer(_) => "PeerRollback",
-            Self::Ask { .. } => "Ask",
-            Self::Told { .. } => "Told",
+/// The bytes of a message.
+fn size(msg: &Msg) -> usize {
+    HEAD + match msg {
+        Msg::ToAgent(msg) => {
+            let names = match msg {
+                ToAgent::Execute { peers, .. } => 4 * peers.len(),
+                ToAgent::After { earlier, order } => {
+                    return size(&Msg::ToAgent((**order).clone())) + 24 * earlier.len();
+                }
+                ToAgent::Attach { .. }
+                | ToAgent::Ping { .. }
+                | ToAgent::Prepare { .. }
+                | ToAgent::Commit { .. }
+                | ToAgent::Rollback { .. }
+                | ToAgent::Interrupt { .. }
+                | ToAgent::Scan { .. } => 0,
+            };
+            statements_of(msg).iter().map(statement_size).sum::<usize>() + names
         }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::ToAgent(msg) => statements_of(msg).first().map(|statement| statement.txn),
-            Self::Ask { txn } | Self::Told { txn, .. } => Some(*txn),
-            // They carry the name that middleware and agents have for it.
-            Self::FromAgent(_) | Self::Peer(_) => None,
+        Msg::FromAgent(FromAgent::Answered { answers, .. }) => {
+            let row = |read: &crate::source::Answer| {
+                12 + read.key.len() + value_size(read.read.value.as_ref())
+            };
+            answers.iter().map(row).sum()
         }
-    }
-
-    fn wire_size(&self) -> usize {
-        HEAD + match self {
-            Self::ToAgent(msg) => {
-                let names = match msg {
-                    ToAgent::Execute { peers, .. } => 4 * peers.len(),
-                    ToAgent::After { earlier, order } => {
-                        return Self::ToAgent((**order).clone()).wire_size() + 24 * earlier.len();
-                    }
-                    ToAgent::Attach { .. }
-                    | ToAgent::Ping { .. }
-                    | ToAgent::Prepare { .. }
-                    | ToAgent::Commit { .. }
-                    | ToAgent::Rollback { .. }
-                    | ToAgent::Interrupt { .. }
-                    | ToAgent::Scan { .. } => 0,
-                };
-                statements_of(msg).iter().map(statement_size).sum::<usize>() + names
-            }
-            Self::FromAgent(FromAgent::Answered { answers, .. }) => {
-                let row = |read: &crate::source::Answer| {
-                    12 + read.key.len() + value_size(read.read.value.as_ref())
-                };
-                answers.iter().map(row).sum()
-            }
-            Self::FromAgent(FromAgent::Scanned { prepared, .. }) => 24 * prepared.len(),
-            Self::FromAgent(FromAgent::Waits { waits, .. }) => 48 * waits.len(),
-            Self::FromAgent(_) | Self::Peer(_) | Self::Ask { .. } | Self::Told { .. } => 0,
-        }
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::ToAgent(msg) => statements_of(msg).len(),
-            Self::FromAgent(FromAgent::Answered { answers, .. }) => answers.len(),
-            Self::FromAgent(_) | Self::Peer(_) | Self::Ask { .. } | Self::Told { .. } => 0,
-        }
+        Msg::FromAgent(FromAgent::Scanned { prepared, .. }) => 24 * prepared.len(),
+        Msg::FromAgent(FromAgent::Waits { waits, .. }) => 48 * waits.len(),
+        Msg::FromAgent(_) | Msg::Peer(_) | Msg::Ask { .. } | Msg::Told { .. } => 0,
     }
 }

@@ -40,9 +40,10 @@ pub enum Vote {
 }
 
 /// A message. Circled numbers are those of Figure 2.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
 pub enum Msg {
     /// Client → participant leader ①: read, and prepare at the same time (§4.1.1, §4.1.4).
+    #[message(to = participant.partition, keys = participant.keys())]
     ReadAndPrepare {
         /// The transaction.
         txn: TxnId,
@@ -67,6 +68,7 @@ pub enum Msg {
     },
     /// Client → coordinator, together with ①: the participants. Replicated ② so that a new
     /// coordinator knows them (§4.1.4).
+    #[message(to = coordinator)]
     CoordinatorPrepare {
         /// The transaction.
         txn: TxnId,
@@ -79,6 +81,7 @@ pub enum Msg {
     },
     /// Client → coordinator ⑦: commit these writes. Repeated until it is answered. It contains
     /// everything that a coordinator without a record of the transaction needs (C14).
+    #[message(to = coordinator)]
     Commit {
         /// The transaction.
         txn: TxnId,
@@ -92,6 +95,7 @@ pub enum Msg {
         versions: Vec<(Key, Version)>,
     },
     /// Client → coordinator: the application aborted (§4.1.2).
+    #[message(to = coordinator)]
     Abort {
         /// The transaction.
         txn: TxnId,
@@ -102,6 +106,7 @@ pub enum Msg {
     },
     /// Client → coordinator: the clients of these transactions are alive and have not decided
     /// (§4.3.1).
+    #[message(to = coordinator)]
     Heartbeat {
         /// The coordinator's group.
         coordinator: PartitionId,
@@ -110,6 +115,7 @@ pub enum Msg {
     },
     /// Client → coordinator: asks for the outcome of this transaction. If nobody asked to commit
     /// it, it is aborted (R1).
+    #[message(to = coordinator)]
     Resolve {
         /// The transaction.
         txn: TxnId,
@@ -126,6 +132,7 @@ pub enum Msg {
         outcome: Outcome,
     },
     /// Participant leader → coordinator ⑨⑩: the participant's vote.
+    #[message(to = coordinator, led = partition)]
     PrepareResult {
         /// The transaction.
         txn: TxnId,
@@ -137,6 +144,7 @@ pub enum Msg {
         vote: Vote,
     },
     /// Coordinator → participant leader ⑬: the decision. Repeated until acknowledged.
+    #[message(to = partition, led = coordinator, keys = verdict.writes())]
     Writeback {
         /// The transaction.
         txn: TxnId,
@@ -148,6 +156,7 @@ pub enum Msg {
         verdict: Verdict,
     },
     /// Participant leader → coordinator: the decision is replicated here.
+    #[message(to = coordinator, led = partition)]
     WritebackAck {
         /// The transaction.
         txn: TxnId,
@@ -158,6 +167,7 @@ pub enum Msg {
     },
     /// Coordinator → participant leader, in recovery: asks for its vote. A participant without a
     /// record of the transaction refuses it for ever and then answers; it never prepares (R1).
+    #[message(to = participant.partition, led = coordinator)]
     QueryPrepare {
         /// The transaction.
         txn: TxnId,
@@ -169,6 +179,7 @@ pub enum Msg {
     /// Participant leader → coordinator, in recovery: it prepared this transaction long ago, and
     /// asks for the decision. A coordinator without a record of the transaction aborts it and then
     /// answers (R1, C10).
+    #[message(to = coordinator, led = partition)]
     QueryDecision {
         /// The transaction.
         txn: TxnId,
@@ -180,6 +191,7 @@ pub enum Msg {
         vote: Vote,
     },
     /// Participant leader → coordinator: asks which of these outcomes it may forget (R6).
+    #[message(to = coordinator, led = partition)]
     MayForget {
         /// The coordinator's group.
         coordinator: PartitionId,
@@ -190,6 +202,7 @@ pub enum Msg {
     },
     /// Coordinator → participant leader: these transactions ended, all participants know it, and
     /// the coordinator's group will not ask again.
+    #[message(to = partition, led = coordinator)]
     Forget {
         /// The participant.
         partition: PartitionId,
@@ -199,6 +212,7 @@ pub enum Msg {
         txns: Vec<TxnId>,
     },
     /// Client → participant leader: read these in a read-only transaction (§4.4.2).
+    #[message(to = partition, keys = keys.len())]
     ReadOnly {
         /// The transaction.
         txn: TxnId,
@@ -222,6 +236,7 @@ pub enum Msg {
     },
     /// Carousel Fast, client → every replica of each participant (§4.2): prepare and vote. The
     /// leader also starts the slow path, as for [`Msg::ReadAndPrepare`].
+    #[message(to = participant.partition, keys = participant.keys())]
     FastPrepare {
         /// The transaction.
         txn: TxnId,
@@ -255,6 +270,7 @@ pub enum Msg {
     /// Replica → coordinator: its own vote (§4.2). A vote to commit is on its disk, in its
     /// pending-transaction list (R4), and its term is still that of the vote (R5). A refusal
     /// promises nothing.
+    #[message(to = coordinator, led = vote.voters.is_some().then_some(*partition))]
     FastPrepareResult {
         /// The transaction.
         txn: TxnId,
@@ -274,6 +290,7 @@ pub enum Msg {
     },
     /// New leader → the other voters: asks for the transactions that they prepared on the fast path
     /// (§4.3.3 step 1, C7).
+    #[message(to = partition)]
     CollectPending {
         /// The partition.
         partition: PartitionId,
@@ -282,6 +299,7 @@ pub enum Msg {
         term: Term,
     },
     /// Voter → new leader: the part of its list from earlier terms, all of it on disk.
+    #[message(to = partition, keys = listed.len())]
     PendingList {
         /// The partition.
         partition: PartitionId,
@@ -294,6 +312,7 @@ pub enum Msg {
     },
     /// Follower → leader: it has had these transactions for long, and the log says nothing about
     /// them (C9, C10). The leader refuses, in the log, those that it does not know.
+    #[message(to = partition)]
     QueryPending {
         /// The partition.
         partition: PartitionId,
@@ -320,6 +339,7 @@ pub enum Msg {
         voters: Vec<NodeId>,
     },
     /// Between replicas of one partition.
+    #[message(kind = message.kind())]
     Replication {
         /// The partition.
         partition: PartitionId,
@@ -413,80 +433,6 @@ pub struct Log;
 /// Durable records of a server, including the entries of its pending-transaction lists (§4.2).
 pub type Record = hosting::Record<Log, State, (TxnId, Listed)>;
 
-impl Msg {
-    /// The partition for whose leader the message is meant; none if it is not for a leader.
-    #[must_use]
-    pub fn partition(&self) -> Option<PartitionId> {
-        match self {
-            Self::ReadAndPrepare { participant, .. }
-            | Self::FastPrepare { participant, .. }
-            | Self::QueryPrepare { participant, .. } => Some(participant.partition),
-            Self::CoordinatorPrepare { coordinator, .. }
-            | Self::Commit { coordinator, .. }
-            | Self::Abort { coordinator, .. }
-            | Self::Heartbeat { coordinator, .. }
-            | Self::Resolve { coordinator, .. }
-            | Self::PrepareResult { coordinator, .. }
-            | Self::FastPrepareResult { coordinator, .. }
-            | Self::WritebackAck { coordinator, .. }
-            | Self::QueryDecision { coordinator, .. }
-            | Self::MayForget { coordinator, .. } => Some(*coordinator),
-            Self::Writeback { partition, .. }
-            | Self::Forget { partition, .. }
-            | Self::CollectPending { partition, .. }
-            | Self::PendingList { partition, .. }
-            | Self::QueryPending { partition, .. }
-            | Self::ReadOnly { partition, .. } => Some(*partition),
-            Self::ReadResult { .. }
-            | Self::FollowerReadResult { .. }
-            | Self::FastDecided { .. }
-            | Self::Decided { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::NotLeader { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => None,
-        }
-    }
-}
-
-impl Msg {
-    /// The partition for which only its leader sends this message: the receiver learns the leader.
-    #[must_use]
-    pub fn led_by_sender(&self) -> Option<PartitionId> {
-        match self {
-            Self::PrepareResult { partition, .. }
-            | Self::WritebackAck { partition, .. }
-            | Self::QueryDecision { partition, .. }
-            | Self::MayForget { partition, .. } => Some(*partition),
-            Self::FastPrepareResult { partition, vote, .. } => {
-                vote.voters.is_some().then_some(*partition)
-            }
-            Self::QueryPrepare { coordinator, .. }
-            | Self::Writeback { coordinator, .. }
-            | Self::Forget { coordinator, .. } => Some(*coordinator),
-            Self::ReadAndPrepare { .. }
-            | Self::FastPrepare { .. }
-            | Self::ReadResult { .. }
-            | Self::FollowerReadResult { .. }
-            | Self::CollectPending { .. }
-            | Self::PendingList { .. }
-            | Self::QueryPending { .. }
-            | Self::FastDecided { .. }
-            | Self::CoordinatorPrepare { .. }
-            | Self::Commit { .. }
-            | Self::Abort { .. }
-            | Self::Heartbeat { .. }
-            | Self::Resolve { .. }
-            | Self::Decided { .. }
-            | Self::ReadOnly { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::NotLeader { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => None,
-        }
-    }
-}
-
 impl From<ToCoordinator<Vote>> for Msg {
     fn from(msg: ToCoordinator<Vote>) -> Self {
         match msg {
@@ -515,110 +461,6 @@ impl From<ToParticipant<Participant>> for Msg {
             ToParticipant::Forget { partition, coordinator, txns } => {
                 Self::Forget { partition, coordinator, txns }
             }
-        }
-    }
-}
-
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::ReadAndPrepare { .. } => "ReadAndPrepare",
-            Self::ReadResult { .. } => "ReadResult",
-            Self::CoordinatorPrepare { .. } => "CoordinatorPrepare",
-            Self::Commit { .. } => "Commit",
-            Self::Abort { .. } => "Abort",
-            Self::Heartbeat { .. } => "Heartbeat",
-            Self::Resolve { .. } => "Resolve",
-            Self::Decided { .. } => "Decided",
-            Self::PrepareResult { .. } => "PrepareResult",
-            Self::Writeback { .. } => "Writeback",
-            Self::WritebackAck { .. } => "WritebackAck",
-            Self::QueryPrepare { .. } => "QueryPrepare",
-            Self::QueryDecision { .. } => "QueryDecision",
-            Self::MayForget { .. } => "MayForget",
-            Self::Forget { .. } => "Forget",
-            Self::ReadOnly { .. } => "ReadOnly",
-            Self::ReadOnlyResult { .. } => "ReadOnlyResult",
-            Self::FastPrepare { .. } => "FastPrepare",
-            Self::FollowerReadResult { .. } => "FollowerReadResult",
-            Self::FastPrepareResult { .. } => "FastPrepareResult",
-            Self::FastDecided { .. } => "FastDecided",
-            Self::CollectPending { .. } => "CollectPending",
-            Self::PendingList { .. } => "PendingList",
-            Self::QueryPending { .. } => "QueryPending",
-            Self::NotLeader { .. } => "NotLeader",
-            Self::Members { .. } => "Members",
-            Self::Replication { message, .. } => message.kind(),
-        }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::ReadAndPrepare { txn, .. }
-            | Self::ReadResult { txn, .. }
-            | Self::CoordinatorPrepare { txn, .. }
-            | Self::Commit { txn, .. }
-            | Self::Abort { txn, .. }
-            | Self::Resolve { txn, .. }
-            | Self::Decided { txn, .. }
-            | Self::PrepareResult { txn, .. }
-            | Self::Writeback { txn, .. }
-            | Self::WritebackAck { txn, .. }
-            | Self::QueryPrepare { txn, .. }
-            | Self::QueryDecision { txn, .. }
-            | Self::ReadOnly { txn, .. }
-            | Self::FastPrepare { txn, .. }
-            | Self::FollowerReadResult { txn, .. }
-            | Self::FastPrepareResult { txn, .. }
-            | Self::FastDecided { txn, .. }
-            | Self::ReadOnlyResult { txn, .. } => Some(*txn),
-            Self::NotLeader { txn, .. } => *txn,
-            Self::CollectPending { .. }
-            | Self::PendingList { .. }
-            | Self::QueryPending { .. }
-            | Self::Heartbeat { .. }
-            | Self::MayForget { .. }
-            | Self::Forget { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => None,
-        }
-    }
-
-    fn wire_size(&self) -> usize {
-        self.size()
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::ReadAndPrepare { participant, .. } | Self::FastPrepare { participant, .. } => {
-                participant.reads.len() + participant.writes.len()
-            }
-            Self::PendingList { listed, .. } => listed.len(),
-            Self::Writeback { verdict: Verdict::Commit(_, writes), .. } => writes.len(),
-            Self::ReadOnly { keys, .. } => keys.len(),
-            Self::ReadResult { .. }
-            | Self::FollowerReadResult { .. }
-            | Self::FastPrepareResult { .. }
-            | Self::FastDecided { .. }
-            | Self::CollectPending { .. }
-            | Self::QueryPending { .. }
-            | Self::CoordinatorPrepare { .. }
-            | Self::Commit { .. }
-            | Self::Abort { .. }
-            | Self::Heartbeat { .. }
-            | Self::Resolve { .. }
-            | Self::Decided { .. }
-            | Self::PrepareResult { .. }
-            | Self::Writeback { .. }
-            | Self::WritebackAck { .. }
-            | Self::QueryPrepare { .. }
-            | Self::QueryDecision { .. }
-            | Self::MayForget { .. }
-            | Self::Forget { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::NotLeader { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => 0,
         }
     }
 }

@@ -69,6 +69,17 @@ pub enum Verdict {
     Abort(AbortReason),
 }
 
+impl Verdict {
+    /// The number of keys that it writes.
+    #[must_use]
+    pub fn writes(&self) -> usize {
+        match self {
+            Self::Commit(_, writes) => writes.len(),
+            Self::Abort(_) => 0,
+        }
+    }
+}
+
 /// How a transaction ended at this participant. It is kept so that no late message can revive the
 /// transaction (R1, C9), until all parties know the outcome *and* its client has acknowledged it
 /// (R6).

@@ -603,10 +603,11 @@ pub enum Record {
 }
 
 /// Messages between machines.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
 pub enum Msg {
     /// Gateway → server: run this transaction, and report its result. May be sent again to any
     /// server at any time; the transaction runs once.
+    #[message(txn = functor.txn, keys = functor.keys())]
     Submit {
         /// The transaction.
         functor: Arc<Functor>,
@@ -628,6 +629,7 @@ pub enum Msg {
         outcome: Option<Outcome>,
     },
     /// Gateway → server: a client reads keys before it decides (reconnaissance).
+    #[message(keys = keys.len())]
     Look {
         /// The transaction.
         txn: TxnId,
@@ -637,6 +639,7 @@ pub enum Msg {
         keys: Vec<Key>,
     },
     /// Server → gateway: the values of the keys here, which may be old.
+    #[message(keys = reads.len())]
     Found {
         /// The transaction.
         txn: TxnId,
@@ -647,6 +650,7 @@ pub enum Msg {
     },
     /// Server → sequencer: put this into the stream. Sent by the server that was asked, and by any
     /// home that saw it in one stream and not in another (S6).
+    #[message(txn = entry.functor.txn, keys = entry.functor.keys())]
     Sequence {
         /// The stream.
         stream: PartitionId,
@@ -663,6 +667,7 @@ pub enum Msg {
         txn: Option<TxnId>,
     },
     /// A message of a stream's log.
+    #[message(kind = message.kind())]
     Replication {
         /// The stream.
         partition: PartitionId,
@@ -671,6 +676,7 @@ pub enum Msg {
     },
     /// Server → servers of its region with other shares, and servers that asked: the reads of
     /// transactions in the sender's share, taken when their turn came (Calvin §3.2).
+    #[message(keys = parts.iter().map(|(_, part)| part.reads.len()).sum())]
     RemoteReads {
         /// The part of each transaction.
         parts: Vec<(Turn, Arc<Part>)>,
@@ -715,72 +721,6 @@ pub enum Msg {
         /// The sum of each span.
         digests: Vec<(Span, u64)>,
     },
-}
-
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Submit { .. } => "Submit",
-            Self::Answer { .. } => "Answer",
-            Self::Look { .. } => "Look",
-            Self::Found { .. } => "Found",
-            Self::Sequence { .. } => "Sequence",
-            Self::NotLeader { .. } => "NotLeader",
-            Self::Replication { message, .. } => message.kind(),
-            Self::RemoteReads { .. } => "RemoteReads",
-            Self::WantReads { .. } => "WantReads",
-            Self::ReadsGone { .. } => "ReadsGone",
-            Self::Covered { .. } => "Covered",
-            Self::WantState { .. } => "WantState",
-            Self::StatePiece { .. } => "StatePiece",
-            Self::TooOld { .. } => "TooOld",
-            Self::Digests { .. } => "Digests",
-        }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::Submit { functor } => Some(functor.txn),
-            Self::Sequence { entry, .. } => Some(entry.functor.txn),
-            Self::Answer { txn, .. }
-            | Self::TooOld { txn, .. }
-            | Self::Look { txn, .. }
-            | Self::Found { txn, .. } => Some(*txn),
-            Self::NotLeader { txn, .. } => *txn,
-            Self::Replication { .. }
-            | Self::RemoteReads { .. }
-            | Self::WantReads { .. }
-            | Self::ReadsGone { .. }
-            | Self::Covered { .. }
-            | Self::WantState { .. }
-            | Self::StatePiece { .. }
-            | Self::Digests { .. } => None,
-        }
-    }
-
-    fn wire_size(&self) -> usize {
-        self.size()
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::Submit { functor } => functor.reads.len() + functor.writes.len(),
-            Self::Sequence { entry, .. } => entry.functor.reads.len() + entry.functor.writes.len(),
-            Self::Look { keys, .. } => keys.len(),
-            Self::Found { reads, .. } => reads.len(),
-            Self::RemoteReads { parts } => parts.iter().map(|(_, part)| part.reads.len()).sum(),
-            Self::Answer { .. }
-            | Self::NotLeader { .. }
-            | Self::Replication { .. }
-            | Self::WantReads { .. }
-            | Self::ReadsGone { .. }
-            | Self::Covered { .. }
-            | Self::WantState { .. }
-            | Self::StatePiece { .. }
-            | Self::TooOld { .. }
-            | Self::Digests { .. } => 0,
-        }
-    }
 }
 
 /// The approximate size of a [`Turn`] in bytes.

@@ -67,10 +67,11 @@ pub enum Vote {
 }
 
 /// A message.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
 pub enum Msg {
     /// Client → participant leader: when its turn has come, read and prepare at the same time
     /// (§3.2).
+    #[message(to = participant.partition, keys = participant.keys())]
     ReadAndPrepare {
         /// The transaction.
         txn: TxnId,
@@ -89,6 +90,7 @@ pub enum Msg {
     },
     /// Participant leader → client: the values as prepared. Sent before the prepare is replicated;
     /// the version check at the coordinator makes that safe.
+    #[message(led = partition)]
     ReadResult {
         /// The transaction.
         txn: TxnId,
@@ -101,6 +103,7 @@ pub enum Msg {
     },
     /// Participant leader → coordinator of the transaction for which this one waits: if that one
     /// commits, send this one's client the values that it reads (§3.4, RECSF).
+    #[message(to = coordinator, led = partition, keys = reads.len())]
     ForwardRead {
         /// The transaction that waits.
         txn: TxnId,
@@ -127,6 +130,7 @@ pub enum Msg {
     },
     /// Participant leader → client, in answer to a repeated request: its turn has not come yet, or
     /// it waits for a lock.
+    #[message(led = partition)]
     Waiting {
         /// The transaction.
         txn: TxnId,
@@ -135,6 +139,7 @@ pub enum Msg {
     },
     /// Client → coordinator, together with `ReadAndPrepare`: the participants. Replicated, so that
     /// a new coordinator knows them.
+    #[message(to = coordinator)]
     CoordinatorPrepare {
         /// The transaction.
         txn: TxnId,
@@ -147,6 +152,7 @@ pub enum Msg {
     },
     /// Client → coordinator: commit these writes. Repeated until it is answered. It contains
     /// everything that a coordinator without a record of the transaction needs (C14).
+    #[message(to = coordinator)]
     Commit {
         /// The transaction.
         txn: TxnId,
@@ -164,6 +170,7 @@ pub enum Msg {
         is_provisional: bool,
     },
     /// Client → coordinator: the application aborted.
+    #[message(to = coordinator)]
     Abort {
         /// The transaction.
         txn: TxnId,
@@ -178,6 +185,7 @@ pub enum Msg {
         is_stale: bool,
     },
     /// Client → coordinator: the clients of these transactions are alive and have not decided.
+    #[message(to = coordinator)]
     Heartbeat {
         /// The coordinator's group.
         coordinator: PartitionId,
@@ -186,6 +194,7 @@ pub enum Msg {
     },
     /// Client → coordinator: asks for the outcome of this transaction. If nobody asked to commit
     /// it, it is aborted (R1).
+    #[message(to = coordinator)]
     Resolve {
         /// The transaction.
         txn: TxnId,
@@ -202,6 +211,7 @@ pub enum Msg {
         outcome: Outcome,
     },
     /// Participant leader → coordinator: the participant's vote.
+    #[message(to = coordinator, led = partition)]
     PrepareResult {
         /// The transaction.
         txn: TxnId,
@@ -213,6 +223,7 @@ pub enum Msg {
         vote: Vote,
     },
     /// Coordinator → participant leader: the decision. Repeated until acknowledged.
+    #[message(to = partition, led = coordinator, keys = verdict.writes())]
     Writeback {
         /// The transaction.
         txn: TxnId,
@@ -224,6 +235,7 @@ pub enum Msg {
         verdict: Verdict,
     },
     /// Participant leader → coordinator: the decision is replicated here.
+    #[message(to = coordinator, led = partition)]
     WritebackAck {
         /// The transaction.
         txn: TxnId,
@@ -235,6 +247,7 @@ pub enum Msg {
     /// Coordinator → participant leader, in recovery: asks for its vote. A participant without a
     /// record of the transaction refuses it for ever and then answers; it never prepares (R1). A
     /// participant where the transaction still waits does not answer yet.
+    #[message(to = partition, led = coordinator)]
     QueryPrepare {
         /// The transaction.
         txn: TxnId,
@@ -246,6 +259,7 @@ pub enum Msg {
     /// Participant leader → coordinator, in recovery: it prepared this transaction long ago, and
     /// asks for the decision. A coordinator without a record of the transaction aborts it and then
     /// answers (R1, C10).
+    #[message(to = coordinator, led = partition)]
     QueryDecision {
         /// The transaction.
         txn: TxnId,
@@ -257,6 +271,7 @@ pub enum Msg {
         vote: Vote,
     },
     /// Participant leader → coordinator: asks which of these outcomes it may forget (R6).
+    #[message(to = coordinator, led = partition)]
     MayForget {
         /// The coordinator's group.
         coordinator: PartitionId,
@@ -267,6 +282,7 @@ pub enum Msg {
     },
     /// Coordinator → participant leader: these transactions ended, all participants know it, and
     /// the coordinator's group will not ask again.
+    #[message(to = partition, led = coordinator)]
     Forget {
         /// The participant.
         partition: PartitionId,
@@ -276,6 +292,7 @@ pub enum Msg {
         txns: Vec<TxnId>,
     },
     /// Client → participant leader: read these in a read-only transaction.
+    #[message(to = partition, keys = keys.len())]
     ReadOnly {
         /// The transaction.
         txn: TxnId,
@@ -287,6 +304,7 @@ pub enum Msg {
         at_least: Timestamp,
     },
     /// Participant leader → client: the values, and how long they are valid.
+    #[message(led = partition)]
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
@@ -328,6 +346,7 @@ pub enum Msg {
         voters: Vec<NodeId>,
     },
     /// Between replicas of one partition.
+    #[message(kind = message.kind())]
     Replication {
         /// The partition.
         partition: PartitionId,
@@ -430,72 +449,6 @@ pub enum Command {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Log;
 
-impl Msg {
-    /// The partition for whose leader the message is meant; none if it is not for a leader.
-    #[must_use]
-    pub fn partition(&self) -> Option<PartitionId> {
-        match self {
-            Self::ReadAndPrepare { participant, .. } => Some(participant.partition),
-            Self::CoordinatorPrepare { coordinator, .. }
-            | Self::Commit { coordinator, .. }
-            | Self::Abort { coordinator, .. }
-            | Self::Heartbeat { coordinator, .. }
-            | Self::Resolve { coordinator, .. }
-            | Self::PrepareResult { coordinator, .. }
-            | Self::WritebackAck { coordinator, .. }
-            | Self::QueryDecision { coordinator, .. }
-            | Self::ForwardRead { coordinator, .. }
-            | Self::MayForget { coordinator, .. } => Some(*coordinator),
-            Self::Writeback { partition, .. }
-            | Self::QueryPrepare { partition, .. }
-            | Self::Forget { partition, .. }
-            | Self::ReadOnly { partition, .. } => Some(*partition),
-            Self::ReadResult { .. }
-            | Self::ForwardedRead { .. }
-            | Self::Waiting { .. }
-            | Self::Decided { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::Probe { .. }
-            | Self::ProbeReply { .. }
-            | Self::NotLeader { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => None,
-        }
-    }
-
-    /// The partition for which only its leader sends this message: the receiver learns the leader.
-    #[must_use]
-    pub fn led_by_sender(&self) -> Option<PartitionId> {
-        match self {
-            Self::PrepareResult { partition, .. }
-            | Self::WritebackAck { partition, .. }
-            | Self::QueryDecision { partition, .. }
-            | Self::MayForget { partition, .. }
-            | Self::ForwardRead { partition, .. }
-            | Self::ReadResult { partition, .. }
-            | Self::Waiting { partition, .. }
-            | Self::ReadOnlyResult { partition, .. } => Some(*partition),
-            Self::QueryPrepare { coordinator, .. }
-            | Self::Writeback { coordinator, .. }
-            | Self::Forget { coordinator, .. } => Some(*coordinator),
-            Self::ReadAndPrepare { .. }
-            | Self::ForwardedRead { .. }
-            | Self::CoordinatorPrepare { .. }
-            | Self::Commit { .. }
-            | Self::Abort { .. }
-            | Self::Heartbeat { .. }
-            | Self::Resolve { .. }
-            | Self::Decided { .. }
-            | Self::ReadOnly { .. }
-            | Self::Probe { .. }
-            | Self::ProbeReply { .. }
-            | Self::NotLeader { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => None,
-        }
-    }
-}
-
 impl From<ToCoordinator<Vote>> for Msg {
     fn from(msg: ToCoordinator<Vote>) -> Self {
         match msg {
@@ -524,105 +477,6 @@ impl From<ToParticipant<PartitionId>> for Msg {
             ToParticipant::Forget { partition, coordinator, txns } => {
                 Self::Forget { partition, coordinator, txns }
             }
-        }
-    }
-}
-
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::ReadAndPrepare { .. } => "ReadAndPrepare",
-            Self::ReadResult { .. } => "ReadResult",
-            Self::ForwardRead { .. } => "ForwardRead",
-            Self::ForwardedRead { .. } => "ForwardedRead",
-            Self::Waiting { .. } => "Waiting",
-            Self::CoordinatorPrepare { .. } => "CoordinatorPrepare",
-            Self::Commit { .. } => "Commit",
-            Self::Abort { .. } => "Abort",
-            Self::Heartbeat { .. } => "Heartbeat",
-            Self::Resolve { .. } => "Resolve",
-            Self::Decided { .. } => "Decided",
-            Self::PrepareResult { .. } => "PrepareResult",
-            Self::Writeback { .. } => "Writeback",
-            Self::WritebackAck { .. } => "WritebackAck",
-            Self::QueryPrepare { .. } => "QueryPrepare",
-            Self::QueryDecision { .. } => "QueryDecision",
-            Self::MayForget { .. } => "MayForget",
-            Self::Forget { .. } => "Forget",
-            Self::ReadOnly { .. } => "ReadOnly",
-            Self::ReadOnlyResult { .. } => "ReadOnlyResult",
-            Self::Probe { .. } => "Probe",
-            Self::ProbeReply { .. } => "ProbeReply",
-            Self::NotLeader { .. } => "NotLeader",
-            Self::Members { .. } => "Members",
-            Self::Replication { message, .. } => message.kind(),
-        }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::ReadAndPrepare { txn, .. }
-            | Self::ReadResult { txn, .. }
-            | Self::ForwardRead { txn, .. }
-            | Self::ForwardedRead { txn, .. }
-            | Self::Waiting { txn, .. }
-            | Self::CoordinatorPrepare { txn, .. }
-            | Self::Commit { txn, .. }
-            | Self::Abort { txn, .. }
-            | Self::Resolve { txn, .. }
-            | Self::Decided { txn, .. }
-            | Self::PrepareResult { txn, .. }
-            | Self::Writeback { txn, .. }
-            | Self::WritebackAck { txn, .. }
-            | Self::QueryPrepare { txn, .. }
-            | Self::QueryDecision { txn, .. }
-            | Self::ReadOnly { txn, .. }
-            | Self::ReadOnlyResult { txn, .. } => Some(*txn),
-            Self::NotLeader { txn, .. } => *txn,
-            Self::Heartbeat { .. }
-            | Self::MayForget { .. }
-            | Self::Forget { .. }
-            | Self::Probe { .. }
-            | Self::ProbeReply { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => None,
-        }
-    }
-
-    fn wire_size(&self) -> usize {
-        self.size()
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::ReadAndPrepare { participant, .. } => {
-                participant.reads.len() + participant.writes.len()
-            }
-            Self::Writeback { verdict: Verdict::Commit(_, writes), .. } => writes.len(),
-            Self::ReadOnly { keys, .. } => keys.len(),
-            Self::ForwardRead { reads, .. } => reads.len(),
-            Self::ReadResult { .. }
-            | Self::ForwardedRead { .. }
-            | Self::Waiting { .. }
-            | Self::CoordinatorPrepare { .. }
-            | Self::Commit { .. }
-            | Self::Abort { .. }
-            | Self::Heartbeat { .. }
-            | Self::Resolve { .. }
-            | Self::Decided { .. }
-            | Self::PrepareResult { .. }
-            | Self::Writeback { .. }
-            | Self::WritebackAck { .. }
-            | Self::QueryPrepare { .. }
-            | Self::QueryDecision { .. }
-            | Self::MayForget { .. }
-            | Self::Forget { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::Probe { .. }
-            | Self::ProbeReply { .. }
-            | Self::NotLeader { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => 0,
         }
     }
 }

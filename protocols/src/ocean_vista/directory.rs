@@ -58,7 +58,7 @@ use std::sync::Arc;
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
-use orthodrome_core::machine::Claim;
+use orthodrome_core::machine::{Claim, Kind};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 
@@ -445,9 +445,10 @@ pub struct Grant {
 }
 
 /// What is said to and by the directory.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Kind)]
 pub enum Message {
     /// Between voters.
+    #[message(kind = f0.kind())]
     Log(replication::Message<Directory>),
     /// A server to the leader, as far as it knows: may this life take part, or go on?
     Ask(Ask),
@@ -1289,20 +1290,6 @@ impl Membership {
         // fastest.
         let (slowest, fastest) = (limit - self.config.ahead, limit - self.config.ahead / 8);
         Some(Window { floor, limit, clock: clock.clamp(slowest, fastest) })
-    }
-}
-
-impl Message {
-    /// The name of the message.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Log(msg) => msg.kind(),
-            Self::Ask(_) => "Ask",
-            Self::Answer(_) => "Answer",
-            Self::NotLeader { .. } => "NotLeader",
-            Self::Members(_) => "Members",
-        }
     }
 }
 

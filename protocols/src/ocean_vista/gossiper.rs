@@ -29,13 +29,14 @@ use std::sync::Arc;
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId};
+use orthodrome_core::machine::Kind;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 
 use super::watermark::{Members, Report, Watermarks, least};
 
 /// Messages between servers and gossipers. All contents are lower bounds that only grow within an
 /// epoch, so each message may be lost, late or repeated, and the next one compensates for it.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Kind)]
 pub enum Message {
     /// A server to the gossipers of its region, in rounds ([`Pace`]): its report.
     Report(Report),
@@ -407,18 +408,6 @@ impl Pace {
     /// Notes that a round takes place now.
     pub fn round(&mut self, now: Time) {
         self.last = now;
-    }
-}
-
-impl Message {
-    /// The name of the message.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Report(_) => "Report",
-            Self::Regional(_) => "Regional",
-            Self::Watermarks(_) => "Watermarks",
-        }
     }
 }
 

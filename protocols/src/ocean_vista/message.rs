@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
-use orthodrome_core::machine::{Lane, Message};
+use orthodrome_core::machine::Message;
 use orthodrome_core::store::{Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Value};
@@ -210,9 +210,10 @@ pub struct Rest {
 }
 
 /// Messages of Ocean Vista.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
 pub enum Msg {
     /// Gateway → a coordinator of its region: run this transaction.
+    #[message(txn = functor.txn)]
     Submit {
         /// The transaction.
         functor: Arc<Functor>,
@@ -260,11 +261,13 @@ pub enum Msg {
     },
     /// Gateway → another coordinator: find out the outcome of a transaction whose coordinator does
     /// not answer.
+    #[message(txn = functor.txn)]
     Inquire {
         /// The transaction, which writes something.
         functor: Arc<Functor>,
     },
     /// Coordinator → all replicas of all partitions that are written: store this (§4.1).
+    #[message(txn = functor.txn, keys = functor.writes.len())]
     Write {
         /// The version number.
         ts: Timestamp,
@@ -312,6 +315,7 @@ pub enum Msg {
         disk: u32,
     },
     /// Coordinator → replicas: it is aborted; promise never to accept it (§4.1).
+    #[message(txn = functor.txn, keys = functor.writes.len())]
     Abort {
         /// The version number.
         ts: Timestamp,
@@ -332,6 +336,7 @@ pub enum Msg {
         disk: u32,
     },
     /// Executor → replica: read these keys (§4.3).
+    #[message(keys = asks.len())]
     Get {
         /// The executor's number of the request.
         query: u64,
@@ -364,6 +369,7 @@ pub enum Msg {
         reason: Reason,
     },
     /// Executor → replicas: the final values of a functor (§3.1).
+    #[message(keys = output.as_ref().as_ref().map_or(0, BTreeMap::len))]
     Put {
         /// The version number.
         ts: Timestamp,
@@ -492,10 +498,13 @@ pub enum Msg {
         functor: Option<Arc<Functor>>,
     },
     /// A message to or from the directory.
+    #[message(kind = f0.kind(), control)]
     Directory(Box<directory::Message>),
     /// A message between a server that takes over and replicas.
+    #[message(kind = f0.kind())]
     Takeover(Box<takeover::Message<Arc<Functor>>>),
     /// A message between servers and gossipers; see [`gossiper`].
+    #[message(kind = f0.kind(), control)]
     Gossip(Box<gossiper::Message>),
     /// Replica → its peers: digests of its settled versions; see [`super::checks`].
     Digests {
@@ -581,155 +590,6 @@ pub(super) const NAME: usize = 30;
 
 /// Approximate size of a counter below which a client's transactions are forgotten, in bytes.
 pub(super) const FLOOR: usize = 14;
-
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Submit { .. } => "Submit",
-            Self::Answer { .. } => "Answer",
-            Self::Look { .. } => "Look",
-            Self::Found { .. } => "Found",
-            Self::Declined { .. } => "Declined",
-            Self::Inquire { .. } => "Inquire",
-            Self::Write { .. } => "Write",
-            Self::Written { .. } => "Written",
-            Self::Refused { .. } => "Refused",
-            Self::Finalize { .. } => "Finalize",
-            Self::Confirm { .. } => "Confirm",
-            Self::Abort { .. } => "Abort",
-            Self::Aborted { .. } => "Aborted",
-            Self::Get { .. } => "Get",
-            Self::Got { .. } => "Got",
-            Self::NotReady { .. } => "NotReady",
-            Self::Put { .. } => "Put",
-            Self::Executed { .. } => "Executed",
-            Self::Query { .. } => "Query",
-            Self::Known { .. } => "Known",
-            Self::Missing { .. } => "Missing",
-            Self::Have { .. } => "Have",
-            Self::Pull { .. } => "Pull",
-            Self::Pulled { .. } => "Pulled",
-            Self::Scan { .. } => "Scan",
-            Self::Scanned { .. } => "Scanned",
-            Self::Intent { .. } => "Intent",
-            Self::Directory(msg) => msg.kind(),
-            Self::Takeover(msg) => msg.kind(),
-            Self::Gossip(msg) => msg.kind(),
-            Self::Digests { .. } => "Digests",
-        }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::Submit { functor }
-            | Self::Inquire { functor }
-            | Self::Write { functor, .. }
-            | Self::Abort { functor, .. } => Some(functor.txn),
-            Self::Answer { txn, .. }
-            | Self::Look { txn, .. }
-            | Self::Found { txn, .. }
-            | Self::Declined { txn, .. }
-            | Self::Query { txn, .. }
-            | Self::Known { txn, .. } => Some(*txn),
-            Self::Written { .. }
-            | Self::Refused { .. }
-            | Self::Finalize { .. }
-            | Self::Confirm { .. }
-            | Self::Aborted { .. }
-            | Self::Get { .. }
-            | Self::Got { .. }
-            | Self::NotReady { .. }
-            | Self::Put { .. }
-            | Self::Executed { .. }
-            | Self::Missing { .. }
-            | Self::Have { .. }
-            | Self::Pull { .. }
-            | Self::Pulled { .. }
-            | Self::Scan { .. }
-            | Self::Scanned { .. }
-            | Self::Intent { .. }
-            | Self::Directory(_)
-            | Self::Takeover(_)
-            | Self::Gossip(_)
-            | Self::Digests { .. } => None,
-        }
-    }
-
-    fn lane(&self) -> Lane {
-        // Without leases and watermarks no transaction becomes visible and no server can join.
-        match self {
-            Self::Directory(_) | Self::Gossip(_) => Lane::Control,
-            Self::Submit { .. }
-            | Self::Answer { .. }
-            | Self::Look { .. }
-            | Self::Found { .. }
-            | Self::Declined { .. }
-            | Self::Inquire { .. }
-            | Self::Write { .. }
-            | Self::Written { .. }
-            | Self::Refused { .. }
-            | Self::Finalize { .. }
-            | Self::Confirm { .. }
-            | Self::Abort { .. }
-            | Self::Aborted { .. }
-            | Self::Get { .. }
-            | Self::Got { .. }
-            | Self::NotReady { .. }
-            | Self::Put { .. }
-            | Self::Executed { .. }
-            | Self::Query { .. }
-            | Self::Known { .. }
-            | Self::Missing { .. }
-            | Self::Have { .. }
-            | Self::Pull { .. }
-            | Self::Pulled { .. }
-            | Self::Scan { .. }
-            | Self::Scanned { .. }
-            | Self::Intent { .. }
-            | Self::Takeover(_)
-            | Self::Digests { .. } => Lane::Data,
-        }
-    }
-
-    fn wire_size(&self) -> usize {
-        self.size()
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::Write { functor, .. } | Self::Abort { functor, .. } => functor.writes.len(),
-            Self::Get { asks, .. } => asks.len(),
-            Self::Put { output, .. } => output.as_ref().as_ref().map_or(0, BTreeMap::len),
-            Self::Submit { .. }
-            | Self::Answer { .. }
-            | Self::Look { .. }
-            | Self::Found { .. }
-            | Self::Declined { .. }
-            | Self::Inquire { .. }
-            | Self::Written { .. }
-            | Self::Refused { .. }
-            | Self::Finalize { .. }
-            | Self::Confirm { .. }
-            | Self::Aborted { .. }
-            | Self::Got { .. }
-            | Self::NotReady { .. }
-            | Self::Executed { .. }
-            | Self::Query { .. }
-            | Self::Known { .. }
-            | Self::Missing { .. }
-            | Self::Have { .. }
-            | Self::Pull { .. }
-            | Self::Pulled { .. }
-            | Self::Scan { .. }
-            | Self::Scanned { .. }
-            | Self::Intent { .. }
-            | Self::Directory(_)
-            | Self::Takeover(_)
-            | Self::Gossip(_)
-            | Self::Digests { .. } => 0,
-        }
-    }
-}
 
 const _: () =
     assert!(size_of::<Msg>() <= 200, "messages are moved through queues; keep them small");

@@ -38,6 +38,7 @@ use std::fmt::{self, Debug};
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::machine::Kind;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 
 use super::directory::Task;
@@ -517,7 +518,7 @@ impl Acceptor {
 }
 
 /// Messages between a new coordinator and replicas.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Kind)]
 pub enum Message<F> {
     /// To the replicas of every partition: promise, and send your versions.
     Promise {
@@ -954,19 +955,6 @@ impl<F: Functor> Takeover<F> {
     #[must_use]
     pub fn stage(&self) -> Stage {
         self.stage
-    }
-}
-
-impl<F: Functor> Message<F> {
-    /// The name of the message.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Promise { .. } => "Promise",
-            Self::Promised { .. } => "Promised",
-            Self::Close { .. } => "Close",
-            Self::Closed { .. } => "Closed",
-        }
     }
 }
 

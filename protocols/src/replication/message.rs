@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use orthodrome_core::machine::Kind;
 use orthodrome_core::{NodeId, Time, Wire};
 
 use super::checks::Sum;
@@ -22,7 +23,7 @@ pub struct Beat {
 
 /// Messages between the replicas of one group. Any message may be lost, repeated, reordered or
 /// late.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Kind)]
 #[wire(bound = "")]
 pub enum Message<R: Replicated> {
     /// A node whose election timer expired asks every voter whether it would vote for it. This
@@ -175,27 +176,6 @@ pub enum Message<R: Replicated> {
         /// The leader's round.
         round: u64,
     },
-}
-
-impl<R: Replicated> Message<R> {
-    /// The name of the message, as in its paper.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::PreVote { .. } => "PreVote",
-            Self::PreVoteReply { .. } => "PreVoteReply",
-            Self::RequestVote { .. } => "RequestVote",
-            Self::VoteReply { .. } => "VoteReply",
-            Self::AppendEntries { .. } => "AppendEntries",
-            Self::AppendReply { .. } => "AppendReply",
-            Self::AppendReject { .. } => "AppendReject",
-            Self::Heartbeat { .. } => "Heartbeat",
-            Self::HeartbeatReply { .. } => "HeartbeatReply",
-            Self::SnapshotPiece { .. } => "SnapshotPiece",
-            Self::SnapshotReply { .. } => "SnapshotReply",
-            Self::TimeoutNow { .. } => "TimeoutNow",
-        }
-    }
 }
 
 /// Durable records of a replica, replayed in the order in which they were persisted.

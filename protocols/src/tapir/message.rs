@@ -143,9 +143,10 @@ impl fmt::Debug for Answer {
 }
 
 /// A message.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
 pub enum Msg {
     /// Gateway → nearest replica: read these keys (§5.2 "Read").
+    #[message(to = partition, keys = keys.len())]
     Read {
         /// The transaction.
         txn: TxnId,
@@ -166,6 +167,7 @@ pub enum Msg {
         is_too_much: bool,
     },
     /// Gateway → every replica of a participant: the consensus operation `Prepare(txn, timestamp)`.
+    #[message(to = partition, keys = part.reads.len() + part.writes.len())]
     ProposeConsensus {
         /// The transaction.
         txn: TxnId,
@@ -191,6 +193,7 @@ pub enum Msg {
     },
     /// Coordinator → every replica of a participant: this is the result (slow path; recovery).
     /// Accepted only in the view of the votes.
+    #[message(to = partition)]
     FinalizeConsensus {
         /// The transaction.
         txn: TxnId,
@@ -218,6 +221,7 @@ pub enum Msg {
     },
     /// Coordinator → every replica of every participant: the inconsistent operations `Commit` and
     /// `Abort`. The decision already follows from durable facts, so it is executed at once.
+    #[message(to = partition, keys = part.as_ref().map_or(0, |part| part.writes.len()))]
     ProposeInconsistent {
         /// The transaction.
         txn: TxnId,
@@ -243,6 +247,7 @@ pub enum Msg {
     /// Coordinator → every replica of a participant: every replica of every participant has
     /// executed these transactions, and their clients know the outcomes; they may leave the record
     /// (R6).
+    #[message(to = partition)]
     FinalizeInconsistent {
         /// The participant.
         partition: PartitionId,
@@ -254,6 +259,7 @@ pub enum Msg {
     /// Node that takes over → every replica of every participant: follow only this ballot from now
     /// on, and report what you know. A replica that does not know the transaction remembers the
     /// ballot, and so refuses the gateway from then on (R1).
+    #[message(to = partition)]
     CoordinatorChange {
         /// The transaction.
         txn: TxnId,
@@ -277,6 +283,7 @@ pub enum Msg {
     },
     /// Gateway → every replica: read these keys at this timestamp, and accept no write of them
     /// below it.
+    #[message(to = partition, keys = keys.len())]
     ReadOnly {
         /// The transaction.
         txn: TxnId,
@@ -313,6 +320,7 @@ pub enum Msg {
     },
     /// Replica → the view's leader with its record, and → the others without it: change to this
     /// view (§3.2.2).
+    #[message(to = partition)]
     DoViewChange {
         /// The partition.
         partition: PartitionId,
@@ -324,6 +332,7 @@ pub enum Msg {
         portion: Portion,
     },
     /// The view's leader → every other replica: the merged record.
+    #[message(to = partition)]
     StartView {
         /// The partition.
         partition: PartitionId,
@@ -339,6 +348,7 @@ pub enum Msg {
         portion: Portion,
     },
     /// Replica → replica, at intervals: it is alive, and in this view.
+    #[message(to = partition)]
     Gossip {
         /// The partition.
         partition: PartitionId,
@@ -348,6 +358,7 @@ pub enum Msg {
         is_normal: bool,
     },
     /// Replica without a state → the view's leader: request for the next piece.
+    #[message(to = partition)]
     FetchState {
         /// The partition.
         partition: PartitionId,
@@ -357,6 +368,7 @@ pub enum Msg {
         start: Start,
     },
     /// The view's leader → replica without a state: a piece of the data.
+    #[message(to = partition)]
     StateChunk {
         /// The partition.
         partition: PartitionId,
@@ -462,111 +474,6 @@ pub enum Record {
     State(PartitionId, Box<State>),
     /// A change of it.
     Change(PartitionId, Change),
-}
-
-impl Msg {
-    /// The partition for whose replica the message is meant; none if it is for a coordinator.
-    #[must_use]
-    pub fn replica_of(&self) -> Option<PartitionId> {
-        match self {
-            Self::Read { partition, .. }
-            | Self::ProposeConsensus { partition, .. }
-            | Self::FinalizeConsensus { partition, .. }
-            | Self::ProposeInconsistent { partition, .. }
-            | Self::FinalizeInconsistent { partition, .. }
-            | Self::CoordinatorChange { partition, .. }
-            | Self::ReadOnly { partition, .. }
-            | Self::DoViewChange { partition, .. }
-            | Self::StartView { partition, .. }
-            | Self::Gossip { partition, .. }
-            | Self::FetchState { partition, .. }
-            | Self::StateChunk { partition, .. } => Some(*partition),
-            Self::ReadResult { .. }
-            | Self::ReplyConsensus { .. }
-            | Self::Confirm { .. }
-            | Self::ReplyInconsistent { .. }
-            | Self::CoordinatorChangeReply { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::NotNormal { .. } => None,
-        }
-    }
-}
-
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "Read",
-            Self::ReadResult { .. } => "ReadResult",
-            Self::ProposeConsensus { .. } => "ProposeConsensus",
-            Self::ReplyConsensus { .. } => "ReplyConsensus",
-            Self::FinalizeConsensus { .. } => "FinalizeConsensus",
-            Self::Confirm { .. } => "Confirm",
-            Self::ProposeInconsistent { .. } => "ProposeInconsistent",
-            Self::ReplyInconsistent { .. } => "ReplyInconsistent",
-            Self::FinalizeInconsistent { .. } => "FinalizeInconsistent",
-            Self::CoordinatorChange { .. } => "CoordinatorChange",
-            Self::CoordinatorChangeReply { .. } => "CoordinatorChangeReply",
-            Self::ReadOnly { .. } => "ReadOnly",
-            Self::ReadOnlyResult { .. } => "ReadOnlyResult",
-            Self::NotNormal { .. } => "NotNormal",
-            Self::DoViewChange { .. } => "DoViewChange",
-            Self::StartView { .. } => "StartView",
-            Self::Gossip { .. } => "Gossip",
-            Self::FetchState { .. } => "FetchState",
-            Self::StateChunk { .. } => "StateChunk",
-        }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::Read { txn, .. }
-            | Self::ReadResult { txn, .. }
-            | Self::ProposeConsensus { txn, .. }
-            | Self::ReplyConsensus { txn, .. }
-            | Self::FinalizeConsensus { txn, .. }
-            | Self::Confirm { txn, .. }
-            | Self::ProposeInconsistent { txn, .. }
-            | Self::ReplyInconsistent { txn, .. }
-            | Self::CoordinatorChange { txn, .. }
-            | Self::CoordinatorChangeReply { txn, .. }
-            | Self::ReadOnly { txn, .. }
-            | Self::ReadOnlyResult { txn, .. }
-            | Self::NotNormal { txn, .. } => Some(*txn),
-            Self::FinalizeInconsistent { .. }
-            | Self::DoViewChange { .. }
-            | Self::StartView { .. }
-            | Self::Gossip { .. }
-            | Self::FetchState { .. }
-            | Self::StateChunk { .. } => None,
-        }
-    }
-
-    fn wire_size(&self) -> usize {
-        self.size()
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::Read { keys, .. } | Self::ReadOnly { keys, .. } => keys.len(),
-            Self::ProposeConsensus { part, .. } => part.reads.len() + part.writes.len(),
-            Self::ProposeInconsistent { part, .. } => part.as_ref().map_or(0, |p| p.writes.len()),
-            Self::ReadResult { .. }
-            | Self::ReplyConsensus { .. }
-            | Self::FinalizeConsensus { .. }
-            | Self::Confirm { .. }
-            | Self::ReplyInconsistent { .. }
-            | Self::FinalizeInconsistent { .. }
-            | Self::CoordinatorChange { .. }
-            | Self::CoordinatorChangeReply { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::NotNormal { .. }
-            | Self::DoViewChange { .. }
-            | Self::StartView { .. }
-            | Self::Gossip { .. }
-            | Self::FetchState { .. }
-            | Self::StateChunk { .. } => 0,
-        }
-    }
 }
 
 /// Encoded size of one client's acknowledgement.

@@ -203,7 +203,7 @@ impl Server {
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Tapir>) {
-        if let Some(id) = msg.replica_of() {
+        if let Some(id) = msg.partition() {
             self.with(id, cx, |replica, world| replica.on_message(from, msg, world));
             return;
         }

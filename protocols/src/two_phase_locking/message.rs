@@ -36,10 +36,11 @@ pub enum Vote {
 }
 
 /// A message.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
 pub enum Msg {
     /// Client → participant leader: lock these keys, and read. A general transaction sends one for
     /// each round that accesses the partition.
+    #[message(to = participant.partition, keys = participant.keys())]
     Lock {
         /// The transaction.
         txn: TxnId,
@@ -52,6 +53,7 @@ pub enum Msg {
     },
     /// Participant leader → client: every lock is held here, and these are the values. Valid until
     /// the leader changes or sends `Wounded`. Safety comes from the prepare, which checks again.
+    #[message(led = partition)]
     Locked {
         /// The transaction.
         txn: TxnId,
@@ -64,6 +66,7 @@ pub enum Msg {
     },
     /// Participant leader → client: the transaction waits for a lock here. Sent in answer to a
     /// repeated request; with preempt-on-wait, also at once for a transaction of low priority.
+    #[message(led = partition)]
     Waiting {
         /// The transaction.
         txn: TxnId,
@@ -71,6 +74,7 @@ pub enum Msg {
         partition: PartitionId,
     },
     /// Participant leader → client: the transaction has lost its locks here.
+    #[message(led = partition)]
     Wounded {
         /// The transaction.
         txn: TxnId,
@@ -81,6 +85,7 @@ pub enum Msg {
     },
     /// Client → participant leader: the clients of these transactions are alive and have not
     /// decided.
+    #[message(to = partition)]
     KeepAlive {
         /// The partition.
         partition: PartitionId,
@@ -91,6 +96,7 @@ pub enum Msg {
     },
     /// Client → participant leader: the transaction will not be committed, or not here; release its
     /// locks. It does not affect a prepared transaction.
+    #[message(to = partition)]
     Release {
         /// The transaction.
         txn: TxnId,
@@ -99,6 +105,7 @@ pub enum Msg {
     },
     /// Client → coordinator: commit this. Repeated until it is answered. It contains everything
     /// that a coordinator without a record of the transaction needs.
+    #[message(to = coordinator)]
     Commit {
         /// The transaction.
         txn: TxnId,
@@ -115,6 +122,7 @@ pub enum Msg {
     },
     /// Coordinator → participant leader: can you commit this? Sent to every participant, also to
     /// those that are only read (T4).
+    #[message(to = partition, led = coordinator, keys = versions.len() + writes.len())]
     Prepare {
         /// The transaction.
         txn: TxnId,
@@ -130,6 +138,7 @@ pub enum Msg {
         acknowledged_below: u64,
     },
     /// Participant leader → coordinator: the answer.
+    #[message(to = coordinator, led = partition)]
     Vote {
         /// The transaction.
         txn: TxnId,
@@ -148,6 +157,7 @@ pub enum Msg {
         outcome: Outcome,
     },
     /// Coordinator → participant leader: the decision. Repeated until acknowledged.
+    #[message(to = partition, led = coordinator)]
     Decision {
         /// The transaction.
         txn: TxnId,
@@ -160,6 +170,7 @@ pub enum Msg {
         outcome: Outcome,
     },
     /// Participant leader → coordinator: the decision is replicated here.
+    #[message(to = coordinator, led = partition)]
     DecisionAck {
         /// The transaction.
         txn: TxnId,
@@ -171,6 +182,7 @@ pub enum Msg {
     /// Participant leader → coordinator, in recovery: it prepared this transaction long ago, and
     /// asks for the decision. A coordinator without a record of the transaction aborts it and then
     /// answers (R1, C10).
+    #[message(to = coordinator, led = partition)]
     QueryDecision {
         /// The transaction.
         txn: TxnId,
@@ -183,6 +195,7 @@ pub enum Msg {
     },
     /// Client → coordinator: asks for the outcome of this transaction. If nobody asked to commit
     /// it, it is aborted (R1).
+    #[message(to = coordinator)]
     Resolve {
         /// The transaction.
         txn: TxnId,
@@ -192,6 +205,7 @@ pub enum Msg {
         participants: Vec<PartitionId>,
     },
     /// Client → participant leader: read these in a read-only transaction.
+    #[message(to = partition, keys = keys.len())]
     ReadOnly {
         /// The transaction.
         txn: TxnId,
@@ -203,6 +217,7 @@ pub enum Msg {
         at_least: Timestamp,
     },
     /// Participant leader → client: the values, and how long they are valid.
+    #[message(led = partition)]
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
@@ -233,6 +248,7 @@ pub enum Msg {
         voters: Vec<NodeId>,
     },
     /// Between replicas of one partition.
+    #[message(kind = message.kind())]
     Replication {
         /// The partition.
         partition: PartitionId,
@@ -302,137 +318,6 @@ pub fn modes<'a>(
         reads.into_iter().map(|key| (key.clone(), Mode::Shared)).collect();
     all.extend(writes.into_iter().map(|key| (key.clone(), Mode::Exclusive)));
     all
-}
-
-impl Msg {
-    /// The partition for whose leader the message is meant; none if it is not for a leader.
-    #[must_use]
-    pub fn partition(&self) -> Option<PartitionId> {
-        match self {
-            Self::Lock { participant, .. } => Some(participant.partition),
-            Self::Commit { coordinator, .. }
-            | Self::Resolve { coordinator, .. }
-            | Self::Vote { coordinator, .. }
-            | Self::DecisionAck { coordinator, .. }
-            | Self::QueryDecision { coordinator, .. } => Some(*coordinator),
-            Self::KeepAlive { partition, .. }
-            | Self::Release { partition, .. }
-            | Self::Prepare { partition, .. }
-            | Self::Decision { partition, .. }
-            | Self::ReadOnly { partition, .. } => Some(*partition),
-            Self::Locked { .. }
-            | Self::Waiting { .. }
-            | Self::Wounded { .. }
-            | Self::Decided { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::NotLeader { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => None,
-        }
-    }
-
-    /// The partition for which only its leader sends this message: the receiver learns the leader.
-    #[must_use]
-    pub fn led_by_sender(&self) -> Option<PartitionId> {
-        match self {
-            Self::Vote { partition, .. }
-            | Self::DecisionAck { partition, .. }
-            | Self::QueryDecision { partition, .. }
-            | Self::Locked { partition, .. }
-            | Self::Waiting { partition, .. }
-            | Self::Wounded { partition, .. }
-            | Self::ReadOnlyResult { partition, .. } => Some(*partition),
-            Self::Prepare { coordinator, .. } | Self::Decision { coordinator, .. } => {
-                Some(*coordinator)
-            }
-            Self::Lock { .. }
-            | Self::KeepAlive { .. }
-            | Self::Release { .. }
-            | Self::Commit { .. }
-            | Self::Resolve { .. }
-            | Self::Decided { .. }
-            | Self::ReadOnly { .. }
-            | Self::NotLeader { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => None,
-        }
-    }
-}
-
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Lock { .. } => "Lock",
-            Self::Locked { .. } => "Locked",
-            Self::Waiting { .. } => "Waiting",
-            Self::Wounded { .. } => "Wounded",
-            Self::KeepAlive { .. } => "KeepAlive",
-            Self::Release { .. } => "Release",
-            Self::Commit { .. } => "Commit",
-            Self::Prepare { .. } => "Prepare",
-            Self::Vote { .. } => "Vote",
-            Self::Decided { .. } => "Decided",
-            Self::Decision { .. } => "Decision",
-            Self::DecisionAck { .. } => "DecisionAck",
-            Self::QueryDecision { .. } => "QueryDecision",
-            Self::Resolve { .. } => "Resolve",
-            Self::ReadOnly { .. } => "ReadOnly",
-            Self::ReadOnlyResult { .. } => "ReadOnlyResult",
-            Self::NotLeader { .. } => "NotLeader",
-            Self::Members { .. } => "Members",
-            Self::Replication { message, .. } => message.kind(),
-        }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::Lock { txn, .. }
-            | Self::Locked { txn, .. }
-            | Self::Waiting { txn, .. }
-            | Self::Wounded { txn, .. }
-            | Self::Release { txn, .. }
-            | Self::Commit { txn, .. }
-            | Self::Prepare { txn, .. }
-            | Self::Vote { txn, .. }
-            | Self::Decided { txn, .. }
-            | Self::Decision { txn, .. }
-            | Self::DecisionAck { txn, .. }
-            | Self::QueryDecision { txn, .. }
-            | Self::Resolve { txn, .. }
-            | Self::ReadOnly { txn, .. }
-            | Self::ReadOnlyResult { txn, .. } => Some(*txn),
-            Self::NotLeader { txn, .. } => *txn,
-            Self::KeepAlive { .. } | Self::Members { .. } | Self::Replication { .. } => None,
-        }
-    }
-
-    fn wire_size(&self) -> usize {
-        self.size()
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::Lock { participant, .. } => participant.reads.len() + participant.writes.len(),
-            Self::Prepare { versions, writes, .. } => versions.len() + writes.len(),
-            Self::ReadOnly { keys, .. } => keys.len(),
-            Self::Locked { .. }
-            | Self::Waiting { .. }
-            | Self::Wounded { .. }
-            | Self::KeepAlive { .. }
-            | Self::Release { .. }
-            | Self::Commit { .. }
-            | Self::Vote { .. }
-            | Self::Decided { .. }
-            | Self::Decision { .. }
-            | Self::DecisionAck { .. }
-            | Self::QueryDecision { .. }
-            | Self::Resolve { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::NotLeader { .. }
-            | Self::Members { .. }
-            | Self::Replication { .. } => 0,
-        }
-    }
 }
 
 impl Replicated for Log {

@@ -27,55 +27,44 @@ pub struct Config {
     pub mutation: Option<&'static str>,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Message)]
+#[message(size = size)]
 pub enum Msg {
-    Read { txn: TxnId, keys: Vec<Key> },
-    ReadReply { txn: TxnId, reads: Reads },
-    Commit { txn: TxnId, below: u64, seen: BTreeMap<Key, Version>, writes: Writes },
-    Resolve { txn: TxnId },
-    Outcome { txn: TxnId, outcome: Outcome },
+    #[message(keys = keys.len())]
+    Read {
+        txn: TxnId,
+        keys: Vec<Key>,
+    },
+    #[message(keys = reads.len())]
+    ReadReply {
+        txn: TxnId,
+        reads: Reads,
+    },
+    #[message(keys = seen.len() + writes.len())]
+    Commit {
+        txn: TxnId,
+        below: u64,
+        seen: BTreeMap<Key, Version>,
+        writes: Writes,
+    },
+    Resolve {
+        txn: TxnId,
+    },
+    Outcome {
+        txn: TxnId,
+        outcome: Outcome,
+    },
 }
 
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "Read",
-            Self::ReadReply { .. } => "ReadReply",
-            Self::Commit { .. } => "Commit",
-            Self::Resolve { .. } => "Resolve",
-            Self::Outcome { .. } => "Outcome",
+fn size(msg: &Msg) -> usize {
+    24 + match msg {
+        Msg::Read { keys, .. } => keys.iter().map(|key| key.len() + 2).sum(),
+        Msg::ReadReply { reads, .. } => reads.keys().map(|key| key.len() + 32).sum(),
+        Msg::Commit { seen, writes, .. } => {
+            seen.keys().map(|key| key.len() + 24).sum::<usize>()
+                + writes.keys().map(|key| key.len() + 24).sum::<usize>()
         }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::Read { txn, .. }
-            | Self::ReadReply { txn, .. }
-            | Self::Commit { txn, .. }
-            | Self::Resolve { txn }
-            | Self::Outcome { txn, .. } => Some(*txn),
-        }
-    }
-
-    fn wire_size(&self) -> usize {
-        24 + match self {
-            Self::Read { keys, .. } => keys.iter().map(|key| key.len() + 2).sum(),
-            Self::ReadReply { reads, .. } => reads.keys().map(|key| key.len() + 32).sum(),
-            Self::Commit { seen, writes, .. } => {
-                seen.keys().map(|key| key.len() + 24).sum::<usize>()
-                    + writes.keys().map(|key| key.len() + 24).sum::<usize>()
-            }
-            Self::Resolve { .. } | Self::Outcome { .. } => 8,
-        }
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::Read { keys, .. } => keys.len(),
-            Self::ReadReply { reads, .. } => reads.len(),
-            Self::Commit { seen, writes, .. } => seen.len() + writes.len(),
-            Self::Resolve { .. } | Self::Outcome { .. } => 0,
-        }
+        Msg::Resolve { .. } | Msg::Outcome { .. } => 8,
     }
 }
 

@@ -14,9 +14,10 @@ use super::server::State;
 pub type Record = hosting::Record<Log, State>;
 
 /// A message.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
 pub enum Msg {
     /// Gateway → leader: what do these keys hold?
+    #[message(keys = keys.len())]
     Read {
         /// The transaction.
         txn: TxnId,
@@ -31,6 +32,7 @@ pub enum Msg {
         reads: Option<Vec<(Key, Read)>>,
     },
     /// Gateway → leader: commit this. Repeated until it is answered.
+    #[message(keys = request.seen.len() + request.writes.len())]
     Commit {
         /// The transaction.
         txn: TxnId,
@@ -74,6 +76,7 @@ pub enum Msg {
         voters: Vec<NodeId>,
     },
     /// Between replicas.
+    #[message(kind = message.kind())]
     Log {
         /// Which group.
         partition: PartitionId,
@@ -120,48 +123,4 @@ impl Replicated for Log {
     type Command = Command;
     type Chunk = Chunk<State>;
     type Cursor = Cursor;
-}
-
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "Read",
-            Self::Values { .. } => "Values",
-            Self::Commit { .. } => "Commit",
-            Self::Resolve { .. } => "Resolve",
-            Self::Ended { .. } => "Ended",
-            Self::NotLeader { .. } => "NotLeader",
-            Self::Members { .. } => "Members",
-            Self::Log { message, .. } => message.kind(),
-        }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::Read { txn, .. }
-            | Self::Values { txn, .. }
-            | Self::Commit { txn, .. }
-            | Self::Resolve { txn, .. }
-            | Self::Ended { txn, .. } => Some(*txn),
-            Self::NotLeader { txn, .. } => *txn,
-            Self::Members { .. } | Self::Log { .. } => None,
-        }
-    }
-
-    fn wire_size(&self) -> usize {
-        self.size()
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::Read { keys, .. } => keys.len(),
-            Self::Commit { request, .. } => request.seen.len() + request.writes.len(),
-            Self::Values { .. }
-            | Self::Resolve { .. }
-            | Self::Ended { .. }
-            | Self::NotLeader { .. }
-            | Self::Members { .. }
-            | Self::Log { .. } => 0,
-        }
-    }
 }
