@@ -73,13 +73,6 @@ impl ClientId {
     pub fn registered(gateway: NodeId, number: u64) -> Self {
         Self((u64::from(gateway.0) << Self::NUMBER_BITS) | number)
     }
-
-    /// The first and the last id that the gateway of this client can give.
-    #[must_use]
-    pub fn of_same_gateway(self) -> (Self, Self) {
-        let numbers = (1 << Self::NUMBER_BITS) - 1;
-        (Self(self.0 & !numbers), Self(self.0 | numbers))
-    }
 }
 
 /// One attempt at one transaction: `c4.19`, and `c4.19#2` for its third attempt.

@@ -9,38 +9,15 @@ use orthodrome_core::time::{Duration, Time};
 
 use crate::waiting::BATCH;
 
-/// Below which counters clients know the outcomes of their transactions, for so many clients at most: as
-/// many as there are, or the newest of each gateway. What an older one did is too old to tell, so it counts as
-/// acknowledged, and a client that is still there has to register again. A function of the calls
-/// of [`advance`] alone, as replicated state must be.
+/// Below which counters clients know the outcomes of their transactions. It has an entry for each
+/// client that ever registered: nobody can know that a client without a transaction is gone. To drop
+/// an entry is not safe while a transaction of that client may be pending somewhere: its votes, which
+/// may have been counted already, would pass for those of a transaction that has ended everywhere.
 pub(crate) type Acknowledged = BTreeMap<ClientId, u64>;
 
-/// Clients that are remembered, at most; some 2 MiB.
-const CLIENTS_MAX: usize = 1 << 16;
-
-/// If there are more, so many are kept.
-const CLIENTS_KEPT: usize = CLIENTS_MAX / 4 * 3;
-
-/// Notes that `client` knows what became of its transactions below a counter. Returns the names of
-/// those that were not known to be acknowledged before: of this client, and of those that are remembered
-/// no more.
+/// Notes that `client` knows the outcomes of its transactions below a counter. Returns the names of
+/// those that were not known to be acknowledged before.
 pub(crate) fn advance(
-    acknowledged: &mut Acknowledged,
-    client: ClientId,
-    below: u64,
-) -> Vec<Range<TxnId>> {
-    if is_retired(acknowledged, client) {
-        return Vec::new();
-    }
-    let mut over = Vec::from_iter(advance_one(acknowledged, client, below));
-    if acknowledged.len() > CLIENTS_MAX {
-        over.extend(retire(acknowledged, CLIENTS_KEPT));
-    }
-    over
-}
-
-/// The same without a bound on the number of clients.
-pub(crate) fn advance_one(
     acknowledged: &mut Acknowledged,
     client: ClientId,
     below: u64,
@@ -53,52 +30,14 @@ pub(crate) fn advance_one(
     Some(first..TxnId { client, counter: below, attempt: 0 })
 }
 
-/// Below which counter `client` knows the outcomes, or is too old to be told.
+/// Below which counter `client` knows the outcomes.
 pub(crate) fn below(acknowledged: &Acknowledged, client: ClientId) -> u64 {
-    let known = acknowledged.get(&client).copied();
-    known.unwrap_or(if is_retired(acknowledged, client) { u64::MAX } else { 0 })
+    acknowledged.get(&client).copied().unwrap_or(0)
 }
 
-/// True if the client of `txn` knows what became of it, or is too old to be told.
+/// True if the client of `txn` knows its outcome.
 pub(crate) fn is_acknowledged(acknowledged: &Acknowledged, txn: TxnId) -> bool {
     txn.counter < below(acknowledged, txn.client)
-}
-
-/// True if a client is older than all that are remembered of its gateway, and so many are remembered that
-/// some may have been dropped.
-fn is_retired(acknowledged: &Acknowledged, client: ClientId) -> bool {
-    if acknowledged.len() < CLIENTS_KEPT {
-        return false;
-    }
-    let (first, last) = client.of_same_gateway();
-    acknowledged.range(first..=client).next().is_none()
-        && acknowledged.range(client..=last).next().is_some()
-}
-
-/// Drops the oldest clients of the gateways that have most, until so many are left. One of each gateway
-/// stays.
-fn retire(acknowledged: &mut Acknowledged, kept: usize) -> Vec<Range<TxnId>> {
-    let mut gateways: BTreeMap<ClientId, usize> = BTreeMap::new();
-    for client in acknowledged.keys() {
-        *gateways.entry(client.of_same_gateway().0).or_default() += 1;
-    }
-    let mut over = Vec::new();
-    while acknowledged.len() > kept
-        && let Some((&first, count)) = gateways.iter_mut().max_by_key(|(_, count)| **count)
-        && *count > 1
-        && let Some((&client, &known)) = acknowledged.range(first..).next()
-    {
-        *count -= 1;
-        acknowledged.remove(&client);
-        over.push(
-            TxnId { client, counter: known, attempt: 0 }..TxnId {
-                client,
-                counter: u64::MAX,
-                attempt: u32::MAX,
-            },
-        );
-    }
-    over
 }
 
 /// Outcomes that a group keeps for clients that have not acknowledged them: with their names some 30 MiB.
@@ -174,34 +113,23 @@ impl Kept {
 mod tests {
     use super::*;
 
-    /// With one entry for each client that ever registered, the state grew for ever.
+    /// Entries of clients that were older than the newest 49 152 were dropped, and all that such a
+    /// client did counted as acknowledged: also what it had pending.
     #[test]
-    fn clients_are_remembered_up_to_a_number_and_older_ones_are_too_old() {
-        let of = |gateway: u64, number: u64| ClientId(gateway << ClientId::NUMBER_BITS | number);
+    fn nothing_that_other_clients_do_acknowledges_a_transaction() {
+        let of = |number: u64| ClientId(2 << ClientId::NUMBER_BITS | number);
         let mut acknowledged = Acknowledged::new();
-        advance(&mut acknowledged, of(1, 5), 7);
-        let mut dropped = Vec::new();
-        for number in 10..10 + 4 * CLIENTS_MAX as u64 {
-            let over = advance(&mut acknowledged, of(2, number), 3);
-            assert_eq!(over[0], TxnId::new(of(2, number), 0)..TxnId::new(of(2, number), 3));
-            dropped.extend(over.into_iter().skip(1));
-            assert!(acknowledged.len() <= CLIENTS_MAX);
+        let pending = TxnId::new(of(0), 7);
+        advance(&mut acknowledged, of(0), 7);
+        for number in 2..100_000 {
+            assert!(advance(&mut acknowledged, of(number), 3).is_some());
         }
-        let oldest = of(2, 10);
-        assert_eq!(dropped[0].start, TxnId::new(oldest, 3));
-        assert!(dropped[0].contains(&TxnId::new(oldest, 1 << 40)));
-        let is_over = |acknowledged: &_, client, counter| {
-            is_acknowledged(acknowledged, TxnId::new(client, counter))
-        };
-        assert!(is_over(&acknowledged, oldest, 1_000), "it is too old to tell");
-        let newest = of(2, 9 + 4 * CLIENTS_MAX as u64);
-        assert!(is_over(&acknowledged, newest, 2) && !is_over(&acknowledged, newest, 3));
-        let next = of(2, 10 + 4 * CLIENTS_MAX as u64);
-        assert!(!is_over(&acknowledged, next, 0), "it is new");
-        assert!(!is_over(&acknowledged, of(1, 5), 7), "others register elsewhere");
-        assert!(!is_over(&acknowledged, of(3, 1), 0), "nothing is known of its gateway");
-        assert_eq!(advance(&mut acknowledged, oldest, 9), [], "nothing brings it back");
-        assert!(!acknowledged.contains_key(&oldest));
+        assert!(!is_acknowledged(&acknowledged, pending));
+        assert!(is_acknowledged(&acknowledged, TxnId::new(of(0), 6)));
+        assert!(
+            !is_acknowledged(&acknowledged, TxnId::new(of(1), 0)),
+            "its first transaction here"
+        );
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl Cpu {
     /// that arrives now must not overtake those that wait.
     #[must_use]
     pub fn is_infinite(&self, now: Time) -> bool {
-        self.costs_nothing() && self.last <= now
+        self.costs_nothing() && self.last.max(self.control) <= now
     }
 
     fn costs_nothing(&self) -> bool {
@@ -102,12 +102,14 @@ impl Cpu {
     }
 
     /// When an input of [`Lane::Control`] that arrives now has been handled: it waits for what a core
-    /// does at this moment and for earlier ones of its lane, and what comes later waits for it.
+    /// does at this moment and for earlier ones of its lane. Data that comes later waits for a core
+    /// as long as for any other input.
     ///
     /// [`Lane::Control`]: orthodrome_core::machine::Lane::Control
     pub fn admit_control(&mut self, now: Time, bytes: usize, keys: usize) -> Time {
         if self.costs_nothing() {
-            return self.admit(now, bytes, keys);
+            self.control = self.control.max(now);
+            return self.control;
         }
         let costs = self.costs();
         let first = self.idle_at.iter().min().copied().unwrap_or(now);
@@ -303,6 +305,22 @@ mod tests {
         assert!(!cpu.is_infinite(Time(1)));
         assert_eq!(cpu.admit(Time(1), 0, 0), ready);
         assert!(cpu.is_infinite(ready));
+    }
+
+    /// A control message that arrived just after a slow period overtook those that still waited.
+    #[test]
+    fn control_keeps_its_order_when_a_slow_period_ends() {
+        let mut cpu = Cpu::new(None);
+        cpu.slow_down(100);
+        let message = CpuModel::default().message;
+        let ends: Vec<Time> = (0..3).map(|_| cpu.admit_control(Time::ZERO, 0, 0)).collect();
+        assert_eq!(ends[2], Time::ZERO + message * 300);
+        cpu.speed_up(Time::ZERO);
+        let last = sooner(ends[2], Time::ZERO, 100);
+        assert!(!cpu.is_infinite(Time(1)), "control still waits");
+        assert_eq!(cpu.admit_control(Time(1), 0, 0), last);
+        assert_eq!(cpu.admit(Time(1), 0, 0), Time(1), "data does not wait for control");
+        assert!(cpu.is_infinite(last));
     }
 
     #[test]

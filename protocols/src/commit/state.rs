@@ -149,8 +149,7 @@ pub struct State<P, E, C> {
     pub floor: Timestamp,
     /// At or above every timestamp that any leader has promised (R8).
     pub ceiling: Timestamp,
-    /// Clients know the outcomes of their transactions below these counters; only so many clients are
-    /// remembered.
+    /// Clients know the outcomes of their transactions below these counters.
     pub acknowledged: BTreeMap<ClientId, u64>,
 }
 
@@ -404,19 +403,19 @@ impl<P, A: Part, Q: Request> Outcomes for State<P, Ended, Coordinated<A, Q>> {
 impl<P, C> State<P, Ended, C> {
     /// `client` knows the outcomes of its transactions below a counter (R6).
     pub(crate) fn acknowledge(&mut self, client: ClientId, below: u64) {
-        for names in advance(&mut self.acknowledged, client, below) {
-            let gone: Vec<TxnId> = self
-                .ended
-                .range(names.clone())
-                .filter_map(|(txn, ended)| ended.is_forgettable.then_some(*txn))
-                .collect();
-            for txn in gone {
-                self.ended.remove(&txn);
-            }
-            let gone: Vec<TxnId> = self.settled.range(names).map(|(txn, _)| *txn).collect();
-            for txn in gone {
-                self.settled.remove(&txn);
-            }
+        // Else this was known.
+        let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
+        let gone: Vec<TxnId> = self
+            .ended
+            .range(names.clone())
+            .filter_map(|(txn, ended)| ended.is_forgettable.then_some(*txn))
+            .collect();
+        for txn in gone {
+            self.ended.remove(&txn);
+        }
+        let gone: Vec<TxnId> = self.settled.range(names).map(|(txn, _)| *txn).collect();
+        for txn in gone {
+            self.settled.remove(&txn);
         }
     }
 }

@@ -150,12 +150,12 @@ impl State {
     }
 
     fn acknowledge(&mut self, client: ClientId, below: u64) {
-        for names in advance(&mut self.acknowledged, client, below) {
-            for map in [&mut self.ended, &mut self.settled] {
-                let gone: Vec<TxnId> = map.range(names.clone()).map(|(txn, _)| *txn).collect();
-                for txn in gone {
-                    map.remove(&txn);
-                }
+        // Else this was known.
+        let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
+        for map in [&mut self.ended, &mut self.settled] {
+            let gone: Vec<TxnId> = map.range(names.clone()).map(|(txn, _)| *txn).collect();
+            for txn in gone {
+                map.remove(&txn);
             }
         }
     }

@@ -173,6 +173,7 @@ pub(crate) fn draw_sequence(
     match profile {
         FaultProfile::PowerCuts => draw_power_cut(cluster, at_ms, rng),
         FaultProfile::PriorityRaces if rng.chance(1, 3) => draw_lost_votes(cluster, at_ms, rng),
+        FaultProfile::Partitions if rng.chance(1, 3) => draw_long_log(cluster, at_ms, rng),
         FaultProfile::Mixed
         | FaultProfile::ClockSkew
         | FaultProfile::LeaderChurn
@@ -239,6 +240,34 @@ fn draw_lost_votes(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<E
     Some(vec![
         Entry { at_ms, until_ms: Some(crash_ms + 1), fault: cut },
         Entry { at_ms: crash_ms, until_ms, fault: crash },
+    ])
+}
+
+/// A leader is cut off from all other servers, but not from its clients, so its log grows with
+/// entries that no other server has. The others elect a leader, which goes on. Then they lose power,
+/// and the first one is back with a long log and nobody who knows better: it must not lead (S4).
+fn draw_long_log(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<Entry>> {
+    let partitions: Vec<_> = cluster.partitions().collect();
+    let partition = rng.pick(&partitions)?;
+    let leader = partition.preferred_leader;
+    let name = |id: &NodeId| id.to_string();
+    let followers: Vec<String> =
+        partition.replicas.iter().filter(|id| **id != leader).map(name).collect();
+    let servers = cluster.servers().map(|node| node.id).filter(|id| *id != leader);
+    let servers: Vec<String> = servers.map(|id| name(&id)).collect();
+    if followers.is_empty() {
+        return None;
+    }
+    let round_trip = u64::try_from(cluster.topology.rtt_max().as_millis()).unwrap_or(300);
+    let crash_ms = at_ms + 300 + round_trip * rng.range(4, 30);
+    let cut = Fault::Partition { from: vec![name(&leader)], to: servers, both_ways: true };
+    Some(vec![
+        Entry { at_ms, until_ms: Some(crash_ms + 1), fault: cut },
+        Entry {
+            at_ms: crash_ms,
+            until_ms: Some(crash_ms + 2 + rng.below(2_000)),
+            fault: Fault::Crash { nodes: followers },
+        },
     ])
 }
 

@@ -6,18 +6,18 @@ use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 
 use super::super::message::{Name, StreamImage};
 use super::State;
-use crate::acknowledged::advance_one;
+use crate::acknowledged::advance;
 
 impl State {
     /// A stream states the counter below which a client knows the outcomes of its transactions.
     pub(super) fn acknowledge(&mut self, stream: PartitionId, client: ClientId, below: u64) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
-        let is_news = advance_one(&mut state.acknowledged, client, below).is_some();
+        let is_news = advance(&mut state.acknowledged, client, below).is_some();
         if is_news && self.streams.len() == 1 {
             self.forget(stream, client, below);
         }
         self.forget_ran(client);
-        if let Some(over) = advance_one(&mut self.acknowledged, client, below) {
+        if let Some(over) = advance(&mut self.acknowledged, client, below) {
             self.ended.acknowledge(over);
         }
     }
@@ -25,7 +25,7 @@ impl State {
     /// A stream need not remember its transactions below this counter any more.
     pub(super) fn forget(&mut self, stream: PartitionId, client: ClientId, below: u64) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
-        if let Some(over) = advance_one(&mut state.forgotten, client, below) {
+        if let Some(over) = advance(&mut state.forgotten, client, below) {
             let named = |txn| Name { txn, map: 0 };
             let over = state.seen.range(named(over.start)..named(over.end));
             for name in over.copied().collect::<Vec<_>>() {
