@@ -1,7 +1,7 @@
 //! The middleware on real servers: `orthodrome proxy` and `orthodrome agent`.
 //!
 //! Reading order: [`config`] (configuration files), `session` (turns a client's statements into
-//! rounds of a transaction), `elsewhere` (statements outside of transactions), `settings` and `set`
+//! rounds of a transaction), `near` (the mode of that name), `elsewhere` (statements outside of transactions), `settings` and `set`
 //! (session settings), `savepoints`, `discovery` (tables of the sources), `keys` (generated keys),
 //! `operators` (statements for operators), `host` (threads of the machines), `claim` (a number
 //! belongs to one proxy), `source` and `driver` (sessions at a source), `marks` and `names`
@@ -39,6 +39,7 @@ mod mysql_front;
 mod mysql_text;
 mod mysql_wire;
 mod names;
+mod near;
 mod operators;
 mod postgres;
 mod postgres_front;
