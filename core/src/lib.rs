@@ -20,6 +20,7 @@ pub mod machine;
 pub mod procedure;
 pub mod rng;
 pub mod session;
+pub mod spelling;
 pub mod store;
 pub mod time;
 pub mod topology;

@@ -6,6 +6,7 @@
 //! shape, a variant of [`Procedure`] and an arm in `Procedure::run`; the compiler lists the rest.
 
 pub mod movr;
+pub mod redis;
 pub mod row;
 pub mod tpcc;
 
@@ -25,6 +26,8 @@ pub enum Procedure {
     MovrBeginRide,
     /// [`movr::end_ride`].
     MovrEndRide,
+    /// [`redis::batch`].
+    RedisBatch,
 }
 
 /// The result of a procedure: a value for each key that its call writes, in their order (none
@@ -33,8 +36,13 @@ pub type Results = Result<Vec<Option<Value>>, AbortReason>;
 
 impl Procedure {
     /// All procedures.
-    pub const ALL: [Self; 4] =
-        [Self::TpccNewOrder, Self::TpccPayment, Self::MovrBeginRide, Self::MovrEndRide];
+    pub const ALL: [Self; 5] = [
+        Self::TpccNewOrder,
+        Self::TpccPayment,
+        Self::MovrBeginRide,
+        Self::MovrEndRide,
+        Self::RedisBatch,
+    ];
 
     /// Its name, on the wire and in interfaces. A name never changes its meaning.
     #[must_use]
@@ -44,6 +52,7 @@ impl Procedure {
             Self::TpccPayment => "tpcc.payment",
             Self::MovrBeginRide => "movr.begin-ride",
             Self::MovrEndRide => "movr.end-ride",
+            Self::RedisBatch => "redis.batch",
         }
     }
 
@@ -63,6 +72,7 @@ impl Procedure {
             Self::TpccPayment => tpcc::payment(reads, arguments),
             Self::MovrBeginRide => movr::begin_ride(reads, arguments),
             Self::MovrEndRide => movr::end_ride(reads, arguments),
+            Self::RedisBatch => redis::batch(reads, arguments),
         }
     }
 }

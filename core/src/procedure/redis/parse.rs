@@ -1,0 +1,207 @@
+//! Reads the arguments of a command.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::Command;
+use super::number::{self, Decimal, Score};
+use super::reply::{Failure, NOT_FLOAT, NOT_INTEGER, SYNTAX};
+use super::table::COMMANDS;
+
+/// The keys of a transaction, each once, in the order in which its commands name them.
+#[derive(Clone, Debug, Default)]
+pub struct KeyNames {
+    names: Vec<Bytes>,
+    numbers: BTreeMap<Bytes, u32>,
+    bytes: usize,
+}
+
+/// The most keys of one transaction, and the longest key, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyLimits {
+    /// Different keys.
+    pub keys_max: usize,
+    /// Bytes of one key.
+    pub key_bytes_max: usize,
+}
+
+impl KeyNames {
+    /// The names.
+    #[must_use]
+    pub fn names(&self) -> &[Bytes] {
+        &self.names
+    }
+
+    /// The number of bytes of all names.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The number of a key.
+    ///
+    /// # Errors
+    /// The key is too long, or there are too many.
+    pub fn number(&mut self, name: &Bytes, limits: KeyLimits) -> Result<u32, Failure> {
+        if let Some(number) = self.numbers.get(name) {
+            return Ok(*number);
+        }
+        let KeyLimits { keys_max, key_bytes_max } = limits;
+        if name.len() > key_bytes_max {
+            let have = name.len();
+            return Err(Failure::of(format!(
+                "ERR a key of {have} bytes; at most {key_bytes_max} are allowed"
+            )));
+        }
+        if self.names.len() >= keys_max {
+            return Err(Failure::of(format!(
+                "ERR a transaction accesses at most {keys_max} different keys"
+            )));
+        }
+        let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
+        self.names.push(name.clone());
+        self.numbers.insert(name.clone(), number);
+        self.bytes += name.len();
+        Ok(number)
+    }
+
+    /// Forgets the keys after the first `many`.
+    pub fn truncate(&mut self, many: usize) {
+        for name in self.names.drain(many.min(self.names.len())..) {
+            self.bytes -= name.len();
+            self.numbers.remove(&name);
+        }
+    }
+}
+
+/// The arguments of a command that have not been read yet.
+#[derive(Debug)]
+pub struct Args<'a> {
+    name: &'static str,
+    rest: &'a [Bytes],
+    keys: &'a mut KeyNames,
+    limits: KeyLimits,
+}
+
+impl<'a> Args<'a> {
+    /// The command's name.
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The number of arguments left.
+    pub(super) fn left(&self) -> usize {
+        self.rest.len()
+    }
+
+    pub(super) fn bytes(&mut self) -> Result<Bytes, Failure> {
+        let (first, rest) = self.rest.split_first().ok_or(SYNTAX)?;
+        self.rest = rest;
+        Ok(first.clone())
+    }
+
+    pub(super) fn key(&mut self) -> Result<u32, Failure> {
+        let name = self.bytes()?;
+        self.keys.number(&name, self.limits)
+    }
+
+    /// All arguments left.
+    pub(super) fn all(&mut self) -> Vec<Bytes> {
+        std::mem::take(&mut self.rest).to_vec()
+    }
+
+    /// All arguments left, as keys.
+    pub(super) fn all_keys(&mut self) -> Result<Vec<u32>, Failure> {
+        let mut keys = Vec::new();
+        while self.left() > 0 {
+            keys.push(self.key()?);
+        }
+        Ok(keys)
+    }
+
+    /// The error for a number of arguments that the command does not have.
+    pub(super) fn arity(&self) -> Failure {
+        wrong_arity(self.name)
+    }
+
+    /// All arguments left, in pairs.
+    pub(super) fn pairs(&mut self) -> Result<Vec<(Bytes, Bytes)>, Failure> {
+        if self.left() % 2 != 0 {
+            return Err(self.arity());
+        }
+        let mut pairs = Vec::new();
+        while self.left() > 0 {
+            pairs.push((self.bytes()?, self.bytes()?));
+        }
+        Ok(pairs)
+    }
+
+    pub(super) fn integer(&mut self) -> Result<i64, Failure> {
+        number::integer(&self.bytes()?).ok_or(NOT_INTEGER)
+    }
+
+    /// A number of things, 0 or more.
+    pub(super) fn count(&mut self) -> Result<u64, Failure> {
+        let number = self.integer()?;
+        u64::try_from(number)
+            .map_err(|_| Failure::new("ERR value is out of range, must be positive"))
+    }
+
+    pub(super) fn score(&mut self) -> Result<Score, Failure> {
+        Score::parse(&self.bytes()?).ok_or(NOT_FLOAT)
+    }
+
+    /// A decimal number, as text.
+    pub(super) fn decimal(&mut self) -> Result<Bytes, Failure> {
+        let text = self.bytes()?;
+        Decimal::parse(&text).map(|_| text).ok_or(NOT_FLOAT)
+    }
+
+    /// Reads the next argument if it is this word, in any case.
+    pub(super) fn takes(&mut self, word: &str) -> bool {
+        match self.rest.split_first() {
+            Some((first, rest)) if first.eq_ignore_ascii_case(word.as_bytes()) => {
+                self.rest = rest;
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
+
+    /// An error if arguments are left.
+    pub(super) fn end(&self) -> Result<(), Failure> {
+        if self.rest.is_empty() { Ok(()) } else { Err(SYNTAX) }
+    }
+}
+
+/// The error for a wrong number of arguments.
+#[must_use]
+pub fn wrong_arity(name: &str) -> Failure {
+    Failure::of(format!("ERR wrong number of arguments for '{name}' command"))
+}
+
+/// Reads a command on data, whose name and arguments these are. None if no such command exists.
+///
+/// # Errors
+/// The arguments are wrong.
+pub fn parse(
+    words: &[Bytes],
+    keys: &mut KeyNames,
+    limits: KeyLimits,
+) -> Option<Result<Command, Failure>> {
+    let (name, rest) = words.split_first()?;
+    let spec = COMMANDS.iter().find(|spec| name.eq_ignore_ascii_case(spec.name.as_bytes()))?;
+    let count = i64::try_from(words.len()).unwrap_or(i64::MAX);
+    let fits = if spec.arity < 0 { count >= -spec.arity } else { count == spec.arity };
+    if !fits {
+        return Some(Err(wrong_arity(spec.name)));
+    }
+    let before = keys.names.len();
+    let mut args = Args { name: spec.name, rest, keys, limits };
+    let parsed = (spec.parse)(&mut args).and_then(|command| args.end().map(|()| command));
+    if parsed.is_err() {
+        keys.truncate(before);
+    }
+    Some(parsed)
+}

@@ -1,0 +1,556 @@
+//! Each command by script, and batches against their commands one by one.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::*;
+use crate::Rng;
+use crate::txn::VALUE_BYTES_MAX;
+
+const LIMITS: KeyLimits = KeyLimits { keys_max: 100, key_bytes_max: 100 };
+const BYTES_MAX: usize = 16 << 20;
+
+/// A store that runs batches as the database does: through the bytes of a call.
+#[derive(Default)]
+struct Store {
+    values: BTreeMap<Bytes, Value>,
+    now_ms: u64,
+    counter: u64,
+}
+
+/// Why a batch had no effect.
+#[derive(PartialEq, Eq, Debug)]
+struct Aborted;
+
+impl Store {
+    /// Reads the commands of a batch; a command that is refused answers with an error.
+    fn parse(lines: &[&str]) -> (KeyNames, Vec<Command>) {
+        let mut names = KeyNames::default();
+        let commands = lines.iter().map(|line| {
+            let words = words(line);
+            parse(&words, &mut names, LIMITS)
+                .unwrap_or_else(|| panic!("no command: {line}"))
+                .unwrap()
+        });
+        let commands = commands.collect();
+        (names, commands)
+    }
+
+    /// Runs commands as one transaction, as a gateway does.
+    fn batch(
+        &mut self,
+        names: &KeyNames,
+        commands: Vec<Command>,
+        watched: &[(u32, Option<Stamp>)],
+    ) -> Result<Evaluation, Aborted> {
+        let keys: Vec<Key> = names.names().iter().cloned().map(Key).collect();
+        self.counter += 1;
+        for is_wide in [false, true] {
+            let mut batch = Batch::new(keys.len(), commands.clone(), watched.to_vec(), is_wide);
+            (batch.now_ms, batch.stamp) = (self.now_ms, Stamp { client: 7, counter: self.counter });
+            let value = |key: usize| self.values.get(&names.names()[key]).cloned();
+            let evaluation = batch.evaluate(value, BYTES_MAX);
+            if batch.is_read_only() {
+                if evaluation.needs_more_writes {
+                    continue;
+                }
+                return if evaluation.is_watch_kept { Ok(evaluation) } else { Err(Aborted) };
+            }
+            let call = batch.call(&keys);
+            let reads: Vec<_> =
+                call.reads.iter().map(|key| self.values.get(&key.0).cloned()).collect();
+            match call.run(&reads) {
+                Ok(results) => {
+                    assert!(evaluation.is_watch_kept && !evaluation.needs_more_writes);
+                    for (key, value) in call.writes.into_iter().zip(results) {
+                        match value {
+                            Some(value) => {
+                                assert!(value.len() <= VALUE_BYTES_MAX);
+                                self.values.insert(key.0, value);
+                            }
+                            None => drop(self.values.remove(&key.0)),
+                        }
+                    }
+                    return Ok(evaluation);
+                }
+                Err(reason) => assert_eq!(reason, AbortReason::Guard),
+            }
+        }
+        Err(Aborted)
+    }
+
+    /// Runs one command, and shows its answer.
+    fn run(&mut self, line: &str) -> String {
+        let mut names = KeyNames::default();
+        let words = words(line);
+        match parse(&words, &mut names, LIMITS).unwrap_or_else(|| panic!("no command: {line}")) {
+            Ok(command) => show(&self.batch(&names, vec![command], &[]).unwrap().replies[0]),
+            Err(failure) => show(&Reply::Error(failure)),
+        }
+    }
+
+    /// Checks lines of the form `command => answer`.
+    fn script(&mut self, text: &str) {
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let (command, answer) = line.split_once(" => ").unwrap();
+            assert_eq!(self.run(command), answer, "{command}");
+        }
+    }
+}
+
+/// Words; `''` is the empty one.
+fn words(line: &str) -> Vec<Bytes> {
+    let word = |word: &str| if word == "''" { Bytes::new() } else { Bytes::from(word.to_owned()) };
+    line.split(' ').map(word).collect()
+}
+
+fn show(reply: &Reply) -> String {
+    let all = |items: &[Reply]| items.iter().map(show).collect::<Vec<_>>().join(" ");
+    match reply {
+        Reply::Status(text) => (*text).to_owned(),
+        Reply::Integer(number) => format!(":{number}"),
+        Reply::Bulk(text) => format!("\"{}\"", text.escape_ascii()),
+        Reply::Nil => "nil".to_owned(),
+        Reply::NilArray => "nil-array".to_owned(),
+        Reply::Double(score) => format!(",{score}"),
+        Reply::Array(items) => format!("[{}]", all(items)),
+        Reply::Set(items) => format!("~[{}]", all(items)),
+        Reply::Map(items) => {
+            let pair = |(name, value): &(Reply, Reply)| format!("{}={}", show(name), show(value));
+            format!("{{{}}}", items.iter().map(pair).collect::<Vec<_>>().join(" "))
+        }
+        Reply::Pairs(items) => {
+            let pair = |(name, score): &(Bytes, number::Score)| {
+                format!("\"{}\"={score}", name.escape_ascii())
+            };
+            format!("<{}>", items.iter().map(pair).collect::<Vec<_>>().join(" "))
+        }
+        Reply::Error(failure) => format!("!{}", failure.0),
+    }
+}
+
+#[test]
+fn strings_and_counters() {
+    Store::default().script(
+        r#"
+        GET a => nil
+        SET a 1 => OK
+        GET a => "1"
+        SET a 2 NX => nil
+        SET b 2 XX => nil
+        SET a 3 XX GET => "1"
+        SET c 1 NX GET => nil
+        SET c 1 NX XX => !ERR syntax error
+        SET c 1 EX 5 PX 5 => !ERR syntax error
+        SETNX a 4 => :0
+        SETNX d 4 => :1
+        GETSET d 5 => "4"
+        GETDEL d => "5"
+        GETDEL d => nil
+        APPEND d xyz => :3
+        APPEND d w => :4
+        STRLEN d => :4
+        STRLEN nothing => :0
+        GETRANGE d 1 -2 => "yz"
+        GETRANGE d 5 9 => ""
+        SETRANGE d 6 end => :9
+        GET d => "xyzw\x00\x00end"
+        SETRANGE d -1 x => !ERR offset is out of range
+        SETRANGE nothing 5 '' => :0
+        EXISTS nothing d a => :2
+        INCR n => :1
+        INCRBY n 9223372036854775806 => :9223372036854775807
+        INCR n => !ERR increment or decrement would overflow
+        DECR n => :9223372036854775806
+        DECRBY n -9223372036854775808 => !ERR increment or decrement would overflow
+        INCR d => !ERR value is not an integer or out of range
+        INCRBY n 1.5 => !ERR value is not an integer or out of range
+        INCRBYFLOAT f 0.1 => "0.1"
+        INCRBYFLOAT f 0.2 => "0.3"
+        INCRBYFLOAT f x => !ERR value is not a valid float
+        MSET x 1 y 2 x 3 => OK
+        MGET x y z => ["3" "2" nil]
+        MSETNX z 1 x 1 => :0
+        MSETNX z 1 w 1 => :1
+        MSET x => !ERR wrong number of arguments for 'mset' command
+        MSET x 1 y => !ERR wrong number of arguments for 'mset' command
+        GET => !ERR wrong number of arguments for 'get' command
+        DEL x y z nothing => :3
+        TYPE a => string
+        TYPE nothing => none
+        RENAME a aa => OK
+        GET aa => "3"
+        RENAME a aa => !ERR no such key
+        RENAMENX aa d => :0
+        "#,
+    );
+}
+
+#[test]
+fn hashes_and_sets() {
+    Store::default().script(
+        r#"
+        HSET h a 1 b 2 => :2
+        HSET h a 3 c 4 => :1
+        HSET h a => !ERR wrong number of arguments for 'hset' command
+        HMSET h d 5 => OK
+        HGET h a => "3"
+        HGET h x => nil
+        HMGET h a x b => ["3" nil "2"]
+        HGETALL h => {"a"="3" "b"="2" "c"="4" "d"="5"}
+        HGETALL nothing => {}
+        HKEYS h => ["a" "b" "c" "d"]
+        HVALS h => ["3" "2" "4" "5"]
+        HLEN h => :4
+        HEXISTS h a => :1
+        HSTRLEN h a => :1
+        HSETNX h a 9 => :0
+        HSETNX h e 9 => :1
+        HINCRBY h a 4 => :7
+        HINCRBY h new -4 => :-4
+        HINCRBYFLOAT h a 0.5 => "7.5"
+        HINCRBY h a 4 => !ERR hash value is not an integer
+        HDEL h a x => :1
+        HDEL h b c d e new => :5
+        EXISTS h => :0
+        SADD s a b a => :2
+        SADD s b c => :1
+        SMEMBERS s => ~["a" "b" "c"]
+        SISMEMBER s a => :1
+        SMISMEMBER s a x => [:1 :0]
+        SCARD s => :3
+        SADD t b c d => :3
+        SINTER s t => ~["b" "c"]
+        SUNION s t => ~["a" "b" "c" "d"]
+        SDIFF s t => ~["a"]
+        SINTERSTORE u s t => :2
+        SDIFFSTORE u nothing t => :0
+        EXISTS u => :0
+        SMOVE s t a => :1
+        SMOVE s t a => :0
+        SREM s a b => :1
+        SPOP s => "c"
+        SPOP s => nil
+        SPOP t 0 => ~[]
+        SPOP t 9 => ~["a" "b" "c" "d"]
+        EXISTS s t => :0
+        SET k v => OK
+        HGET k a => !WRONGTYPE Operation against a key holding the wrong kind of value
+        SADD k a => !WRONGTYPE Operation against a key holding the wrong kind of value
+        LPUSH k a => !WRONGTYPE Operation against a key holding the wrong kind of value
+        ZADD k 1 a => !WRONGTYPE Operation against a key holding the wrong kind of value
+        HSET h a 1 => :1
+        GET h => !WRONGTYPE Operation against a key holding the wrong kind of value
+        INCR h => !WRONGTYPE Operation against a key holding the wrong kind of value
+        MGET h k => [nil "v"]
+        SINTER k s => !WRONGTYPE Operation against a key holding the wrong kind of value
+        TYPE h => hash
+        SET h now-a-string => OK
+        "#,
+    );
+}
+
+#[test]
+fn lists_and_sorted_sets() {
+    Store::default().script(
+        r#"
+        RPUSH l b c => :2
+        LPUSH l a z => :4
+        LRANGE l 0 -1 => ["z" "a" "b" "c"]
+        LRANGE l 5 9 => []
+        LLEN l => :4
+        LINDEX l -1 => "c"
+        LINDEX l 4 => nil
+        LSET l 1 A => OK
+        LSET l 9 A => !ERR index out of range
+        LSET nothing 0 A => !ERR no such key
+        LPOP l => "z"
+        RPOP l 2 => ["c" "b"]
+        LPOP nothing => nil
+        LPOP nothing 2 => nil-array
+        LPUSHX nothing a => :0
+        RPUSHX l x x y x => :5
+        LREM l -2 x => :2
+        LRANGE l 0 -1 => ["A" "x" "y"]
+        LREM l 0 x => :1
+        RPUSH l c d => :4
+        LTRIM l 1 2 => OK
+        LRANGE l 0 -1 => ["y" "c"]
+        LMOVE l m LEFT RIGHT => "y"
+        LMOVE l l LEFT RIGHT => "c"
+        RPOPLPUSH l m => "c"
+        LRANGE m 0 -1 => ["c" "y"]
+        EXISTS l => :0
+        LMOVE l m LEFT LEFT => nil
+        LMOVE m m UP LEFT => !ERR syntax error
+        ZADD z 2 b 1 a => :2
+        ZADD z 3 b => :0
+        ZADD z CH 4 b 5 c => :2
+        ZADD z NX 9 b 9 d => :1
+        ZADD z XX GT CH 3 b 6 c => :1
+        ZADD z INCR 1 a => ,2
+        ZADD z NX INCR 1 a => nil
+        ZADD z NX XX 1 a => !ERR XX and NX options at the same time are not compatible
+        ZADD z x a => !ERR value is not a valid float
+        ZRANGE z 0 -1 WITHSCORES => <"a"=2 "b"=4 "c"=6 "d"=9>
+        ZRANGE z (2 6 BYSCORE => ["b" "c"]
+        ZRANGE z +inf -inf BYSCORE REV LIMIT 1 2 => ["c" "b"]
+        ZRANGE z 0 1 REV => ["d" "c"]
+        ZREVRANGE z 0 0 => ["d"]
+        ZRANGEBYSCORE z 4 +inf WITHSCORES LIMIT 0 1 => <"b"=4>
+        ZREVRANGEBYSCORE z (9 2 => ["c" "b" "a"]
+        ZRANGEBYSCORE z x 2 => !ERR min or max is not a float
+        ZRANK z c => :2
+        ZREVRANK z c => :1
+        ZRANK z x => nil
+        ZSCORE z c => ,6
+        ZMSCORE z c x => [,6 nil]
+        ZCARD z => :4
+        ZCOUNT z 4 9 => :3
+        ZINCRBY z 0.5 a => ,2.5
+        ZINCRBY z inf a => ,inf
+        ZINCRBY z -inf a => !ERR resulting score is not a number (NaN)
+        ZREM z a x => :1
+        ZPOPMIN z => ["b" ,4]
+        ZPOPMAX z 9 => <"d"=9 "c"=6>
+        EXISTS z => :0
+        ZADD z 1 a 2 b 3 c => :3
+        ZREMRANGEBYSCORE z (1 2 => :1
+        ZREMRANGEBYRANK z -1 -1 => :1
+        ZRANGE z 0 -1 => ["a"]
+        ZRANGE z 0 -1 BYLEX => !ERR ZRANGE with BYLEX is not supported
+        "#,
+    );
+}
+
+#[test]
+fn keys_expire_once_and_never_come_back() {
+    let mut store = Store { now_ms: 1_000, ..Store::default() };
+    store.script(
+        r#"
+        SET a 1 PX 500 => OK
+        PTTL a => :500
+        TTL a => :1
+        PEXPIRETIME a => :1500
+        SET b 1 => OK
+        TTL b => :-1
+        TTL nothing => :-2
+        EXPIRE b 10 => :1
+        EXPIRE b 20 NX => :0
+        EXPIRE b 5 GT => :0
+        EXPIRE b 20 GT => :1
+        TTL b => :20
+        PERSIST b => :1
+        PERSIST b => :0
+        EXPIRE nothing 10 => :0
+        SET b 2 EX 1 => OK
+        INCR b => :3
+        PTTL b => :1000
+        SET b 4 KEEPTTL => OK
+        PTTL b => :1000
+        SET b 5 => OK
+        TTL b => :-1
+        SETEX c 10 v => OK
+        GETEX c PERSIST => "v"
+        TTL c => :-1
+        GETEX c PX 100 => "v"
+        PTTL c => :100
+        EXPIRE c -1 => :1
+        EXISTS c => :0
+        SET a 1 EX 0 => !ERR invalid expire time in 'set' command
+        SETEX a -1 v => !ERR invalid expire time in 'setex' command
+        SET d 1 PXAT 900 => OK
+        EXISTS d => :0
+        "#,
+    );
+    store.now_ms = 1_499;
+    assert_eq!(store.run("GET a"), "\"1\"");
+    store.now_ms = 1_500;
+    // A read that finds the key expired removes it.
+    assert_eq!(store.run("GET a"), "nil");
+    assert!(!store.values.contains_key(&Bytes::from("a")));
+    // So a gateway whose clock is behind does not see it again.
+    store.now_ms = 1_400;
+    assert_eq!(store.run("GET a"), "nil");
+    // A transaction that only reads an expired key, and writes another, removes it, too.
+    store.run("SET a 1 PX 100");
+    store.now_ms = 2_000;
+    let (names, commands) = Store::parse(&["EXISTS a", "SET other 1"]);
+    let found = store.batch(&names, commands, &[]).unwrap();
+    assert_eq!(found.replies, [Reply::Integer(0), Reply::OK]);
+    assert!(!store.values.contains_key(&Bytes::from("a")));
+}
+
+#[test]
+fn watched_keys_must_have_their_stamps() {
+    let mut store = Store::default();
+    let stamp = |store: &mut Store, name: &str| {
+        let (names, commands) = Store::parse(&[&format!("GET {name}")]);
+        store.batch(&names, commands, &[]).unwrap().stamps[0]
+    };
+    let set_b = |store: &mut Store, stamp| {
+        let (mut names, commands) = Store::parse(&["SET b 1", "GET a"]);
+        let watched = names.number(&Bytes::from("a"), LIMITS).unwrap();
+        store.batch(&names, commands, &[(watched, stamp)]).map(|found| found.replies)
+    };
+    assert_eq!(stamp(&mut store, "a"), None);
+    store.run("SET a 1");
+    assert_eq!(set_b(&mut store, None), Err(Aborted), "the key exists now");
+    assert_eq!(store.run("GET b"), "nil");
+    let first = stamp(&mut store, "a");
+    store.run("SET a 2");
+    store.run("SET a 1");
+    assert_eq!(set_b(&mut store, first), Err(Aborted), "the same value, another stamp");
+    let second = stamp(&mut store, "a");
+    store.run("SETNX a 5");
+    store.run("HGET a 5");
+    assert_eq!(set_b(&mut store, second).unwrap(), [Reply::OK, Reply::Bulk("1".into())]);
+    // A batch that only reads compares, too.
+    let (names, commands) = Store::parse(&["GET a"]);
+    assert_eq!(store.batch(&names, commands, &[(0, first)]), Err(Aborted));
+}
+
+#[test]
+fn a_key_that_is_replaced_is_not_read() {
+    let uses = |lines: &[&str]| {
+        let (names, commands) = Store::parse(lines);
+        let batch = Batch::new(names.names().len(), commands, Vec::new(), false);
+        batch.keys.iter().map(|access| (access.reads, access.writes)).collect::<Vec<_>>()
+    };
+    assert_eq!(uses(&["SET a 1"]), [(false, true)]);
+    assert_eq!(uses(&["MSET a 1 b 2", "GET a"]), [(false, true), (false, true)]);
+    assert_eq!(uses(&["GET a", "SET a 1"]), [(true, true)]);
+    assert_eq!(uses(&["SET a 1 KEEPTTL"]), [(true, true)]);
+    assert_eq!(uses(&["SET a 1 GET"]), [(true, true)]);
+    assert_eq!(uses(&["GET a", "INCR b"]), [(true, false), (true, true)]);
+}
+
+#[test]
+fn a_value_that_would_be_too_large_is_refused() {
+    let mut store = Store::default();
+    let long = "x".repeat(1 << 19);
+    assert_eq!(store.run(&format!("APPEND a {long}")), ":524288");
+    assert!(store.run(&format!("APPEND a {long}")).starts_with("!ERR the value of one key"));
+    assert_eq!(store.run("STRLEN a"), ":524288");
+    let longer = "x".repeat((1 << 20) - 1_024);
+    assert!(store.run(&format!("SET a {longer}")).starts_with("!ERR the value of one key"));
+    for command in ["HSET h f", "SADD s", "LPUSH l", "ZADD z 1"] {
+        assert_eq!(store.run(&format!("{command} {long}")), ":1", "{command}");
+        let more = if command == "SADD s" || command == "ZADD z 1" { "y" } else { "" };
+        let refused = store.run(&format!(
+            "{command}{} {long}{more}",
+            if command == "HSET h f" { "2" } else { "" }
+        ));
+        assert!(refused.starts_with("!ERR the value of one key"), "{command}: {refused}");
+    }
+    assert!(store.run("SETRANGE b 9999999 x").starts_with("!ERR the value of one key"));
+    // What is there can be removed again.
+    assert_eq!(store.run("LPOP l").len(), (1 << 19) + 2);
+}
+
+#[test]
+fn answers_beyond_the_bound_are_left_out() {
+    let mut store = Store::default();
+    store.run(&format!("SET a {}", "x".repeat(1_000)));
+    let (names, commands) = Store::parse(&["GET a", "GET a", "EXISTS a"]);
+    let batch = Batch::new(1, commands, Vec::new(), false);
+    let value = |_| store.values.get(&names.names()[0]).cloned();
+    let replies = batch.evaluate(value, 1_500).replies;
+    assert!(matches!(replies[0], Reply::Bulk(_)));
+    assert!(show(&replies[1]).starts_with("!ERR the answers of this transaction"));
+    assert_eq!(replies.len(), 3);
+}
+
+#[test]
+fn values_that_redis_commands_did_not_write_are_of_no_type() {
+    let mut store = Store::default();
+    store.values.insert(Bytes::from("a"), Value::from("by another client"));
+    let wrong = "!WRONGTYPE Operation against a key holding the wrong kind of value";
+    assert_eq!(store.run("GET a"), wrong);
+    assert_eq!(store.run("TYPE a"), "foreign");
+    assert_eq!(store.run("INCR a"), wrong);
+    assert_eq!(store.values[&Bytes::from("a")], Value::from("by another client"));
+    assert_eq!(store.run("SET a 1"), "OK");
+    assert_eq!(store.run("GET a"), "\"1\"");
+}
+
+#[test]
+fn nonsense_fails_the_guard() {
+    let (names, commands) = Store::parse(&["INCR a"]);
+    let good = Batch::new(1, commands, Vec::new(), false);
+    let keys: Vec<Key> = names.names().iter().cloned().map(Key).collect();
+    assert!(good.call(&keys).run(&[None]).is_ok());
+    assert_eq!(good.call(&keys).run(&[]), Err(AbortReason::Guard));
+    let mut few = good.clone();
+    few.keys.clear();
+    assert_eq!(few.call(&keys).run(&[]), Err(AbortReason::Guard), "a key that the batch lacks");
+}
+
+/// Random commands on few keys of all types.
+fn random_line(rng: &mut Rng) -> String {
+    let key = |rng: &mut Rng| ["a", "b", "c"][usize::try_from(rng.below(3)).unwrap()].to_owned();
+    let spec = rng.pick(COMMANDS).unwrap();
+    let mut line = spec.name.to_owned();
+    let least = usize::try_from(spec.arity.abs()).unwrap() - 1;
+    let count = least + if spec.arity < 0 { usize::try_from(rng.below(4)).unwrap() } else { 0 };
+    for at in 0..count {
+        let (first, last, step) = spec.keys;
+        let position = i64::try_from(at).unwrap() + 1;
+        let is_key =
+            position >= first && (last < 0 || position <= last) && (position - first) % step == 0;
+        let word = if is_key {
+            key(rng)
+        } else {
+            let words = ["0", "1", "-1", "2", "x", "y", "3.5", "NX", "XX", "GET", "LEFT", "RIGHT"];
+            (*rng.pick(&words).unwrap()).to_owned()
+        };
+        line.push(' ');
+        line.push_str(&word);
+    }
+    line
+}
+
+#[test]
+fn a_batch_is_its_commands_one_after_the_other() {
+    let mut ran = 0;
+    for seed in 0..2_000 {
+        let mut rng = Rng::stream(seed, "redis", 0);
+        let (mut together, mut apart) = (Store::default(), Store::default());
+        for round in 0..8 {
+            (together.now_ms, apart.now_ms) = (round * 700, round * 700);
+            let lines: Vec<String> = (0..1 + rng.below(5)).map(|_| random_line(&mut rng)).collect();
+            let mut names = KeyNames::default();
+            let parsed = lines.iter().map(|line| parse(&words(line), &mut names, LIMITS).unwrap());
+            let commands: Vec<Command> = parsed.filter_map(Result::ok).collect();
+            if commands.is_empty() {
+                continue;
+            }
+            ran += commands.len();
+            // All of a round have one stamp, so that both stores become equal.
+            let counter = together.counter.max(apart.counter);
+            let mut one_by_one = Vec::new();
+            for command in &commands {
+                apart.counter = counter;
+                let found = apart.batch(&names, vec![command.clone()], &[]).unwrap();
+                one_by_one.extend(found.replies);
+            }
+            together.counter = counter;
+            let found = together.batch(&names, commands, &[]).unwrap();
+            assert_eq!(found.replies, one_by_one, "seed {seed}: {lines:?}");
+            let decoded = |store: &Store| {
+                let entry = |value: &Value| {
+                    let entry = entry::Entry::decode(value).unwrap();
+                    (entry.content, entry.expires_ms)
+                };
+                store
+                    .values
+                    .iter()
+                    .map(|(key, value)| (key.clone(), entry(value)))
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(decoded(&together), decoded(&apart), "seed {seed}: {lines:?}");
+        }
+    }
+    assert!(ran > 10_000, "{ran} commands ran");
+}
