@@ -7,7 +7,7 @@ use sqlparser::ast::{Ident, Statement, Visitor};
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
 use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
-use sqlparser::tokenizer::{Token, Tokenizer, Whitespace};
+use sqlparser::tokenizer::{Span, Token, TokenWithSpan, Tokenizer, Whitespace};
 
 use super::Refusal;
 use super::catalog::Dialect;
@@ -508,11 +508,11 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         return done(verb, 0);
     }
     let tokens = match dialect {
-        Dialect::PostgreSql => Tokenizer::new(&PostgreSqlDialect {}, text).tokenize(),
-        Dialect::MariaDb => Tokenizer::new(&MySqlDialect {}, text).tokenize(),
+        Dialect::PostgreSql => Tokenizer::new(&PostgreSqlDialect {}, text).tokenize_with_location(),
+        Dialect::MariaDb => Tokenizer::new(&MySqlDialect {}, text).tokenize_with_location(),
     };
-    let mut tokens = match tokens {
-        Ok(tokens) => tokens,
+    let (mut tokens, spans): (Vec<Token>, Vec<Span>) = match tokens {
+        Ok(tokens) => tokens.into_iter().map(|placed| (placed.token, placed.span)).unzip(),
         Err(error) => return unread(0, error.to_string()),
     };
     if dialect == Dialect::MariaDb {
@@ -522,6 +522,8 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
     if let Some(problem) = chains_too_long(&tokens) {
         return Err(Refusal { message: problem, sqlstate: "54001" });
     }
+    let tokens = tokens.into_iter().zip(spans);
+    let tokens = tokens.map(|(token, span)| TokenWithSpan::new(token, span)).collect();
     let parsed = match dialect {
         Dialect::PostgreSql => statement(Parser::new(&PostgreSqlDialect {}), tokens),
         Dialect::MariaDb => statement(Parser::new(&MySqlDialect {}), tokens),
@@ -621,15 +623,16 @@ fn chains_too_long(tokens: &[Token]) -> Option<String> {
 }
 
 /// The statement, or the parser's error.
-fn statement(parser: Parser<'_>, tokens: Vec<Token>) -> Result<Statement, String> {
-    let mut parser = parser.with_recursion_limit(DEPTH_MAX).with_tokens(tokens);
+fn statement(parser: Parser<'_>, tokens: Vec<TokenWithSpan>) -> Result<Statement, String> {
+    let mut parser = parser.with_recursion_limit(DEPTH_MAX).with_tokens_with_locations(tokens);
     let statement = parser.parse_statement().map_err(|error| match error {
         ParserError::TokenizerError(why) | ParserError::ParserError(why) => why,
         ParserError::RecursionLimitExceeded => "it nests too deeply".to_owned(),
     })?;
-    match parser.peek_token().token {
+    let next = parser.peek_token();
+    match next.token {
         Token::EOF => Ok(statement),
-        more => Err(format!("syntax error at or near \"{more}\"")),
+        more => Err(format!("Expected: end of statement, found: {more}{}", next.span.start)),
     }
 }
 

@@ -207,7 +207,7 @@ fn joins_that_one_source_can_answer() {
         [1]
     );
     assert_eq!(sources("WITH x AS (SELECT * FROM audit) SELECT * FROM x"), [1]);
-    refused("SELECT * FROM nowhere", PG, RR, "not in the catalogue");
+    refused("SELECT * FROM nowhere", PG, RR, "no source has such a table");
     refused("SELECT id FROM orders UNION SELECT id FROM accounts", PG, RR, "several sources");
     // A condition of an outer join does not restrict the rows that it keeps.
     assert_eq!(
