@@ -170,17 +170,24 @@ impl Helpers {
 
 /// The size of the pieces of a long answer. Other messages to a peer wait until a piece has left,
 /// and a link that loses packets is slow. Pieces grow while the next one is requested soon. They
-/// shrink when it is requested late, or when the first one is requested again: links that keep no
-/// order lose a whole piece with any of its packets.
+/// shrink when it is requested late, or when the same one is requested again: links that keep no
+/// order lose a whole piece with any of its packets. `P` says which piece of which answer it is.
 #[derive(Debug)]
-pub(crate) struct Paces {
+pub(crate) struct Paces<P> {
     most: usize,
-    /// For each answer to a peer, pending or past: the size of the last piece, when it left, and
-    /// whether it was the first.
-    answers: BTreeMap<(NodeId, PartitionId), (usize, Time, bool)>,
+    /// For each answer to a peer, pending or past: its last piece.
+    answers: BTreeMap<(NodeId, PartitionId), Sent<P>>,
 }
 
-impl Paces {
+/// A piece that has left.
+#[derive(Debug)]
+struct Sent<P> {
+    bytes: usize,
+    at: Time,
+    piece: P,
+}
+
+impl<P: PartialEq> Paces<P> {
     const FIRST: usize = 16 << 10;
     /// It fits into one packet.
     const LEAST: usize = 1 << 10;
@@ -195,19 +202,20 @@ impl Paces {
     pub fn next(
         &mut self,
         answer: (NodeId, PartitionId),
-        is_first: bool,
+        (piece, is_first): (P, bool),
         now: Time,
         within: Duration,
     ) -> usize {
-        let unknown = (Self::FIRST.min(self.most), now, false);
-        let (bytes, left, was_first) = self.answers.get(&answer).copied().unwrap_or(unknown);
-        let is_late = if is_first { was_first } else { now.since(left) > within };
-        let bytes = match (is_late, is_first) {
+        let last = self.answers.get(&answer);
+        let bytes = last.map_or(Self::FIRST.min(self.most), |last| last.bytes);
+        let is_repeated = last.is_some_and(|last| last.piece == piece);
+        let is_late = last.is_some_and(|last| now.since(last.at) > within);
+        let bytes = match (is_repeated || (is_late && !is_first), is_first) {
             (true, _) => (bytes / 2).max(Self::LEAST.min(self.most)),
             (false, true) => bytes,
             (false, false) => (bytes * 2).min(self.most),
         };
-        self.answers.insert(answer, (bytes, now, is_first));
+        self.answers.insert(answer, Sent { bytes, at: now, piece });
         bytes
     }
 }
@@ -281,21 +289,24 @@ mod tests {
         let mut paces = Paces::new(50_000);
         let (peer, within) = ((NodeId(1), PartitionId(0)), Duration::from_millis(100));
         let at = |ms: u64| Time(ms * 1_000_000);
-        assert_eq!(paces.next(peer, true, at(0), within), 16_384);
-        assert_eq!(paces.next(peer, false, at(50), within), 32_768);
-        assert_eq!(paces.next(peer, false, at(150), within), 50_000);
-        assert_eq!(paces.next(peer, true, at(1_000), within), 50_000, "a new answer");
-        assert_eq!(paces.next(peer, false, at(2_000), within), 25_000);
-        for late in 3..9 {
-            paces.next(peer, false, at(late * 1_000), within);
+        assert_eq!(paces.next(peer, (0, true), at(0), within), 16_384);
+        assert_eq!(paces.next(peer, (1, false), at(50), within), 32_768);
+        assert_eq!(paces.next(peer, (2, false), at(150), within), 50_000);
+        assert_eq!(paces.next(peer, (10, true), at(1_000), within), 50_000, "a new answer");
+        assert_eq!(paces.next(peer, (20, true), at(2_000), within), 50_000, "it had one piece");
+        assert_eq!(paces.next(peer, (21, false), at(3_000), within), 25_000);
+        assert_eq!(paces.next(peer, (21, false), at(3_001), within), 12_500, "it was lost");
+        assert_eq!(paces.next(peer, (22, false), at(3_002), within), 25_000);
+        for late in 4..10 {
+            paces.next(peer, (20 + late, false), at(late * 1_000), within);
         }
-        assert_eq!(paces.next(peer, false, at(9_000), within), 1_024);
-        assert_eq!(paces.next((NodeId(2), PartitionId(0)), true, at(9_000), within), 16_384);
+        assert_eq!(paces.next(peer, (30, false), at(10_000), within), 1_024);
+        assert_eq!(paces.next((NodeId(2), PartitionId(0)), (0, true), at(0), within), 16_384);
         let lost = (NodeId(3), PartitionId(0));
         let first: Vec<usize> =
-            (0..6).map(|second| paces.next(lost, true, at(second * 1_000), within)).collect();
+            (0..6).map(|second| paces.next(lost, (0, true), at(second * 1_000), within)).collect();
         assert_eq!(first, [16_384, 8_192, 4_096, 2_048, 1_024, 1_024], "none of them arrives");
-        assert_eq!(Paces::new(100).next(peer, false, at(9_000), within), 100);
+        assert_eq!(Paces::new(100).next(peer, (1, false), at(9_000), within), 100);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The results of the orders to change members in a fault schedule.
 
 use orthodrome_core::id::{NodeId, PartitionId};
-use orthodrome_core::machine::{Machine, MembershipOrder, OrderState, Protocol};
+use orthodrome_core::machine::{Admin, Machine, MembershipOrder, OrderState, Protocol, Refusal};
 use orthodrome_core::time::Time;
 use serde::Serialize;
 
@@ -45,7 +45,17 @@ impl Given {
             && self.voters.iter().all(|node| voters.contains(node))
     }
 
-    fn report(&self, told: &[OrderState]) -> OrderReport {
+    /// Why no server will ever carry the order out, if this one knows.
+    fn refused_by<P: Protocol>(&self, server: &P::Server) -> Option<String> {
+        let (partition, voters) = (self.partition, self.voters.clone());
+        let order = Admin::ChangeMembers { partition, voters, learners: Vec::new() };
+        match server.refusal(&order)? {
+            Refusal::Invalid(why) | Refusal::Never(why) => Some(why),
+            Refusal::NotLeader(_) | Refusal::NotNow(_) => None,
+        }
+    }
+
+    fn report(&self, told: &[OrderState], refused: Option<String>) -> OrderReport {
         // The leader's report takes precedence.
         let rank = |state: &&OrderState| match state {
             OrderState::Finished => 3,
@@ -58,7 +68,10 @@ impl Given {
                 ("failed", "no server led the partition; repeat the request".into())
             }
             Some(state) => (state.name(), state.detail()),
-            None => ("unknown", "no server has a record of it".into()),
+            None => match refused {
+                Some(why) => ("failed", why),
+                None => ("unknown", "no server has a record of it".into()),
+            },
         };
         OrderReport {
             at_ms: u64::try_from(self.at.since(Time::ZERO).as_millis()).unwrap_or(u64::MAX),
@@ -83,18 +96,21 @@ impl<P: Protocol> Simulation<P> {
                 Some(Given { at: entry.at, partition, voters: voters.to_vec() })
             })
             .collect();
-        let servers = self.nodes.iter().filter_map(|node| match &node.process {
-            Process::Server(host) => Some(host.machine().orders()),
-            Process::Gateway(_) | Process::Down => None,
-        });
-        let told: Vec<MembershipOrder> = servers.flatten().collect();
+        let servers = || {
+            self.nodes.iter().filter_map(|node| match &node.process {
+                Process::Server(host) => Some(host.machine()),
+                Process::Gateway(_) | Process::Down => None,
+            })
+        };
+        let told: Vec<MembershipOrder> = servers().flat_map(|server| server.orders()).collect();
         let report = |order: &Given| {
             let same = given.iter().filter(|other| {
                 other.at > order.at && order.wants_as_much(other.partition, &other.voters)
             });
             let later = same.map(|other| other.at).min();
             let states = told.iter().filter(|told| order.is(told, later));
-            order.report(&states.map(|told| told.state.clone()).collect::<Vec<_>>())
+            let states: Vec<OrderState> = states.map(|told| told.state.clone()).collect();
+            order.report(&states, servers().find_map(|server| order.refused_by::<P>(server)))
         };
         given.iter().map(report).collect()
     }

@@ -200,8 +200,17 @@ impl Machine<Deterministic> for Server {
     }
 
     fn refusal(&self, order: &Admin) -> Option<Refusal> {
-        let Some(held) = self.streams.get(&order.partition()) else {
-            return Some(Refusal::NotLeader(self.routes.learnt_leader(order.partition())));
+        let partition = order.partition();
+        let Some(held) = self.streams.get(&partition) else {
+            // Every server has every log.
+            let mut placed = self.placement.partitions();
+            let why = match placed.find(|(known, _)| *known == partition) {
+                Some((_, log)) => {
+                    format!("{partition} has no log of its own; give the order for {log}")
+                }
+                None => format!("there is no {partition}"),
+            };
+            return Some(Refusal::Invalid(why));
         };
         match order {
             Admin::TransferLeader { to, .. } => transfer_refusal(&held.replica, *to),

@@ -960,7 +960,8 @@ pub struct Ask {
     /// As a voter it knows how long leases are (`Standing::lease`); one of an earlier version does
     /// not.
     pub keeps_lengths: bool,
-    /// How long answers took lately, from when it asked.
+    /// How long answers take, from when it asked: a mean of the last ones. After a pause or a cut a
+    /// lease must not be long, because nothing is visible until it ends if its holder is lost.
     pub took: Duration,
 }
 
@@ -1024,8 +1025,10 @@ pub struct Membership {
     supposed: NodeId,
     /// When it was asked first since it answered last; none if it has answered.
     unanswered: Option<Time>,
-    /// See [`Ask::took`].
+    /// How long the slowest of the last answers took.
     took: Duration,
+    /// See [`Ask::took`].
+    usual: Duration,
     /// Somebody else was named and asked since the last round.
     is_redirected: bool,
     life: Life,
@@ -1068,6 +1071,7 @@ impl Membership {
             supposed,
             unanswered: None,
             took: Duration::ZERO,
+            usual: Duration::ZERO,
             is_redirected: false,
             life: Life(rng.next_u64()),
             ended: None,
@@ -1128,7 +1132,7 @@ impl Membership {
             is_marked: self.is_marked,
             ended: self.ended,
             keeps_lengths: true,
-            took: self.took,
+            took: self.usual,
         })
     }
 
@@ -1162,7 +1166,10 @@ impl Membership {
         self.unanswered = None;
         if answer.life == self.life {
             // The longest counts, and is forgotten little by little.
-            self.took = now.since(answer.sent).max(self.took - self.took / 8);
+            let took = now.since(answer.sent);
+            self.took = took.max(self.took - self.took / 8);
+            // A pause of this process, or a link that was cut, delays one answer or a few.
+            self.usual = self.usual - self.usual / 8 + took / 8;
         }
         self.is_told |= answer.life == self.life;
         let mut changes = Vec::new();

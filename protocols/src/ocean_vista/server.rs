@@ -568,7 +568,8 @@ impl Server {
                 if self.control.is_acceptor() {
                     let (Roles { syncs, replica, .. }, mut world) = self.split(cx);
                     let of = (first, after.as_ref());
-                    let (keys, next) = syncs.on_scan(from, partition, of, replica, &world);
+                    let at = (partition, round);
+                    let (keys, next) = syncs.on_scan(from, at, of, replica, &world);
                     let settled = replica.state.settled_of(partition);
                     let collected = replica.state.collected;
                     let msg = Msg::Scanned { partition, round, keys, next, collected, settled };

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId};
 use orthodrome_core::store::{Piece, Versions};
-use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::Key;
 
 use super::directory::Life;
@@ -36,12 +36,81 @@ pub(super) struct Syncs {
     /// server uses, because an answer to an earlier incarnation describes an old state.
     round: u64,
     current: Option<Sync>,
-    /// The number of times that the time-out was doubled because answers came late. Restarts of the
-    /// copy do not reset it.
-    doublings: u32,
+    questions: Questions,
     /// Long answers that have not been sent completely, with the peers' questions.
     leaving: BTreeMap<(NodeId, PartitionId), (u64, Timestamp, Answer)>,
-    paces: Paces,
+    paces: Paces<Place>,
+}
+
+/// A place in an answer to a question of this number: after so many entries, or after a key.
+#[derive(PartialEq, Debug)]
+enum Place {
+    Entry(u64, u64),
+    Key(u64, Option<Key>),
+}
+
+/// Questions to peers that wait for a piece, and how long pieces take. Answers are long. If they were
+/// requested again before they can arrive, slow links would get slower, until not even votes
+/// arrive. But links may also lose pieces, and then waiting does not help.
+#[derive(Debug, Default)]
+struct Questions {
+    open: BTreeMap<(PartitionId, NodeId), RetryState>,
+    /// How long pieces took lately that were requested once: of others nobody knows which question
+    /// they answer.
+    took: Option<Duration>,
+    /// The number of times that the time-out was doubled since such a piece arrived. Restarts of the
+    /// copy do not reset it.
+    doublings: u32,
+}
+
+impl Questions {
+    /// A question is sent for the first time.
+    fn ask(&mut self, partition: PartitionId, peer: NodeId, now: Time) {
+        self.open.insert((partition, peer), RetryState::new(now));
+    }
+
+    /// The piece arrived.
+    fn on_answer(&mut self, partition: PartitionId, peer: NodeId, now: Time) {
+        let Some(asked) = self.open.remove(&(partition, peer)) else { return };
+        if asked.times == 0 {
+            let took = now.since(asked.at);
+            let before = self.took.unwrap_or(took);
+            self.took = Some(took.max((before * 7 + took) / 8));
+            self.doublings = 0;
+        }
+    }
+
+    /// Nothing more is expected from a partition.
+    fn drop_all(&mut self, partition: PartitionId) {
+        self.open.retain(|&(of, _), _| of != partition);
+    }
+
+    fn timeout(&self, config: &Config) -> Duration {
+        let unknown = config.resend_after.max(config.directory.lease);
+        let least = self.took.map_or(unknown, |took| (took * 4).max(config.resend_after));
+        (least * (1 << self.doublings)).min(PATIENCE_MAX.max(unknown))
+    }
+
+    /// The questions that are asked again now.
+    fn overdue(&mut self, config: &Config, now: Time) -> Vec<(PartitionId, NodeId)> {
+        let timeout = self.timeout(config);
+        let mut overdue = Vec::new();
+        for (&question, asked) in &mut self.open {
+            if now.since(asked.at) >= timeout {
+                *asked = asked.again(now);
+                overdue.push(question);
+            }
+        }
+        if !overdue.is_empty() {
+            self.doublings = (self.doublings + 1).min(DOUBLINGS);
+        }
+        overdue
+    }
+
+    /// How often a question was repeated.
+    fn times(&self, partition: PartitionId, peer: NodeId) -> u32 {
+        self.open.get(&(partition, peer)).map_or(0, |asked| asked.times)
+    }
 }
 
 #[derive(Debug)]
@@ -56,7 +125,6 @@ struct Sync {
     open: BTreeMap<PartitionId, Part>,
     /// Partitions whose settled versions have been copied.
     covered: Covered,
-    asked: RetryState,
 }
 
 /// For each partition, the version below which a peer had settled everything when it was copied,
@@ -168,7 +236,8 @@ impl Syncs {
     /// Starts with nothing to fetch.
     pub(super) fn new(life: Life, config: &Config) -> Self {
         let paces = Paces::new(config.piece_bytes);
-        Self { round: life.0, current: None, doublings: 0, leaving: BTreeMap::new(), paces }
+        let (questions, leaving) = (Questions::default(), BTreeMap::new());
+        Self { round: life.0, current: None, questions, leaving, paces }
     }
 
     /// True if nothing is being fetched.
@@ -227,11 +296,10 @@ impl Syncs {
         let asking = |&partition: &PartitionId| (partition, Part::Asking(BTreeMap::new()));
         let open: BTreeMap<PartitionId, Part> = replica.held().iter().map(asking).collect();
         let partitions: Vec<PartitionId> = open.keys().copied().collect();
-        let asked = RetryState::new(world.cx.now());
         let (round, covered) = (self.round, Covered::new());
         let members = world.members.clone();
-        self.current = Some(Sync { round, from, to, purpose, members, open, covered, asked });
-        self.send(world);
+        self.current = Some(Sync { round, from, to, purpose, members, open, covered });
+        self.ask_all(world);
         // A node without replicas has nothing to fetch.
         let mut done = if partitions.is_empty() { self.end(replica, world) } else { Done::Nothing };
         for partition in partitions {
@@ -263,24 +331,16 @@ impl Syncs {
         })
     }
 
-    fn send(&self, world: &mut World<'_, '_>) {
+    /// Asks every replica of every partition.
+    fn ask_all(&mut self, world: &mut World<'_, '_>) {
+        self.questions.open.clear();
         let Some(sync) = &self.current else { return };
-        let (round, from, to) = (sync.round, sync.from, sync.reach());
-        for (&partition, part) in &sync.open {
-            match part {
-                Part::Asking(answers) => {
-                    let placed = world.cluster.partition(partition);
-                    for &peer in placed.into_iter().flat_map(|placed| &placed.replicas) {
-                        let held = answers.get(&peer);
-                        let rest = held.and_then(Gathered::rest);
-                        if peer != world.node && (held.is_none() || rest.is_some()) {
-                            world.send(peer, Msg::Pull { partition, round, from, to, rest });
-                        }
-                    }
-                }
-                Part::Scanning { peer, after, from, .. } => {
-                    let (from, after) = (*from, after.clone());
-                    world.send(*peer, Msg::Scan { partition, round, from, after });
+        for &partition in sync.open.keys() {
+            let placed = world.cluster.partition(partition);
+            for &peer in placed.into_iter().flat_map(|placed| &placed.replicas) {
+                if peer != world.node {
+                    self.questions.ask(partition, peer, world.cx.now());
+                    sync.send(partition, peer, world);
                 }
             }
         }
@@ -300,7 +360,8 @@ impl Syncs {
         let kept = self.leaving.remove(&(peer, partition)).filter(|&(of, ..)| of == round);
         let is_of = |rest: &Rest| kept.as_ref().is_some_and(|&(_, as_of, _)| as_of == rest.as_of);
         let skip = rest.filter(is_of).map_or(0, |rest| rest.skip);
-        let bytes = self.pace((peer, partition), kept.is_none(), world);
+        let place = (Place::Entry(round, skip), kept.is_none());
+        let bytes = self.pace((peer, partition), place, world);
         let (_, as_of, answer) = kept.unwrap_or_else(|| {
             let promises = world.promises(partition);
             let answer = replica.answer(partition, range, world.cluster);
@@ -332,24 +393,25 @@ impl Syncs {
     fn pace(
         &mut self,
         answer: (NodeId, PartitionId),
-        is_first: bool,
+        place: (Place, bool),
         world: &World<'_, '_>,
     ) -> usize {
         // No lease may end because a piece delays the message that extends it.
         let within = world.config.directory.lease / 3;
-        self.paces.next(answer, is_first, world.cx.now(), within)
+        self.paces.next(answer, place, world.cx.now(), within)
     }
 
     /// Handles a replica's request for the next piece of settled versions.
     pub(super) fn on_scan(
         &mut self,
         peer: NodeId,
-        partition: PartitionId,
+        (partition, round): (PartitionId, u64),
         (from, after): (Timestamp, Option<&Key>),
         replica: &Replica,
         world: &World<'_, '_>,
     ) -> (Vec<(Key, Versions)>, Option<Key>) {
-        let bytes = self.pace((peer, partition), after.is_none(), world);
+        let place = (Place::Key(round, after.cloned()), after.is_none());
+        let bytes = self.pace((peer, partition), place, world);
         let most = (world.config.chunk_keys, bytes);
         let Piece { keys, next } = replica.store.piece_within(partition, after, most);
         let keys = keys.into_iter().filter_map(|(key, mut versions)| {
@@ -385,10 +447,11 @@ impl Syncs {
             }
             None | Some(_) => return Done::Nothing,
         }
-        if let Some(rest) = answers.get(&peer).and_then(Gathered::rest) {
-            let (from, to, rest) = (sync.from, sync.reach(), Some(rest));
-            sync.asked = RetryState::new(world.cx.now());
-            world.send(peer, Msg::Pull { partition, round, from, to, rest });
+        let now = world.cx.now();
+        self.questions.on_answer(partition, peer, now);
+        if answers.get(&peer).is_some_and(|held| held.next.is_some()) {
+            self.questions.ask(partition, peer, now);
+            sync.send(partition, peer, world);
             return Done::Nothing;
         }
         let all = world.cluster.partition(partition).map_or(0, |placed| placed.replicas.len());
@@ -408,12 +471,13 @@ impl Syncs {
         // Earlier copies remain valid, regardless of incarnations and leases that have ended since.
         let from = replica.lacks_from(partition, sync.from);
         sync.take_in(partition, &answers, replica, world);
-        sync.asked = RetryState::new(world.cx.now());
+        self.questions.drop_all(partition);
         if is_whole && below > sync.from && peer != world.node {
             if below > from {
                 let after = None;
                 sync.open.insert(partition, Part::Scanning { peer, after, from, below, open });
-                world.send(peer, Msg::Scan { partition, round, from, after: None });
+                self.questions.ask(partition, peer, now);
+                sync.send(partition, peer, world);
                 return Done::Nothing;
             }
             world.cx.note(Note::CopyResumed);
@@ -433,8 +497,7 @@ impl Syncs {
         world: &mut World<'_, '_>,
     ) -> Done {
         let Some(sync) = &mut self.current else { return Done::Nothing };
-        let Some(Part::Scanning { peer, after, from: first, below, open }) =
-            sync.open.get_mut(&partition)
+        let Some(Part::Scanning { peer, after, below, open, .. }) = sync.open.get_mut(&partition)
         else {
             return Done::Nothing;
         };
@@ -453,12 +516,13 @@ impl Syncs {
                 replica.store.put(partition, key.clone(), version, value);
             }
         }
+        let (peer, now) = (*peer, world.cx.now());
+        self.questions.on_answer(partition, peer, now);
         if let Some(next) = next {
-            *after = Some(next.clone());
+            *after = Some(next);
             // As long as pieces arrive, no other peer is asked, however much there is to copy.
-            sync.asked = RetryState::new(world.cx.now());
-            let (from, after) = (*first, Some(next));
-            world.send(*peer, Msg::Scan { partition, round, from, after });
+            self.questions.ask(partition, peer, now);
+            sync.send(partition, peer, world);
             return Done::Nothing;
         }
         sync.covered.insert(partition, (*below, std::mem::take(open)));
@@ -471,7 +535,7 @@ impl Syncs {
             return Done::Nothing;
         }
         let Some(sync) = self.current.take() else { return Done::Nothing };
-        self.doublings = self.doublings.saturating_sub(1);
+        self.questions.open.clear();
         replica.drop_covered(sync.from, &sync.covered, world);
         match sync.purpose {
             Purpose::Straggler(coordinator) => {
@@ -484,27 +548,21 @@ impl Syncs {
 
     /// Repeats unanswered questions.
     pub(super) fn on_sweep(&mut self, replica: &mut Replica, world: &mut World<'_, '_>) -> Done {
-        let now = world.cx.now();
-        let Some(sync) = &mut self.current else { return Done::Nothing };
-        // Answers are long. If they were requested again before they can arrive, slow links would
-        // get slower, until not even votes arrive. So the time-out doubles each time, and a late
-        // answer does not shorten it again.
-        let least = world.config.resend_after.max(world.config.directory.lease);
-        let timeout = (least * (1 << self.doublings)).min(PATIENCE_MAX.max(least));
-        if now.since(sync.asked.at) < timeout {
+        let Some(sync) = &self.current else { return Done::Nothing };
+        let overdue = self.questions.overdue(world.config, world.cx.now());
+        if overdue.is_empty() {
             return Done::Nothing;
         }
-        self.doublings = (self.doublings + 1).min(DOUBLINGS);
-        sync.asked = sync.asked.again(now);
         world.cx.note(Note::Resent);
         let is_active = |peer: NodeId| world.members.active().any(|(active, _)| active == peer);
-        let is_hopeless = sync.open.values().any(|part| match part {
+        let is_hopeless = sync.open.iter().any(|(&partition, part)| match part {
             // All replicas are asked; earlier questions will still be answered, however slow the
             // link is.
             Part::Asking(_) => false,
             // A server that is out may still run, and be the only one that does.
             Part::Scanning { peer, .. } => {
-                sync.asked.times > if is_active(*peer) { ATTEMPTS } else { ATTEMPTS_OUT }
+                let most = if is_active(*peer) { ATTEMPTS } else { ATTEMPTS_OUT };
+                self.questions.times(partition, *peer) > most
             }
         });
         if is_hopeless {
@@ -512,7 +570,9 @@ impl Syncs {
             let (range, purpose) = ((sync.from, sync.to), sync.purpose.clone());
             return self.begin(range, purpose, replica, world);
         }
-        self.send(world);
+        for (partition, peer) in overdue {
+            sync.send(partition, peer, world);
+        }
         Done::Nothing
     }
 }
@@ -532,6 +592,25 @@ impl Gathered {
 }
 
 impl Sync {
+    /// Asks a peer for the piece of a partition that comes next, if one does.
+    fn send(&self, partition: PartitionId, peer: NodeId, world: &mut World<'_, '_>) {
+        let (round, from, to) = (self.round, self.from, self.reach());
+        match self.open.get(&partition) {
+            Some(Part::Asking(answers)) => {
+                let held = answers.get(&peer);
+                let rest = held.and_then(Gathered::rest);
+                if held.is_none() || rest.is_some() {
+                    world.send(peer, Msg::Pull { partition, round, from, to, rest });
+                }
+            }
+            Some(Part::Scanning { peer: asked, after, from, .. }) if *asked == peer => {
+                let (from, after) = (*from, after.clone());
+                world.send(peer, Msg::Scan { partition, round, from, after });
+            }
+            Some(Part::Scanning { .. }) | None => {}
+        }
+    }
+
     /// The last version to ask for: versions of incarnations that are out are decided, however high
     /// they are.
     fn reach(&self) -> Timestamp {
@@ -681,8 +760,12 @@ const ATTEMPTS_OUT: u32 = 2;
 mod tests {
     use std::sync::Arc;
 
+    use orthodrome_core::cluster::Cluster;
     use orthodrome_core::id::TxnId;
+    use orthodrome_core::machine::Protocol as _;
+    use orthodrome_core::topology::Topology;
 
+    use super::super::OceanVista;
     use super::super::message::{Body, Functor};
     use super::super::state::Fate;
     use super::*;
@@ -711,6 +794,48 @@ mod tests {
             forgotten: (1..=10).map(|number| (ClientId(number), number)).collect(),
             promises: vec![takeover::Record::Swept { server: NodeId(1), incarnation: 1 }],
         }
+    }
+
+    /// With a time-out that doubled for each lost piece, up to five seconds, and halved only when a
+    /// copy was complete, copies over links that lose a fifth of all packets never were (seed
+    /// 8002017).
+    #[test]
+    fn lost_pieces_are_asked_for_again_as_soon_as_they_are_late() {
+        let config = OceanVista::configure(
+            &Cluster::spread(
+                Topology::uniform(3, Duration::from_micros(500), Duration::from_millis(20)),
+                1,
+                1,
+                1,
+                3,
+            )
+            .unwrap(),
+            super::super::NAME,
+        );
+        let (of, peer) = (PartitionId(0), NodeId(1));
+        let at = |ms| Time::from_millis(ms);
+        let mut questions = Questions::default();
+        questions.ask(of, peer, at(0));
+        let unknown = config.resend_after.max(config.directory.lease);
+        assert_eq!(questions.timeout(&config), unknown);
+        // Nobody answers: the link may be slow.
+        let mut now = Time::ZERO;
+        for doublings in 0..DOUBLINGS {
+            assert_eq!(questions.timeout(&config), (unknown * (1 << doublings)).min(PATIENCE_MAX));
+            now = now + questions.timeout(&config);
+            assert_eq!(questions.overdue(&config, now), [(of, peer)]);
+            assert_eq!(questions.overdue(&config, now), []);
+        }
+        // This may be the answer to any of the questions.
+        let patient = questions.timeout(&config);
+        questions.on_answer(of, peer, now);
+        assert_eq!(questions.timeout(&config), patient);
+        questions.ask(of, peer, now);
+        questions.on_answer(of, peer, now + Duration::from_millis(20));
+        assert_eq!(questions.timeout(&config), config.resend_after.max(Duration::from_millis(80)));
+        questions.ask(of, peer, now);
+        questions.on_answer(of, peer, now + Duration::from_millis(500));
+        assert_eq!(questions.timeout(&config), Duration::from_secs(2), "the link is slow");
     }
 
     #[test]

@@ -56,6 +56,36 @@ fn a_partition_moved_off_all_its_first_servers_is_reached() {
     }
 }
 
+/// Calvin has one log for all partitions. An order for another partition was ignored, and servers
+/// named a leader that does not exist.
+#[test]
+fn an_order_for_a_partition_without_a_log_of_its_own_fails() {
+    let schedule = r#"
+        [[faults]]
+        at_ms = 2000
+        fault.change-members = { partition = 1, voters = ["n2", "n4", "n6"] }
+        [[faults]]
+        at_ms = 3000
+        fault.change-members = { partition = 0, voters = ["n2", "n4", "n6"] }
+    "#;
+    let map = Topology::built_in("local5").unwrap();
+    let cluster = Cluster::spread(map, 2, 1, 3, 3).unwrap();
+    let workload = workload::parse("ycsbt", &workload::Options::default()).unwrap();
+    let options = Options {
+        warmup: Duration::from_secs(1),
+        duration: Duration::from_secs(6),
+        check_outcomes: true,
+        ..Options::default()
+    };
+    let subject = orthodrome_lab::find("calvin").unwrap();
+    let schedule = Schedule::parse(schedule).unwrap();
+    let mut run = subject.simulation(cluster, workload, &schedule, options, None).unwrap();
+    let orders = run.run().unwrap().orders;
+    let states: Vec<_> = orders.iter().map(|order| order.state).collect();
+    assert_eq!(states, ["failed", "finished"], "{orders:?}");
+    assert_eq!(orders[0].detail, "p1 has no log of its own; give the order for p0");
+}
+
 /// Each voter of the next group but one is new.
 #[test]
 fn groups_of_one_two_three_five_and_seven_voters_follow_each_other() {

@@ -219,28 +219,42 @@ fn draw_power_cut(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<En
     ])
 }
 
-/// What a leader says to one server does not arrive, while a majority follows it; then it loses power,
-/// and what it said is lost with it. So its group goes on with what is in the log, and the other server, which
-/// may coordinate transactions, has to ask the next leader.
+/// What a leader says to one server does not arrive, while a majority follows it; then it loses
+/// power, and what it said is lost with it. So its group goes on with what is in the log, and the
+/// other server, which may coordinate transactions, has to ask the next leader. Perhaps a third
+/// leader hears nothing of the group until then: what the group decides reaches the second one first
+/// (N4).
 fn draw_lost_votes(cluster: &Cluster, at_ms: u64, rng: &mut Rng) -> Option<Vec<Entry>> {
     let partitions: Vec<_> = cluster.partitions().collect();
-    let leader = rng.pick(&partitions)?.preferred_leader;
-    let others: Vec<NodeId> = partitions
+    let group = rng.pick(&partitions)?;
+    let leader = group.preferred_leader;
+    let mut others: Vec<NodeId> = partitions
         .iter()
         .map(|placed| placed.preferred_leader)
         .filter(|id| *id != leader)
         .collect();
-    let from = vec![leader.to_string()];
-    let to = vec![rng.pick(&others)?.to_string()];
+    others.sort_unstable();
+    others.dedup();
+    rng.shuffle(&mut others);
+    let name = |id: &NodeId| id.to_string();
+    let from = vec![name(&leader)];
+    let to = vec![name(others.first()?)];
     let round_trip = u64::try_from(cluster.topology.rtt_max().as_millis()).unwrap_or(300);
     let crash_ms = at_ms + 20 + rng.range(round_trip / 2, round_trip * 4);
     let until_ms = Some(crash_ms + round_trip * rng.range(5, 30));
     let cut = Fault::Partition { from: from.clone(), to, both_ways: false };
     let crash = Fault::Crash { nodes: from };
-    Some(vec![
+    let mut entries = vec![
         Entry { at_ms, until_ms: Some(crash_ms + 1), fault: cut },
         Entry { at_ms: crash_ms, until_ms, fault: crash },
-    ])
+    ];
+    if let (Some(third), true) = (others.get(1), rng.chance(2, 3)) {
+        let from = group.replicas.iter().filter(|id| *id != third).map(name).collect();
+        let cut = Fault::Partition { from, to: vec![name(third)], both_ways: false };
+        let until_ms = Some(crash_ms + round_trip * rng.range(8, 40));
+        entries.push(Entry { at_ms: crash_ms, until_ms, fault: cut });
+    }
+    Some(entries)
 }
 
 /// A leader is cut off from all other servers, but not from its clients, so its log grows with
