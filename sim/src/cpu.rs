@@ -1,5 +1,6 @@
 //! The CPU-time model: a node is one queue that its cores serve.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use orthodrome_core::time::{Duration, Time, nanos};
@@ -185,7 +186,8 @@ impl Cpu {
     fn occupy(&mut self, now: Time, cost: Duration) -> Time {
         let first = self.idle_at.iter_mut().min();
         let core = first.unwrap_or_else(|| unreachable!("a node has at least one core"));
-        let cost = cost * self.slowdown;
+        // A product of durations divides, and this runs for every message.
+        let cost = if self.slowdown == 1 { cost } else { cost * self.slowdown };
         self.busy += cost;
         *core = (*core).max(now) + cost;
         *core
@@ -205,12 +207,19 @@ impl Cpu {
 /// Runs a machine's work one part after the other, because time stands still during a step. It
 /// records the work for the CPU-time model: the keys of each part, by rounds.
 #[derive(Debug, Default)]
-pub struct Tally(Mutex<Vec<Vec<usize>>>);
+pub struct Tally {
+    rounds: Mutex<Vec<Vec<usize>>>,
+    /// True if there is any. Most machines have no workers, and this is asked after every input.
+    is_used: AtomicBool,
+}
 
 impl Tally {
     /// The work recorded since the last call.
     pub fn take(&self) -> Vec<Vec<usize>> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        if !self.is_used.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.rounds.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -218,7 +227,8 @@ impl Workers for Tally {
     fn each(&self, costs: &[usize], work: &(dyn Fn(usize) + Sync)) {
         (0..costs.len()).for_each(work);
         if !costs.is_empty() {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(costs.to_vec());
+            self.is_used.store(true, Ordering::Relaxed);
+            self.rounds.lock().unwrap_or_else(PoisonError::into_inner).push(costs.to_vec());
         }
     }
 }
