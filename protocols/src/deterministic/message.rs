@@ -764,12 +764,14 @@ impl Message for Msg {
 
     fn keys(&self) -> usize {
         match self {
-            Self::Submit { functor } => functor.reads.len() + functor.writes.len(),
-            Self::Sequence { entry, .. } => entry.functor.reads.len() + entry.functor.writes.len(),
             Self::Look { keys, .. } => keys.len(),
             Self::Found { reads, .. } => reads.len(),
             Self::RemoteReads { parts } => parts.iter().map(|(_, part)| part.reads.len()).sum(),
-            Self::Answer { .. }
+            // Planning and ordering a transaction read no data. A server is charged for its keys when
+            // it runs.
+            Self::Submit { .. }
+            | Self::Sequence { .. }
+            | Self::Answer { .. }
             | Self::NotLeader { .. }
             | Self::Replication { .. }
             | Self::WantReads { .. }
