@@ -695,6 +695,47 @@ impl Message for Msg {
         self.size()
     }
 
+    /// A replica stores a transaction whole, but only under the keys that it holds.
+    fn keys_held(&self, holds: &dyn Fn(&Key) -> bool) -> usize {
+        match self {
+            Self::Write { functor, .. } | Self::Abort { functor, .. } => {
+                functor.writes.iter().filter(|key| holds(key)).count()
+            }
+            Self::Put { output, .. } => {
+                let output = output.as_ref().as_ref();
+                output.map_or(0, |writes| writes.keys().filter(|key| holds(key)).count())
+            }
+            Self::Get { .. }
+            | Self::Submit { .. }
+            | Self::Answer { .. }
+            | Self::Look { .. }
+            | Self::Found { .. }
+            | Self::Declined { .. }
+            | Self::Inquire { .. }
+            | Self::Written { .. }
+            | Self::Refused { .. }
+            | Self::Finalize { .. }
+            | Self::Confirm { .. }
+            | Self::Aborted { .. }
+            | Self::Got { .. }
+            | Self::NotReady { .. }
+            | Self::Executed { .. }
+            | Self::Query { .. }
+            | Self::Known { .. }
+            | Self::Missing { .. }
+            | Self::Have { .. }
+            | Self::Pull { .. }
+            | Self::Pulled { .. }
+            | Self::Scan { .. }
+            | Self::Scanned { .. }
+            | Self::Intent { .. }
+            | Self::Directory(_)
+            | Self::Takeover(_)
+            | Self::Gossip(_)
+            | Self::Digests { .. } => self.keys(),
+        }
+    }
+
     fn keys(&self) -> usize {
         match self {
             Self::Write { functor, .. } | Self::Abort { functor, .. } => functor.writes.len(),
