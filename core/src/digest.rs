@@ -34,6 +34,19 @@ impl Digest {
         self.add(rest.iter().fold(rest.len() as u64, |word, &byte| (word << 8) | u64::from(byte)));
     }
 
+    /// Adds a number by its decimal form, as [`Digest::add_text`] would.
+    pub fn add_number(&mut self, number: u64) {
+        let (mut digits, mut first, mut left) = ([0_u8; 20], 20, number);
+        for (at, digit) in digits.iter_mut().enumerate().rev() {
+            *digit = b'0' + (left % 10) as u8;
+            (first, left) = (at, left / 10);
+            if left == 0 {
+                break;
+            }
+        }
+        self.add_bytes(digits.get(first..).unwrap_or_default());
+    }
+
     /// Adds a value by its `Debug` form.
     pub fn add_debug(&mut self, value: &impl fmt::Debug) {
         // Writing to a digest cannot fail. A `Debug` form that fails ends early, and does so in the
@@ -71,6 +84,16 @@ mod tests {
         assert_ne!(of(&[&1, &2]), of(&[&2, &1]));
         assert_ne!(of(&[&1, &2]), of(&[&1, &3]));
         assert_ne!(of(&[&0]), of(&[&0, &0]));
+    }
+
+    #[test]
+    fn numbers_have_the_digest_of_their_decimal_form() {
+        for number in [0, 1, 9, 10, 99, 12_345_678, 123_456_789, u64::MAX] {
+            let (mut short, mut text) = (Digest::default(), Digest::default());
+            short.add_number(number);
+            text.add_text(&number.to_string());
+            assert_eq!(short, text, "{number}");
+        }
     }
 
     #[test]

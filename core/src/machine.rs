@@ -132,6 +132,11 @@ pub trait Message: Clone + Eq + Debug + Send + 'static {
     fn wire_size(&self) -> usize;
     /// The number of keys that the receiver processes: an input of the CPU-time model.
     fn keys(&self) -> usize;
+    /// The number of keys that a receiver processes that holds only some of the data. `holds` is
+    /// true for a key of which the receiver has a replica.
+    fn keys_held(&self, _holds: &dyn Fn(&Key) -> bool) -> usize {
+        self.keys()
+    }
     /// The lane of the link that it uses.
     fn lane(&self) -> Lane {
         Lane::Data

@@ -254,15 +254,19 @@ impl Store {
     /// there is none.
     #[must_use]
     pub fn read_at(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Read {
-        let mut best = self.active.read(partition, key, at).cloned();
+        let mut best = self.active.read(partition, key, at);
         let mut hidden = self.active.is_cleared(partition);
         if let (false, Some(frozen)) = (hidden, &self.frozen) {
-            best = newer(best, frozen.read(partition, key, at).cloned());
+            best = newer(best, frozen.read(partition, key, at));
             hidden = frozen.is_cleared(partition);
         }
-        if !hidden {
-            best = newer(best, self.engine.read(partition, key, at));
-        }
+        let below = if hidden { None } else { self.engine.read(partition, key, at) };
+        // A value is copied once, however many layers have one.
+        let best = match (best, &below) {
+            (Some(best), Some(below)) if best.0 >= below.0 => Some(best.clone()),
+            (Some(best), None) => Some(best.clone()),
+            (Some(_), Some(_)) | (None, _) => below,
+        };
         best.map_or_else(Read::default, |(version, value)| Read { value, version })
     }
 
@@ -444,7 +448,8 @@ impl Store {
     }
 }
 
-fn newer(a: Option<Versioned>, b: Option<Versioned>) -> Option<Versioned> {
+/// The one with the larger version; the first if they are equal.
+fn newer<'a>(a: Option<&'a Versioned>, b: Option<&'a Versioned>) -> Option<&'a Versioned> {
     match (a, b) {
         (Some(a), Some(b)) => Some(if b.0 > a.0 { b } else { a }),
         (a, b) => a.or(b),

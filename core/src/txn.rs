@@ -1,5 +1,6 @@
 //! Transactions as every protocol sees them: their reads, writes and outcomes.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -14,8 +15,40 @@ use crate::time::Timestamp;
 use crate::wire::{Wire, WireError};
 
 /// A key: any bytes. The service that accepts it bounds its length.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
+#[expect(
+    clippy::derived_hash_with_manual_eq,
+    reason = "equality is that of the bytes, only faster"
+)]
+#[derive(Clone, Eq, Hash, Default, Wire)]
 pub struct Key(pub Bytes);
+
+impl Key {
+    /// True if both are copies of one key, so that their bytes need not be read.
+    fn is_shared_with(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0.as_ptr(), other.0.as_ptr()) && self.0.len() == other.0.len()
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_shared_with(other) || self.0 == other.0
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        match self.is_shared_with(other) {
+            true => Ordering::Equal,
+            false => self.0.as_ref().cmp(other.0.as_ref()),
+        }
+    }
+}
 
 /// A value: any bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]

@@ -32,6 +32,7 @@ struct Options {
     kind: Option<Expr>,
     txn: Option<Expr>,
     keys: Option<Expr>,
+    held: Option<Expr>,
     to: Option<Expr>,
     led: Option<Expr>,
     control: bool,
@@ -49,9 +50,10 @@ fn options(attributes: &[Attribute]) -> syn::Result<Options> {
                 Some("kind") => &mut options.kind,
                 Some("txn") => &mut options.txn,
                 Some("keys") => &mut options.keys,
+                Some("held") => &mut options.held,
                 Some("to") => &mut options.to,
                 Some("led") => &mut options.led,
-                _ => return Err(meta.error("expected kind, txn, keys, to, led or control")),
+                _ => return Err(meta.error("expected kind, txn, keys, held, to, led or control")),
             };
             *slot = Some(meta.value()?.parse()?);
             Ok(())
@@ -171,6 +173,11 @@ pub fn expand(input: &DeriveInput) -> syn::Result<TokenStream> {
         given => optional(given.as_ref()),
     });
     let keys = arms(&|_, options| options.keys.as_ref().map_or(quote!(0), |keys| quote!(#keys)));
+    let held = arms(&|_, options| match (&options.held, &options.keys) {
+        (Some(held), _) => quote!(#held),
+        (None, Some(keys)) => quote!(#keys),
+        (None, None) => quote!(0),
+    });
     let lane = arms(&|_, options| {
         let lane = if options.control { quote!(Control) } else { quote!(Data) };
         quote!(::orthodrome_core::machine::Lane::#lane)
@@ -208,6 +215,7 @@ pub fn expand(input: &DeriveInput) -> syn::Result<TokenStream> {
             fn txn(&self) -> Option<::orthodrome_core::id::TxnId> { #txn }
             fn wire_size(&self) -> usize { #size }
             fn keys(&self) -> usize { #keys }
+            fn keys_held(&self, holds: &dyn Fn(&::orthodrome_core::txn::Key) -> bool) -> usize { #held }
             fn lane(&self) -> ::orthodrome_core::machine::Lane { #lane }
         }
     })

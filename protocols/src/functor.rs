@@ -66,12 +66,6 @@ impl Functor {
         })
     }
 
-    /// The number of its keys, those that are read and written twice.
-    #[must_use]
-    pub fn keys(&self) -> usize {
-        self.reads.len() + self.writes.len()
-    }
-
     /// Computes the transaction's writes.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "a benchmark")]
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use bytes::BytesMut;
 use divan::Bencher;
@@ -98,8 +99,10 @@ fn commit(keys: u64) -> Msg {
         txn: TxnId::new(ClientId(1_001 << 40), 77),
         coordinator: PartitionId(0),
         participants: vec![PartitionId(0), PartitionId(3)],
-        versions: (0..keys).map(|n| (key(n), version(1_790_000_000_000_000_000))).collect(),
-        writes,
+        versions: Arc::new(
+            (0..keys).map(|n| (key(n), version(1_790_000_000_000_000_000))).collect(),
+        ),
+        writes: Arc::new(writes),
     }
 }
 

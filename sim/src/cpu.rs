@@ -1,5 +1,7 @@
 //! The CPU-time model: a node is one queue that its cores serve.
 
+use std::cmp::Reverse;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use orthodrome_core::time::{Duration, Time, nanos};
@@ -139,9 +141,7 @@ impl Cpu {
         let workers = workers.map_or(self.idle_at.len(), |workers| workers.max(1) as usize);
         let mut begins = now;
         for round in rounds {
-            // Idle cores first; the others first finish their current work.
-            let mut cores: Vec<usize> = (0..self.idle_at.len()).collect();
-            cores.sort_by_key(|&core| self.idle_at.get(core).copied());
+            let mut cores = self.best_for(begins);
             cores.truncate(workers);
             let mut ends = begins;
             for &keys in round {
@@ -150,6 +150,19 @@ impl Cpu {
             }
             begins = ends;
         }
+    }
+
+    /// The cores in the order in which work that begins at `begins` takes them: first those that are
+    /// idle then, beginning with the one that became idle last, so that a chain of rounds stays on
+    /// one core and leaves the others to messages. The others first finish their current work.
+    fn best_for(&self, begins: Time) -> Vec<usize> {
+        let rank = |core: &usize| {
+            let idle_at = self.idle_at.get(*core).copied().unwrap_or_default();
+            (idle_at.max(begins), Reverse(idle_at))
+        };
+        let mut cores: Vec<usize> = (0..self.idle_at.len()).collect();
+        cores.sort_by_key(rank);
+        cores
     }
 
     /// Core time spent so far.
@@ -187,14 +200,16 @@ impl Cpu {
     fn occupy(&mut self, now: Time, cost: Duration) -> Time {
         let first = self.idle_at.iter_mut().min();
         let core = first.unwrap_or_else(|| unreachable!("a node has at least one core"));
-        let cost = cost * self.slowdown;
+        // A product of durations divides, and this runs for every message.
+        let cost = if self.slowdown == 1 { cost } else { cost * self.slowdown };
         self.busy += cost;
         *core = (*core).max(now) + cost;
         *core
     }
 
     fn occupy_one_of(&mut self, cores: &[usize], now: Time, cost: Duration) -> Time {
-        let first = cores.iter().copied().min_by_key(|&core| self.idle_at.get(core).copied());
+        let start = |core: usize| self.idle_at.get(core).map(|&at| (at.max(now), Reverse(at)));
+        let first = cores.iter().copied().min_by_key(|&core| start(core));
         let core = first.and_then(|core| self.idle_at.get_mut(core));
         let core = core.unwrap_or_else(|| unreachable!("a node has at least one core"));
         let cost = cost * self.slowdown;
@@ -207,12 +222,19 @@ impl Cpu {
 /// Runs a machine's work one part after the other, because time stands still during a step. It
 /// records the work for the CPU-time model: the keys of each part, by rounds.
 #[derive(Debug, Default)]
-pub struct Tally(Mutex<Vec<Vec<usize>>>);
+pub struct Tally {
+    rounds: Mutex<Vec<Vec<usize>>>,
+    /// True if there is any. Most machines have no workers, and this is asked after every input.
+    is_used: AtomicBool,
+}
 
 impl Tally {
     /// The work recorded since the last call.
     pub fn take(&self) -> Vec<Vec<usize>> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        if !self.is_used.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.rounds.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -220,7 +242,8 @@ impl Workers for Tally {
     fn each(&self, costs: &[usize], work: &(dyn Fn(usize) + Sync)) {
         (0..costs.len()).for_each(work);
         if !costs.is_empty() {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(costs.to_vec());
+            self.is_used.store(true, Ordering::Relaxed);
+            self.rounds.lock().unwrap_or_else(PoisonError::into_inner).push(costs.to_vec());
         }
     }
 }
@@ -365,6 +388,19 @@ mod tests {
             "what conflicts waits for each other on any number of cores"
         );
         assert_eq!(ends(4, None, &[vec![1, 1], vec![3, 1], vec![1]]), 5);
+    }
+
+    #[test]
+    fn a_chain_of_rounds_leaves_the_other_cores_idle() {
+        let key = CpuModel::default().key;
+        let mut cpu = Cpu::new(Some(CpuModel { cores: 4, ..CpuModel::default() }));
+        cpu.charge_work(Time::ZERO, &vec![vec![1]; 100]);
+        let mut idle_at = cpu.idle_at.clone();
+        idle_at.sort_unstable();
+        assert_eq!(idle_at, [Time::ZERO, Time::ZERO, Time::ZERO, Time::ZERO + key * 100]);
+        // The next step's work does not wait for it, if it need not.
+        cpu.charge_work(Time::ZERO, &[vec![1, 1, 1]]);
+        assert!(cpu.idle_at.iter().filter(|at| **at == Time::ZERO + key).count() == 3);
     }
 
     #[test]

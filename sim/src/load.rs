@@ -3,6 +3,7 @@
 
 mod active;
 mod answers;
+mod keys;
 mod model;
 mod record;
 
@@ -20,6 +21,7 @@ use orthodrome_eval::metrics::{Counters, Latencies};
 use orthodrome_eval::workload::{Issuer, Request, Values, Workload};
 
 use self::active::{Action, Active, Ahead, Client};
+use self::keys::Keys;
 pub use self::model::{Arrival, LoadModel, Origins};
 use self::record::shows_reads;
 use crate::floor::Floor;
@@ -49,6 +51,7 @@ pub type HistorySink = Box<dyn FnMut(Entry)>;
 pub struct Load {
     model: LoadModel,
     workload: Box<dyn Workload>,
+    keys: Keys,
     /// True if the protocol runs general transactions.
     runs_general: bool,
     rng: Rng,
@@ -119,6 +122,7 @@ impl Load {
             origins,
             model,
             workload,
+            keys: Keys::default(),
             runs_general,
             rng,
             floor: Floor::new(cluster),
@@ -283,7 +287,8 @@ impl Load {
         }
         let client = self.client(slot);
         let issuer = Issuer { client: client.id, index: slot, region: client.region };
-        let request = self.workload.next(issuer, &mut self.rng);
+        let mut request = self.workload.next(issuer, &mut self.rng);
+        self.keys.share(request.reads.iter_mut().chain(&mut request.writes));
         self.issue(slot, request, now, false);
     }
 

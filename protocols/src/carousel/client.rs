@@ -2,6 +2,7 @@
 //! fast path to every replica (§4.2), and processes the values that come back (§4.1.1, §4.4.1).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Setup, UNKNOWABLE};
@@ -96,7 +97,7 @@ impl Gateway for Own {
         match decision {
             Decision::Commit(writes) => {
                 let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.version));
-                let (writes, versions) = (writes.clone(), versions.collect());
+                let (writes, versions) = (Arc::new(writes.clone()), Arc::new(versions.collect()));
                 Msg::Commit { txn, coordinator, participants, writes, versions }
             }
             Decision::Abort => Msg::Abort { txn, coordinator, participants },

@@ -2,6 +2,7 @@
 //! aborts by the client, and votes of the fast path (§4.1.2, §4.2).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
@@ -103,7 +104,7 @@ impl Gathering for Leader {
         let vote = |partition| votes.get(&partition);
         match request {
             Some(Request { writes, .. }) if world.config.mutations.recovery_prepares() => {
-                let bare = Request { writes: writes.clone(), versions: vec![] };
+                let bare = Request { writes: writes.clone(), versions: Arc::default() };
                 decide(participants, Some(&bare), vote)
             }
             Some(_) | None => decide(participants, request, vote),
@@ -147,8 +148,8 @@ impl Leading<'_> {
         client: NodeId,
         txn: TxnId,
         participants: Vec<PartitionId>,
-        writes: Writes,
-        versions: Vec<(Key, Version)>,
+        writes: Arc<Writes>,
+        versions: Arc<Vec<(Key, Version)>>,
         world: &mut World<'_>,
     ) {
         if self.answer(client, txn, world) {
@@ -161,8 +162,11 @@ impl Leading<'_> {
         if std::mem::replace(&mut coordinating.requested, 1) > 0 {
             return;
         }
-        let versions =
-            if world.config.mutations.versions_not_replicated() { vec![] } else { versions };
+        let versions = if world.config.mutations.versions_not_replicated() {
+            Arc::default()
+        } else {
+            versions
+        };
         self.propose(Command::RequestCommit { txn, participants, writes, versions }, world);
     }
 

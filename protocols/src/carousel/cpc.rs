@@ -76,7 +76,7 @@ impl PendingList {
         while let Some(gone) = self.keys.conflict(txn, &reads, &listed.prepared.writes) {
             self.remove(gone);
         }
-        self.keys.insert(txn, &reads, &listed.prepared.writes);
+        self.keys.insert(txn, &reads, listed.prepared.writes.iter());
         self.entries.insert(txn, (listed, now));
     }
 
@@ -164,6 +164,8 @@ pub(super) fn examine(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
@@ -211,7 +213,7 @@ mod tests {
 
     fn prepared(proposal: u64) -> Vote {
         let proposal = orthodrome_core::time::Timestamp(proposal);
-        Vote::Prepared { versions: Vec::new(), proposal }
+        Vote::Prepared { versions: Arc::default(), proposal }
     }
 
     #[test]

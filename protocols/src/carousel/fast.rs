@@ -2,6 +2,7 @@
 //! how a new leader processes the lists of its group (§4.3.3).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
@@ -73,7 +74,7 @@ impl Fast {
         self.prepared = PendingKeys::default();
         for (&txn, prepared) in &state.prepared {
             let reads = prepared.versions.iter().map(|(key, _)| key);
-            self.prepared.insert(txn, reads, &prepared.writes);
+            self.prepared.insert(txn, reads, prepared.writes.iter());
         }
         let is_known = |txn: &TxnId| state.prepared.contains_key(txn) || state.is_over(*txn);
         let known: Vec<TxnId> = self.list.txns().filter(is_known).collect();
@@ -93,7 +94,8 @@ impl Fast {
         match command {
             Command::Prepare { versions, writes, .. } => {
                 if held.is_none() && !state.ended.contains_key(txn) {
-                    self.prepared.insert(*txn, versions.iter().map(|(key, _)| key), writes);
+                    let reads = versions.iter().map(|(key, _)| key);
+                    self.prepared.insert(*txn, reads, writes.iter());
                 }
             }
             Command::End { .. } => {
@@ -257,8 +259,8 @@ impl Partition {
             ballot.refuse(txn, coordinator, AbortReason::Conflict, world);
             return;
         };
-        let versions = versions(self.id, prepare.participant.reads, world);
-        let (coordinator, writes) = (prepare.coordinator, prepare.participant.writes);
+        let versions = Arc::new(versions(self.id, prepare.participant.reads, world));
+        let (coordinator, writes) = (prepare.coordinator, Arc::new(prepare.participant.writes));
         let prepared = Prepared { coordinator, versions, writes, proposal };
         let was_empty = self.own.list.len() == 0;
         Ballot::new(self.id, &self.replica, None).vote(txn, prepared, &mut self.own, world);

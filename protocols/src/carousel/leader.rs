@@ -78,10 +78,10 @@ impl Freed {
     }
 
     pub(super) fn insert(&mut self, txn: TxnId, prepared: Prepared) {
-        for (key, _) in &prepared.versions {
+        for (key, _) in prepared.versions.iter() {
             self.keys.entry(key.clone()).or_default().0 += 1;
         }
-        for key in &prepared.writes {
+        for key in prepared.writes.iter() {
             self.keys.entry(key.clone()).or_default().1 += 1;
         }
         self.of.insert(txn, prepared);
@@ -90,10 +90,10 @@ impl Freed {
     pub(super) fn remove(&mut self, txn: TxnId) {
         // Most transactions are here only if their abort is in the log.
         let Some(prepared) = self.of.remove(&txn) else { return };
-        for (key, _) in &prepared.versions {
+        for (key, _) in prepared.versions.iter() {
             self.keys.entry(key.clone()).or_default().0 -= 1;
         }
-        for key in &prepared.writes {
+        for key in prepared.writes.iter() {
             self.keys.entry(key.clone()).or_default().1 -= 1;
         }
         for key in prepared.keys() {
@@ -193,7 +193,7 @@ impl Role for Leader {
         }
         let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
-        world.came_to(&applied);
+        applied.add_to(world.effects());
         if let Some(outcome) = partition.state.told_by(applied) {
             world.cx.claim(outcome);
         }
@@ -490,7 +490,11 @@ impl Partition {
 impl Leader {
     /// Marks the keys of a transaction as held.
     pub(super) fn hold(&mut self, txn: TxnId, prepared: &Prepared) {
-        self.pending.insert(txn, prepared.versions.iter().map(|(key, _)| key), &prepared.writes);
+        self.pending.insert(
+            txn,
+            prepared.versions.iter().map(|(key, _)| key),
+            prepared.writes.iter(),
+        );
         self.held.insert(txn, prepared.keys().cloned().collect());
     }
 
@@ -504,6 +508,8 @@ impl Leader {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use orthodrome_core::id::ClientId;
     use orthodrome_core::rng::Rng;
     use orthodrome_core::txn::Version;
@@ -539,8 +545,10 @@ mod tests {
             }
             let prepared = Prepared {
                 coordinator: PartitionId(0),
-                versions: reads.into_iter().map(|key| (key, Version::default())).collect(),
-                writes,
+                versions: Arc::new(
+                    reads.into_iter().map(|key| (key, Version::default())).collect(),
+                ),
+                writes: Arc::new(writes),
                 proposal: Timestamp::ZERO,
             };
             let txn = TxnId::new(ClientId(1), counter);

@@ -6,6 +6,7 @@
 //! [`Msg::NotLeader`], and the sender sends the message again to the leader.
 
 use std::mem::size_of;
+use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
@@ -28,7 +29,7 @@ pub enum Vote {
     /// The partition can commit the transaction, and stays able to until it learns the decision.
     Prepared {
         /// The version of each key read, as prepared (R3).
-        versions: Vec<(Key, Version)>,
+        versions: Arc<Vec<(Key, Version)>>,
         /// The commit timestamp must not be smaller (§4.4.2, C11).
         proposal: Timestamp,
     },
@@ -90,9 +91,9 @@ pub enum Msg {
         /// The participants.
         participants: Vec<PartitionId>,
         /// The writes.
-        writes: Writes,
+        writes: Arc<Writes>,
         /// The version of each key that the client read (R3).
-        versions: Vec<(Key, Version)>,
+        versions: Arc<Vec<(Key, Version)>>,
     },
     /// Client → coordinator: the application aborted (§4.1.2).
     #[message(to = coordinator)]
@@ -358,9 +359,9 @@ pub enum Command {
         /// The group that decides.
         coordinator: PartitionId,
         /// Keys read, with the versions read.
-        versions: Vec<(Key, Version)>,
+        versions: Arc<Vec<(Key, Version)>>,
         /// Keys it may write.
-        writes: Vec<Key>,
+        writes: Arc<Vec<Key>>,
         /// The commit timestamp must not be smaller.
         proposal: Timestamp,
         /// [`orthodrome_core::Txn::acknowledged_below`].
@@ -400,9 +401,9 @@ pub enum Command {
         /// The participants.
         participants: Vec<PartitionId>,
         /// The writes.
-        writes: Writes,
+        writes: Arc<Writes>,
         /// The versions the client read (R3, C4).
-        versions: Vec<(Key, Version)>,
+        versions: Arc<Vec<(Key, Version)>>,
     },
     /// As coordinator: the decision ⑪. If `unilateral`, the entry itself makes the decision: an
     /// abort that counts only if no commit request precedes it in the log (R2).

@@ -1,6 +1,8 @@
 //! A partition's leader as participant: it reads, prepares, votes and applies decisions (§4.1.1,
 //! §4.1.3, §4.1.4), and serves read-only transactions (§4.4.2).
 
+use std::sync::Arc;
+
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
@@ -153,8 +155,8 @@ impl Leading<'_> {
         // Keys of an abort that is not chosen yet: a vote of the slow path comes after the abort in
         // the log, but a vote of the fast path would not.
         let is_clear = voters.is_some() && self.is_clear_of_endings(&participant);
-        let versions = versions(self.id, participant.reads, world);
-        let writes = participant.writes;
+        let versions = Arc::new(versions(self.id, participant.reads, world));
+        let writes = Arc::new(participant.writes);
         let proposal = self.propose_timestamp(timestamp, &versions, &writes, world);
         let prepared = Prepared { coordinator, versions, writes, proposal };
         let voters = voters.filter(|_| timestamp == Some(proposal) && is_clear);

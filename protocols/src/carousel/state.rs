@@ -1,6 +1,8 @@
 //! The state that every replica of a partition has, in addition to [`commit::State`]: how the log's
 //! commands change it, and how votes decide.
 
+use std::sync::Arc;
+
 use orthodrome_core::Wire;
 use orthodrome_core::id::PartitionId;
 use orthodrome_core::store::Store;
@@ -17,9 +19,9 @@ pub struct Prepared {
     /// The group that decides.
     pub coordinator: PartitionId,
     /// Keys read, with the versions read.
-    pub versions: Vec<(Key, Version)>,
+    pub versions: Arc<Vec<(Key, Version)>>,
     /// Keys it may write.
-    pub writes: Vec<Key>,
+    pub writes: Arc<Vec<Key>>,
     /// The commit timestamp must not be smaller.
     pub proposal: Timestamp,
 }
@@ -27,7 +29,7 @@ pub struct Prepared {
 impl Prepared {
     /// Every key that it holds; a key that is read and written occurs twice.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
-        self.versions.iter().map(|(key, _)| key).chain(&self.writes)
+        self.versions.iter().map(|(key, _)| key).chain(self.writes.iter())
     }
 
     /// The vote for it.
@@ -41,9 +43,9 @@ impl Prepared {
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Request {
     /// The writes.
-    pub writes: Writes,
+    pub writes: Arc<Writes>,
     /// The version of each key that the client read.
-    pub versions: Vec<(Key, Version)>,
+    pub versions: Arc<Vec<(Key, Version)>>,
 }
 
 impl commit::Request for Request {
@@ -164,7 +166,7 @@ pub fn decide<'a>(
         let Some(Vote::Prepared { versions, proposal }) = vote(partition) else { return None };
         timestamp = timestamp.max(*proposal);
         // R3: the participant must still hold the versions from which the client computed.
-        for (key, version) in versions {
+        for (key, version) in versions.iter() {
             let read = request.versions.iter().find(|(read, _)| read == key);
             if read.is_some_and(|(_, read)| read != version) {
                 return Some(Outcome::Aborted(AbortReason::StaleRead));
@@ -192,7 +194,8 @@ mod tests {
         for counter in 0..60 {
             let txn = TxnId::new(ClientId(counter % 7), counter);
             let writes = (0..3).map(|n| (Key::from(format!("{counter}-{n}")), value.clone()));
-            let request = Some(Request { writes: writes.collect(), versions: vec![] });
+            let request =
+                Some(Request { writes: Arc::new(writes.collect()), versions: Arc::default() });
             state.coordinated.insert(txn, Coordinated { request, ..Coordinated::default() });
             state.settled.insert(txn.retry(), Outcome::Committed(Timestamp(counter)));
             state.acknowledged.insert(txn.client, counter);

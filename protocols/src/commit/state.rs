@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::machine::Claim;
@@ -185,6 +186,36 @@ pub enum Applied {
     Settled,
     /// Later timestamps may be promised.
     Ceiling,
+}
+
+impl Applied {
+    /// Adds the change to a digest that replicas compare. The digest is that of the `Debug` form,
+    /// which earlier versions formatted for each entry at each replica.
+    pub(crate) fn add_to(self, digest: &mut Digest) {
+        let (name, txn) = match self {
+            Self::Nothing => ("Nothing", None),
+            Self::Prepared(txn) => ("Prepared", Some(txn)),
+            Self::Ended(txn) => ("Ended", Some(txn)),
+            Self::Requested(txn) => ("Requested", Some(txn)),
+            Self::Decided(txn) => ("Decided", Some(txn)),
+            Self::Settled => ("Settled", None),
+            Self::Ceiling => ("Ceiling", None),
+        };
+        digest.add_text(name);
+        if let Some(TxnId { client, counter, attempt }) = txn {
+            digest.add_text("(");
+            digest.add_text("c");
+            digest.add_number(client.0);
+            digest.add_text(".");
+            digest.add_number(counter);
+            if attempt > 0 {
+                digest.add_text("#");
+                digest.add_number(u64::from(attempt));
+            }
+            digest.add_text(")");
+        }
+        digest.add_text(";");
+    }
 }
 
 /// For both roles.
@@ -464,5 +495,35 @@ where
         self.coordinated.extend(coordinated);
         self.settled.extend(settled);
         self.acknowledged.extend(acknowledged);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(counter: u64, attempt: u32) -> TxnId {
+        TxnId { client: ClientId(7), counter, attempt }
+    }
+
+    /// Replicas of an earlier version compare their digests with those of this one.
+    #[test]
+    fn the_digest_of_a_change_is_that_of_its_debug_form() {
+        for txn in [name(0, 0), name(9, 1), name(10, 0), name(u64::MAX, u32::MAX)] {
+            for applied in [
+                Applied::Nothing,
+                Applied::Prepared(txn),
+                Applied::Ended(txn),
+                Applied::Requested(txn),
+                Applied::Decided(txn),
+                Applied::Settled,
+                Applied::Ceiling,
+            ] {
+                let (mut short, mut formatted) = (Digest::default(), Digest::default());
+                applied.add_to(&mut short);
+                formatted.add_debug(&applied);
+                assert_eq!(short, formatted, "{applied:?}");
+            }
+        }
     }
 }

@@ -607,7 +607,8 @@ pub enum Record {
 pub enum Msg {
     /// Gateway → server: run this transaction, and report its result. May be sent again to any
     /// server at any time; the transaction runs once.
-    #[message(txn = functor.txn, keys = functor.keys())]
+    // Planning and ordering a transaction read no data. A server is charged for its keys when it runs.
+    #[message(txn = functor.txn)]
     Submit {
         /// The transaction.
         functor: Arc<Functor>,
@@ -650,7 +651,7 @@ pub enum Msg {
     },
     /// Server → sequencer: put this into the stream. Sent by the server that was asked, and by any
     /// home that saw it in one stream and not in another (S6).
-    #[message(txn = entry.functor.txn, keys = entry.functor.keys())]
+    #[message(txn = entry.functor.txn)]
     Sequence {
         /// The stream.
         stream: PartitionId,

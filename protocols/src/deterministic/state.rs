@@ -218,16 +218,31 @@ impl State {
     /// transactions that can run now.
     pub fn apply(
         &mut self,
-        (stream, index): (PartitionId, Index),
+        at: (PartitionId, Index),
         command: Option<&Command>,
         placement: &Placement,
         store: &mut Store,
         now: Time,
     ) -> Applied {
         let mut applied = Applied::default();
-        let Some(state) = self.streams.get_mut(&stream) else { return applied };
+        self.enter(at, command, placement, now, &mut applied);
+        self.run_ready(&mut applied, placement, store);
+        applied
+    }
+
+    /// The next entry of a stream is chosen; none if it does not concern the merge. Its transactions
+    /// run with [`State::run_ready`], together with those of the entries that follow.
+    pub fn enter(
+        &mut self,
+        (stream, index): (PartitionId, Index),
+        command: Option<&Command>,
+        placement: &Placement,
+        now: Time,
+        applied: &mut Applied,
+    ) {
+        let Some(state) = self.streams.get_mut(&stream) else { return };
         if index <= state.applied {
-            return applied;
+            return;
         }
         assert!(
             index == state.applied.next(),
@@ -257,8 +272,6 @@ impl State {
             }
             None => {}
         }
-        self.run_ready(&mut applied, placement, store);
-        applied
     }
 
     /// A transaction is at a position of a stream. False if it was in that stream before.

@@ -175,6 +175,11 @@ impl<R: Role> World<'_, R> {
         self.effects.add_debug(effect);
     }
 
+    /// The digest to which [`World::came_to`] adds, for effects that need not be formatted.
+    pub(crate) fn effects(&mut self) -> &mut Digest {
+        &mut self.effects
+    }
+
     /// The log of `partition` may have events and messages.
     pub(super) fn touch(&mut self, partition: PartitionId) {
         self.pending_writes.touched.insert(partition);

@@ -193,7 +193,7 @@ impl Role for Leader {
         };
         let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
-        world.came_to(&applied);
+        applied.add_to(world.effects());
         for &txn in others.iter().filter(|_| matches!(applied, Applied::Ended(_))) {
             let outcome = Outcome::Aborted(AbortReason::Conflict);
             world.cx.claim(Claim::Decided { txn, outcome });

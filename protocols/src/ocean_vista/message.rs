@@ -267,7 +267,11 @@ pub enum Msg {
         functor: Arc<Functor>,
     },
     /// Coordinator → all replicas of all partitions that are written: store this (§4.1).
-    #[message(txn = functor.txn, keys = functor.writes.len())]
+    #[message(
+        txn = functor.txn,
+        keys = functor.writes.len(),
+        held = functor.writes.iter().filter(|key| holds(key)).count()
+    )]
     Write {
         /// The version number.
         ts: Timestamp,
@@ -315,7 +319,11 @@ pub enum Msg {
         disk: u32,
     },
     /// Coordinator → replicas: it is aborted; promise never to accept it (§4.1).
-    #[message(txn = functor.txn, keys = functor.writes.len())]
+    #[message(
+        txn = functor.txn,
+        keys = functor.writes.len(),
+        held = functor.writes.iter().filter(|key| holds(key)).count()
+    )]
     Abort {
         /// The version number.
         ts: Timestamp,
@@ -369,7 +377,10 @@ pub enum Msg {
         reason: Reason,
     },
     /// Executor → replicas: the final values of a functor (§3.1).
-    #[message(keys = output.as_ref().as_ref().map_or(0, BTreeMap::len))]
+    #[message(
+        keys = output.as_ref().as_ref().map_or(0, BTreeMap::len),
+        held = held(output, holds)
+    )]
     Put {
         /// The version number.
         ts: Timestamp,
@@ -590,6 +601,13 @@ pub(super) const NAME: usize = 30;
 
 /// Approximate size of a counter below which a client's transactions are forgotten, in bytes.
 pub(super) const FLOOR: usize = 14;
+
+/// The number of keys of an output that a replica holds: it stores a transaction whole, but only
+/// under the keys that it holds.
+fn held(output: &Arc<Output>, holds: &dyn Fn(&Key) -> bool) -> usize {
+    let writes = output.as_ref().as_ref();
+    writes.map_or(0, |writes| writes.keys().filter(|key| holds(key)).count())
+}
 
 const _: () =
     assert!(size_of::<Msg>() <= 200, "messages are moved through queues; keep them small");

@@ -31,6 +31,8 @@ pub(super) struct Leading<R: Replicated> {
     pub(super) is_ready: bool,
     /// True if the next flush may have something to send.
     pub(super) is_dirty: bool,
+    /// True if the next flush sends the chosen index to every member.
+    announces: bool,
     /// Reads in order; each waits for a round of heartbeats.
     reads: VecDeque<Read>,
     /// True if the last of `reads` wait for a round that has not begun.
@@ -307,6 +309,7 @@ impl<R: Replicated> Replica<R> {
             first: next,
             is_ready: false,
             is_dirty: false,
+            announces: false,
             reads: VecDeque::new(),
             has_new_reads: false,
             transfer: None,
@@ -363,10 +366,13 @@ impl<R: Replicated> Replica<R> {
         Some((index, self.term))
     }
 
-    /// Sends the chosen index to every member at once, instead of with the next entries or the next
-    /// heartbeat. For protocols whose followers act on chosen entries.
-    pub fn announce(&mut self, io: &mut impl Io<R>) {
-        self.beat_all(io);
+    /// Sends the chosen index to every member with the next flush: with the entries that the flush
+    /// sends, or alone. For protocols whose followers act on chosen entries; for others, the next
+    /// entries or the next heartbeat tell it.
+    pub fn announce(&mut self) {
+        if let Role::Leader(lead) = &mut self.role {
+            lead.announces = true;
+        }
     }
 
     /// True if [`Replica::propose`] would append a command now.
@@ -387,22 +393,32 @@ impl<R: Replicated> Replica<R> {
 
     fn send_entries(&mut self, io: &mut impl Io<R>) {
         let Role::Leader(lead) = &mut self.role else { return };
-        if !std::mem::take(&mut lead.is_dirty) {
+        let announces = std::mem::take(&mut lead.announces);
+        if !std::mem::take(&mut lead.is_dirty) && !announces {
             return;
         }
+        lead.round += u64::from(announces);
         let beat = Beat { round: lead.round, sent_at: io.now() };
         let mut behind = Vec::new();
         for progress in &mut lead.progress {
+            let mut is_told = false;
             loop {
                 let shared = (self.term, self.chosen, beat);
                 match progress.next_append(&self.log, &self.config, shared) {
-                    Ok(Some(msg)) => io.send(progress.node, msg),
+                    Ok(Some(msg)) => {
+                        is_told = true;
+                        io.send(progress.node, msg);
+                    }
                     Ok(None) => break,
                     Err(()) => {
                         behind.push(progress.node);
                         break;
                     }
                 }
+            }
+            if announces && !is_told {
+                let (term, chosen) = (self.term, self.chosen);
+                io.send(progress.node, Message::Heartbeat { term, chosen, beat, sum: None });
             }
         }
         for node in behind {
@@ -415,6 +431,7 @@ impl<R: Replicated> Replica<R> {
         let sum = self.compare(io.now());
         let Role::Leader(lead) = &mut self.role else { return };
         lead.round += 1;
+        lead.announces = false;
         let beat = Beat { round: lead.round, sent_at: io.now() };
         for progress in &lead.progress {
             let msg = Message::Heartbeat { term: self.term, chosen: self.chosen, beat, sum };

@@ -4,6 +4,7 @@ use orthodrome_core::id::NodeId;
 use orthodrome_core::machine::{Input, Lane, Message, Protocol};
 use orthodrome_core::time::Time;
 use orthodrome_core::trace::Event as TraceEvent;
+use orthodrome_core::txn::Key;
 
 use super::{Environment, Event, FailureKind, Simulation};
 use crate::cpu::Cpu;
@@ -39,7 +40,8 @@ impl<P: Protocol> Simulation<P> {
             return;
         }
         if !is_ready && flight.from != to && !node.cpu.is_infinite(now) {
-            let (bytes, keys) = (flight.bytes as usize, flight.msg.keys());
+            let (bytes, keys) = (flight.bytes as usize, self.keys_at_receiver(&flight));
+            let node = self.node(to);
             let ready = match flight.msg.lane() {
                 Lane::Control => node.cpu.admit_control(now, bytes, keys),
                 Lane::Data => node.cpu.admit(now, bytes, keys),
@@ -50,6 +52,16 @@ impl<P: Protocol> Simulation<P> {
             }
         }
         self.accept(*flight);
+    }
+
+    /// The number of keys of a message that its receiver processes.
+    fn keys_at_receiver(&self, flight: &InFlight<P>) -> usize {
+        let receiver = self.env.id(flight.to);
+        let holds = |key: &Key| {
+            let placed = self.cluster.partition(self.cluster.partition_of(key));
+            placed.is_some_and(|placed| placed.replicas.contains(&receiver))
+        };
+        flight.msg.keys_held(&holds)
     }
 
     /// A message has arrived and had its CPU time.

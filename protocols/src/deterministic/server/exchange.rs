@@ -488,9 +488,7 @@ impl Server {
             }
             let Some(gap) = self.exchange.gaps.remove(&stream) else { continue };
             self.disk.installed.insert(stream);
-            for (index, payload) in gap.chosen {
-                self.on_chosen(stream, index, &payload, cx);
-            }
+            self.on_chosen(stream, gap.chosen.into(), cx);
         }
     }
 }

@@ -6,6 +6,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, TxnId};
 use orthodrome_core::machine::Claim;
 use orthodrome_core::time::Duration;
+use orthodrome_core::time::Time;
 use orthodrome_core::txn::{Key, Reads};
 
 use super::super::message::{Msg, Name, Sequenced};
@@ -21,6 +22,8 @@ pub(super) struct Waiting {
     pub(super) gateway: NodeId,
     pub(super) entry: Arc<Sequenced>,
     pub(super) asked: RetryState,
+    /// When the gateway submitted it.
+    pub(super) since: Time,
 }
 
 impl Waiting {
@@ -62,7 +65,8 @@ impl Server {
         let entry = self.plan(functor, self.cluster.region_of(gateway), cx);
         let asked = RetryState::new(cx.now());
         self.waiting_bytes += entry.functor.size();
-        self.waiting.insert(txn, Waiting { gateway, entry: entry.clone(), asked });
+        let since = asked.at;
+        self.waiting.insert(txn, Waiting { gateway, entry: entry.clone(), asked, since });
         self.sequence(&entry, cx);
     }
 
@@ -158,6 +162,7 @@ impl Server {
         for (txn, ended) in applied.ran {
             cx.claim(Claim::Decided { txn, outcome: ended.outcome });
             if let Some(waiting) = self.stop_waiting(txn) {
+                self.again.answered_after(cx.now().since(waiting.since));
                 self.send(waiting.gateway, ended.answer(txn), cx);
             }
         }

@@ -91,7 +91,7 @@ impl Server {
             if let (Some(command), Some((index, _))) = (copy, proposed)
                 && index == self.state.applied(stream).next()
             {
-                self.on_chosen(stream, index, &Payload::Command(command), cx);
+                self.on_chosen(stream, vec![(index, Payload::Command(command))], cx);
             }
         }
     }

@@ -12,7 +12,7 @@ use orthodrome_core::time::Time;
 
 use super::super::message::{Chunk, Command, Log, Msg, Record};
 use super::super::sequencer::Sequencer;
-use super::super::state::Leaving;
+use super::super::state::{Applied, Leaving};
 use super::super::{Cx, Note, Timer};
 use super::Server;
 use super::checkpoint::Disk;
@@ -114,7 +114,7 @@ impl Server {
             if held.replica.is_leader() && chosen > held.announced {
                 // The other servers run chosen entries, and wait for nothing else.
                 held.announced = chosen;
-                held.replica.announce(&mut io);
+                held.replica.announce();
             }
             held.replica.flush(&mut io);
             self.drain_events(stream, cx);
@@ -136,14 +136,18 @@ impl Server {
 
     /// Processes all events of a stream's log.
     pub(super) fn drain_events(&mut self, stream: PartitionId, cx: &mut Cx<'_>) {
-        while let Some(held) = self.streams.get_mut(&stream)
-            && let Some(event) = held.replica.next_event()
-        {
+        let mut chosen = Vec::new();
+        loop {
+            let event = self.streams.get_mut(&stream).and_then(|held| held.replica.next_event());
+            if !matches!(event, Some(Event::Chosen { .. })) {
+                self.on_chosen(stream, take(&mut chosen), cx);
+            }
+            let (Some(event), Some(held)) = (event, self.streams.get_mut(&stream)) else { break };
             match event {
                 Event::Chosen { index, term, payload } => {
                     let (partition, at) = (stream, index.0);
                     cx.claim(Claim::Chosen { partition, index: at, term: term.0 });
-                    self.on_chosen(stream, index, &payload, cx);
+                    chosen.push((index, payload));
                 }
                 Event::Leading { term } => {
                     cx.claim(Claim::Leads { partition: stream, term: term.0 });
@@ -172,31 +176,40 @@ impl Server {
         self.routes.follow(stream, leader, cx.now());
     }
 
-    /// The next entry of a stream is chosen: merges it, and runs what may run.
+    /// The next entries of a stream are chosen: merges them, and runs what may run. Entries that are
+    /// chosen at once run together, so that transactions without conflicts run in parallel even if
+    /// they are in different entries.
     pub(super) fn on_chosen(
         &mut self,
         stream: PartitionId,
-        index: Index,
-        payload: &Payload<Command>,
+        chosen: Vec<(Index, Payload<Command>)>,
         cx: &mut Cx<'_>,
     ) {
-        if self.exchange.hold(stream, index, payload) {
+        let (mut applied, mut merged) = (Applied::default(), Vec::new());
+        let largest = self.state.merge.largest();
+        for (index, payload) in chosen {
+            if self.exchange.hold(stream, index, &payload) {
+                continue;
+            }
+            let command = match payload {
+                Payload::Command(command) => Some(command),
+                Payload::Noop | Payload::Members(_) => None,
+            };
+            if let (Some(Command::Batch { entries, .. }), Some(held)) =
+                (command.as_deref(), self.streams.get_mut(&stream))
+            {
+                for entry in entries {
+                    held.sequencer.sequenced(entry);
+                }
+            }
+            let at = (stream, index);
+            self.state.enter(at, command.as_deref(), &self.placement, cx.now(), &mut applied);
+            merged.push(command);
+        }
+        if merged.is_empty() {
             return;
         }
-        let command = match payload {
-            Payload::Command(command) => Some(command.as_ref()),
-            Payload::Noop | Payload::Members(_) => None,
-        };
-        if let (Some(Command::Batch { entries, .. }), Some(held)) =
-            (command, self.streams.get_mut(&stream))
-        {
-            for entry in entries {
-                held.sequencer.sequenced(entry);
-            }
-        }
-        let largest = self.state.merge.largest();
-        let at = (stream, index);
-        let applied = self.state.apply(at, command, &self.placement, &mut self.store, cx.now());
+        self.state.run_ready(&mut applied, &self.placement, &mut self.store);
         if self.state.merge.largest() > largest.max(1) {
             cx.note(Note::Component);
         }
@@ -204,8 +217,10 @@ impl Server {
             // Pieces of it must be proposed.
             self.disk.unflushed.extend(self.streams.keys());
         }
-        if let Some(Command::Batch { entries, .. }) = command {
-            self.relocate(stream, entries, cx);
+        for command in merged.iter().flatten() {
+            if let Command::Batch { entries, .. } = command.as_ref() {
+                self.relocate(stream, entries, cx);
+            }
         }
         if !applied.ran.is_empty() {
             // There is room for transactions that sequencers had to keep.

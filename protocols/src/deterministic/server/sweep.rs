@@ -34,6 +34,8 @@ fn is_due(asked: &RetryState, timeout: Duration, now: Time) -> bool {
 /// slower.
 #[derive(Debug)]
 pub(super) struct Again {
+    /// How long transactions have lately taken from their submission until they ran here.
+    typical: Duration,
     since: Time,
     most: usize,
     pub(super) ran: usize,
@@ -43,15 +45,28 @@ pub(super) struct Again {
 
 impl Again {
     pub(super) fn new(now: Time) -> Self {
-        Self { since: now, most: *AGAIN.start(), ran: 0, forwarded: 0, asked: 0 }
+        let (typical, most) = (Duration::ZERO, *AGAIN.start());
+        Self { typical, since: now, most, ran: 0, forwarded: 0, asked: 0 }
     }
 
     /// Begins a new window, if the current one has ended.
     fn turn(&mut self, now: Time) {
         if now.since(self.since) >= AGAIN_WINDOW {
             let most = (2 * self.ran).clamp(*AGAIN.start(), *AGAIN.end());
-            *self = Self { most, ..Self::new(now) };
+            *self = Self { most, typical: self.typical, ..Self::new(now) };
         }
+    }
+
+    /// A transaction ran this long after a gateway submitted it.
+    pub(super) fn answered_after(&mut self, took: Duration) {
+        self.typical = self.typical - self.typical / 8 + took / 8;
+    }
+
+    /// How long to wait before a sequencer is asked again: `timeout`, or twice as long as
+    /// transactions take now if that is longer. Under load, requests for transactions that only wait
+    /// for their turn would make the wait longer.
+    fn patience(&self, timeout: Duration) -> Duration {
+        timeout.max((self.typical * 2).min(AGAIN_AFTER))
     }
 }
 
@@ -101,7 +116,7 @@ impl Server {
     /// Transactions for which gateways have waited too long: a message was lost, or a sequencer has
     /// failed.
     fn ask_again(&mut self, cx: &mut Cx<'_>) {
-        let (now, timeout) = (cx.now(), self.config.resend_after);
+        let (now, timeout) = (cx.now(), self.again.patience(self.config.resend_after));
         let waits = self.waiting.iter();
         let mut due: Vec<(Time, TxnId)> = waits
             .filter(|(_, waiting)| is_due(&waiting.asked, timeout, now))
@@ -191,5 +206,26 @@ impl Server {
                 held.sequencer.acknowledging(index);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_under_load_waits_longer_before_it_asks_again() {
+        let timeout = Duration::from_millis(160);
+        let mut again = Again::new(Time(0));
+        again.answered_after(Duration::from_millis(400));
+        assert_eq!(again.patience(timeout), timeout, "one slow transaction");
+        (0..40).for_each(|_| again.answered_after(Duration::from_millis(400)));
+        again.turn(Time(1 << 40));
+        let patience = again.patience(timeout);
+        assert!(patience > Duration::from_millis(780) && patience <= Duration::from_millis(800));
+        (0..40).for_each(|_| again.answered_after(Duration::from_secs(60)));
+        assert_eq!(again.patience(timeout), AGAIN_AFTER, "bounded");
+        (0..60).for_each(|_| again.answered_after(Duration::from_millis(10)));
+        assert_eq!(again.patience(timeout), timeout, "the load has ended");
     }
 }

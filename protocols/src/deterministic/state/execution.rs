@@ -19,12 +19,7 @@ use crate::replication::Index;
 
 impl State {
     /// Runs all transactions that can run, those without conflicts in parallel.
-    pub(super) fn run_ready(
-        &mut self,
-        applied: &mut Applied,
-        placement: &Placement,
-        store: &mut Store,
-    ) {
+    pub fn run_ready(&mut self, applied: &mut Applied, placement: &Placement, store: &mut Store) {
         let due: Vec<Merged> = std::iter::from_fn(|| self.merge.pop()).collect();
         if placement.is_divided() {
             for merged in due {
