@@ -28,6 +28,29 @@ impl Guarantee {
     }
 }
 
+/// Items of `impl Protocol` that every protocol of this crate has word for word, because it gives
+/// its types these names and lists its mutations in `mutations.rs`.
+macro_rules! protocol_items {
+    () => {
+        type Config = Config;
+        type Msg = Msg;
+        type Timer = Timer;
+        type Record = Record;
+        type Note = Note;
+        type Client = Client;
+        type Server = Server;
+
+        fn mutations(name: &str) -> &'static [&'static str] {
+            mutations::names(name)
+        }
+
+        fn enable_mutation(config: &mut Config, mutation: &str) {
+            mutations::enable(config, mutation);
+        }
+    };
+}
+pub(crate) use protocol_items;
+
 /// Facts about a protocol that are known before it runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {

@@ -13,7 +13,7 @@ use orthodrome_core::txn::{Decision, Key, Outcome, Read, Txn};
 use super::leader::Context;
 use super::message::Msg;
 use super::{Carousel, Config, Note, Timer};
-use crate::commit::{self, Gateway, Phase, Timeouts};
+use crate::commit::{self, Gateway, Phase};
 use crate::gateway::{Participant, set_floors};
 use crate::replication::Index;
 
@@ -27,16 +27,14 @@ type Open = commit::Open<Own>;
 pub struct Own;
 
 impl Gateway for Own {
+    commit::gateway_items!();
+
     type Protocol = Carousel;
     /// On the fast path: the commit timestamp that every participant is asked to propose.
     type More = Timestamp;
 
     fn new(_: &Setup<Carousel>) -> Self {
         Self
-    }
-
-    fn timeouts(config: &Config) -> &Timeouts {
-        &config.timeouts
     }
 
     fn on_begun(client: &mut Client, open: &mut Open, cx: &mut Context<'_>) {
@@ -104,27 +102,8 @@ impl Gateway for Own {
         }
     }
 
-    fn resolve_message(open: &Open) -> Msg {
-        let (txn, coordinator) = (open.txn.id, open.coordinator);
-        let participants = open.participants.keys().copied().collect();
-        Msg::Resolve { txn, coordinator, participants }
-    }
-
     fn heartbeat_message(_: &Client, coordinator: PartitionId, txns: Vec<TxnId>) -> Msg {
         Msg::Heartbeat { coordinator, txns }
-    }
-
-    fn read_only_message(
-        txn: TxnId,
-        partition: PartitionId,
-        keys: Vec<Key>,
-        at_least: Timestamp,
-    ) -> Msg {
-        Msg::ReadOnly { txn, partition, keys, at_least }
-    }
-
-    fn on_message(client: &mut Client, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
-        client.on_message(from, msg, cx);
     }
 
     fn on_timer(client: &mut Client, timer: Timer, cx: &mut Context<'_>) {

@@ -4,8 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::time::Timestamp;
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::cpc::{FastVote, agreed};
@@ -13,7 +12,7 @@ use super::leader::{Leader, Leading, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{Prepared, Request, decide};
 use super::{Config, Note};
-use crate::commit::{self, Coordination, Coordinator, Gathering, Participation, Timeouts};
+use crate::commit::{self, Coordination, Coordinator, Gathering};
 use crate::gateway::Participant;
 
 type Coordinating = commit::Coordinating<Leader>;
@@ -28,12 +27,9 @@ pub struct FastVotes {
 }
 
 impl Coordinator for Leader {
-    type Vote = Vote;
-    type More = FastVotes;
+    commit::coordinator_items!();
 
-    fn coordination(&mut self) -> &mut Coordination<Self> {
-        &mut self.coordination
-    }
+    type More = FastVotes;
 
     fn outcome_message(txn: TxnId, outcome: Outcome, coordinating: Option<&Coordinating>) -> Msg {
         let is_fast = coordinating.is_some_and(|Coordinating { votes, more, .. }| {
@@ -55,35 +51,13 @@ impl Coordinator for Leader {
         Msg::Writeback { txn, partition, coordinator: leading.id, verdict }
     }
 
-    fn settle_command(txns: Vec<TxnId>) -> Command {
-        Command::Settle(txns)
-    }
-
-    fn acknowledge_command(clients: Vec<(ClientId, u64)>) -> Command {
-        Command::Acknowledge(clients)
-    }
-
-    fn timeouts(config: &Config) -> &Timeouts {
-        &config.timeouts
-    }
-
     fn waits_for_timestamps(config: &Config) -> bool {
         !config.mutations.no_floor()
     }
 }
 
 impl Gathering for Leader {
-    type Prepared = Prepared;
-    type Part = Participant;
-    type Request = Request;
-
-    fn coordinate_command(
-        txn: TxnId,
-        participants: Vec<Participant>,
-        acknowledged_below: u64,
-    ) -> Command {
-        Command::Coordinate { txn, participants, acknowledged_below }
-    }
+    commit::gathering_items!(Participant);
 
     fn decide_command(
         txn: TxnId,
@@ -109,26 +83,6 @@ impl Gathering for Leader {
             }
             Some(_) | None => decide(participants, request, vote),
         }
-    }
-
-    fn participation(&mut self) -> &mut Participation<Prepared> {
-        &mut self.participation
-    }
-
-    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
-        (prepared.coordinator, prepared.vote())
-    }
-
-    fn refusal(reason: AbortReason) -> Vote {
-        Vote::Refused(reason)
-    }
-
-    fn committed(timestamp: Timestamp) -> Vote {
-        Vote::Committed(timestamp)
-    }
-
-    fn forget_command(txns: Vec<TxnId>) -> Command {
-        Command::Forget(txns)
     }
 
     /// The paper's participants never ask (see C9).

@@ -5,7 +5,7 @@ use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::locks::PendingKeys;
-use orthodrome_core::machine::{Leak, Message as _};
+use orthodrome_core::machine::Leak;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
@@ -15,9 +15,8 @@ use super::message::{Command, Log, Msg};
 use super::participant::Prepare;
 use super::state::{Prepared, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Coordination, Ended, Participation};
+use crate::commit::{Applied, Coordination, Participation};
 use crate::hosting::{self, Role};
-use crate::replication::{self, Index};
 
 /// The server side: every role that one node plays.
 pub type Server = hosting::Server<Leader>;
@@ -118,58 +117,11 @@ pub struct WaitingRead {
 }
 
 impl Role for Leader {
-    type Protocol = super::Carousel;
-    type Log = Log;
-    type State = State;
+    crate::commit::role_items!(super::Carousel);
+
     type Own = Fast;
     /// An entry of the pending-transaction list (§4.2).
     type OwnRecord = (TxnId, Listed);
-    type Config = Config;
-    type Msg = Msg;
-    type Timer = Timer;
-    type Note = Note;
-
-    fn hosting(config: &Config) -> &hosting::Config {
-        &config.hosting
-    }
-
-    fn applied(state: &State) -> Index {
-        state.applied
-    }
-
-    fn set_applied(state: &mut State, index: Index) {
-        state.applied = index;
-    }
-
-    fn log_message(partition: PartitionId, message: replication::Message<Log>) -> Msg {
-        Msg::Replication { partition, message }
-    }
-
-    fn log_timer(partition: PartitionId, timer: replication::Timer) -> Timer {
-        Timer::Replication(partition, timer)
-    }
-
-    fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Msg {
-        Msg::NotLeader { partition, leader, txn }
-    }
-
-    fn members(partition: PartitionId, since: Index, voters: Vec<NodeId>) -> Msg {
-        Msg::Members { partition, since, voters }
-    }
-
-    fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
-        if let Some(id) = msg.partition() {
-            server.on_message(id, from, msg, cx);
-        } else if let Msg::Replication { partition, message } = msg {
-            server.on_log_message(partition, from, message, cx);
-        } else if let Msg::NotLeader { partition, leader, txn } = msg {
-            server.on_not_leader(from, partition, leader, txn, cx);
-        } else if let Msg::Members { partition, since, voters } = msg {
-            server.on_members(partition, since, &voters);
-        } else {
-            unreachable!("{} answers a client", msg.kind());
-        }
-    }
 
     fn on_timer(server: &mut Server, timer: Timer, cx: &mut Context<'_>) {
         match timer {
@@ -180,10 +132,6 @@ impl Role for Leader {
             }
             Timer::Resend(_) | Timer::Heartbeat => unreachable!("a client's timer at a server"),
         }
-    }
-
-    fn serve(leading: &mut Leading<'_>, from: NodeId, msg: Msg, world: &mut World<'_>) {
-        leading.serve(from, msg, world);
     }
 
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
@@ -221,19 +169,6 @@ impl Role for Leader {
         world.cx.cancel_timer(Timer::CommitWait(partition.id));
     }
 
-    fn on_read_index(leading: &mut Leading<'_>, id: u64, is_leader: bool, world: &mut World<'_>) {
-        leading.on_read_index(id, is_leader, world);
-    }
-
-    fn on_not_leader(
-        leading: &mut Leading<'_>,
-        other: PartitionId,
-        txn: TxnId,
-        world: &mut World<'_>,
-    ) {
-        leading.on_not_leader(other, txn, world);
-    }
-
     fn describe(partition: &Partition, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let State { prepared, coordinated, .. } = &partition.state;
         if !prepared.is_empty() {
@@ -251,10 +186,7 @@ impl Role for Leader {
 
     fn assert_invariants(partition: &Partition) {
         let (id, state) = (partition.id, &partition.state);
-        assert!(state.floor <= state.ceiling, "{id}: floor above ceiling");
-        for txn in state.prepared.keys() {
-            assert!(!state.ended.contains_key(txn), "{txn} prepared and ended at {id}");
-        }
+        state.assert_invariants(id);
         let Some(leader) = &partition.leader else { return };
         for txn in leader.held.keys() {
             assert!(
@@ -268,23 +200,16 @@ impl Role for Leader {
         }
     }
 
-    /// R6 allows endings and outcomes to stay only above the counters that their clients are known
-    /// here to have acknowledged.
     fn leaks(&self, state: &State) -> Vec<Leak> {
-        let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
-        let has_questioner = |ended: &&Ended| !ended.is_forgettable;
         let mut leaks = vec![
-            ("prepared transactions", state.prepared.len()),
-            ("coordinated transactions", state.coordinated.len()),
-            ("endings with a questioner", state.ended.values().filter(has_questioner).count()),
-            ("acknowledged endings", state.ended.keys().filter(is_acknowledged).count()),
-            ("acknowledged outcomes", state.settled.keys().filter(is_acknowledged).count()),
+            state.unforgettable(),
             ("pending keys", self.pending.len()),
             ("holders of keys", self.held.len()),
             ("keys of endings under way", self.freed.len()),
             ("waiting reads", self.reads.len() + self.reads_above_ceiling.len()),
             ("waiting prepares", self.waiting.len()),
         ];
+        leaks.extend(state.leaks());
         leaks.extend(self.participation.leaks());
         leaks.extend(self.coordination.leaks());
         leaks
@@ -357,9 +282,6 @@ impl Leading<'_> {
     }
 
     fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
-        if let Some(led) = msg.led_by_sender() {
-            world.routes.learn(led, from, world.cx.now());
-        }
         match msg {
             Msg::ReadAndPrepare { txn, participant, coordinator, acknowledged_below, .. } => {
                 let prepare = Prepare {
@@ -408,7 +330,7 @@ impl Leading<'_> {
                 self.on_query_prepare(txn, participant, coordinator, world);
             }
             Msg::Writeback { txn, coordinator, verdict, .. } => {
-                self.on_writeback(txn, coordinator, verdict, world);
+                self.on_decision(txn, coordinator, verdict, world);
             }
             Msg::Forget { txns, coordinator, .. } => self.on_forget(coordinator, txns, world),
             Msg::ReadOnly { txn, keys, at_least, .. } => {

@@ -16,7 +16,7 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, W
 
 use super::cpc::{FastVote, Listed};
 use super::state::State;
-use crate::commit::{ToCoordinator, ToParticipant, Verdict};
+use crate::commit::Verdict;
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk, Cursor};
 use crate::portions::Portion;
@@ -434,37 +434,7 @@ pub struct Log;
 /// Durable records of a server, including the entries of its pending-transaction lists (§4.2).
 pub type Record = hosting::Record<Log, State, (TxnId, Listed)>;
 
-impl From<ToCoordinator<Vote>> for Msg {
-    fn from(msg: ToCoordinator<Vote>) -> Self {
-        match msg {
-            ToCoordinator::Vote { txn, coordinator, partition, vote } => {
-                Self::PrepareResult { txn, coordinator, partition, vote }
-            }
-            ToCoordinator::QueryDecision { txn, coordinator, partition, vote } => {
-                Self::QueryDecision { txn, coordinator, partition, vote }
-            }
-            ToCoordinator::Ack { txn, coordinator, partition } => {
-                Self::WritebackAck { txn, coordinator, partition }
-            }
-            ToCoordinator::MayForget { coordinator, partition, txns } => {
-                Self::MayForget { coordinator, partition, txns }
-            }
-        }
-    }
-}
-
-impl From<ToParticipant<Participant>> for Msg {
-    fn from(msg: ToParticipant<Participant>) -> Self {
-        match msg {
-            ToParticipant::QueryPrepare { txn, participant, coordinator } => {
-                Self::QueryPrepare { txn, participant, coordinator }
-            }
-            ToParticipant::Forget { partition, coordinator, txns } => {
-                Self::Forget { partition, coordinator, txns }
-            }
-        }
-    }
-}
+crate::commit::core_messages!(Participant, participant);
 
 impl Replicated for Log {
     type Command = Command;

@@ -152,7 +152,7 @@ use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 
-use crate::registry::{Guarantee, Registered, Row};
+use crate::registry::{Guarantee, Registered, Row, protocol_items};
 use crate::{commit, hosting, replication};
 
 /// Carousel: its basic protocol, or the fast one. They differ only where [`Config::is_fast`]
@@ -241,28 +241,6 @@ pub enum Note {
     Hosting(hosting::Note),
 }
 
-impl From<hosting::Note> for Note {
-    fn from(note: hosting::Note) -> Self {
-        Self::Hosting(note)
-    }
-}
-
-impl From<commit::Note> for Note {
-    fn from(note: commit::Note) -> Self {
-        match note {
-            commit::Note::QueryAborted => Self::QueryAborted,
-            commit::Note::Abandoned => Self::Abandoned,
-            commit::Note::CoordinatorTakeover => Self::CoordinatorTakeover,
-            commit::Note::Resolved => Self::Resolved,
-            commit::Note::Forgotten => Self::Forgotten,
-            commit::Note::CommitWait => Self::CommitWait,
-            commit::Note::StaleVersions => Self::StaleVersions,
-            commit::Note::SecondRound => Self::SecondRound,
-            commit::Note::Resent => Self::Resent,
-        }
-    }
-}
-
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
@@ -278,15 +256,7 @@ pub enum Timer {
     Heartbeat,
 }
 
-impl From<commit::Timer> for Timer {
-    fn from(timer: commit::Timer) -> Self {
-        match timer {
-            commit::Timer::CommitWait(partition) => Self::CommitWait(partition),
-            commit::Timer::Resend(txn) => Self::Resend(txn),
-            commit::Timer::Heartbeat => Self::Heartbeat,
-        }
-    }
-}
+commit::core_events!();
 
 impl Registered for Carousel {
     const ROWS: &'static [Row] = &[
@@ -313,13 +283,7 @@ impl Protocol for Carousel {
     const NAMES: &'static [&'static str] = &[BASIC, FAST];
     const MEMBERS: bool = true;
 
-    type Config = Config;
-    type Msg = Msg;
-    type Timer = Timer;
-    type Record = Record;
-    type Note = Note;
-    type Client = Client;
-    type Server = Server;
+    protocol_items!();
 
     fn name(config: &Config) -> &'static str {
         if config.is_fast { FAST } else { BASIC }
@@ -327,10 +291,6 @@ impl Protocol for Carousel {
 
     fn promises_alone(name: &str) -> bool {
         name == FAST
-    }
-
-    fn mutations(name: &str) -> &'static [&'static str] {
-        mutations::names(name)
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
@@ -347,10 +307,6 @@ impl Protocol for Carousel {
             ahead_max: round_trip * 2 + Duration::from_millis(500),
             mutations: Mutations::default(),
         }
-    }
-
-    fn enable_mutation(config: &mut Config, mutation: &str) {
-        mutations::enable(config, mutation);
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {

@@ -66,7 +66,8 @@ impl Leading<'_> {
             self.refuse_forgotten(txn, prepare.coordinator, world);
             return;
         }
-        self.end_earlier_attempts(txn, world);
+        let earlier = self.earlier_attempts(txn);
+        self.end_attempts(earlier, world);
         if let Some(ended) = self.state.ended.get(&txn) {
             // It was refused or ended before its prepare arrived (C9): repeat the answer.
             world.cx.note(Note::LatePrepare);
@@ -234,18 +235,6 @@ impl Leading<'_> {
         }
     }
 
-    /// A client begins attempt n + 1 only when it knows that attempt n aborted. So attempt n is
-    /// decided, and ends here without the coordinator's message.
-    fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_>) {
-        if txn.attempt == 0 {
-            return;
-        }
-        for (old, coordinator) in self.earlier_attempts(txn) {
-            world.cx.note(Note::AttemptSuperseded);
-            self.end(old, coordinator, Verdict::Abort(AbortReason::Conflict), world);
-        }
-    }
-
     fn send_reads(&self, client: NodeId, txn: TxnId, keys: &[Key], world: &mut World<'_>) {
         if keys.is_empty() {
             return;
@@ -293,48 +282,8 @@ impl Leading<'_> {
         self.refuse(txn, coordinator, AbortReason::Recovery, world);
     }
 
-    /// §4.1.3 ⑬: the decision. Replicates it, applies it, and acknowledges it.
-    pub(super) fn on_writeback(
-        &mut self,
-        txn: TxnId,
-        coordinator: PartitionId,
-        verdict: Verdict,
-        world: &mut World<'_>,
-    ) {
-        if self.leader.participation.ending.contains(&txn) {
-            return;
-        }
-        let is_open = self.state.prepared.contains_key(&txn)
-            || self.leader.participation.preparing.contains_key(&txn);
-        let is_over = self.state.ended.contains_key(&txn) || self.state.is_acknowledged(txn);
-        if let (Verdict::Commit(..), Some(Outcome::Aborted(reason))) =
-            (&verdict, self.state.ended.get(&txn).map(|ended| ended.outcome))
-        {
-            // A client may have received the commit. Continuing would lose it silently.
-            unreachable!("{txn} commits and has aborted at {} ({reason})", self.id);
-        }
-        match (is_open, is_over, &verdict) {
-            (true, _, _) => self.end(txn, coordinator, verdict, world),
-            (false, true, _) => self.acknowledge(txn, coordinator, world),
-            (false, false, Verdict::Abort(_)) if world.config.mutations.no_tombstones() => {
-                self.acknowledge(txn, coordinator, world);
-            }
-            // This partition does not know the transaction: its prepare is in flight, or was lost.
-            // Remember the end (C9).
-            (false, false, Verdict::Abort(_)) => {
-                world.cx.note(Note::Tombstone);
-                self.end(txn, coordinator, verdict, world);
-            }
-            // A commit needs this partition's prepare, and the end is kept until the client has
-            // acknowledged it.
-            (false, false, Verdict::Commit(..)) => {
-                unreachable!("{txn} commits and is not known at {}", self.id);
-            }
-        }
-    }
-
     /// Proposes a decision to the log.
-    fn end(
+    pub(super) fn end(
         &mut self,
         txn: TxnId,
         coordinator: PartitionId,

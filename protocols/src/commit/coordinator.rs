@@ -15,7 +15,7 @@ use crate::acknowledged::Kept;
 use crate::hosting::{CommandOf, Leading, Role, World};
 use crate::waiting::{CommitWait, RetryState, take_batch};
 
-/// Rare events of coordinators and gateways.
+/// Rare events of coordinators, participants and gateways.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Note {
     /// A recovery query found no record of a decision, so the transaction was aborted.
@@ -36,6 +36,10 @@ pub enum Note {
     SecondRound,
     /// A gateway sent a request again.
     Resent,
+    /// A later attempt ended an earlier one.
+    AttemptSuperseded,
+    /// An abort of an unknown transaction left a tombstone.
+    Tombstone,
 }
 
 /// Timers of coordinators and gateways.

@@ -18,6 +18,7 @@
 //! | `reading` | read-only transactions that wait for writers, leadership checks and the ceiling | Natto, two-phase locking |
 //! | `timeouts` | how long each of them waits | Carousel, Natto, two-phase locking |
 //! | `message` | messages between coordinators and participants, one enum for each direction | Carousel, Natto |
+//! | `items` | parts of implementations that are the same word for word | Carousel, Natto, two-phase locking |
 //! | `gateway` | the gateway's loop: open transactions, resends, suspicion, heartbeats, resolving, read-only snapshots | Carousel, Natto, two-phase locking |
 //!
 //! A protocol implements `Gateway` and `Coordinator`; `Gathering` if its participants vote without
@@ -30,6 +31,7 @@
 
 mod coordinator;
 mod gateway;
+mod items;
 mod message;
 mod participant;
 mod reading;
@@ -40,6 +42,9 @@ mod votes;
 pub(crate) use coordinator::{Coordinating, Coordination, Coordinator, Note, Outcomes, Timer};
 pub use gateway::Client;
 pub(crate) use gateway::{Gateway, Open, Phase};
+pub(crate) use items::{
+    coordinator_items, core_events, core_messages, gateway_items, gathering_items, role_items,
+};
 pub(crate) use message::{ToCoordinator, ToParticipant};
 pub(crate) use participant::Participation;
 pub(crate) use reading::{Reader, Reading, WaitingRead};

@@ -9,8 +9,9 @@ use orthodrome_core::machine::Leak;
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Outcome};
 
+use super::coordinator::Note;
 use super::message::ToCoordinator;
-use super::state::Ended;
+use super::state::{Ended, Verdict};
 use super::votes::Gathering;
 use crate::hosting::{Leading, World};
 use crate::waiting::{BATCH, RetryState, take_due};
@@ -151,6 +152,53 @@ impl<R: Gathering> Leading<'_, R> {
             return self.leader.is_arriving(txn);
         }
         true
+    }
+
+    /// Carousel §4.1.3: the decision. Replicates it, applies it, and acknowledges it.
+    pub fn on_decision(
+        &mut self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        verdict: Verdict,
+        world: &mut World<'_, R>,
+    ) {
+        let Participation { preparing, ending, .. } = self.leader.participation();
+        if ending.contains(&txn) {
+            return;
+        }
+        let is_open = preparing.contains_key(&txn) || self.state.prepared.contains_key(&txn);
+        let ended = self.state.ended.get(&txn).map(|ended| ended.outcome);
+        match (verdict, ended) {
+            // A client may have received the commit. Continuing would lose it silently (N6).
+            (Verdict::Commit(..), Some(Outcome::Aborted(reason))) => {
+                unreachable!("{txn} commits and has aborted at {} ({reason})", self.id);
+            }
+            (verdict, _) if is_open => R::end(self, txn, coordinator, verdict, world),
+            _ if self.state.is_over(txn) => self.acknowledge(txn, coordinator, world),
+            (Verdict::Abort(_), _) if R::never_asks(world.config) => {
+                self.acknowledge(txn, coordinator, world);
+            }
+            // This partition does not know the transaction, or the transaction waits here: its
+            // prepare is in flight, or was lost. Remember the end (C9).
+            (verdict @ Verdict::Abort(_), _) => {
+                world.cx.note(Note::Tombstone.into());
+                R::end(self, txn, coordinator, verdict, world);
+            }
+            // A commit needs this partition's prepare, and the end is kept until the client has
+            // acknowledged it.
+            (Verdict::Commit(..), _) => {
+                unreachable!("{txn} commits and is not known at {}", self.id);
+            }
+        }
+    }
+
+    /// A client begins attempt n + 1 only when it knows that attempt n aborted. So attempt n is
+    /// decided, and ends here without the coordinator's message.
+    pub fn end_attempts(&mut self, earlier: Vec<(TxnId, PartitionId)>, world: &mut World<'_, R>) {
+        for (old, coordinator) in earlier {
+            world.cx.note(Note::AttemptSuperseded.into());
+            R::end(self, old, coordinator, Verdict::Abort(AbortReason::Conflict), world);
+        }
     }
 
     /// A transaction has ended here in the log. A decision must be acknowledged; the partition's

@@ -11,7 +11,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
-use orthodrome_core::machine::Claim;
+use orthodrome_core::machine::{Claim, Leak};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Outcome, Version, Writes};
@@ -276,8 +276,37 @@ impl<P, E, C> State<P, E, C> {
     }
 }
 
+/// For checks of both roles.
+impl<P, E, C> State<P, E, C> {
+    /// State that must disappear when nothing is pending. R6 allows endings and outcomes to stay
+    /// only above the counters that their clients are known here to have acknowledged.
+    pub(crate) fn leaks(&self) -> Vec<Leak> {
+        let is_acknowledged = |txn: &&TxnId| self.is_acknowledged(**txn);
+        vec![
+            ("prepared transactions", self.prepared.len()),
+            ("coordinated transactions", self.coordinated.len()),
+            ("acknowledged endings", self.ended.keys().filter(is_acknowledged).count()),
+            ("acknowledged outcomes", self.settled.keys().filter(is_acknowledged).count()),
+        ]
+    }
+
+    /// Panics if the state of partition `id` contradicts itself.
+    pub(crate) fn assert_invariants(&self, id: PartitionId) {
+        assert!(self.floor <= self.ceiling, "{id}: floor above ceiling");
+        for txn in self.prepared.keys() {
+            assert!(!self.ended.contains_key(txn), "{txn} prepared and ended at {id}");
+        }
+    }
+}
+
 /// For the role of participant: transactions that all parties forget together.
 impl<P, C> State<P, Ended, C> {
+    /// Endings about which a coordinator's group may still ask must disappear too.
+    pub(crate) fn unforgettable(&self) -> Leak {
+        let has_questioner = |ended: &&Ended| !ended.is_forgettable;
+        ("endings with a questioner", self.ended.values().filter(has_questioner).count())
+    }
+
     /// Ends a transaction that is not prepared here, or not any more.
     pub(crate) fn end(
         &mut self,

@@ -14,7 +14,7 @@ use orthodrome_core::txn::{AbortReason, Outcome};
 use super::coordinator::{Coordinating, Coordinator, Note};
 use super::message::{ToCoordinator, ToParticipant};
 use super::participant::Participation;
-use super::state::{Applied, Coordinated, Ended, Part, Request, State};
+use super::state::{Applied, Coordinated, Ended, Part, Request, State, Verdict};
 use crate::hosting::{CommandOf, Leading, World};
 
 /// The hooks by which a protocol, whose participants vote without a request, completes the
@@ -71,6 +71,14 @@ pub trait Gathering:
     fn committed(timestamp: Timestamp) -> Self::Vote;
     /// The command for outcomes that need not be remembered for their coordinators.
     fn forget_command(txns: Vec<TxnId>) -> CommandOf<Self>;
+    /// Proposes a decision to the log, and frees what the transaction holds here.
+    fn end(
+        leading: &mut Leading<'_, Self>,
+        txn: TxnId,
+        coordinator: PartitionId,
+        verdict: Verdict,
+        world: &mut World<'_, Self>,
+    );
 
     // Optional hooks.
 

@@ -124,7 +124,7 @@ use orthodrome_core::rng::Rng;
 use orthodrome_core::{Limits, Wire as _};
 
 use crate::hosting::{self, size, vary};
-use crate::registry::{Guarantee, Registered, Row};
+use crate::registry::{Guarantee, Registered, Row, protocol_items};
 use crate::replication;
 pub use client::Client;
 pub use message::{
@@ -348,13 +348,7 @@ impl Protocol for Deterministic {
     const NEEDS_CLOCKS: bool = false;
     const MEMBERS: bool = true;
 
-    type Config = Config;
-    type Msg = Msg;
-    type Timer = Timer;
-    type Record = Record;
-    type Note = Note;
-    type Client = Client;
-    type Server = Server;
+    protocol_items!();
 
     fn name(config: &Config) -> &'static str {
         match config.ordering {
@@ -363,10 +357,6 @@ impl Protocol for Deterministic {
             Ordering::Ordered(Orderer::Region) => SLOG,
             Ordering::Ordered(Orderer::Consensus) => SLOG_CONSENSUS,
         }
-    }
-
-    fn mutations(name: &str) -> &'static [&'static str] {
-        mutations::names(name)
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
@@ -408,10 +398,6 @@ impl Protocol for Deterministic {
         config.piece_bytes = config.piece_bytes.min(limits.batch_bytes() / 2);
         config.hosting.limit(limits);
         true
-    }
-
-    fn enable_mutation(config: &mut Config, mutation: &str) {
-        mutations::enable(config, mutation);
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {

@@ -265,6 +265,11 @@ pub trait Role: Debug + Sized + Send + 'static {
 
     // Optional hooks, for protocols whose replicas do something besides their log.
 
+    /// Processes a message for the node itself, and not for one of its partitions.
+    fn on_node_message(_from: NodeId, msg: Self::Msg, _cx: &mut Context<'_, Self>) {
+        unreachable!("{} answers a client", msg.kind());
+    }
+
     /// The state outside of the log that must disappear when nothing is pending, whoever leads.
     fn own_leaks(_own: &Self::Own) -> Vec<Leak> {
         Vec::new()

@@ -12,7 +12,7 @@ use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Priority, Read};
 use super::leader::Context;
 use super::message::{Elsewhere, Msg, Turn};
 use super::{Config, Level, Natto, Note, Timer};
-use crate::commit::{self, Gateway, Phase, Timeouts};
+use crate::commit::{self, Gateway, Phase};
 use crate::delays::{Delays, delay, shifted};
 use crate::gateway::Participant;
 
@@ -47,15 +47,13 @@ pub struct More {
 }
 
 impl Gateway for Own {
+    commit::gateway_items!();
+
     type Protocol = Natto;
     type More = More;
 
     fn new(_: &Setup<Natto>) -> Self {
         Self::default()
-    }
-
-    fn timeouts(config: &Config) -> &Timeouts {
-        &config.timeouts
     }
 
     fn on_begun(client: &mut Client, open: &mut Open, cx: &mut Context<'_>) {
@@ -111,27 +109,8 @@ impl Gateway for Own {
         }
     }
 
-    fn resolve_message(open: &Open) -> Msg {
-        let (txn, coordinator) = (open.txn.id, open.coordinator);
-        let participants = open.participants.keys().copied().collect();
-        Msg::Resolve { txn, coordinator, participants }
-    }
-
     fn heartbeat_message(_: &Client, coordinator: PartitionId, txns: Vec<TxnId>) -> Msg {
         Msg::Heartbeat { coordinator, txns }
-    }
-
-    fn read_only_message(
-        txn: TxnId,
-        partition: PartitionId,
-        keys: Vec<Key>,
-        at_least: Timestamp,
-    ) -> Msg {
-        Msg::ReadOnly { txn, partition, keys, at_least }
-    }
-
-    fn on_message(client: &mut Client, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
-        client.on_message(from, msg, cx);
     }
 
     fn on_timer(client: &mut Client, timer: Timer, cx: &mut Context<'_>) {

@@ -4,15 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::time::Timestamp;
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::txn::{AbortReason, Outcome, Read, Version};
 
 use super::leader::{Forward, Leader, Leading, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{Prepared, Request, decide, is_refuted};
 use super::{Config, Note};
-use crate::commit::{self, Coordination, Coordinator, Gathering, Participation, Timeouts};
+use crate::commit::{self, Coordination, Coordinator, Gathering};
 
 type Coordinating = commit::Coordinating<Leader>;
 
@@ -35,12 +34,9 @@ fn is_settled(vote: &Vote) -> bool {
 }
 
 impl Coordinator for Leader {
-    type Vote = Vote;
-    type More = More;
+    commit::coordinator_items!();
 
-    fn coordination(&mut self) -> &mut Coordination<Self> {
-        &mut self.coordination
-    }
+    type More = More;
 
     fn outcome_message(txn: TxnId, outcome: Outcome, _: Option<&Coordinating>) -> Msg {
         Msg::Decided { txn, outcome }
@@ -54,18 +50,6 @@ impl Coordinator for Leader {
     ) -> Msg {
         let verdict = leading.state.verdict((txn, partition), outcome, world.cluster);
         Msg::Writeback { txn, partition, coordinator: leading.id, verdict }
-    }
-
-    fn settle_command(txns: Vec<TxnId>) -> Command {
-        Command::Settle(txns)
-    }
-
-    fn acknowledge_command(clients: Vec<(ClientId, u64)>) -> Command {
-        Command::Acknowledge(clients)
-    }
-
-    fn timeouts(config: &Config) -> &Timeouts {
-        &config.timeouts
     }
 
     fn has_voted(coordinating: &Coordinating, partition: PartitionId) -> bool {
@@ -82,17 +66,7 @@ impl Coordinator for Leader {
 }
 
 impl Gathering for Leader {
-    type Prepared = Prepared;
-    type Part = PartitionId;
-    type Request = Request;
-
-    fn coordinate_command(
-        txn: TxnId,
-        participants: Vec<PartitionId>,
-        acknowledged_below: u64,
-    ) -> Command {
-        Command::Coordinate { txn, participants, acknowledged_below }
-    }
+    commit::gathering_items!(PartitionId);
 
     fn decide_command(
         txn: TxnId,
@@ -116,26 +90,6 @@ impl Gathering for Leader {
             world.cx.note(Note::ConditionProved);
         }
         Some(outcome)
-    }
-
-    fn participation(&mut self) -> &mut Participation<Prepared> {
-        &mut self.participation
-    }
-
-    fn vote(prepared: &Prepared) -> (PartitionId, Vote) {
-        (prepared.coordinator, prepared.vote())
-    }
-
-    fn refusal(reason: AbortReason) -> Vote {
-        Vote::Refused(reason)
-    }
-
-    fn committed(timestamp: Timestamp) -> Vote {
-        Vote::Committed(timestamp)
-    }
-
-    fn forget_command(txns: Vec<TxnId>) -> Command {
-        Command::Forget(txns)
     }
 
     /// While a transaction waits for its turn or a lock, the vote will follow.

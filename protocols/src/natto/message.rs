@@ -14,7 +14,7 @@ use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, Writes};
 
 use super::state::State;
-use crate::commit::{ToCoordinator, ToParticipant, Verdict};
+use crate::commit::Verdict;
 use crate::gateway::{Participant, Snapshot};
 use crate::hosting::{self, Chunk, Cursor};
 use crate::replication::{self, Index, Replicated};
@@ -449,37 +449,7 @@ pub enum Command {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Log;
 
-impl From<ToCoordinator<Vote>> for Msg {
-    fn from(msg: ToCoordinator<Vote>) -> Self {
-        match msg {
-            ToCoordinator::Vote { txn, coordinator, partition, vote } => {
-                Self::PrepareResult { txn, coordinator, partition, vote }
-            }
-            ToCoordinator::QueryDecision { txn, coordinator, partition, vote } => {
-                Self::QueryDecision { txn, coordinator, partition, vote }
-            }
-            ToCoordinator::Ack { txn, coordinator, partition } => {
-                Self::WritebackAck { txn, coordinator, partition }
-            }
-            ToCoordinator::MayForget { coordinator, partition, txns } => {
-                Self::MayForget { coordinator, partition, txns }
-            }
-        }
-    }
-}
-
-impl From<ToParticipant<PartitionId>> for Msg {
-    fn from(msg: ToParticipant<PartitionId>) -> Self {
-        match msg {
-            ToParticipant::QueryPrepare { txn, participant, coordinator } => {
-                Self::QueryPrepare { txn, partition: participant, coordinator }
-            }
-            ToParticipant::Forget { partition, coordinator, txns } => {
-                Self::Forget { partition, coordinator, txns }
-            }
-        }
-    }
-}
+crate::commit::core_messages!(PartitionId, partition);
 
 impl Replicated for Log {
     type Command = Command;

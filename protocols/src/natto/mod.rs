@@ -114,7 +114,7 @@ use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 pub use state::{Coordinated, Prepared, Request, State, decide, is_refuted};
 
-use crate::registry::{Guarantee, Registered, Row};
+use crate::registry::{Guarantee, Registered, Row, protocol_items};
 use crate::{commit, hosting, replication};
 
 /// The parts of the paper in a protocol: each level includes the earlier ones (§5.1).
@@ -270,28 +270,6 @@ pub enum Note {
     Hosting(hosting::Note),
 }
 
-impl From<hosting::Note> for Note {
-    fn from(note: hosting::Note) -> Self {
-        Self::Hosting(note)
-    }
-}
-
-impl From<commit::Note> for Note {
-    fn from(note: commit::Note) -> Self {
-        match note {
-            commit::Note::QueryAborted => Self::QueryAborted,
-            commit::Note::Abandoned => Self::Abandoned,
-            commit::Note::CoordinatorTakeover => Self::CoordinatorTakeover,
-            commit::Note::Resolved => Self::Resolved,
-            commit::Note::Forgotten => Self::Forgotten,
-            commit::Note::CommitWait => Self::CommitWait,
-            commit::Note::StaleVersions => Self::StaleVersions,
-            commit::Note::SecondRound => Self::SecondRound,
-            commit::Note::Resent => Self::Resent,
-        }
-    }
-}
-
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
@@ -311,15 +289,7 @@ pub enum Timer {
     Probe,
 }
 
-impl From<commit::Timer> for Timer {
-    fn from(timer: commit::Timer) -> Self {
-        match timer {
-            commit::Timer::CommitWait(partition) => Self::CommitWait(partition),
-            commit::Timer::Resend(txn) => Self::Resend(txn),
-            commit::Timer::Heartbeat => Self::Heartbeat,
-        }
-    }
-}
+commit::core_events!();
 
 impl Registered for Natto {
     const REPRESENTATIVES: &'static [&'static str] = &[RECSF];
@@ -352,13 +322,7 @@ impl Protocol for Natto {
     const RANKS: bool = true;
     const MEMBERS: bool = true;
 
-    type Config = Config;
-    type Msg = Msg;
-    type Timer = Timer;
-    type Record = Record;
-    type Note = Note;
-    type Client = Client;
-    type Server = Server;
+    protocol_items!();
 
     fn name(config: &Config) -> &'static str {
         match config.level {
@@ -368,10 +332,6 @@ impl Protocol for Natto {
             Level::ConditionalPrepare => CP,
             Level::RemoteForwarding => RECSF,
         }
-    }
-
-    fn mutations(name: &str) -> &'static [&'static str] {
-        mutations::names(name)
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
@@ -397,10 +357,6 @@ impl Protocol for Natto {
             timeouts: commit::Timeouts::for_round_trip(round_trip),
             mutations: Mutations::default(),
         }
-    }
-
-    fn enable_mutation(config: &mut Config, mutation: &str) {
-        mutations::enable(config, mutation);
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {

@@ -66,7 +66,7 @@ impl Leading<'_> {
             self.refuse_forgotten(txn, arrived.coordinator, world);
             return;
         }
-        self.end_earlier_attempts(txn, world);
+        self.end_earlier_waiting(txn, world);
         if let Some(ended) = self.state.ended.get(&txn) {
             // It was refused or ended before its prepare arrived (C9): repeat the answer.
             world.cx.note(Note::LatePrepare);
@@ -417,12 +417,8 @@ impl Leading<'_> {
         }
     }
 
-    /// A client begins attempt n + 1 only when it knows that attempt n aborted. So attempt n is
-    /// decided, and ends here without the coordinator's message.
-    fn end_earlier_attempts(&mut self, txn: TxnId, world: &mut World<'_>) {
-        if txn.attempt == 0 {
-            return;
-        }
+    /// Earlier attempts end here, also those that wait for their turn or for a lock.
+    fn end_earlier_waiting(&mut self, txn: TxnId, world: &mut World<'_>) {
         let earlier = TxnId { attempt: 0, ..txn }..txn;
         let waiting: Vec<TxnId> = self.leader.arrived.range(earlier).map(|(t, _)| *t).collect();
         let open = self.earlier_attempts(txn);
@@ -430,10 +426,7 @@ impl Leading<'_> {
             world.cx.note(Note::AttemptSuperseded);
             self.free(old, Fate::Aborted, world);
         }
-        for (old, coordinator) in open {
-            world.cx.note(Note::AttemptSuperseded);
-            self.end(old, coordinator, Verdict::Abort(AbortReason::Conflict), world);
-        }
+        self.end_attempts(open, world);
     }
 
     fn send_reads(
@@ -491,45 +484,8 @@ impl Leading<'_> {
         self.refuse(txn, coordinator, AbortReason::Recovery, world);
     }
 
-    /// Carousel §4.1.3: the decision. Replicates it, applies it, and acknowledges it.
-    pub(super) fn on_writeback(
-        &mut self,
-        txn: TxnId,
-        coordinator: PartitionId,
-        verdict: Verdict,
-        world: &mut World<'_>,
-    ) {
-        if self.leader.participation.ending.contains(&txn) {
-            return;
-        }
-        let is_open = self.state.prepared.contains_key(&txn)
-            || self.leader.participation.preparing.contains_key(&txn);
-        let is_over = self.state.is_over(txn);
-        if let (Verdict::Commit(..), Some(Outcome::Aborted(reason))) =
-            (&verdict, self.state.ended.get(&txn).map(|ended| ended.outcome))
-        {
-            // N6: a client has received the opposite outcome. Continuing would do more harm than
-            // stopping.
-            unreachable!("{txn} commits and has aborted here ({reason})");
-        }
-        match (is_open, is_over, &verdict) {
-            (true, _, _) => self.end(txn, coordinator, verdict, world),
-            (false, true, _) => self.acknowledge(txn, coordinator, world),
-            // It waits here; or its prepare is in flight, or was lost. Remember the end (C9).
-            (false, false, Verdict::Abort(_)) => {
-                world.cx.note(Note::Tombstone);
-                self.end(txn, coordinator, verdict, world);
-            }
-            // A commit needs this partition's prepare, and the end is kept until the client has
-            // acknowledged it.
-            (false, false, Verdict::Commit(..)) => {
-                unreachable!("{txn} commits and is not known at {}", self.id);
-            }
-        }
-    }
-
     /// Proposes a decision to the log.
-    fn end(
+    pub(super) fn end(
         &mut self,
         txn: TxnId,
         coordinator: PartitionId,

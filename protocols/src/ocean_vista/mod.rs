@@ -91,7 +91,7 @@ pub use state::{Fate, Image, Name, Phase, State};
 pub use tid::Tids;
 
 use crate::hosting::{size, vary};
-use crate::registry::{Guarantee, Registered, Row};
+use crate::registry::{Guarantee, Registered, Row, protocol_items};
 
 use std::time::Duration;
 
@@ -273,20 +273,10 @@ impl Protocol for OceanVista {
     // Watermarks decide what is visible; clocks only choose timestamps near each other.
     const NEEDS_CLOCKS: bool = false;
 
-    type Config = Config;
-    type Msg = Msg;
-    type Timer = Timer;
-    type Record = Record;
-    type Note = Note;
-    type Client = Client;
-    type Server = Server;
+    protocol_items!();
 
     fn name(_: &Config) -> &'static str {
         NAME
-    }
-
-    fn mutations(name: &str) -> &'static [&'static str] {
-        mutations::names(name)
     }
 
     fn replaceable(cluster: &Cluster) -> Vec<NodeId> {
@@ -324,10 +314,6 @@ impl Protocol for OceanVista {
             directory: directory::Config::for_round_trip(round_trip),
             mutations: Mutations::default(),
         }
-    }
-
-    fn enable_mutation(config: &mut Config, mutation: &str) {
-        mutations::enable(config, mutation);
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {

@@ -99,7 +99,7 @@ use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 
-use crate::registry::{Guarantee, Registered, Row};
+use crate::registry::{Guarantee, Registered, Row, protocol_items};
 
 /// TAPIR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -243,20 +243,10 @@ impl Registered for Tapir {
 impl Protocol for Tapir {
     const NAMES: &'static [&'static str] = &[NAME];
 
-    type Config = Config;
-    type Msg = Msg;
-    type Timer = Timer;
-    type Record = Record;
-    type Note = Note;
-    type Client = Client;
-    type Server = Server;
+    protocol_items!();
 
     fn name(_: &Config) -> &'static str {
         NAME
-    }
-
-    fn mutations(name: &str) -> &'static [&'static str] {
-        mutations::names(name)
     }
 
     fn configure(cluster: &Cluster, _: &str) -> Config {
@@ -281,10 +271,6 @@ impl Protocol for Tapir {
             piece_bytes: Limits::SERVER.piece_bytes(),
             mutations: Mutations::default(),
         }
-    }
-
-    fn enable_mutation(config: &mut Config, mutation: &str) {
-        mutations::enable(config, mutation);
     }
 
     fn record_size(record: &Record) -> usize {

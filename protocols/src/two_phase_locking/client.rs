@@ -16,7 +16,7 @@ use super::leader::Context;
 use super::locks::{Preemption, Rank};
 use super::message::Msg;
 use super::{Config, Locking, Note, Timer};
-use crate::commit::{self, Gateway, Phase, Timeouts};
+use crate::commit::{self, Gateway, Phase};
 use crate::gateway::{Participant, split};
 
 /// The most ages that one gateway remembers; beyond it, those of the oldest clients are forgotten.
@@ -51,15 +51,13 @@ pub struct More {
 }
 
 impl Gateway for Own {
+    commit::gateway_items!();
+
     type Protocol = Locking;
     type More = More;
 
     fn new(_: &Setup<Locking>) -> Self {
         Self::default()
-    }
-
-    fn timeouts(config: &Config) -> &Timeouts {
-        &config.timeouts
     }
 
     fn on_begun(client: &mut Client, open: &mut Open, cx: &mut Context<'_>) {
@@ -100,12 +98,6 @@ impl Gateway for Own {
         }
     }
 
-    fn resolve_message(open: &Open) -> Msg {
-        let (txn, coordinator) = (open.txn.id, open.coordinator);
-        let participants = open.participants.keys().copied().collect();
-        Msg::Resolve { txn, coordinator, participants }
-    }
-
     /// Every participant holds locks until the client decides.
     fn watchers(open: &Open) -> Vec<PartitionId> {
         open.participants.keys().copied().collect()
@@ -117,19 +109,6 @@ impl Gateway for Own {
             |txn: &TxnId| client.at(*txn).more.waiting.iter().any(|&at| at != partition);
         let waiting = txns.iter().copied().filter(waits_elsewhere).collect();
         Msg::KeepAlive { partition, txns, waiting }
-    }
-
-    fn read_only_message(
-        txn: TxnId,
-        partition: PartitionId,
-        keys: Vec<Key>,
-        at_least: Timestamp,
-    ) -> Msg {
-        Msg::ReadOnly { txn, partition, keys, at_least }
-    }
-
-    fn on_message(client: &mut Client, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
-        client.on_message(from, msg, cx);
     }
 
     fn on_timer(client: &mut Client, timer: Timer, cx: &mut Context<'_>) {

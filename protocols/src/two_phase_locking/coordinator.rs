@@ -1,7 +1,7 @@
 //! A partition's leader as coordinator: it asks every participant to prepare, and decides in the
 //! log. [`commit`](crate::commit) announces the decision and collects the acknowledgements.
 
-use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Outcome};
 
@@ -9,7 +9,7 @@ use super::leader::{Leader, Leading, Request, World};
 use super::message::{Command, Msg, Vote};
 use super::state::{State, decide};
 use super::{Config, Note};
-use crate::commit::{self, Coordination, Coordinator, Outcomes, Timeouts};
+use crate::commit::{self, Coordination, Coordinator, Outcomes};
 use crate::waiting::RetryState;
 
 type Coordinating = commit::Coordinating<Leader>;
@@ -35,13 +35,10 @@ impl Outcomes for State {
 }
 
 impl Coordinator for Leader {
-    type Vote = Vote;
+    commit::coordinator_items!();
+
     /// The client's request to commit, if there was one.
     type More = Option<Request>;
-
-    fn coordination(&mut self) -> &mut Coordination<Self> {
-        &mut self.coordination
-    }
 
     fn outcome_message(txn: TxnId, outcome: Outcome, _: Option<&Coordinating>) -> Msg {
         Msg::Decided { txn, outcome }
@@ -54,18 +51,6 @@ impl Coordinator for Leader {
         _: &World<'_>,
     ) -> Msg {
         Msg::Decision { txn, partition, coordinator: leading.id, outcome }
-    }
-
-    fn settle_command(txns: Vec<TxnId>) -> Command {
-        Command::Settle(txns)
-    }
-
-    fn acknowledge_command(clients: Vec<(ClientId, u64)>) -> Command {
-        Command::Acknowledge(clients)
-    }
-
-    fn timeouts(config: &Config) -> &Timeouts {
-        &config.timeouts
     }
 
     fn on_retired(world: &mut World<'_>) {

@@ -1,21 +1,20 @@
 //! The leader's own state, and the dispatch of its messages and of its log's commands.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Claim, Leak, Message as _};
+use orthodrome_core::machine::{Claim, Leak};
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{Key, Version, Writes};
 
 use super::locks::LockTable;
 use super::message::{Command, Log, Msg, Vote};
-use super::state::{Applied, Prepared, State};
+use super::state::{Prepared, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Coordination, Reading, WaitingRead};
+use crate::commit::{Applied, Coordination, Reading, WaitingRead};
 use crate::hosting::{self, Role};
-use crate::replication::{self, Index};
 use crate::waiting::RetryState;
 
 /// The server side: every role that one node plays.
@@ -40,7 +39,7 @@ pub struct Leader {
     /// Prepares that are proposed but not chosen.
     pub preparing: BTreeMap<TxnId, Prepared>,
     /// Decisions that are proposed but not chosen.
-    pub ending: BTreeSet<TxnId>,
+    pub ending: BTreeMap<TxnId, PartitionId>,
     /// When the coordinator of a prepared transaction was last asked for the decision.
     pub asked: BTreeMap<TxnId, RetryState>,
     /// Promises to readers, and the readers that wait.
@@ -73,57 +72,10 @@ pub struct Request {
 }
 
 impl Role for Leader {
-    type Protocol = super::Locking;
-    type Log = Log;
-    type State = State;
+    crate::commit::role_items!(super::Locking);
+
     type Own = ();
     type OwnRecord = Infallible;
-    type Config = Config;
-    type Msg = Msg;
-    type Timer = Timer;
-    type Note = Note;
-
-    fn hosting(config: &Config) -> &hosting::Config {
-        &config.hosting
-    }
-
-    fn applied(state: &State) -> Index {
-        state.applied
-    }
-
-    fn set_applied(state: &mut State, index: Index) {
-        state.applied = index;
-    }
-
-    fn log_message(partition: PartitionId, message: replication::Message<Log>) -> Msg {
-        Msg::Replication { partition, message }
-    }
-
-    fn log_timer(partition: PartitionId, timer: replication::Timer) -> Timer {
-        Timer::Replication(partition, timer)
-    }
-
-    fn not_leader(partition: PartitionId, leader: Option<NodeId>, txn: Option<TxnId>) -> Msg {
-        Msg::NotLeader { partition, leader, txn }
-    }
-
-    fn members(partition: PartitionId, since: Index, voters: Vec<NodeId>) -> Msg {
-        Msg::Members { partition, since, voters }
-    }
-
-    fn deliver(server: &mut Server, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
-        if let Some(id) = msg.partition() {
-            server.on_message(id, from, msg, cx);
-        } else if let Msg::Replication { partition, message } = msg {
-            server.on_log_message(partition, from, message, cx);
-        } else if let Msg::NotLeader { partition, leader, txn } = msg {
-            server.on_not_leader(from, partition, leader, txn, cx);
-        } else if let Msg::Members { partition, since, voters } = msg {
-            server.on_members(partition, since, &voters);
-        } else {
-            unreachable!("{} answers a client", msg.kind());
-        }
-    }
 
     fn on_timer(server: &mut Server, timer: Timer, cx: &mut Context<'_>) {
         match timer {
@@ -136,20 +88,18 @@ impl Role for Leader {
         }
     }
 
-    fn serve(leading: &mut Leading<'_>, from: NodeId, msg: Msg, world: &mut World<'_>) {
-        leading.serve(from, msg, world);
-    }
-
     fn on_chosen(partition: &mut Partition, command: &Command, world: &mut World<'_>) {
         let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
         world.came_to(&applied);
         let told = match applied {
-            Applied::Ended(txn, _) => {
-                partition.state.ended.get(&txn).map(|&outcome| (txn, outcome))
-            }
+            Applied::Ended(txn) => partition.state.ended.get(&txn).map(|&outcome| (txn, outcome)),
             Applied::Decided(txn) => partition.state.decision(txn).map(|outcome| (txn, outcome)),
-            Applied::Nothing | Applied::Prepared(_) | Applied::Settled | Applied::Ceiling => None,
+            Applied::Nothing
+            | Applied::Prepared(_)
+            | Applied::Requested(_)
+            | Applied::Settled
+            | Applied::Ceiling => None,
         };
         if let Some((txn, outcome)) = told {
             world.cx.claim(Claim::Decided { txn, outcome });
@@ -157,9 +107,9 @@ impl Role for Leader {
         // A follower does nothing more.
         let Some(mut leading) = partition.leading() else { return };
         match applied {
-            Applied::Nothing => {}
+            Applied::Nothing | Applied::Requested(_) => {}
             Applied::Prepared(txn) => leading.on_prepared(txn, world),
-            Applied::Ended(txn, coordinator) => leading.on_ended(txn, coordinator, world),
+            Applied::Ended(txn) => leading.on_ended(txn, world),
             Applied::Decided(txn) => leading.on_decided(txn, world),
             Applied::Settled => leading.on_settled(settled, world),
             Applied::Ceiling => leading.on_ceiling(world),
@@ -175,28 +125,8 @@ impl Role for Leader {
         world.cx.cancel_timer(Timer::CommitWait(partition.id));
     }
 
-    fn on_read_index(leading: &mut Leading<'_>, id: u64, is_leader: bool, world: &mut World<'_>) {
-        leading.on_read_index(id, is_leader, world);
-    }
-
-    fn on_not_leader(
-        leading: &mut Leading<'_>,
-        other: PartitionId,
-        txn: TxnId,
-        world: &mut World<'_>,
-    ) {
-        leading.on_not_leader(other, txn, world);
-    }
-
-    /// R6 allows endings and outcomes to stay only above the counters that their clients are known
-    /// here to have acknowledged.
     fn leaks(&self, state: &State) -> Vec<Leak> {
-        let is_acknowledged = |txn: &&TxnId| state.is_acknowledged(**txn);
         let mut leaks = vec![
-            ("prepared transactions", state.prepared.len()),
-            ("decisions with an audience", state.coordinated.len()),
-            ("acknowledged endings", state.ended.keys().filter(is_acknowledged).count()),
-            ("acknowledged outcomes", state.settled.keys().filter(is_acknowledged).count()),
             ("holders of locks and waiters", self.locks.owners().count()),
             ("sessions", self.sessions.len()),
             ("prepares under way", self.preparing.len()),
@@ -204,6 +134,7 @@ impl Role for Leader {
             ("doubtful prepares", self.asked.len()),
             ("waiting reads", self.reading.len()),
         ];
+        leaks.extend(state.leaks());
         leaks.extend(self.coordination.leaks());
         leaks
     }
@@ -226,10 +157,7 @@ impl Role for Leader {
 
     fn assert_invariants(partition: &Partition) {
         let (id, state) = (partition.id, &partition.state);
-        assert!(state.floor <= state.ceiling, "{id}: floor above ceiling");
-        for txn in state.prepared.keys() {
-            assert!(!state.ended.contains_key(txn), "{txn} prepared and ended at {id}");
-        }
+        state.assert_invariants(id);
         let Some(leader) = &partition.leader else { return };
         leader.locks.assert_invariants();
         for txn in leader.locks.owners() {
@@ -251,9 +179,6 @@ impl Role for Leader {
 
 impl Leading<'_> {
     fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
-        if let Some(led) = msg.led_by_sender() {
-            world.routes.learn(led, from, world.cx.now());
-        }
         match msg {
             Msg::Lock { txn, round, rank, participant } => {
                 self.on_lock(from, (txn, round), rank, participant, world);

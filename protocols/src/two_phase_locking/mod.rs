@@ -126,7 +126,7 @@ use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 pub use state::{Decided, Prepared, State, decide};
 
-use crate::registry::{Guarantee, Registered, Row};
+use crate::registry::{Guarantee, Registered, Row, protocol_items};
 use crate::{commit, hosting, replication};
 
 /// Two-phase locking, in one of three variants: [`Config::preemption`] decides.
@@ -221,28 +221,6 @@ pub enum Note {
     Hosting(hosting::Note),
 }
 
-impl From<hosting::Note> for Note {
-    fn from(note: hosting::Note) -> Self {
-        Self::Hosting(note)
-    }
-}
-
-impl From<commit::Note> for Note {
-    fn from(note: commit::Note) -> Self {
-        match note {
-            commit::Note::QueryAborted => Self::QueryAborted,
-            commit::Note::Abandoned => Self::Abandoned,
-            commit::Note::CoordinatorTakeover => Self::CoordinatorTakeover,
-            commit::Note::Resolved => Self::Resolved,
-            commit::Note::Forgotten => Self::Forgotten,
-            commit::Note::CommitWait => Self::CommitWait,
-            commit::Note::StaleVersions => Self::StaleVersions,
-            commit::Note::SecondRound => Self::SecondRound,
-            commit::Note::Resent => Self::Resent,
-        }
-    }
-}
-
 /// Names of timers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Timer {
@@ -258,15 +236,7 @@ pub enum Timer {
     Heartbeat,
 }
 
-impl From<commit::Timer> for Timer {
-    fn from(timer: commit::Timer) -> Self {
-        match timer {
-            commit::Timer::CommitWait(partition) => Self::CommitWait(partition),
-            commit::Timer::Resend(txn) => Self::Resend(txn),
-            commit::Timer::Heartbeat => Self::Heartbeat,
-        }
-    }
-}
+commit::core_events!();
 
 impl Registered for Locking {
     const REPRESENTATIVES: &'static [&'static str] = &[BY_AGE];
@@ -304,13 +274,7 @@ impl Protocol for Locking {
     const GENERAL: bool = true;
     const MEMBERS: bool = true;
 
-    type Config = Config;
-    type Msg = Msg;
-    type Timer = Timer;
-    type Record = Record;
-    type Note = Note;
-    type Client = Client;
-    type Server = Server;
+    protocol_items!();
 
     fn name(config: &Config) -> &'static str {
         match config.preemption {
@@ -318,10 +282,6 @@ impl Protocol for Locking {
             Preemption::Always => PREEMPT,
             Preemption::OnWait => PREEMPT_ON_WAIT,
         }
-    }
-
-    fn mutations(name: &str) -> &'static [&'static str] {
-        mutations::names(name)
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
@@ -336,10 +296,6 @@ impl Protocol for Locking {
             timeouts: commit::Timeouts::for_round_trip(round_trip),
             mutations: Mutations::default(),
         }
-    }
-
-    fn enable_mutation(config: &mut Config, mutation: &str) {
-        mutations::enable(config, mutation);
     }
 
     fn vary(config: &mut Config, rng: &mut Rng) {

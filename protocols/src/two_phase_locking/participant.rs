@@ -191,7 +191,7 @@ impl Leading<'_> {
             .range(earlier.clone())
             .chain(self.leader.preparing.range(earlier))
             .map(|(txn, prepared)| (*txn, prepared.coordinator))
-            .filter(|(txn, _)| !self.leader.ending.contains(txn))
+            .filter(|(txn, _)| !self.leader.ending.contains_key(txn))
             .collect();
         for (old, coordinator) in open {
             world.cx.note(Note::AttemptSuperseded);
@@ -257,7 +257,7 @@ impl Leading<'_> {
             self.send_vote(txn, coordinator, Vote::Refused(reason), world);
             return;
         }
-        if self.leader.preparing.contains_key(&txn) || self.leader.ending.contains(&txn) {
+        if self.leader.preparing.contains_key(&txn) || self.leader.ending.contains_key(&txn) {
             world.cx.note(Note::RepeatedPrepare);
             return;
         }
@@ -328,7 +328,7 @@ impl Leading<'_> {
         outcome: Outcome,
         world: &mut World<'_>,
     ) {
-        if self.leader.ending.contains(&txn) {
+        if self.leader.ending.contains_key(&txn) {
             return;
         }
         if self.leader.sessions.remove(&txn).is_some() {
@@ -360,7 +360,7 @@ impl Leading<'_> {
         outcome: Outcome,
         world: &mut World<'_>,
     ) {
-        if !self.leader.ending.insert(txn) {
+        if self.leader.ending.insert(txn, coordinator).is_some() {
             return;
         }
         if matches!(outcome, Outcome::Aborted(_)) || world.config.mutations.releases_early() {
@@ -380,14 +380,14 @@ impl Leading<'_> {
 
     /// A decision is applied: read-only transactions that waited for it continue, then those that
     /// wait for its locks.
-    pub(super) fn on_ended(&mut self, txn: TxnId, coordinator: PartitionId, world: &mut World<'_>) {
+    pub(super) fn on_ended(&mut self, txn: TxnId, world: &mut World<'_>) {
         self.leader.asked.remove(&txn);
         self.leader.preparing.remove(&txn);
         self.leader.sessions.remove(&txn);
         self.leader.reading.floor = self.leader.reading.floor.max(self.state.floor);
         self.leader.coordination.kept.insert(txn, world.cx.now());
         self.leader.locks.release(txn);
-        if self.leader.ending.remove(&txn) {
+        if let Some(coordinator) = self.leader.ending.remove(&txn) {
             self.acknowledge(txn, coordinator, world);
         }
         self.release_reads(txn, world);

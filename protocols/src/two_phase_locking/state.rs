@@ -16,7 +16,7 @@ use orthodrome_core::txn::{Key, Outcome, Writes};
 use super::locks::Mode;
 use super::message::{Command, Vote, modes};
 use crate::acknowledged::advance;
-use crate::commit;
+use crate::commit::{self, Applied};
 
 /// A transaction that this partition has prepared and whose decision it does not know. It holds its
 /// locks under every leader.
@@ -60,23 +60,6 @@ pub struct Decided {
 /// has the decisions made here that some participant has not acknowledged.
 pub type State = commit::State<Prepared, Outcome, Decided>;
 
-/// The change that an applied command made, for the leader to act on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Applied {
-    /// No change that anybody waits for.
-    Nothing,
-    /// The transaction is prepared here.
-    Prepared(TxnId),
-    /// The transaction has ended here, by the decision of this coordinator's group.
-    Ended(TxnId, PartitionId),
-    /// A decision is replicated.
-    Decided(TxnId),
-    /// Decisions are settled.
-    Settled,
-    /// Later timestamps may be promised.
-    Ceiling,
-}
-
 impl State {
     /// Applies one log entry. The same entries give the same state on every replica.
     pub fn apply(
@@ -88,21 +71,16 @@ impl State {
         match command {
             Command::Prepare { txn, coordinator, reads, writes, proposal, acknowledged_below } => {
                 self.acknowledge(txn.client, *acknowledged_below);
-                if self.ended.contains_key(txn) || self.prepared.contains_key(txn) {
-                    return Applied::Nothing;
-                }
-                let prepared = Prepared {
+                self.prepare(*txn, || Prepared {
                     coordinator: *coordinator,
                     reads: reads.clone(),
                     writes: writes.clone(),
                     proposal: *proposal,
-                };
-                self.prepared.insert(*txn, prepared);
-                Applied::Prepared(*txn)
+                })
             }
-            Command::End { txn, coordinator, outcome } => {
+            Command::End { txn, coordinator: _, outcome } => {
                 self.end(partition, *txn, *outcome, store);
-                Applied::Ended(*txn, *coordinator)
+                Applied::Ended(*txn)
             }
             Command::Decide { txn, outcome, participants, acknowledged_below } => {
                 self.acknowledge(txn.client, *acknowledged_below);
@@ -129,10 +107,7 @@ impl State {
                 }
                 Applied::Nothing
             }
-            Command::Ceiling(ceiling) => {
-                self.ceiling = self.ceiling.max(*ceiling);
-                Applied::Ceiling
-            }
+            Command::Ceiling(ceiling) => self.raise_ceiling(*ceiling),
         }
     }
 

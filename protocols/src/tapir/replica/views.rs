@@ -1,0 +1,293 @@
+//! Views of a replica (§3.2.2): it leaves one, offers its record to the leader of the next, and
+//! installs what that leader merged.
+
+use std::collections::BTreeMap;
+
+use orthodrome_core::Wire;
+use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::store::Start;
+use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::txn::Outcome;
+
+use super::{Replica, Status};
+use crate::ir::{Gathering, Offer, View};
+use crate::portions::{Assembly, Portion};
+use crate::tapir::message::{Change, Image, Msg};
+use crate::tapir::server::World;
+use crate::tapir::{Note, Timer, decide};
+
+impl Replica {
+    /// The next view whose leader is alive. A view with a dead leader would cost everybody a
+    /// time-out each time its turn comes.
+    pub(super) fn next_view(&self, world: &World<'_, '_>) -> View {
+        let silence = world.config.gossip_interval * 2 + world.config.view_timeout;
+        let mut view = self.state.view.next();
+        // This node itself is alive, so the loop ends.
+        while !self.is_here(view.leader(&self.replicas), silence, world) {
+            view = view.next();
+        }
+        view
+    }
+
+    /// True for this node, and for a node whose last message is not older than `silence`.
+    pub(super) fn is_here(&self, node: NodeId, silence: Duration, world: &World<'_, '_>) -> bool {
+        let now = world.cx.now();
+        node == world.node || self.heard.get(&node).is_some_and(|at| now.since(*at) < silence)
+    }
+
+    /// Leaves its view for a later one.
+    pub(super) fn enter(&mut self, view: View, world: &mut World<'_, '_>) {
+        assert!(view > self.state.view, "{} goes back to {view}", self.id);
+        world.cx.note(Note::ViewChange);
+        self.change(Change::Enter(view), world);
+        self.status = Status::Changing { since: world.cx.now() };
+        self.gathering = Gathering::default();
+        self.arriving.clear();
+        self.starting = Assembly::default();
+        self.joined.clear();
+        self.view_sent.clear();
+        self.offer(world);
+        self.await_view(world);
+    }
+
+    /// Sends the record to the new view's leader, and a notice to the others.
+    pub(super) fn offer(&mut self, world: &mut World<'_, '_>) {
+        let view = self.state.view;
+        let leader = view.leader(&self.replicas);
+        let (partition, now) = (self.id, world.cx.now());
+        let mine = |image: Image| Offer {
+            normal_view: self.state.normal_view,
+            is_whole: self.state.is_whole,
+            synced: self.state.synced.clone(),
+            image,
+        };
+        for to in self.peers(world.node) {
+            if to != leader {
+                let (offer, portion) = (None, Portion::WHOLE);
+                world.reply(to, Msg::DoViewChange { partition, view, offer, portion });
+                continue;
+            }
+            let parts = self.state.image(false).divide(world.config.piece_bytes);
+            for (portion, part) in Portion::number(parts, now) {
+                let offer = Some(Box::new(mine(part)));
+                world.reply(to, Msg::DoViewChange { partition, view, offer, portion });
+            }
+        }
+        if leader == world.node {
+            let mine = mine(self.state.image(false));
+            self.gathering.add(world.node, mine);
+            self.begin_view(world);
+        }
+    }
+
+    pub(super) fn await_view(&mut self, world: &mut World<'_, '_>) {
+        // Records may be large and links slow: the time-out grows until a view lasts.
+        self.views_failed += 1;
+        let timeout = world.config.view_timeout * (1 << (self.views_failed - 1).min(5));
+        let jitter = world.cx.rng().below(1 + u64::try_from(timeout.as_nanos()).unwrap_or(0) / 4);
+        let at = world.cx.now() + timeout + Duration::from_nanos(jitter);
+        world.cx.set_timer(Timer::View(self.id), at);
+    }
+
+    /// The view does not begin: tries the next one, unless too few replicas are alive.
+    pub(in crate::tapir) fn on_view_timeout(&mut self, world: &mut World<'_, '_>) {
+        let Status::Changing { since } = self.status else { return };
+        let heard = self.heard.values().filter(|at| **at > since).count();
+        if heard + 1 >= self.quorums.slow() {
+            self.enter(self.next_view(world), world);
+        } else {
+            self.offer(world);
+            self.await_view(world);
+        }
+    }
+
+    pub(super) fn on_do_view_change(
+        &mut self,
+        from: NodeId,
+        view: View,
+        offer: Option<(Portion, Offer<Image>)>,
+        world: &mut World<'_, '_>,
+    ) {
+        if view > self.state.view {
+            self.enter(view, world);
+        }
+        let is_leader = self.state.view.leader(&self.replicas) == world.node;
+        let is_installed = !matches!(self.status, Status::Changing { .. });
+        if view < self.state.view {
+            // Too late: the sender joins the existing view.
+            world.send(from, self.gossip());
+            if is_leader && is_installed {
+                self.send_view(from, false, world);
+            }
+            return;
+        }
+        let Some((portion, mut offer)) = offer.filter(|_| is_leader) else { return };
+        let arriving = self.arriving.entry(from).or_default();
+        let Some(parts) = arriving.add(portion, std::mem::take(&mut offer.image)) else { return };
+        offer.image = Image::join(parts);
+        if !is_installed {
+            self.gathering.add(from, offer);
+            self.begin_view(world);
+        } else if !offer.is_whole && self.joined.contains(&from) {
+            // It took part in this view already, and has lost its promises.
+            self.enter(self.next_view(world), world);
+        } else {
+            self.send_view(from, false, world);
+        }
+    }
+
+    /// The leader merges, once it has f + 1 records.
+    pub(super) fn begin_view(&mut self, world: &mut World<'_, '_>) {
+        let view = self.state.view;
+        let (image, before) = match self.gathering.ready(self.quorums) {
+            // Only a replica with all data can give others a copy.
+            Some(gathered) if gathered.all.iter().all(|(node, _)| *node != world.node) => {
+                self.enter(self.next_view(world), world);
+                return;
+            }
+            Some(gathered) => {
+                let before = gathered.latest.first().map(|(_, offer)| offer.synced.clone());
+                (decide::merge(self.quorums, &gathered), before)
+            }
+            None if self.gathering.is_new_group(self.quorums) => (Image::default(), None),
+            None => return,
+        };
+        let is_new_group = before.is_none();
+        let before = before.unwrap_or_default();
+        // A replica that did not count has missed something, and counts only from now on.
+        let synced: BTreeMap<NodeId, View> = self
+            .replicas
+            .iter()
+            .filter(|node| self.is_here(**node, world.config.absence_after, world))
+            .map(|node| (*node, before.get(node).copied().unwrap_or(view)))
+            .collect();
+        self.install(view, synced, Box::new(image), true, world);
+        self.join(world);
+        for to in self.peers(world.node) {
+            self.send_view(to, is_new_group, world);
+        }
+    }
+
+    /// Sends what is settled in this view. The leader's other votes are only its own.
+    pub(super) fn send_view(&mut self, to: NodeId, is_new_group: bool, world: &mut World<'_, '_>) {
+        let now = world.cx.now();
+        let is_on_its_way = |at: &Time| now.since(*at) < world.config.resend_after;
+        if self.view_sent.get(&to).is_some_and(is_on_its_way) {
+            return;
+        }
+        self.view_sent.insert(to, now);
+        let parts = self.state.image(true).divide(world.config.piece_bytes);
+        for (portion, part) in Portion::number(parts, now) {
+            let msg = Msg::StartView {
+                partition: self.id,
+                view: self.state.view,
+                synced: self.state.synced.clone(),
+                is_new_group,
+                image: Box::new(part),
+                portion,
+            };
+            world.reply(to, msg);
+        }
+    }
+
+    pub(super) fn install(
+        &mut self,
+        view: View,
+        synced: BTreeMap<NodeId, View>,
+        image: Box<Image>,
+        is_whole: bool,
+        world: &mut World<'_, '_>,
+    ) {
+        self.change(Change::Install { view, synced, image, is_whole }, world);
+        if !is_whole {
+            // It may have made promises to readers that it does not remember. Any f + 1 of the
+            // other replicas know a bound.
+            self.validator.raise_floor(self.state.ceiling);
+        }
+        self.gathering = Gathering::default();
+        self.joined.clear();
+        self.view_sent.clear();
+        self.installed = world.cx.now();
+        world.cx.cancel_timer(Timer::View(self.id));
+        self.reindex(world);
+    }
+
+    /// Takes part in the view that it has just installed, once it has the data.
+    pub(super) fn join(&mut self, world: &mut World<'_, '_>) {
+        if self.state.is_whole {
+            self.status = Status::Normal;
+        } else {
+            world.cx.note(Note::Copy);
+            self.fetch(Start::default(), world);
+        }
+    }
+
+    pub(super) fn on_start_view(
+        &mut self,
+        view: View,
+        (synced, is_new_group): (BTreeMap<NodeId, View>, bool),
+        (portion, part): (Portion, Image),
+        world: &mut World<'_, '_>,
+    ) {
+        let is_installed = !matches!(self.status, Status::Changing { .. });
+        if view < self.state.view || (view == self.state.view && is_installed) {
+            return;
+        }
+        let Some(parts) = self.starting.add(portion, part) else { return };
+        let image = Box::new(Image::join(parts));
+        let since = synced.get(&world.node).copied();
+        let is_counted_on = since.is_some();
+        let was_there = since.is_some_and(|since| since <= self.state.normal_view);
+        let begins = is_new_group && self.state.normal_view == View(0);
+        let is_whole = (self.state.is_whole && was_there) || (is_counted_on && begins);
+        self.install(view, synced, image, is_whole, world);
+        if is_counted_on {
+            self.join(world);
+            world.reply(view.leader(&self.replicas), self.gossip());
+        } else {
+            // The others continued without it. The next view counts it again.
+            self.enter(self.next_view(world), world);
+        }
+    }
+
+    pub(super) fn on_gossip(
+        &mut self,
+        from: NodeId,
+        view: View,
+        is_normal: bool,
+        world: &mut World<'_, '_>,
+    ) {
+        let is_leader = self.state.view.leader(&self.replicas) == world.node;
+        let is_installed = !matches!(self.status, Status::Changing { .. });
+        if view > self.state.view {
+            self.enter(view, world);
+        } else if view == self.state.view && is_normal {
+            self.joined.insert(from);
+        } else if is_leader && is_installed {
+            self.send_view(from, false, world);
+        }
+    }
+
+    /// Rebuilds everything that follows from the record.
+    pub(super) fn reindex(&mut self, world: &mut World<'_, '_>) {
+        self.entries_bytes = self.state.entries.values().map(Wire::size).sum();
+        let stale: Vec<TxnId> = self.validator.prepared().collect();
+        for txn in stale {
+            self.validator.release(txn);
+        }
+        let gone = |txn: &TxnId| !self.state.entries.contains_key(txn);
+        let gone: Vec<TxnId> = self.watched.keys().copied().filter(gone).collect();
+        for txn in gone {
+            self.unwatch(txn);
+        }
+        let all: Vec<(TxnId, Option<Outcome>)> =
+            self.state.entries.iter().map(|(txn, entry)| (*txn, entry.ended)).collect();
+        for (txn, ended) in all {
+            match ended {
+                Some(outcome) => self.ended(txn, outcome),
+                None => self.hold(txn),
+            }
+            self.watch(txn, world);
+        }
+    }
+}
