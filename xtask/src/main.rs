@@ -3,6 +3,7 @@
 // A task runner starts processes and reads the clock; it is no protocol.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod counts;
 mod suites;
 mod tests;
 
@@ -38,6 +39,13 @@ enum Task {
     Bench {
         /// Run only benchmarks whose name contains this text.
         filter: Option<String>,
+        /// Count the instructions of the hot paths instead, and fail if one takes more than
+        /// `xtask/counts.txt` allows. Needs valgrind; takes two minutes once built.
+        #[arg(long, conflicts_with = "filter")]
+        counts: bool,
+        /// With --counts: write the counts to that file.
+        #[arg(long, requires = "counts")]
+        update: bool,
     },
     /// Run fifteen real processes under load; pause a leader, kill a region, kill everything; then
     /// check every guarantee and print the figures. `test` includes one round.
@@ -65,7 +73,8 @@ fn main() -> Result<()> {
         Task::Ci => ci(),
         Task::Test { quick } => tests::run(quick).and_then(tests::Summary::into_result),
         Task::Golden => golden(),
-        Task::Bench { filter } => bench(filter),
+        Task::Bench { counts: true, update, .. } => count(update),
+        Task::Bench { filter, .. } => bench(filter),
         Task::Siege { rounds, protocol } => {
             let mut siege = process_test("siege");
             siege.env("ORTHODROME_SIEGE_ROUNDS", rounds.to_string());
@@ -123,6 +132,13 @@ fn bench(filter: Option<String>) -> Result<()> {
         args.extend(["--", filter]);
     }
     cargo(&args)
+}
+
+/// Counts the instructions of the hot paths.
+fn count(update: bool) -> Result<()> {
+    let package = ["--release", "--package", "orthodrome-protocols"];
+    cargo(&[&["build", "--quiet", "--example", "counts"], &package[..]].concat())?;
+    counts::run(&built("release", "examples/counts")?, update)
 }
 
 /// The trace of one simulated run, from each build.
