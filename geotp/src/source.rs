@@ -65,6 +65,25 @@ pub enum Action {
     },
     /// An update that depends on the current value, such as `SET n = n + 1`; or a read.
     Apply(Op),
+    /// A read that fails if its result differs from one that a copy gave before.
+    Expect {
+        /// The row.
+        key: Key,
+        /// What the copy had.
+        read: Read,
+        /// True if it will be written.
+        for_update: bool,
+    },
+    /// A write that fails unless it meets as many rows as it would have met at a copy: an `UPDATE`
+    /// or `DELETE` of a row that existed there, or an `INSERT` of one that did not.
+    Counted {
+        /// The row.
+        key: Key,
+        /// The new value; none deletes the row.
+        value: Option<Value>,
+        /// True if the copy had the row.
+        existed: bool,
+    },
 }
 
 impl Action {
@@ -72,7 +91,10 @@ impl Action {
     #[must_use]
     pub fn key(&self) -> Option<&Key> {
         match self {
-            Self::Read { key, .. } | Self::Write { key, .. } => Some(key),
+            Self::Read { key, .. }
+            | Self::Write { key, .. }
+            | Self::Expect { key, .. }
+            | Self::Counted { key, .. } => Some(key),
             Self::Apply(op) => op.reads().first().or_else(|| op.writes().first()),
         }
     }
@@ -81,16 +103,20 @@ impl Action {
     #[must_use]
     pub fn writes(&self) -> bool {
         match self {
-            Self::Read { .. } => false,
-            Self::Write { .. } => true,
+            Self::Read { .. } | Self::Expect { .. } => false,
+            Self::Write { .. } | Self::Counted { .. } => true,
             Self::Apply(op) => !op.writes().is_empty(),
         }
     }
 
     fn mode(&self) -> Mode {
         match self {
-            Self::Read { for_update: false, .. } => Mode::Shared,
-            Self::Read { .. } | Self::Write { .. } => Mode::Exclusive,
+            Self::Read { for_update: false, .. } | Self::Expect { for_update: false, .. } => {
+                Mode::Shared
+            }
+            Self::Read { .. } | Self::Write { .. } | Self::Expect { .. } | Self::Counted { .. } => {
+                Mode::Exclusive
+            }
             Self::Apply(op) if op.writes().is_empty() && matches!(op, Op::Get(_)) => Mode::Shared,
             Self::Apply(_) => Mode::Exclusive,
         }
@@ -117,6 +143,8 @@ pub struct Config {
     pub look_every: Option<Duration>,
     /// The number of records after which a checkpoint is made.
     pub checkpoint_records: u32,
+    /// How old the rows are that a read without locks shows, as at a replica.
+    pub lag: Duration,
     /// Mutations, for tests.
     pub mutations: Mutations,
 }
@@ -132,6 +160,10 @@ pub struct Mutations {
     /// A branch that goes back to a savepoint loses the locks that it took since, as PostgreSQL
     /// does if its driver does not take them again.
     pub unlocks_going_back: bool,
+    /// Reads are not compared with what a copy gave.
+    pub unchecked_reads: bool,
+    /// The rows that a write meets are not counted.
+    pub unchecked_counts: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -290,8 +322,13 @@ pub struct Source {
     /// Whether the agent looks at the waits, and its last report.
     is_watched: bool,
     told: Vec<Wait>,
+    /// What was replaced in the last while, and when.
+    past: VecDeque<(Time, Key, Read)>,
     now: Time,
 }
+
+/// Maximum number of replaced versions that reads without locks may show.
+const PAST_MAX: usize = 10_000;
 
 /// All rows are one table.
 const TABLE: PartitionId = PartitionId(0);
@@ -319,6 +356,7 @@ impl Source {
             checkpoint: None,
             is_watched: false,
             told: Vec::new(),
+            past: VecDeque::new(),
             now: Time::ZERO,
         };
         for record in recovered {
@@ -365,10 +403,28 @@ impl Source {
 
     fn apply(&mut self, writer: TxnId, writes: Writes, at: Timestamp) {
         for (key, value) in writes {
+            if !self.config.lag.is_zero() {
+                self.past.push_back((self.now, key.clone(), self.data.read(TABLE, &key)));
+            }
             self.data.put(TABLE, key, Version { timestamp: at, writer }, value);
         }
         // No transaction reads old versions.
         self.data.collect_below(TABLE, at);
+        let (now, lag) = (self.now, self.config.lag);
+        let is_over = |(then, ..): &(Time, Key, Read)| now.since(*then) > lag;
+        while self.past.len() > PAST_MAX || self.past.front().is_some_and(is_over) {
+            self.past.pop_front();
+        }
+    }
+
+    /// A committed value of a row, without locks: what a replica shows that lags behind.
+    #[must_use]
+    pub fn shown(&self, key: &Key, now: Time) -> Read {
+        let replaced = |(then, other, _): &&(Time, Key, Read)| {
+            other == key && now.since(*then) < self.config.lag
+        };
+        let before = self.past.iter().find(replaced).map(|(_, _, read)| read.clone());
+        before.unwrap_or_else(|| self.data.read(TABLE, key))
     }
 
     /// The value that it reports about its start.
@@ -485,11 +541,28 @@ impl Source {
 
     /// Carries out one statement under its lock.
     fn execute(&mut self, xid: Xid, key: &Key, action: &Action) -> Result<(), Reason> {
+        let mutations = self.config.mutations;
         let read = self.data.read(TABLE, key);
         let Some(session) = self.sessions.get_mut(&xid) else { return Ok(()) };
         session.floor = session.floor.max(read.version.timestamp);
         match action {
             Action::Read { .. } => {}
+            Action::Expect { read: expected, .. } => {
+                if read != *expected && !mutations.unchecked_reads {
+                    return Err(Reason::Serialization);
+                }
+            }
+            Action::Counted { value, existed, .. } => {
+                let own = session.writes.get(key).map(Option::is_some);
+                let exists = own.unwrap_or(read.value.is_some());
+                if exists != *existed && !mutations.unchecked_counts {
+                    return Err(Reason::Serialization);
+                }
+                // An update of a row that is gone meets none.
+                if exists || !existed {
+                    session.writes.insert(key.clone(), value.clone());
+                }
+            }
             Action::Write { value, .. } => drop(session.writes.insert(key.clone(), value.clone())),
             Action::Apply(op) => {
                 let mut current = read.clone();

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use orthodrome_core::machine::Protocol;
 use orthodrome_geotp::scalardb::{SCALARDB, SCALARDB_PLUS, ScalarDb};
-use orthodrome_geotp::simulated::{CHILLER, GeoTp, O1, O2, O3, QURO, XA};
+use orthodrome_geotp::simulated::{CHILLER, GeoTp, NEAR, O1, O2, O3, QURO, XA};
 use orthodrome_sim::swarm::{SwarmOptions, run_seed};
 
 fn seeds(default: u64) -> u64 {
@@ -69,6 +69,19 @@ fn seeds_with_faults_hold_every_promise_of_the_stages() {
         [(O1, 100_000), (O2, 200_000), (XA, 300_000), (QURO, 400_000), (CHILLER, 500_000)]
     {
         hold_every_promise::<GeoTp>(name, first..first + seeds(150) / 5);
+    }
+}
+
+#[test]
+fn seeds_with_faults_hold_every_promise_of_near() {
+    let notes = hold_every_promise::<GeoTp>(NEAR, 800_000..800_000 + seeds(150));
+    expect(&notes, &["DecentralizedPrepare", "SentEarly"]);
+}
+
+#[test]
+fn unsafe_variants_of_near_are_caught() {
+    for (mutation, within) in [("unchecked-read", 20), ("unchecked-count", 60)] {
+        catch::<GeoTp>(NEAR, mutation, 10_000..10_000 + within);
     }
 }
 

@@ -2,10 +2,10 @@
 
 use orthodrome_core::id::TxnId;
 use orthodrome_core::machine::Message;
-use orthodrome_core::txn::{Op, Outcome, Value};
+use orthodrome_core::txn::{Key, Op, Outcome, Value};
 
 use crate::contract::{FromAgent, PeerRollback, ToAgent};
-use crate::source::{Action, Model, Statement};
+use crate::source::{Action, Answer, Model, Statement};
 
 /// One message. Its size is that of the statements and rows in a real message.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,7 +22,25 @@ pub enum Msg {
         /// The client's name for it.
         txn: TxnId,
     },
-    /// The answer.
+    /// Middleware to source, past its agent (`near`): asks for rows without locks.
+    Look {
+        /// The transaction.
+        txn: TxnId,
+        /// The number of the question in the transaction.
+        look: u32,
+        /// The rows.
+        keys: Vec<Key>,
+    },
+    /// The answer to [`Msg::Look`]: committed rows, which may be old.
+    Seen {
+        /// The transaction.
+        txn: TxnId,
+        /// The number from the question.
+        look: u32,
+        /// The rows.
+        answers: Vec<Answer>,
+    },
+    /// The answer to [`Msg::Ask`].
     Told {
         /// The name from the question.
         txn: TxnId,
@@ -34,6 +52,8 @@ pub enum Msg {
 
 /// Names, numbers and framing of a message.
 const HEAD: usize = 40;
+/// A digest of rows.
+const DIGEST: usize = 64;
 /// The fixed words of one statement.
 const STATEMENT: usize = 60;
 
@@ -45,7 +65,8 @@ fn statement_size(statement: &Statement) -> usize {
     let key = statement.action.key().map_or(0, orthodrome_core::txn::Key::len);
     let value = match &statement.action {
         Action::Read { .. } => 0,
-        Action::Write { value, .. } => value_size(value.as_ref()),
+        Action::Write { value, .. } | Action::Counted { value, .. } => value_size(value.as_ref()),
+        Action::Expect { .. } => DIGEST,
         Action::Apply(op) => match op {
             Op::Put(_, value) | Op::Append(_, value) => value.len(),
             Op::Compare(_, value) => value_size(value.as_ref()),
@@ -100,6 +121,8 @@ impl Message for Msg {
             },
             Self::Peer(_) => "PeerRollback",
             Self::Ask { .. } => "Ask",
+            Self::Look { .. } => "Look",
+            Self::Seen { .. } => "Seen",
             Self::Told { .. } => "Told",
         }
     }
@@ -107,7 +130,10 @@ impl Message for Msg {
     fn txn(&self) -> Option<TxnId> {
         match self {
             Self::ToAgent(msg) => statements_of(msg).first().map(|statement| statement.txn),
-            Self::Ask { txn } | Self::Told { txn, .. } => Some(*txn),
+            Self::Ask { txn }
+            | Self::Told { txn, .. }
+            | Self::Look { txn, .. }
+            | Self::Seen { txn, .. } => Some(*txn),
             // They carry the name that middleware and agents have for it.
             Self::FromAgent(_) | Self::Peer(_) => None,
         }
@@ -131,12 +157,12 @@ impl Message for Msg {
                 };
                 statements_of(msg).iter().map(statement_size).sum::<usize>() + names
             }
-            Self::FromAgent(FromAgent::Answered { answers, .. }) => {
-                let row = |read: &crate::source::Answer| {
-                    12 + read.key.len() + value_size(read.read.value.as_ref())
-                };
+            Self::FromAgent(FromAgent::Answered { answers, .. }) | Self::Seen { answers, .. } => {
+                let row =
+                    |read: &Answer| 12 + read.key.len() + value_size(read.read.value.as_ref());
                 answers.iter().map(row).sum()
             }
+            Self::Look { keys, .. } => keys.iter().map(|key| STATEMENT + key.len()).sum(),
             Self::FromAgent(FromAgent::Scanned { prepared, .. }) => 24 * prepared.len(),
             Self::FromAgent(FromAgent::Waits { waits, .. }) => 48 * waits.len(),
             Self::FromAgent(_) | Self::Peer(_) | Self::Ask { .. } | Self::Told { .. } => 0,
@@ -146,7 +172,10 @@ impl Message for Msg {
     fn keys(&self) -> usize {
         match self {
             Self::ToAgent(msg) => statements_of(msg).len(),
-            Self::FromAgent(FromAgent::Answered { answers, .. }) => answers.len(),
+            Self::FromAgent(FromAgent::Answered { answers, .. }) | Self::Seen { answers, .. } => {
+                answers.len()
+            }
+            Self::Look { keys, .. } => keys.len(),
             Self::FromAgent(_) | Self::Peer(_) | Self::Ask { .. } | Self::Told { .. } => 0,
         }
     }
