@@ -47,11 +47,21 @@ pub fn overlaid(
         columns: Vec::new(),
         at: None,
     });
-    let rows = parsed(kind, &rows)?;
-    let Statement::Query(subquery) = rows else { return None };
-    *relation = TableFactor::Derived { lateral: false, subquery, alias: Some(alias), sample: None };
-    Some(render(&statement, kind, kind))
+    // The parser cannot read the rows of a PostgreSQL query, so they are put into the text.
+    let place = parsed(kind, &format!("SELECT 1 FROM {PLACE}"))?;
+    let Statement::Query(place) = place else { return None };
+    let SetExpr::Select(place) = *place.body else { return None };
+    let mut factor = place.from.into_iter().next()?.relation;
+    if let TableFactor::Table { alias: slot, .. } = &mut factor {
+        *slot = Some(alias);
+    }
+    *relation = factor;
+    let text = render(&statement, kind, kind);
+    (text.matches(PLACE).count() == 1).then(|| text.replace(PLACE, &format!("({rows})")))
 }
+
+/// Stands for the rows in a query.
+const PLACE: &str = "orthodrome_overlaid";
 
 fn parsed(kind: Dialect, text: &str) -> Option<Statement> {
     let all = match kind {
