@@ -739,6 +739,8 @@ pub enum Note {
     OwnCommitAwaited,
     /// A branch went back to a savepoint.
     WentBack,
+    /// A transaction that was answered from copies went to its sources before its commit (`near`).
+    SentEarly,
     /// A request was sent again.
     Resent,
     /// A transaction waited for a lock at a source.

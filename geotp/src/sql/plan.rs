@@ -5,6 +5,7 @@ mod checks;
 mod insert;
 mod lock;
 mod near;
+mod overlay;
 mod record;
 mod spread;
 
@@ -21,6 +22,7 @@ use self::lock::Locker;
 pub use self::near::{
     DIFFERS, Does, Foreseeable, Strength, counted, foresee, hashed_cells, locks, read_check,
 };
+pub use self::overlay::overlaid;
 use self::record::Named;
 pub use self::record::{Keys, Record};
 use self::spread::Spread;

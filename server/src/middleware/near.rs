@@ -16,7 +16,7 @@ use orthodrome_core::txn::Key;
 use orthodrome_geotp::contract::{Last, Part};
 use orthodrome_geotp::sql::merge::merge;
 use orthodrome_geotp::sql::plan::{
-    Does, Foreseeable, Keys, Strength, counted, foresee, hashed_cells, locks, read_check,
+    Does, Foreseeable, Keys, Strength, counted, foresee, hashed_cells, locks, overlaid, read_check,
 };
 use orthodrome_geotp::sql::{
     self, Answer, Context, Dialect, Isolation, Parsed, Plan, Record, SourceId, Value, Verb, plan,
@@ -37,8 +37,13 @@ const RECORDS_MAX: usize = 64;
 const OWN: Duration = Duration::from_secs(5);
 /// Maximum number of own changes that are remembered for [`OWN`].
 const OWN_MAX: usize = 1_000;
-/// Time limit of a read at a copy. After it, the statement goes to the source.
-const COPY_ANSWERS: Duration = Duration::from_secs(10);
+/// How long rows that a transaction has changed itself are read at the source only, after a source
+/// has not confirmed an overlaid answer of the table.
+const DISTRUST: Duration = Duration::from_secs(60);
+/// Time limit of a read at a copy.
+const COPY_ANSWERS: Duration = Duration::from_secs(5);
+/// How long a replica that did not answer is left alone.
+const SILENT: Duration = Duration::from_secs(5);
 /// Maximum number of idle connections to one copy.
 const IDLE_MAX: usize = 128;
 
@@ -53,11 +58,25 @@ fn name_of(source: SourceId, record: &Record) -> Name {
 pub(super) struct Copy {
     endpoint: Endpoint,
     idle: Mutex<Vec<Line>>,
+    /// When it last did not answer.
+    silent: Mutex<Option<Instant>>,
 }
 
 impl Copy {
     pub(super) fn new(endpoint: Endpoint) -> Self {
-        Self { endpoint, idle: Mutex::default() }
+        Self { endpoint, idle: Mutex::default(), silent: Mutex::default() }
+    }
+
+    fn silent(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn was_silent(&self) {
+        *self.silent() = Some(Instant::now());
+    }
+
+    fn is_silent(&self) -> bool {
+        self.silent().is_some_and(|at| at.elapsed() < SILENT)
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Line>> {
@@ -126,6 +145,13 @@ pub(super) struct Copies {
     pub(super) replica: Option<Copy>,
 }
 
+impl Copies {
+    /// The replica, unless it did not answer a moment ago.
+    fn replica(&self) -> Option<&Copy> {
+        self.replica.as_ref().filter(|replica| !replica.is_silent())
+    }
+}
+
 /// Counts of the mode's events.
 #[derive(Default)]
 pub(super) struct Counts {
@@ -143,9 +169,27 @@ pub(super) struct Counts {
 pub(super) struct Near {
     pub(super) copies: BTreeMap<SourceId, Copies>,
     pub(super) counts: Counts,
+    /// Tables whose overlaid answers a source has not confirmed, and when.
+    pub(super) distrusted: Mutex<BTreeMap<String, Instant>>,
 }
 
 impl Near {
+    fn distrusted(&self) -> MutexGuard<'_, BTreeMap<String, Instant>> {
+        self.distrusted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A source has not confirmed an answer of this transaction.
+    pub(super) fn differs(&self, deferred: &Deferred) {
+        self.counts.differed.fetch_add(1, Ordering::Relaxed);
+        let now = Instant::now();
+        let tables = deferred.overlaid.iter().map(|table| (table.clone(), now));
+        self.distrusted().extend(tables);
+    }
+
+    fn trusts(&self, table: &str) -> bool {
+        self.distrusted().get(table).is_none_or(|at| at.elapsed() > DISTRUST)
+    }
+
     /// The counts by name, for operators.
     pub(super) fn notes(&self) -> [(&'static str, u64); 4] {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -188,6 +232,8 @@ pub(super) struct Deferred {
     /// Records that the transaction changes.
     changed: BTreeSet<Name>,
     bytes: usize,
+    /// Tables with overlaid answers; kept until the transaction has ended.
+    overlaid: BTreeSet<String>,
 }
 
 impl Deferred {
@@ -395,7 +441,9 @@ impl Session {
             return self.defer_read(parsed, values, plan, foreseen.is_exact).await;
         }
         let [part] = plan.parts.as_slice() else { return Ok(None) };
-        let Some(count) = self.foreseen_count(part, &foreseen).await? else { return Ok(None) };
+        let Some(count) = self.foreseen_count(parsed, values, part, &foreseen).await? else {
+            return Ok(None);
+        };
         let Some(step) = self.step(part, foreseen.does, String::new(), Expected::Count(count))
         else {
             return Ok(None);
@@ -424,17 +472,16 @@ impl Session {
         let Verb::Data(statement) = &parsed.verb else {
             return Err(SqlError::new("XX000", "internal error: the statement has no plan"));
         };
-        let kinds = self.kinds_for(parsed, values).await;
-        let context = Context { kinds, ..self.copy_context() };
+        let context = self.copy_context(parsed, values).await;
         Ok(plan(&self.catalogue(), statement, values, &context)?)
     }
 
-    fn copy_context(&self) -> Context {
+    async fn copy_context(&self, parsed: &Parsed, values: &[Value]) -> Context {
         Context {
             client: self.client,
             isolation: Isolation::ReadCommitted,
             prefer: self.prefer(),
-            kinds: Default::default(),
+            kinds: self.kinds_for(parsed, values).await,
             by_key: false,
             default_source: self.default_source(),
         }
@@ -447,31 +494,27 @@ impl Session {
         locked: &Plan,
         is_exact: bool,
     ) -> Result<Option<Reply>, SqlError> {
-        if locked.parts.iter().any(|part| self.deferred.has_changed(part)) {
-            return Ok(None);
-        }
         let unlocked = self.unlocked(parsed, values).await?;
         if unlocked.parts.len() != locked.parts.len() {
             return Ok(None);
         }
         let mut steps = Vec::new();
         for (locked, unlocked) in locked.parts.iter().zip(&unlocked.parts) {
+            let Some(text) = self.overlaid(locked, &unlocked.text).await? else { return Ok(None) };
             let before = self.deferred.steps.iter().find(|step| {
-                step.does == Does::Read
-                    && step.part.source == unlocked.source
-                    && step.asked == unlocked.text
+                step.does == Does::Read && step.part.source == unlocked.source && step.asked == text
             });
             let answer = match before.map(|step| &step.expected) {
                 Some(Expected::Rows(answer)) => answer.clone(),
                 Some(Expected::Count(_)) | None => {
-                    let Some(answer) = self.ask_copy(locked, &unlocked.text).await? else {
+                    let Some(answer) = self.ask_copy(locked, &text).await? else {
                         return Ok(None);
                     };
                     answer
                 }
             };
             let expected = Expected::Rows(answer);
-            let Some(step) = self.step(locked, Does::Read, unlocked.text.clone(), expected) else {
+            let Some(step) = self.step(locked, Does::Read, text, expected) else {
                 return Ok(None);
             };
             steps.push(step);
@@ -505,6 +548,8 @@ impl Session {
     /// The number of rows that a change will meet; none if it cannot be foreseen.
     async fn foreseen_count(
         &mut self,
+        parsed: &Parsed,
+        values: &[Value],
         part: &sql::Part,
         foreseen: &Foreseeable,
     ) -> Result<Option<u64>, SqlError> {
@@ -523,16 +568,16 @@ impl Session {
             }
         } else if let (true, [exists]) = (foreseen.is_exact && names.len() == 1, known.as_slice()) {
             return Ok(Some(u64::from(*exists)));
-        } else if self.deferred.has_changed(part) {
-            return Ok(None);
         }
         let Some(question) = &foreseen.question else { return Ok(None) };
-        let asked = plan(&self.catalogue(), question, &[], &self.copy_context())?;
+        let context = self.copy_context(parsed, values).await;
+        let Ok(asked) = plan(&self.catalogue(), question, &[], &context) else { return Ok(None) };
         let [question] = asked.parts.as_slice() else { return Ok(None) };
         if question.source != part.source {
             return Ok(None);
         }
-        let Some(answer) = self.ask_copy(part, &question.text).await? else { return Ok(None) };
+        let Some(text) = self.overlaid(part, &question.text).await? else { return Ok(None) };
+        let Some(answer) = self.ask_copy(part, &text).await? else { return Ok(None) };
         let cell = answer.rows.first().and_then(|row| row.first()).cloned().flatten();
         let count = cell.and_then(|cell| String::from_utf8(cell).ok()?.parse::<u64>().ok());
         let Some(count) = count else { return Ok(None) };
@@ -546,6 +591,37 @@ impl Session {
         Ok(Some(count))
     }
 
+    /// A query for these records with the transaction's own changes, which no copy has. None if it
+    /// cannot be expressed.
+    async fn overlaid(&mut self, part: &sql::Part, text: &str) -> Result<Option<String>, SqlError> {
+        if !self.deferred.has_changed(part) {
+            return Ok(Some(text.to_owned()));
+        }
+        let Some(table) = part.records.first().map(|record| record.table.clone()) else {
+            return Ok(None);
+        };
+        let is_trusted = self.proxy.near.as_ref().is_some_and(|near| near.trusts(&table));
+        let (true, Some(known)) = (is_trusted, self.with_columns(&table).await?) else {
+            return Ok(None);
+        };
+        let Some(kind) = self.proxy.catalogue.source(part.source).map(|source| source.kind) else {
+            return Ok(None);
+        };
+        let is_met = |step: &&Step| {
+            step.does != Does::Read
+                && step.part.source == part.source
+                && step.part.records.iter().any(|record| part.records.contains(record))
+        };
+        let changes: Vec<&str> =
+            self.deferred.steps.iter().filter(is_met).map(|step| &*step.part.text).collect();
+        let records: Vec<&Record> = part.records.iter().collect();
+        let query = overlaid(kind, text, &records, &changes, &known.columns);
+        if query.is_some() {
+            self.deferred.overlaid.insert(table);
+        }
+        Ok(query)
+    }
+
     /// The answer of the nearest copy to a query for these records. None if it must come from the
     /// source: a copy does not answer, or refuses the query, or may not have the client's own
     /// changes.
@@ -554,7 +630,7 @@ impl Session {
         let Some(copies) = near.copies.get(&part.source) else { return Ok(None) };
         let kind = self.proxy.catalogue.source(part.source).map(|source| source.kind);
         let settings = kind.map_or_else(Vec::new, |kind| self.settings.at(kind));
-        let mut copy = copies.replica.as_ref().unwrap_or(&copies.own);
+        let mut replica = copies.replica();
         if self.own_changes.has(part) {
             let (Ok(xa), Some(&node)) =
                 (self.proxy.engine.xa(), self.proxy.nodes.get(&part.source))
@@ -566,21 +642,27 @@ impl Session {
             if awaits != Some(false) {
                 return Ok(None);
             }
-            copy = &copies.own;
+            replica = None;
         }
-        match tokio::time::timeout(COPY_ANSWERS, copy.ask(text, &settings)).await {
-            Ok(Ok(answer)) => Ok(Some(answer)),
-            Ok(Err(Trouble::Fault(_))) => Ok(None),
-            Ok(Err(Trouble::Broken(_))) | Err(_) => {
-                near.counts.silent.fetch_add(1, Ordering::Relaxed);
-                Ok(None)
+        for copy in replica.into_iter().chain([&copies.own]) {
+            match tokio::time::timeout(COPY_ANSWERS, copy.ask(text, &settings)).await {
+                Ok(Ok(answer)) => return Ok(Some(answer)),
+                Ok(Err(Trouble::Fault(_))) => return Ok(None),
+                Ok(Err(Trouble::Broken(_))) | Err(_) => {
+                    near.counts.silent.fetch_add(1, Ordering::Relaxed);
+                    copy.was_silent();
+                }
             }
         }
+        Ok(None)
     }
 
     /// The round that executes what is remembered, with checks.
     pub(super) fn remembered(&mut self) -> Round {
+        // The names of overlaid tables remain until the transaction has ended.
+        let overlaid = std::mem::take(&mut self.deferred.overlaid);
         let steps = std::mem::take(&mut self.deferred).steps;
+        self.deferred.overlaid = overlaid;
         let mut by_node: BTreeMap<NodeId, Vec<&Step>> = BTreeMap::new();
         for step in &steps {
             by_node.entry(step.node).or_default().push(step);

@@ -184,7 +184,11 @@ fn near(config: &ProxyConfig) -> Near {
         let own = Copy::new(source.endpoint.clone());
         (source.id, Copies { own, replica: source.replica.clone().map(Copy::new) })
     };
-    Near { copies: config.sources.iter().map(copies).collect(), counts: Counts::default() }
+    Near {
+        copies: config.sources.iter().map(copies).collect(),
+        counts: Counts::default(),
+        distrusted: std::sync::Mutex::default(),
+    }
 }
 
 /// Starts the mode `scalardb`, in which sources need no agents.

@@ -1047,7 +1047,7 @@ impl Session {
     fn error(&self, source: NodeId, failure: Failure<Sql>, sources: usize) -> SqlError {
         if failure.fault.as_ref().is_some_and(is_difference) {
             if let Some(near) = &self.proxy.near {
-                near.counts.differed.fetch_add(1, Ordering::Relaxed);
+                near.differs(&self.deferred);
             }
             let name = self.source_name(source);
             return SqlError::new(
