@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail, ensure};
 use orthodrome_core::cluster::{Cluster, Node, Partition, Partitioning, Role};
 use orthodrome_core::id::{NodeId, PartitionId, RegionId};
+use orthodrome_core::spelling::did_you_mean;
 use orthodrome_core::topology::{Topology, TopologyError};
 use orthodrome_eval::workload::{
     self, Description, Distribution, Form, ReadOnlyAs, Workload, WorkloadError,
@@ -451,8 +452,10 @@ pub fn topology(name: &str) -> anyhow::Result<Topology> {
         return Ok(map);
     }
     if !is_file(name) {
-        let known = Topology::built_in_names().collect::<Vec<_>>().join(", ");
-        bail!("--topology {name}: unknown topology; use one of {known}, or a TOML file");
+        let known = Topology::built_in_names().collect::<Vec<_>>();
+        let hint = did_you_mean(name, known.iter().copied());
+        let known = known.join(", ");
+        bail!("--topology {name}: unknown topology{hint}; use one of {known}, or a TOML file");
     }
     let text = fs::read_to_string(name).with_context(|| format!("--topology {name}"))?;
     Topology::parse(&text).map_err(|error| match error {

@@ -1,9 +1,14 @@
 //! How a command reaches a cluster: endpoints, token and certificates, as options.
 
+use std::net::{TcpStream, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use orthodrome_client::{Config, Tls};
+
+/// How long [`Connect::note_refusals`] waits for one endpoint.
+const PROBE: Duration = Duration::from_millis(300);
 
 /// Where the cluster is.
 #[derive(clap::Args, Clone, Debug)]
@@ -52,6 +57,19 @@ impl Connect {
     /// The endpoints, as given.
     pub fn endpoints(&self) -> &[String] {
         &self.connect
+    }
+
+    /// Says at once which endpoints refuse connections: no program listens there. The client
+    /// library goes on trying until its deadline.
+    pub fn note_refusals(&self) {
+        for endpoint in &self.connect {
+            let addresses = endpoint.to_socket_addrs();
+            let Some(address) = addresses.ok().and_then(|mut all| all.next()) else { continue };
+            let tried = TcpStream::connect_timeout(&address, PROBE);
+            if tried.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused) {
+                note!("no node listens on {endpoint}; trying again until the deadline");
+            }
+        }
     }
 
     /// A configuration of the client library for these endpoints, in this order.

@@ -14,6 +14,7 @@ macro_rules! note {
 }
 
 mod check;
+mod cluster;
 mod common;
 mod compare;
 mod completions;
@@ -91,6 +92,7 @@ enum Command {
     Check(check::Args),
     Trace(trace::Args),
     Serve(Box<serve::Args>),
+    Cluster(cluster::Args),
     Proxy(middleware::ProxyArgs),
     Agent(middleware::AgentArgs),
     Shell(Box<shell::Args>),
@@ -142,6 +144,7 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Trace(args)) => trace::run(args),
         Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Cluster(args)) => cluster::run(&args),
         Some(Command::Proxy(args)) => middleware::run_proxy(&args),
         Some(Command::Agent(args)) => middleware::run_agent(&args),
         Some(Command::Shell(args)) => shell::run(&args),

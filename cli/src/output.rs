@@ -86,6 +86,27 @@ pub fn percent(part: u64, whole: u64) -> String {
     format!("{:.1} %", part as f64 * 100.0 / whole as f64)
 }
 
+/// The share of attempts that must commit, or a run deserves a warning.
+const COMMIT_RATE_MIN: f64 = 0.1;
+/// The number of attempts that say something about the rate.
+const ATTEMPTS_MIN: u64 = 100;
+
+/// A warning if nearly all attempts aborted: then most figures say more about the load than about
+/// the protocol.
+pub fn few_commits(committed: u64, aborted: u64) -> Option<String> {
+    let attempts = committed + aborted;
+    let is_rare = (committed as f64) < COMMIT_RATE_MIN * attempts as f64;
+    (attempts >= ATTEMPTS_MIN && is_rare).then(|| {
+        format!(
+            "warning: only {} of {} attempts committed: the transactions contend for too few records, or the cluster is \
+             overloaded. Use fewer clients or a lower rate, a smaller --zipf, or a protocol in which contention aborts \
+             nothing, such as geodesic",
+            percent(committed, attempts),
+            count(attempts)
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,5 +119,13 @@ mod tests {
         }
         assert_eq!(percent(1, 8), "12.5 %");
         assert_eq!(percent(0, 0), "-");
+    }
+
+    #[test]
+    fn a_run_in_which_nearly_everything_aborts_is_warned_of() {
+        assert!(few_commits(9, 91).is_some_and(|text| text.contains("only 9.0 % of 100 attempts")));
+        assert_eq!(few_commits(10, 90), None);
+        assert_eq!(few_commits(0, 99), None, "too few to say");
+        assert_eq!(few_commits(0, 0), None);
     }
 }

@@ -260,6 +260,10 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         print_json(args, &run)?;
     } else {
         output::print(&describe(args, &run))?;
+        let result = &run.report.result;
+        if let Some(warning) = output::few_commits(result.committed, result.aborted_attempts) {
+            note!("{warning}");
+        }
     }
     Ok(if is_kept { Status::Passed } else { Status::Failed })
 }

@@ -7,6 +7,7 @@
 
 use orthodrome_core::Wire;
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::spelling::did_you_mean;
 
 /// A protocol's guarantee about the order of transactions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,9 +79,10 @@ pub trait Visitor {
 
 /// No protocol has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown protocol {name:?}; use one of {known}")]
+#[error("unknown protocol {name:?}{hint}; use one of {known}")]
 pub struct UnknownProtocol {
     name: String,
+    hint: String,
     known: String,
 }
 
@@ -88,8 +90,9 @@ impl UnknownProtocol {
     /// The error for a `name` that is not among `known`.
     #[must_use]
     pub fn new<'a>(name: &str, known: impl Iterator<Item = &'a Row>) -> Self {
-        let known = known.map(|row| row.name).collect::<Vec<_>>().join(", ");
-        Self { name: name.into(), known }
+        let known: Vec<&str> = known.map(|row| row.name).collect();
+        let hint = did_you_mean(name, known.iter().copied());
+        Self { name: name.into(), hint, known: known.join(", ") }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Everything is checked before anything is started or written. An error names the line or the
 //! field, the problem, and a correct value. All nodes of a cluster have the same settings except
-//! `node`, `data_dir`, `listen` and `tls`.
+//! `node`, `data_dir`, `listen`, `redis` and `tls`.
 //!
 //! [`Example`] is such a file, with every setting explained; `orthodrome serve --init` writes it.
 
@@ -37,6 +37,8 @@ pub struct NodeConfig {
     pub listen_peer: String,
     /// The address on which to listen for clients.
     pub listen_client: String,
+    /// The address on which to listen for clients of Redis; none if the node does not.
+    pub listen_redis: Option<String>,
     /// The settings of the client service.
     pub service: ServiceConfig,
     /// How long a shutdown waits for transactions in flight.
@@ -85,6 +87,7 @@ struct File {
     listen: Listen,
     tls: Option<TlsEntry>,
     client_tls: Option<ClientTlsEntry>,
+    redis: Option<RedisEntry>,
     #[serde(default)]
     principals: Vec<PrincipalEntry>,
     #[serde(default)]
@@ -193,6 +196,12 @@ struct ClientTlsEntry {
     certificate: PathBuf,
     key: PathBuf,
     client_authority: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RedisEntry {
+    listen: String,
 }
 
 #[derive(Deserialize)]

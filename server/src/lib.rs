@@ -4,7 +4,8 @@
 //! Reading order: [`node`] (one process: a server machine and a gateway machine), [`gateway`] (the
 //! interface of the gateway machine), [`transport`] (messages between processes), [`storage`]
 //! (durable data), [`wire`] (encoding of messages and records), [`config`] (the configuration file
-//! of a node), [`service`] (the API for clients of any language). Separate from all these is
+//! of a node), [`service`] (the API for clients of any language), `redis` (the listener for clients
+//! of Redis). Separate from all these is
 //! [`middleware`] (transactions over existing databases).
 
 #![allow(
@@ -19,6 +20,7 @@ mod inbox;
 mod kernel;
 pub mod middleware;
 pub mod node;
+mod redis;
 pub mod service;
 pub mod shared_clock;
 pub mod storage;

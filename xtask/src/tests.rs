@@ -60,14 +60,17 @@ const PURE: [&str; 4] =
 const DATABASES: [(&str, &str); 2] =
     [("/usr/lib/postgresql", "postgresql"), ("/usr/sbin/mariadbd", "mariadb-server")];
 
-/// The clients for tests of the middleware: a program that shows that the client is installed, and
+/// The clients for tests of the middleware and of the Redis protocol: a program that shows that the client is installed, and
 /// the name of Debian's package. A test whose client cannot be installed says so, and counts as
 /// skipped.
-const CLIENTS: [(&str, &str); 4] = [
+const CLIENTS: [(&str, &str); 6] = [
     ("sysbench --version", "sysbench"),
     ("javac -version", "default-jdk-headless"),
     ("python3 -c 'import ensurepip'", "python3-venv"),
     ("curl --version", "curl"),
+    ("redis-cli --version", "redis-tools"),
+    // The answers of commands are compared with those of Redis.
+    ("redis-server --version", "redis-server"),
 ];
 
 /// Installs missing database servers and clients. The tests start private servers of their own.

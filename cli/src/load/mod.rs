@@ -210,6 +210,9 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         output::print_json(&printed)?;
     } else {
         output::print(&found.describe(&printed))?;
+        if let Some(warning) = output::few_commits(printed.committed, printed.aborted_attempts) {
+            note!("{warning}");
+        }
     }
     Ok(if is_kept { Status::Passed } else { Status::Failed })
 }

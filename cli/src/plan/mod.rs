@@ -334,6 +334,7 @@ fn files(
         replicas: best.pair.candidate.regions.first().map_or(0, |held| held.len() as u32),
         explicit: cluster.partitions().map(|partition| partition.replicas.clone()).collect(),
         protocol: best.pair.protocol.to_owned(),
+        redis: false,
         tls: false,
         base_port: args.base_port,
     }

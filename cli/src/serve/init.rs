@@ -31,6 +31,8 @@ pub struct Wish {
     pub explicit: Vec<Vec<NodeId>>,
     /// The protocol.
     pub protocol: String,
+    /// Whether the nodes listen for clients of Redis.
+    pub redis: bool,
     /// Whether to enable TLS and to require a token from clients.
     pub tls: bool,
     /// The first port for clients; the ports for nodes follow after the last of these.
@@ -39,7 +41,10 @@ pub struct Wish {
 
 /// The names in the certificates, besides the node's own.
 const HOSTS: [&str; 2] = ["localhost", "127.0.0.1"];
-const TOKEN_FILE: &str = "admin.token";
+/// The file with the token of the administrator.
+pub const TOKEN_FILE: &str = "admin.token";
+/// The file with the certificate of the cluster's authority.
+pub const AUTHORITY_FILE: &str = "tls/ca.pem";
 
 /// Writes the files, and returns the text that explains the next steps.
 ///
@@ -117,9 +122,12 @@ fn write(wish: &Wish, place: &str) -> anyhow::Result<String> {
         tls: None,
         principals: Vec::new(),
     };
+    let text = |example: &Example| {
+        if wish.redis { example.with_redis() } else { example.to_string() }
+    };
     // The configuration is checked before anything else is written.
     let path_of = |node: NodeId| wish.dir.join(format!("{node}.toml"));
-    let checked = NodeConfig::parse(&path_of(example.node), &example.to_string())
+    let checked = NodeConfig::parse(&path_of(example.node), &text(&example))
         .with_context(|| place.to_owned())?;
     if wish.tls {
         administrator(&wish.dir)?;
@@ -134,11 +142,11 @@ fn write(wish: &Wish, place: &str) -> anyhow::Result<String> {
             fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
             authority.issue(&dir, *id, &HOSTS.map(String::from))?;
             let (certificate, key) = (format!("tls/{id}.pem"), format!("tls/{id}.key"));
-            example.tls = Some([certificate, key, "tls/ca.pem".into()]);
+            example.tls = Some([certificate, key, AUTHORITY_FILE.into()]);
         }
         Directory::mark_new(&wish.dir.join(&example.data_dir))?;
         let path = path_of(*id);
-        fs::write(&path, example.to_string()).with_context(|| path.display().to_string())?;
+        fs::write(&path, text(&example)).with_context(|| path.display().to_string())?;
     }
     Ok(instructions(wish, &checked.node.map, &(0..count).map(port).collect::<Vec<_>>()))
 }
@@ -179,7 +187,7 @@ fn instructions(wish: &Wish, map: &Cluster, clients: &[String]) -> String {
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
-        "{} nodes in {} regions of {}, {} partitions × {} replicas, {}.\n\nStart the nodes:",
+        "{} nodes in {} regions of {}, {} partitions × {} replicas, {}.\n\nStart the nodes:\n  orthodrome cluster start {dir}\nor each by itself:",
         clients.len(),
         map.topology.len(),
         map.topology.name,
@@ -196,7 +204,7 @@ fn instructions(wish: &Wish, map: &Cluster, clients: &[String]) -> String {
         );
     }
     let secure = if wish.tls {
-        format!(" --tls-ca {dir}/tls/ca.pem --token-file {dir}/{TOKEN_FILE}")
+        format!(" --tls-ca {dir}/{AUTHORITY_FILE} --token-file {dir}/{TOKEN_FILE}")
     } else {
         String::new()
     };

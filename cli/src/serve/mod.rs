@@ -81,6 +81,9 @@ struct InitArgs {
     /// Enable TLS, with a new certificate authority for this cluster, and require a token from clients
     #[arg(long, conflicts_with = "config")]
     tls: bool,
+    /// Listen for clients of Redis, too: port 6379 for the first node, and the next ports for the others
+    #[arg(long, conflicts_with = "config")]
+    redis: bool,
     /// First port; each node uses two
     #[arg(long, value_name = "PORT", default_value_t = 7400, conflicts_with = "config")]
     base_port: u16,
@@ -92,7 +95,7 @@ struct InitArgs {
 /// The configuration is invalid, or the node cannot start.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     if let Some(dir) = &args.init {
-        let InitArgs { servers_per_region, partitions, replicas, tls, base_port, .. } =
+        let InitArgs { servers_per_region, partitions, replicas, tls, redis, base_port, .. } =
             args.cluster;
         let wish = Wish {
             dir: dir.clone(),
@@ -103,6 +106,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
             replicas,
             explicit: Vec::new(),
             tls,
+            redis,
             base_port,
         };
         output::print(&init::init(&wish)?)?;
@@ -149,9 +153,10 @@ fn banner(config: &NodeConfig) -> String {
         Durability::None => "in memory only".into(),
     };
     let wan = if settings.emulate_wan { ", emulated round-trip times" } else { "" };
+    let redis = config.listen_redis.as_deref().unwrap_or("off");
     format!(
         "  cluster     {} ({}{wan})\n  protocol    {}\n  region      {}\n  partitions  {}\n  nodes       \
-         {}\n  clients     {}\n  TLS         {tls}\n  data        {data}",
+         {}\n  clients     {}\n  Redis       {redis}\n  TLS         {tls}\n  data        {data}",
         settings.cluster,
         map.topology.name,
         config.protocol,

@@ -51,6 +51,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let config = args.connect.config(args.connect.endpoints())?.deadline(args.deadline);
+    args.connect.note_refusals();
     let client = runtime
         .block_on(Client::connect(config))
         .with_context(|| format!("cannot connect to {}", args.connect.endpoints().join(", ")))?;

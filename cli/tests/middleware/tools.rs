@@ -12,12 +12,13 @@ const JARS: [(&str, &str); 2] = [
 ];
 
 /// From the Python package index.
-const PACKAGES: [&str; 5] = [
+const PACKAGES: [&str; 6] = [
     "sqlalchemy==2.0.36",
     "psycopg2-binary==2.9.10",
     "psycopg[binary]==3.2.3",
     "pymysql==1.1.1",
     "django==5.1.4",
+    "redis==5.2.1",
 ];
 
 /// Reports why a test is skipped. `cargo xtask test` names the file that lists such tests, and does
@@ -55,7 +56,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     Err(format!("{name}: {}", last.join("; ")))
 }
 
-/// A Python that has SQLAlchemy.
+/// A Python that has the packages.
 pub fn python() -> Result<PathBuf, String> {
     let place = folder().join("venv");
     let python = place.join("bin/python");
@@ -69,7 +70,7 @@ pub fn python() -> Result<PathBuf, String> {
 fn has_packages(python: &Path) -> bool {
     let mut command = Command::new(python);
     command
-        .args(["-c", "import sqlalchemy, psycopg2, psycopg, pymysql, django"])
+        .args(["-c", "import sqlalchemy, psycopg2, psycopg, pymysql, django, redis"])
         .stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }

@@ -29,6 +29,7 @@ use serde::Deserialize;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, RegionId, TxnId};
 use orthodrome_core::rng::Rng;
+use orthodrome_core::spelling::did_you_mean;
 use orthodrome_core::txn::{Decision, Key, Kind, Priority, Reads, Txn, Value};
 
 pub use options::{Distribution, Form, Options, ReadOnlyAs};
@@ -43,7 +44,11 @@ pub const NAMES: &[&str] =
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WorkloadError {
     /// No workload has that name.
-    #[error("unknown workload {0:?}; use one of {known}, or a file", known = NAMES.join(", "))]
+    #[error(
+        "unknown workload {0:?}{hint}; use one of {known}, or a file",
+        hint = did_you_mean(.0, NAMES.iter().copied()),
+        known = NAMES.join(", ")
+    )]
     Unknown(String),
     /// The parameter after the colon in the name makes no sense.
     #[error("workload {spec:?}: {problem}; {remedy}")]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orthodrome_core::cluster::{Node, Partition, Partitioning, Role};
+use orthodrome_core::spelling::did_you_mean;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::VALUE_BYTES_MAX;
 use orthodrome_core::{Cluster, Key, NodeId};
@@ -73,18 +74,13 @@ impl Checker<'_> {
         let tls = self.tls(me, &listen_peer)?;
         let bytes_in_flight_max = limits.request_bytes_in_flight_max;
         let service = ServiceConfig { access: self.access()?, tls: self.client_tls()?, limits };
-        if !is_loopback(&listen_client) {
-            if service.access.is_open() {
-                return Err(format!(
-                    "{client_field}: {listen_client} is not a loopback address, and clients need no \
-                     credential; add `[[principals]]`, or use 127.0.0.1"
-                ));
-            }
-            if service.tls.is_none() {
-                return Err(format!(
-                    "{client_field}: {listen_client} is not a loopback address, and there is no TLS; \
-                     add `[tls]` or `[client_tls]`, or use 127.0.0.1"
-                ));
+        check_exposure(client_field, &listen_client, &service)?;
+        let listen_redis = file.redis.as_ref().map(|entry| entry.listen.clone());
+        if let Some(address) = &listen_redis {
+            check_address("redis.listen", address)?;
+            check_exposure("redis.listen", address, &service)?;
+            if [&listen_client, &listen_peer].contains(&address) {
+                return Err(format!("redis.listen: {address} is used already; use another port"));
             }
         }
         let node = node::Settings {
@@ -115,6 +111,7 @@ impl Checker<'_> {
             protocol: row.name,
             listen_peer,
             listen_client,
+            listen_redis,
             service,
             shutdown_within: Duration::from_secs(file.shutdown_s),
         })
@@ -174,8 +171,9 @@ impl Checker<'_> {
             }
             TopologySource::Name(name) => Topology::built_in(name).ok_or_else(|| {
                 let known: Vec<_> = Topology::built_in_names().collect();
+                let hint = did_you_mean(name, known.iter().copied());
                 format!(
-                    "topology: {name:?} is neither a file (\"….toml\") nor one of {}",
+                    "topology: {name:?} is neither a file (\"….toml\") nor one of {}{hint}",
                     known.join(", ")
                 )
             }),
@@ -412,6 +410,26 @@ impl Checker<'_> {
         }
         Ok((limits, in_flight, queue))
     }
+}
+
+/// Refuses an address where credentials or data would be open to others.
+fn check_exposure(field: &str, address: &str, service: &ServiceConfig) -> Result<(), String> {
+    if is_loopback(address) {
+        return Ok(());
+    }
+    if service.access.is_open() {
+        return Err(format!(
+            "{field}: {address} is not a loopback address, and clients need no credential; add \
+             `[[principals]]`, or use 127.0.0.1"
+        ));
+    }
+    if service.tls.is_none() {
+        return Err(format!(
+            "{field}: {address} is not a loopback address, and there is no TLS; add `[tls]` or \
+             `[client_tls]`, or use 127.0.0.1"
+        ));
+    }
+    Ok(())
 }
 
 fn check_address(field: &str, address: &str) -> Result<(), String> {

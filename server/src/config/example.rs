@@ -55,14 +55,48 @@ fn quoted(text: &str) -> toml::Value {
 
 impl Display for Example {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.head(f)?;
-        self.placement(f)?;
-        f.write_str(LIMITS)?;
-        self.security(f)
+        self.write(f, false)
     }
 }
 
+/// An example whose node listens for clients of Redis.
+struct WithRedis<'a>(&'a Example);
+
+impl Display for WithRedis<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.write(f, true)
+    }
+}
+
+/// Redis's own port, for the first node; the others have the next ones.
+const REDIS_PORT: usize = 6_379;
+
 impl Example {
+    /// The contents of the file of a node that listens for clients of Redis. Otherwise the lines
+    /// that turn this on are comments.
+    #[must_use]
+    pub fn with_redis(&self) -> String {
+        WithRedis(self).to_string()
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, has_redis: bool) -> fmt::Result {
+        self.head(f)?;
+        self.placement(f)?;
+        self.redis(f, has_redis)?;
+        f.write_str(LIMITS)?;
+        self.security(f)
+    }
+
+    fn redis(&self, f: &mut fmt::Formatter<'_>, is_on: bool) -> fmt::Result {
+        let place = self.nodes.iter().position(|node| node.id == self.node).unwrap_or(0);
+        let (off, port) = (if is_on { "" } else { "# " }, REDIS_PORT + place);
+        write!(
+            f,
+            "# Listener for clients of Redis (docs/redis.md), with the principals and the TLS of the other clients.\n\
+             {off}[redis]\n{off}listen = \"127.0.0.1:{port}\"\n\n"
+        )
+    }
+
     fn head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, emulate_wan, .. } = self;
         let region = self.nodes.iter().find(|other| other.id == *node);
@@ -74,7 +108,8 @@ impl Example {
             f,
             r#"# Node {node}, in {region}. `orthodrome serve --config FILE --check` checks this file.
 # A line `#name = value` shows a setting and its default. Paths are relative to this file.
-# All settings are the same on every node of a cluster, except `node`, `data_dir`, `[listen]`, `[tls]` and `[client_tls]`.
+# All settings are the same on every node of a cluster, except `node`, `data_dir`, `[listen]`, `[redis]`,
+# `[tls]` and `[client_tls]`.
 
 # Name of the cluster: lower-case letters, digits and hyphens. It cannot be changed later.
 cluster = {cluster}

@@ -195,6 +195,19 @@ fn example() -> Example {
 }
 
 #[test]
+fn an_example_listens_for_redis_if_it_should() {
+    let config = parse(&example().to_string()).unwrap();
+    assert_eq!(config.listen_redis, None);
+    let config = parse(&example().with_redis()).unwrap();
+    assert_eq!(config.listen_redis.as_deref(), Some("127.0.0.1:6380"));
+    let elsewhere = format!("{GOOD}\n[redis]\nlisten = \"10.0.0.1:6379\"\n");
+    let error = parse(&elsewhere).unwrap_err();
+    assert!(error.contains("redis.listen: 10.0.0.1:6379 is not a loopback address"), "{error}");
+    let same = format!("{GOOD}\n[redis]\nlisten = \"127.0.0.1:7101\"\n");
+    assert!(parse(&same).unwrap_err().contains("is used already"));
+}
+
+#[test]
 fn an_example_can_place_each_partition() {
     let place = |names: &[u32]| names.iter().copied().map(NodeId).collect::<Vec<_>>();
     let explicit = vec![place(&[3, 1, 2]), place(&[2])];

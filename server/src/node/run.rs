@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use super::{NodeHandle, Settings, StartError, start};
 use crate::config::NodeConfig;
-use crate::service::{self, ServiceError};
+use crate::service::{self, Listeners, ServiceError};
 
 /// Why a node's process ended, or did not start.
 #[derive(Debug, thiserror::Error)]
@@ -87,14 +87,23 @@ async fn run_until(
     }
     let peers = listen("listen.peer", &config.listen_peer).await?;
     let clients = listen("listen.client", &config.listen_client).await?;
+    let redis = match &config.listen_redis {
+        Some(address) => Some(listen("redis.listen", address).await?),
+        None => None,
+    };
     let place = clients.local_addr().map_err(ServiceError::from)?;
     let node = start_by_name(config.protocol, config.node.clone(), peers)?.await?;
     let gateway = Arc::new(node.gateway());
     let ending = CancellationToken::new();
     let ended = ending.clone().cancelled_owned();
     let map = config.node.map.clone();
+    if let Some(redis) = &redis {
+        let place = redis.local_addr().map_err(ServiceError::from)?;
+        info!(address = %place, "serving clients of Redis");
+    }
+    let listeners = Listeners { clients, redis };
     let mut serving =
-        tokio::spawn(service::serve(gateway, map, clients, config.service.clone(), ended));
+        tokio::spawn(service::serve_all(gateway, map, listeners, config.service.clone(), ended));
     info!(address = %place, "serving clients");
     ready(place);
     let outcome = tokio::select! {

@@ -191,6 +191,16 @@ impl Access {
         self.principals.is_none()
     }
 
+    /// The principal with this token.
+    pub(super) fn by_token(&self, token: &[u8]) -> Option<Arc<Principal>> {
+        by_token(self.principals.as_deref()?, token).cloned()
+    }
+
+    /// The principal with this client certificate, in DER.
+    pub(super) fn by_certificate(&self, leaf: &[u8]) -> Option<Arc<Principal>> {
+        holder(self.principals.as_deref()?, leaf).cloned()
+    }
+
     /// Identifies the sender of a request. If a token is given, it alone decides.
     pub(super) fn identify<T>(&self, request: &Request<T>) -> Result<Arc<Principal>, Status> {
         let Some(principals) = &self.principals else {
@@ -249,9 +259,13 @@ fn by_certificate<'a, T>(
     request: &Request<T>,
 ) -> Option<&'a Arc<Principal>> {
     let chain = request.peer_certs()?;
-    let leaf = chain.first()?;
+    holder(principals, chain.first()?.as_ref())
+}
+
+/// The principal with this certificate.
+fn holder<'a>(principals: &'a [Entry], leaf: &[u8]) -> Option<&'a Arc<Principal>> {
     principals.iter().find_map(|(credential, principal)| match credential {
-        Credential::Certificate(der) if der.as_slice() == leaf.as_ref() => Some(principal),
+        Credential::Certificate(der) if der.as_slice() == leaf => Some(principal),
         Credential::Certificate(_) | Credential::Token(_) => None,
     })
 }

@@ -66,7 +66,7 @@ impl Admission {
         Ok(Admitted { _request: Arc::new(request), bytes, is_reached: Arc::default() })
     }
 
-    fn charge(&self, held: &Held, bytes: usize) -> Result<(), Status> {
+    pub(super) fn charge(&self, held: &Held, bytes: usize) -> Result<(), Status> {
         if bytes == 0 {
             return Ok(());
         }
@@ -120,7 +120,7 @@ impl Admitted {
 }
 
 /// Bytes charged to one request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Held {
     permit: Mutex<Option<OwnedSemaphorePermit>>,
 }

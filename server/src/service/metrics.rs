@@ -90,6 +90,13 @@ struct Round {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RedisCommand {
+    command: &'static str,
+    /// `ok` or `error`.
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct About {
     name: &'static str,
     about: String,
@@ -127,6 +134,9 @@ pub(super) struct Metrics {
     ended: Family<Ended, Counter>,
     latency: Latencies<Latency>,
     rounds: Latencies<Round>,
+    redis_commands: Family<RedisCommand, Counter>,
+    /// Connections of the Redis protocol.
+    pub(super) redis_connections: Gauge,
 }
 
 impl fmt::Debug for Metrics {
@@ -150,6 +160,8 @@ impl Default for Metrics {
             ended: Family::default(),
             latency,
             rounds,
+            redis_commands: Family::default(),
+            redis_connections: Gauge::default(),
         }
     }
 }
@@ -192,6 +204,12 @@ impl Metrics {
         };
         let round = self.rounds.get_or_create_owned(&Round { phase, priority: timing.priority });
         round.observe(since.elapsed().as_secs_f64());
+    }
+
+    /// Counts a command of the Redis protocol.
+    pub(super) fn redis_command(&self, command: &'static str, is_error: bool) {
+        let result = if is_error { "error" } else { "ok" };
+        self.redis_commands.get_or_create(&RedisCommand { command, result }).inc();
     }
 
     /// The page for Prometheus.
@@ -239,6 +257,16 @@ impl Metrics {
             "priority_demoted",
             "Transactions of high priority that ran with low, because the quota of their principal was used up",
             self.demoted.clone(),
+        );
+        registry.register(
+            "redis_commands",
+            "Commands of the Redis protocol, by name and by whether the answer was an error",
+            self.redis_commands.clone(),
+        );
+        registry.register(
+            "redis_connections",
+            "Connections of the Redis protocol",
+            self.redis_connections.clone(),
         );
     }
 }

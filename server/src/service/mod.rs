@@ -18,6 +18,7 @@ use orthodrome_core::txn::{AbortReason, Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
@@ -26,12 +27,14 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health, OrderError};
+use crate::redis;
 
 mod access;
 mod admission;
 mod answer;
 mod codec;
 mod connections;
+mod front;
 mod http;
 mod limits;
 mod metrics;
@@ -44,6 +47,8 @@ mod tests;
 
 pub use access::{Access, AccessError, Credential, DEFAULT_KEYSPACE, Principal, Role};
 pub use limits::{Limits, LimitsError};
+
+pub(crate) use front::{Front, HeldBytes, Refusal};
 
 use admission::{Admission, Admitted};
 use metrics::{Metrics, Phase, Timing};
@@ -225,16 +230,40 @@ pub async fn serve<T: Transactions>(
     config: ServiceConfig,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServiceError> {
+    serve_all(transactions, cluster, Listeners { clients: listener, redis: None }, config, shutdown)
+        .await
+}
+
+/// The sockets on which a node serves clients.
+#[derive(Debug)]
+pub struct Listeners {
+    /// For the gRPC API and the pages.
+    pub clients: TcpListener,
+    /// For the Redis protocol.
+    pub redis: Option<TcpListener>,
+}
+
+/// As [`serve`], and also serves the Redis protocol, with the same credentials and bounds.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_all<T: Transactions>(
+    transactions: Arc<T>,
+    cluster: Arc<Cluster>,
+    listeners: Listeners,
+    config: ServiceConfig,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ServiceError> {
     let ServiceConfig { access, tls, limits } = config;
+    let Listeners { clients: listener, redis } = listeners;
     limits.check()?;
-    let address = listener.local_addr()?;
-    if !address.ip().is_loopback() {
-        if access.is_open() {
-            return Err(ServiceError::OpenAccess(address));
-        }
-        if tls.is_none() {
-            return Err(ServiceError::NoTls(address));
-        }
+    check_address(listener.local_addr()?, &access, tls.as_ref())?;
+    let acceptor = match (&redis, &tls) {
+        (Some(_), Some(tls)) => Some(redis::acceptor(tls).map_err(ServiceError::Transport)?),
+        (Some(_) | None, _) => None,
+    };
+    if let Some(redis) = &redis {
+        check_address(redis.local_addr()?, &access, tls.as_ref())?;
     }
     let mut server = builder(&limits);
     if let Some(tls) = tls {
@@ -245,6 +274,15 @@ pub async fn serve<T: Transactions>(
     let connections_max = limits.connections_max;
     let service = Service::new(transactions, cluster, admission.clone(), limits);
     let sweeper = AbortOnDrop(tokio::spawn(service.clone().sweep()));
+    let (ending, front) = (CancellationToken::new(), Front::new(service.clone(), access.clone()));
+    let ended = ending.clone();
+    let redis = redis.map(|listener| {
+        AbortOnDrop(tokio::spawn(redis::serve(Arc::new(front), listener, acceptor, ended)))
+    });
+    let shutdown = async move {
+        shutdown.await;
+        ending.cancel();
+    };
 
     let pages = http::pages(service.clone(), access.clone());
     let identify = move |mut request: Request<()>| {
@@ -273,7 +311,29 @@ pub async fn serve<T: Transactions>(
         .add_routes(Routes::from(grpc.into_axum_router().merge(pages)).prepare())
         .serve_with_incoming_shutdown(connections::accept(listener, connections_max), shutdown)
         .await?;
+    if let Some(mut redis) = redis {
+        // It ends soon after the shutdown, and by itself if its connections fail.
+        let _ = (&mut redis.0).await;
+    }
     drop((sweeper, watch));
+    Ok(())
+}
+
+/// Refuses an address where credentials or data would be open to others.
+fn check_address(
+    address: SocketAddr,
+    access: &Access,
+    tls: Option<&Tls>,
+) -> Result<(), ServiceError> {
+    if address.ip().is_loopback() {
+        return Ok(());
+    }
+    if access.is_open() {
+        return Err(ServiceError::OpenAccess(address));
+    }
+    if tls.is_none() {
+        return Err(ServiceError::NoTls(address));
+    }
     Ok(())
 }
 

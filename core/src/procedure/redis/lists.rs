@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use super::entry::cost_of;
-use super::reply::{Answer, Failure, Reply};
+use super::number;
+use super::reply::{Answer, Failure, NOT_INTEGER, Reply};
 use super::state::{Context, Slot};
 use super::{Use, keys};
 use crate::wire::Wire;
@@ -26,14 +27,14 @@ pub enum Lists {
     Range(i64, i64),
     /// `LLEN`
     Length,
-    /// `LINDEX`
-    At(i64),
+    /// `LINDEX`: the number of the element, as text. It counts only if the key exists.
+    At(Bytes),
     /// `LPUSH`, `RPUSH`; `LPUSHX`, `RPUSHX` if true.
     Push(End, Vec<Bytes>, bool),
     /// `LPOP`, `RPOP`, of one element or of several.
     Pop(End, Option<u64>),
-    /// `LSET`
-    Set(i64, Bytes),
+    /// `LSET`: the number of the element, as text, and the element.
+    Set(Bytes, Bytes),
     /// `LTRIM`
     Trim(i64, i64),
     /// `LREM`: how many, and which; from the end if the number is negative; all if it is 0.
@@ -64,8 +65,10 @@ impl Lists {
             }
             Self::Length => Ok(Reply::count(length)),
             Self::At(at) => {
-                let place = keys::position(*at, length);
-                Ok(Reply::bulk_or_nil(place.and_then(|place| list?.get(place))))
+                let Some(list) = list else { return Ok(Reply::Nil) };
+                let at = number::integer(at).ok_or(NOT_INTEGER)?;
+                let place = keys::position(at, length);
+                Ok(Reply::bulk_or_nil(place.and_then(|place| list.get(place))))
             }
             Self::Push(end, elements, only_existing) => {
                 if list.is_none() && *only_existing {
@@ -78,7 +81,8 @@ impl Lists {
                 if list.is_none() {
                     return Err(NO_KEY);
                 }
-                let place = keys::position(*at, length).ok_or(NO_INDEX)?;
+                let at = number::integer(at).ok_or(NOT_INTEGER)?;
+                let place = keys::position(at, length).ok_or(NO_INDEX)?;
                 slot.check_room(cost_of([element]))?;
                 let (list, cost) = slot.list_mut()?;
                 if let Some(old) = list.get_mut(place) {

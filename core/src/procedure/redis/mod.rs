@@ -35,7 +35,7 @@ mod tests;
 
 use bytes::Bytes;
 
-pub use parse::{KeyLimits, KeyNames, parse, wrong_arity};
+pub use parse::{KeyLimits, KeyNames, Refused, parse, wrong_arity};
 pub use table::{COMMANDS, Spec};
 
 use super::{Call, Procedure, Results};
@@ -401,9 +401,10 @@ fn combine_into(
 }
 
 fn move_member(slots: &mut [Slot], cx: Context, from: u32, to: u32, member: &Bytes) -> Answer {
+    let Some(members) = slot(slots, from)?.set()? else { return Ok(Reply::Integer(0)) };
+    let is_member = members.contains(member);
     slot(slots, to)?.set()?;
-    let source = slot(slots, from)?;
-    if !source.set()?.is_some_and(|members| members.contains(member)) {
+    if !is_member {
         return Ok(Reply::Integer(0));
     }
     if from != to {
@@ -421,13 +422,13 @@ fn move_element(
     (from, from_end): (u32, End),
     (to, to_end): (u32, End),
 ) -> Answer {
-    slot(slots, to)?.list()?;
     let Some(list) = slot(slots, from)?.list()? else { return Ok(Reply::Nil) };
     let element = match from_end {
         End::Left => list.front(),
         End::Right => list.back(),
     };
     let Some(element) = element.cloned() else { return Ok(Reply::Nil) };
+    slot(slots, to)?.list()?;
     if from != to {
         slot(slots, to)?.check_room(entry::cost_of([&element]))?;
     }

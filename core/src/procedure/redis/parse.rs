@@ -15,6 +15,18 @@ pub struct KeyNames {
     names: Vec<Bytes>,
     numbers: BTreeMap<Bytes, u32>,
     bytes: usize,
+    /// True once a key was refused.
+    has_refused: bool,
+}
+
+/// Why a command cannot run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// The error for the client.
+    pub failure: Failure,
+    /// True if the command cannot even be kept for later: it has a wrong number of words, or its
+    /// keys exceed a bound. Other mistakes are answers of the command when it runs.
+    pub is_early: bool,
 }
 
 /// The most keys of one transaction, and the longest key, in bytes.
@@ -48,6 +60,7 @@ impl KeyNames {
             return Ok(*number);
         }
         let KeyLimits { keys_max, key_bytes_max } = limits;
+        self.has_refused = true;
         if name.len() > key_bytes_max {
             let have = name.len();
             return Err(Failure::of(format!(
@@ -63,6 +76,7 @@ impl KeyNames {
         self.names.push(name.clone());
         self.numbers.insert(name.clone(), number);
         self.bytes += name.len();
+        self.has_refused = false;
         Ok(number)
     }
 
@@ -189,19 +203,20 @@ pub fn parse(
     words: &[Bytes],
     keys: &mut KeyNames,
     limits: KeyLimits,
-) -> Option<Result<Command, Failure>> {
+) -> Option<Result<Command, Refused>> {
     let (name, rest) = words.split_first()?;
     let spec = COMMANDS.iter().find(|spec| name.eq_ignore_ascii_case(spec.name.as_bytes()))?;
     let count = i64::try_from(words.len()).unwrap_or(i64::MAX);
     let fits = if spec.arity < 0 { count >= -spec.arity } else { count == spec.arity };
     if !fits {
-        return Some(Err(wrong_arity(spec.name)));
+        return Some(Err(Refused { failure: wrong_arity(spec.name), is_early: true }));
     }
     let before = keys.names.len();
+    keys.has_refused = false;
     let mut args = Args { name: spec.name, rest, keys, limits };
     let parsed = (spec.parse)(&mut args).and_then(|command| args.end().map(|()| command));
     if parsed.is_err() {
         keys.truncate(before);
     }
-    Some(parsed)
+    Some(parsed.map_err(|failure| Refused { failure, is_early: keys.has_refused }))
 }

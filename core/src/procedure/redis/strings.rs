@@ -147,11 +147,11 @@ impl Strings {
                 Ok(Reply::Integer(sum))
             }
             Self::AddDecimal(amount) => {
-                let amount = Decimal::parse(amount).ok_or(NOT_FLOAT)?;
                 let old = match slot.string()? {
                     Some(text) => Decimal::parse(text).ok_or(NOT_FLOAT)?,
                     None => Decimal::ZERO,
                 };
+                let amount = Decimal::parse(amount).ok_or(NOT_FLOAT)?;
                 let sum = old.plus(amount).ok_or(OVERFLOW)?;
                 let text = Bytes::from(sum.to_string());
                 put(slot, cx, text.clone())?;

@@ -89,7 +89,7 @@ pub const COMMANDS: &[Spec] = &[
         Ok(Command::Strings(key, Strings::Add(amount.checked_neg().ok_or(OVERFLOW)?)))
     }),
     row("incrbyfloat", 3, WRITE, ONE, |args| {
-        Ok(Command::Strings(args.key()?, Strings::AddDecimal(args.decimal()?)))
+        Ok(Command::Strings(args.key()?, Strings::AddDecimal(args.bytes()?)))
     }),
     // Keys of any type.
     row("del", -2, WRITE, ALL, |args| Ok(Command::Delete(args.all_keys()?))),
@@ -220,9 +220,9 @@ pub const COMMANDS: &[Spec] = &[
         Ok(Command::Lists(args.key()?, Lists::Range(args.integer()?, args.integer()?)))
     }),
     row("llen", 2, READ, ONE, |args| Ok(Command::Lists(args.key()?, Lists::Length))),
-    row("lindex", 3, READ, ONE, |args| Ok(Command::Lists(args.key()?, Lists::At(args.integer()?)))),
+    row("lindex", 3, READ, ONE, |args| Ok(Command::Lists(args.key()?, Lists::At(args.bytes()?)))),
     row("lset", 4, WRITE, ONE, |args| {
-        Ok(Command::Lists(args.key()?, Lists::Set(args.integer()?, args.bytes()?)))
+        Ok(Command::Lists(args.key()?, Lists::Set(args.bytes()?, args.bytes()?)))
     }),
     row("ltrim", 4, WRITE, ONE, |args| {
         Ok(Command::Lists(args.key()?, Lists::Trim(args.integer()?, args.integer()?)))

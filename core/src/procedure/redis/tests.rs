@@ -86,7 +86,7 @@ impl Store {
         let words = words(line);
         match parse(&words, &mut names, LIMITS).unwrap_or_else(|| panic!("no command: {line}")) {
             Ok(command) => show(&self.batch(&names, vec![command], &[]).unwrap().replies[0]),
-            Err(failure) => show(&Reply::Error(failure)),
+            Err(refused) => show(&Reply::Error(refused.failure)),
         }
     }
 

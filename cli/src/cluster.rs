@@ -1,0 +1,433 @@
+//! `cluster`: starts, stops and shows all nodes of a directory that `serve --init` wrote, on this
+//! machine.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::IsTerminal as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use orthodrome_client::{Client, ClusterInfo, Config, StatusInfo, Tls};
+use orthodrome_core::NodeId;
+use orthodrome_server::config::NodeConfig;
+use serde::Serialize;
+use tokio::runtime::Runtime;
+
+use crate::serve::init::{AUTHORITY_FILE, TOKEN_FILE};
+use crate::style::Style;
+use crate::{Status, common, output};
+
+/// The interval between two looks at a process.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long a node may take to answer `status`.
+const ANSWER: Duration = Duration::from_secs(2);
+/// The interval of `status --watch`.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// The most lines of a log that an error shows.
+const LOG_LINES: usize = 5;
+
+/// Start, stop and show all nodes of a cluster on this machine.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  orthodrome serve --init planet --topology local3
+  orthodrome cluster start planet
+  orthodrome cluster status planet --watch
+  orthodrome cluster stop planet
+
+Exit status: 0 success, 1 a node is down or did not stop, 2 bad usage or input.")]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(clap::Subcommand)]
+enum Verb {
+    /// Start every node that is not running, and return when all serve clients
+    ///
+    /// The nodes go on in the background. Their logs are the files nN.log beside their configuration files.
+    #[command(after_help = "Example:\n  orthodrome cluster start planet")]
+    Start {
+        /// Directory that `serve --init` wrote
+        dir: PathBuf,
+        /// Time limit until all nodes serve
+        #[arg(long, value_name = "TIME", default_value = "60s", value_parser = common::duration)]
+        within: Duration,
+    },
+    /// Ask every node to shut down, and return when all have ended
+    #[command(after_help = "Example:\n  orthodrome cluster stop planet")]
+    Stop {
+        /// Directory that `serve --init` wrote
+        dir: PathBuf,
+        /// Time limit until all nodes have ended
+        #[arg(long, value_name = "TIME", default_value = "60s", value_parser = common::duration)]
+        within: Duration,
+    },
+    /// Show which nodes are up, what they lead, and what they have done
+    #[command(after_help = "Example:\n  orthodrome cluster status planet --watch")]
+    Status {
+        /// Directory that `serve --init` wrote
+        dir: PathBuf,
+        /// Show it again every second, until Ctrl-C
+        #[arg(long, conflicts_with = "json")]
+        watch: bool,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The directory has no cluster, or a node cannot be started.
+pub fn run(args: &Args) -> anyhow::Result<Status> {
+    match &args.verb {
+        Verb::Start { dir, within } => start(dir, *within),
+        Verb::Stop { dir, within } => stop(dir, *within),
+        Verb::Status { dir, watch, json } => status(dir, *watch, *json),
+    }
+}
+
+/// One node of a directory.
+struct Member {
+    id: NodeId,
+    file: PathBuf,
+    config: NodeConfig,
+}
+
+impl Member {
+    fn beside(&self, extension: &str) -> PathBuf {
+        self.file.with_extension(extension)
+    }
+
+    /// The process of the node, if it runs. The number in the file may by now belong to another
+    /// program; only one that serves this file counts.
+    fn process(&self) -> Option<u32> {
+        let number: u32 = fs::read_to_string(self.beside("pid")).ok()?.trim().parse().ok()?;
+        let command = fs::read(format!("/proc/{number}/cmdline")).ok()?;
+        let file = fs::canonicalize(&self.file).ok()?;
+        let mut words = command.split(|byte| *byte == 0);
+        words.any(|word| word == file.as_os_str().as_encoded_bytes()).then_some(number)
+    }
+
+    fn region(&self) -> &str {
+        let map = &self.config.node.map;
+        map.topology.name_of(map.region_of(self.id))
+    }
+
+    /// The last lines of its log.
+    fn log(&self) -> String {
+        let log = fs::read_to_string(self.beside("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default().join("\n")
+    }
+}
+
+/// The nodes of a directory, by number.
+fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
+    let entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
+    let mut all = Vec::new();
+    for entry in entries {
+        let file = entry.with_context(|| dir.display().to_string())?.path();
+        let id = file.file_stem().and_then(|stem| stem.to_str()?.parse::<NodeId>().ok());
+        if let (Some(id), true) = (id, file.extension().is_some_and(|end| end == "toml")) {
+            let config = NodeConfig::load(&file)?;
+            ensure!(
+                config.node.node == id,
+                "{}: node: it is the file of {}; name it {}.toml",
+                file.display(),
+                config.node.node,
+                config.node.node
+            );
+            all.push(Member { id, file, config });
+        }
+    }
+    all.sort_by_key(|member| member.id);
+    ensure!(
+        !all.is_empty(),
+        "{}: there is no file of a node (n1.toml); make a cluster with `orthodrome serve --init {}`",
+        dir.display(),
+        dir.display()
+    );
+    Ok(all)
+}
+
+fn spawn(member: &Member) -> anyhow::Result<Child> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let place = member.beside("log");
+    let log = fs::File::create(&place).with_context(|| place.display().to_string())?;
+    let errors = log.try_clone().with_context(|| place.display().to_string())?;
+    let file = fs::canonicalize(&member.file).with_context(|| member.file.display().to_string())?;
+    let mut command = Command::new(program);
+    command.arg("serve").arg("--config").arg(file);
+    // In a group of its own, so that Ctrl-C in this terminal does not reach it.
+    command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
+    let process = command.spawn().with_context(|| format!("cannot start {}", member.id))?;
+    let place = member.beside("pid");
+    fs::write(&place, format!("{}\n", process.id()))
+        .with_context(|| place.display().to_string())?;
+    Ok(process)
+}
+
+fn start(dir: &Path, within: Duration) -> anyhow::Result<Status> {
+    let members = members(dir)?;
+    let deadline = Instant::now() + within;
+    let mut started = Vec::new();
+    for member in &members {
+        match member.process() {
+            Some(number) => note!("{} runs already (process {number})", member.id),
+            None => started.push((member, spawn(member)?)),
+        }
+    }
+    for (member, process) in &mut started {
+        let ready = format!("ready: {} ", member.id);
+        // A log may hold bytes of any kind; lines are compared by their beginning.
+        let serves = |member: &Member| {
+            let log = fs::read(member.beside("log")).unwrap_or_default();
+            String::from_utf8_lossy(&log).lines().any(|line| line.starts_with(&ready))
+        };
+        while !serves(member) {
+            if let Some(ended) = process.try_wait().with_context(|| member.id.to_string())? {
+                bail!("{} has ended ({ended}); its log ends with:\n{}", member.id, member.log());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "{} does not serve after {within:?}; see {}",
+                member.id,
+                member.beside("log").display()
+            );
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+    let mut text = format!("{} nodes serve clients:\n", members.len());
+    for member in &members {
+        // Writing to a string cannot fail.
+        let _ =
+            write!(text, "  {}  {}  {}", member.id, member.region(), member.config.listen_client);
+        if let Some(redis) = &member.config.listen_redis {
+            let _ = write!(text, "  redis {redis}");
+        }
+        text.push('\n');
+    }
+    let first = members.first().map(|member| member.config.listen_client.clone());
+    let place = dir.display();
+    let _ = write!(
+        text,
+        "\nNext:\n  orthodrome cluster status {place}\n  orthodrome shell --connect {}{}\n  \
+         orthodrome cluster stop {place}\n",
+        first.unwrap_or_default(),
+        options(dir)
+    );
+    output::print(&text)?;
+    Ok(Status::Passed)
+}
+
+/// The options of a shell for the credentials in the directory.
+fn options(dir: &Path) -> String {
+    let mut text = String::new();
+    for (option, file) in [("--tls-ca", AUTHORITY_FILE), ("--token-file", TOKEN_FILE)] {
+        let place = dir.join(file);
+        if place.exists() {
+            // Writing to a string cannot fail.
+            let _ = write!(text, " {option} {}", place.display());
+        }
+    }
+    text
+}
+
+fn stop(dir: &Path, within: Duration) -> anyhow::Result<Status> {
+    let members = members(dir)?;
+    let deadline = Instant::now() + within;
+    let running: Vec<(&Member, u32)> =
+        members.iter().filter_map(|member| Some((member, member.process()?))).collect();
+    for (member, number) in &running {
+        let sent = Command::new("kill").arg("-TERM").arg(number.to_string()).status();
+        let sent = sent.with_context(|| format!("cannot stop {}", member.id))?;
+        // It may have ended in between.
+        if !sent.success() && member.process().is_some() {
+            bail!("cannot stop {} (process {number})", member.id);
+        }
+    }
+    for (member, number) in &running {
+        while member.process().is_some() {
+            if Instant::now() >= deadline {
+                note!("error: {} (process {number}) has not ended after {within:?}", member.id);
+                return Ok(Status::Failed);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        // It is of no use any more; the next start writes it again.
+        let _ = fs::remove_file(member.beside("pid"));
+    }
+    let rest = members.len() - running.len();
+    let also = if rest > 0 { format!("; {rest} were not running") } else { String::new() };
+    output::print(&format!("{} nodes have ended{also}", running.len()))?;
+    Ok(Status::Passed)
+}
+
+/// What is known of one node.
+#[derive(Serialize)]
+struct Row {
+    node: String,
+    region: String,
+    /// `serving`, `down`, `starting`, or what troubles it.
+    state: String,
+    process: Option<u32>,
+    clients: String,
+    up_s: Option<f64>,
+    leads: Vec<String>,
+    committed: Option<u64>,
+    aborted: Option<u64>,
+    unknown: Option<u64>,
+}
+
+/// What is known of the cluster.
+#[derive(Serialize)]
+struct Report {
+    cluster: String,
+    protocol: String,
+    topology: String,
+    nodes: Vec<Row>,
+    /// Partitions of which no node that answers knows a leader, for protocols with leaders.
+    without_leader: Vec<String>,
+}
+
+fn status(dir: &Path, watch: bool, json: bool) -> anyhow::Result<Status> {
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let style = Style::new(std::io::stdout().is_terminal());
+    loop {
+        let report = runtime.block_on(report(dir))?;
+        let is_up = report.nodes.iter().all(|row| row.state == "serving");
+        if json {
+            output::print_json(&report)?;
+        } else {
+            // The terminal's codes for "clear" and "go to the first line".
+            let clear = if watch && std::io::stdout().is_terminal() { "\x1b[2J\x1b[H" } else { "" };
+            output::print(&format!("{clear}{}", shown(&report, style)))?;
+        }
+        if !watch {
+            return Ok(if is_up { Status::Passed } else { Status::Failed });
+        }
+        std::thread::sleep(WATCH_EVERY);
+    }
+}
+
+async fn report(dir: &Path) -> anyhow::Result<Report> {
+    let members = members(dir)?;
+    let asked = members.iter().map(|member| ask(dir, member));
+    let answers = futures_util::future::join_all(asked).await;
+    let mut led: Vec<String> = Vec::new();
+    let mut knows_leaders = false;
+    let mut nodes = Vec::new();
+    let mut all: Vec<String> = Vec::new();
+    for (member, answer) in members.iter().zip(answers) {
+        let process = member.process();
+        let mut row = Row {
+            node: member.id.to_string(),
+            region: member.region().to_owned(),
+            state: if process.is_some() { "starting".into() } else { "down".into() },
+            process,
+            clients: member.config.listen_client.clone(),
+            up_s: None,
+            leads: Vec::new(),
+            committed: None,
+            aborted: None,
+            unknown: None,
+        };
+        match answer {
+            Ok((about, status)) => {
+                row.state =
+                    if status.trouble.is_empty() { "serving".into() } else { status.trouble };
+                row.up_s = Some(status.uptime.as_secs_f64());
+                let leads = about.partitions.iter().filter(|p| p.leader == Some(member.id));
+                row.leads = leads.map(|partition| partition.id.to_string()).collect();
+                let known = about.partitions.iter().filter(|p| p.leader.is_some());
+                let known: Vec<String> = known.map(|partition| partition.id.to_string()).collect();
+                knows_leaders |= !known.is_empty();
+                led.extend(known);
+                all = about.partitions.iter().map(|partition| partition.id.to_string()).collect();
+                row.committed = Some(status.committed);
+                row.aborted = Some(status.aborted);
+                row.unknown = Some(status.unknown);
+            }
+            Err(why) if process.is_some() => row.state = format!("does not answer: {why:#}"),
+            Err(_) => {}
+        }
+        nodes.push(row);
+    }
+    let without_leader = all.into_iter().filter(|id| knows_leaders && !led.contains(id)).collect();
+    let first = members.first().context("there are no nodes")?;
+    Ok(Report {
+        cluster: first.config.node.cluster.clone(),
+        protocol: first.config.protocol.to_owned(),
+        topology: first.config.node.map.topology.name.clone(),
+        nodes,
+        without_leader,
+    })
+}
+
+/// Asks a node. A node that is not running does not answer at once.
+async fn ask(dir: &Path, member: &Member) -> anyhow::Result<(ClusterInfo, StatusInfo)> {
+    if member.process().is_none() {
+        bail!("it is not running");
+    }
+    let mut config =
+        Config::new([member.config.listen_client.clone()]).deadline(ANSWER).attempt_timeout(ANSWER);
+    let read = |file: &str| {
+        let place = dir.join(file);
+        place.exists().then(|| fs::read(&place)).transpose()
+    };
+    if let Some(authority) = read(AUTHORITY_FILE)? {
+        config = config.tls(Tls { authority, server_name: None, identity: None });
+    }
+    if let Some(token) = read(TOKEN_FILE)? {
+        config = config.token(String::from_utf8_lossy(&token).trim());
+    }
+    let client = Client::connect(config).await?;
+    Ok((client.describe().await?, client.status().await?))
+}
+
+fn shown(report: &Report, style: Style) -> String {
+    let count = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
+    let rows = report.nodes.iter().map(|row| {
+        let up = row.up_s.map(|seconds| format!("{seconds:.0} s")).unwrap_or_default();
+        vec![
+            row.node.clone(),
+            row.region.clone(),
+            row.state.clone(),
+            up,
+            row.leads.join(" "),
+            count(row.committed),
+            count(row.aborted),
+            count(row.unknown),
+            row.clients.clone(),
+        ]
+    });
+    let header = [
+        "node",
+        "region",
+        "state",
+        "up for",
+        "leads",
+        "committed",
+        "aborted",
+        "unknown",
+        "clients",
+    ];
+    let table = output::table(&header, rows);
+    let Report { cluster, protocol, topology, .. } = report;
+    let up = report.nodes.iter().filter(|row| row.state == "serving").count();
+    let all = report.nodes.len();
+    let serving = format!("{up} of {all} nodes serve");
+    let serving = if up == all { style.good(&serving) } else { style.error(&serving) };
+    let mut text = format!("{cluster}: {protocol} on {topology}, {serving}\n{table}\n");
+    if !report.without_leader.is_empty() {
+        let which = report.without_leader.join(", ");
+        text += &style.error(&format!("no leader is known of {which}\n"));
+    }
+    text
+}

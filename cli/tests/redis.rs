@@ -1,0 +1,499 @@
+//! Clients of Redis on a cluster of real processes: every command on every protocol beside Redis
+//! itself, transactions while a node dies, and clients that do not know Orthodrome.
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests of real processes; an unmet expectation is a failed test"
+)]
+
+mod processes;
+#[path = "middleware/tools.rs"]
+#[allow(dead_code, reason = "not every test needs every tool")]
+mod tools;
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use orthodrome_core::Rng;
+use orthodrome_core::procedure::redis::COMMANDS;
+use processes::{Cluster, json, must_end_within, run, text, until};
+use tools::{is_here, skipped};
+
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Three nodes in three regions that listen for Redis at `ports`.
+struct Rig {
+    cluster: Cluster,
+    ports: Vec<u16>,
+}
+
+/// The first digits of three free ports, which end with 79, 80 and 81. They are below those of the
+/// nodes' other addresses.
+fn free_prefix() -> u16 {
+    static TAKEN: Mutex<u16> = Mutex::new(0);
+    let mut taken = TAKEN.lock().unwrap();
+    let own = u16::try_from(std::process::id() % 40).unwrap();
+    let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let turns = *taken..40;
+    let found = turns
+        .map(|turn| (turn, 70 + (own + turn) % 40))
+        .find(|(_, prefix)| (79..82).all(|last| is_free(prefix * 100 + last)));
+    let (turn, prefix) = found.expect("no ports are free");
+    *taken = turn + 1;
+    prefix
+}
+
+fn rig(protocol: &str, more: &[&str]) -> Rig {
+    let prefix = free_prefix();
+    let own = format!("listen = \"127.0.0.1:{prefix}");
+    let arguments = ["--topology", "local3", "--protocol", protocol, "--redis"];
+    let changes = [("listen = \"127.0.0.1:63", own.as_str())];
+    let mut cluster = Cluster::init(3, &[&arguments[..], more].concat(), &changes);
+    cluster.start(1..=3);
+    Rig { cluster, ports: (79..82).map(|last| prefix * 100 + last).collect() }
+}
+
+/// An answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Reply {
+    Status(String),
+    Error(String),
+    Integer(i64),
+    Bulk(String),
+    Nil,
+    Array(Vec<Reply>),
+}
+
+/// A small client of RESP2.
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn connect(port: u16) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.set_nodelay(true)?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    fn send(&mut self, commands: &[&[&str]]) -> std::io::Result<()> {
+        let mut out = String::new();
+        for words in commands {
+            write!(out, "*{}\r\n", words.len()).unwrap();
+            for word in *words {
+                write!(out, "${}\r\n{word}\r\n", word.len()).unwrap();
+            }
+        }
+        self.0.get_mut().write_all(out.as_bytes())
+    }
+
+    fn receive(&mut self) -> std::io::Result<Reply> {
+        let mut line = String::new();
+        if self.0.read_line(&mut line)? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        let (kind, rest) = line.trim_end().split_at(1);
+        Ok(match kind {
+            "+" => Reply::Status(rest.into()),
+            "-" => Reply::Error(rest.into()),
+            ":" => Reply::Integer(rest.parse().unwrap()),
+            "$" | "*" if rest == "-1" => Reply::Nil,
+            "$" => {
+                let mut bytes = vec![0; rest.parse::<usize>().unwrap() + 2];
+                self.0.read_exact(&mut bytes)?;
+                bytes.truncate(bytes.len() - 2);
+                Reply::Bulk(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            "*" => {
+                let many: usize = rest.parse().unwrap();
+                Reply::Array((0..many).map(|_| self.receive()).collect::<Result<_, _>>()?)
+            }
+            other => panic!("{other}: {line}"),
+        })
+    }
+
+    /// Sends commands together, and returns the answers.
+    fn pipeline(&mut self, commands: &[&[&str]]) -> std::io::Result<Vec<Reply>> {
+        self.send(commands)?;
+        commands.iter().map(|_| self.receive()).collect()
+    }
+
+    fn run(&mut self, line: &str) -> Reply {
+        let words: Vec<&str> = line.split(' ').collect();
+        self.pipeline(&[&words]).unwrap().remove(0)
+    }
+}
+
+/// Redis itself; killed when dropped.
+struct Redis(Child, u16);
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn redis() -> Option<Redis> {
+    if !is_here("redis-server", "--version") {
+        return None;
+    }
+    let port = free_prefix() * 100 + 79;
+    let mut command = Command::new("redis-server");
+    command.args(["--port", &port.to_string(), "--save", "", "--appendonly", "no"]);
+    let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let redis = Redis(process, port);
+    until("redis-server listens", || Client::connect(port).is_ok());
+    Some(redis)
+}
+
+/// The part of an answer that both servers must agree on. The order of sets and hashes differs, and
+/// so do explanations of errors.
+fn comparable(command: &str, reply: Reply) -> Reply {
+    match reply {
+        Reply::Error(why) => Reply::Error(why.split(' ').next().unwrap_or_default().to_owned()),
+        Reply::Array(mut items) => {
+            let unordered = ["smembers", "sinter", "sunion", "sdiff", "hkeys", "hvals", "spop"];
+            if unordered.contains(&command) {
+                items.sort_by_key(|item| format!("{item:?}"));
+            }
+            if command == "hgetall" {
+                let mut pairs: Vec<String> =
+                    items.chunks(2).map(|pair| format!("{pair:?}")).collect();
+                pairs.sort();
+                return Reply::Array(pairs.into_iter().map(Reply::Bulk).collect());
+            }
+            Reply::Array(items)
+        }
+        other => other,
+    }
+}
+
+/// A random command on few keys.
+fn random_command(rng: &mut Rng) -> Vec<String> {
+    let spec = loop {
+        let spec = rng.pick(COMMANDS).unwrap();
+        // Which members it takes is random in Redis. Lifetimes depend on the moment.
+        let excluded = [
+            "spop",
+            "ttl",
+            "pttl",
+            "expiretime",
+            "pexpiretime",
+            "expire",
+            "pexpire",
+            "setex",
+            "psetex",
+        ];
+        if !excluded.contains(&spec.name) {
+            break spec;
+        }
+    };
+    let least = usize::try_from(spec.arity.abs()).unwrap() - 1;
+    let more = if spec.arity < 0 { usize::try_from(rng.below(4)).unwrap() } else { 0 };
+    let mut words = vec![spec.name.to_owned()];
+    for at in 1..=i64::try_from(least + more).unwrap() {
+        let (first, last, step) = spec.keys;
+        let is_key = at >= first && (last < 0 || at <= last) && (at - first) % step == 0;
+        let keys = ["k1", "k2", "{k}3"];
+        let others = [
+            "0",
+            "1",
+            "-1",
+            "2",
+            "x",
+            "y",
+            "3.5",
+            "NX",
+            "XX",
+            "GET",
+            "LEFT",
+            "RIGHT",
+            "(1",
+            "+inf",
+            "WITHSCORES",
+            "BYSCORE",
+            "REV",
+            "INCR",
+            "CH",
+            "KEEPTTL",
+            "100000",
+        ];
+        let word = if is_key { rng.pick(&keys) } else { rng.pick(&others) };
+        words.push((*word.unwrap()).to_owned());
+    }
+    words
+}
+
+#[test]
+fn commands_answer_as_in_redis() {
+    must_end_within(LIMIT);
+    let Some(redis) = redis() else { return skipped("redis-server is not installed") };
+    let rig = rig("carousel-basic", &[]);
+    let mut ours = Client::connect(rig.ports[0]).unwrap();
+    let mut theirs = Client::connect(redis.1).unwrap();
+    let mut rng = Rng::stream(1, "commands beside Redis", 0);
+    for round in 0..150 {
+        let in_transaction = rng.chance(1, 3);
+        let mut commands: Vec<Vec<String>> = (0..12).map(|_| random_command(&mut rng)).collect();
+        if in_transaction {
+            commands.insert(0, vec!["multi".into()]);
+            commands.push(vec!["exec".into()]);
+        }
+        let words: Vec<Vec<&str>> =
+            commands.iter().map(|words| words.iter().map(String::as_str).collect()).collect();
+        let words: Vec<&[&str]> = words.iter().map(Vec::as_slice).collect();
+        let own = ours.pipeline(&words).unwrap();
+        let redis = theirs.pipeline(&words).unwrap();
+        let names: Vec<&str> = words.iter().map(|words| words[0]).collect();
+        let named = |at: usize, reply: Reply| match (names[at], reply) {
+            ("exec", Reply::Array(items)) => {
+                let inner = items.into_iter().zip(&names[1..]);
+                Reply::Array(inner.map(|(item, name)| comparable(name, item)).collect())
+            }
+            (name, reply) => comparable(name, reply),
+        };
+        for (at, (own, redis)) in own.into_iter().zip(redis).enumerate() {
+            let (own, redis) = (named(at, own), named(at, redis));
+            assert_eq!(own, redis, "round {round}, {:?} of {words:?}", words[at]);
+        }
+    }
+}
+
+#[test]
+fn every_protocol_runs_commands_and_transactions() {
+    must_end_within(LIMIT);
+    for row in orthodrome_protocols::registry::rows() {
+        let rig = rig(row.name, &[]);
+        let mut clients: Vec<Client> =
+            rig.ports.iter().map(|port| Client::connect(*port).unwrap()).collect();
+        let name = row.name;
+        let ok = || Reply::Status("OK".into());
+        let bulk = |text: &str| Reply::Bulk(text.into());
+        assert_eq!(clients[0].run("MSET a 1 b 2"), ok(), "{name}");
+        assert_eq!(clients[1].run("INCR a"), Reply::Integer(2), "{name}");
+        assert_eq!(clients[2].run("MGET a b c"), {
+            Reply::Array(vec![bulk("2"), bulk("2"), Reply::Nil])
+        });
+        assert_eq!(clients[1].run("SET lock me NX PX 60000"), ok(), "{name}");
+        assert_eq!(clients[2].run("SET lock other NX PX 60000"), Reply::Nil, "{name}");
+        assert_eq!(clients[0].run("WATCH a"), ok(), "{name}");
+        assert_eq!(clients[1].run("SET a 2"), ok(), "{name}");
+        let exec: [&[&str]; 3] = [&["MULTI"], &["INCR", "b"], &["EXEC"]];
+        assert_eq!(clients[0].pipeline(&exec).unwrap()[2], Reply::Nil, "{name}: watched");
+        let exec: [&[&str]; 4] = [&["MULTI"], &["INCR", "b"], &["RPUSH", "l", "x"], &["EXEC"]];
+        let both = Reply::Array(vec![Reply::Integer(3), Reply::Integer(1)]);
+        assert_eq!(clients[0].pipeline(&exec).unwrap()[3], both, "{name}");
+        assert_eq!(clients[2].run("GET b"), bulk("3"), "{name}");
+        assert_eq!(clients[1].run("SET short 1 PX 1"), ok(), "{name}");
+        until("the key expires", || clients[2].run("GET short") == Reply::Nil);
+        assert_eq!(clients[0].run("EXISTS short"), Reply::Integer(0), "{name}");
+    }
+}
+
+/// What a thread of [`history`] writes down about one transaction.
+struct Attempt {
+    ops: String,
+    /// None: nothing was acknowledged, and nothing was refused.
+    is_ok: Option<bool>,
+    invoke_us: u128,
+    complete_us: u128,
+}
+
+fn list(reply: &Reply) -> String {
+    let Reply::Array(items) = reply else { panic!("{reply:?}") };
+    let element = |item: &Reply| match item {
+        Reply::Bulk(text) => text.clone(),
+        other => panic!("{other:?}"),
+    };
+    items.iter().map(element).collect::<Vec<_>>().join(",")
+}
+
+/// One transaction over two lists: it reads both and appends to both. Half of them read before
+/// `MULTI`, under `WATCH`.
+fn append(
+    client: &mut Client,
+    rng: &mut Rng,
+    start: Instant,
+    element: u64,
+) -> (Attempt, std::io::Result<()>) {
+    let mut keys: Vec<String> = (0..2).map(|_| format!("list{}", rng.below(4))).collect();
+    keys.dedup();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let watches = rng.chance(1, 2);
+    let element = element.to_string();
+    let appended: Vec<String> =
+        keys.iter().map(|key| format!("[\"append\",\"{key}\",{element}]")).collect();
+    let invoke_us = start.elapsed().as_micros();
+    let mut attempt =
+        Attempt { ops: appended.join(","), is_ok: Some(false), invoke_us, complete_us: 0 };
+    let reads = |lists: &[Reply]| {
+        let read =
+            |(key, list_of): (&&str, &Reply)| format!("[\"r\",\"{key}\",[{}]]", list(list_of));
+        keys.iter().zip(lists).map(read).collect::<Vec<_>>()
+    };
+    let done = (|| -> std::io::Result<()> {
+        let mut seen = Vec::new();
+        if watches {
+            let watched = client.pipeline(&[&[&["WATCH"][..], keys.as_slice()].concat()])?;
+            for key in &keys {
+                let words: [&str; 4] = ["LRANGE", *key, "0", "-1"];
+                seen.push(client.pipeline(&[&words])?.remove(0));
+            }
+            let is_seen = seen.iter().all(|list| matches!(list, Reply::Array(_)));
+            if watched != [Reply::Status("OK".into())] || !is_seen {
+                // The node could not read. The client gives up before anything was written.
+                client.pipeline(&[&["UNWATCH"]])?;
+                return Ok(());
+            }
+        }
+        let mut commands: Vec<Vec<&str>> = vec![vec!["MULTI"]];
+        if !watches {
+            commands.extend(keys.iter().map(|key| vec!["LRANGE", *key, "0", "-1"]));
+        }
+        commands.extend(keys.iter().map(|key| vec!["RPUSH", *key, element.as_str()]));
+        commands.push(vec!["EXEC"]);
+        let commands: Vec<&[&str]> = commands.iter().map(Vec::as_slice).collect();
+        // From here on it may take effect.
+        attempt.is_ok = None;
+        let answer = client.pipeline(&commands)?.pop().unwrap();
+        match answer {
+            Reply::Nil => attempt.is_ok = Some(false),
+            Reply::Array(answers) => {
+                attempt.is_ok = Some(true);
+                let found = if watches { reads(&seen) } else { reads(&answers) };
+                attempt.ops = [found, appended.clone()].concat().join(",");
+            }
+            Reply::Error(why) if why.starts_with("ERR") => attempt.is_ok = Some(false),
+            Reply::Error(why) => {
+                assert!(why.starts_with("UNKNOWN") || why.starts_with("COMMITTED"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+        Ok(())
+    })();
+    attempt.complete_us = start.elapsed().as_micros();
+    (attempt, done)
+}
+
+/// Histories of `MULTI` and `WATCH` from several nodes while one is killed and started again.
+fn history(protocol: &str) {
+    let Rig { mut cluster, ports } = rig(protocol, &[]);
+    let (start, next, committed) = (Instant::now(), AtomicU64::new(1), AtomicU64::new(0));
+    let lines = Mutex::new(String::new());
+    let ends = Mutex::new(false);
+    std::thread::scope(|scope| {
+        for process in 0..6_u64 {
+            let (ports, next, committed, lines, ends) = (&ports, &next, &committed, &lines, &ends);
+            scope.spawn(move || {
+                let mut rng = Rng::stream(7, "redis history", process);
+                let (mut at, mut client, mut count) = (process as usize, None, 0);
+                while !*ends.lock().unwrap() {
+                    let Some(connected) = &mut client else {
+                        client = Client::connect(ports[at % 3]).ok();
+                        at += usize::from(client.is_none());
+                        continue;
+                    };
+                    let element = next.fetch_add(1, Ordering::Relaxed);
+                    let (attempt, done) = append(connected, &mut rng, start, element);
+                    if done.is_err() {
+                        (client, at) = (None, at + 1);
+                    }
+                    count += 1;
+                    let status = match attempt.is_ok {
+                        Some(true) => "ok",
+                        Some(false) => "fail",
+                        None => "info",
+                    };
+                    committed.fetch_add(u64::from(status == "ok"), Ordering::Relaxed);
+                    let complete = match attempt.is_ok {
+                        Some(_) => format!("\"complete_us\":{},", attempt.complete_us),
+                        None => String::new(),
+                    };
+                    writeln!(
+                        lines.lock().unwrap(),
+                        "{{\"txn\":\"c{}.{count}\",\"process\":{},\"region\":\"A\",\"priority\":\"low\",\
+                         \"invoke_us\":{},{complete}\"status\":\"{status}\",\"ops\":[{}]}}",
+                        process + 1,
+                        process + 1,
+                        attempt.invoke_us,
+                        attempt.ops
+                    )
+                    .unwrap();
+                }
+            });
+        }
+        let more = |many: u64, what: &str| {
+            let goal = committed.load(Ordering::Relaxed) + many;
+            until(what, || committed.load(Ordering::Relaxed) >= goal);
+        };
+        more(100, "transactions commit");
+        cluster.kill([3]);
+        more(100, "transactions commit without n3");
+        cluster.start([3]);
+        more(100, "transactions commit with n3 again");
+        *ends.lock().unwrap() = true;
+    });
+    let file = cluster.path().join("history.jsonl");
+    std::fs::write(&file, lines.into_inner().unwrap()).unwrap();
+    let checked = run(&["check", file.to_str().unwrap(), "--json"]);
+    let (found, status) = json(&checked);
+    assert_eq!(status, Some(0), "{protocol}: {found}");
+}
+
+#[test]
+fn transactions_are_serializable_while_a_node_is_killed() {
+    must_end_within(LIMIT);
+    for protocol in ["carousel-fast", "2pl", "ocean-vista", "sloth", "geodesic"] {
+        history(protocol);
+    }
+}
+
+#[test]
+fn clients_of_redis_run_unmodified() {
+    must_end_within(LIMIT);
+    if !is_here("redis-benchmark", "--version") || !is_here("redis-cli", "--version") {
+        return skipped("redis-tools is not installed");
+    }
+    let rig = rig("carousel-basic", &[]);
+    let port = rig.ports[1].to_string();
+    let mut benchmark = Command::new("redis-benchmark");
+    benchmark.args(["-p", &port, "-n", "300", "-c", "10", "-P", "4", "-r", "100", "--csv"]);
+    benchmark.args([
+        "-t",
+        "ping,set,get,incr,lpush,rpush,lpop,rpop,sadd,hset,spop,zadd,zpopmin,lrange_100,mset",
+    ]);
+    let output = processes::output(&mut benchmark);
+    let said = text(&output.stdout) + &text(&output.stderr);
+    assert!(output.status.success() && !said.contains("ERR"), "{said}");
+    assert!(said.lines().filter(|line| line.starts_with('"')).count() >= 16, "{said}");
+    let cli = |words: &[&str]| {
+        let mut command = Command::new("redis-cli");
+        let output = processes::output(command.args(["-p", &port, "-3"]).args(words));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    assert_eq!(cli(&["SET", "k", "a b"]), "OK\n");
+    assert_eq!(cli(&["GET", "k"]), "a b\n");
+    assert_eq!(cli(&["HSET", "h", "f", "1"]), "1\n");
+    assert_eq!(cli(&["HGETALL", "h"]), "f 1\n".replace(' ', "\n"));
+    assert!(cli(&["EVAL", "return 1", "0"]).contains("not available here"));
+    let python = match tools::python() {
+        Ok(python) => python,
+        Err(why) => return skipped(&format!("no redis-py: {why}")),
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/redis_client.py");
+    let output = processes::output(Command::new(python).arg(script).arg(&port));
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert_eq!(text(&output.stdout), "done\n");
+}

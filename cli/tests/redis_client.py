@@ -1,0 +1,98 @@
+"""redis-py, unmodified, on one node: what an application uses it for. Prints `done`."""
+
+import sys
+import threading
+
+import redis
+
+
+def check(found, expected):
+    assert found == expected, f"{found!r} instead of {expected!r}"
+
+
+def basics(client):
+    check(client.set("name", "ada"), True)
+    check(client.get("name"), b"ada")
+    check(client.set("name", "bob", nx=True), None)
+    check(client.mset({"{x}1": 1, "y2": 2}), True)
+    check(client.mget("{x}1", "y2", "none"), [b"1", b"2", None])
+    check(client.incrbyfloat("f", 0.5), 0.5)
+    check(client.hset("h", mapping={"a": 1, "b": 2}), 2)
+    check(client.hgetall("h"), {b"a": b"1", b"b": b"2"})
+    check(client.sadd("s", "m", "n"), 2)
+    check(client.smembers("s"), {b"m", b"n"})
+    check(client.zadd("z", {"low": 1, "high": 2.5}), 2)
+    check(client.zrange("z", 0, -1, withscores=True), [(b"low", 1.0), (b"high", 2.5)])
+    check(client.rpush("l", 1, 2, 3), 3)
+    check(client.lrange("l", 0, -1), [b"1", b"2", b"3"])
+    check(client.setex("t", 100, "v"), True)
+    assert 0 < client.ttl("t") <= 100
+    try:
+        client.hget("name", "x")
+        raise AssertionError("a string is not a hash")
+    except redis.ResponseError as error:
+        assert "WRONGTYPE" in str(error)
+    assert client.info()["role"] == "master"
+    assert client.ping()
+
+
+def transfers(client, port):
+    """Many clients move money between keys of different slots, with WATCH and retries."""
+    client.mset({"alice": 100, "bob": 100, "carol": 100})
+    names = ["alice", "bob", "carol"]
+
+    def move(number):
+        own = redis.Redis(port=port)
+
+        def transfer(pipe):
+            source, target = names[number % 3], names[(number + 1) % 3]
+            balance = int(pipe.get(source))
+            pipe.multi()
+            if balance >= 7:
+                pipe.decrby(source, 7)
+                pipe.incrby(target, 7)
+
+        for _ in range(10):
+            own.transaction(transfer, *names)
+            number += 1
+
+    threads = [threading.Thread(target=move, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check(sum(int(value) for value in client.mget(names)), 300)
+
+
+def locks(client):
+    """SET NX PX, and a release that deletes the key only if the caller still owns it."""
+    check(client.set("lock", "one", nx=True, px=60_000), True)
+    check(client.set("lock", "two", nx=True, px=60_000), None)
+
+    def release(pipe):
+        owner = pipe.get("lock")
+        pipe.multi()
+        if owner == b"one":
+            pipe.delete("lock")
+
+    client.transaction(release, "lock")
+    check(client.set("lock", "two", nx=True, px=60_000), True)
+
+
+def main():
+    port = int(sys.argv[1])
+    for protocol in (2, 3):
+        client = redis.Redis(port=port, protocol=protocol)
+        basics(client)
+        client.delete("name", "f", "h", "s", "z", "l", "t")
+        with client.pipeline(transaction=True) as pipe:
+            check(pipe.set("p", 1).incr("p").get("p").execute(), [True, 2, b"2"])
+        with client.pipeline(transaction=False) as pipe:
+            check(pipe.set("p", 1).incr("p").get("p").execute(), [True, 2, b"2"])
+    client = redis.Redis(port=port)
+    transfers(client, port)
+    locks(client)
+    print("done")
+
+
+main()

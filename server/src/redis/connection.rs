@@ -1,0 +1,523 @@
+//! One client: its settings, the commands that it has sent, and its transaction.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use orthodrome_core::procedure::redis::entry::Stamp;
+use orthodrome_core::procedure::redis::reply::{Failure, Reply};
+use orthodrome_core::procedure::redis::{
+    Batch, Command, Evaluation, KeyLimits, KeyNames, Refused, Spec, parse,
+};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio_util::sync::CancellationToken;
+
+use super::local::{self, Local};
+use super::reply::{self, Version};
+use super::request::{Bounds, Requests};
+use super::run::{Runner, Trouble, Work, prefix};
+use crate::service::{HeldBytes, Principal, Transactions};
+
+/// Commands that arrived together run as one transaction, up to this number of them.
+const GROUP_COMMANDS_MAX: usize = 128;
+/// And up to this number of bytes.
+const GROUP_BYTES_MAX: usize = 256 << 10;
+/// Answers are sent when they have this number of bytes, also if more requests have arrived.
+const OUT_BYTES: usize = 64 << 10;
+/// The bytes that each connection may have without counting among those of the node.
+const FREE_BYTES: usize = 8 << 10;
+/// The databases that `SELECT` knows.
+pub(super) const DATABASES: u8 = 16;
+
+/// What a group answers to one request.
+#[derive(Debug)]
+enum Slot {
+    /// The answer of the next command, with the command's name.
+    Command(&'static str),
+    /// An answer that needs no transaction.
+    Ready(Reply),
+}
+
+/// Commands that run as one transaction.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    names: KeyNames,
+    commands: Vec<Command>,
+    slots: Vec<Slot>,
+    bytes: usize,
+    /// True if a command of a `MULTI` was refused.
+    pub(super) is_broken: bool,
+}
+
+/// One connection.
+pub(super) struct Connection<T> {
+    pub(super) runner: Arc<Runner<T>>,
+    pub(super) caller: Option<Arc<Principal>>,
+    pub(super) number: u64,
+    pub(super) name: Bytes,
+    pub(super) version: Version,
+    pub(super) database: u8,
+    /// Commands that arrived outside of `MULTI` and have not run.
+    group: Group,
+    /// The commands since `MULTI`.
+    pub(super) multi: Option<Group>,
+    pub(super) watched: BTreeMap<Bytes, Option<Stamp>>,
+    /// True if a watched key was seen with another stamp.
+    is_watch_broken: bool,
+    pub(super) is_closing: bool,
+    /// Wrong credentials so far.
+    pub(super) failures: u32,
+    buffer: BytesMut,
+    requests: Requests,
+    out: BytesMut,
+    held: Option<HeldBytes>,
+}
+
+impl<T: Transactions> Connection<T> {
+    pub(super) fn new(runner: Arc<Runner<T>>, caller: Option<Arc<Principal>>, number: u64) -> Self {
+        Self {
+            runner,
+            caller,
+            number,
+            name: Bytes::new(),
+            version: Version::Two,
+            database: 0,
+            group: Group::default(),
+            multi: None,
+            watched: BTreeMap::new(),
+            is_watch_broken: false,
+            is_closing: false,
+            failures: 0,
+            buffer: BytesMut::new(),
+            requests: Requests::default(),
+            out: BytesMut::new(),
+            held: None,
+        }
+    }
+
+    /// Answers requests until the client or the node ends.
+    pub(super) async fn run(
+        mut self,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
+        ending: CancellationToken,
+    ) -> std::io::Result<()> {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let time = self.runner.front().limits().request_timeout;
+        loop {
+            self.answer_all(&mut writer).await?;
+            self.send(&mut writer).await?;
+            if self.is_closing {
+                return writer.shutdown().await;
+            }
+            self.release();
+            self.buffer.reserve(if self.requests.bytes() > 0 { OUT_BYTES } else { 4 << 10 });
+            let is_stranger = self.caller.is_none();
+            let read = tokio::select! {
+                () = ending.cancelled() => return writer.shutdown().await,
+                () = tokio::time::sleep(time), if is_stranger => return writer.shutdown().await,
+                read = reader.read_buf(&mut self.buffer) => read?,
+            };
+            if read == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn bounds(&self) -> Bounds {
+        if self.caller.is_none() {
+            return Bounds::STRANGER;
+        }
+        let limits = self.runner.front().limits();
+        let request_bytes_max = limits.request_bytes_max as usize;
+        Bounds {
+            request_bytes_max,
+            word_bytes_max: limits.value_bytes_max as usize,
+            words_max: request_bytes_max / super::request::WORD_BYTES,
+        }
+    }
+
+    /// Answers every request that has arrived completely.
+    async fn answer_all(&mut self, writer: &mut (impl AsyncWrite + Unpin)) -> std::io::Result<()> {
+        while !self.is_closing {
+            let bounds = self.bounds();
+            let next = self.requests.next(&mut self.buffer, bounds);
+            if let Err(busy) = self.account() {
+                self.group.ready(Reply::Error(Failure::of(format!("ERR {busy}"))));
+                self.is_closing = true;
+                break;
+            }
+            match next {
+                Ok(Some((words, bytes))) => self.handle(&words, bytes).await,
+                Ok(None) => break,
+                Err(malformed) => {
+                    let text = format!("ERR Protocol error: {}", malformed.0);
+                    self.group.ready(Reply::Error(Failure::of(text)));
+                    self.is_closing = true;
+                }
+            }
+            if self.group.bytes > GROUP_BYTES_MAX {
+                self.flush().await;
+            }
+            if self.out.len() >= OUT_BYTES {
+                self.send(writer).await?;
+            }
+        }
+        self.flush().await;
+        Ok(())
+    }
+
+    /// Sends the answers so far. A client that does not take them in time loses its connection.
+    async fn send(&mut self, writer: &mut (impl AsyncWrite + Unpin)) -> std::io::Result<()> {
+        if self.out.is_empty() {
+            return Ok(());
+        }
+        let out = std::mem::take(&mut self.out);
+        let time = self.runner.front().limits().request_timeout;
+        let sent = async {
+            writer.write_all(&out).await?;
+            writer.flush().await
+        };
+        tokio::time::timeout(time, sent)
+            .await
+            .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?
+    }
+
+    /// The bytes that the connection keeps for its client.
+    fn bytes(&self) -> usize {
+        let queued = self.multi.as_ref().map_or(0, |queue| queue.bytes);
+        // A request that has begun counts whole, with the part of it that is in the buffer.
+        let begun = match self.requests.bytes() {
+            0 => self.buffer.len(),
+            whole => whole,
+        };
+        begun + self.group.bytes + queued
+    }
+
+    /// Counts the bytes of this connection among those of the node.
+    fn account(&mut self) -> Result<(), String> {
+        let wanted = self.bytes().saturating_sub(FREE_BYTES);
+        let front = self.runner.front();
+        match &mut self.held {
+            None if wanted > 0 => self.held = Some(front.hold(wanted)?),
+            Some(held) if wanted > held.bytes() => {
+                let more = wanted - held.bytes();
+                front.hold_more(held, more)?;
+            }
+            None | Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Stops counting bytes if the connection keeps few.
+    fn release(&mut self) {
+        if self.bytes() <= FREE_BYTES {
+            self.held = None;
+        }
+    }
+
+    /// Answers one request, at once or with the group.
+    async fn handle(&mut self, words: &[Bytes], bytes: usize) {
+        let Some((name, arguments)) = words.split_first() else { return };
+        let local = Local::find(name);
+        if self.caller.is_none() && !local.is_some_and(Local::is_for_strangers) {
+            self.group.ready(Reply::Error(Failure::new("NOAUTH Authentication required.")));
+            return;
+        }
+        match local {
+            Some(local) => self.local(local, arguments).await,
+            None if self.multi.is_some() => {
+                let answer = self.queue(words, bytes);
+                if matches!(answer, Reply::Error(_))
+                    && let Some(queue) = &mut self.multi
+                {
+                    queue.is_broken = true;
+                }
+                self.group.ready(answer);
+            }
+            None => self.gather(words, bytes).await,
+        }
+    }
+
+    fn key_limits(&self) -> KeyLimits {
+        let limits = self.runner.front().limits();
+        let prefix = prefix(self.database).len();
+        KeyLimits {
+            keys_max: limits.keys_max as usize,
+            key_bytes_max: (limits.key_bytes_max as usize).saturating_sub(prefix),
+        }
+    }
+
+    /// Reads a command on data. Keys of a command that is refused are not kept.
+    fn parse(
+        &self,
+        words: &[Bytes],
+        names: &mut KeyNames,
+    ) -> Result<(&'static str, Command), Refused> {
+        let early = |failure| Refused { failure, is_early: true };
+        let Some(spec) = local::spec(words) else { return Err(early(local::unknown(words))) };
+        let Spec { name, is_read_only, .. } = *spec;
+        let may = |caller: &Arc<Principal>| self.runner.front().may(caller, !is_read_only);
+        if !self.caller.as_ref().is_some_and(may) {
+            return Err(early(Failure::of(format!(
+                "NOPERM this user has no permissions to run the '{name}' command"
+            ))));
+        }
+        match parse(words, names, self.key_limits()) {
+            Some(command) => Ok((name, command?)),
+            None => Err(early(local::unknown(words))),
+        }
+    }
+
+    /// Adds a command to the group of those that arrived together.
+    async fn gather(&mut self, words: &[Bytes], bytes: usize) {
+        let keys_max = self.key_limits().keys_max;
+        if self.group.commands.len() >= GROUP_COMMANDS_MAX
+            || (!self.group.commands.is_empty()
+                && (self.group.bytes + bytes > GROUP_BYTES_MAX
+                    || self.group.names.names().len() + words.len() > keys_max))
+        {
+            self.flush().await;
+        }
+        let mut names = std::mem::take(&mut self.group.names);
+        let parsed = self.parse(words, &mut names);
+        self.group.names = names;
+        match parsed {
+            Ok((name, command)) => self.group.add(name, command, bytes),
+            Err(refused) => self.group.ready(Reply::Error(refused.failure)),
+        }
+    }
+
+    /// Adds a command to the transaction since `MULTI`.
+    fn queue(&mut self, words: &[Bytes], bytes: usize) -> Reply {
+        let Some(mut queue) = self.multi.take() else { return Reply::Nil };
+        let limits = self.runner.front().limits();
+        let (bytes_max, ops_max) = (limits.request_bytes_max as usize, limits.ops_max as usize);
+        let refusal = if queue.bytes + bytes > bytes_max {
+            Some(format!(
+                "ERR the transaction would have more than {bytes_max} bytes, which is \
+                 limits.request_bytes_max"
+            ))
+        } else if queue.slots.len() >= ops_max {
+            Some(format!(
+                "ERR the transaction would have more than {ops_max} commands, which is limits.ops_max"
+            ))
+        } else {
+            None
+        };
+        let parsed = match refusal {
+            Some(text) => Err(Refused { failure: Failure::of(text), is_early: true }),
+            None => self.parse(words, &mut queue.names),
+        };
+        let answer = match parsed {
+            Ok((name, command)) => {
+                queue.add(name, command, bytes);
+                Reply::Status("QUEUED")
+            }
+            Err(refused) if refused.is_early => Reply::Error(refused.failure),
+            // It fails when the transaction runs, as in Redis.
+            Err(refused) => {
+                queue.ready(Reply::Error(refused.failure));
+                Reply::Status("QUEUED")
+            }
+        };
+        self.multi = Some(queue);
+        answer
+    }
+
+    /// Answers a request that needs no transaction, after those before it; in a `MULTI`, with the
+    /// transaction.
+    pub(super) fn reply(&mut self, answer: Reply) {
+        let bytes_max = self.runner.front().limits().request_bytes_max as usize;
+        match &mut self.multi {
+            Some(queue) if queue.bytes + answer.bytes() > bytes_max => {
+                queue.is_broken = true;
+                self.group.ready(Reply::Error(Failure::of(format!(
+                    "ERR the transaction would have more than {bytes_max} bytes, which is \
+                     limits.request_bytes_max"
+                ))));
+            }
+            Some(queue) => {
+                queue.ready(answer);
+                self.group.ready(Reply::Status("QUEUED"));
+            }
+            None => self.group.ready(answer),
+        }
+    }
+
+    /// Answers a request at once, after those before it.
+    pub(super) async fn reply_now(&mut self, answer: Reply) {
+        self.flush().await;
+        self.write(&answer);
+    }
+
+    fn write(&mut self, answer: &Reply) {
+        reply::write(answer, self.version, &mut self.out);
+    }
+
+    /// Runs the group as one transaction, and writes its answers.
+    pub(super) async fn flush(&mut self) {
+        let group = std::mem::take(&mut self.group);
+        if group.slots.is_empty() {
+            return;
+        }
+        let answers = match self.transact(&group, &[]).await {
+            // Each command alone may be small enough.
+            Err(Trouble::TooLarge) if group.commands.len() > 1 => {
+                let mut answers = Vec::new();
+                for command in &group.commands {
+                    let one = std::slice::from_ref(command);
+                    let answer = self.run_commands(&group, one, &[]).await;
+                    answers.extend(
+                        answer.unwrap_or_else(|trouble| vec![Reply::Error(trouble.failure())]),
+                    );
+                }
+                answers
+            }
+            Err(trouble) => {
+                vec![Reply::Error(trouble.failure()); group.commands.len()]
+            }
+            Ok(answers) => answers,
+        };
+        for answer in self.merge(group, answers) {
+            self.write(&answer);
+        }
+    }
+
+    /// The answers of a group in the order of its requests.
+    fn merge(&self, group: Group, answers: Vec<Reply>) -> Vec<Reply> {
+        let mut answers = answers.into_iter();
+        let front = self.runner.front();
+        let in_order = group.slots.into_iter().map(|slot| match slot {
+            Slot::Ready(answer) => answer,
+            Slot::Command(name) => {
+                let answer = answers.next().unwrap_or(Reply::Nil);
+                front.count_redis(name, matches!(answer, Reply::Error(_)));
+                answer
+            }
+        });
+        in_order.collect()
+    }
+
+    async fn transact(
+        &mut self,
+        group: &Group,
+        watched: &[(u32, Option<Stamp>)],
+    ) -> Result<Vec<Reply>, Trouble> {
+        if group.commands.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.run_commands(group, &group.commands, watched).await
+    }
+
+    async fn run_commands(
+        &mut self,
+        group: &Group,
+        commands: &[Command],
+        watched: &[(u32, Option<Stamp>)],
+    ) -> Result<Vec<Reply>, Trouble> {
+        let Some(caller) = self.caller.clone() else { return Ok(Vec::new()) };
+        let keys = group.names.names();
+        let work = Work { database: self.database, keys, commands, watched };
+        let (batch, evaluation) = self.runner.run(&caller, &work).await?;
+        self.compare(keys, &batch, &evaluation);
+        Ok(evaluation.replies)
+    }
+
+    /// Notes whether a watched key has another stamp than before.
+    fn compare(&mut self, keys: &[Bytes], batch: &Batch, found: &Evaluation) {
+        if self.watched.is_empty() {
+            return;
+        }
+        let found = keys.iter().zip(&batch.keys).zip(&found.stamps);
+        for ((name, access), stamp) in found {
+            let before = self.watched.get(name).filter(|_| access.reads);
+            self.is_watch_broken |= before.is_some_and(|before| before != stamp);
+        }
+    }
+
+    /// `WATCH`: remembers the stamps of keys.
+    pub(super) async fn watch(&mut self, names: &[Bytes]) -> Reply {
+        let limits = self.key_limits();
+        let mut group = Group::default();
+        let mut numbers = Vec::new();
+        for name in self.watched.keys().chain(names) {
+            match group.names.number(name, limits) {
+                Ok(number) if !self.watched.contains_key(name) => numbers.push(number),
+                Ok(_) => {}
+                Err(failure) => return Reply::Error(failure),
+            }
+        }
+        if numbers.is_empty() {
+            return Reply::OK;
+        }
+        let Some(caller) = self.caller.clone() else { return Reply::Nil };
+        let commands = [Command::Watch(numbers.clone())];
+        let keys = group.names.names();
+        let work = Work { database: self.database, keys, commands: &commands, watched: &[] };
+        match self.runner.run(&caller, &work).await {
+            Ok((_, found)) => {
+                for number in numbers {
+                    let at = number as usize;
+                    if let (Some(name), Some(stamp)) = (keys.get(at), found.stamps.get(at)) {
+                        self.watched.entry(name.clone()).or_insert(*stamp);
+                    }
+                }
+                Reply::OK
+            }
+            Err(trouble) => Reply::Error(trouble.failure()),
+        }
+    }
+
+    /// Forgets the watched keys.
+    pub(super) fn unwatch(&mut self) {
+        self.watched.clear();
+        self.is_watch_broken = false;
+    }
+
+    /// `EXEC`: runs the commands since `MULTI` as one transaction.
+    pub(super) async fn exec(&mut self) -> Reply {
+        let Some(mut queue) = self.multi.take() else {
+            return Reply::Error(Failure::new("ERR EXEC without MULTI"));
+        };
+        let (watched, is_watch_broken) = (std::mem::take(&mut self.watched), self.is_watch_broken);
+        self.unwatch();
+        if queue.is_broken {
+            return Reply::Error(Failure::new(
+                "EXECABORT Transaction discarded because of previous errors.",
+            ));
+        }
+        if is_watch_broken {
+            return Reply::NilArray;
+        }
+        let limits = self.key_limits();
+        let mut stamps = Vec::new();
+        for (name, stamp) in &watched {
+            match queue.names.number(name, limits) {
+                Ok(number) => stamps.push((number, *stamp)),
+                Err(failure) => return Reply::Error(failure),
+            }
+        }
+        if queue.commands.is_empty() && !stamps.is_empty() {
+            // Without commands, the watched keys still decide between a list and nothing.
+            queue.commands.push(Command::Watch(stamps.iter().map(|(key, _)| *key).collect()));
+        }
+        match self.transact(&queue, &stamps).await {
+            Ok(answers) => Reply::Array(self.merge(queue, answers)),
+            Err(Trouble::Watch) => Reply::NilArray,
+            Err(trouble) => Reply::Error(trouble.failure()),
+        }
+    }
+}
+
+impl Group {
+    fn add(&mut self, name: &'static str, command: Command, bytes: usize) {
+        self.commands.push(command);
+        self.slots.push(Slot::Command(name));
+        self.bytes += bytes;
+    }
+
+    fn ready(&mut self, answer: Reply) {
+        self.bytes += answer.bytes();
+        self.slots.push(Slot::Ready(answer));
+    }
+}

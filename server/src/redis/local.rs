@@ -1,0 +1,622 @@
+//! Commands that touch no data: the connection, transactions, and what clients ask when they
+//! connect.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use orthodrome_core::procedure::redis::reply::{Failure, Reply, SYNTAX};
+use orthodrome_core::procedure::redis::{COMMANDS, Spec, number, wrong_arity};
+
+use super::connection::{Connection, DATABASES, Group};
+use super::reply::Version;
+use crate::service::Transactions;
+
+/// The version of Redis whose commands are followed.
+const REDIS_VERSION: &str = "7.0.15";
+/// Wrong credentials after which a connection is closed.
+const FAILURES_MAX: u32 = 10;
+
+/// A command that touches no data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Local {
+    Auth,
+    Client,
+    Command,
+    Config,
+    Discard,
+    Echo,
+    Exec,
+    Hello,
+    Info,
+    Multi,
+    Ping,
+    Quit,
+    Reset,
+    Select,
+    Time,
+    Unwatch,
+    Watch,
+}
+
+/// Names, with the number of words as in Redis: the smallest number if it is negative.
+const LOCALS: [(&str, i64, Local); 17] = [
+    ("auth", -2, Local::Auth),
+    ("client", -2, Local::Client),
+    ("command", -1, Local::Command),
+    ("config", -2, Local::Config),
+    ("discard", 1, Local::Discard),
+    ("echo", 2, Local::Echo),
+    ("exec", 1, Local::Exec),
+    ("hello", -1, Local::Hello),
+    ("info", -1, Local::Info),
+    ("multi", 1, Local::Multi),
+    ("ping", -1, Local::Ping),
+    ("quit", -1, Local::Quit),
+    ("reset", 1, Local::Reset),
+    ("select", 2, Local::Select),
+    ("time", 1, Local::Time),
+    ("unwatch", 1, Local::Unwatch),
+    ("watch", -2, Local::Watch),
+];
+
+/// Commands of Redis that this server does not have, and why.
+const MISSING: [(&str, &[&str]); 8] = [
+    (
+        "keys cannot be listed or counted",
+        &["scan", "keys", "dbsize", "randomkey", "hscan", "sscan", "zscan", "flushdb", "flushall"],
+    ),
+    (
+        "scripts and functions are not supported",
+        &["eval", "evalsha", "eval_ro", "evalsha_ro", "script", "function", "fcall", "fcall_ro"],
+    ),
+    (
+        "messages are not supported",
+        &[
+            "subscribe",
+            "psubscribe",
+            "ssubscribe",
+            "unsubscribe",
+            "punsubscribe",
+            "sunsubscribe",
+            "publish",
+            "spublish",
+            "pubsub",
+            "monitor",
+        ],
+    ),
+    (
+        "commands that wait are not supported",
+        &["blpop", "brpop", "blmove", "brpoplpush", "blmpop", "bzpopmin", "bzpopmax", "bzmpop"],
+    ),
+    (
+        "streams are not supported",
+        &[
+            "xadd",
+            "xread",
+            "xreadgroup",
+            "xrange",
+            "xrevrange",
+            "xlen",
+            "xdel",
+            "xack",
+            "xgroup",
+            "xinfo",
+            "xpending",
+            "xclaim",
+            "xautoclaim",
+            "xtrim",
+            "xsetid",
+        ],
+    ),
+    (
+        "bits, estimates and places are not supported",
+        &[
+            "setbit",
+            "getbit",
+            "bitcount",
+            "bitop",
+            "bitpos",
+            "bitfield",
+            "bitfield_ro",
+            "pfadd",
+            "pfcount",
+            "pfmerge",
+            "geoadd",
+            "geodist",
+            "geohash",
+            "geopos",
+            "georadius",
+            "georadiusbymember",
+            "geosearch",
+            "geosearchstore",
+        ],
+    ),
+    (
+        "the cluster is operated with `orthodrome`, and every transaction is durable",
+        &[
+            "cluster",
+            "readonly",
+            "readwrite",
+            "replicaof",
+            "slaveof",
+            "role",
+            "sync",
+            "psync",
+            "wait",
+            "waitaof",
+            "save",
+            "bgsave",
+            "bgrewriteaof",
+            "lastsave",
+            "shutdown",
+            "failover",
+            "acl",
+            "debug",
+            "slowlog",
+            "latency",
+            "memory",
+            "module",
+            "object",
+            "swapdb",
+            "move",
+            "migrate",
+            "dump",
+            "restore",
+            "asking",
+        ],
+    ),
+    (
+        "it is not supported",
+        &[
+            "copy",
+            "touch",
+            "sort",
+            "sort_ro",
+            "lcs",
+            "lpos",
+            "linsert",
+            "lmpop",
+            "srandmember",
+            "sintercard",
+            "hrandfield",
+            "zrandmember",
+            "zunion",
+            "zinter",
+            "zdiff",
+            "zunionstore",
+            "zinterstore",
+            "zdiffstore",
+            "zintercard",
+            "zrangestore",
+            "zlexcount",
+            "zrangebylex",
+            "zrevrangebylex",
+            "zremrangebylex",
+            "zmpop",
+            "hexpire",
+            "hpexpire",
+            "httl",
+            "hpttl",
+            "hpersist",
+        ],
+    ),
+];
+
+/// The command on data with this name.
+pub(super) fn spec(words: &[Bytes]) -> Option<&'static Spec> {
+    let name = words.first()?;
+    COMMANDS.iter().find(|spec| name.eq_ignore_ascii_case(spec.name.as_bytes()))
+}
+
+/// The error for a command that does not exist here.
+pub(super) fn unknown(words: &[Bytes]) -> Failure {
+    let is =
+        |name: &str| words.first().is_some_and(|word| word.eq_ignore_ascii_case(name.as_bytes()));
+    for (why, names) in MISSING {
+        if let Some(name) = names.iter().find(|name| is(name)) {
+            return Failure::of(format!("ERR command '{name}' is not available here: {why}"));
+        }
+    }
+    let shown = |word: &Bytes| {
+        let part = word.get(..word.len().min(128)).unwrap_or_default();
+        String::from_utf8_lossy(part).into_owned()
+    };
+    let name = words.first().map(shown).unwrap_or_default();
+    let arguments: String =
+        words.iter().skip(1).take(8).map(|word| format!("'{}' ", shown(word))).collect();
+    Failure::of(format!("ERR unknown command '{name}', with args beginning with: {arguments}"))
+}
+
+impl Local {
+    /// The command with this name.
+    pub(super) fn find(name: &[u8]) -> Option<Self> {
+        let mut all = LOCALS.iter();
+        let found = all.find(|(local, ..)| name.eq_ignore_ascii_case(local.as_bytes()))?;
+        Some(found.2)
+    }
+
+    /// True if a client may give it before it has shown its credential.
+    pub(super) fn is_for_strangers(self) -> bool {
+        matches!(self, Self::Auth | Self::Hello | Self::Quit | Self::Reset)
+    }
+
+    fn name(self) -> &'static str {
+        LOCALS.iter().find(|(.., local)| *local == self).map_or("", |(name, ..)| name)
+    }
+
+    /// Whether it has this number of words, the name included.
+    fn fits(self, count: usize) -> bool {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        LOCALS.iter().any(|(_, arity, local)| {
+            *local == self && if *arity < 0 { count >= -arity } else { count == *arity }
+        })
+    }
+
+    /// True if it may stand between `MULTI` and `EXEC`, or ends the transaction.
+    fn is_for_transactions(self) -> bool {
+        matches!(
+            self,
+            Self::Echo
+                | Self::Ping
+                | Self::Time
+                | Self::Exec
+                | Self::Discard
+                | Self::Reset
+                | Self::Quit
+                | Self::Multi
+                | Self::Watch
+                | Self::Unwatch
+        )
+    }
+}
+
+fn error(text: &'static str) -> Reply {
+    Reply::Error(Failure::new(text))
+}
+
+fn text(text: impl Into<String>) -> Reply {
+    Reply::Bulk(Bytes::from(text.into()))
+}
+
+impl<T: Transactions> Connection<T> {
+    /// Answers a command that touches no data.
+    pub(super) async fn local(&mut self, local: Local, arguments: &[Bytes]) {
+        let mut refusal = None;
+        if !local.fits(arguments.len() + 1) {
+            refusal = Some(Reply::Error(wrong_arity(local.name())));
+        } else if self.multi.is_some() && !local.is_for_transactions() {
+            refusal = Some(Reply::Error(Failure::of(format!(
+                "ERR {} is not allowed in transactions",
+                local.name().to_uppercase()
+            ))));
+        }
+        if let Some(refusal) = refusal {
+            if let Some(queue) = &mut self.multi {
+                queue.is_broken = true;
+            }
+            return self.reply_now(refusal).await;
+        }
+        match (local, arguments) {
+            (Local::Ping, []) => return self.reply(Reply::Status("PONG")),
+            (Local::Ping | Local::Echo, [one]) => return self.reply(Reply::Bulk(one.clone())),
+            (Local::Time, _) => return self.reply(time()),
+            _ => {}
+        }
+        // Everything else follows the answers to the requests before it.
+        self.flush().await;
+        let answer = match local {
+            Local::Ping | Local::Echo | Local::Time => Reply::Error(wrong_arity(local.name())),
+            Local::Auth => self.auth(arguments),
+            Local::Hello => self.hello(arguments),
+            Local::Select => self.select(arguments),
+            Local::Client => self.client(arguments),
+            Local::Config => config(arguments),
+            Local::Command => command(arguments),
+            Local::Info => self.info(),
+            Local::Multi if self.multi.is_some() => error("ERR MULTI calls can not be nested"),
+            Local::Multi => {
+                self.multi = Some(Group::default());
+                Reply::OK
+            }
+            Local::Discard if self.multi.is_none() => error("ERR DISCARD without MULTI"),
+            Local::Discard => {
+                self.multi = None;
+                self.unwatch();
+                Reply::OK
+            }
+            Local::Exec => self.exec().await,
+            Local::Watch if self.multi.is_some() => error("ERR WATCH inside MULTI is not allowed"),
+            Local::Watch => self.watch(arguments).await,
+            Local::Unwatch => {
+                if self.multi.is_none() {
+                    self.unwatch();
+                }
+                Reply::OK
+            }
+            Local::Reset => self.reset(),
+            Local::Quit => {
+                self.is_closing = true;
+                Reply::OK
+            }
+        };
+        self.reply_now(answer).await;
+    }
+
+    /// `AUTH [name] token`
+    fn auth(&mut self, arguments: &[Bytes]) -> Reply {
+        let front = self.runner.front();
+        if front.anybody().is_some() {
+            return error(
+                "ERR AUTH <password> called without any password configured for the default user. \
+                 Are you sure your configuration is correct?",
+            );
+        }
+        let (name, token) = match arguments {
+            [token] => (None, token),
+            [name, token] if name.eq_ignore_ascii_case(b"default") => (None, token),
+            [name, token] => (Some(name.as_ref()), token),
+            _ => return Reply::Error(SYNTAX),
+        };
+        match front.by_token(name, token) {
+            Some(caller) => {
+                self.caller = Some(caller);
+                Reply::OK
+            }
+            None => {
+                self.failures += 1;
+                self.is_closing |= self.failures >= FAILURES_MAX;
+                error("WRONGPASS invalid username-password pair or user is disabled.")
+            }
+        }
+    }
+
+    /// `HELLO [version [AUTH name token] [SETNAME name]]`
+    fn hello(&mut self, arguments: &[Bytes]) -> Reply {
+        let mut version = self.version;
+        let mut rest = arguments;
+        if let Some((first, others)) = rest.split_first() {
+            version = match number::integer(first) {
+                Some(2) => Version::Two,
+                Some(3) => Version::Three,
+                Some(_) => return error("NOPROTO unsupported protocol version"),
+                None => return error("ERR Protocol version is not an integer or out of range"),
+            };
+            rest = others;
+        }
+        let mut name = None;
+        loop {
+            rest = match rest {
+                [] => break,
+                [word, user, token, others @ ..] if word.eq_ignore_ascii_case(b"auth") => {
+                    let answer = self.auth(&[user.clone(), token.clone()]);
+                    if matches!(answer, Reply::Error(_)) {
+                        return answer;
+                    }
+                    others
+                }
+                [word, given, others @ ..] if word.eq_ignore_ascii_case(b"setname") => {
+                    name = Some(given.clone());
+                    others
+                }
+                _ => return Reply::Error(SYNTAX),
+            };
+        }
+        if self.caller.is_none() {
+            return error(
+                "NOAUTH HELLO must be called with the client already authenticated, otherwise the \
+                 HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client \
+                 and select the RESP protocol version at the same time",
+            );
+        }
+        if let Some(name) = name {
+            let answer = self.set_name(&name);
+            if matches!(answer, Reply::Error(_)) {
+                return answer;
+            }
+        }
+        self.version = version;
+        let proto = if version == Version::Three { 3 } else { 2 };
+        Reply::Map(vec![
+            (text("server"), text("redis")),
+            (text("version"), text(REDIS_VERSION)),
+            (text("proto"), Reply::Integer(proto)),
+            (text("id"), Reply::Integer(i64::try_from(self.number).unwrap_or(i64::MAX))),
+            (text("mode"), text("standalone")),
+            (text("role"), text("master")),
+            (text("modules"), Reply::Array(Vec::new())),
+        ])
+    }
+
+    fn select(&mut self, arguments: &[Bytes]) -> Reply {
+        let number = arguments.first().and_then(|word| number::integer(word));
+        let number = number.map(|number| u8::try_from(number).ok().filter(|n| *n < DATABASES));
+        match number {
+            None => error("ERR value is not an integer or out of range"),
+            Some(None) => error("ERR DB index is out of range"),
+            Some(Some(number)) if number != self.database && !self.watched.is_empty() => {
+                error("ERR SELECT of another database is not possible while keys are watched")
+            }
+            Some(Some(number)) => {
+                self.database = number;
+                Reply::OK
+            }
+        }
+    }
+
+    fn set_name(&mut self, name: &Bytes) -> Reply {
+        if name.len() > 1_024 || !name.iter().all(u8::is_ascii_graphic) {
+            return error(
+                "ERR Client names cannot contain spaces, newlines or special characters.",
+            );
+        }
+        self.name = name.clone();
+        Reply::OK
+    }
+
+    fn client(&mut self, arguments: &[Bytes]) -> Reply {
+        let Some((first, rest)) = arguments.split_first() else { return Reply::Error(SYNTAX) };
+        let word = String::from_utf8_lossy(first).to_ascii_lowercase();
+        match (word.as_str(), rest) {
+            ("id", []) => Reply::Integer(i64::try_from(self.number).unwrap_or(i64::MAX)),
+            ("getname", []) if self.name.is_empty() => Reply::Nil,
+            ("getname", []) => Reply::Bulk(self.name.clone()),
+            ("setname", [name]) => self.set_name(name),
+            ("setinfo", [_, _]) | ("no-evict" | "no-touch", [_]) => Reply::OK,
+            ("info", []) => {
+                let name = String::from_utf8_lossy(&self.name).into_owned();
+                let (number, database) = (self.number, self.database);
+                let resp = if self.version == Version::Three { 3 } else { 2 };
+                text(format!("id={number} name={name} db={database} resp={resp}\n"))
+            }
+            _ => subcommand("client", &word),
+        }
+    }
+
+    fn reset(&mut self) -> Reply {
+        self.multi = None;
+        self.unwatch();
+        self.database = 0;
+        self.version = Version::Two;
+        self.name = Bytes::new();
+        self.caller = self.runner.front().anybody();
+        Reply::Status("RESET")
+    }
+
+    fn info(&self) -> Reply {
+        let front = self.runner.front();
+        let about = front.describe();
+        text(format!(
+            "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
+             orthodrome_version:{}\r\nuptime_in_seconds:{}\r\n\r\n\
+             # Clients\r\nconnected_clients:{}\r\n\r\n\
+             # Persistence\r\nloading:0\r\naof_enabled:1\r\n\r\n\
+             # Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n\
+             # Orthodrome\r\ncluster:{}\r\nprotocol:{}\r\nguarantee:{}\r\nregion:{}\r\nnode:{}\r\n",
+            env!("CARGO_PKG_VERSION"),
+            front.uptime().as_secs(),
+            front.redis_connections().get(),
+            about.cluster,
+            about.protocol,
+            about.guarantee,
+            about.region,
+            about.node,
+        ))
+    }
+}
+
+fn subcommand(command: &str, word: &str) -> Reply {
+    let word: String = word.chars().take(64).collect();
+    Reply::Error(Failure::of(format!(
+        "ERR unknown subcommand '{word}'. '{command}' has fewer subcommands here than in Redis."
+    )))
+}
+
+fn time() -> Reply {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Reply::Array(vec![text(since.as_secs().to_string()), text(since.subsec_micros().to_string())])
+}
+
+/// Settings that clients and `redis-benchmark` ask for.
+const SETTINGS: [(&str, &str); 5] = [
+    ("appendfsync", "always"),
+    ("appendonly", "yes"),
+    ("databases", "16"),
+    ("maxmemory", "0"),
+    ("save", ""),
+];
+
+fn config(arguments: &[Bytes]) -> Reply {
+    let Some((first, patterns)) = arguments.split_first() else { return Reply::Error(SYNTAX) };
+    if !first.eq_ignore_ascii_case(b"get") || patterns.is_empty() {
+        return subcommand("config", &String::from_utf8_lossy(first).to_ascii_lowercase());
+    }
+    let is_wanted = |name: &str| {
+        patterns.iter().any(|pattern| {
+            pattern.eq_ignore_ascii_case(b"*") || pattern.eq_ignore_ascii_case(name.as_bytes())
+        })
+    };
+    let wanted = SETTINGS.into_iter().filter(|(name, _)| is_wanted(name));
+    Reply::Map(wanted.map(|(name, value)| (text(name), text(value))).collect())
+}
+
+/// One line of `COMMAND`.
+fn described(name: &str, arity: i64, flag: &'static str, keys: (i64, i64, i64)) -> Reply {
+    let (first, last, step) = keys;
+    Reply::Array(vec![
+        text(name),
+        Reply::Integer(arity),
+        Reply::Set(vec![Reply::Status(flag)]),
+        Reply::Integer(first),
+        Reply::Integer(last),
+        Reply::Integer(step),
+    ])
+}
+
+/// Every command.
+fn descriptions() -> Vec<(&'static str, Reply)> {
+    let data = COMMANDS.iter().map(|spec| {
+        let flag = if spec.is_read_only { "readonly" } else { "write" };
+        (spec.name, described(spec.name, spec.arity, flag, spec.keys))
+    });
+    let locals =
+        LOCALS.iter().map(|(name, arity, _)| (*name, described(name, *arity, "fast", (0, 0, 0))));
+    data.chain(locals).collect()
+}
+
+fn command(arguments: &[Bytes]) -> Reply {
+    let all = descriptions();
+    let Some((first, rest)) = arguments.split_first() else {
+        return Reply::Array(all.into_iter().map(|(_, line)| line).collect());
+    };
+    let word = String::from_utf8_lossy(first).to_ascii_lowercase();
+    match (word.as_str(), rest) {
+        ("count", []) => Reply::count(all.len()),
+        ("list", []) => Reply::Array(all.into_iter().map(|(name, _)| text(name)).collect()),
+        // The help of `redis-cli` works without.
+        ("docs", _) => Reply::Map(Vec::new()),
+        ("info", names) => {
+            let find = |name: &Bytes| {
+                let mut all = all.iter();
+                let found = all.find(|(own, _)| name.eq_ignore_ascii_case(own.as_bytes()));
+                found.map_or(Reply::NilArray, |(_, line)| line.clone())
+            };
+            Reply::Array(names.iter().map(find).collect())
+        }
+        _ => subcommand("command", &word),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_name_has_one_meaning() {
+        let data = COMMANDS.iter().map(|spec| spec.name);
+        let locals = LOCALS.iter().map(|(name, ..)| *name);
+        let missing = MISSING.iter().flat_map(|(_, names)| names.iter().copied());
+        let mut seen = BTreeSet::new();
+        for name in data.chain(locals).chain(missing) {
+            assert!(seen.insert(name), "{name} is listed twice");
+            assert_eq!(name, name.to_lowercase());
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_refused_by_name() {
+        let refused = |line: &str| {
+            let words: Vec<Bytes> = line.split(' ').map(|word| word.to_owned().into()).collect();
+            unknown(&words).0.into_owned()
+        };
+        assert_eq!(
+            refused("EVAL x 0"),
+            "ERR command 'eval' is not available here: scripts and functions are not supported"
+        );
+        assert_eq!(
+            refused("fly away now"),
+            "ERR unknown command 'fly', with args beginning with: 'away' 'now' "
+        );
+    }
+}

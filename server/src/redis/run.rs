@@ -1,0 +1,276 @@
+//! Runs a list of commands as one transaction, and tries again after conflicts.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use orthodrome_core::procedure::redis::entry::Stamp;
+use orthodrome_core::procedure::redis::reply::Failure;
+use orthodrome_core::procedure::redis::{Batch, Command, Evaluation};
+use orthodrome_core::txn::{AbortReason, Op, Reads};
+use orthodrome_core::{ClientId, Key, Outcome, RegionId, Txn, TxnId};
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+use super::names::{Name, Names};
+use crate::service::{Front, Principal, Refusal, Transactions};
+
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// The outcome of a transaction cannot be found out.
+const UNKNOWN: Failure = Failure::new(
+    "UNKNOWN the outcome of this transaction is not known: it may have taken effect, or may still \
+     take effect, or not; read the keys to find out",
+);
+/// A transaction took effect, and the values for its answers were lost.
+const NO_ANSWER: Failure = Failure::new(
+    "COMMITTED this transaction took effect, but its answers were lost; read the keys instead",
+);
+const TOO_LARGE: Failure = Failure::new(
+    "ERR the transaction is too large: it may write 8388608 bytes, and read 15728640 bytes of one \
+     partition; it had no effect",
+);
+
+/// Commands that run as one transaction.
+#[derive(Clone, Debug)]
+pub(super) struct Work<'a> {
+    /// The database of the keys.
+    pub(super) database: u8,
+    /// Their names.
+    pub(super) keys: &'a [Bytes],
+    /// The commands.
+    pub(super) commands: &'a [Command],
+    /// Keys that must not have changed.
+    pub(super) watched: &'a [(u32, Option<Stamp>)],
+}
+
+/// Why a transaction has no answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Trouble {
+    /// A watched key has changed. The transaction had no effect.
+    Watch,
+    /// It is too large. It had no effect, and smaller parts of it may succeed.
+    TooLarge,
+    /// An error for the client.
+    Failed(Failure),
+}
+
+impl Trouble {
+    /// The error for the client.
+    pub(super) fn failure(self) -> Failure {
+        match self {
+            Self::TooLarge => TOO_LARGE,
+            Self::Failed(failure) => failure,
+            Self::Watch => Failure::new("ERR a watched key has changed"),
+        }
+    }
+}
+
+/// Runs transactions for all connections of a node.
+pub(super) struct Runner<T> {
+    front: Arc<Front<T>>,
+    names: Names,
+    /// The client id of all of them, once it is known.
+    client: OnceCell<ClientId>,
+    home: RegionId,
+}
+
+/// One attempt after the other at one transaction.
+struct Attempt {
+    _name: Name,
+    id: TxnId,
+    deadline: Instant,
+    failures: u32,
+}
+
+impl Attempt {
+    /// Pauses before another attempt: twice as long each time, minus a random part. False if no
+    /// time is left.
+    async fn pause(&mut self) -> bool {
+        let span = PAUSE_MIN.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
+        self.failures = self.failures.saturating_add(1);
+        let half = span / 2;
+        let nanos = u64::try_from(half.as_nanos()).unwrap_or(u64::MAX).saturating_add(1);
+        // The standard library seeds each hasher at random.
+        let random = RandomState::new().build_hasher().finish();
+        let until = Instant::now() + half + Duration::from_nanos(random % nanos);
+        if until >= self.deadline {
+            return false;
+        }
+        tokio::time::sleep_until(until).await;
+        true
+    }
+}
+
+/// The time of this machine, in milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The key of the database in which a key of Redis is stored.
+fn stored(database: u8, name: &Bytes) -> Key {
+    let mut key = prefix(database).into_bytes();
+    key.extend_from_slice(name);
+    Key::from(key)
+}
+
+/// What the keys of a database of Redis begin with.
+pub(super) fn prefix(database: u8) -> String {
+    format!("redis/{database}/")
+}
+
+impl<T: Transactions> Runner<T> {
+    pub(super) fn new(front: Arc<Front<T>>, names: Names) -> Self {
+        let home = front.home();
+        Self { front, names, client: OnceCell::new(), home }
+    }
+
+    pub(super) fn front(&self) -> &Front<T> {
+        &self.front
+    }
+
+    async fn attempt(&self) -> Result<Attempt, Trouble> {
+        let client = self.client.get_or_try_init(|| self.front.register()).await;
+        let client = *client.map_err(|error| failed(format!("ERR {error}")))?;
+        let name = self.names.take();
+        let deadline = Instant::now() + self.front.limits().request_timeout;
+        Ok(Attempt { id: name.of(client), _name: name, deadline, failures: 0 })
+    }
+
+    /// Runs commands as one transaction.
+    pub(super) async fn run(
+        &self,
+        caller: &Principal,
+        work: &Work<'_>,
+    ) -> Result<(Batch, Evaluation), Trouble> {
+        let names: Vec<Key> = work.keys.iter().map(|name| stored(work.database, name)).collect();
+        let batch = |is_wide| {
+            Batch::new(names.len(), work.commands.to_vec(), work.watched.to_vec(), is_wide)
+        };
+        let mut attempt = self.attempt().await?;
+        let (mut batch_now, wide) = (batch(false), batch(true));
+        loop {
+            batch_now.now_ms = now_ms();
+            batch_now.stamp = Stamp { client: attempt.id.client.0, counter: attempt.id.counter };
+            let txn = self.txn(&attempt, &batch_now, &names);
+            let outcome = self.outcome(caller, txn, &mut attempt).await?;
+            let reads = match outcome {
+                Ended::Committed(reads) => reads,
+                Ended::Aborted(reason) => {
+                    attempt.id = attempt.id.retry();
+                    if reason == AbortReason::Guard && batch_now.keys != wide.keys {
+                        // Either a key has expired that must be declared to be removed, or a
+                        // watched key has changed; the next attempt finds out which.
+                        batch_now = wide.clone();
+                        continue;
+                    }
+                    retry_or_fail(reason, work)?;
+                    if !attempt.pause().await {
+                        return Err(busy(reason));
+                    }
+                    continue;
+                }
+            };
+            let needs_reads = batch_now.keys.iter().any(|access| access.reads);
+            let Some(reads) = reads.or_else(|| (!needs_reads).then(Reads::new)) else {
+                return Err(Trouble::Failed(NO_ANSWER));
+            };
+            let value = |key: usize| reads.get(names.get(key)?)?.value.clone();
+            let most = self.front.limits().response_bytes_max as usize;
+            let evaluation = batch_now.evaluate(value, most);
+            if evaluation.needs_more_writes {
+                batch_now = wide.clone();
+                let deadline = attempt.deadline;
+                attempt = Attempt { deadline, ..self.attempt().await? };
+                continue;
+            }
+            if !evaluation.is_watch_kept {
+                return Err(Trouble::Watch);
+            }
+            return Ok((batch_now, evaluation));
+        }
+    }
+
+    fn txn(&self, attempt: &Attempt, batch: &Batch, names: &[Key]) -> Txn {
+        let mut txn = if batch.is_read_only() {
+            let read = names.iter().zip(&batch.keys).filter(|(_, access)| access.reads);
+            Txn::read_only(attempt.id, self.home, read.map(|(name, _)| name.clone()).collect())
+        } else {
+            Txn::procedure(attempt.id, self.home, vec![Op::Call(batch.call(names))])
+        };
+        txn.acknowledged_below = self.names.acknowledged_below();
+        txn
+    }
+
+    /// Runs one attempt until its outcome is known. Requests that the node refuses for lack of room
+    /// are repeated.
+    async fn outcome(
+        &self,
+        caller: &Principal,
+        txn: Txn,
+        attempt: &mut Attempt,
+    ) -> Result<Ended, Trouble> {
+        let mut finished = loop {
+            match self.front.run(caller, txn.clone()).await {
+                Ok(finished) => break finished,
+                Err(Refusal::Busy(text)) => {
+                    if !attempt.pause().await {
+                        return Err(failed(format!("ERR {text}")));
+                    }
+                }
+                Err(Refusal::Denied(text)) => return Err(failed(format!("NOPERM {text}"))),
+                Err(Refusal::Never(text)) => return Err(failed(format!("ERR {text}"))),
+            }
+        };
+        loop {
+            match finished.outcome {
+                Outcome::Committed(_) => return Ok(Ended::Committed(finished.reads)),
+                Outcome::Aborted(reason) => return Ok(Ended::Aborted(reason)),
+                Outcome::Unknown => {
+                    if self.front.is_ending() || !attempt.pause().await {
+                        return Err(Trouble::Failed(UNKNOWN));
+                    }
+                    finished = self.front.resolve(txn.clone()).await;
+                }
+            }
+        }
+    }
+}
+
+/// The outcome of an attempt.
+enum Ended {
+    /// With the values read, unless they were lost.
+    Committed(Option<Reads>),
+    Aborted(AbortReason),
+}
+
+fn failed(text: String) -> Trouble {
+    Trouble::Failed(Failure::of(text))
+}
+
+fn busy(reason: AbortReason) -> Trouble {
+    failed(format!(
+        "ERR the transaction aborted ({reason}) until limits.request_timeout_ms had passed; it had \
+         no effect"
+    ))
+}
+
+/// Returns if another attempt may succeed.
+fn retry_or_fail(reason: AbortReason, work: &Work<'_>) -> Result<(), Trouble> {
+    match reason {
+        AbortReason::Conflict
+        | AbortReason::StaleRead
+        | AbortReason::Recovery
+        | AbortReason::Abandoned
+        | AbortReason::Overload => Ok(()),
+        AbortReason::Guard if !work.watched.is_empty() => Err(Trouble::Watch),
+        AbortReason::TooLarge => Err(Trouble::TooLarge),
+        AbortReason::Guard | AbortReason::Client | AbortReason::Invalid => {
+            Err(failed(format!("ERR the transaction aborted ({reason}); it had no effect")))
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! The listener on a real socket, in front of a store in memory whose answers can be scripted.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Mutex;
+
+use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder};
+use orthodrome_core::topology::Topology;
+use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Value, Version, Writes};
+use orthodrome_core::{ClientId, Cluster, Decision, Key, NodeId, Outcome, Timestamp, Txn, TxnId};
+use tokio::io::AsyncReadExt as _;
+
+use super::*;
+use crate::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError};
+use crate::service::{Access, Credential, Limits, Listeners, Role, ServiceConfig, serve_all};
+
+/// What happens to the next transaction.
+#[derive(Clone, Copy, Debug)]
+enum Twist {
+    /// It aborts for this reason.
+    Abort(AbortReason),
+    /// It commits, and the answer is lost.
+    LostCommit,
+    /// It does not begin, and the answer is lost.
+    LostAbort,
+    /// It commits, and its outcome is never known.
+    Unknown,
+    /// The node refuses it for lack of room.
+    Busy,
+}
+
+#[derive(Default)]
+struct State {
+    values: BTreeMap<Key, Value>,
+    twists: VecDeque<Twist>,
+    /// The outcomes of lost transactions.
+    lost: BTreeMap<TxnId, Outcome>,
+    /// Every transaction that began: its id, and whether it is read-only.
+    begun: Vec<(TxnId, bool)>,
+    clock: u64,
+}
+
+#[derive(Default)]
+struct Memory(Mutex<State>);
+
+impl State {
+    /// Runs a transaction.
+    fn commit(&mut self, txn: &Txn) -> Finished {
+        let read = |key: &Key| {
+            let value = self.values.get(key).cloned();
+            (key.clone(), Read { value, version: Version::INITIAL })
+        };
+        let reads: Reads = txn.reads.iter().map(read).collect();
+        let writes = match &txn.kind {
+            Kind::Procedure(ops) => Txn::execute(ops, &reads),
+            Kind::ReadOnly => Ok(Writes::new()),
+            Kind::Interactive | Kind::General | Kind::StaleReadOnly => {
+                panic!("the listener runs no transaction of several rounds")
+            }
+        };
+        self.clock += 1;
+        let outcome = match writes {
+            Ok(writes) => {
+                for (key, value) in writes {
+                    match value {
+                        Some(value) => drop(self.values.insert(key, value)),
+                        None => drop(self.values.remove(&key)),
+                    }
+                }
+                Outcome::Committed(Timestamp(self.clock))
+            }
+            Err(reason) => Outcome::Aborted(reason),
+        };
+        Finished { outcome, reads: Some(reads), path: "memory" }
+    }
+}
+
+impl Transactions for Memory {
+    async fn register(&self) -> Result<ClientId, GatewayError> {
+        Ok(ClientId(7))
+    }
+
+    async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
+        let mut state = self.0.lock().unwrap();
+        assert!(txn.acknowledged_below <= txn.id.counter);
+        state.begun.push((txn.id, txn.is_read_only()));
+        let finished = |outcome| Finished { outcome, reads: None, path: "memory" };
+        Ok(Begun::Finished(match state.twists.pop_front() {
+            None => state.commit(&txn),
+            Some(Twist::Abort(reason)) => finished(Outcome::Aborted(reason)),
+            Some(Twist::LostCommit) => {
+                let outcome = state.commit(&txn).outcome;
+                state.lost.insert(txn.id, outcome);
+                finished(Outcome::Unknown)
+            }
+            Some(Twist::LostAbort) => {
+                state.lost.insert(txn.id, Outcome::Aborted(AbortReason::Recovery));
+                return Err(GatewayError::Lost(txn.id));
+            }
+            Some(Twist::Unknown) => {
+                state.commit(&txn);
+                finished(Outcome::Unknown)
+            }
+            Some(Twist::Busy) => return Err(GatewayError::Overloaded { limit: 1 }),
+        }))
+    }
+
+    async fn read(&self, txn: TxnId, _keys: Vec<Key>) -> Result<Begun, GatewayError> {
+        Err(GatewayError::UnknownTransaction(txn))
+    }
+
+    async fn decide(&self, txn: TxnId, _decision: Decision) -> Result<Finished, GatewayError> {
+        Err(GatewayError::UnknownTransaction(txn))
+    }
+
+    async fn resolve(
+        &self,
+        txn: Txn,
+        _reads: Reads,
+        _decision: Option<Decision>,
+    ) -> Result<Finished, GatewayError> {
+        let state = self.0.lock().unwrap();
+        let outcome = state.lost.get(&txn.id).copied().unwrap_or(Outcome::Unknown);
+        Ok(Finished { outcome, reads: None, path: "memory" })
+    }
+
+    async fn admin(&self, _order: Admin) -> Result<(), OrderError> {
+        Err(OrderError::Lost)
+    }
+
+    async fn groups(&self) -> Vec<GroupView> {
+        Vec::new()
+    }
+
+    fn describe(&self) -> Description {
+        Description {
+            cluster: "test".into(),
+            protocol: "memory",
+            guarantee: "strict-serializable",
+            general: false,
+            node: NodeId(1),
+            gateway: NodeId(4),
+            region: "R1".into(),
+            leaders: BTreeMap::new(),
+            health: Health::Serving,
+            in_flight: 0,
+            in_flight_max: 10,
+        }
+    }
+
+    async fn gauges(&self) -> Vec<Gauge> {
+        Vec::new()
+    }
+
+    async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
+        Vec::new()
+    }
+}
+
+/// A running service.
+struct Rig {
+    memory: Arc<Memory>,
+    redis: SocketAddr,
+    stop: CancellationToken,
+    served: tokio::task::JoinHandle<()>,
+}
+
+async fn rig(access: Access, limits: Limits) -> Rig {
+    let topology = Topology::uniform(3, Duration::from_micros(500), Duration::from_millis(50));
+    let cluster = Arc::new(Cluster::spread(topology, 1, 1, 3, 3).unwrap());
+    let memory = Arc::new(Memory::default());
+    let clients = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let redis = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let place = redis.local_addr().unwrap();
+    let listeners = Listeners { clients, redis: Some(redis) };
+    let config = ServiceConfig { access, tls: None, limits };
+    let stop = CancellationToken::new();
+    let (handle, stopped) = (Arc::clone(&memory), stop.clone().cancelled_owned());
+    let served = tokio::spawn(async move {
+        serve_all(handle, cluster, listeners, config, stopped).await.unwrap();
+    });
+    Rig { memory, redis: place, stop, served }
+}
+
+async fn open() -> Rig {
+    rig(Access::open(), Limits::default()).await
+}
+
+impl Rig {
+    async fn client(&self) -> TcpStream {
+        TcpStream::connect(self.redis).await.unwrap()
+    }
+
+    fn twist(&self, twists: impl IntoIterator<Item = Twist>) {
+        self.memory.0.lock().unwrap().twists.extend(twists);
+    }
+
+    fn begun(&self) -> Vec<(TxnId, bool)> {
+        std::mem::take(&mut self.memory.0.lock().unwrap().begun)
+    }
+}
+
+/// Sends lines, and checks that exactly these bytes come back.
+async fn talk(client: &mut TcpStream, lines: &str, answers: &str) {
+    client.write_all(lines.as_bytes()).await.unwrap();
+    let mut got = vec![0; answers.len()];
+    let read = tokio::time::timeout(Duration::from_secs(30), client.read_exact(&mut got)).await;
+    read.expect("the answers arrive").unwrap_or_else(|error| {
+        panic!("{lines}: {error}: {}", String::from_utf8_lossy(&got));
+    });
+    assert_eq!(String::from_utf8_lossy(&got), answers, "{lines}");
+}
+
+#[tokio::test]
+async fn commands_that_arrive_together_are_one_transaction() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    let lines = "SET a 1\r\nINCR a\r\nGET b\r\nnonsense\r\nHGET a f\r\nPING\r\nINCR a\r\n";
+    let wrong = "-WRONGTYPE Operation against a key holding the wrong kind of value";
+    let unknown = "-ERR unknown command 'nonsense', with args beginning with: ";
+    let answers = format!("+OK\r\n:2\r\n$-1\r\n{unknown}\r\n{wrong}\r\n+PONG\r\n:3\r\n");
+    talk(&mut client, lines, &answers).await;
+    assert_eq!(rig.begun().len(), 1);
+    talk(&mut client, "GET a\r\n", "$1\r\n3\r\n").await;
+    let begun = rig.begun();
+    assert_eq!(begun.len(), 1);
+    assert!(begun[0].1, "a read is a read-only transaction");
+    let values = &rig.memory.0.lock().unwrap().values;
+    assert_eq!(values.keys().next(), Some(&Key::from("redis/0/a")));
+}
+
+#[tokio::test]
+async fn exec_is_one_transaction_and_watch_compares() {
+    let rig = open().await;
+    let (mut one, mut other) = (rig.client().await, rig.client().await);
+    let queued = "+OK\r\n+QUEUED\r\n+QUEUED\r\n";
+    talk(&mut one, "MULTI\r\nSET {a} 1\r\nINCR {b}\r\n", queued).await;
+    assert_eq!(rig.begun(), []);
+    talk(&mut one, "EXEC\r\n", "*2\r\n+OK\r\n:1\r\n").await;
+    assert_eq!(rig.begun().len(), 1);
+    // A watched key that another client changes, also to the same value.
+    talk(&mut one, "WATCH {a}\r\nGET {a}\r\n", "+OK\r\n$1\r\n1\r\n").await;
+    talk(&mut other, "SET {a} 1\r\n", "+OK\r\n").await;
+    talk(&mut one, "MULTI\r\nINCR {b}\r\nEXEC\r\n", "+OK\r\n+QUEUED\r\n*-1\r\n").await;
+    // EXEC has ended the watch.
+    talk(&mut one, "MULTI\r\nINCR {b}\r\nEXEC\r\n", "+OK\r\n+QUEUED\r\n*1\r\n:2\r\n").await;
+    // A key that appears, is read, and is gone again.
+    talk(&mut one, "WATCH {c}\r\n", "+OK\r\n").await;
+    talk(&mut other, "SET {c} 1\r\n", "+OK\r\n").await;
+    talk(&mut one, "GET {c}\r\n", "$1\r\n1\r\n").await;
+    talk(&mut other, "DEL {c}\r\n", ":1\r\n").await;
+    talk(&mut one, "MULTI\r\nEXEC\r\n", "+OK\r\n*-1\r\n").await;
+    // Watched keys without changes.
+    let lines = "WATCH {a}\r\nMULTI\r\nGET {a}\r\nPING\r\nEXEC\r\n";
+    let answers = "+OK\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n$1\r\n1\r\n+PONG\r\n";
+    talk(&mut one, lines, answers).await;
+    // UNWATCH and DISCARD end the watch.
+    talk(&mut one, "WATCH {a}\r\n", "+OK\r\n").await;
+    talk(&mut other, "SET {a} 5\r\n", "+OK\r\n").await;
+    let lines = "UNWATCH\r\nMULTI\r\nDISCARD\r\nMULTI\r\nEXEC\r\n";
+    talk(&mut one, lines, "+OK\r\n+OK\r\n+OK\r\n+OK\r\n*0\r\n").await;
+}
+
+#[tokio::test]
+async fn a_transaction_with_a_refused_command_is_discarded() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    talk(&mut client, "EXEC\r\n", "-ERR EXEC without MULTI\r\n").await;
+    talk(&mut client, "DISCARD\r\n", "-ERR DISCARD without MULTI\r\n").await;
+    let arity = "-ERR wrong number of arguments for 'get' command\r\n";
+    let abort = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+    let answers = format!("+OK\r\n+QUEUED\r\n{arity}{abort}");
+    talk(&mut client, "MULTI\r\nSET a 1\r\nGET\r\nEXEC\r\n", &answers).await;
+    talk(&mut client, "GET a\r\n", "$-1\r\n").await;
+    let scripts =
+        "-ERR command 'eval' is not available here: scripts and functions are not supported\r\n";
+    let answers = format!("+OK\r\n{scripts}{abort}");
+    talk(&mut client, "MULTI\r\nEVAL x 0\r\nEXEC\r\n", &answers).await;
+    // Other mistakes are answers of the command, and the other commands take effect.
+    let answers = "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n-ERR syntax error\r\n:1\r\n";
+    talk(&mut client, "MULTI\r\nSET a 1 NX XX\r\nINCR n\r\nEXEC\r\n", answers).await;
+    let nested = "-ERR MULTI calls can not be nested\r\n";
+    let watch = "-ERR WATCH inside MULTI is not allowed\r\n";
+    let answers = format!("+OK\r\n{nested}{watch}*0\r\n");
+    talk(&mut client, "MULTI\r\nMULTI\r\nWATCH a\r\nEXEC\r\n", &answers).await;
+}
+
+#[tokio::test]
+async fn contention_is_retried_and_an_unknown_outcome_is_said() {
+    let limits = Limits { request_timeout: Duration::from_millis(300), ..Limits::default() };
+    let rig = rig(Access::open(), limits).await;
+    let mut client = rig.client().await;
+    let reasons = [AbortReason::Conflict, AbortReason::StaleRead, AbortReason::Recovery];
+    rig.twist(reasons.map(Twist::Abort).into_iter().chain([Twist::Busy, Twist::LostAbort]));
+    talk(&mut client, "INCR a\r\n", ":1\r\n").await;
+    let begun = rig.begun();
+    let attempts: Vec<u32> = begun.iter().map(|(id, _)| u32::from(id.attempt)).collect();
+    assert_eq!(attempts, [0, 1, 2, 3, 3, 4], "an id is used again only if it had no effect");
+    // A commit whose answer is lost is found out. What it answered is computed if it can be.
+    rig.twist([Twist::LostCommit]);
+    talk(&mut client, "SET a 7\r\n", "+OK\r\n").await;
+    rig.twist([Twist::LostCommit]);
+    let text = "-COMMITTED this transaction took effect, but its answers were lost; read the keys instead\r\n";
+    talk(&mut client, "INCR a\r\n", text).await;
+    talk(&mut client, "GET a\r\n", "$1\r\n8\r\n").await;
+    rig.twist([Twist::Unknown]);
+    client.write_all(b"INCR a\r\n").await.unwrap();
+    let mut answer = vec![0; 8];
+    client.read_exact(&mut answer).await.unwrap();
+    assert_eq!(answer, b"-UNKNOWN");
+}
+
+#[tokio::test]
+async fn contention_that_lasts_is_an_error_that_had_no_effect() {
+    let limits = Limits { request_timeout: Duration::from_millis(50), ..Limits::default() };
+    let rig = rig(Access::open(), limits).await;
+    let mut client = rig.client().await;
+    rig.twist([Twist::Abort(AbortReason::Conflict); 1_000]);
+    let text = "-ERR the transaction aborted (conflict) until limits.request_timeout_ms had passed; \
+                it had no effect\r\n";
+    talk(&mut client, "INCR a\r\n", text).await;
+}
+
+#[tokio::test]
+async fn a_group_that_is_too_large_runs_command_by_command() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    rig.twist([Twist::Abort(AbortReason::TooLarge)]);
+    talk(&mut client, "INCR a\r\nINCR b\r\n", ":1\r\n:1\r\n").await;
+    assert_eq!(rig.begun().len(), 3);
+}
+
+#[tokio::test]
+async fn a_key_that_has_expired_is_removed_by_a_read() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    talk(&mut client, "SET a 1 PX 1\r\n", "+OK\r\n").await;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    talk(&mut client, "GET a\r\n", "$-1\r\n").await;
+    assert!(rig.memory.0.lock().unwrap().values.is_empty());
+    talk(&mut client, "SET a 1 PX 1\r\n", "+OK\r\n").await;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    talk(
+        &mut client,
+        "MULTI\r\nGET a\r\nSET b 1\r\nEXEC\r\n",
+        "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n$-1\r\n+OK\r\n",
+    )
+    .await;
+    assert_eq!(rig.memory.0.lock().unwrap().values.len(), 1);
+}
+
+#[tokio::test]
+async fn hello_changes_the_version_and_reset_changes_it_back() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    client.write_all(b"HELLO 3\r\n").await.unwrap();
+    let mut head = [0; 4];
+    client.read_exact(&mut head).await.unwrap();
+    assert_eq!(&head, b"%7\r\n");
+    let mut rest = vec![0; 4 << 10];
+    let read = client.read(&mut rest).await.unwrap();
+    assert!(rest[..read].ends_with(b"$7\r\nmodules\r\n*0\r\n"));
+    talk(&mut client, "GET a\r\nSADD s m\r\nSMEMBERS s\r\n", "_\r\n:1\r\n~1\r\n$1\r\nm\r\n").await;
+    talk(&mut client, "RESET\r\nGET a\r\n", "+RESET\r\n$-1\r\n").await;
+    talk(&mut client, "HELLO 4\r\n", "-NOPROTO unsupported protocol version\r\n").await;
+    talk(
+        &mut client,
+        "SELECT 3\r\nSET a 1\r\nSELECT 0\r\nGET a\r\n",
+        "+OK\r\n+OK\r\n+OK\r\n$-1\r\n",
+    )
+    .await;
+    talk(&mut client, "SELECT 16\r\n", "-ERR DB index is out of range\r\n").await;
+    talk(&mut client, "QUIT\r\n", "+OK\r\n").await;
+    assert_eq!(client.read(&mut rest).await.unwrap(), 0, "the connection ends");
+}
+
+#[tokio::test]
+async fn clients_need_the_credentials_of_the_api() {
+    let (reader, writer) = ("reader-reader-reader", "writer-writer-writer");
+    let token = |text| Credential::token(text).unwrap();
+    let access = Access::only([
+        (token(reader), Principal::new("reader", Role::Read)),
+        (token(writer), Principal::new("writer", Role::Write)),
+    ]);
+    let rig = rig(access.unwrap(), Limits::default()).await;
+    let mut client = rig.client().await;
+    talk(&mut client, "GET a\r\n", "-NOAUTH Authentication required.\r\n").await;
+    let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\r\n";
+    talk(&mut client, "AUTH nonsense\r\n", wrong).await;
+    talk(&mut client, &format!("AUTH writer {reader}\r\n"), wrong).await;
+    talk(&mut client, &format!("AUTH {reader}\r\nGET a\r\n"), "+OK\r\n$-1\r\n").await;
+    let denied = "-NOPERM this user has no permissions to run the 'set' command\r\n";
+    talk(&mut client, "SET a 1\r\nGET a\r\n", &format!("{denied}$-1\r\n")).await;
+    talk(&mut client, &format!("AUTH default {writer}\r\nSET a 1\r\n"), "+OK\r\n+OK\r\n").await;
+    talk(&mut client, "RESET\r\nGET a\r\n", "+RESET\r\n-NOAUTH Authentication required.\r\n").await;
+    // A stranger may not send much.
+    let mut stranger = rig.client().await;
+    let text = "-ERR Protocol error: invalid bulk length\r\n";
+    talk(&mut stranger, "*2\r\n$4\r\nAUTH\r\n$100000\r\n", text).await;
+    // Guessing ends the connection.
+    let mut guesser = rig.client().await;
+    talk(&mut guesser, &"AUTH nonsense\r\n".repeat(10), &wrong.repeat(10)).await;
+    assert_eq!(guesser.read(&mut [0; 10]).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn bounds_are_those_of_the_file() {
+    let limits = Limits {
+        key_bytes_max: 20,
+        value_bytes_max: 1_000,
+        keys_max: 3,
+        ops_max: 2,
+        request_bytes_max: 4 << 10,
+        response_bytes_max: 4 << 10,
+        request_bytes_in_flight_max: 16 << 10,
+        connections_max: 2,
+        ..Limits::default()
+    };
+    let rig = rig(Access::open(), limits).await;
+    let mut client = rig.client().await;
+    let text = "-ERR a key of 13 bytes; at most 12 are allowed\r\n";
+    talk(&mut client, "GET abcdefghijklm\r\n", text).await;
+    let text = "-ERR a transaction accesses at most 3 different keys\r\n";
+    talk(
+        &mut client,
+        "MGET a b c d\r\nMGET a b c\r\n",
+        &format!("{text}*3\r\n$-1\r\n$-1\r\n$-1\r\n"),
+    )
+    .await;
+    let text = "-ERR the transaction would have more than 2 commands, which is limits.ops_max\r\n";
+    let abort = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+    let answers = format!("+OK\r\n+QUEUED\r\n+QUEUED\r\n{text}{abort}");
+    talk(&mut client, "MULTI\r\nGET a\r\nGET a\r\nGET a\r\nEXEC\r\n", &answers).await;
+    let text = "-ERR Protocol error: invalid bulk length\r\n";
+    talk(&mut client, "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1001\r\n", text).await;
+    assert_eq!(client.read(&mut [0; 10]).await.unwrap(), 0, "the connection ends");
+    let (mut first, mut second) = (rig.client().await, rig.client().await);
+    talk(&mut first, "PING\r\n", "+PONG\r\n").await;
+    talk(&mut second, "PING\r\n", "+PONG\r\n").await;
+    let mut third = rig.client().await;
+    talk(&mut third, "", "-ERR max number of clients reached\r\n").await;
+}
+
+#[tokio::test]
+async fn bytes_that_wait_are_counted_among_those_of_the_node() {
+    let limits = Limits {
+        key_bytes_max: 1 << 10,
+        value_bytes_max: 60 << 10,
+        request_bytes_max: 64 << 10,
+        response_bytes_max: 64 << 10,
+        request_bytes_in_flight_max: 64 << 10,
+        ..Limits::default()
+    };
+    let rig = rig(Access::open(), limits).await;
+    let part = format!("*3\r\n$3\r\nSET\r\n$1\r\na\r\n$50000\r\n{}", "x".repeat(40_000));
+    let mut first = rig.client().await;
+    first.write_all(part.as_bytes()).await.unwrap();
+    // The first client's bytes are counted once it sees an answer to nothing else; so the second
+    // one tries until it is refused.
+    let mut refused = false;
+    for _ in 0..100 {
+        let mut second = rig.client().await;
+        second.write_all(part.as_bytes()).await.unwrap();
+        let mut answer = vec![0; 9];
+        let read = tokio::time::timeout(Duration::from_millis(200), second.read_exact(&mut answer));
+        if read.await.is_ok_and(|read| read.is_ok()) {
+            assert_eq!(answer, b"-ERR busy");
+            refused = true;
+            break;
+        }
+    }
+    assert!(refused);
+    // The first one goes on.
+    talk(&mut first, &format!("{}\r\n", "x".repeat(10_000)), "+OK\r\n").await;
+}
+
+#[tokio::test]
+async fn a_shutdown_ends_idle_connections() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    talk(&mut client, "SET a 1\r\n", "+OK\r\n").await;
+    rig.stop.cancel();
+    assert_eq!(client.read(&mut [0; 10]).await.unwrap(), 0);
+    rig.served.await.unwrap();
+}
