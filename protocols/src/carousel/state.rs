@@ -87,7 +87,6 @@ impl State {
                 acknowledged_below,
             } => {
                 self.acknowledge(txn.client, *acknowledged_below);
-                self.acknowledge_attempts(*txn);
                 self.prepare(*txn, || Prepared {
                     coordinator: *coordinator,
                     versions: versions.clone(),
@@ -96,7 +95,6 @@ impl State {
                 })
             }
             Command::Refuse { txn, coordinator, reason } => {
-                self.acknowledge_attempts(*txn);
                 self.end(*txn, *coordinator, Outcome::Aborted(*reason))
             }
             Command::End { txn, coordinator, verdict: Verdict::Commit(timestamp, writes) } => {
@@ -113,7 +111,6 @@ impl State {
             }
             Command::Coordinate { txn, participants, acknowledged_below } => {
                 self.acknowledge(txn.client, *acknowledged_below);
-                self.acknowledge_attempts(*txn);
                 self.coordinate(*txn, participants);
                 Applied::Nothing
             }

@@ -5,7 +5,6 @@
 //! region.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
@@ -153,18 +152,6 @@ pub struct State<P, E, C> {
     pub ceiling: Timestamp,
     /// Clients know the outcomes of their transactions below these counters.
     pub acknowledged: BTreeMap<ClientId, u64>,
-    /// The latest attempt at a transaction that each of these clients has not acknowledged. Earlier
-    /// attempts at it are acknowledged.
-    pub retried: BTreeMap<ClientId, Retried>,
-}
-
-/// An attempt at a transaction of a known client.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
-pub struct Retried {
-    /// The client's counter.
-    pub counter: u64,
-    /// The attempt.
-    pub attempt: u32,
 }
 
 impl<P, E, C> Default for State<P, E, C> {
@@ -178,7 +165,6 @@ impl<P, E, C> Default for State<P, E, C> {
             floor: Timestamp::ZERO,
             ceiling: Timestamp::ZERO,
             acknowledged: BTreeMap::new(),
-            retried: BTreeMap::new(),
         }
     }
 }
@@ -265,47 +251,7 @@ impl<P, E, C> State<P, E, C> {
     /// True if the transaction's client knows its outcome.
     #[must_use]
     pub fn is_acknowledged(&self, txn: TxnId) -> bool {
-        let is_superseded =
-            |retried: &Retried| retried.counter == txn.counter && txn.attempt < retried.attempt;
-        self.retried.get(&txn.client).is_some_and(is_superseded)
-            || is_acknowledged(&self.acknowledged, txn)
-    }
-
-    /// `client` knows the outcomes of its transactions below a counter (R6). Returns the names that
-    /// were not known to be acknowledged before.
-    pub(crate) fn note_acknowledged(
-        &mut self,
-        client: ClientId,
-        below: u64,
-    ) -> Option<Range<TxnId>> {
-        let names = advance(&mut self.acknowledged, client, below);
-        if let Some(Range { start, end }) = &names {
-            if self.retried.get(&start.client).is_some_and(|known| known.counter < end.counter) {
-                self.retried.remove(&start.client);
-            }
-        }
-        names
-    }
-
-    /// A client begins an attempt only when it knows that the attempts before it aborted. So this
-    /// attempt acknowledges them. Returns the names that were not known to be acknowledged before.
-    ///
-    /// One transaction is remembered for each client that is remembered; attempts at others wait for
-    /// the client's counter.
-    pub(crate) fn note_retried(&mut self, txn: TxnId) -> Option<Range<TxnId>> {
-        let TxnId { client, counter, attempt } = txn;
-        let below = self.acknowledged.get(&client).copied().filter(|_| attempt > 0)?;
-        let known = self.retried.get(&client).copied().unwrap_or(Retried { counter, attempt: 0 });
-        let is_other = known.counter != counter && known.counter >= below;
-        if counter < below || is_other {
-            return None;
-        }
-        let first = if known.counter == counter { known.attempt } else { 0 };
-        if first >= attempt {
-            return None;
-        }
-        self.retried.insert(client, Retried { counter, attempt });
-        Some(TxnId { attempt: first, ..txn }..txn)
+        is_acknowledged(&self.acknowledged, txn)
     }
 
     /// True if the transaction has ended here, or its client knows its outcome: no late message may
@@ -517,21 +463,20 @@ impl<P, A: Part, Q: Request> Outcomes for State<P, Ended, Coordinated<A, Q>> {
 impl<P, C> State<P, Ended, C> {
     /// `client` knows the outcomes of its transactions below a counter (R6).
     pub(crate) fn acknowledge(&mut self, client: ClientId, below: u64) {
-        if let Some(names) = self.note_acknowledged(client, below) {
-            self.drop_acknowledged(names);
+        // Else this was known.
+        let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
+        let gone: Vec<TxnId> = self
+            .ended
+            .range(names.clone())
+            .filter_map(|(txn, ended)| ended.is_forgettable.then_some(*txn))
+            .collect();
+        for txn in gone {
+            self.ended.remove(&txn);
         }
-    }
-
-    /// The client of `txn` knows the outcomes of its earlier attempts.
-    pub(crate) fn acknowledge_attempts(&mut self, txn: TxnId) {
-        if let Some(names) = self.note_retried(txn) {
-            self.drop_acknowledged(names);
+        let gone: Vec<TxnId> = self.settled.range(names).map(|(txn, _)| *txn).collect();
+        for txn in gone {
+            self.settled.remove(&txn);
         }
-    }
-
-    fn drop_acknowledged(&mut self, names: Range<TxnId>) {
-        self.ended.extract_if(names.clone(), |_, ended| ended.is_forgettable).for_each(drop);
-        self.settled.extract_if(names, |_, _| true).for_each(drop);
     }
 }
 
@@ -539,8 +484,6 @@ impl<P, C> State<P, Ended, C> {
 const OUTCOME: usize = TXN + 16;
 /// Encoded size of a client's acknowledgement.
 const ACKNOWLEDGED: usize = 16;
-/// Encoded size of a client's latest attempt.
-const RETRIED: usize = 24;
 
 impl<P, E, C> Divisible for State<P, E, C>
 where
@@ -550,7 +493,7 @@ where
 {
     fn divide(self, bytes_max: usize) -> Vec<Self> {
         let State { applied, prepared, ended, coordinated, .. } = self;
-        let State { settled, floor, ceiling, acknowledged, retried, .. } = self;
+        let State { settled, floor, ceiling, acknowledged, .. } = self;
         let mut parts = Pieces::new(Self { applied, floor, ceiling, ..Self::default() }, bytes_max);
         for (txn, prepared) in prepared {
             parts.of(prepared.size()).prepared.insert(txn, prepared);
@@ -567,15 +510,12 @@ where
         for (client, below) in acknowledged {
             parts.of(ACKNOWLEDGED).acknowledged.insert(client, below);
         }
-        for (client, attempt) in retried {
-            parts.of(RETRIED).retried.insert(client, attempt);
-        }
         parts.finish()
     }
 
     fn join(&mut self, part: Self) {
         let State { applied, prepared, ended, coordinated, .. } = part;
-        let State { settled, floor, ceiling, acknowledged, retried, .. } = part;
+        let State { settled, floor, ceiling, acknowledged, .. } = part;
         assert_eq!(self.applied, applied, "parts of two states");
         self.floor = self.floor.max(floor);
         self.ceiling = self.ceiling.max(ceiling);
@@ -584,7 +524,6 @@ where
         self.coordinated.extend(coordinated);
         self.settled.extend(settled);
         self.acknowledged.extend(acknowledged);
-        self.retried.extend(retried);
     }
 }
 
@@ -592,14 +531,8 @@ where
 mod tests {
     use super::*;
 
-    type Numbers = State<(), Ended, ()>;
-
     fn name(counter: u64, attempt: u32) -> TxnId {
         TxnId { client: ClientId(7), counter, attempt }
-    }
-
-    fn ended(state: &Numbers) -> Vec<(u64, u32)> {
-        state.ended.keys().map(|txn| (txn.counter, txn.attempt)).collect()
     }
 
     /// Replicas of an earlier version compare their digests with those of this one.
@@ -621,35 +554,5 @@ mod tests {
                 assert_eq!(short, formatted, "{applied:?}");
             }
         }
-    }
-
-    #[test]
-    fn an_attempt_acknowledges_those_before_it() {
-        let mut state = Numbers::default();
-        for attempt in 0..4 {
-            state.acknowledge(ClientId(7), 5);
-            state.acknowledge_attempts(name(5, attempt));
-            let outcome = Outcome::Aborted(AbortReason::Conflict);
-            state.end(name(5, attempt), PartitionId(1), outcome);
-            if attempt != 1 {
-                state.forget(&[name(5, attempt)]);
-            }
-        }
-        assert_eq!(ended(&state), [(5, 1), (5, 3)], "somebody may ask about the second");
-        let acknowledged = (0..5).map(|attempt| state.is_acknowledged(name(5, attempt)));
-        assert_eq!(acknowledged.collect::<Vec<_>>(), [true, true, true, false, false]);
-        state.forget(&[name(5, 1)]);
-        assert_eq!(ended(&state), [(5, 3)]);
-        // Attempts at another transaction, while the first is not acknowledged.
-        state.acknowledge_attempts(name(6, 2));
-        assert!(!state.is_acknowledged(name(6, 1)) && state.is_acknowledged(name(5, 2)));
-        state.acknowledge(ClientId(7), 6);
-        assert!(state.ended.is_empty() && state.retried.is_empty());
-        state.acknowledge_attempts(name(6, 2));
-        assert!(state.is_acknowledged(name(6, 1)) && state.is_acknowledged(name(5, 9)));
-        assert!(!state.is_acknowledged(name(6, 2)) && !state.is_acknowledged(name(7, 0)));
-        // A client of which nothing is known.
-        state.acknowledge_attempts(TxnId { client: ClientId(8), ..name(6, 2) });
-        assert_eq!(state.retried.len(), 1);
     }
 }

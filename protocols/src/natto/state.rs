@@ -105,7 +105,6 @@ impl State {
                 acknowledged_below,
             } => {
                 self.acknowledge(txn.client, *acknowledged_below);
-                self.acknowledge_attempts(*txn);
                 self.prepare(*txn, || Prepared {
                     coordinator: *coordinator,
                     turn: *turn,
@@ -116,10 +115,7 @@ impl State {
                     refused: refused.clone(),
                 })
             }
-            Command::Refuse { txn, coordinator, reason } => {
-                self.acknowledge_attempts(*txn);
-                self.abort(*txn, *coordinator, *reason)
-            }
+            Command::Refuse { txn, coordinator, reason } => self.abort(*txn, *coordinator, *reason),
             Command::End { txn, coordinator, verdict: Verdict::Commit(timestamp, writes) } => {
                 let Some(prepared) = self.prepared.remove(txn) else {
                     // It committed here before; the entry is a repetition by a later leader.
@@ -142,7 +138,6 @@ impl State {
             }
             Command::Coordinate { txn, participants, acknowledged_below } => {
                 self.acknowledge(txn.client, *acknowledged_below);
-                self.acknowledge_attempts(*txn);
                 self.coordinate(*txn, participants);
                 Applied::Nothing
             }

@@ -6,7 +6,6 @@
 //! the leader, and are lost with it.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
@@ -16,6 +15,7 @@ use orthodrome_core::txn::{Key, Outcome, Writes};
 
 use super::locks::Mode;
 use super::message::{Command, Vote, modes};
+use crate::acknowledged::advance;
 use crate::commit::{self, Applied};
 
 /// A transaction that this partition has prepared and whose decision it does not know. It holds its
@@ -71,7 +71,6 @@ impl State {
         match command {
             Command::Prepare { txn, coordinator, reads, writes, proposal, acknowledged_below } => {
                 self.acknowledge(txn.client, *acknowledged_below);
-                self.acknowledge_attempts(*txn);
                 self.prepare(*txn, || Prepared {
                     coordinator: *coordinator,
                     reads: reads.clone(),
@@ -85,7 +84,6 @@ impl State {
             }
             Command::Decide { txn, outcome, participants, acknowledged_below } => {
                 self.acknowledge(txn.client, *acknowledged_below);
-                self.acknowledge_attempts(*txn);
                 if self.settled.contains_key(txn) || self.coordinated.contains_key(txn) {
                     return Applied::Nothing;
                 }
@@ -127,21 +125,13 @@ impl State {
     }
 
     fn acknowledge(&mut self, client: ClientId, below: u64) {
-        if let Some(names) = self.note_acknowledged(client, below) {
-            self.drop_acknowledged(&names);
-        }
-    }
-
-    /// The client of `txn` knows the outcomes of its earlier attempts.
-    fn acknowledge_attempts(&mut self, txn: TxnId) {
-        if let Some(names) = self.note_retried(txn) {
-            self.drop_acknowledged(&names);
-        }
-    }
-
-    fn drop_acknowledged(&mut self, names: &Range<TxnId>) {
+        // Else this was known.
+        let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
         for map in [&mut self.ended, &mut self.settled] {
-            map.extract_if(names.clone(), |_, _| true).for_each(drop);
+            let gone: Vec<TxnId> = map.range(names.clone()).map(|(txn, _)| *txn).collect();
+            for txn in gone {
+                map.remove(&txn);
+            }
         }
     }
 
