@@ -141,7 +141,7 @@ impl<'a> Args<'a> {
 
     /// All arguments left, in pairs.
     pub(super) fn pairs(&mut self) -> Result<Vec<(Bytes, Bytes)>, Failure> {
-        if self.left() % 2 != 0 {
+        if !self.left().is_multiple_of(2) {
             return Err(self.arity());
         }
         let mut pairs = Vec::new();

@@ -332,7 +332,7 @@ pub(super) fn parse_add(args: &mut Args<'_>) -> Result<(u32, Sorted), Failure> {
             "ERR GT, LT, and/or NX options at the same time are not compatible",
         ));
     }
-    if args.left() == 0 || args.left() % 2 != 0 {
+    if args.left() == 0 || !args.left().is_multiple_of(2) {
         return Err(SYNTAX);
     }
     let mut new = Vec::new();

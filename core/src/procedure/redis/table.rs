@@ -262,7 +262,7 @@ fn set_for(args: &mut Args<'_>, is_seconds: bool) -> Result<Command, Failure> {
 
 /// Keys with strings.
 fn several(args: &mut Args<'_>) -> Result<Vec<(u32, bytes::Bytes)>, Failure> {
-    if args.left() % 2 != 0 {
+    if !args.left().is_multiple_of(2) {
         return Err(args.arity());
     }
     let mut pairs = Vec::new();
