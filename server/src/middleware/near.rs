@@ -365,7 +365,7 @@ fn part_of(steps: &[&Step], settings: Vec<Setting>) -> Part<Sql> {
             statements.push(Statement {
                 prelude: std::mem::take(&mut prelude),
                 text,
-                keys: std::mem::replace(&mut keys, Keys::default()),
+                keys: std::mem::take(&mut keys),
                 settings: Vec::new(),
                 may_leave: false,
             });

@@ -294,7 +294,7 @@ async fn contention_is_retried_and_an_unknown_outcome_is_said() {
     rig.twist(reasons.map(Twist::Abort).into_iter().chain([Twist::Busy, Twist::LostAbort]));
     talk(&mut client, "INCR a\r\n", ":1\r\n").await;
     let begun = rig.begun();
-    let attempts: Vec<u32> = begun.iter().map(|(id, _)| u32::from(id.attempt)).collect();
+    let attempts: Vec<u32> = begun.iter().map(|(id, _)| id.attempt).collect();
     assert_eq!(attempts, [0, 1, 2, 3, 3, 4], "an id is used again only if it had no effect");
     // A commit whose answer is lost is found out. What it answered is computed if it can be.
     rig.twist([Twist::LostCommit]);
