@@ -16,7 +16,7 @@ use orthodrome_core::txn::Key;
 use orthodrome_geotp::contract::{Last, Part};
 use orthodrome_geotp::sql::merge::merge;
 use orthodrome_geotp::sql::plan::{
-    Does, Foreseeable, Keys, Strength, counted, foresee, hashed_cells, locks, overlaid, read_check,
+    Does, Foreseeable, Strength, counted, foresee, hashed_cells, locks, overlaid, read_check,
 };
 use orthodrome_geotp::sql::{
     self, Answer, Context, Dialect, Isolation, Parsed, Plan, Record, SourceId, Value, Verb, plan,
