@@ -7,6 +7,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::indexing_slicing,
+    clippy::wildcard_enum_match_arm,
     missing_docs,
     reason = "tests of real processes; an unmet expectation is a failed test"
 )]
