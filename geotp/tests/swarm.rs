@@ -80,7 +80,7 @@ fn seeds_with_faults_hold_every_promise_of_near() {
 
 #[test]
 fn unsafe_variants_of_near_are_caught() {
-    // No seed catches `unchecked-count` so far: tests over real servers do.
+    // No seed has caught `unchecked-count` so far.
     catch::<GeoTp>(NEAR, "unchecked-read", 10_000..10_020);
 }
 
