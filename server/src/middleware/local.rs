@@ -478,13 +478,18 @@ impl LocalServer {
                 let programs = postgres_programs().ok_or(NO_POSTGRES)?;
                 let mut command = Command::new(programs.join("postgres"));
                 command.arg("-D").arg(self.data()).args(["-p", &self.port.to_string()]);
+                // A replica refuses every query at SERIALIZABLE.
+                let isolation = match self.role {
+                    Role::Replica(_) => "default_transaction_isolation=repeatable read",
+                    Role::Alone | Role::Primary => "default_transaction_isolation=serializable",
+                };
                 for setting in [
                     "listen_addresses=127.0.0.1",
                     "unix_socket_directories=",
                     // Each prepared branch needs a slot.
                     "max_prepared_transactions=300",
                     "max_connections=300",
-                    "default_transaction_isolation=serializable",
+                    isolation,
                 ] {
                     command.args(["-c", setting]);
                 }
