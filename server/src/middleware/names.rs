@@ -13,22 +13,32 @@ use orthodrome_geotp::sql::{Answer, Record};
 /// because PostgreSQL has room for a few thousand locks (`max_locks_per_transaction`).
 pub(super) const NAMES_MAX: usize = 64;
 
+/// Number of transactions that a branch remembers ([`Missing::before`]).
+const BEFORE_MAX: usize = 1_024;
+
 /// How a query batch checks for missing rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Probe {
-    /// Counts them; missing rows are handled afterwards.
+    /// Counts them, or says which transaction has made a row that is deleted; missing rows are
+    /// handled afterwards.
     Count,
     /// Fails if a row is missing, because the batch ends the branch.
     Fail,
 }
 
 impl Probe {
-    /// The query that counts each record and locks it: for reading, or against deletion.
+    /// The query that looks for each record and locks it: for reading, or against deletion. A
+    /// record that is missing has the answer 0.
     pub(super) fn text(self, keys: &Keys) -> String {
         let lock = if keys.is_delete { "UPDATE" } else { "SHARE" };
         let one = |record: &Record| {
+            let (found, maker) = if self.says_makers(keys) {
+                ("coalesce(min(maker::text), '0')", "xmin AS maker")
+            } else {
+                ("count(*)", "1")
+            };
             let count = format!(
-                "(SELECT count(*) FROM (SELECT 1 FROM {} WHERE {} FOR {lock}) AS orthodrome_sought)",
+                "(SELECT {found} FROM (SELECT {maker} FROM {} WHERE {} FOR {lock}) AS orthodrome_sought)",
                 table(record),
                 record.condition
             );
@@ -37,8 +47,23 @@ impl Probe {
                 Self::Fail => format!("1 / {count}"),
             }
         };
-        format!("SELECT {}", keys.sought.iter().map(one).collect::<Vec<_>>().join(", "))
+        let columns = keys.sought.iter().map(one).collect::<Vec<_>>().join(", ");
+        let outside = if self.says_makers(keys) { outside(UNKNOWN) } else { String::new() };
+        format!("SELECT {columns}{outside}")
     }
+
+    /// Whether the answers are the makers of the rows.
+    fn says_makers(self, keys: &Keys) -> bool {
+        keys.is_delete && self == Self::Count
+    }
+}
+
+/// The number that PostgreSQL gives to the maker of its first rows.
+const UNKNOWN: u32 = 1;
+
+/// What the columns `xmin` and `xmax` are inside a query on a view, which has none itself.
+fn outside(xmin: u32) -> String {
+    format!(" FROM (SELECT '{xmin}'::xid AS xmin, '0'::xid AS xmax) AS orthodrome_outside")
 }
 
 fn table(record: &Record) -> String {
@@ -73,36 +98,83 @@ pub(super) fn inserting(keys: &Keys, named: &AtomicUsize) -> Option<String> {
 const OWN_IDS: &str = "(SELECT string_agg(transactionid::text, ',') FROM pg_catalog.pg_locks \
                        WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND pid = pg_backend_pid())";
 
-/// Locks the names of missing rows against inserts, and queries the numbers of the transaction
-/// ([`own_ids`]).
+/// What a transaction knows of itself when it has missed rows.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Missing {
+    /// All transactions with lower numbers had ended when its snapshot was taken.
+    since: Option<u32>,
+    /// Others that had committed then: they have made rows that it has found and deleted.
+    before: BTreeSet<u32>,
+    /// Its own numbers, except those of savepoints that it has released.
+    own: Vec<u32>,
+}
+
+impl Missing {
+    /// Notes who has made the rows that these statements deleted, by the answers to their probes.
+    pub(super) fn note<'a>(&mut self, probes: impl Iterator<Item = (&'a Keys, &'a [u8])>) {
+        for (_, maker) in probes.filter(|(keys, _)| keys.is_delete) {
+            let maker = std::str::from_utf8(maker).ok().and_then(|id| id.parse::<u32>().ok());
+            if self.before.len() < BEFORE_MAX {
+                self.before.extend(maker.filter(|id| *id > UNKNOWN));
+            }
+        }
+    }
+
+    /// Notes the answer to [`holding_off`]. Rows contain the lower half of a number.
+    pub(super) fn learn(&mut self, answer: &Answer) {
+        let mut cells = answer.rows.first().into_iter().flatten().rev();
+        let mut ids = || -> Vec<u32> {
+            let cell = cells.next().cloned().flatten();
+            let text = String::from_utf8(cell.unwrap_or_default()).unwrap_or_default();
+            text.split(',').filter_map(|id| id.parse::<u64>().ok()).map(|id| id as u32).collect()
+        };
+        self.own = ids();
+        self.since = ids().first().copied();
+    }
+}
+
+/// Locks the names of missing rows against inserts, and queries what [`looking_again`] must know
+/// of the transaction ([`Missing::learn`]).
 pub(super) fn holding_off(missed: &[&Record], has_savepoints: bool) -> String {
     let names = missed
         .iter()
         .flat_map(|record| [name(&record.table, &record.key), name(&record.table, "")]);
     let mut columns = locks("pg_advisory_xact_lock_shared", names);
+    columns.push("pg_snapshot_xmin(pg_current_snapshot())::text".to_owned());
     let one = "pg_current_xact_id_if_assigned()::text";
     columns.push(if has_savepoints { OWN_IDS } else { one }.to_owned());
     format!("SELECT {}", columns.join(", "))
 }
 
-/// The transaction numbers in the answer to [`holding_off`], as rows contain them: their lower half.
-pub(super) fn own_ids(answer: &Answer) -> Vec<u32> {
-    let cell = answer.rows.first().and_then(|row| row.last()).cloned().flatten();
-    let text = String::from_utf8(cell.unwrap_or_default()).unwrap_or_default();
-    text.split(',').filter_map(|id| id.parse::<u64>().ok()).map(|id| id as u32).collect()
-}
-
-/// A query, for another session, whether one of the missing rows exists now. `own` are the numbers of
-/// the transaction that missed them: rows that it has deleted itself do not count.
-pub(super) fn looking_again(missed: &[&Record], own: &[u32]) -> String {
-    let ids: Vec<String> = own.iter().map(|id| format!("'{id}'")).collect();
-    let others = if ids.is_empty() {
-        String::new()
-    } else {
-        format!(" AND xmax::text NOT IN ({})", ids.join(", "))
+/// A query, for another session, whether one of the missing rows has been inserted since the
+/// snapshot of the transaction that missed them.
+///
+/// The other session also sees rows that the transaction has deleted itself. Their deleter's number
+/// does not always show this: a savepoint that has been released is in no list, and a row that was
+/// locked before one savepoint and deleted after another contains the number of a set of
+/// transactions. But a row that was in the snapshot cannot have been deleted by anybody else. It was
+/// there if its maker's number is lower than those of all transactions of the snapshot, or if the
+/// transaction has found and deleted a row of the same maker. (A higher number that is not in the list of
+/// running transactions proves nothing: it may belong to a savepoint of one of them.)
+pub(super) fn looking_again(missed: &[&Record], itself: &Missing) -> String {
+    let all = |ids: &mut dyn Iterator<Item = &u32>| {
+        ids.map(|id| format!("'{id}'")).collect::<Vec<_>>().join(", ")
     };
+    let mut counts = String::new();
+    if let Some(since) = itself.since {
+        counts.push_str(&format!(" AND age(xmin) <= age('{since}'::xid)"));
+    }
+    for (column, ids) in
+        [("xmin", all(&mut itself.before.iter())), ("xmax", all(&mut itself.own.iter()))]
+    {
+        if !ids.is_empty() {
+            counts.push_str(&format!(" AND {column}::text NOT IN ({ids})"));
+        }
+    }
     let one = |record: &&Record| {
-        format!("EXISTS (SELECT 1 FROM {} WHERE {}{others})", table(record), record.condition)
+        format!("EXISTS (SELECT 1 FROM {} WHERE {}{counts})", table(record), record.condition)
     };
-    format!("SELECT {}", missed.iter().map(one).collect::<Vec<_>>().join(" OR "))
+    let columns = missed.iter().map(one).collect::<Vec<_>>().join(" OR ");
+    // Rows of a view count.
+    format!("SELECT {columns}{}", outside(itself.since.unwrap_or(UNKNOWN)))
 }

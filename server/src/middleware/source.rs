@@ -11,6 +11,7 @@ use orthodrome_core::{NodeId, Timestamp};
 use orthodrome_geotp::contract::{
     Failure, FromSource, Isolation, Mark, Reason, Then, ToSource, Wait, Xid,
 };
+use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::{Answer, Dialect, Record};
 use tracing::{debug, info, warn};
 
@@ -18,7 +19,7 @@ use super::driver::{
     Endpoint, Fault, Holder, Interrupt, Outcome, Session, Setting, Sql, Statement, Trouble,
 };
 use super::marks::{Marked, Marks};
-use super::names::{self, Probe};
+use super::names::{self, Missing, Probe};
 
 /// Interval between checks of a source.
 const LOOK: Duration = Duration::from_millis(500);
@@ -44,6 +45,8 @@ struct Slot {
     is_prepared: AtomicBool,
     /// Number of locks on names of rows that it has taken.
     named: AtomicUsize,
+    /// What tells rows that it has deleted itself from those that others have inserted.
+    missing: Mutex<Missing>,
     /// Its savepoints.
     marks: Mutex<Marks>,
     /// Settings of its session and transaction.
@@ -488,6 +491,7 @@ impl Source {
                         is_ended: AtomicBool::new(false),
                         is_prepared: AtomicBool::new(false),
                         named: AtomicUsize::new(0),
+                        missing: Mutex::default(),
                         marks: Mutex::default(),
                         settings: Mutex::default(),
                         may_leave: AtomicBool::new(false),
@@ -670,12 +674,17 @@ impl Source {
         let counts = probes
             .filter(|(piece, _)| matches!(piece, Piece::Probe(_)))
             .flat_map(|(_, (answer, _))| answer.rows.iter().flatten().cloned());
-        let missed: Vec<&Record> = statements
+        let probed: Vec<(&Keys, &Record, Vec<u8>)> = statements
             .iter()
-            .flat_map(|statement| &statement.keys.sought)
+            .flat_map(|Statement { keys, .. }| keys.sought.iter().map(move |one| (keys, one)))
             .zip(counts)
-            .filter(|(_, count)| count.as_deref() == Some(b"0"))
-            .map(|(record, _)| record)
+            .map(|((keys, record), count)| (keys, record, count.unwrap_or_default()))
+            .collect();
+        locked(&slot.missing).note(probed.iter().map(|(keys, _, maker)| (*keys, &maker[..])));
+        let missed: Vec<&Record> = probed
+            .iter()
+            .filter(|(.., count)| count == b"0")
+            .map(|(_, record, _)| *record)
             .collect();
         if missed.is_empty() {
             return Ok(());
@@ -687,10 +696,15 @@ impl Source {
         if done.outcome.fault.is_some() {
             return Ok(());
         }
-        let own = done.outcome.done.last().map(|(answer, _)| names::own_ids(answer));
-        let own = own.unwrap_or_default();
+        let again = {
+            let mut itself = locked(&slot.missing);
+            if let Some((answer, _)) = done.outcome.done.last() {
+                itself.learn(answer);
+            }
+            names::looking_again(&missed, &itself)
+        };
         let settings = locked(&slot.settings).clone();
-        let found = self.ask_with(&names::looking_again(&missed, &own), &settings, false).await;
+        let found = self.ask_with(&again, &settings, false).await;
         let message = match found {
             Ok(Outcome { fault: None, done }) => {
                 let cell =
@@ -1131,7 +1145,6 @@ impl Source {
 mod tests {
     use std::sync::mpsc;
 
-    use orthodrome_geotp::sql::plan::Keys;
     use tempfile::TempDir;
     use tokio::runtime::Runtime;
 
@@ -1195,8 +1208,11 @@ mod tests {
         }
 
         fn go_on(&self, xid: Xid, statement: Statement, then: Then) {
+            self.go_on_after(xid, Vec::new(), statement, then);
+        }
+
+        fn go_on_after(&self, xid: Xid, marks: Vec<Mark>, statement: Statement, then: Then) {
             let statements = vec![statement];
-            let marks = Vec::new();
             let begin = None;
             self.order(ToSource::Run { xid, begin, marks, statements, then, wrote: true });
         }
@@ -1437,5 +1453,82 @@ mod tests {
         let whole = xid(100);
         rig.run(whole, [insert(1..2), delete(1), select(1)], Then::Commit);
         assert_eq!(rig.ran(whole), Ok(0));
+    }
+
+    /// A row that a transaction has deleted is missing for it afterwards and no conflict, whatever
+    /// has happened to the savepoints between.
+    #[test]
+    fn a_transaction_with_savepoints_does_not_stand_in_its_own_way() {
+        let rig = Rig::start(Dialect::PostgreSql);
+        let (set, release, back) = (Mark::Set, Mark::Release, Mark::Back);
+        let steps = [
+            // The savepoint is released, and then there is none or another one.
+            vec![(vec![set(1)], delete(1)), (vec![release(1)], select(1))],
+            vec![(vec![set(1)], delete(1)), (vec![release(1), set(2)], select(1))],
+            // The row was locked before one savepoint and deleted after another.
+            vec![(vec![set(1)], select(1)), (vec![set(2)], delete(1)), (vec![], select(1))],
+            // The insert fails, and the lock that it had is taken again.
+            vec![
+                (vec![set(1)], delete(1)),
+                (vec![release(1), set(2)], insert([1, 2].into_iter())),
+                (vec![back(2)], insert(1..2)),
+            ],
+        ];
+        rig.run(xid(100), [insert(2..3)], Then::Commit);
+        rig.wait_for("committed", |said| matches!(said, FromSource::Committed { .. }));
+        let ask = |client: &mut Client, text: &str| {
+            rig.runtime.block_on(client.text(text)).unwrap();
+        };
+        let enter = || rig.runtime.block_on(Client::enter(&rig.server.login())).unwrap();
+        let (mut older, mut writer) = (enter(), enter());
+        for is_young in [false, true] {
+            if is_young {
+                // The row is younger than a transaction that runs all the time.
+                ask(&mut older, "BEGIN; INSERT INTO t VALUES (50, 0)");
+                ask(&mut writer, "UPDATE t SET v = v + 1 WHERE id = 1");
+            }
+            for (number, steps) in (1..).zip(&steps) {
+                let xid = xid(number + if is_young { 10 } else { 0 });
+                rig.run(xid, [plain("SELECT 1")], Then::Wait);
+                assert_eq!(rig.ran(xid), Ok(1));
+                let mut last = Err(Reason::Connection);
+                for (marks, statement) in steps.clone() {
+                    rig.go_on_after(xid, marks, statement, Then::Wait);
+                    last = rig.ran(xid);
+                }
+                assert_eq!(last, Ok(0), "{number}, young: {is_young}");
+                rig.order(ToSource::Rollback { xid });
+                rig.wait_for("rolled back", |said| matches!(said, FromSource::RolledBack { .. }));
+            }
+        }
+    }
+
+    /// A row is a conflict too if its number is lower than those in the snapshot's list, because a
+    /// savepoint of a running transaction has inserted it.
+    #[test]
+    fn a_row_that_a_savepoint_of_a_running_transaction_inserts_is_a_conflict() {
+        let rig = Rig::start(Dialect::PostgreSql);
+        let reader = xid(1);
+        rig.runtime.block_on(async {
+            let mut other = Client::enter(&rig.server.login()).await.unwrap();
+            let inserting =
+                "BEGIN; INSERT INTO t VALUES (20, 0); SAVEPOINT a; INSERT INTO t VALUES (21, 0)";
+            other.text(inserting).await.unwrap();
+            // With this the number of the savepoint is below the end of the snapshot.
+            let mut third = Client::enter(&rig.server.login()).await.unwrap();
+            third.text("UPDATE t SET v = 1 WHERE id = 1").await.unwrap();
+            rig.source.order(ToSource::Run {
+                xid: reader,
+                begin: Some(Isolation::Serializable),
+                marks: Vec::new(),
+                statements: vec![select(1)],
+                then: Then::Wait,
+                wrote: false,
+            });
+            assert_eq!(rig.ran(reader), Ok(1));
+            other.text("COMMIT").await.unwrap();
+        });
+        rig.go_on(reader, select(21), Then::Wait);
+        assert_eq!(rig.ran(reader), Err(Reason::Serialization));
     }
 }
