@@ -434,6 +434,9 @@ impl Drive {
         if answers.len() <= slot.replicas.len() / 2 {
             return Progress::Nothing;
         }
+        // A stamp is given to a text.
+        let stamped = answers.iter().filter(|(_, answer)| answer.stamp.is_some());
+        let have_text: BTreeSet<NodeId> = stamped.map(|(node, _)| *node).collect();
         let value = choose(&slot.named, answers, config.mutations).value();
         let offers = answers.values().filter_map(|answer| answer.offer.clone()).collect();
         if let Some(register) = self.register.as_mut().filter(|it| it.partition == partition) {
@@ -441,7 +444,8 @@ impl Drive {
         }
         slot.phase = Phase::Proposing(value, BTreeSet::new());
         for &to in &slot.replicas {
-            let (text, participants) = (self.text.clone(), participants.clone());
+            let text = self.text.clone().filter(|_| !have_text.contains(&to));
+            let participants = participants.clone();
             out.push((to, Msg::Propose { txn, partition, ballot, value, text, participants }));
         }
         Progress::Nothing
@@ -663,7 +667,9 @@ impl Drive {
                 self.store(out);
                 for (&partition, slot) in &self.slots {
                     for &to in &slot.replicas {
-                        let text = self.text.clone();
+                        // Whoever observes for it has its text.
+                        let has_text = slot.observed.keys().any(|(node, _)| *node == to);
+                        let text = self.text.clone().filter(|_| !has_text);
                         out.push((to, Msg::Commit { txn, partition, at, text }));
                     }
                 }
@@ -682,6 +688,29 @@ impl Drive {
 }
 
 impl Drive {
+    /// What one receiver may get of it: a text, a decision of the caller or an output for each
+    /// partition.
+    pub(super) fn bytes(&self) -> usize {
+        let text = self.text.as_ref().map_or(0, |text| text.size());
+        let register = self.register.as_ref();
+        let offer = register.and_then(|it| it.proposed.as_ref().or(it.mine.as_ref()));
+        let offer = offer.map_or(0, |offer| offer.size());
+        let output = match &self.stage {
+            Stage::Ending(output) => output.size(),
+            Stage::Ordering | Stage::Observing(_) => 0,
+        };
+        text.max(offer).max(output).saturating_mul(self.slots.len())
+    }
+
+    /// True if others need not wait for it any more: few answers are missing at its end, or nobody
+    /// answers.
+    pub(super) fn makes_room(&self, patience: u32) -> bool {
+        let is_enough = |slot: &Slot| slot.acks.len() >= slot.majority();
+        let is_ending = matches!(self.stage, Stage::Ending(_));
+        let is_applied = is_ending && self.slots.values().all(is_enough);
+        self.times >= patience || (is_applied && self.times > 0)
+    }
+
     /// Those who were asked and have not answered: replicas that should decide, or promise.
     pub(super) fn silent(&self) -> Vec<NodeId> {
         if self.stage != Stage::Ordering {
