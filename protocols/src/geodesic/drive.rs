@@ -727,3 +727,56 @@ impl Drive {
         self.slots.values().flat_map(of).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::machine::Protocol as _;
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::txn::{Op, Priority};
+
+    use super::super::Geodesic;
+    use super::super::message::{Kind, Side, Stamp};
+    use super::*;
+    use crate::functor::{Body, Functor};
+
+    const P: PartitionId = PartitionId(0);
+
+    fn text() -> Arc<Text> {
+        let (key, txn) = (Key::from("a"), TxnId::new(ClientId(1), 1));
+        let body = Body::Ops(vec![Op::Put(key.clone(), "1".into())]);
+        let (reads, writes) = (vec![], vec![key]);
+        let functor = Functor { txn, reads, writes, body, acknowledged_below: 0 };
+        let sides = vec![Side { partition: P, named: vec![NodeId(1), NodeId(2)] }];
+        let (priority, gateway, t) = (Priority::default(), NodeId(4), Timestamp(5));
+        Arc::new(Text { functor, priority, gateway, t, sides, register: None })
+    }
+
+    #[test]
+    fn who_has_the_text_does_not_get_it_with_the_proposal() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let text = text();
+        let mut drive = Drive::new(&cluster, text.txn(), Some(text.clone()), []);
+        let mut out = Out::new();
+        drive.recover((NodeId(4), 7), &mut out);
+        out.clear();
+        let at = (P, drive.ballot);
+        let stamp = Some(Stamp { at: Timestamp(5), kind: Kind::Recovery });
+        let promised = Answer { promised: drive.ballot, ..Answer::default() };
+        let stamped = Answer { stamp, ..promised.clone() };
+        drive.on_promised(NodeId(1), at, stamped, &cluster, (&config, &mut out));
+        assert_eq!(out, [], "one is not enough");
+        drive.on_promised(NodeId(3), at, promised, &cluster, (&config, &mut out));
+        let mut texts = Vec::new();
+        for (to, msg) in &out {
+            if let Msg::Propose { text, .. } = msg {
+                texts.push((*to, text.is_some()));
+            }
+        }
+        assert_eq!(texts, [(NodeId(1), false), (NodeId(2), true), (NodeId(3), true)]);
+    }
+}
