@@ -2,7 +2,7 @@
 //! them to their ends.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ use super::drive::{Drive, Out, Progress, Stage};
 use super::message::{Msg, Output, Record, Side, Text, merge_newest};
 use super::naming::{Path, name};
 use super::pending::Maker;
+use super::under_way::UnderWay;
 use super::{Config, Geodesic, Note, Timer};
 use crate::delays::{Delays, delay, difference, shifted};
 use crate::functor::Functor;
@@ -37,6 +38,9 @@ pub struct Client {
     open: BTreeMap<TxnId, Open>,
     /// Transactions that have not ended everywhere.
     drives: BTreeMap<TxnId, Driven>,
+    under_way: UnderWay,
+    /// Large procedures that wait until there is less under way, with their bytes.
+    line: VecDeque<(TxnId, usize)>,
     /// Servers that did not answer, and when they were last asked whether they are there.
     suspects: BTreeMap<NodeId, Time>,
     /// When each server was last heard of.
@@ -96,6 +100,8 @@ struct Open {
 enum Phase {
     /// Waiting for reads of these partitions.
     Reading(BTreeMap<PartitionId, Owing>),
+    /// It waits until less is under way. It has no timestamp yet.
+    InLine,
     /// Its caller will read what it reads at its place, when its turn has come.
     Queued,
     /// The caller thinks.
@@ -135,6 +141,8 @@ impl Machine<Geodesic> for Client {
             config: setup.config,
             open: BTreeMap::new(),
             drives: BTreeMap::new(),
+            under_way: UnderWay::default(),
+            line: VecDeque::new(),
             suspects: BTreeMap::new(),
             heard: BTreeMap::new(),
             delays: Delays::default(),
@@ -161,6 +169,7 @@ impl Machine<Geodesic> for Client {
             | Input::Durable(_)
             | Input::Admin(_) => unreachable!("a server's input at a client"),
         }
+        self.begin_next(cx);
     }
 
     fn flush(&mut self, _cx: &mut Cx<'_, Geodesic>) {}
@@ -361,6 +370,7 @@ impl Client {
                 cx.cancel_timer(Timer::Open(id));
                 let mut out = Out::new();
                 let progress = drive.offer(seen, writes, (&self.config, &mut out));
+                self.under_way.add(id, drive.bytes(), &self.config);
                 self.send(out, cx);
                 self.on_progress(id, progress, cx);
             }
@@ -400,12 +410,23 @@ impl Client {
             }
             return;
         }
+        let functor = Functor::clone(&Functor::procedure(&open.txn, ops));
         if !is_interactive {
+            // Nobody waits for it while it waits: it has no place yet.
+            let bytes = functor.size().saturating_mul(partitions.len());
+            let was_in_line = matches!(open.phase, Phase::InLine);
+            let is_behind = UnderWay::counts(bytes, &self.config) && !self.line.is_empty();
+            let has_room = !is_behind && self.under_way.has_room(bytes, &self.config);
+            if !was_in_line && !has_room {
+                cx.note(Note::InLine);
+                open.phase = Phase::InLine;
+                self.line.push_back((id, bytes));
+                return;
+            }
             open.phase = Phase::Submitted;
         }
         let clock = cx.clock();
         let floors = highest(&open.txn.floors, open.txn.floors.keys());
-        let functor = Functor::clone(&Functor::procedure(&open.txn, ops));
         let mut t = clock.now.max(floors.next());
         let priority = open.txn.priority;
         let (mut sides, mut are_enough, mut round_trip) = (Vec::new(), true, Duration::ZERO);
@@ -436,10 +457,31 @@ impl Client {
             drive.recover((self.node, self.incarnation), &mut out);
         }
         let (sent, asked) = (clock.now, cx.now());
+        self.under_way.add(id, drive.bytes(), &self.config);
         self.drives.insert(id, Driven { drive, sent, asked });
         self.send(out, cx);
         let patience = ahead + round_trip * 3 / 2 + clock.error * 2 + self.config.slack;
+        let patience = patience + self.under_way.span(&self.config);
         cx.set_timer(Timer::Drive(id), cx.now() + patience);
+    }
+
+    /// Begins procedures that waited in line.
+    fn begin_next(&mut self, cx: &mut Cx<'_, Geodesic>) {
+        while let Some(&(id, bytes)) = self.line.front()
+            && self.under_way.has_room(bytes, &self.config)
+        {
+            self.line.pop_front();
+            let Some(open) = self.open.get(&id) else { continue };
+            if let Kind::Procedure(ops) = &open.txn.kind {
+                let ops = ops.clone();
+                self.submit(id, ops, cx);
+            }
+        }
+    }
+
+    /// How long answers may take, with all that is under way.
+    fn patience(&self) -> Duration {
+        self.config.resend_after + self.under_way.span(&self.config)
     }
 
     /// How long it takes from here until the last replica that is named has the transaction.
@@ -534,6 +576,7 @@ impl Client {
     }
 
     fn on_progress(&mut self, id: TxnId, progress: Progress, cx: &mut Cx<'_, Geodesic>) {
+        let patience = self.patience();
         let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else { return };
         match progress {
             Progress::Nothing => {
@@ -541,12 +584,12 @@ impl Client {
                     && drive.times == 0
                 {
                     // It waits for predecessors: for longer than for answers.
-                    cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+                    cx.set_timer(Timer::Drive(id), cx.now() + patience);
                 }
             }
             Progress::Exact => {
                 let reads = drive.reads.clone().unwrap_or_default();
-                cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+                cx.set_timer(Timer::Drive(id), cx.now() + patience);
                 let Some(open) = self.open.get_mut(&id) else { return };
                 if matches!(open.phase, Phase::Reading(_) | Phase::Queued) {
                     open.reads = reads;
@@ -560,7 +603,7 @@ impl Client {
             Progress::Preempted => {
                 // Whoever recovers should have the time to finish; then this node does.
                 cx.note(Note::Preempted);
-                let pause = self.config.resend_after;
+                let pause = patience;
                 let jitter = cx.rng().below(1 + nanos(pause) / 2);
                 let at = cx.now() + pause + Duration::from_nanos(jitter);
                 cx.set_timer(Timer::Drive(id), at);
@@ -568,7 +611,9 @@ impl Client {
             Progress::Ended(output) => {
                 cx.claim(Claim::Decided { txn: id, outcome: output.outcome });
                 let (path, reads) = (drive.path, drive.reads.take());
-                cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
+                self.under_way.add(id, drive.bytes(), &self.config);
+                let patience = self.patience();
+                cx.set_timer(Timer::Drive(id), cx.now() + patience);
                 self.on_ended(id, output.outcome, (reads, path), cx);
             }
             Progress::Complete => {
@@ -578,6 +623,7 @@ impl Client {
             Progress::Forgotten => {
                 cx.note(Note::Forgotten);
                 cx.cancel_timer(Timer::Drive(id));
+                self.under_way.remove(id);
                 self.drives.remove(&id);
                 self.finish(id, Outcome::Unknown, UNKNOWABLE, cx);
             }
@@ -586,6 +632,7 @@ impl Client {
 
     /// This gateway has done its part; what remains is to say when the caller knows.
     fn leave(&mut self, id: TxnId, is_complete: bool, cx: &mut Cx<'_, Geodesic>) {
+        self.under_way.remove(id);
         let Some(Driven { drive, .. }) = self.drives.remove(&id) else { return };
         let (participants, since) = (drive.participants(), cx.now());
         self.over.insert(id, Over { participants, since, is_complete });
@@ -608,7 +655,12 @@ impl Client {
         *asked = cx.now();
         let mut out = Out::new();
         let progress = drive.on_timeout((self.node, self.incarnation), patience, &mut out);
+        if drive.makes_room(patience) {
+            self.under_way.make_room(id);
+        }
+        self.under_way.add(id, drive.bytes(), &self.config);
         let pause = self.config.resend_after * (1 << drive.times.min(3));
+        let pause = pause + self.under_way.span(&self.config);
         let jitter = cx.rng().below(1 + nanos(pause) / 4);
         cx.set_timer(Timer::Drive(id), cx.now() + pause + Duration::from_nanos(jitter));
         self.suspect_silent(&silent, since, cx);
@@ -630,6 +682,7 @@ impl Client {
         if is_procedure && matches!(outcome, Outcome::Committed(_)) && !open.is_resolved {
             match reads {
                 Some(reads) => open.reads = reads,
+                None if open.participants.values().all(|part| part.reads.is_empty()) => {}
                 // Somebody else computed it, and what it read is gone; the caller may ask again.
                 None => outcome = Outcome::Unknown,
             }
@@ -880,7 +933,7 @@ impl Client {
             }
             // It keeps others waiting.
             Phase::Deciding => self.give_up(id, AbortReason::Abandoned, cx),
-            Phase::Queued | Phase::Submitted => {}
+            Phase::InLine | Phase::Queued | Phase::Submitted => {}
         }
     }
 
@@ -987,6 +1040,7 @@ impl fmt::Display for Client {
         for (id, open) in &self.open {
             match &open.phase {
                 Phase::Reading(silent) => write!(f, "{separator}{id} reads {:?}", silent.keys())?,
+                Phase::InLine => write!(f, "{separator}{id} in line")?,
                 Phase::Queued => write!(f, "{separator}{id} queued")?,
                 Phase::Deciding => write!(f, "{separator}{id} deciding")?,
                 Phase::Submitted => write!(f, "{separator}{id} submitted")?,

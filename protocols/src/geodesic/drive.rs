@@ -434,6 +434,9 @@ impl Drive {
         if answers.len() <= slot.replicas.len() / 2 {
             return Progress::Nothing;
         }
+        // A stamp is given to a text.
+        let stamped = answers.iter().filter(|(_, answer)| answer.stamp.is_some());
+        let have_text: BTreeSet<NodeId> = stamped.map(|(node, _)| *node).collect();
         let value = choose(&slot.named, answers, config.mutations).value();
         let offers = answers.values().filter_map(|answer| answer.offer.clone()).collect();
         if let Some(register) = self.register.as_mut().filter(|it| it.partition == partition) {
@@ -441,7 +444,8 @@ impl Drive {
         }
         slot.phase = Phase::Proposing(value, BTreeSet::new());
         for &to in &slot.replicas {
-            let (text, participants) = (self.text.clone(), participants.clone());
+            let text = self.text.clone().filter(|_| !have_text.contains(&to));
+            let participants = participants.clone();
             out.push((to, Msg::Propose { txn, partition, ballot, value, text, participants }));
         }
         Progress::Nothing
@@ -663,7 +667,9 @@ impl Drive {
                 self.store(out);
                 for (&partition, slot) in &self.slots {
                     for &to in &slot.replicas {
-                        let text = self.text.clone();
+                        // Whoever observes for it has its text.
+                        let has_text = slot.observed.keys().any(|(node, _)| *node == to);
+                        let text = self.text.clone().filter(|_| !has_text);
                         out.push((to, Msg::Commit { txn, partition, at, text }));
                     }
                 }
@@ -682,6 +688,29 @@ impl Drive {
 }
 
 impl Drive {
+    /// What one receiver may get of it: a text, a decision of the caller or an output for each
+    /// partition.
+    pub(super) fn bytes(&self) -> usize {
+        let text = self.text.as_ref().map_or(0, |text| text.size());
+        let register = self.register.as_ref();
+        let offer = register.and_then(|it| it.proposed.as_ref().or(it.mine.as_ref()));
+        let offer = offer.map_or(0, |offer| offer.size());
+        let output = match &self.stage {
+            Stage::Ending(output) => output.size(),
+            Stage::Ordering | Stage::Observing(_) => 0,
+        };
+        text.max(offer).max(output).saturating_mul(self.slots.len())
+    }
+
+    /// True if others need not wait for it any more: few answers are missing at its end, or nobody
+    /// answers.
+    pub(super) fn makes_room(&self, patience: u32) -> bool {
+        let is_enough = |slot: &Slot| slot.acks.len() >= slot.majority();
+        let is_ending = matches!(self.stage, Stage::Ending(_));
+        let is_applied = is_ending && self.slots.values().all(is_enough);
+        self.times >= patience || (is_applied && self.times > 0)
+    }
+
     /// Those who were asked and have not answered: replicas that should decide, or promise.
     pub(super) fn silent(&self) -> Vec<NodeId> {
         if self.stage != Stage::Ordering {
@@ -696,5 +725,58 @@ impl Drive {
             Phase::Asked | Phase::Proposing(..) | Phase::Chosen(_) => Vec::new(),
         };
         self.slots.values().flat_map(of).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::machine::Protocol as _;
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::txn::{Op, Priority};
+
+    use super::super::Geodesic;
+    use super::super::message::{Kind, Side, Stamp};
+    use super::*;
+    use crate::functor::{Body, Functor};
+
+    const P: PartitionId = PartitionId(0);
+
+    fn text() -> Arc<Text> {
+        let (key, txn) = (Key::from("a"), TxnId::new(ClientId(1), 1));
+        let body = Body::Ops(vec![Op::Put(key.clone(), "1".into())]);
+        let (reads, writes) = (vec![], vec![key]);
+        let functor = Functor { txn, reads, writes, body, acknowledged_below: 0 };
+        let sides = vec![Side { partition: P, named: vec![NodeId(1), NodeId(2)] }];
+        let (priority, gateway, t) = (Priority::default(), NodeId(4), Timestamp(5));
+        Arc::new(Text { functor, priority, gateway, t, sides, register: None })
+    }
+
+    #[test]
+    fn who_has_the_text_does_not_get_it_with_the_proposal() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let text = text();
+        let mut drive = Drive::new(&cluster, text.txn(), Some(text.clone()), []);
+        let mut out = Out::new();
+        drive.recover((NodeId(4), 7), &mut out);
+        out.clear();
+        let at = (P, drive.ballot);
+        let stamp = Some(Stamp { at: Timestamp(5), kind: Kind::Recovery });
+        let promised = Answer { promised: drive.ballot, ..Answer::default() };
+        let stamped = Answer { stamp, ..promised.clone() };
+        drive.on_promised(NodeId(1), at, stamped, &cluster, (&config, &mut out));
+        assert_eq!(out, [], "one is not enough");
+        drive.on_promised(NodeId(3), at, promised, &cluster, (&config, &mut out));
+        let mut texts = Vec::new();
+        for (to, msg) in &out {
+            if let Msg::Propose { text, .. } = msg {
+                texts.push((*to, text.is_some()));
+            }
+        }
+        assert_eq!(texts, [(NodeId(1), false), (NodeId(2), true), (NodeId(3), true)]);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::Message;
+use orthodrome_core::machine::{Lane, Message};
 use orthodrome_core::store::{Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Priority, Read, Version, Writes};
@@ -731,6 +731,15 @@ impl Message for Msg {
 
     fn wire_size(&self) -> usize {
         self.size()
+    }
+
+    /// Whether somebody is there must not depend on how much waits to be sent.
+    fn lane(&self) -> Lane {
+        if matches!(self, Self::Inquire { .. } | Self::Driving { .. } | Self::Ping | Self::Pong) {
+            Lane::Control
+        } else {
+            Lane::Data
+        }
     }
 
     fn keys(&self) -> usize {

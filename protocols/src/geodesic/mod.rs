@@ -44,6 +44,10 @@
 //!   D12 wants: a predecessor is known to one of them.
 //! - **Closings are not written one by one.** They lie below a ceiling that is on disk; after a restart
 //!   everything is closed up to the ceiling (D1).
+//! - **Large transactions wait in line.** A gateway begins so many bytes of them at once, and no more:
+//!   what overflows the queue of a link is lost, and what is sent again lengthens it. One that waits
+//!   has no timestamp yet, so nobody waits for it. Whoever takes over what is large does the same, and
+//!   all wait for answers as long as what is under way may take.
 //! - **A recovery without the text refuses** unless an answer has the text. A gateway that is asked
 //!   what became of a transaction, and knows only its keys, recovers so.
 //!
@@ -79,6 +83,7 @@ mod pending;
 mod replica;
 mod server;
 mod state;
+mod under_way;
 
 pub use choose::{Choice, choose};
 pub use client::Client;
@@ -142,6 +147,11 @@ pub struct Config {
     pub kept_bytes: usize,
     /// Transactions that callers of one gateway may have open.
     pub open_max: usize,
+    /// Bytes of large transactions that one node may begin or recover at once, for one receiver.
+    /// Further large ones wait.
+    pub under_way_bytes_max: usize,
+    /// So long a mebibyte may be on its way before anybody takes it for lost.
+    pub per_mebibyte: Duration,
     /// A node makes a checkpoint after this many bytes of records, or after as many as its last
     /// checkpoint took if those are more.
     pub checkpoint_bytes: usize,
@@ -153,6 +163,13 @@ pub struct Config {
     pub read_bytes_max: usize,
     /// Deliberate mistakes, for tests (ADR 35).
     pub mutations: Mutations,
+}
+
+impl Config {
+    /// How long so many bytes may be on their way.
+    fn span_of(&self, bytes: usize) -> Duration {
+        self.per_mebibyte * u32::try_from(bytes >> 20).unwrap_or(u32::MAX)
+    }
 }
 
 /// Rare events.
@@ -200,6 +217,8 @@ pub enum Note {
     ClockWait,
     /// A request was sent again.
     Resent,
+    /// A large transaction waited for others.
+    InLine,
     /// An operator's order was refused.
     OrderRefused,
     /// A node made a checkpoint.
@@ -287,6 +306,8 @@ impl Protocol for Geodesic {
             retention: Duration::from_secs(600),
             kept_bytes: Limits::SERVER.record_bytes,
             open_max: 100_000,
+            under_way_bytes_max: Limits::SERVER.message_bytes * 2,
+            per_mebibyte: Duration::from_millis(100),
             checkpoint_bytes: 16 << 20,
             version_retention: Duration::from_secs(10),
             piece_bytes: Limits::SERVER.piece_bytes(),
@@ -324,5 +345,7 @@ impl Protocol for Geodesic {
         config.flush_interval = vary(config.flush_interval, 10, 200);
         config.checkpoint_bytes =
             usize::try_from(rng.range(10_000, 16 << 20)).unwrap_or(config.checkpoint_bytes);
+        config.under_way_bytes_max =
+            usize::try_from(rng.range(1_000, 100_000)).unwrap_or(config.under_way_bytes_max);
     }
 }

@@ -63,6 +63,15 @@ pub(super) struct Overdue {
     pub ended: Option<Arc<Output>>,
 }
 
+impl Overdue {
+    /// What one receiver may get of it.
+    pub(super) fn bytes(&self) -> usize {
+        let text = self.text.as_ref().map_or(0, Wire::size);
+        let output = self.ended.as_ref().map_or(0, Wire::size);
+        text.max(output).saturating_mul(self.participants.len())
+    }
+}
+
 impl Replica {
     pub(super) fn new(
         id: PartitionId,
@@ -447,7 +456,7 @@ impl Replica {
     ) {
         let entry = self.state.entries.get(&txn);
         if entry.is_some_and(|entry| entry.ended.is_some()) || self.state.is_forgotten(txn) {
-            self.answer(from, txn, Ballot::default(), world);
+            self.answer(from, (txn, Ballot::default()), true, world);
             return;
         }
         let known = entry.and_then(|entry| entry.text.clone());
@@ -686,6 +695,7 @@ impl Replica {
         let entry = self.state.entries.get(&txn);
         let is_over = entry.is_some_and(|entry| entry.ended.is_some());
         let promised = entry.map_or_else(Ballot::default, |entry| entry.promised);
+        let is_told = text.is_some();
         if !is_over && !self.state.is_forgotten(txn) && promised < ballot {
             let known = entry.and_then(|entry| entry.text.clone());
             let has_stamp = entry.is_some_and(|entry| entry.stamp.is_some());
@@ -700,11 +710,19 @@ impl Replica {
             self.index(txn, world);
             self.watch(txn, world);
         }
-        self.answer(from, txn, ballot, world);
+        self.answer(from, (txn, ballot), is_told, world);
     }
 
-    fn answer(&self, to: NodeId, txn: TxnId, ballot: Ballot, world: &mut World<'_, '_>) {
-        let answer = Box::new(self.what_is_known(txn));
+    /// The answer has the text unless the asker has it.
+    fn answer(
+        &self,
+        to: NodeId,
+        (txn, ballot): (TxnId, Ballot),
+        has_text: bool,
+        world: &mut World<'_, '_>,
+    ) {
+        let mut answer = Box::new(self.what_is_known(txn));
+        answer.text = answer.text.filter(|_| !has_text);
         world.reply(to, Msg::Promised { txn, partition: self.id, ballot, answer });
     }
 
@@ -855,10 +873,11 @@ impl Replica {
             self.due.pop_first();
             let Some(watch) = self.watched.get_mut(&txn) else { continue };
             let Some(entry) = self.state.entries.get(&txn) else { continue };
-            let gateway = entry.text.as_ref().map(|text| text.gateway);
-            if let Some(gateway) = gateway.filter(|_| !watch.is_asked) {
-                world.cx.send(gateway, Msg::Inquire { txn, partition: self.id });
-                (watch.is_asked, watch.at) = (true, now + world.config.takeover_step);
+            let text = entry.text.as_ref().filter(|_| !watch.is_asked);
+            if let Some(text) = text {
+                world.cx.send(text.gateway, Msg::Inquire { txn, partition: self.id });
+                let span = world.config.takeover_step + world.config.span_of(text.size());
+                (watch.is_asked, watch.at) = (true, now + span);
                 self.due.insert((watch.at, txn));
                 continue;
             }
@@ -883,6 +902,11 @@ impl Replica {
             }
         }
         overdue
+    }
+
+    /// This node has as much under way as it may: it looks at `txn` again a little later.
+    pub(super) fn postpone(&mut self, txn: TxnId, world: &World<'_, '_>) {
+        self.watch_again(txn, world.cx.now() + world.config.takeover_step, false);
     }
 
     /// This node has driven `txn` to its end everywhere: may it be forgotten?

@@ -18,6 +18,7 @@ use super::message::{Change, Msg, Record};
 use super::pending::Maker;
 use super::replica::{Overdue, Replica};
 use super::state::State;
+use super::under_way::UnderWay;
 use super::{Config, Geodesic, Note, Timer};
 use crate::checkpoint::CheckpointPace;
 use crate::sizes::READ_BYTES_MAX;
@@ -33,6 +34,7 @@ pub struct Server {
     replicas: BTreeMap<PartitionId, Replica>,
     /// Transactions that this node recovers, and when each has to be looked at again.
     drives: BTreeMap<TxnId, (Drive, Time)>,
+    under_way: UnderWay,
     store: Store,
     local: VecDeque<Msg>,
     maker: Maker,
@@ -123,6 +125,7 @@ impl Machine<Geodesic> for Server {
             config,
             replicas: BTreeMap::new(),
             drives: BTreeMap::new(),
+            under_way: UnderWay::default(),
             store,
             local: VecDeque::new(),
             maker: Maker::new(node),
@@ -292,7 +295,11 @@ impl Server {
                     replica.overdue(world)
                 });
                 for overdue in overdue.into_iter().flatten() {
-                    self.take_over(overdue, cx);
+                    if self.under_way.has_room(overdue.bytes(), &self.config) {
+                        self.take_over(overdue, cx);
+                    } else {
+                        self.with(id, cx, |replica, world| replica.postpone(overdue.txn, world));
+                    }
                 }
                 self.look_after_drives(cx);
             }
@@ -335,7 +342,9 @@ impl Server {
             drive.heard_of(promised);
             drive.recover((self.node, self.incarnation), &mut out);
         }
-        self.drives.insert(txn, (drive, cx.now() + self.config.resend_after));
+        self.under_way.add(txn, drive.bytes(), &self.config);
+        let span = self.config.resend_after + self.under_way.span(&self.config);
+        self.drives.insert(txn, (drive, cx.now() + span));
         self.send(out, cx);
     }
 
@@ -348,21 +357,26 @@ impl Server {
             // Somebody else takes care of it. If that one fails too, its watch comes round again.
             Progress::Preempted => {
                 cx.note(Note::Preempted);
-                self.drives.remove(&txn);
+                self.leave(txn);
             }
             Progress::Complete => {
-                let Some((drive, _)) = self.drives.remove(&txn) else { return };
+                let Some(drive) = self.leave(txn) else { return };
                 self.release(&drive, cx);
             }
             Progress::Forgotten => {
                 cx.note(Note::Forgotten);
-                self.drives.remove(&txn);
+                self.leave(txn);
                 let hosted: Vec<PartitionId> = self.replicas.keys().copied().collect();
                 for id in hosted {
                     self.with(id, cx, |replica, world| replica.on_forgotten(txn, world));
                 }
             }
         }
+    }
+
+    fn leave(&mut self, txn: TxnId) -> Option<Drive> {
+        self.under_way.remove(txn);
+        self.drives.remove(&txn).map(|(drive, _)| drive)
     }
 
     /// Enough replicas have applied it: if the client knows, all may forget it.
@@ -392,13 +406,18 @@ impl Server {
             let Some((drive, at)) = self.drives.get_mut(&txn) else { continue };
             if drive.times >= ATTEMPTS && drive.stage == Stage::Ordering {
                 // Too few are there. Its watch comes round again.
-                self.drives.remove(&txn);
+                self.leave(txn);
                 continue;
             }
             let mut out = Out::new();
             let me = (self.node, self.incarnation);
             let progress = drive.on_timeout(me, self.config.spread_tries, &mut out);
+            if drive.makes_room(self.config.spread_tries) {
+                self.under_way.make_room(txn);
+            }
+            self.under_way.add(txn, drive.bytes(), &self.config);
             let pause = self.config.resend_after * (1 << drive.times.min(3));
+            let pause = pause + self.under_way.span(&self.config);
             let jitter = cx.rng().below(1 + nanos(pause) / 2);
             *at = now + pause + Duration::from_nanos(jitter);
             self.send(out, cx);
