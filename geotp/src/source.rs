@@ -11,255 +11,24 @@
 //!
 //! Predicates are not modelled: a statement names its rows.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod locks;
+mod types;
+
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 
 use orthodrome_core::id::{PartitionId, Ticket, TxnId};
-use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::Leak;
-use orthodrome_core::store::{Memtable, StateEngine, Store};
-use orthodrome_core::time::{Duration, Time, Timestamp};
-use orthodrome_core::txn::{Key, Op, Read, Reads, Txn, Value, Version, Writes};
+use orthodrome_core::store::{StateEngine, Store};
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::{Key, Reads, Txn, Version, Writes};
 
-use crate::contract::{
-    Failure, FromSource, Kind, Mark, Note, Reason, Then, ToSource, Wait, Work, Xid,
+use self::locks::Lock;
+use self::types::Mode;
+pub use self::types::{
+    Action, Answer, Config, Desk, Model, Mutations, Order, Record, Statement, Timer,
 };
-
-/// The statements of the modelled source.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Model;
-
-impl Work for Model {
-    type Statement = Statement;
-    type Answer = Answer;
-    /// The reason suffices.
-    type Fault = ();
-}
-
-/// One statement, on one row.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Statement {
-    /// The transaction: the writer in versions.
-    pub txn: TxnId,
-    /// The action.
-    pub action: Action,
-}
-
-/// The action of a statement.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Action {
-    /// `SELECT … FOR SHARE`, or `FOR UPDATE`.
-    Read {
-        /// The row.
-        key: Key,
-        /// True if it will be written.
-        for_update: bool,
-    },
-    /// `UPDATE`, or `INSERT`, or `DELETE`.
-    Write {
-        /// The row.
-        key: Key,
-        /// The new value; none deletes the row.
-        value: Option<Value>,
-    },
-    /// An update that depends on the current value, such as `SET n = n + 1`; or a read.
-    Apply(Op),
-    /// A read that fails if its result differs from one that a copy gave before.
-    Expect {
-        /// The row.
-        key: Key,
-        /// What the copy had.
-        read: Read,
-        /// True if it will be written.
-        for_update: bool,
-    },
-    /// A write that fails unless it meets as many rows as it would have met at a copy: an `UPDATE`
-    /// or `DELETE` of a row that existed there, or an `INSERT` of one that did not.
-    Counted {
-        /// The row.
-        key: Key,
-        /// The new value; none deletes the row.
-        value: Option<Value>,
-        /// True if the copy had the row.
-        existed: bool,
-    },
-}
-
-impl Action {
-    /// The row.
-    #[must_use]
-    pub fn key(&self) -> Option<&Key> {
-        match self {
-            Self::Read { key, .. }
-            | Self::Write { key, .. }
-            | Self::Expect { key, .. }
-            | Self::Counted { key, .. } => Some(key),
-            Self::Apply(op) => op.reads().first().or_else(|| op.writes().first()),
-        }
-    }
-
-    /// True if it changes the row.
-    #[must_use]
-    pub fn writes(&self) -> bool {
-        match self {
-            Self::Read { .. } | Self::Expect { .. } => false,
-            Self::Write { .. } | Self::Counted { .. } => true,
-            Self::Apply(op) => !op.writes().is_empty(),
-        }
-    }
-
-    fn mode(&self) -> Mode {
-        match self {
-            Self::Read { for_update: false, .. } | Self::Expect { for_update: false, .. } => {
-                Mode::Shared
-            }
-            Self::Read { .. } | Self::Write { .. } | Self::Expect { .. } | Self::Counted { .. } => {
-                Mode::Exclusive
-            }
-            Self::Apply(op) if op.writes().is_empty() && matches!(op, Op::Get(_)) => Mode::Shared,
-            Self::Apply(_) => Mode::Exclusive,
-        }
-    }
-}
-
-/// The value before the transaction.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Answer {
-    /// The row.
-    pub key: Key,
-    /// Its committed value.
-    pub read: Read,
-}
-
-/// Settings.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Config {
-    /// How long a statement waits for a lock.
-    pub lock_timeout: Duration,
-    /// PostgreSQL looks for a cycle after a wait of this length, MariaDB at once.
-    pub deadlock_after: Duration,
-    /// The interval at which the agent looks at the waits, while there are any; none: never.
-    pub look_every: Option<Duration>,
-    /// The number of records after which a checkpoint is made.
-    pub checkpoint_records: u32,
-    /// How old the rows are that a read without locks shows, as at a replica.
-    pub lag: Duration,
-    /// Mutations, for tests.
-    pub mutations: Mutations,
-}
-
-/// Mutations: the behaviour of sources that are not used as the rules say. None is enabled in real
-/// use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Mutations {
-    /// G1: reads at PostgreSQL do not lock.
-    pub plain_reads: bool,
-    /// G2: MariaDB runs at less than SERIALIZABLE, and drops read locks when it prepares.
-    pub drops_read_locks: bool,
-    /// A branch that goes back to a savepoint loses the locks that it took since, as PostgreSQL
-    /// does if its driver does not take them again.
-    pub unlocks_going_back: bool,
-    /// Reads are not compared with what a copy gave.
-    pub unchecked_reads: bool,
-    /// The rows that a write meets are not counted.
-    pub unchecked_counts: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Mode {
-    Shared,
-    Exclusive,
-}
-
-/// Durable records of a source.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Record {
-    /// A branch is prepared.
-    Prepared {
-        /// Its name.
-        xid: Xid,
-        /// The transaction.
-        txn: TxnId,
-        /// Its writes.
-        writes: Writes,
-        /// The keys that it only read (PostgreSQL).
-        reads: Vec<Key>,
-        /// The commit timestamp must be above this.
-        floor: Timestamp,
-    },
-    /// A prepared branch commits.
-    Committed {
-        /// Its name.
-        xid: Xid,
-        /// The commit timestamp.
-        at: Timestamp,
-    },
-    /// A prepared branch is rolled back.
-    RolledBack {
-        /// Its name.
-        xid: Xid,
-    },
-    /// A transaction that was not prepared commits.
-    OnePhase {
-        /// The transaction.
-        txn: TxnId,
-        /// Its writes.
-        writes: Writes,
-        /// The commit timestamp.
-        at: Timestamp,
-    },
-}
-
-impl Record {
-    /// Its approximate size in bytes.
-    #[must_use]
-    pub fn size(&self) -> usize {
-        64 + match self {
-            Self::Prepared { writes, reads, .. } => {
-                let reads: usize = reads.iter().map(|key| 2 + key.len()).sum();
-                reads + 8 * writes.len() + bytes_of(writes)
-            }
-            Self::OnePhase { writes, .. } => 8 * writes.len() + bytes_of(writes),
-            Self::Committed { .. } | Self::RolledBack { .. } => 0,
-        }
-    }
-}
-
-/// Timers of a source.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Timer {
-    /// A wait for a lock has timed out.
-    Lock(Xid),
-    /// Look for a cycle.
-    Deadlock(Xid),
-    /// Look at the current waits.
-    Look,
-}
-
-/// The effects that a source requests.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Order {
-    /// Make a record durable; tickets count from 1 in the order of these and of checkpoints.
-    Persist(Record),
-    /// Make these versions durable, and replace all earlier records by these.
-    Checkpoint(Arc<Memtable>, Vec<Record>),
-    /// Set a timer.
-    SetTimer(Timer, Time),
-    /// Stop a timer.
-    CancelTimer(Timer),
-    /// Count a rare event.
-    Note(Note),
-}
-
-/// The results of a source's step.
-#[derive(Debug, Default)]
-pub struct Desk {
-    /// For the agent.
-    pub answers: Vec<FromSource<Model>>,
-    /// For the host.
-    pub orders: Vec<Order>,
-}
+use crate::contract::{Failure, FromSource, Kind, Mark, Reason, Then, ToSource, Wait, Xid};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -291,20 +60,6 @@ struct Session {
     is_failed: bool,
 }
 
-#[derive(Clone, Default, Debug)]
-struct Lock {
-    holders: BTreeMap<Xid, Mode>,
-    queue: VecDeque<(Xid, Mode)>,
-}
-
-impl Lock {
-    fn admits(&self, xid: Xid, mode: Mode) -> bool {
-        self.holders
-            .iter()
-            .all(|(&holder, &held)| holder == xid || (held == Mode::Shared && mode == Mode::Shared))
-    }
-}
-
 /// A modelled source.
 #[derive(Debug)]
 pub struct Source {
@@ -322,13 +77,8 @@ pub struct Source {
     /// Whether the agent looks at the waits, and its last report.
     is_watched: bool,
     told: Vec<Wait>,
-    /// What was replaced in the last while, and when.
-    past: VecDeque<(Time, Key, Read)>,
     now: Time,
 }
-
-/// Maximum number of replaced versions that reads without locks may show.
-const PAST_MAX: usize = 10_000;
 
 /// All rows are one table.
 const TABLE: PartitionId = PartitionId(0);
@@ -356,7 +106,6 @@ impl Source {
             checkpoint: None,
             is_watched: false,
             told: Vec::new(),
-            past: VecDeque::new(),
             now: Time::ZERO,
         };
         for record in recovered {
@@ -403,28 +152,10 @@ impl Source {
 
     fn apply(&mut self, writer: TxnId, writes: Writes, at: Timestamp) {
         for (key, value) in writes {
-            if !self.config.lag.is_zero() {
-                self.past.push_back((self.now, key.clone(), self.data.read(TABLE, &key)));
-            }
             self.data.put(TABLE, key, Version { timestamp: at, writer }, value);
         }
         // No transaction reads old versions.
         self.data.collect_below(TABLE, at);
-        let (now, lag) = (self.now, self.config.lag);
-        let is_over = |(then, ..): &(Time, Key, Read)| now.since(*then) > lag;
-        while self.past.len() > PAST_MAX || self.past.front().is_some_and(is_over) {
-            self.past.pop_front();
-        }
-    }
-
-    /// A committed value of a row, without locks: what a replica shows that lags behind.
-    #[must_use]
-    pub fn shown(&self, key: &Key, now: Time) -> Read {
-        let replaced = |(then, other, _): &&(Time, Key, Read)| {
-            other == key && now.since(*then) < self.config.lag
-        };
-        let before = self.past.iter().find(replaced).map(|(_, _, read)| read.clone());
-        before.unwrap_or_else(|| self.data.read(TABLE, key))
     }
 
     /// The value that it reports about its start.
@@ -541,28 +272,11 @@ impl Source {
 
     /// Carries out one statement under its lock.
     fn execute(&mut self, xid: Xid, key: &Key, action: &Action) -> Result<(), Reason> {
-        let mutations = self.config.mutations;
         let read = self.data.read(TABLE, key);
         let Some(session) = self.sessions.get_mut(&xid) else { return Ok(()) };
         session.floor = session.floor.max(read.version.timestamp);
         match action {
             Action::Read { .. } => {}
-            Action::Expect { read: expected, .. } => {
-                if read != *expected && !mutations.unchecked_reads {
-                    return Err(Reason::Serialization);
-                }
-            }
-            Action::Counted { value, existed, .. } => {
-                let own = session.writes.get(key).map(Option::is_some);
-                let exists = own.unwrap_or(read.value.is_some());
-                if exists != *existed && !mutations.unchecked_counts {
-                    return Err(Reason::Serialization);
-                }
-                // An update of a row that is gone meets none.
-                if exists || !existed {
-                    session.writes.insert(key.clone(), value.clone());
-                }
-            }
             Action::Write { value, .. } => drop(session.writes.insert(key.clone(), value.clone())),
             Action::Apply(op) => {
                 let mut current = read.clone();
@@ -710,178 +424,6 @@ impl Source {
         let held: Vec<Key> = session.held.into_keys().chain(wanted).collect();
         self.release(xid, &held, now, desk);
     }
-
-    // --- Locks ---
-
-    /// True if the lock is held now. A single holder may upgrade its lock; others wait behind
-    /// earlier requests.
-    fn acquire(&mut self, xid: Xid, key: &Key, mode: Mode) -> bool {
-        let lock = self.locks.entry(key.clone()).or_default();
-        let held = lock.holders.get(&xid).copied();
-        if held.is_some_and(|held| held >= mode) {
-            return true;
-        }
-        if !lock.admits(xid, mode) || (held.is_none() && !lock.queue.is_empty()) {
-            return false;
-        }
-        lock.holders.insert(xid, mode);
-        if let Some(session) = self.sessions.get_mut(&xid) {
-            session.held.insert(key.clone(), mode);
-        }
-        true
-    }
-
-    fn wait(&mut self, xid: Xid, key: Key, mode: Mode, now: Time, desk: &mut Desk) {
-        let lock = self.locks.entry(key.clone()).or_default();
-        if lock.holders.contains_key(&xid) {
-            // A lock upgrade goes before all other requests.
-            lock.queue.push_front((xid, mode));
-        } else {
-            lock.queue.push_back((xid, mode));
-        }
-        if let Some(session) = self.sessions.get_mut(&xid) {
-            session.wanted = Some((key, mode));
-        }
-        desk.orders.push(Order::Note(Note::LockWait));
-        if self.kind == Kind::MariaDb {
-            if self.waits_in_cycle(xid) {
-                self.fail_waiting(xid, Reason::Deadlock, desk);
-                return;
-            }
-        } else {
-            desk.orders
-                .push(Order::SetTimer(Timer::Deadlock(xid), now + self.config.deadlock_after));
-        }
-        desk.orders.push(Order::SetTimer(Timer::Lock(xid), now + self.config.lock_timeout));
-        if let (Some(every), false) = (self.config.look_every, self.is_watched) {
-            self.is_watched = true;
-            desk.orders.push(Order::SetTimer(Timer::Look, now + every));
-        }
-    }
-
-    /// The transactions for which it waits: the holders of the lock, and earlier requests.
-    fn blockers(&self, waiter: Xid) -> Vec<Xid> {
-        let Some((key, mode)) =
-            self.sessions.get(&waiter).and_then(|session| session.wanted.as_ref())
-        else {
-            return Vec::new();
-        };
-        let Some(lock) = self.locks.get(key) else { return Vec::new() };
-        let clash = |other: Mode| *mode == Mode::Exclusive || other == Mode::Exclusive;
-        let holders =
-            lock.holders.iter().filter(|(_, held)| clash(**held)).map(|(&holder, _)| holder);
-        let before = lock.queue.iter().take_while(|(other, _)| *other != waiter);
-        let before = before.filter(|(_, wanted)| clash(*wanted)).map(|&(other, _)| other);
-        holders.chain(before).filter(|&other| other != waiter).collect()
-    }
-
-    /// Reports the waits, if they have changed.
-    fn look(&mut self, now: Time, desk: &mut Desk) {
-        let of = |&waiter: &Xid| {
-            let blockers = self.blockers(waiter);
-            blockers.into_iter().map(move |holder| Wait { waiter, holder })
-        };
-        let waits: Vec<Wait> = self.sessions.keys().flat_map(of).collect();
-        self.is_watched = !waits.is_empty();
-        if let (Some(every), true) = (self.config.look_every, self.is_watched) {
-            desk.orders.push(Order::SetTimer(Timer::Look, now + every));
-        }
-        if waits != self.told {
-            self.told.clone_from(&waits);
-            desk.answers.push(FromSource::Waits { waits });
-        }
-    }
-
-    /// True if it is part of a cycle of waits.
-    fn waits_in_cycle(&self, xid: Xid) -> bool {
-        let mut seen = BTreeSet::new();
-        let mut next = vec![xid];
-        while let Some(waiter) = next.pop() {
-            for other in self.blockers(waiter) {
-                if other == xid {
-                    return true;
-                }
-                if seen.insert(other) {
-                    next.push(other);
-                }
-            }
-        }
-        false
-    }
-
-    fn fail_waiting(&mut self, xid: Xid, reason: Reason, desk: &mut Desk) {
-        desk.orders.push(Order::CancelTimer(Timer::Lock(xid)));
-        desk.orders.push(Order::CancelTimer(Timer::Deadlock(xid)));
-        // It stays in the queue until it is rolled back, which happens at once.
-        self.fail(xid, reason, desk);
-    }
-
-    /// Releases locks, and grants them to waiting transactions.
-    fn release(&mut self, xid: Xid, keys: &[Key], now: Time, desk: &mut Desk) {
-        for key in keys {
-            let Some(lock) = self.locks.get_mut(key) else { continue };
-            lock.holders.remove(&xid);
-            lock.queue.retain(|(other, _)| *other != xid);
-        }
-        self.serve_all(keys, now, desk);
-    }
-
-    /// Gives free locks to those who wait for them.
-    fn serve(&mut self, key: &Key, now: Time, desk: &mut Desk) {
-        self.serve_all(std::slice::from_ref(key), now, desk);
-    }
-
-    fn serve_all(&mut self, keys: &[Key], now: Time, desk: &mut Desk) {
-        let mut served = Vec::new();
-        for key in keys {
-            let Some(lock) = self.locks.get_mut(key) else { continue };
-            while let Some(&(next, mode)) = lock.queue.front() {
-                if !lock.admits(next, mode) {
-                    break;
-                }
-                lock.queue.pop_front();
-                lock.holders.insert(next, mode);
-                served.push((next, key.clone(), mode));
-            }
-            if lock.holders.is_empty() && lock.queue.is_empty() {
-                self.locks.remove(key);
-            }
-        }
-        for (next, key, mode) in served {
-            let Some(session) = self.sessions.get_mut(&next) else { continue };
-            session.held.insert(key, mode);
-            session.wanted = None;
-            desk.orders.push(Order::CancelTimer(Timer::Lock(next)));
-            desk.orders.push(Order::CancelTimer(Timer::Deadlock(next)));
-            self.go_on(next, now, desk);
-        }
-    }
-
-    /// A timer expired.
-    pub fn on_timer(&mut self, timer: Timer, now: Time, desk: &mut Desk) {
-        self.now = now;
-        match timer {
-            Timer::Lock(xid) => {
-                if self.sessions.get(&xid).is_some_and(|session| session.wanted.is_some()) {
-                    self.fail_waiting(xid, Reason::LockTimeout, desk);
-                }
-            }
-            Timer::Deadlock(xid) => {
-                if self.waits_in_cycle(xid) {
-                    self.fail_waiting(xid, Reason::Deadlock, desk);
-                } else if self.sessions.get(&xid).is_some_and(|session| session.wanted.is_some()) {
-                    // Cycles can close later: through an upgrade, behind a waiter's back.
-                    desk.orders.push(Order::SetTimer(
-                        Timer::Deadlock(xid),
-                        now + self.config.deadlock_after,
-                    ));
-                }
-            }
-            Timer::Look => self.look(now, desk),
-        }
-    }
-
-    // --- The log ---
 
     fn persist(&mut self, xid: Option<Xid>, record: Record, desk: &mut Desk) {
         self.ticket.0 += 1;

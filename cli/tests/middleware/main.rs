@@ -18,7 +18,6 @@ mod errors;
 mod keys;
 mod kills;
 mod lists;
-mod near;
 mod numbers;
 mod rig;
 mod savepoints;

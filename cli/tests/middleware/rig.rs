@@ -42,8 +42,6 @@ pub struct Setup {
     pub lock_wait_ms: u32,
     /// Further settings of the proxy's file, before its sources.
     pub settings: String,
-    /// Ports of read replicas, by server.
-    pub replicas: BTreeMap<usize, u16>,
     /// The tables of the proxy's file.
     pub tables: String,
 }
@@ -70,7 +68,6 @@ impl Setup {
             agents,
             lock_wait_ms: 1_000,
             settings: String::new(),
-            replicas: BTreeMap::new(),
             tables,
         }
     }
@@ -284,11 +281,6 @@ impl Rig {
         self.psql(&format!("INSERT INTO accounts (id, balance) VALUES {}", rows.join(", ")));
     }
 
-    /// The servers that are sources.
-    pub fn places(&self) -> &[usize] {
-        &self.setup.servers
-    }
-
     fn kind(&self, server: usize) -> &'static str {
         match self.servers[server].kind {
             Dialect::PostgreSql => "postgresql",
@@ -313,9 +305,6 @@ impl Rig {
                 self.servers[server].port,
                 if self.setup.agents { &agent } else { "" },
             ));
-            if let Some(port) = self.setup.replicas.get(&server) {
-                file.push_str(&format!("replicas = [{{ address = \"127.0.0.1:{port}\" }}]\n"));
-            }
         }
         file + &self.setup.tables
     }
