@@ -235,11 +235,22 @@ impl Inner {
         avoid: Option<usize>,
         pace: &mut Pace,
     ) -> Ended {
+        self.ask_for_run(question, avoid, pace).await.0
+    }
+
+    /// The same; also which decision of the client committed, from 1, or 0 for the last one.
+    pub(crate) async fn ask_for_run(
+        &self,
+        question: &api::ResolveRequest,
+        avoid: Option<usize>,
+        pace: &mut Pace,
+    ) -> (Ended, u32) {
         let mut at = avoid.map_or_else(|| self.gateways.current(), |at| self.gateways.after(at));
         let mut asked = 0;
         loop {
             let ask = |stubs: Stubs, request| async move { stubs.txns().resolve(request).await };
             let answer = self.gateways.send(at, pace.deadline, question.clone(), ask).await;
+            let run = answer.as_ref().map_or(0, |answer| wire::run(answer.outcome.as_ref()));
             let trouble = match answer {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     Ended::Unknown(trouble) => trouble,
@@ -247,7 +258,7 @@ impl Inner {
                         if avoid.is_some_and(|avoided| avoided == self.gateways.current()) {
                             self.gateways.prefer(at);
                         }
-                        return known;
+                        return (known, run);
                     }
                 },
                 Err(Failure::Never(error)) => error.to_string(),
@@ -263,7 +274,7 @@ impl Inner {
             // Every gateway is asked before the first pause.
             let all_asked = asked % self.gateways.len() == 0;
             if (all_asked && !pace.pause().await) || Instant::now() >= pace.deadline {
-                return Ended::Unknown(trouble);
+                return (Ended::Unknown(trouble), 0);
             }
         }
     }

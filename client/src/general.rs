@@ -17,7 +17,7 @@ use crate::client::{Client, Inner, Query};
 use crate::names::Name;
 use crate::outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
 use crate::pace::Pace;
-use crate::txn::{Begun, OpenTransaction, Stop, Transaction, open};
+use crate::txn::{Begun, Decided, OpenTransaction, Stop, Transaction, open};
 use crate::values::{Reads, Writes};
 use crate::wire::{self, Ended, api};
 use crate::{Abort, Error};
@@ -429,7 +429,10 @@ impl OpenGeneral {
         let Some(native) = &mut self.native else {
             return Err(Error::Unexpected("the transaction was not submitted".into()));
         };
-        let ended = native.txn.decide(writes, &mut pace).await?;
+        let ended = match native.txn.decide(writes, false, &mut pace).await? {
+            Decided::Ended(ended) => ended,
+            Decided::Again => Ended::Unknown("the gateway asks for another decision".into()),
+        };
         self.record(&ended);
         Ok(ended)
     }

@@ -9,7 +9,7 @@ use orthodrome_core::{Timestamp, TxnId};
 use crate::client::Inner;
 use crate::names::Name;
 use crate::pace::Pace;
-use crate::values::Reads;
+use crate::values::{Reads, Writes};
 use crate::wire::{self, Ended, api};
 
 /// The outcome of a transaction.
@@ -138,9 +138,13 @@ impl InDoubt {
     /// As [`InDoubt::resolve`], for at most `time`.
     pub async fn resolve_within(self, time: Duration) -> Outcome {
         let mut pace = Pace::new(time);
-        match self.client.ask(&self.question, None, &mut pace).await {
+        let (ended, run) = self.client.ask_for_run(&self.question, None, &mut pace).await;
+        match ended {
             Ended::Committed(timestamp) => {
-                let writes = wire::asked_writes(&self.question);
+                // If another decision of its caller counted, what that wrote is not known here.
+                let is_known = run == 0 || run == self.question.run;
+                let writes =
+                    if is_known { wire::asked_writes(&self.question) } else { Writes::new() };
                 self.client.learn_commit(timestamp, self.reads.as_ref(), &writes);
                 Outcome::Committed(Committed { timestamp, reads: self.reads })
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use orthodrome_core::txn::{Key, Priority};
-use orthodrome_core::{RegionId, TxnId};
+use orthodrome_core::{RegionId, Timestamp, TxnId};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
@@ -116,19 +116,17 @@ impl Transaction {
             let (home, begun) = open(&self.client, &mut name, &declared, &mut pace).await?;
             let (ended, txn) = match begun {
                 Begun::Aborted(aborted) => (Ended::Aborted(aborted), None),
-                Begun::Open(mut txn) => match compute(&txn.reads) {
-                    Ok(writes) => (txn.decide(writes, &mut pace).await?, Some(txn)),
-                    Err(Abort { because }) => {
-                        let because = Some(because);
-                        let reason = AbortReason::Client;
-                        let aborted = Aborted { reason, retryable: false, because };
-                        let ended = Ended::Aborted(aborted.clone());
+                Begun::Open(mut txn) => {
+                    let ended = txn.run(&mut compute, &mut pace).await?;
+                    if let Ended::Aborted(aborted @ Aborted { because: Some(_), .. }) = &ended {
                         let reads = Some(&txn.reads);
                         self.client.recorder.record(name.id(), home, began, &ended, reads, false);
+                        let aborted = aborted.clone();
                         txn.abort().await;
                         return Ok(Outcome::Aborted(aborted));
                     }
-                },
+                    (ended, Some(txn))
+                }
             };
             let reads = txn.as_ref().map(|txn| &txn.reads);
             self.client.recorder.record(name.id(), home, began, &ended, reads, false);
@@ -136,7 +134,7 @@ impl Transaction {
                 client: Arc::clone(&self.client),
                 name: name.clone(),
                 question: txn.as_ref().map(|txn| txn.question.clone()).unwrap_or_default(),
-                reads: txn.as_ref().map(|txn| txn.reads.clone()),
+                reads: txn.as_ref().and_then(OpenTransaction::known_reads),
                 trouble: String::new(),
             };
             if let Some(outcome) = conclude(ended, &mut pace, doubt).await {
@@ -207,6 +205,23 @@ impl Transaction {
         self.client.check_size(&request)?;
         Ok(request)
     }
+}
+
+/// What came of a decision.
+#[derive(Debug)]
+pub(crate) enum Decided {
+    /// The transaction has ended, or nobody knows.
+    Ended(Ended),
+    /// It has read something else now, and waits for another decision.
+    Again,
+}
+
+/// A gateway's answer to a request to commit.
+enum Committing {
+    /// The outcome, and which decision of the client it follows from, from 1; 0: the last one.
+    Ended(Ended, u32),
+    /// The transaction reads this. It waits for another decision.
+    Again(Reads),
 }
 
 /// Why an open transaction cannot continue.
@@ -312,6 +327,8 @@ pub struct OpenTransaction {
     name: Name,
     at: usize,
     reads: Reads,
+    /// What it read and wrote in earlier runs, whose decisions could not count.
+    superseded: Vec<(Reads, Writes)>,
     /// Everything that another gateway needs in order to resolve it, including the decision once it
     /// is made.
     question: Box<api::ResolveRequest>,
@@ -339,6 +356,7 @@ impl OpenTransaction {
             name,
             at,
             reads: Reads::default(),
+            superseded: Vec::new(),
             question: Box::new(api::ResolveRequest { begun, ..Default::default() }),
             write_keys: (!begin.general).then(|| begin.write_keys.clone()),
             is_undecided: true,
@@ -370,7 +388,10 @@ impl OpenTransaction {
     /// says. In every case nothing was committed, and the transaction is aborted.
     pub async fn commit(mut self, writes: Writes) -> Result<Outcome, Error> {
         let mut pace = Pace::new(self.deadline);
-        let ended = self.decide(writes, &mut pace).await?;
+        let ended = match self.decide(writes, false, &mut pace).await? {
+            Decided::Ended(ended) => ended,
+            Decided::Again => Ended::Unknown("the gateway asks for another decision".into()),
+        };
         Ok(match ended {
             Ended::Aborted(aborted) => Outcome::Aborted(aborted),
             Ended::Committed(timestamp) => {
@@ -455,16 +476,101 @@ impl OpenTransaction {
         }
     }
 
-    pub(crate) async fn decide(&mut self, writes: Writes, pace: &mut Pace) -> Result<Ended, Error> {
-        let known = writes.clone();
-        let ended = self.ask_to_commit(writes, pace).await?;
-        if let Ended::Committed(at) = ended {
-            self.client.learn_commit(at, Some(&self.reads), &known);
+    /// Decides as `compute` says, again as long as what was read turns out to be old.
+    async fn run(
+        &mut self,
+        compute: &mut impl FnMut(&Reads) -> Result<Writes, Abort>,
+        pace: &mut Pace,
+    ) -> Result<Ended, Error> {
+        loop {
+            let ended = match compute(&self.reads) {
+                Ok(writes) => match self.decide(writes, true, pace).await? {
+                    Decided::Ended(ended) => ended,
+                    Decided::Again => continue,
+                },
+                Err(_) if !self.superseded.is_empty() => {
+                    // An earlier decision was to commit, so only the gateway knows the outcome.
+                    let (ended, run) = self.abort_decided(pace).await;
+                    if let Ended::Committed(at) = ended {
+                        self.settle(at, run, &Writes::new());
+                    }
+                    ended
+                }
+                Err(Abort { because }) => {
+                    let (reason, because) = (AbortReason::Client, Some(because));
+                    Ended::Aborted(Aborted { reason, retryable: false, because })
+                }
+            };
+            return Ok(ended);
         }
-        Ok(ended)
     }
 
-    async fn ask_to_commit(&mut self, writes: Writes, pace: &mut Pace) -> Result<Ended, Error> {
+    /// Aborts a transaction that its client has decided to commit before.
+    async fn abort_decided(&mut self, pace: &mut Pace) -> (Ended, u32) {
+        let request = api::AbortRequest { txn: wire::txn_id(self.id()) };
+        let rpc = |stubs: Stubs, request| async move { stubs.txns().abort(request).await };
+        self.is_undecided = false;
+        match self.client.gateways.send(self.at, pace.deadline, request, rpc).await {
+            Ok(answer) => {
+                let run = wire::run(answer.outcome.as_ref());
+                match wire::ended(answer.outcome) {
+                    Ended::Unknown(_) => self.client.ask_for_run(&self.question, None, pace).await,
+                    known @ (Ended::Committed(_) | Ended::Aborted(_)) => (known, run),
+                }
+            }
+            Err(_) => self.client.ask_for_run(&self.question, None, pace).await,
+        }
+    }
+
+    /// Its reads, if only one decision can have counted.
+    fn known_reads(&self) -> Option<Reads> {
+        Some(self.reads.clone()).filter(|_| self.superseded.is_empty())
+    }
+
+    /// It committed at `at` by the decision of this run; 0: by the last one, which wrote `last`.
+    fn settle(&mut self, at: Timestamp, run: u32, last: &Writes) {
+        let earlier = usize::try_from(run).ok().and_then(|run| run.checked_sub(1));
+        let earlier = earlier.and_then(|at| self.superseded.get(at)).cloned();
+        match earlier {
+            Some((reads, writes)) => {
+                self.client.learn_commit(at, Some(&reads), &writes);
+                self.reads = reads;
+            }
+            None => self.client.learn_commit(at, Some(&self.reads), last),
+        }
+        self.superseded.clear();
+    }
+
+    /// Asks to commit. If it `may_repeat`, the gateway may ask for another decision instead: then it
+    /// has other reads now.
+    pub(crate) async fn decide(
+        &mut self,
+        writes: Writes,
+        may_repeat: bool,
+        pace: &mut Pace,
+    ) -> Result<Decided, Error> {
+        let known = writes.clone();
+        let (ended, run) = match self.ask_to_commit(writes, may_repeat, pace).await? {
+            Committing::Ended(ended, run) => (ended, run),
+            Committing::Again(reads) => {
+                self.superseded.push((std::mem::take(&mut self.reads), known));
+                self.set_reads(reads);
+                self.is_undecided = true;
+                return Ok(Decided::Again);
+            }
+        };
+        if let Ended::Committed(at) = ended {
+            self.settle(at, run, &known);
+        }
+        Ok(Decided::Ended(ended))
+    }
+
+    async fn ask_to_commit(
+        &mut self,
+        writes: Writes,
+        may_repeat: bool,
+        pace: &mut Pace,
+    ) -> Result<Committing, Error> {
         use api::resolve_request::Decision;
         let declared = self.write_keys.as_ref();
         let is_stray = |key: &Key| declared.is_some_and(|all| all.binary_search(&key.0).is_err());
@@ -472,8 +578,14 @@ impl OpenTransaction {
             return Err(Error::Invalid(format!("key {key} is not declared as a write key")));
         }
         let writes = wire::writes(writes);
-        let commit = api::CommitRequest { txn: wire::txn_id(self.id()), writes: writes.clone() };
+        let commit = api::CommitRequest {
+            txn: wire::txn_id(self.id()),
+            writes: writes.clone(),
+            may_decide_again: may_repeat,
+        };
         self.question.decision = Some(Decision::Commit(api::Writes { writes }));
+        let run = u32::try_from(self.superseded.len()).unwrap_or(u32::MAX);
+        self.question.run = run.saturating_add(1);
         // The client may have to resolve the transaction, and that request is longer than this one.
         self.client.check_size(&self.question)?;
         loop {
@@ -482,10 +594,18 @@ impl OpenTransaction {
             let rpc = |stubs: Stubs, request| async move { stubs.txns().commit(request).await };
             let send = self.client.gateways.send(self.at, pace.deadline, commit.clone(), rpc);
             let avoid = match send.await {
-                Ok(answer) => match wire::ended(answer.outcome) {
-                    Ended::Unknown(_) => None,
-                    known @ (Ended::Committed(_) | Ended::Aborted(_)) => return Ok(known),
-                },
+                Ok(api::CommitResponse { again: Some(opened), outcome: None }) if may_repeat => {
+                    return Ok(Committing::Again(wire::reads(opened.reads)));
+                }
+                Ok(answer) => {
+                    let run = wire::run(answer.outcome.as_ref());
+                    match wire::ended(answer.outcome) {
+                        Ended::Unknown(_) => None,
+                        known @ (Ended::Committed(_) | Ended::Aborted(_)) => {
+                            return Ok(Committing::Ended(known, run));
+                        }
+                    }
+                }
                 Err(failure @ (Failure::Busy(_) | Failure::Never(_))) => {
                     self.is_undecided = true;
                     self.client.after_failure(self.at, failure, pace).await?;
@@ -494,7 +614,8 @@ impl OpenTransaction {
                 Err(Failure::NotOpen(_)) => None,
                 Err(Failure::Unavailable(_) | Failure::Lost(_)) => Some(self.at),
             };
-            return Ok(self.client.ask(&self.question, avoid, pace).await);
+            let (ended, run) = self.client.ask_for_run(&self.question, avoid, pace).await;
+            return Ok(Committing::Ended(ended, run));
         }
     }
 

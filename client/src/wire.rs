@@ -22,6 +22,15 @@ pub(crate) enum Ended {
     Unknown(String),
 }
 
+/// Which decision of the client committed, from 1; 0: the last one.
+pub(crate) fn run(outcome: Option<&api::Outcome>) -> u32 {
+    use api::outcome::Result;
+    match outcome.and_then(|outcome| outcome.result.as_ref()) {
+        Some(Result::Committed(committed)) => committed.run,
+        Some(Result::Aborted(_) | Result::Unknown(_)) | None => 0,
+    }
+}
+
 pub(crate) fn ended(outcome: Option<api::Outcome>) -> Ended {
     use api::outcome::Result;
     match outcome.and_then(|outcome| outcome.result) {

@@ -119,6 +119,27 @@ async fn reads_older_than_the_client_knows_are_retried() {
     open.abort().await;
 }
 
+/// A gateway whose protocol keeps the place of a transaction gives it the right reads.
+#[tokio::test]
+async fn a_closure_runs_again_in_the_same_attempt_on_other_reads() {
+    let (node, client) = one().await;
+    committed(client.execute([Op::Put("n".into(), "1".into())]).await);
+    let other = Client::connect(Config::new([&node.address])).await.unwrap();
+    node.twist(Call::Begin, [Twist::Old]);
+    node.twist(Call::Decide, [Twist::Again]);
+    let mut seen = Vec::new();
+    let outcome = other.transaction().read("n").write("n").run(|reads| {
+        seen.push(reads.text("n").map(str::to_owned));
+        let next = reads.text("n").map_or(1, |n| n.parse::<u32>().unwrap_or(0) + 1);
+        Ok(Writes::new().put("n", next.to_string()))
+    });
+    let committed = committed(outcome.await);
+    assert_eq!(committed.reads.unwrap().text("n"), Some("1"));
+    assert_eq!(seen, [None, Some("1".to_owned())]);
+    assert_eq!(node.store.text("n").as_deref(), Some("2"));
+    assert_eq!((node.store.calls(Call::Begin).len(), node.store.calls(Call::Decide).len()), (1, 2));
+}
+
 #[tokio::test]
 async fn a_procedure_and_a_snapshot_see_each_other() {
     let (_node, client) = one().await;

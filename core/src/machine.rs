@@ -421,7 +421,9 @@ pub enum Input<P: Protocol> {
         keys: Vec<Key>,
     },
     /// For a client machine: the decision on an interactive or general transaction that it began
-    /// and that waits for its client. Ignored if the transaction has ended.
+    /// and that waits for its client. Ignored if the transaction has ended. After a decision to
+    /// commit, the client of an interactive transaction may receive its reads again
+    /// ([`Effect::Reads`]).
     Decide {
         /// The transaction.
         txn: TxnId,
@@ -436,7 +438,8 @@ pub enum Input<P: Protocol> {
         txn: Txn,
         /// The values that its reads returned, in all rounds, as far as the client received them.
         reads: Reads,
-        /// The client's decision, if it had decided.
+        /// The client's decision, if it had decided. If it has decided in several runs, one to
+        /// commit, if there was one.
         decision: Option<Decision>,
     },
     /// A message arrived.
@@ -482,8 +485,13 @@ pub enum Effect<P: Protocol> {
         /// The records that replace all earlier ones.
         records: Vec<P::Record>,
     },
-    /// For the client: the values that the transaction read. At most once per attempt; in a general
-    /// transaction once for each round, with the keys of that round.
+    /// For the client: the values that the transaction read. At most once per attempt, except:
+    ///
+    /// - In a general transaction once for each round, with the keys of that round.
+    /// - In an interactive transaction again after a decision to commit, if that decision cannot
+    ///   count because its reads were not what the transaction reads. The client decides again, as
+    ///   if it had not decided. Each delivery of reads begins one *run* of the attempt; runs count
+    ///   from 1. A host whose client cannot decide again aborts the attempt.
     Reads {
         /// The transaction.
         txn: TxnId,
@@ -500,6 +508,10 @@ pub enum Effect<P: Protocol> {
         outcome: Outcome,
         /// The protocol's path that it took: `fast`, `slow`, `read-only`, …
         path: &'static str,
+        /// If an interactive transaction commits: the run whose decision it is, from 1. It may be
+        /// an earlier one than the last, if another node ended the transaction. 0 if the protocol
+        /// has one run only.
+        run: u32,
     },
     /// A rare event happened.
     Note(P::Note),
@@ -579,7 +591,12 @@ impl<P: Protocol> Cx<'_, P> {
 
     /// Sends the client of `txn` its outcome.
     pub fn finish(&mut self, txn: TxnId, outcome: Outcome, path: &'static str) {
-        self.effects.push(Effect::Finish { txn, outcome, path });
+        self.finish_run(txn, outcome, path, 0);
+    }
+
+    /// The same, for a transaction with several runs: what the run of this number decided.
+    pub fn finish_run(&mut self, txn: TxnId, outcome: Outcome, path: &'static str, run: u32) {
+        self.effects.push(Effect::Finish { txn, outcome, path, run });
     }
 
     /// Counts a rare event.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use orthodrome_core::Wire as _;
 use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
-use orthodrome_core::txn::{Kind, Reads};
+use orthodrome_core::txn::{Kind, Reads, Writes};
 use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Time, Txn, TxnId};
 use tokio::sync::{Notify, oneshot};
 
@@ -30,6 +30,19 @@ pub struct Finished {
     pub reads: Option<Reads>,
     /// The protocol's path: `fast`, `slow`, `read-only`, …
     pub path: &'static str,
+    /// If an interactive transaction committed: the run whose decision it is, from 1; 0 if the
+    /// protocol has one run only ([`orthodrome_core::machine::Effect::Reads`]).
+    pub run: u32,
+}
+
+/// The result of a request to commit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Decided {
+    /// The transaction has ended.
+    Finished(Finished),
+    /// The decision cannot count, because the transaction reads this. It keeps its place and waits
+    /// for another decision.
+    Again(Reads),
 }
 
 /// The result of beginning a transaction.
@@ -185,6 +198,13 @@ pub(crate) enum Command {
         decision: Decision,
         held: HeldBytes,
         reply: oneshot::Sender<Result<Finished, GatewayError>>,
+    },
+    /// A decision to commit, of a caller that can decide again.
+    Commit {
+        txn: TxnId,
+        writes: Writes,
+        held: HeldBytes,
+        reply: oneshot::Sender<Result<Decided, GatewayError>>,
     },
     Resolve {
         txn: Txn,
@@ -373,6 +393,20 @@ impl Gateway {
         let held = self.hold(decision_bytes(&decision));
         let (reply, answer) = oneshot::channel();
         self.call(txn, Command::Decide { txn, decision, held, reply }, answer).await
+    }
+
+    /// Commits an interactive or general transaction whose reads [`Gateway::begin`] returned, for a
+    /// caller that can decide again if an interactive one turns out to read something else.
+    ///
+    /// # Errors
+    /// See [`GatewayError`].
+    pub async fn commit(&self, txn: TxnId, writes: Writes) -> Result<Decided, GatewayError> {
+        if let Health::Failed(why) = self.backend.health() {
+            return Err(GatewayError::Failed(why));
+        }
+        let held = self.hold(bytes_of(&writes));
+        let (reply, answer) = oneshot::channel();
+        self.call(txn, Command::Commit { txn, writes, held, reply }, answer).await
     }
 
     /// Finds out the outcome of a transaction begun here or elsewhere, and ends it if it has none

@@ -321,6 +321,7 @@ impl Load {
             reads: None,
             round: Vec::new(),
             decision: None,
+            superseded: Vec::new(),
             hops: 0,
             floor,
             next: Action::Begin,
@@ -393,7 +394,7 @@ impl Load {
                 Input::Resolve {
                     txn,
                     reads: active.reads.clone().unwrap_or_default(),
-                    decision: active.decision.clone(),
+                    decision: active.decision_to_resolve(),
                 }
             }
         };

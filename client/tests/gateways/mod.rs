@@ -12,7 +12,9 @@ use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Version, Writes};
 use orthodrome_core::{
     ClientId, Cluster, Decision, Key, NodeId, Outcome, RegionId, Timestamp, Txn, TxnId,
 };
-use orthodrome_server::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError};
+use orthodrome_server::gateway::{
+    Begun, Decided, Description, Finished, GatewayError, Health, OrderError,
+};
 use orthodrome_server::service::{self, Access, Limits, ServiceConfig, Transactions};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -36,6 +38,8 @@ pub enum Twist {
     Hang,
     /// Executes it on the initial data.
     Old,
+    /// Asks for another decision, on what the transaction reads now.
+    Again,
     /// Executes it.
     Do,
 }
@@ -110,7 +114,8 @@ impl State {
 
     fn begin(&mut self, txn: Txn) -> Begun {
         let reads = self.read(&txn.reads);
-        let finished = |outcome, reads| Begun::Finished(Finished { outcome, reads, path: "test" });
+        let finished =
+            |outcome, reads| Begun::Finished(Finished { outcome, reads, path: "test", run: 0 });
         match &txn.kind {
             Kind::Interactive | Kind::General => {
                 self.open.insert(txn.id, (txn, reads.clone()));
@@ -292,7 +297,7 @@ impl Node {
             let mut state = self.store.state.lock().unwrap();
             state.calls.push((call, id));
             match twist.unwrap_or(Twist::Do) {
-                Twist::Do => return Ok(act(&mut state)),
+                Twist::Do | Twist::Again => return Ok(act(&mut state)),
                 Twist::Old => {
                     let data = std::mem::take(&mut state.data);
                     let done = act(&mut state);
@@ -327,7 +332,7 @@ fn map() -> Cluster {
 struct Handle(Arc<Node>);
 
 fn finished(outcome: Outcome) -> Finished {
-    Finished { outcome, reads: None, path: "test" }
+    Finished { outcome, reads: None, path: "test", run: 0 }
 }
 
 impl Transactions for Handle {
@@ -360,6 +365,23 @@ impl Transactions for Handle {
             None => Err(GatewayError::UnknownTransaction(id)),
         };
         self.0.call(Call::Decide, id, decide, |outcome| Ok(finished(outcome))).await?
+    }
+
+    async fn commit(&self, id: TxnId, writes: Writes) -> Result<Decided, GatewayError> {
+        let next =
+            self.0.twists.lock().unwrap().get(&Call::Decide).and_then(|all| all.front().copied());
+        if next != Some(Twist::Again) {
+            return self.decide(id, Decision::Commit(writes)).await.map(Decided::Finished);
+        }
+        self.0.untwist(Call::Decide);
+        let mut state = self.0.store.state.lock().unwrap();
+        state.calls.push((Call::Decide, id));
+        let Some((txn, _)) = state.open.get(&id).cloned() else {
+            return Err(GatewayError::UnknownTransaction(id));
+        };
+        let reads = state.read(&txn.reads);
+        state.open.insert(id, (txn, reads.clone()));
+        Ok(Decided::Again(reads))
     }
 
     async fn resolve(

@@ -1,6 +1,6 @@
 //! What recovery may choose: the one decision function (D8, R7).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::NodeId;
 use orthodrome_core::time::Timestamp;
@@ -57,6 +57,13 @@ pub fn choose(
         }
         None => Choice::Free(None),
     };
+    let first = |answer: &Answer| answer.stamp.filter(|stamp| stamp.kind != Kind::Recovery);
+    let firsts: Option<BTreeSet<Timestamp>> =
+        answers.values().map(|answer| first(answer).map(|stamp| stamp.at)).collect();
+    let equal = firsts.filter(|stamps| stamps.len() == 1 && !mutations.equals_are_ignored());
+    // In direct mode the client may have learned it from all (D9).
+    let equal = equal.and_then(|stamps| stamps.into_iter().next());
+    let free = equal.map_or(free, |at| Choice::Only(Value::At(at)));
     let Some((h, others)) = named.split_first() else { return free };
     if answers.contains_key(h) {
         // It has recorded nothing, and after its promise it never will (D5).
@@ -119,6 +126,21 @@ mod tests {
         // After its promise h records nothing (D5).
         let free = choice(&[(H, stamped(4, Kind::Confirmed)), (Z, z)]);
         assert_eq!(free.value(), Value::At(Timestamp(9)));
+    }
+
+    /// D9: what all answers gave at ballot 0 the client may have learned from all replicas.
+    #[test]
+    fn equal_first_stamps_of_all_answers_are_chosen() {
+        let direct = |at| stamped(at, Kind::Direct);
+        let only = Choice::Only(Value::At(Timestamp(6)));
+        assert_eq!(choice(&[(Y, direct(6)), (Z, direct(6))]), only);
+        assert_eq!(choice(&[(H, stamped(6, Kind::Confirmed)), (Z, direct(6))]), only);
+        assert_eq!(choice(&[(Y, direct(6)), (Z, direct(7))]), Choice::Free(Some(Timestamp(7))));
+        let recovered = choice(&[(Y, direct(6)), (Z, stamped(6, Kind::Recovery))]);
+        assert_eq!(recovered, Choice::Free(Some(Timestamp(6))));
+        // A confirmed stamp of y is what h may have recorded.
+        let only = Choice::Only(Value::At(Timestamp(8)));
+        assert_eq!(choice(&[(Y, stamped(8, Kind::Confirmed)), (Z, direct(6))]), only);
     }
 
     #[test]

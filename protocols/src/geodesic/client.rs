@@ -12,13 +12,11 @@ use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Cx, Gauge, Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::session::{highest, is_below};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
-use orthodrome_core::txn::{
-    AbortReason, Decision, Key, Kind, Op, Outcome, Read, Reads, Txn, Version, Writes,
-};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn, Writes};
 
-use super::drive::{Drive, Out, Progress, Stage};
+use super::drive::{Drive, Out, Progress, Seen, Stage};
 use super::message::{Msg, Output, Record, Side, Text, merge_newest};
-use super::naming::{Path, name};
+use super::naming::{ends as named_ends, name};
 use super::pending::Maker;
 use super::{Config, Geodesic, Note, Timer};
 use crate::delays::{Delays, delay, difference, shifted};
@@ -45,6 +43,9 @@ pub struct Client {
     delays: Delays<(NodeId, NodeId)>,
     maker: Maker,
     late: Lateness,
+    /// What general transactions accessed that were decided on reads that were not current any more.
+    /// Their next attempts get places with these keys before they read.
+    keys: BTreeMap<(ClientId, u64), Declared>,
     /// Ended, and perhaps not known to the caller yet.
     over: BTreeMap<TxnId, Over>,
     /// Callers know the outcomes of everything below, as of then.
@@ -72,6 +73,13 @@ struct Driven {
     asked: Time,
 }
 
+/// Keys that a general transaction read, and those that it wrote.
+#[derive(Debug)]
+struct Declared {
+    reads: Vec<Key>,
+    writes: Vec<Key>,
+}
+
 /// A transaction that this gateway has done with.
 #[derive(Debug)]
 struct Over {
@@ -87,6 +95,14 @@ struct Open {
     txn: Txn,
     participants: BTreeMap<PartitionId, Participant>,
     reads: Reads,
+    /// Of these keys its caller was told a guess.
+    guessed: BTreeSet<Key>,
+    /// How often its caller was told what it reads: which run of the attempt it is in.
+    runs: u32,
+    /// What its caller was told is not the newest any more. The caller has not decided yet.
+    newer: Option<(Reads, BTreeSet<Key>)>,
+    /// Of a general transaction: the keys of this round.
+    round: Vec<Key>,
     phase: Phase,
     resent: u32,
     is_resolved: bool,
@@ -102,8 +118,8 @@ enum Phase {
     Deciding,
     /// It is driven to its end.
     Submitted,
-    /// It has ended; its timestamp has not passed everywhere.
-    Waiting(Outcome, &'static str),
+    /// It has ended, by what its caller decided in this run; its timestamp has not passed everywhere.
+    Waiting(Outcome, &'static str, u32),
     /// A read-only transaction reads at this time.
     Snapshotting { at: Timestamp, parts: BTreeMap<PartitionId, Snapshot>, is_refused: bool },
 }
@@ -140,6 +156,7 @@ impl Machine<Geodesic> for Client {
             delays: Delays::default(),
             maker: Maker::new(setup.node),
             late: Lateness::default(),
+            keys: BTreeMap::new(),
             over: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
             is_flushing: false,
@@ -149,8 +166,7 @@ impl Machine<Geodesic> for Client {
     fn step(&mut self, input: Input<Geodesic>, cx: &mut Cx<'_, Geodesic>) {
         match input {
             Input::Begin(txn) => self.on_begin(txn, cx),
-            // Nothing waits for one: general transactions are refused.
-            Input::Read { .. } => {}
+            Input::Read { txn, keys } => self.on_read(txn, keys, cx),
             Input::Decide { txn, decision } => self.on_decide(txn, decision, cx),
             Input::Resolve { txn, reads, decision } => self.on_resolve(txn, reads, decision, cx),
             Input::Message { from, msg } => self.on_message(from, msg, cx),
@@ -202,10 +218,6 @@ impl Client {
             // Begun here already: its answers will come.
             return;
         }
-        if matches!(txn.kind, Kind::General) {
-            cx.finish(id, Outcome::Aborted(AbortReason::Invalid), "refused");
-            return;
-        }
         if self.open.len() >= self.config.open_max {
             cx.finish(id, Outcome::Aborted(AbortReason::Overload), "shed");
             return;
@@ -221,6 +233,10 @@ impl Client {
             txn,
             participants,
             reads: Reads::new(),
+            guessed: BTreeSet::new(),
+            runs: 0,
+            newer: None,
+            round: Vec::new(),
             phase: Phase::Reading(silent),
             resent: 0,
             is_resolved: false,
@@ -228,10 +244,17 @@ impl Client {
         self.open.insert(id, open);
         match kind {
             _ if is_read_only => self.snapshot(id, cx),
-            Kind::Procedure(ops) => self.submit(id, ops, cx),
-            Kind::Interactive | Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => {
+            Kind::Procedure(ops) => {
+                let Some(open) = self.open.get(&id) else { return };
+                let functor = Functor::clone(&Functor::procedure(&open.txn, ops));
+                self.submit(id, functor, false, cx);
+            }
+            Kind::General => self.begin_general(id, cx),
+            Kind::Interactive | Kind::ReadOnly | Kind::StaleReadOnly => {
                 // Its place is agreed on while its caller reads and decides (D16).
-                self.submit(id, Vec::new(), cx);
+                let Some(open) = self.open.get(&id) else { return };
+                let functor = Functor::clone(&Functor::procedure(&open.txn, Vec::new()));
+                self.submit(id, functor, true, cx);
                 if owing.is_empty() {
                     self.on_all_read(id, cx);
                 } else if id.attempt == 0 {
@@ -304,15 +327,16 @@ impl Client {
         let Some(at) = owing.tried.checked_rem(replicas.len()) else { return };
         let Some(participant) = open.participants.get(&partition) else { return };
         let Some(&to) = replicas.get(at) else { return };
-        cx.send(to, Msg::Read { txn: id, partition, keys: participant.reads.clone() });
+        let text = self.drives.get(&id).and_then(|driven| driven.drive.text.as_ref());
+        let at = text.map_or(Timestamp::MAX, |text| text.t);
+        cx.send(to, Msg::Read { txn: id, partition, keys: participant.reads.clone(), at });
     }
 
     fn on_read_result(
         &mut self,
         from: NodeId,
-        id: TxnId,
-        partition: PartitionId,
-        reads: Vec<(Key, Read)>,
+        (id, partition): (TxnId, PartitionId),
+        (reads, guessed): (Vec<(Key, Read)>, Vec<Key>),
         cx: &mut Cx<'_, Geodesic>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
@@ -328,16 +352,174 @@ impl Client {
         }
         silent.remove(&partition);
         open.reads.extend(reads);
+        open.guessed.extend(guessed);
         if silent.is_empty() {
             self.on_all_read(id, cx);
         }
     }
 
+    /// What an interactive transaction would read has changed, as far as h of a partition knows. If
+    /// what its caller was told was older, or a guess, the caller decides again. What it reads at its
+    /// place will be told in any case, so this is done a few times only.
+    fn on_preview(
+        &mut self,
+        id: TxnId,
+        (reads, guessed): (Vec<(Key, Read)>, Vec<Key>),
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let Some(Driven { drive, .. }) = self.drives.get(&id) else { return };
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let is_exact = drive.reads.is_some() || drive.is_aborting();
+        let is_behind = is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read)));
+        if is_exact || is_behind || open.is_resolved || open.runs >= RUNS_MAX {
+            return;
+        }
+        let told = || (open.reads.clone(), open.guessed.clone());
+        let (mut newer, mut guesses) = open.newer.clone().unwrap_or_else(told);
+        let mut is_changed = false;
+        for (key, read) in reads {
+            // Of keys that were not read yet the replica that reads them will tell.
+            let Some(known) = newer.get_mut(&key) else { continue };
+            let is_news = read.version > known.version || guesses.contains(&key);
+            if *known == read || !is_news {
+                continue;
+            }
+            is_changed = true;
+            *known = read;
+            if guessed.contains(&key) {
+                guesses.insert(key);
+            } else {
+                guesses.remove(&key);
+            }
+        }
+        if !is_changed {
+            return;
+        }
+        match open.phase {
+            Phase::Reading(_) => (open.reads, open.guessed) = (newer, guesses),
+            Phase::Deciding => open.newer = Some((newer, guesses)),
+            Phase::Submitted => {
+                cx.note(Note::Repaired);
+                (open.reads, open.guessed) = (newer, guesses);
+                self.on_all_read(id, cx);
+            }
+            Phase::Queued | Phase::Waiting(..) | Phase::Snapshotting { .. } => {}
+        }
+    }
+
+    /// The caller decides, for the first time or again.
     fn on_all_read(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Deciding;
-        cx.reads(id, open.reads.clone());
+        open.newer = None;
+        open.runs = open.runs.saturating_add(1);
+        let reads = if matches!(open.txn.kind, Kind::General) {
+            let told = |key: &Key| Some((key.clone(), open.reads.get(key)?.clone()));
+            open.round.iter().filter_map(told).collect()
+        } else {
+            open.reads.clone()
+        };
+        cx.reads(id, reads);
         cx.set_timer(Timer::Open(id), cx.now() + self.config.think_max);
+    }
+
+    // General transactions.
+
+    /// The first attempt reads nearby, round by round, gets its place when its caller has decided, and
+    /// commits if its reads are true there. If they are not, the next attempt gets its place first, with
+    /// the keys of the one before.
+    fn begin_general(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.round.clone_from(&open.txn.reads);
+        let Some(Declared { reads, writes }) = self.keys.remove(&(id.client, id.counter)) else {
+            self.next_round(id, cx);
+            return;
+        };
+        cx.note(Note::PlaceFirst);
+        open.participants = split(&self.cluster, &reads, &writes);
+        let txn = Txn { reads, writes, ..open.txn.clone() };
+        let functor = Functor::clone(&Functor::procedure(&txn, Vec::new()));
+        open.phase = Phase::Queued;
+        self.submit(id, functor, true, cx);
+    }
+
+    /// The caller of a general transaction wants to read more.
+    fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if matches!((&open.phase, &open.txn.kind), (Phase::Deciding, Kind::General)) {
+            open.round = keys;
+            self.next_round(id, cx);
+        }
+    }
+
+    /// Reads what has not been read yet. Values that were read do not change.
+    fn next_round(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let unread = open.round.iter().filter(|key| !open.reads.contains_key(*key));
+        let wanted = split(&self.cluster, unread, []);
+        let owing: Vec<PartitionId> = wanted.keys().copied().collect();
+        if owing.is_empty() {
+            self.on_all_read(id, cx);
+            return;
+        }
+        if let Some(Driven { drive, .. }) = self.drives.get(&id) {
+            // It has its place, and these keys are none of it.
+            let text = drive.text.clone();
+            let mut declared = text.map_or_else(
+                || Declared { reads: Vec::new(), writes: Vec::new() },
+                |text| Declared {
+                    reads: text.functor.reads.clone(),
+                    writes: text.functor.writes.clone(),
+                },
+            );
+            declared.reads.extend(open.round.iter().cloned());
+            self.declare(id, declared);
+            self.give_up(id, AbortReason::StaleRead, cx);
+            return;
+        }
+        open.participants = wanted;
+        open.phase = Phase::Reading(owing.iter().map(|at| (*at, Owing::default())).collect());
+        for partition in owing {
+            self.send_read(id, partition, cx);
+        }
+        cx.set_timer(Timer::Open(id), cx.now() + self.config.resend_after);
+    }
+
+    /// The next attempt of a general transaction gets a place with these keys.
+    fn declare(&mut self, id: TxnId, Declared { mut reads, mut writes }: Declared) {
+        for keys in [&mut reads, &mut writes] {
+            keys.sort_unstable();
+            keys.dedup();
+        }
+        let bytes: usize = reads.iter().chain(&writes).map(Key::size).sum();
+        if bytes == 0 || bytes > DECLARED_BYTES_MAX {
+            return;
+        }
+        while self.keys.len() >= DECLARED_MAX {
+            self.keys.pop_first();
+        }
+        self.keys.insert((id.client, id.counter), Declared { reads, writes });
+    }
+
+    /// The caller of a general transaction has decided.
+    fn commit_general(&mut self, id: TxnId, writes: Writes, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if let Some(Driven { drive, .. }) = self.drives.get(&id) {
+            let Some(text) = drive.text.clone() else { return };
+            let declared = &text.functor.writes;
+            if writes.keys().all(|key| declared.binary_search(key).is_ok()) {
+                self.offer(id, Some(writes), cx);
+                return;
+            }
+            let all = declared.iter().chain(writes.keys()).cloned().collect();
+            self.declare(id, Declared { reads: text.functor.reads.clone(), writes: all });
+            self.give_up(id, AbortReason::StaleRead, cx);
+            return;
+        }
+        cx.cancel_timer(Timer::Open(id));
+        let functor = Functor::clone(&Functor::validation(&open.txn, &open.reads, writes));
+        open.participants = split(&self.cluster, &functor.reads, &functor.writes);
+        self.submit(id, functor, false, cx);
     }
 
     /// The caller of an interactive transaction has decided.
@@ -346,42 +528,64 @@ impl Client {
         let is_asked = matches!(open.phase, Phase::Deciding);
         let is_reading = matches!(open.phase, Phase::Reading(_) | Phase::Queued);
         match decision {
+            Decision::Commit(writes) if is_asked && matches!(open.txn.kind, Kind::General) => {
+                self.commit_general(id, writes, cx);
+            }
             Decision::Commit(writes) if is_asked => {
                 if !open.txn.declares(&writes) {
                     self.give_up(id, AbortReason::Client, cx);
                     return;
                 }
-                let seen = open.reads.iter().map(|(key, read)| (key.clone(), read.version));
-                let seen: Vec<(Key, Version)> = seen.collect();
-                let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else {
-                    self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+                if let Some((reads, guessed)) = open.newer.take() {
+                    cx.note(Note::Repaired);
+                    (open.reads, open.guessed) = (reads, guessed);
+                    self.on_all_read(id, cx);
                     return;
-                };
-                open.phase = Phase::Submitted;
-                cx.cancel_timer(Timer::Open(id));
-                let mut out = Out::new();
-                let progress = drive.offer(seen, writes, (&self.config, &mut out));
-                self.send(out, cx);
-                self.on_progress(id, progress, cx);
+                }
+                self.offer(id, Some(writes), cx);
             }
-            // Nothing is in its register, so nobody can commit it.
             Decision::Abort if is_asked || is_reading => {
+                if matches!(open.txn.kind, Kind::General) {
+                    // Its caller may have given it up because a nearby replica is behind what it knows.
+                    let reads = open.reads.keys().chain(&open.round).cloned().collect();
+                    self.declare(id, Declared { reads, writes: open_writes(&self.drives, id) });
+                }
                 self.give_up(id, AbortReason::Client, cx);
             }
             Decision::Commit(_) | Decision::Abort => {}
         }
     }
 
-    /// Aborts an interactive transaction for whose place nothing is in its register.
-    fn give_up(&mut self, id: TxnId, reason: AbortReason, cx: &mut Cx<'_, Geodesic>) {
-        let outcome = Outcome::Aborted(reason);
+    /// What the caller has decided goes to the register.
+    fn offer(&mut self, id: TxnId, writes: Option<Writes>, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
         let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else {
-            self.finish(id, outcome, "abort", cx);
+            self.finish(id, (Outcome::Committed(cx.clock().now), "empty", 0), cx);
             return;
         };
-        drive.path = "abort";
+        open.phase = Phase::Submitted;
+        cx.cancel_timer(Timer::Open(id));
         let mut out = Out::new();
-        let progress = drive.end(Arc::new(Output { outcome, writes: Writes::new() }), &mut out);
+        let of = (open.runs, &open.reads, &open.guessed);
+        let progress = drive.offer(of, writes, &self.cluster, (&self.config, &mut out));
+        self.send(out, cx);
+        self.on_progress(id, progress, cx);
+    }
+
+    /// Aborts an interactive transaction. If its caller has decided before, somebody who recovers may
+    /// find that decision: then the abort has to be stored first.
+    fn give_up(&mut self, id: TxnId, reason: AbortReason, cx: &mut Cx<'_, Geodesic>) {
+        let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else {
+            self.finish(id, (Outcome::Aborted(reason), "abort", 0), cx);
+            return;
+        };
+        (drive.path, drive.reason) = ("abort", reason);
+        if drive.has_offer() {
+            self.offer(id, None, cx);
+            return;
+        }
+        let mut out = Out::new();
+        let progress = drive.end(Arc::new(Output::abort(reason)), &mut out);
         self.send(out, cx);
         self.on_progress(id, progress, cx);
     }
@@ -389,23 +593,27 @@ impl Client {
     // Ordering.
 
     /// Step 1: names replicas, chooses the timestamp, and gives the transaction to h of each partition.
-    /// `ops` are those of a procedure.
-    fn submit(&mut self, id: TxnId, ops: Vec<Op>, cx: &mut Cx<'_, Geodesic>) {
+    /// With a register its caller decides what it writes; otherwise the functor says.
+    fn submit(
+        &mut self,
+        id: TxnId,
+        functor: Functor,
+        has_register: bool,
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
         let Some(open) = self.open.get_mut(&id) else { return };
-        let is_interactive = matches!(open.txn.kind, Kind::Interactive);
         let partitions: Vec<PartitionId> = open.participants.keys().copied().collect();
         if partitions.is_empty() {
-            if !is_interactive {
-                self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
+            if !has_register {
+                self.finish(id, (Outcome::Committed(cx.clock().now), "empty", 0), cx);
             }
             return;
         }
-        if !is_interactive {
+        if !has_register {
             open.phase = Phase::Submitted;
         }
         let clock = cx.clock();
         let floors = highest(&open.txn.floors, open.txn.floors.keys());
-        let functor = Functor::clone(&Functor::procedure(&open.txn, ops));
         let mut t = clock.now.max(floors.next());
         let priority = open.txn.priority;
         let (mut sides, mut are_enough, mut round_trip) = (Vec::new(), true, Duration::ZERO);
@@ -415,14 +623,23 @@ impl Client {
             let path = name(&self.cluster, self.node, partition, is_well);
             are_enough &= path.are_enough;
             round_trip = round_trip.max(path.round_trip);
-            t = t.max(shifted(clock.now, self.predict(&path, cx.now())));
             let here = (path.majority, partition);
             nearest = Some(nearest.map_or(here, |nearest| nearest.min(here)));
-            sides.push(Side { partition, named: path.named });
+            let is_direct = path.direct.is_some() && self.config.direct;
+            if let Some((all, furthest)) = path.direct.filter(|_| is_direct) {
+                for to in all {
+                    let to = Some((to, to));
+                    t = t.max(shifted(clock.now, self.predict(to, furthest / 2, cx.now())));
+                }
+            } else {
+                let ends = named_ends(&path.named);
+                t = t.max(shifted(clock.now, self.predict(ends, path.one_way, cx.now())));
+            }
+            sides.push(Side { partition, named: path.named, is_direct });
         }
         let t = self.maker.at_least(t);
         self.maker.forget(clock.now - MAKER_KEEPS);
-        let register = nearest.map(|(_, partition)| partition).filter(|_| is_interactive);
+        let register = nearest.map(|(_, partition)| partition).filter(|_| has_register);
         let ahead = Duration::from_nanos(t.0.saturating_sub(clock.now.0));
         let text = Arc::new(Text { functor, priority, gateway: self.node, t, sides, register });
         let mut drive = Drive::new(&self.cluster, id, Some(text), []);
@@ -442,15 +659,14 @@ impl Client {
         cx.set_timer(Timer::Drive(id), cx.now() + patience);
     }
 
-    /// How long it takes from here until the last replica that is named has the transaction.
-    fn predict(&mut self, path: &Path, now: Time) -> i64 {
+    /// How long it takes from here through one replica to another; in direct mode both are the same.
+    fn predict(&mut self, ends: Option<(NodeId, NodeId)>, one_way: Duration, now: Time) -> i64 {
         let Config { delay_window, delay_refresh, .. } = *self.config;
-        let known = path
-            .ends()
-            .and_then(|ends| self.delays.estimate(ends, delay_window, delay_refresh, now));
+        let known =
+            ends.and_then(|ends| self.delays.estimate(ends, delay_window, delay_refresh, now));
         // More than a clock may be ahead is no delay.
         let most = delay(self.config.clock_ahead_max / 2);
-        known.unwrap_or_else(|| delay(path.one_way)).min(most)
+        known.unwrap_or_else(|| delay(one_way)).min(most)
     }
 
     fn send(&self, out: Out, cx: &mut Cx<'_, Geodesic>) {
@@ -483,15 +699,35 @@ impl Client {
         self.on_progress(id, progress, cx);
     }
 
+    /// In direct mode a replica has stamped.
+    fn on_stamped(
+        &mut self,
+        from: NodeId,
+        (id, partition): (TxnId, PartitionId),
+        (stamp, arrived): (Timestamp, Timestamp),
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let Some(Driven { drive, sent, .. }) = self.drives.get_mut(&id) else { return };
+        let taken = difference(arrived, *sent);
+        self.delays.record((from, from), taken, self.config.delay_window, cx.now());
+        let mut out = Out::new();
+        let progress = drive.on_stamped(from, (partition, stamp), (&self.config, &mut out));
+        self.send(out, cx);
+        self.on_progress(id, progress, cx);
+    }
+
     /// An answer to the driver of a transaction.
     fn on_answer(&mut self, from: NodeId, id: TxnId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
         let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else { return };
         let mut out = Out::new();
         let config = &*self.config;
         let progress = match msg {
-            Msg::Observed { partition, at, portion, reads, .. } => {
-                let seen = (portion, reads);
+            Msg::Observed { partition, at, portion, reads, open, .. } => {
+                let seen = (portion, Seen { reads, open });
                 drive.on_observed(from, (partition, at), seen, (config, &mut out))
+            }
+            Msg::Cleared { partition, at, of, reads, .. } => {
+                drive.on_cleared((partition, at), (of, reads), (config, &mut out))
             }
             Msg::Promised { partition, ballot, answer, .. } => {
                 let at = (partition, ballot);
@@ -511,6 +747,10 @@ impl Client {
             | Msg::Settle { .. }
             | Msg::Settled { .. }
             | Msg::Decided { .. }
+            | Msg::Direct { .. }
+            | Msg::Stamped { .. }
+            | Msg::Guess { .. }
+            | Msg::Preview { .. }
             | Msg::Store { .. }
             | Msg::Commit { .. }
             | Msg::Apply { .. }
@@ -549,13 +789,23 @@ impl Client {
                 cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
                 let Some(open) = self.open.get_mut(&id) else { return };
                 if matches!(open.phase, Phase::Reading(_) | Phase::Queued) {
-                    open.reads = reads;
-                    self.on_all_read(id, cx);
+                    (open.reads, open.guessed) = (reads, BTreeSet::new());
+                    if matches!(open.txn.kind, Kind::General) {
+                        self.next_round(id, cx);
+                    } else {
+                        self.on_all_read(id, cx);
+                    }
                 }
             }
             Progress::Stale => {
-                cx.note(Note::Stale);
-                self.give_up(id, AbortReason::StaleRead, cx);
+                // The transaction keeps its place, and its caller decides again.
+                let exact = drive.reads.clone().unwrap_or_default();
+                let Some(open) = self.open.get_mut(&id) else { return };
+                if matches!(open.phase, Phase::Submitted) && !open.is_resolved {
+                    cx.note(Note::Stale);
+                    (open.reads, open.guessed) = (exact, BTreeSet::new());
+                    self.on_all_read(id, cx);
+                }
             }
             Progress::Preempted => {
                 // Whoever recovers should have the time to finish; then this node does.
@@ -569,7 +819,7 @@ impl Client {
                 cx.claim(Claim::Decided { txn: id, outcome: output.outcome });
                 let (path, reads) = (drive.path, drive.reads.take());
                 cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
-                self.on_ended(id, output.outcome, (reads, path), cx);
+                self.on_ended(id, (output.outcome, output.run), (reads, path), cx);
             }
             Progress::Complete => {
                 cx.cancel_timer(Timer::Drive(id));
@@ -579,7 +829,7 @@ impl Client {
                 cx.note(Note::Forgotten);
                 cx.cancel_timer(Timer::Drive(id));
                 self.drives.remove(&id);
-                self.finish(id, Outcome::Unknown, UNKNOWABLE, cx);
+                self.finish(id, (Outcome::Unknown, UNKNOWABLE, 0), cx);
             }
         }
     }
@@ -620,10 +870,22 @@ impl Client {
     fn on_ended(
         &mut self,
         id: TxnId,
-        outcome: Outcome,
+        (outcome, run): (Outcome, u32),
         (reads, path): (Option<Reads>, &'static str),
         cx: &mut Cx<'_, Geodesic>,
     ) {
+        let Some(open) = self.open.get(&id) else { return };
+        let is_stale = outcome == Outcome::Aborted(AbortReason::StaleRead);
+        if is_stale
+            && matches!(open.txn.kind, Kind::General)
+            && !self.keys.contains_key(&(id.client, id.counter))
+        {
+            let text = self.drives.get(&id).and_then(|driven| driven.drive.text.clone());
+            if let Some(text) = text {
+                let (reads, writes) = (text.functor.reads.clone(), text.functor.writes.clone());
+                self.declare(id, Declared { reads, writes });
+            }
+        }
         let Some(open) = self.open.get_mut(&id) else { return };
         let is_procedure = matches!(open.txn.kind, Kind::Procedure(_));
         let mut outcome = outcome;
@@ -634,13 +896,13 @@ impl Client {
                 None => outcome = Outcome::Unknown,
             }
         }
-        open.phase = Phase::Waiting(outcome, path);
+        open.phase = Phase::Waiting(outcome, path, run);
         self.tell(id, cx);
     }
 
     fn tell(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
         let Some(open) = self.open.get(&id) else { return };
-        let Phase::Waiting(outcome, path) = open.phase else { return };
+        let Phase::Waiting(outcome, path, run) = open.phase else { return };
         // A read may be placed anywhere above the newest version that it returns.
         let newest = || open.reads.values().map(|read| read.version.timestamp).max();
         let placed = match outcome {
@@ -659,23 +921,23 @@ impl Client {
             cx.set_timer(Timer::Open(id), at);
             return;
         }
-        self.finish(id, outcome, path, cx);
+        self.finish(id, (outcome, path, run), cx);
     }
 
     fn finish(
         &mut self,
         id: TxnId,
-        outcome: Outcome,
-        path: &'static str,
+        (outcome, path, run): (Outcome, &'static str, u32),
         cx: &mut Cx<'_, Geodesic>,
     ) {
         let Some(open) = self.open.remove(&id) else { return };
         cx.cancel_timer(Timer::Open(id));
-        let is_told_reads = matches!(open.txn.kind, Kind::Interactive) || open.is_resolved;
+        let is_open = matches!(open.txn.kind, Kind::Interactive | Kind::General);
+        let is_told_reads = is_open || open.is_resolved;
         if matches!(outcome, Outcome::Committed(_)) && !is_told_reads {
             cx.reads(id, open.reads);
         }
-        cx.finish(id, outcome, path);
+        cx.finish_run(id, outcome, path, run);
     }
 
     /// A caller lost track of a transaction that it began here or elsewhere.
@@ -690,15 +952,20 @@ impl Client {
         if self.open.contains_key(&id) {
             return;
         }
-        if txn.is_read_only() || matches!(txn.kind, Kind::General) {
-            // It changes nothing, so it can simply be read again; or it is refused again.
+        if txn.is_read_only() {
+            // It changes nothing, so it can simply be read again.
             self.on_begin(txn, cx);
             return;
         }
         cx.note(Note::Resolved);
         self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
         let keys = txn.reads.iter().chain(&txn.writes);
-        let parts: BTreeSet<PartitionId> = keys.map(|key| self.cluster.partition_of(key)).collect();
+        let mut parts: BTreeSet<PartitionId> =
+            keys.map(|key| self.cluster.partition_of(key)).collect();
+        if let (Kind::General, Some(Decision::Commit(writes))) = (&txn.kind, &decision) {
+            let keys = reads.keys().chain(writes.keys());
+            parts = keys.map(|key| self.cluster.partition_of(key)).collect();
+        }
         match (&decision, &txn.kind) {
             (Some(Decision::Commit(_)), _) | (_, Kind::Procedure(_)) => {}
             // Nothing came into its register, so nobody can commit it. Replicas bring it to its end.
@@ -712,12 +979,23 @@ impl Client {
             return;
         }
         let (participants, phase) = (BTreeMap::new(), Phase::Submitted);
-        let open = Open { txn, participants, reads, phase, resent: 0, is_resolved: true };
+        let open = Open {
+            txn,
+            participants,
+            reads,
+            guessed: BTreeSet::new(),
+            runs: 0,
+            newer: None,
+            round: Vec::new(),
+            phase,
+            resent: 0,
+            is_resolved: true,
+        };
         self.open.insert(id, open);
         if let Some(Driven { drive, .. }) = self.drives.get(&id) {
             // It is under way here, or has just ended.
             if let Stage::Ending(output) = &drive.stage {
-                self.on_ended(id, output.outcome, (None, "recovered"), cx);
+                self.on_ended(id, (output.outcome, output.run), (None, "recovered"), cx);
             }
             return;
         }
@@ -832,7 +1110,7 @@ impl Client {
             Ok(()) => Outcome::Committed(at),
             Err(reason) => Outcome::Aborted(reason),
         };
-        open.phase = Phase::Waiting(outcome, "read-only");
+        open.phase = Phase::Waiting(outcome, "read-only", 0);
         self.tell(id, cx);
     }
 
@@ -862,7 +1140,8 @@ impl Client {
             }
             Phase::Snapshotting { is_refused: true, .. } => {
                 if resent > REFUSALS {
-                    self.finish(id, Outcome::Aborted(AbortReason::Overload), "read-only", cx);
+                    let outcome = Outcome::Aborted(AbortReason::Overload);
+                    self.finish(id, (outcome, "read-only", 0), cx);
                 } else {
                     self.snapshot(id, cx);
                 }
@@ -926,7 +1205,11 @@ impl Client {
             Msg::Decided { txn, partition, at, arrived } => {
                 self.on_decided((txn, partition), (at, arrived), cx);
             }
+            Msg::Stamped { txn, partition, stamp, arrived } => {
+                self.on_stamped(from, (txn, partition), (stamp, arrived), cx);
+            }
             Msg::Observed { txn, .. }
+            | Msg::Cleared { txn, .. }
             | Msg::Stored { txn, .. }
             | Msg::Promised { txn, .. }
             | Msg::Accepted { txn, .. }
@@ -936,8 +1219,11 @@ impl Client {
                     self.give_up(txn, AbortReason::TooLarge, cx);
                 }
             }
-            Msg::ReadResult { txn, partition, reads, is_too_much: false } => {
-                self.on_read_result(from, txn, partition, reads, cx);
+            Msg::ReadResult { txn, partition, reads, is_too_much: false, guessed } => {
+                self.on_read_result(from, (txn, partition), (reads, guessed), cx);
+            }
+            Msg::Preview { txn, reads, guessed, .. } => {
+                self.on_preview(txn, (reads, guessed), cx);
             }
             Msg::ReadOnlyResult { txn, partition, at, portion, reads } => {
                 self.on_read_only_result(from, (txn, partition, at), portion, reads, cx);
@@ -952,6 +1238,8 @@ impl Client {
             | Msg::Ack { .. }
             | Msg::Settle { .. }
             | Msg::Settled { .. }
+            | Msg::Direct { .. }
+            | Msg::Guess { .. }
             | Msg::Store { .. }
             | Msg::Commit { .. }
             | Msg::Apply { .. }
@@ -972,6 +1260,21 @@ impl Client {
 /// Timestamps that were made are remembered for so long: no later one is below.
 const MAKER_KEEPS: Duration = Duration::from_secs(60);
 
+/// General transactions whose keys a gateway remembers; of others the next attempt reads nearby again.
+const DECLARED_MAX: usize = 1_000;
+
+/// Bytes of keys that are remembered of one transaction; with more it reads nearby again.
+const DECLARED_BYTES_MAX: usize = 16 << 10;
+
+/// The keys that a transaction with a place may write.
+fn open_writes(drives: &BTreeMap<TxnId, Driven>, id: TxnId) -> Vec<Key> {
+    let text = drives.get(&id).and_then(|driven| driven.drive.text.as_ref());
+    text.map_or_else(Vec::new, |text| text.functor.writes.clone())
+}
+
+/// After so many runs a caller hears only of what its transaction reads at its place.
+const RUNS_MAX: u32 = 8;
+
 /// How often a read-only transaction takes another time.
 const REFUSALS: u32 = 8;
 
@@ -990,7 +1293,9 @@ impl fmt::Display for Client {
                 Phase::Queued => write!(f, "{separator}{id} queued")?,
                 Phase::Deciding => write!(f, "{separator}{id} deciding")?,
                 Phase::Submitted => write!(f, "{separator}{id} submitted")?,
-                Phase::Waiting(outcome, _) => write!(f, "{separator}{id} waits to tell {outcome}")?,
+                Phase::Waiting(outcome, ..) => {
+                    write!(f, "{separator}{id} waits to tell {outcome}")?
+                }
                 Phase::Snapshotting { at, .. } => write!(f, "{separator}{id} reads at {}", at.0)?,
             }
             separator = " | ";

@@ -8,7 +8,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
-use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Reads, Version, Writes};
+use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Reads, Writes};
 
 use super::Config;
 use super::choose::choose;
@@ -36,6 +36,8 @@ pub(super) struct Drive {
     highest: Ballot,
     /// It was recovered, or it had to wait for predecessors or for a second closing.
     pub path: &'static str,
+    /// Why its caller, or the gateway for it, aborts it.
+    pub reason: AbortReason,
 }
 
 /// What the driver is after.
@@ -56,10 +58,14 @@ struct Slot {
     named: Vec<NodeId>,
     has_reads: bool,
     phase: Phase,
-    /// h has decided it.
+    /// h has decided it, or all replicas have stamped it alike.
     is_of_h: bool,
+    /// In direct mode: who has stamped it how.
+    stamped: BTreeMap<NodeId, Timestamp>,
     /// By replica, and by the time as of which it tells: that may be F, or more, or less.
     observed: BTreeMap<(NodeId, Timestamp), Observation>,
+    /// Predecessors that were open and are not any more, as of then; and what was read of their keys.
+    cleared: BTreeMap<(TxnId, Timestamp), Vec<(Key, Read)>>,
     acks: BTreeSet<NodeId>,
 }
 
@@ -86,8 +92,8 @@ struct Register {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Verdict {
     Wait,
-    /// f + 1 replicas have stored it.
-    Decided(Option<Writes>),
+    /// f + 1 replicas have stored what this decision of the caller writes, or that it does not.
+    Decided(Option<Writes>, u32),
     /// The caller decided on what is not true at the transaction's place.
     Stale,
 }
@@ -104,8 +110,15 @@ enum Phase {
 
 #[derive(Debug, Default)]
 struct Observation {
-    parts: Assembly<Vec<(Key, Read)>>,
-    whole: Option<Vec<(Key, Read)>>,
+    parts: Assembly<Seen>,
+    whole: Option<Seen>,
+}
+
+/// What a replica knows below a place, and which predecessors have not ended there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    pub reads: Vec<(Key, Read)>,
+    pub open: Vec<TxnId>,
 }
 
 /// What came of an answer.
@@ -151,6 +164,7 @@ impl Drive {
             register: None,
             highest: Ballot::default(),
             path: "fast",
+            reason: AbortReason::Client,
         };
         for partition in participants {
             drive.add(cluster, partition);
@@ -170,7 +184,9 @@ impl Drive {
             has_reads: false,
             phase: Phase::Asked,
             is_of_h: false,
+            stamped: BTreeMap::new(),
             observed: BTreeMap::new(),
+            cleared: BTreeMap::new(),
             acks: BTreeSet::new(),
         });
     }
@@ -205,22 +221,61 @@ impl Drive {
         }
     }
 
-    /// The caller has decided.
+    /// True if the caller has decided before. Somebody who recovers may find that decision, so the
+    /// register has to say what counts.
+    pub(super) fn has_offer(&self) -> bool {
+        self.register.as_ref().is_some_and(|register| register.mine.is_some())
+    }
+
+    /// True if the caller, or the gateway for it, aborts it.
+    pub(super) fn is_aborting(&self) -> bool {
+        let mine = self.register.as_ref().and_then(|register| register.mine.as_ref());
+        mine.is_some_and(|mine| mine.writes.is_none())
+    }
+
+    /// The caller has decided, for the first time or again, in this run. Of some keys it had seen
+    /// guesses.
     pub(super) fn offer(
         &mut self,
-        seen: Vec<(Key, Version)>,
-        writes: Writes,
+        (run, reads, guessed): (u32, &Reads, &BTreeSet<Key>),
+        writes: Option<Writes>,
+        cluster: &Cluster,
         (config, out): (&Config, &mut Out),
     ) -> Progress {
         let Some(register) = &mut self.register else { return Progress::Nothing };
-        let attempt = register.mine.as_ref().map_or(0, |mine| mine.attempt) + 1;
-        let (ballot, writes) = (Ballot::default(), Some(writes));
-        register.mine = Some(Arc::new(Offer { ballot, attempt, seen, writes }));
+        let (ballot, attempt) = (Ballot::default(), run);
+        let seen = reads.iter().map(|(key, read)| (key.clone(), read.version)).collect();
+        let of = |key: &Key| Some((key.clone(), reads.get(key)?.value.clone()));
+        let guessed = guessed.iter().filter_map(of).collect();
+        register.mine = Some(Arc::new(Offer { ballot, attempt, seen, writes, guessed }));
         if register.ballot == Ballot::default() {
             register.stored.clear();
         }
         self.store(out);
-        self.advance((config, out))
+        let progress = self.advance((config, out));
+        if !matches!(self.stage, Stage::Ending(_)) {
+            self.announce(cluster, out);
+        }
+        progress
+    }
+
+    /// Tells the replicas that later transactions may ask what this one will probably write.
+    fn announce(&self, cluster: &Cluster, out: &mut Out) {
+        let (Some(register), Some(text)) = (&self.register, &self.text) else { return };
+        let Some(mine) = &register.mine else { return };
+        let (txn, at, run) = (self.txn, text.t, mine.attempt);
+        for (&partition, slot) in &self.slots {
+            if text.writes(cluster, partition).next().is_none() {
+                continue;
+            }
+            let of = |(key, _): &(&Key, &Option<_>)| cluster.partition_of(key) == partition;
+            let writes = mine.writes.iter().flatten().filter(of);
+            let writes: Writes = writes.map(|(key, value)| (key.clone(), value.clone())).collect();
+            for &to in &slot.replicas {
+                let writes = writes.clone();
+                out.push((to, Msg::Guess { txn, partition, at, run, writes }));
+            }
+        }
     }
 
     /// Stores what is to be stored where it is not yet.
@@ -268,39 +323,40 @@ impl Drive {
     }
 
     /// What the register says, given what the transaction reads at its place.
-    fn verdict(&mut self, exact: &[(Key, Version)], out: &mut Out) -> Verdict {
+    fn verdict(&mut self, exact: &Reads, out: &mut Out) -> Verdict {
         let Some(register) = &mut self.register else { return Verdict::Wait };
         let majority = self.slots.get(&register.partition).map_or(1, Slot::majority);
         if register.is_fenced {
             return Verdict::Wait;
         }
         let is_stored = register.stored.len() >= majority;
-        let is_fresh = |offer: &Arc<Offer>| offer.seen == exact;
+        let is_fresh = |offer: &Arc<Offer>| offer.is_based_on(exact);
         if register.ballot == Ballot::default() {
             return match &register.mine {
                 None => Verdict::Wait,
                 Some(mine) if !is_fresh(mine) => Verdict::Stale,
-                Some(mine) if is_stored => Verdict::Decided(mine.writes.clone()),
+                Some(mine) if is_stored => Verdict::Decided(mine.writes.clone(), mine.attempt),
                 Some(_) => Verdict::Wait,
             };
         }
         if let Some(proposed) = &register.proposed {
-            let writes = proposed.writes.clone();
-            return if is_stored { Verdict::Decided(writes) } else { Verdict::Wait };
+            let (writes, run) = (proposed.writes.clone(), proposed.attempt);
+            return if is_stored { Verdict::Decided(writes, run) } else { Verdict::Wait };
         }
         let Some(found) = &register.found else { return Verdict::Wait };
         let accepted = found.iter().filter(|offer| offer.ballot != Ballot::default());
         let accepted = accepted.max_by_key(|offer| offer.ballot);
         let own = found.iter().filter(|offer| is_fresh(offer)).max_by_key(|offer| offer.attempt);
-        let writes = match (accepted.or(own), &register.mine) {
-            (Some(offer), _) => offer.writes.clone(),
-            (None, Some(mine)) if is_fresh(mine) => mine.writes.clone(),
+        let (writes, attempt) = match (accepted.or(own), &register.mine) {
+            (Some(offer), _) => (offer.writes.clone(), offer.attempt),
+            (None, Some(mine)) if is_fresh(mine) => (mine.writes.clone(), mine.attempt),
             (None, Some(_)) => return Verdict::Stale,
             (None, None) if register.has_caller => return Verdict::Wait,
-            (None, None) => None,
+            (None, None) => (None, 0),
         };
-        let (ballot, seen) = (register.ballot, exact.to_vec());
-        register.proposed = Some(Arc::new(Offer { ballot, attempt: 0, seen, writes }));
+        let seen = exact.iter().map(|(key, read)| (key.clone(), read.version)).collect();
+        let (ballot, guessed) = (register.ballot, Writes::new());
+        register.proposed = Some(Arc::new(Offer { ballot, attempt, seen, writes, guessed }));
         register.stored.clear();
         self.store(out);
         Verdict::Wait
@@ -317,6 +373,10 @@ impl Drive {
         for (&partition, slot) in &self.slots {
             if let Some(&h) = slot.named.first() {
                 out.push((h, Msg::Begin { partition, text: text.clone() }));
+                let direct = slot.replicas.iter().filter(|_| text.is_direct(partition));
+                for &to in direct.filter(|to| **to != h) {
+                    out.push((to, Msg::Direct { partition, text: text.clone() }));
+                }
             }
         }
     }
@@ -394,6 +454,24 @@ impl Drive {
         slot.phase = Phase::Chosen(Value::At(at));
         slot.is_of_h = true;
         self.advance((config, out))
+    }
+
+    /// In direct mode a replica has stamped, and closed up to its stamp. Three equal stamps are the
+    /// decision (D9).
+    pub(super) fn on_stamped(
+        &mut self,
+        from: NodeId,
+        (partition, stamp): (PartitionId, Timestamp),
+        (config, out): (&Config, &mut Out),
+    ) -> Progress {
+        let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
+        slot.stamped.insert(from, stamp);
+        let enough = if config.mutations.two_stamps_are_enough() { 2 } else { slot.replicas.len() };
+        let equal = slot.stamped.values().filter(|at| **at == stamp).count();
+        if equal < enough || matches!(slot.phase, Phase::Chosen(_)) {
+            return Progress::Nothing;
+        }
+        self.on_decided(partition, stamp, (config, out))
     }
 
     /// A replica answers to a ballot, or to anything that came after the end.
@@ -505,7 +583,7 @@ impl Drive {
         &mut self,
         from: NodeId,
         (partition, at): (PartitionId, Timestamp),
-        (portion, reads): (Portion, Vec<(Key, Read)>),
+        (portion, seen): (Portion, Seen),
         (config, out): (&Config, &mut Out),
     ) -> Progress {
         let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
@@ -514,12 +592,37 @@ impl Drive {
             return Progress::Nothing;
         }
         let observation = slot.observed.entry((from, at)).or_default();
-        if observation.whole.is_some() {
+        let Some(parts) = observation.parts.add(portion, seen) else { return Progress::Nothing };
+        let mut whole = Seen::default();
+        for Seen { reads, open } in parts {
+            whole.reads.extend(reads);
+            whole.open.extend(open);
+        }
+        // A predecessor that is open in one report and not in a later one has ended in between.
+        if let Some(known) = observation.whole.take() {
+            let mut reads = Reads::new();
+            merge_newest(&mut reads, known.reads);
+            merge_newest(&mut reads, whole.reads);
+            whole.reads = reads.into_iter().collect();
+            whole.open.retain(|txn| known.open.contains(txn));
+        }
+        observation.whole = Some(whole);
+        self.advance((config, out))
+    }
+
+    /// A predecessor that was open has ended, or is none. One replica's word is enough: either is a
+    /// fact.
+    pub(super) fn on_cleared(
+        &mut self,
+        (partition, at): (PartitionId, Timestamp),
+        (of, reads): (TxnId, Vec<(Key, Read)>),
+        (config, out): (&Config, &mut Out),
+    ) -> Progress {
+        let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
+        if matches!(self.stage, Stage::Ending(_)) {
             return Progress::Nothing;
         }
-        if let Some(parts) = observation.parts.add(portion, reads) {
-            observation.whole = Some(parts.concat());
-        }
+        slot.cleared.entry((of, at)).or_insert(reads);
         self.advance((config, out))
     }
 
@@ -530,8 +633,7 @@ impl Drive {
             for slot in self.slots.values() {
                 match slot.phase {
                     Phase::Chosen(Value::Refused) => {
-                        let outcome = Outcome::Aborted(AbortReason::Recovery);
-                        let output = Arc::new(Output { outcome, writes: Writes::new() });
+                        let output = Arc::new(Output::abort(AbortReason::Recovery));
                         return self.end(output, out);
                     }
                     Phase::Chosen(Value::At(at)) => largest = largest.map(|known| known.max(at)),
@@ -563,13 +665,15 @@ impl Drive {
         }
         let Some(reads) = self.reads.clone() else { return Progress::Nothing };
         let bytes: usize = reads.iter().map(|(key, read)| key.size() + read.size()).sum();
+        let mut run = 0;
         let result = if bytes > config.read_bytes_max {
             Err(AbortReason::TooLarge)
         } else if text.register.is_some() {
-            let exact: Vec<(Key, Version)> =
-                reads.iter().map(|(key, read)| (key.clone(), read.version)).collect();
-            match self.verdict(&exact, out) {
-                Verdict::Decided(writes) => writes.ok_or(AbortReason::Recovery),
+            match self.verdict(&reads, out) {
+                Verdict::Decided(writes, of) => {
+                    run = of;
+                    writes.ok_or(if of == 0 { AbortReason::Recovery } else { self.reason })
+                }
                 Verdict::Stale => return Progress::Stale,
                 Verdict::Wait if is_first => return Progress::Exact,
                 Verdict::Wait => return Progress::Nothing,
@@ -581,7 +685,7 @@ impl Drive {
             Ok(writes) => (Outcome::Committed(at), writes),
             Err(reason) => (Outcome::Aborted(reason), Writes::new()),
         };
-        self.end(Arc::new(Output { outcome, writes }), out)
+        self.end(Arc::new(Output { outcome, writes, run }), out)
     }
 
     /// Tells those who do not know it that F is final: all whose partition decided less, or was
@@ -612,14 +716,24 @@ impl Drive {
         for slot in self.slots.values().filter(|slot| slot.has_reads) {
             let is_then = |then: Timestamp| then == at || config.mutations.no_second_closing();
             let seen = slot.observed.iter().filter(|((_, then), _)| is_then(*then));
-            let seen: BTreeMap<NodeId, &Vec<(Key, Read)>> =
+            let seen: BTreeMap<NodeId, &Seen> =
                 seen.filter_map(|((from, _), seen)| Some((*from, seen.whole.as_ref()?))).collect();
             let enough = if config.mutations.one_report() { 1 } else { slot.majority() };
             if seen.len() < enough {
                 return None;
             }
+            for of in seen.values().flat_map(|seen| &seen.open) {
+                let mut cleared = slot.cleared.iter();
+                let is_it =
+                    |((txn, then), _): &(&(TxnId, Timestamp), _)| txn == of && is_then(*then);
+                let cleared = match slot.cleared.get(&(*of, at)) {
+                    Some(reads) => Some(reads),
+                    None => cleared.find(is_it).map(|(_, reads)| reads),
+                };
+                merge_newest(&mut reads, cleared?.clone());
+            }
             for whole in seen.into_values() {
-                merge_newest(&mut reads, whole.clone());
+                merge_newest(&mut reads, whole.reads.clone());
             }
         }
         Some(reads)

@@ -13,7 +13,9 @@ use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
 use orthodrome_core::store::{Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
-use orthodrome_core::txn::{Key, Outcome, Priority, Read, Version, Writes};
+use orthodrome_core::txn::{
+    self, AbortReason, Key, Outcome, Priority, Read, Reads, Version, Writes,
+};
 
 use super::state::State;
 use crate::functor::Functor;
@@ -53,6 +55,8 @@ pub enum Kind {
     Confirmed,
     /// With a promise (D6).
     Recovery,
+    /// At ballot 0, in direct mode, by the replica alone: it may be below the stamp of h (D9).
+    Direct,
 }
 
 /// The timestamp that one replica gives a transaction.
@@ -69,6 +73,7 @@ impl fmt::Debug for Stamp {
         let kind = match self.kind {
             Kind::Confirmed => "",
             Kind::Recovery => " in recovery",
+            Kind::Direct => " direct",
         };
         write!(f, "{}{kind}", self.at)
     }
@@ -99,11 +104,14 @@ pub struct Side {
     pub partition: PartitionId,
     /// Whom the gateway names.
     pub named: Vec<NodeId>,
+    /// The gateway sends the transaction to all replicas at once, and learns from them too (D9).
+    pub is_direct: bool,
 }
 
 impl fmt::Debug for Side {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?}", self.partition, self.named)
+        write!(f, "{}{:?}", self.partition, self.named)?;
+        f.write_str(if self.is_direct { " direct" } else { "" })
     }
 }
 
@@ -146,6 +154,12 @@ impl Text {
         side.map_or(&[], |side| &side.named)
     }
 
+    /// True if the gateway learns from all replicas of a partition too.
+    #[must_use]
+    pub fn is_direct(&self, partition: PartitionId) -> bool {
+        self.sides.iter().any(|side| side.partition == partition && side.is_direct)
+    }
+
     /// Every partition that takes part.
     #[must_use]
     pub fn participants(&self) -> Vec<PartitionId> {
@@ -182,14 +196,38 @@ pub struct Offer {
     pub seen: Vec<(Key, Version)>,
     /// What the caller writes; none if the transaction aborts.
     pub writes: Option<Writes>,
+    /// What it had seen of these keys was what a predecessor would write, before that had ended. The
+    /// offer counts only if the predecessor wrote these values.
+    pub guessed: Writes,
+}
+
+impl Offer {
+    /// True if the caller would decide the same with these reads, because they are what it had seen.
+    /// Nobody needs to have seen anything in order to abort.
+    #[must_use]
+    pub fn is_based_on(&self, reads: &Reads) -> bool {
+        let is_as_seen = |(key, version): &(Key, Version)| {
+            reads.get(key).is_some_and(|read| read.version == *version)
+        };
+        let is_as_guessed = |(key, value): (&Key, &Option<txn::Value>)| {
+            reads.get(key).is_some_and(|read| read.value == *value)
+        };
+        self.writes.is_none()
+            || (self.seen.len() == reads.len()
+                && self.seen.iter().all(is_as_seen)
+                && self.guessed.iter().all(is_as_guessed))
+    }
 }
 
 impl fmt::Debug for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ballot, attempt, seen, writes } = self;
+        let Self { ballot, attempt, seen, writes, guessed } = self;
         write!(f, "{ballot}.{attempt} saw")?;
         for (key, version) in seen {
             write!(f, " {key}={version}")?;
+        }
+        for (key, value) in guessed {
+            write!(f, " {key}?={value:?}")?;
         }
         match writes {
             Some(writes) => write!(f, ", writes {writes:?}"),
@@ -206,11 +244,23 @@ pub struct Output {
     pub outcome: Outcome,
     /// What it writes, at all partitions; nothing if it aborts.
     pub writes: Writes,
+    /// Which decision of its caller that was, from 1, if the caller of an interactive transaction
+    /// decided it; 0 otherwise.
+    pub run: u32,
+}
+
+impl Output {
+    /// An abort.
+    #[must_use]
+    pub fn abort(reason: AbortReason) -> Self {
+        Self { outcome: Outcome::Aborted(reason), writes: Writes::new(), run: 0 }
+    }
 }
 
 impl fmt::Debug for Output {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {:?}", self.outcome, self.writes)
+        write!(f, "{} {:?}", self.outcome, self.writes)?;
+        if self.run > 1 { write!(f, " run {}", self.run) } else { Ok(()) }
     }
 }
 
@@ -267,6 +317,24 @@ pub enum Msg {
         /// The transaction.
         text: Arc<Text>,
     },
+    /// Gateway → all replicas but h, in direct mode: stamp this too (D9).
+    Direct {
+        /// The partition.
+        partition: PartitionId,
+        /// The transaction.
+        text: Arc<Text>,
+    },
+    /// Replica → gateway, in direct mode: it has stamped, and closed up to its stamp.
+    Stamped {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Its stamp of ballot 0.
+        stamp: Timestamp,
+        /// What its clock said when the transaction came.
+        arrived: Timestamp,
+    },
     /// h → the other named replicas, once the stamp of h is durable: do so too, not below this (D3).
     Forward {
         /// The partition.
@@ -318,7 +386,8 @@ pub enum Msg {
         arrived: Timestamp,
     },
     /// Replica → coordinator: it has closed up to this, and this is what it knows of the keys that
-    /// the transaction reads: every predecessor that it knows of is in there or aborted.
+    /// the transaction reads: every predecessor that it knows of is in there, has aborted, or is
+    /// among the open ones.
     Observed {
         /// The transaction.
         txn: TxnId,
@@ -330,6 +399,47 @@ pub enum Msg {
         portion: Portion,
         /// The newest versions below the transaction's place.
         reads: Vec<(Key, Read)>,
+        /// Predecessors that have not ended here. In the first part of the answer.
+        open: Vec<TxnId>,
+    },
+    /// Replica → coordinator: a predecessor that was open has ended, or has proved to be none.
+    Cleared {
+        /// The transaction that waits.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// As of when.
+        at: Timestamp,
+        /// The predecessor.
+        of: TxnId,
+        /// The newest versions below the transaction's place of keys that the predecessor may write.
+        reads: Vec<(Key, Read)>,
+    },
+    /// Gateway → replicas: an interactive transaction will probably write this. Later transactions may
+    /// read it before it has ended.
+    Guess {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Its timestamp, for replicas that have not heard of it.
+        at: Timestamp,
+        /// Which decision of its caller that is.
+        run: u32,
+        /// What it writes here.
+        writes: Writes,
+    },
+    /// h → gateway: what an interactive transaction would read at its place has changed, as far as h
+    /// knows.
+    Preview {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Every key that it reads here.
+        reads: Vec<(Key, Read)>,
+        /// Of these the value is a guess.
+        guessed: Vec<Key>,
     },
     /// Coordinator → all replicas of the register: store what the caller decided, or what recovery
     /// decided.
@@ -476,6 +586,8 @@ pub enum Msg {
         partition: PartitionId,
         /// The keys.
         keys: Vec<Key>,
+        /// Below this timestamp.
+        at: Timestamp,
     },
     /// Replica → gateway: the latest versions that it knows of.
     ReadResult {
@@ -487,6 +599,8 @@ pub enum Msg {
         reads: Vec<(Key, Read)>,
         /// These keys hold more than one answer may tell, so it tells nothing.
         is_too_much: bool,
+        /// Of these the value is a guess.
+        guessed: Vec<Key>,
     },
     /// Gateway → f + 1 replicas: read these at that time, and let nobody write them before it (D14).
     ReadOnly {
@@ -546,6 +660,13 @@ pub enum Msg {
 pub enum Change {
     /// A stamp of ballot 0.
     Stamp {
+        /// The transaction.
+        text: Arc<Text>,
+        /// The stamp.
+        at: Timestamp,
+    },
+    /// A stamp of ballot 0 that is not confirmed (D9).
+    Direct {
         /// The transaction.
         text: Arc<Text>,
         /// The stamp.
@@ -635,10 +756,12 @@ impl Msg {
     pub fn replica_of(&self) -> Option<PartitionId> {
         match self {
             Self::Begin { partition, .. }
+            | Self::Direct { partition, .. }
             | Self::Forward { partition, .. }
             | Self::Ack { partition, .. }
             | Self::Settle { partition, .. }
             | Self::Settled { partition, .. }
+            | Self::Guess { partition, .. }
             | Self::Store { partition, .. }
             | Self::Commit { partition, .. }
             | Self::Apply { partition, .. }
@@ -653,6 +776,9 @@ impl Msg {
             | Self::Driving { partition, .. } => Some(*partition),
             Self::Decided { .. }
             | Self::Observed { .. }
+            | Self::Cleared { .. }
+            | Self::Preview { .. }
+            | Self::Stamped { .. }
             | Self::Stored { .. }
             | Self::Applied { .. }
             | Self::Promised { .. }
@@ -670,12 +796,17 @@ impl Message for Msg {
     fn kind(&self) -> &'static str {
         match self {
             Self::Begin { .. } => "Begin",
+            Self::Direct { .. } => "Direct",
+            Self::Stamped { .. } => "Stamped",
             Self::Forward { .. } => "Forward",
             Self::Ack { .. } => "Ack",
             Self::Settle { .. } => "Settle",
             Self::Settled { .. } => "Settled",
             Self::Decided { .. } => "Decided",
             Self::Observed { .. } => "Observed",
+            Self::Cleared { .. } => "Cleared",
+            Self::Guess { .. } => "Guess",
+            Self::Preview { .. } => "Preview",
             Self::Store { .. } => "Store",
             Self::Stored { .. } => "Stored",
             Self::Commit { .. } => "Commit",
@@ -702,12 +833,18 @@ impl Message for Msg {
 
     fn txn(&self) -> Option<TxnId> {
         match self {
-            Self::Begin { text, .. } | Self::Forward { text, .. } => Some(text.txn()),
-            Self::Ack { txn, .. }
+            Self::Begin { text, .. } | Self::Direct { text, .. } | Self::Forward { text, .. } => {
+                Some(text.txn())
+            }
+            Self::Stamped { txn, .. }
+            | Self::Ack { txn, .. }
             | Self::Settle { txn, .. }
             | Self::Settled { txn, .. }
             | Self::Decided { txn, .. }
             | Self::Observed { txn, .. }
+            | Self::Cleared { txn, .. }
+            | Self::Guess { txn, .. }
+            | Self::Preview { txn, .. }
             | Self::Store { txn, .. }
             | Self::Stored { txn, .. }
             | Self::Commit { txn, .. }
@@ -738,16 +875,20 @@ impl Message for Msg {
             Self::Read { keys, .. } | Self::ReadOnly { keys, .. } | Self::Fetch { keys, .. } => {
                 keys.len()
             }
-            Self::Begin { text, .. } | Self::Forward { text, .. } => {
+            Self::Begin { text, .. } | Self::Direct { text, .. } | Self::Forward { text, .. } => {
                 text.functor.reads.len() + text.functor.writes.len()
             }
             Self::Apply { output, .. } => output.writes.len(),
+            Self::Guess { writes, .. } => writes.len(),
             Self::Store { offer, .. } => offer.writes.as_ref().map_or(0, Writes::len),
             Self::Ack { .. }
+            | Self::Stamped { .. }
             | Self::Settle { .. }
             | Self::Settled { .. }
             | Self::Decided { .. }
             | Self::Observed { .. }
+            | Self::Cleared { .. }
+            | Self::Preview { .. }
             | Self::Stored { .. }
             | Self::Commit { .. }
             | Self::Applied { .. }

@@ -18,6 +18,7 @@
 //! | message | from → to | when |
 //! |---|---|---|
 //! | `Begin` | gateway → h of each participant | a transaction begins |
+//! | `Direct`, `Stamped` | gateway ↔ all replicas | direct mode, where that is shorter (D9) |
 //! | `Forward`, `Ack` | h ↔ y | the stamp of h is durable; y has closed |
 //! | `Settle`, `Settled` | h ↔ all replicas | f ≥ 2: too few gave the largest stamp (D11) |
 //! | `Decided` | h → gateway | the decision is durable |
@@ -128,6 +129,8 @@ pub struct Config {
     pub flush_interval: Duration,
     /// How often an end is sent again before f + 1 replicas of each participant are enough.
     pub spread_tries: u32,
+    /// Gateways use direct mode where it is shorter (D9).
+    pub direct: bool,
     /// Timestamps further ahead of a replica's clock are refused (R8).
     pub clock_ahead_max: Duration,
     /// How far ahead of a closing the ceiling is.
@@ -164,14 +167,21 @@ pub enum Note {
     Raised,
     /// y gave a stamp above that of h.
     RaisedAtSecond,
+    /// In direct mode a replica gave a stamp above the timestamp.
+    RaisedDirect,
     /// y had passed the stamp when the forward came.
     LateForward,
     /// f ≥ 2: h proposed the largest stamp at ballot 0.
     Settle,
     /// An observation waited for predecessors.
     Waited,
-    /// An interactive transaction was decided on what is not true at its place.
+    /// The caller of an interactive transaction had decided on what is not true at its place, and
+    /// decides again.
     Stale,
+    /// The caller decided again because more was known of the predecessors.
+    Repaired,
+    /// A general transaction got its place before it read, with the keys of its last attempt.
+    PlaceFirst,
     /// A timestamp too far ahead was refused.
     FarFuture,
     /// A message came after the end, or after a promise.
@@ -249,6 +259,9 @@ impl Registered for Geodesic {
 impl Protocol for Geodesic {
     const NAMES: &'static [&'static str] = &[NAME];
     const QUEUES: bool = true;
+    const GENERAL: bool = true;
+    // Replicas answer and guess before all have heard of a transaction.
+    const LAGS: bool = true;
 
     type Config = Config;
     type Msg = Msg;
@@ -260,6 +273,10 @@ impl Protocol for Geodesic {
 
     fn name(_: &Config) -> &'static str {
         NAME
+    }
+
+    fn promises_alone(_: &str) -> bool {
+        true
     }
 
     fn mutations(name: &str) -> &'static [&'static str] {
@@ -280,6 +297,7 @@ impl Protocol for Geodesic {
             ping_interval: Duration::from_secs(1),
             flush_interval: Duration::from_millis(200),
             spread_tries: 5,
+            direct: true,
             clock_ahead_max: Duration::from_secs(3),
             ceiling_ahead: Duration::from_secs(1),
             delay_window: Duration::from_secs(10),
@@ -322,6 +340,7 @@ impl Protocol for Geodesic {
         config.ceiling_ahead = vary(config.ceiling_ahead, 1, 150);
         config.version_retention = vary(config.version_retention, 1, 100);
         config.flush_interval = vary(config.flush_interval, 10, 200);
+        config.direct = rng.below(4) > 0;
         config.checkpoint_bytes =
             usize::try_from(rng.range(10_000, 16 << 20)).unwrap_or(config.checkpoint_bytes);
     }

@@ -20,6 +20,12 @@ mutations! {
     lowest_accepted: "D7";
     /// D8: recovery ignores what h may have recorded.
     second_is_ignored: "D8";
+    /// D9: the gateway learns from two equal stamps.
+    two_stamps_are_enough: "D9";
+    /// D9: h counts a stamp of y that may be below its own.
+    direct_stamps_count;
+    /// D9: recovery ignores equal stamps of ballot 0.
+    equals_are_ignored;
     /// D12: nobody waits for predecessors.
     no_predecessors: "D12";
     /// D12: one report is enough.
@@ -42,6 +48,9 @@ pub(super) fn names(_: &str) -> &'static [&'static str] {
         "recovery_stamp_counts",
         "D7",
         "D8",
+        "D9",
+        "direct_stamps_count",
+        "equals_are_ignored",
         "D12",
         "one_report",
         "no_second_closing",

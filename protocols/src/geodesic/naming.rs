@@ -17,13 +17,13 @@ pub(super) struct Path {
     pub majority: Duration,
     /// All of them are well. If not, ballot 0 cannot decide.
     pub are_enough: bool,
+    /// All replicas, if it is shorter to ask all at once, and the way to the furthest (D9).
+    pub direct: Option<(Vec<NodeId>, Duration)>,
 }
 
-impl Path {
-    /// h and the last one, which the delay is measured to.
-    pub(super) fn ends(&self) -> Option<(NodeId, NodeId)> {
-        Some((*self.named.first()?, *self.named.last()?))
-    }
+/// h and the last one of those that are named, between whom delays are measured.
+pub(super) fn ends(named: &[NodeId]) -> Option<(NodeId, NodeId)> {
+    Some((*named.first()?, *named.last()?))
 }
 
 /// How many replicas ballot 0 needs of a group of so many: h and y; for f ≥ 2 all but one (D11).
@@ -60,7 +60,17 @@ pub(super) fn name(
         let to_h = rtt(gateway, h);
         let round_trip = to_h + beyond;
         let one_way = to_h / 2 + beyond / 2;
-        (round_trip, to_h, h, Path { named, one_way, round_trip, majority, are_enough })
+        // With one or five replicas there is no direct mode.
+        let furthest = distances.last().copied().unwrap_or_default();
+        let is_nearer = all.len() == 3 && candidates.len() == 3 && furthest < round_trip;
+        let direct = is_nearer.then(|| (all.to_vec(), furthest));
+        let shortest = if is_nearer { furthest } else { round_trip };
+        (
+            (shortest, round_trip),
+            to_h,
+            h,
+            Path { named, one_way, round_trip, majority, are_enough, direct },
+        )
     };
     let best = candidates
         .iter()
@@ -73,6 +83,7 @@ pub(super) fn name(
             round_trip: Duration::ZERO,
             majority,
             are_enough: false,
+            direct: None,
         },
         |(.., path)| path,
     )

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::time::{Duration, Timestamp};
-use orthodrome_core::txn::Key;
+use orthodrome_core::txn::{Key, Value, Writes};
 
 /// A place in the order of everything: F, then the name.
 pub type Place = (Timestamp, TxnId);
@@ -122,6 +123,11 @@ impl Writers {
         }
     }
 
+    /// Who may write this key.
+    pub(super) fn on(&self, key: &Key) -> impl Iterator<Item = TxnId> {
+        self.0.get(key).into_iter().flatten().copied()
+    }
+
     /// Who may write one of these.
     pub(super) fn of(&self, keys: &[Key]) -> BTreeSet<TxnId> {
         keys.iter().filter_map(|key| self.0.get(key)).flatten().copied().collect()
@@ -185,20 +191,23 @@ impl Questions {
         names.filter_map(place).collect()
     }
 
-    /// This question need not wait for `txn` any more. It, if it waits for nobody else.
-    pub(super) fn release(&mut self, name: Name, txn: TxnId) -> Option<Question> {
+    /// This question need not wait for `txn` any more. It, and whether it waits for nobody else; none
+    /// if it had not waited for it.
+    pub(super) fn release(&mut self, name: Name, txn: TxnId) -> Option<(Question, bool)> {
         if let Some(names) = self.blocked_by.get_mut(&txn) {
             names.remove(&name);
             if names.is_empty() {
                 self.blocked_by.remove(&txn);
             }
         }
-        let (_, blockers) = self.open.get_mut(&name)?;
-        blockers.remove(&txn);
-        if !blockers.is_empty() {
+        let (question, blockers) = self.open.get_mut(&name)?;
+        if !blockers.remove(&txn) {
             return None;
         }
-        self.open.remove(&name).map(|(question, _)| question)
+        if !blockers.is_empty() {
+            return Some((question.clone(), false));
+        }
+        self.open.remove(&name).map(|(question, _)| (question, true))
     }
 
     /// Nobody wants to know about `txn` any more.
@@ -234,6 +243,84 @@ impl Questions {
         self.open.values().map(|(question, blockers)| (question, blockers))
     }
 }
+
+/// What interactive transactions that have not ended will probably write. Nothing depends on it but
+/// how often callers have to decide again.
+#[derive(Debug, Default)]
+pub(super) struct Guesses {
+    by_txn: BTreeMap<TxnId, Guess>,
+    by_key: Writers,
+    bytes: usize,
+}
+
+/// A guess about one transaction.
+#[derive(Debug)]
+struct Guess {
+    at: Timestamp,
+    run: u32,
+    writes: Writes,
+    bytes: usize,
+}
+
+impl Guesses {
+    /// A guess arrives. Keys about which more is known now.
+    pub(super) fn add(
+        &mut self,
+        txn: TxnId,
+        (at, run): (Timestamp, u32),
+        writes: Writes,
+    ) -> Vec<Key> {
+        let known = self.by_txn.get(&txn);
+        let bytes =
+            writes.iter().map(|(key, value)| key.size() + value.size()).sum::<usize>() + GUESS;
+        let left = known.map_or(0, |known| known.bytes);
+        let is_old = known.is_some_and(|known| known.run >= run);
+        if is_old || self.bytes.saturating_sub(left) + bytes > GUESSES_BYTES_MAX {
+            return Vec::new();
+        }
+        let mut keys = self.remove(txn);
+        keys.extend(writes.keys().cloned());
+        self.by_key.add(txn, writes.keys());
+        self.bytes += bytes;
+        self.by_txn.insert(txn, Guess { at, run, writes, bytes });
+        keys
+    }
+
+    /// The transaction has ended. The keys of the guess.
+    pub(super) fn remove(&mut self, txn: TxnId) -> Vec<Key> {
+        let Some(guess) = self.by_txn.remove(&txn) else { return Vec::new() };
+        self.by_key.remove(txn, guess.writes.keys());
+        self.bytes = self.bytes.saturating_sub(guess.bytes);
+        guess.writes.into_keys().collect()
+    }
+
+    /// Who will probably write this key, with the timestamp of each and what it writes.
+    pub(super) fn of(&self, key: &Key) -> impl Iterator<Item = (TxnId, Timestamp, &Option<Value>)> {
+        self.by_key.on(key).filter_map(|txn| {
+            let guess = self.by_txn.get(&txn)?;
+            Some((txn, guess.at, guess.writes.get(key)?))
+        })
+    }
+
+    /// The keys of the guess about a transaction.
+    pub(super) fn keys_of(&self, txn: TxnId) -> Vec<Key> {
+        self.by_txn.get(&txn).map_or_else(Vec::new, |guess| guess.writes.keys().cloned().collect())
+    }
+
+    /// Drops guesses with timestamps before `at`: their ends may never come here.
+    pub(super) fn collect(&mut self, at: Timestamp) {
+        let old = self.by_txn.iter().filter(|(_, guess)| guess.at < at).map(|(txn, _)| *txn);
+        for txn in old.collect::<Vec<_>>() {
+            self.remove(txn);
+        }
+    }
+}
+
+/// Bytes of guesses that one replica keeps, at most; others are dropped.
+const GUESSES_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes that a guess takes besides keys and values.
+const GUESS: usize = 100;
 
 #[cfg(test)]
 mod tests {

@@ -8,10 +8,10 @@ use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::{Store, Versioned, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
-use orthodrome_core::txn::{Key, Outcome, Read, Version};
+use orthodrome_core::txn::{Key, Outcome, Read, Version, Writes};
 
 use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Text, Value};
-use super::pending::{Closings, Place, Question, Questions, Writers};
+use super::pending::{Closings, Guesses, Place, Question, Questions, Writers};
 use super::server::World;
 use super::state::{Entry, State};
 use super::{Note, Timer};
@@ -26,8 +26,13 @@ pub(super) struct Replica {
     closings: Closings,
     writers: Writers,
     questions: Questions,
+    guesses: Guesses,
+    /// As h: interactive transactions whose gateways hear when what they would read changes, and the
+    /// keys that these read.
+    previews: BTreeMap<TxnId, Preview>,
+    readers: Writers,
     /// As y: stamps that its clock has not passed, and what the clock said when the forward came.
-    closing_due: BTreeMap<Place, Timestamp>,
+    closing_due: BTreeMap<Place, Arrived>,
     /// As h: what the other named replicas acknowledged.
     acks: BTreeMap<TxnId, BTreeMap<NodeId, (Timestamp, Timestamp)>>,
     /// As h, for f ≥ 2: who accepted the largest stamp; the last arrival.
@@ -51,6 +56,20 @@ struct Watch {
     times: u32,
     /// Its gateway was asked whether it looks after it.
     is_asked: bool,
+}
+
+/// What the clock said when a transaction came from its gateway, in direct mode, and from h.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arrived {
+    direct: Option<Timestamp>,
+    forward: Option<Timestamp>,
+}
+
+/// An interactive transaction that has not ended, and what its gateway was told that it would read.
+#[derive(Debug)]
+struct Preview {
+    to: NodeId,
+    reads: Vec<(Key, Read)>,
 }
 
 /// A transaction that somebody should look after.
@@ -79,6 +98,9 @@ impl Replica {
             replicas,
             writers: Writers::default(),
             questions: Questions::default(),
+            guesses: Guesses::default(),
+            previews: BTreeMap::new(),
+            readers: Writers::default(),
             closing_due: BTreeMap::new(),
             acks: BTreeMap::new(),
             settling: BTreeMap::new(),
@@ -106,6 +128,7 @@ impl Replica {
     pub(super) fn on_message(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
         match msg {
             Msg::Begin { text, .. } => self.on_begin(&text, world),
+            Msg::Direct { text, .. } => self.on_direct(&text, world),
             Msg::Forward { text, stamp, .. } => self.on_forward(from, &text, stamp, world),
             Msg::Ack { txn, stamp, arrived, .. } => self.on_ack(from, txn, stamp, arrived, world),
             Msg::Settle { txn, at, text, .. } => self.on_settle(from, txn, at, &text, world),
@@ -127,7 +150,8 @@ impl Replica {
             Msg::Propose { txn, ballot, value, text, participants, .. } => {
                 self.on_propose(from, (txn, ballot, value), text, participants, world);
             }
-            Msg::Read { txn, keys, .. } => self.on_read(from, txn, keys, world),
+            Msg::Read { txn, keys, at, .. } => self.on_read(from, txn, keys, at, world),
+            Msg::Guess { txn, at, run, writes, .. } => self.on_guess(txn, (at, run), writes, world),
             Msg::ReadOnly { txn, keys, at, .. } => self.on_read_only(from, txn, keys, at, world),
             Msg::Gossip { mark, .. } => {
                 let known = self.marks.entry(from).or_insert((mark, world.cx.now()));
@@ -136,6 +160,9 @@ impl Replica {
             Msg::Driving { txn, is_driven, .. } => self.on_driving(txn, is_driven, world),
             Msg::Decided { .. }
             | Msg::Observed { .. }
+            | Msg::Cleared { .. }
+            | Msg::Preview { .. }
+            | Msg::Stamped { .. }
             | Msg::Stored { .. }
             | Msg::Applied { .. }
             | Msg::Promised { .. }
@@ -151,7 +178,7 @@ impl Replica {
     /// Makes a change durable, and carries it out.
     fn change(&mut self, change: Change, world: &mut World<'_, '_>) {
         let concerned: Vec<TxnId> = match &change {
-            Change::Stamp { text, .. } => vec![text.txn()],
+            Change::Stamp { text, .. } | Change::Direct { text, .. } => vec![text.txn()],
             Change::Promise { txn, .. }
             | Change::Accept { txn, .. }
             | Change::Store { txn, .. }
@@ -256,9 +283,15 @@ impl Replica {
                     world.cx.note(Note::Raised);
                 }
                 self.stamp(text, at, world);
+                self.preview(text, world);
                 at
             }
         };
+        if text.is_direct(self.id) {
+            let due = self.closing_due.entry((stamp, txn)).or_default();
+            due.direct = Some(world.cx.clock().now);
+            self.close_due(world);
+        }
         if named.len() == 1 {
             self.try_record(txn, world);
             return;
@@ -272,8 +305,38 @@ impl Replica {
     fn stamp(&mut self, text: &Arc<Text>, at: Timestamp, world: &mut World<'_, '_>) {
         let txn = text.txn();
         self.change(Change::Stamp { text: text.clone(), at }, world);
+        self.after_stamp(txn, world);
+    }
+
+    fn after_stamp(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
         self.index(txn, world);
         self.watch(txn, world);
+        self.recheck(txn, world);
+        self.refresh(&self.guesses.keys_of(txn), world);
+    }
+
+    /// In direct mode, at a replica that is not h.
+    fn on_direct(&mut self, text: &Arc<Text>, world: &mut World<'_, '_>) {
+        let txn = text.txn();
+        if !text.is_direct(self.id) || self.is_past_ballot_zero(text, world) {
+            return;
+        }
+        let arrived = world.cx.clock().now;
+        let known = self.state.entries.get(&txn).and_then(|entry| entry.stamp);
+        let at = match known {
+            Some(stamp) => stamp.at,
+            None => {
+                let at = self.stamp_for(text, text.t, world);
+                if at > text.t {
+                    world.cx.note(Note::RaisedDirect);
+                }
+                self.change(Change::Direct { text: text.clone(), at }, world);
+                self.after_stamp(txn, world);
+                at
+            }
+        };
+        self.closing_due.entry((at, txn)).or_default().direct = Some(arrived);
+        self.close_due(world);
     }
 
     /// Step 3, at y.
@@ -291,8 +354,17 @@ impl Replica {
             return;
         }
         let arrived = world.cx.clock().now;
-        let at = match self.state.entries.get(&txn).and_then(|entry| entry.stamp) {
-            Some(stamp) => stamp.at,
+        let known = self.state.entries.get(&txn).and_then(|entry| entry.stamp);
+        let at = match known {
+            // D9: before any promise it gets at least the stamp of h, and that counts for h.
+            Some(own)
+                if own.kind == Kind::Direct && !world.config.mutations.direct_stamps_count() =>
+            {
+                let at = if stamp > own.at { self.stamp_for(text, stamp, world) } else { own.at };
+                self.stamp(text, at, world);
+                at
+            }
+            Some(own) => own.at,
             None => {
                 let at = self.stamp_for(text, stamp, world);
                 if at > stamp {
@@ -305,7 +377,7 @@ impl Replica {
         if arrived > at {
             world.cx.note(Note::LateForward);
         }
-        self.closing_due.insert((at, txn), arrived);
+        self.closing_due.entry((at, txn)).or_default().forward = Some(arrived);
         self.close_due(world);
     }
 
@@ -321,9 +393,19 @@ impl Replica {
             self.closing_due.pop_first();
             let entry = self.state.entries.get(&txn);
             let Some(text) = entry.and_then(|entry| entry.text.clone()) else { continue };
+            let stamp = entry.and_then(|entry| entry.stamp).filter(|stamp| stamp.at == at);
+            if stamp.is_none_or(|stamp| stamp.kind == Kind::Recovery) {
+                continue;
+            }
             let Some(&h) = text.named(self.id).first() else { continue };
+            let partition = self.id;
             self.observe(&text, text.gateway, at, world);
-            world.reply(h, Msg::Ack { txn, partition: self.id, stamp: at, arrived });
+            if let Some(arrived) = arrived.direct {
+                world.reply(text.gateway, Msg::Stamped { txn, partition, stamp: at, arrived });
+            }
+            if let Some(arrived) = arrived.forward {
+                world.reply(h, Msg::Ack { txn, partition, stamp: at, arrived });
+            }
         }
     }
 
@@ -461,6 +543,7 @@ impl Replica {
                 self.index(txn, world);
                 self.watch(txn, world);
                 self.recheck(txn, world);
+                self.refresh(&self.guesses.keys_of(txn), world);
             }
         }
         self.observe(&text, from, at, world);
@@ -482,11 +565,18 @@ impl Replica {
         let mut blockers = self.writers.of(&question.keys);
         let place = question.place();
         blockers.retain(|&txn| txn != question.txn && self.is_before(txn, place));
-        if blockers.is_empty() || world.config.mutations.no_predecessors() {
-            self.tell(question, world);
-        } else {
+        if world.config.mutations.no_predecessors() {
+            blockers.clear();
+        }
+        if !question.is_read_only {
+            // The coordinator hears of each of them when it has ended, from whomever first.
+            self.tell(question.clone(), blockers.iter().copied().collect(), world);
+        }
+        if !blockers.is_empty() {
             world.cx.note(Note::Waited);
             self.questions.wait(question, blockers);
+        } else if question.is_read_only {
+            self.tell(question, Vec::new(), world);
         }
     }
 
@@ -499,15 +589,36 @@ impl Replica {
     /// More is known of a transaction: whoever waits for it need not any more, perhaps.
     fn recheck(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
         for (name, place) in self.questions.blocked_by(txn) {
-            if !self.is_before(txn, place)
-                && let Some(question) = self.questions.release(name, txn)
-            {
-                self.tell(question, world);
+            if self.is_before(txn, place) {
+                continue;
+            }
+            let Some((question, is_last)) = self.questions.release(name, txn) else { continue };
+            match (question.is_read_only, is_last) {
+                (true, true) => self.tell(question, Vec::new(), world),
+                (true, false) => {}
+                (false, _) => self.clear(question, txn, world),
             }
         }
     }
 
-    fn tell(&self, question: Question, world: &mut World<'_, '_>) {
+    /// Tells a coordinator that a predecessor has ended or is none, and what that one wrote.
+    fn clear(&self, question: Question, of: TxnId, world: &mut World<'_, '_>) {
+        let place = question.place();
+        let Question { txn, to, at, keys, .. } = question;
+        if at <= self.state.collected {
+            world.cx.note(Note::Collected);
+            return;
+        }
+        let read = |key: Key| {
+            let read = read_below(world.store, self.id, &key, place);
+            (key, read)
+        };
+        let reads = keys.into_iter().map(read);
+        let reads = reads.filter(|(_, read)| read.version.writer == of).collect();
+        world.reply(to, Msg::Cleared { txn, partition: self.id, at, of, reads });
+    }
+
+    fn tell(&self, question: Question, mut open: Vec<TxnId>, world: &mut World<'_, '_>) {
         let place = question.place();
         let Question { txn, to, at, keys, is_read_only } = question;
         let partition = self.id;
@@ -528,7 +639,8 @@ impl Replica {
             let msg = if is_read_only {
                 Msg::ReadOnlyResult { txn, partition, at, portion, reads: Some(reads) }
             } else {
-                Msg::Observed { txn, partition, at, portion, reads }
+                let open = std::mem::take(&mut open);
+                Msg::Observed { txn, partition, at, portion, reads, open }
             };
             world.reply(to, msg);
         }
@@ -554,6 +666,9 @@ impl Replica {
             assert!(agree, "{txn} ended {known:?} and {output:?} at {}", self.id);
             return;
         }
+        let mut written = self.guesses.remove(txn);
+        let of = |key: &&Key| world.cluster.partition_of(key) == self.id;
+        written.extend(output.writes.keys().filter(of).cloned());
         self.unindex(txn, world);
         let (participants, output) = (participants.to_vec(), output.clone());
         self.change(Change::End { txn, participants, output }, world);
@@ -561,11 +676,15 @@ impl Replica {
         self.fetching.remove(&txn);
         self.questions.forget(txn);
         self.recheck(txn, world);
+        self.refresh(&written, world);
     }
 
     fn unindex(&mut self, txn: TxnId, world: &World<'_, '_>) {
         self.acks.remove(&txn);
         self.settling.remove(&txn);
+        if let Some(preview) = self.previews.remove(&txn) {
+            self.readers.remove(txn, preview.reads.iter().map(|(key, _)| key));
+        }
         let Some(entry) = self.state.entries.get(&txn) else { return };
         if let Some(stamp) = entry.stamp {
             self.closing_due.remove(&(stamp.at, txn));
@@ -622,6 +741,7 @@ impl Replica {
             return;
         }
         for &txn in &txns {
+            self.guesses.remove(txn);
             self.unindex(txn, world);
             self.unwatch(txn);
             self.fetching.remove(&txn);
@@ -766,16 +886,107 @@ impl Replica {
 
     // Reading.
 
-    /// The latest versions that this replica knows.
-    fn on_read(&self, from: NodeId, txn: TxnId, keys: Vec<Key>, world: &mut World<'_, '_>) {
+    /// The latest versions that this replica knows below a timestamp, of transactions that have ended
+    /// or will probably write them.
+    fn on_read(
+        &self,
+        from: NodeId,
+        txn: TxnId,
+        keys: Vec<Key>,
+        at: Timestamp,
+        world: &mut World<'_, '_>,
+    ) {
         let is_too_much = world.is_too_much(self.id, &keys);
         let keys = if is_too_much { vec![] } else { keys };
-        let read = |key: Key| {
-            let read = world.store.read(self.id, &key);
-            (key, read)
-        };
-        let reads = keys.into_iter().map(read).collect();
-        world.send(from, Msg::ReadResult { txn, partition: self.id, reads, is_too_much });
+        let place = (at, txn);
+        let (reads, guessed) = self.read_ahead(keys, place, world);
+        let partition = self.id;
+        world.send(from, Msg::ReadResult { txn, partition, reads, is_too_much, guessed });
+    }
+
+    /// What a transaction at this place would read here, and which of these keys are guesses.
+    fn read_ahead(
+        &self,
+        keys: Vec<Key>,
+        place: Place,
+        world: &World<'_, '_>,
+    ) -> (Vec<(Key, Read)>, Vec<Key>) {
+        let (mut reads, mut guessed) = (Vec::new(), Vec::new());
+        for key in keys {
+            let mut read = world.store.read(self.id, &key);
+            if (read.version.timestamp, read.version.writer) >= place {
+                // It comes too late, or the clock that gave it its place is behind.
+                read = read_below(world.store, self.id, &key, place);
+            }
+            let mut is_guess = false;
+            // Without a timestamp, only what has ended is asked for.
+            let guesses = Some(self.guesses.of(&key)).filter(|_| place.0 != Timestamp::MAX);
+            for (writer, at, value) in guesses.into_iter().flatten() {
+                let entry = self.state.entries.get(&writer);
+                let timestamp = entry.and_then(Entry::pending_at).unwrap_or(at);
+                let version = Version { timestamp, writer };
+                if (timestamp, writer) < place && version > read.version {
+                    (read, is_guess) = (Read { value: value.clone(), version }, true);
+                }
+            }
+            if is_guess {
+                guessed.push(key.clone());
+            }
+            reads.push((key, read));
+        }
+        (reads, guessed)
+    }
+
+    /// As h of an interactive transaction: from now on its gateway hears when what it would read here
+    /// changes. What it would read now, the gateway asks for itself.
+    fn preview(&mut self, text: &Text, world: &mut World<'_, '_>) {
+        let (txn, to) = (text.txn(), text.gateway);
+        let keys: Vec<Key> = text.reads(world.cluster, self.id).cloned().collect();
+        if text.register.is_none() || keys.is_empty() || world.is_too_much(self.id, &keys) {
+            return;
+        }
+        self.readers.add(txn, &keys);
+        let at = self.state.entries.get(&txn).and_then(Entry::pending_at).unwrap_or(text.t);
+        let (reads, _) = self.read_ahead(keys, (at, txn), world);
+        self.previews.insert(txn, Preview { to, reads });
+    }
+
+    /// More is known of these keys: those who would read something else now are told.
+    fn refresh(&mut self, keys: &[Key], world: &mut World<'_, '_>) {
+        if self.previews.is_empty() || keys.is_empty() {
+            return;
+        }
+        for txn in self.readers.of(keys) {
+            let Some(preview) = self.previews.get(&txn) else { continue };
+            let Some(at) = self.state.entries.get(&txn).and_then(Entry::pending_at) else {
+                continue;
+            };
+            let keys = preview.reads.iter().map(|(key, _)| key.clone()).collect();
+            let (reads, guessed) = self.read_ahead(keys, (at, txn), world);
+            let Some(preview) = self.previews.get_mut(&txn) else { continue };
+            if preview.reads != reads {
+                preview.reads.clone_from(&reads);
+                let (to, partition) = (preview.to, self.id);
+                world.send(to, Msg::Preview { txn, partition, reads, guessed });
+            }
+        }
+    }
+
+    /// What an interactive transaction will probably write.
+    fn on_guess(
+        &mut self,
+        txn: TxnId,
+        (at, run): (Timestamp, u32),
+        writes: Writes,
+        world: &mut World<'_, '_>,
+    ) {
+        let entry = self.state.entries.get(&txn);
+        let is_over = entry.is_some_and(|entry| entry.ended.is_some());
+        if is_over || self.state.is_acknowledged(txn) || self.is_far_future(at, world) {
+            return;
+        }
+        let keys = self.guesses.add(txn, (at, run), writes);
+        self.refresh(&keys, world);
     }
 
     /// A read-only transaction: nobody writes these keys at or below `at` any more (D14).
@@ -913,6 +1124,7 @@ impl Replica {
     pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_, '_>) {
         let now = world.cx.now();
         self.closings.collect(world.cx.clock().now);
+        self.guesses.collect(world.cx.clock().now - GUESSES_KEPT);
         world.maker.forget(world.cx.clock().now - MAKER_KEEPS);
         if now.since(self.gossiped) >= world.config.gossip_interval {
             self.gossiped = now;
@@ -1034,6 +1246,9 @@ fn versions_of(store: &Store, partition: PartitionId, key: &Key) -> Versions {
 
 /// Timestamps that were made are remembered for so long.
 const MAKER_KEEPS: Duration = Duration::from_secs(60);
+
+/// Guesses are kept for so long: the end of the transaction may never come here.
+const GUESSES_KEPT: Duration = Duration::from_secs(30);
 
 /// Keys that one look for a version takes from the store at once.
 const SCAN_KEYS: usize = 64;

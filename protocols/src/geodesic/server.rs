@@ -13,7 +13,7 @@ use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Time, nanos};
 use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 
-use super::drive::{Drive, Out, Progress, Stage};
+use super::drive::{Drive, Out, Progress, Seen, Stage};
 use super::message::{Change, Msg, Record};
 use super::pending::Maker;
 use super::replica::{Overdue, Replica};
@@ -239,10 +239,14 @@ impl Server {
                 let at = (partition, ballot);
                 (txn, drive.on_accepted(from, at, &answer, (&config, &mut out)))
             }
-            Msg::Observed { txn, partition, at, portion, reads } => {
+            Msg::Observed { txn, partition, at, portion, reads, open } => {
                 let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
-                let seen = (portion, reads);
+                let seen = (portion, Seen { reads, open });
                 (txn, drive.on_observed(from, (partition, at), seen, (&config, &mut out)))
+            }
+            Msg::Cleared { txn, partition, at, of, reads } => {
+                let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
+                (txn, drive.on_cleared((partition, at), (of, reads), (&config, &mut out)))
             }
             Msg::Stored { txn, partition, ballot, attempt, answer } => {
                 let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
@@ -263,6 +267,10 @@ impl Server {
             | Msg::Settle { .. }
             | Msg::Settled { .. }
             | Msg::Decided { .. }
+            | Msg::Direct { .. }
+            | Msg::Stamped { .. }
+            | Msg::Guess { .. }
+            | Msg::Preview { .. }
             | Msg::Store { .. }
             | Msg::Commit { .. }
             | Msg::Apply { .. }

@@ -88,6 +88,10 @@ impl State {
                 let entry = self.entry(text.txn(), &text.participants(), Some(text));
                 entry.stamp = Some(Stamp { at: *at, kind: Kind::Confirmed });
             }
+            Change::Direct { text, at } => {
+                let entry = self.entry(text.txn(), &text.participants(), Some(text));
+                entry.stamp = Some(Stamp { at: *at, kind: Kind::Direct });
+            }
             Change::Promise { txn, participants, text, ballot, stamp } => {
                 let entry = self.entry(*txn, participants, text.as_ref());
                 entry.promised = entry.promised.max(*ballot);

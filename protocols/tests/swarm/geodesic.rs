@@ -1,8 +1,9 @@
 //! Geodesic. `ORTHODROME_FIRST_SEED` says where its seeds begin (0).
 
 use orthodrome_protocols::geodesic::NAME;
+use orthodrome_sim::swarm::FaultProfile;
 
-use super::support::{expect, from_environment, hold_every_promise, seeds};
+use super::support::{catch, expect, from_environment, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise() {
@@ -16,11 +17,24 @@ fn seeds_with_faults_hold_every_promise() {
         "Waited",
         "Raised",
         "RaisedAtSecond",
+        "RaisedDirect",
         "Settle",
         "Suspected",
         "TooFewForBallotZero",
         "ClockWait",
         "Fetched",
+        "Stale",
+        "Repaired",
+        "PlaceFirst",
     ];
     expect(&notes, &expected);
+}
+
+/// Crashes that lose unsynced writes, and replicas that differ for long.
+#[test]
+fn mutations_that_need_lagging_replicas_are_caught() {
+    for (mutation, within) in [("D1", 20), ("D7", 100), ("recovery_stamp_counts", 150), ("R11", 40)]
+    {
+        catch(NAME, mutation, Some(FaultProfile::LaggingReplicas), within);
+    }
 }

@@ -8,7 +8,9 @@ use orthodrome_core::txn::{AbortReason, Kind, Reads, Txn};
 use orthodrome_core::{Decision, Input, Key, Outcome, Protocol, Time, TxnId};
 use tokio::sync::oneshot::Sender;
 
-use crate::gateway::{Begun, Command, Finished, GatewayError, HeldBytes, Slot, is_interactive};
+use crate::gateway::{
+    Begun, Command, Decided, Finished, GatewayError, HeldBytes, Slot, is_interactive,
+};
 
 /// How long an interactive transaction may stay undecided, and how long an outcome is kept until
 /// its caller asks for it. The service gives its clients less time.
@@ -16,13 +18,44 @@ const DECIDE_WITHIN: Duration = Duration::from_secs(60);
 
 type Reply<T> = Sender<Result<T, GatewayError>>;
 
+/// A caller that waits for the outcome.
+enum Waiter {
+    /// It has no more to say.
+    Outcome(Reply<Finished>),
+    /// It decides again if it has to.
+    Decider(Reply<Decided>),
+}
+
+impl Waiter {
+    fn is_closed(&self) -> bool {
+        match self {
+            Self::Outcome(reply) => reply.is_closed(),
+            Self::Decider(reply) => reply.is_closed(),
+        }
+    }
+
+    fn finish(self, finished: Finished) {
+        match self {
+            Self::Outcome(reply) => answer(reply, Ok(finished)),
+            Self::Decider(reply) => answer(reply, Ok(Decided::Finished(finished))),
+        }
+    }
+
+    fn fail(self, error: GatewayError) {
+        match self {
+            Self::Outcome(reply) => answer(reply, Err(error)),
+            Self::Decider(reply) => answer(reply, Err(error)),
+        }
+    }
+}
+
 enum State {
     /// Its caller waits for reads, or for the outcome if there is only one round.
     Reading(Reply<Begun>),
     /// Its reads were delivered; its caller is deciding.
     Undecided { until: Time },
     /// It will end without further input; these callers wait for the outcome.
-    Ending { replies: Vec<Reply<Finished>>, abort_once_read: bool },
+    Ending { replies: Vec<Waiter>, abort_once_read: bool },
     /// It ended while its caller was deciding, or before the reads were delivered.
     Ended { finished: Finished, until: Time },
 }
@@ -36,6 +69,8 @@ struct Entry {
     floors: Floors,
     /// Its reads of all rounds.
     reads: Option<Reads>,
+    /// Its caller decided on reads that were not what it reads, and it is being aborted.
+    is_stale: bool,
     state: State,
     slot: Slot,
 }
@@ -44,7 +79,7 @@ impl Entry {
     fn new(txn: &Txn, state: State, slot: Slot) -> Self {
         let is_general = matches!(txn.kind, Kind::General);
         let (is_interactive, floors) = (is_interactive(txn), txn.floors.clone());
-        Self { is_interactive, is_general, floors, reads: None, state, slot }
+        Self { is_interactive, is_general, floors, reads: None, is_stale: false, state, slot }
     }
 }
 
@@ -79,13 +114,17 @@ impl Callers {
             }
             Command::Read { txn, keys, reply } => self.read_on(txn, keys, reply),
             Command::Decide { txn, decision, held, reply } => {
-                self.decide(txn, (decision, held), reply)
+                self.decide(txn, (decision, held), Waiter::Outcome(reply))
+            }
+            Command::Commit { txn, writes, held, reply } => {
+                self.decide(txn, (Decision::Commit(writes), held), Waiter::Decider(reply))
             }
             Command::Resolve { txn, reads, decision, slot, reply } => {
                 if self.entries.contains_key(&txn.id) {
                     return self.join(txn.id, decision, reply);
                 }
-                let state = State::Ending { replies: vec![reply], abort_once_read: false };
+                let replies = vec![Waiter::Outcome(reply)];
+                let state = State::Ending { replies, abort_once_read: false };
                 let entry = Entry::new(&txn, state, slot);
                 self.entries.insert(txn.id, entry);
                 Some(Input::Resolve { txn, reads, decision })
@@ -129,10 +168,10 @@ impl Callers {
         &mut self,
         txn: TxnId,
         (decision, held): (Decision, HeldBytes),
-        reply: Reply<Finished>,
+        reply: Waiter,
     ) -> Option<Input<P>> {
         let Some(entry) = self.entries.get_mut(&txn) else {
-            answer(reply, Err(GatewayError::UnknownTransaction(txn)));
+            reply.fail(GatewayError::UnknownTransaction(txn));
             return None;
         };
         let why = match &entry.state {
@@ -144,14 +183,14 @@ impl Callers {
             }
             State::Ended { .. } => {
                 if let Some(finished) = self.take_ended(txn) {
-                    answer(reply, Ok(finished));
+                    reply.finish(finished);
                 }
                 return None;
             }
             State::Reading(_) => "it has not finished its reads",
             State::Ending { .. } => "it is already decided",
         };
-        answer(reply, Err(GatewayError::NotUndecided(txn, why)));
+        reply.fail(GatewayError::NotUndecided(txn, why));
         None
     }
 
@@ -167,17 +206,19 @@ impl Callers {
             State::Reading(_) => {
                 // The caller that began it is not waiting any more; otherwise it would not ask.
                 let abort_once_read = entry.is_interactive;
-                entry.state = State::Ending { replies: vec![reply], abort_once_read };
+                let replies = vec![Waiter::Outcome(reply)];
+                entry.state = State::Ending { replies, abort_once_read };
                 None
             }
             State::Undecided { until } => {
                 self.expiries.remove(&(*until, txn));
-                entry.state = State::Ending { replies: vec![reply], abort_once_read: false };
+                let replies = vec![Waiter::Outcome(reply)];
+                entry.state = State::Ending { replies, abort_once_read: false };
                 // The caller's decision was lost on the way here, or there was none.
                 Some(Input::Decide { txn, decision: decision.unwrap_or(Decision::Abort) })
             }
             State::Ending { replies, .. } => {
-                replies.push(reply);
+                replies.push(Waiter::Outcome(reply));
                 None
             }
             State::Ended { .. } => {
@@ -215,7 +256,7 @@ impl Callers {
                 Some(abort(txn))
             }
             State::Ending { replies, .. } => {
-                replies.retain(|reply| !reply.is_closed());
+                replies.retain(|waiter| !waiter.is_closed());
                 None
             }
             // The outcome is kept for a caller that asks again.
@@ -236,6 +277,11 @@ impl Callers {
         let entry = self.entries.get_mut(&txn)?;
         // Machines keep reads fresh. If a machine cannot, its reads are not delivered.
         let is_behind = entry.is_interactive && is_below(&entry.floors, &reads);
+        if matches!(entry.state, State::Ending { abort_once_read: false, .. })
+            && entry.is_interactive
+        {
+            return self.read_again(now, txn, (reads, is_behind));
+        }
         if !is_behind {
             entry.reads.get_or_insert_default().extend(reads.clone());
         }
@@ -246,7 +292,7 @@ impl Callers {
         match std::mem::replace(&mut entry.state, ending) {
             State::Reading(reply) if is_behind => {
                 let outcome = Outcome::Aborted(AbortReason::StaleRead);
-                let finished = Finished { outcome, reads: None, path: "behind" };
+                let finished = Finished { outcome, reads: None, path: "behind", run: 0 };
                 answer(reply, Ok(Begun::Finished(finished)));
                 Some(abort(txn))
             }
@@ -259,9 +305,10 @@ impl Callers {
                 entry.state = State::Undecided { until };
                 None
             }
-            State::Ending { replies, abort_once_read } => {
+            State::Ending { replies, .. } => {
+                // Its caller left before it had read.
                 entry.state = State::Ending { replies, abort_once_read: false };
-                abort_once_read.then(|| abort(txn))
+                Some(abort(txn))
             }
             other @ (State::Undecided { .. } | State::Ended { .. }) => {
                 entry.state = other;
@@ -270,19 +317,53 @@ impl Callers {
         }
     }
 
+    /// A decision cannot count, because the transaction reads this. Its caller decides again, if it
+    /// is there and can; otherwise the transaction is aborted, and may be retried.
+    fn read_again<P: Protocol>(
+        &mut self,
+        now: Time,
+        txn: TxnId,
+        (reads, is_behind): (Reads, bool),
+    ) -> Option<Input<P>> {
+        let entry = self.entries.get_mut(&txn)?;
+        let State::Ending { replies, .. } = &mut entry.state else { return None };
+        if let (false, [Waiter::Decider(_)]) = (is_behind, &replies[..])
+            && let Some(Waiter::Decider(reply)) = replies.pop()
+            && reply.send(Ok(Decided::Again(reads.clone()))).is_ok()
+        {
+            entry.reads = Some(reads);
+            let until = now + DECIDE_WITHIN;
+            self.expiries.insert((until, txn));
+            entry.state = State::Undecided { until };
+            return None;
+        }
+        entry.is_stale = true;
+        Some(abort(txn))
+    }
+
     /// The machine reports the transaction's outcome.
-    pub(super) fn finish(&mut self, now: Time, txn: TxnId, outcome: Outcome, path: &'static str) {
-        let Some(Entry { is_interactive, is_general, floors, reads, state, slot }) =
+    pub(super) fn finish(
+        &mut self,
+        now: Time,
+        txn: TxnId,
+        (outcome, run): (Outcome, u32),
+        path: &'static str,
+    ) {
+        let Some(Entry { is_interactive, is_general, floors, reads, is_stale, state, slot }) =
             self.entries.remove(&txn)
         else {
             return;
         };
-        let finished = Finished { outcome, reads, path };
+        let outcome = match outcome {
+            Outcome::Aborted(_) if is_stale => Outcome::Aborted(AbortReason::StaleRead),
+            Outcome::Committed(_) | Outcome::Aborted(_) | Outcome::Unknown => outcome,
+        };
+        let finished = Finished { outcome, reads, path, run };
         match state {
             State::Reading(reply) => answer(reply, Ok(Begun::Finished(finished))),
             State::Ending { replies, .. } => {
-                for reply in replies {
-                    answer(reply, Ok(finished.clone()));
+                for waiter in replies {
+                    waiter.finish(finished.clone());
                 }
             }
             State::Undecided { until } => {
@@ -292,13 +373,15 @@ impl Callers {
                 self.expiries.insert((until, txn));
                 let state = State::Ended { finished, until };
                 let reads = None;
-                let entry = Entry { is_interactive, is_general, floors, reads, state, slot };
+                let entry =
+                    Entry { is_interactive, is_general, floors, reads, is_stale, state, slot };
                 self.entries.insert(txn, entry);
             }
             State::Ended { finished, until } => {
                 let state = State::Ended { finished, until };
                 let reads = None;
-                let entry = Entry { is_interactive, is_general, floors, reads, state, slot };
+                let entry =
+                    Entry { is_interactive, is_general, floors, reads, is_stale, state, slot };
                 self.entries.insert(txn, entry);
             }
         }

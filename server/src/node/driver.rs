@@ -233,7 +233,9 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
                 }
             }
             Effect::Reads { txn, reads } => return self.callers.reads(now, txn, reads),
-            Effect::Finish { txn, outcome, path } => self.callers.finish(now, txn, outcome, path),
+            Effect::Finish { txn, outcome, path, run } => {
+                self.callers.finish(now, txn, (outcome, run), path);
+            }
             Effect::Note(note) => {
                 let notes = &self.shared.counters(self.tag).notes;
                 let mut notes = notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -13,11 +13,11 @@ use super::api;
 use super::{LEADER, refuse};
 use crate::gateway::{Description, GatewayError, OrderError};
 
-pub(super) fn outcome(outcome: Outcome) -> Option<api::Outcome> {
+pub(super) fn outcome(outcome: Outcome, run: u32) -> Option<api::Outcome> {
     use api::outcome::Result;
     let result = match outcome {
         Outcome::Committed(timestamp) => {
-            Result::Committed(api::Committed { timestamp: timestamp.0 })
+            Result::Committed(api::Committed { timestamp: timestamp.0, run })
         }
         Outcome::Aborted(reason) => {
             let (code, retryable) = abort_reason(reason);

@@ -150,7 +150,7 @@ mod tests {
         // A value that reads as a message of very many fields.
         let value = [0x08, 0x01].repeat(FIELDS_MAX + 1);
         let write = api::KeyWrite { key: b"k".to_vec(), value: Some(value) };
-        let commit = api::CommitRequest { txn: None, writes: vec![write] };
+        let commit = api::CommitRequest { writes: vec![write], ..Default::default() };
         assert_eq!(decode::<api::CommitRequest>(&commit.encode_to_vec()).unwrap(), commit);
     }
 

@@ -25,7 +25,9 @@ use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health, OrderError};
+use crate::gateway::{
+    Begun, Decided, Description, Finished, Gateway, GatewayError, Health, OrderError,
+};
 
 mod access;
 mod admission;
@@ -89,6 +91,15 @@ pub trait Transactions: Send + Sync + 'static {
         txn: TxnId,
         decision: Decision,
     ) -> impl Future<Output = Result<Finished, GatewayError>> + Send;
+    /// See [`Gateway::commit`].
+    fn commit(
+        &self,
+        txn: TxnId,
+        writes: Writes,
+    ) -> impl Future<Output = Result<Decided, GatewayError>> + Send {
+        let ended = self.decide(txn, Decision::Commit(writes));
+        async move { ended.await.map(Decided::Finished) }
+    }
     /// See [`Gateway::resolve`].
     fn resolve(
         &self,
@@ -123,6 +134,10 @@ impl Transactions for Gateway {
 
     async fn decide(&self, txn: TxnId, decision: Decision) -> Result<Finished, GatewayError> {
         Self::decide(self, txn, decision).await
+    }
+
+    async fn commit(&self, txn: TxnId, writes: Writes) -> Result<Decided, GatewayError> {
+        Self::commit(self, txn, writes).await
     }
 
     async fn resolve(
@@ -427,7 +442,7 @@ impl<T: Transactions> Service<T> {
     /// The outcome in the form of the API; also counts it.
     fn tell(&self, timing: Timing, finished: &Finished) -> Option<api::Outcome> {
         self.inner.metrics.end(timing, finished.path, finished.outcome);
-        answer::outcome(finished.outcome)
+        answer::outcome(finished.outcome, finished.run)
     }
 
     /// The outcome of a call that may have ended the transaction. A lost answer is an unknown
@@ -436,7 +451,7 @@ impl<T: Transactions> Service<T> {
         match result {
             Ok(finished) => Ok(finished),
             Err(GatewayError::Lost(_)) => {
-                Ok(Finished { outcome: Outcome::Unknown, reads: None, path: "lost" })
+                Ok(Finished { outcome: Outcome::Unknown, reads: None, path: "lost", run: 0 })
             }
             Err(error) => Err(answer::status(&error)),
         }
@@ -651,18 +666,36 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
     ) -> Result<Response<api::CommitResponse>, Status> {
         let caller = Self::caller(&request)?;
         let _admitted = Admitted::of(&request);
-        let api::CommitRequest { txn, writes } = request.into_inner();
+        let api::CommitRequest { txn, writes, may_decide_again } = request.into_inner();
         let id = request::txn_id("txn", txn.as_ref())?;
         let writes = self.check().writes("writes", writes)?;
         let check = |open: &open::Open| self.check_commit(&caller, &open.scope, &writes);
-        let timing = self.inner.open.take(id, &caller, check)?;
-        let started = Instant::now();
-        let decision = Decision::Commit(writes.clone());
-        let finished = Self::finished(self.inner.transactions.decide(id, decision).await)?;
-        self.learn(id.client, &finished, Did::Wrote(&writes));
+        let open = self.inner.open.take_open(id, &caller, check)?;
+        let (timing, run, started) = (open.timing, open.run, Instant::now());
+        let ended = if may_decide_again {
+            match self.inner.transactions.commit(id, writes.clone()).await {
+                Ok(Decided::Again(reads)) if self.over(&reads).is_none() => {
+                    self.inner.open.put_back(id, open);
+                    let again = Some(api::Opened { reads: answer::reads(reads) });
+                    return Ok(Response::new(api::CommitResponse { outcome: None, again }));
+                }
+                // They are more than an answer may have.
+                Ok(Decided::Again(_)) => self.inner.transactions.decide(id, Decision::Abort).await,
+                Ok(Decided::Finished(finished)) => Ok(finished),
+                Err(error) => Err(error),
+            }
+        } else {
+            let decision = Decision::Commit(writes.clone());
+            self.inner.transactions.decide(id, decision).await
+        };
+        let finished = Self::finished(ended)?;
+        // An earlier decision may have counted.
+        if finished.run == 0 || finished.run == run {
+            self.learn(id.client, &finished, Did::Wrote(&writes));
+        }
         self.inner.metrics.round(Phase::Commit, timing, started);
         let outcome = self.tell(timing, &finished);
-        Ok(Response::new(api::CommitResponse { outcome }))
+        Ok(Response::new(api::CommitResponse { outcome, again: None }))
     }
 
     async fn abort(
@@ -740,6 +773,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
     ) -> Result<Response<api::ResolveResponse>, Status> {
         let caller = Self::caller(&request)?;
         let _admitted = Admitted::of(&request);
+        let run = request.get_ref().run.max(1);
         let Resolve { txn, reads, decision } = self.check().resolve(request.into_inner())?;
         Self::allow(&caller, &txn)?;
         if let Some(Decision::Commit(writes)) = &decision
@@ -754,10 +788,11 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let finished = Finished { reads: None, ..Self::finished(ended)? };
         match (&kind, &wanted) {
             (Kind::Procedure(ops), _) => self.learn(client, &finished, Did::Ran(ops)),
-            (_, Some(Decision::Commit(writes))) => {
+            // It may have been another decision of the client that counted.
+            (_, Some(Decision::Commit(writes))) if finished.run == 0 || finished.run == run => {
                 self.learn(client, &finished, Did::Wrote(writes));
             }
-            (_, Some(Decision::Abort) | None) => {}
+            (_, Some(_) | None) => {}
         }
         let outcome = self.tell(timing, &finished);
         Ok(Response::new(api::ResolveResponse { outcome }))

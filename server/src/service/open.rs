@@ -19,10 +19,12 @@ pub(super) struct Open {
     owner: Arc<Principal>,
     /// The keys that it may access.
     pub(super) scope: Scope,
-    timing: Timing,
+    pub(super) timing: Timing,
     expires: Instant,
     /// True during a round of reads: no other request is accepted, and the lease does not expire.
     is_reading: bool,
+    /// The number of its client's next decision, from 1.
+    pub(super) run: u32,
     /// The bytes of the requests whose keys are kept here.
     held: Vec<Arc<Held>>,
 }
@@ -97,7 +99,7 @@ impl Room<'_> {
     ) {
         let expires = Instant::now() + self.0.lease;
         let held = held.into_iter().collect();
-        let open = Open { owner, scope, timing, expires, is_reading: false, held };
+        let open = Open { owner, scope, timing, expires, is_reading: false, run: 1, held };
         // The gateway refuses an id that is in use, so nothing is replaced here.
         self.0.lock().open.insert(id, open);
     }
@@ -184,12 +186,26 @@ impl OpenTxns {
         caller: &Principal,
         check: impl FnOnce(&Open) -> Result<(), Status>,
     ) -> Result<Timing, Status> {
+        self.take_open(id, caller, check).map(|open| open.timing)
+    }
+
+    /// The same, for a transaction that may come back ([`OpenTxns::put_back`]).
+    pub(super) fn take_open(
+        &self,
+        id: TxnId,
+        caller: &Principal,
+        check: impl FnOnce(&Open) -> Result<(), Status>,
+    ) -> Result<Open, Status> {
         let mut table = self.lock();
-        let open = table.idle(id, caller)?;
-        check(open)?;
-        let timing = open.timing;
-        table.open.remove(&id);
-        Ok(timing)
+        check(table.idle(id, caller)?)?;
+        table.open.remove(&id).ok_or_else(|| Status::internal("an open transaction is gone"))
+    }
+
+    /// A transaction that was taken waits for its client again, on a new lease.
+    pub(super) fn put_back(&self, id: TxnId, open: Open) {
+        let expires = Instant::now() + self.lease;
+        let run = open.run.saturating_add(1);
+        self.lock().open.insert(id, Open { expires, run, ..open });
     }
 
     /// Begins a round of reads of a transaction of `caller`, if `check` accepts it.

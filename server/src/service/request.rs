@@ -569,7 +569,8 @@ mod tests {
             Some(Asked::Commit(api::Writes { writes }))
         };
         let begun = || Some(Begun::Interactive(begin(|_| ())));
-        let question = |begun, reads, decision| api::ResolveRequest { begun, reads, decision };
+        let question =
+            |begun, reads, decision| api::ResolveRequest { begun, reads, decision, run: 0 };
         let fine = question(begun(), vec![read("b"), read("a")], write("c"));
         let resolve = checked(|check| check.resolve(fine)).unwrap();
         assert_eq!(resolve.reads.len(), 2);
@@ -661,6 +662,7 @@ mod tests {
                 decision: Some(api::resolve_request::Decision::Commit(api::Writes {
                     writes: writes.into_iter().map(|(key, value)| api::KeyWrite { key, value }).collect(),
                 })),
+                run: 0,
             };
             match checked(|check| check.resolve(question)) {
                 Ok(Resolve { txn, reads, decision }) => {

@@ -57,7 +57,7 @@ impl Script {
 
     fn finished(&self) -> Result<Finished, GatewayError> {
         let outcome = self.outcome.lock().unwrap().clone()?;
-        Ok(Finished { outcome, reads: None, path: "script" })
+        Ok(Finished { outcome, reads: None, path: "script", run: 0 })
     }
 }
 
@@ -221,7 +221,7 @@ impl Running {
 
     async fn commit(&self, counter: u64) -> Result<api::CommitResponse, Status> {
         let writes = vec![api::KeyWrite { key: b"k".to_vec(), value: None }];
-        let commit = api::CommitRequest { txn: Some(name(counter)), writes };
+        let commit = api::CommitRequest { txn: Some(name(counter)), writes, ..Default::default() };
         self.call_as(TOKEN, COMMIT, commit).await
     }
 }
@@ -261,7 +261,10 @@ async fn an_outcome_has_three_cases_and_none_is_an_error() {
     let running = start(Limits::default()).await;
     let aborted = api::Aborted { reason: api::AbortReason::Guard.into(), retryable: false };
     let cases = [
-        (Ok(Outcome::Committed(Timestamp(9))), Case::Committed(api::Committed { timestamp: 9 })),
+        (
+            Ok(Outcome::Committed(Timestamp(9))),
+            Case::Committed(api::Committed { timestamp: 9, run: 0 }),
+        ),
         (Ok(Outcome::Aborted(AbortReason::Guard)), Case::Aborted(aborted)),
         (Ok(Outcome::Unknown), Case::Unknown(api::Unknown {})),
         // The node died under the call: anything may have happened.
@@ -393,10 +396,11 @@ async fn a_commit_needs_an_open_transaction_of_its_own_and_declared_keys() {
     assert_eq!(running.commit(1).await.unwrap_err().code(), Code::NotFound);
     running.begin(1).await.unwrap();
     let stray = vec![api::KeyWrite { key: b"other".to_vec(), value: None }];
-    let stray = api::CommitRequest { txn: Some(name(1)), writes: stray };
+    let stray = api::CommitRequest { txn: Some(name(1)), writes: stray, ..Default::default() };
     let stray = running.call_as::<_, api::CommitResponse>(TOKEN, COMMIT, stray).await.unwrap_err();
     assert_eq!(stray.code(), Code::InvalidArgument);
-    let theirs = api::CommitRequest { txn: Some(name(1)), writes: Vec::new() };
+    let theirs =
+        api::CommitRequest { txn: Some(name(1)), writes: Vec::new(), ..Default::default() };
     let theirs = running.call_as::<_, api::CommitResponse>(OTHER, COMMIT, theirs).await;
     assert_eq!(theirs.unwrap_err().code(), Code::NotFound, "somebody else decided it");
     running.commit(1).await.unwrap();
@@ -443,7 +447,7 @@ async fn a_general_transaction_reads_on_within_its_bounds_and_writes_what_it_lik
     }
     let write = |key: &str| api::KeyWrite { key: key.as_bytes().to_vec(), value: None };
     let commit = |writes| {
-        let commit = api::CommitRequest { txn: Some(name(1)), writes };
+        let commit = api::CommitRequest { txn: Some(name(1)), writes, ..Default::default() };
         running.call_as::<_, api::CommitResponse>(TOKEN, COMMIT, commit)
     };
     let too_many = commit(vec![write("c"), write("d")]).await.unwrap_err();
@@ -581,7 +585,7 @@ async fn a_message_over_the_bound_and_a_token_of_a_mebibyte_cost_nothing() {
     let running = start(Limits::default()).await;
     let value = Some(vec![0; 5 << 20]);
     let writes = vec![api::KeyWrite { key: b"k".to_vec(), value }];
-    let commit = api::CommitRequest { txn: Some(name(1)), writes };
+    let commit = api::CommitRequest { txn: Some(name(1)), writes, ..Default::default() };
     let status =
         running.call_as::<_, api::CommitResponse>(TOKEN, COMMIT, commit).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);

@@ -105,6 +105,8 @@ pub(super) struct Active {
     /// The keys of the pending round.
     pub(super) round: Vec<Key>,
     pub(super) decision: Option<Decision>,
+    /// Reads and decisions of earlier runs of this attempt.
+    pub(super) superseded: Vec<(Reads, Decision)>,
     pub(super) hops: u16,
     pub(super) floor: Duration,
     pub(super) next: Action,
@@ -122,9 +124,26 @@ impl Active {
         self.reads = None;
         self.round.clear();
         self.decision = None;
+        self.superseded.clear();
         self.hops = 0;
         self.is_resolved = false;
         self.is_behind = false;
+    }
+
+    /// The run of this number committed.
+    pub(super) fn settle_on(&mut self, run: u32) {
+        let earlier = usize::try_from(run).ok().and_then(|run| run.checked_sub(1));
+        if let Some((reads, decision)) = earlier.and_then(|at| self.superseded.get(at)) {
+            (self.reads, self.decision) = (Some(reads.clone()), Some(decision.clone()));
+        }
+    }
+
+    /// The decision with which the client resolves the attempt: the last one to commit, if it made
+    /// one in any run.
+    pub(super) fn decision_to_resolve(&self) -> Option<Decision> {
+        let all = self.superseded.iter().map(|(_, decision)| decision).chain(&self.decision);
+        let commit = all.clone().filter(|decision| matches!(decision, Decision::Commit(_))).last();
+        commit.or_else(|| all.last()).cloned()
     }
 
     /// True for a procedure that was resolved for a client which never received its reads. The

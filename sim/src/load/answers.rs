@@ -17,8 +17,12 @@ impl Load {
         let Some(client) = clients.get_mut(slot as usize) else { return };
         let Some(active) = client.active.as_mut() else { return };
         if active.reads.is_some() && active.decision.is_some() {
-            // A resolved attempt reports its reads again. The decision remains.
-            return;
+            if active.is_resolved || !matches!(active.request.kind, Kind::Interactive) {
+                // A resolved attempt reports its reads again. The decision remains.
+                return;
+            }
+            // Its decision cannot count; it decides again.
+            active.superseded.extend(active.reads.take().zip(active.decision.take()));
         }
         let missing = active.round.iter().find(|key| !reads.contains_key(*key));
         if let Some(key) = missing {
@@ -70,6 +74,7 @@ impl Load {
         now: Time,
         gateway: u32,
         (txn, outcome, path): (TxnId, Outcome, &'static str),
+        run: u32,
         hops: u16,
     ) {
         let told = self.oracle.as_mut().map_or(Ok(()), |oracle| oracle.told(txn, outcome));
@@ -83,6 +88,9 @@ impl Load {
         }
         match outcome {
             Outcome::Committed(at) => {
+                if let Some(active) = &mut self.client(slot).active {
+                    active.settle_on(run);
+                }
                 self.check_commit(slot, at);
                 self.remember(slot, at);
                 self.write_history(slot, Some((now, outcome)), false);

@@ -180,7 +180,7 @@ impl<P: Protocol> Environment<P> {
                 self.log(index, TraceEvent::Reads, None, None, Some(txn), "-", || describe(&reads));
                 self.load.on_reads(self.now, index, txn, reads, hops);
             }
-            Effect::Finish { txn, outcome, path } => {
+            Effect::Finish { txn, outcome, path, run } => {
                 self.log(index, TraceEvent::Finish, None, None, Some(txn), path, || {
                     outcome.to_string()
                 });
@@ -190,7 +190,7 @@ impl<P: Protocol> Environment<P> {
                     let told = watch.told(txn, outcome);
                     self.note_claim(told);
                 }
-                self.load.on_finish(self.now, index, (txn, outcome, path), hops);
+                self.load.on_finish(self.now, index, (txn, outcome, path), run, hops);
             }
             Effect::Note(note) => {
                 self.log(index, TraceEvent::Note, None, None, None, "-", || format!("{note:?}"));
