@@ -415,12 +415,6 @@ impl Store {
         (keys, Some(at))
     }
 
-    /// The approximate size of the next checkpoint in bytes.
-    #[must_use]
-    pub fn active_bytes(&self) -> usize {
-        self.active.bytes()
-    }
-
     /// Begins a checkpoint of everything applied so far.
     ///
     /// # Panics

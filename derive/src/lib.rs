@@ -52,9 +52,14 @@ pub fn derive_wire(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
 ///   `partition`.
 /// - `led = …`: the partition for which only its leader sends it. If a variant has this option, the
 ///   enum has a method `led_by_sender`.
+/// - `group = Name`: it is also a variant of the enum `Name`, which the macro defines. `Name` has only
+///   the messages of one direction, and implements `TryFrom` of all messages. So the handler of that
+///   direction has no arms for messages that cannot arrive.
 ///
-/// `#[message(size = path)]` on the type names a function from a reference to the size in bytes, for
-/// messages that are never encoded.
+/// On the type:
+/// - `#[message(to = Name)]`: the messages with the option `to` are a group.
+/// - `#[message(size = path)]`: a function from a reference to the size in bytes, for messages that
+///   are never encoded.
 #[proc_macro_derive(Message, attributes(message))]
 pub fn derive_message(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);

@@ -34,6 +34,7 @@ struct Options {
     keys: Option<Expr>,
     to: Option<Expr>,
     led: Option<Expr>,
+    groups: Vec<Ident>,
     control: bool,
 }
 
@@ -45,13 +46,17 @@ fn options(attributes: &[Attribute]) -> syn::Result<Options> {
                 options.control = true;
                 return Ok(());
             }
+            if meta.path.is_ident("group") {
+                options.groups.push(meta.value()?.parse()?);
+                return Ok(());
+            }
             let slot = match meta.path.get_ident().map(Ident::to_string).as_deref() {
                 Some("kind") => &mut options.kind,
                 Some("txn") => &mut options.txn,
                 Some("keys") => &mut options.keys,
                 Some("to") => &mut options.to,
                 Some("led") => &mut options.led,
-                _ => return Err(meta.error("expected kind, txn, keys, to, led or control")),
+                _ => return Err(meta.error("expected kind, txn, keys, to, led, group or control")),
             };
             *slot = Some(meta.value()?.parse()?);
             Ok(())
@@ -60,19 +65,28 @@ fn options(attributes: &[Attribute]) -> syn::Result<Options> {
     Ok(options)
 }
 
-/// The function named by `#[message(size = path)]` on the type.
-fn size(attributes: &[Attribute]) -> syn::Result<Option<Path>> {
-    let mut found = None;
+/// The options of `#[message(…)]` on the type.
+#[derive(Default)]
+struct TypeOptions {
+    size: Option<Path>,
+    to: Option<Ident>,
+}
+
+fn type_options(attributes: &[Attribute]) -> syn::Result<TypeOptions> {
+    let mut options = TypeOptions::default();
     for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("message")) {
         attribute.parse_nested_meta(|meta| {
-            if !meta.path.is_ident("size") {
-                return Err(meta.error("expected size"));
+            if meta.path.is_ident("size") {
+                options.size = Some(meta.value()?.parse()?);
+            } else if meta.path.is_ident("to") {
+                options.to = Some(meta.value()?.parse()?);
+            } else {
+                return Err(meta.error("expected size or to"));
             }
-            found = Some(meta.value()?.parse()?);
             Ok(())
         })?;
     }
-    Ok(found)
+    Ok(options)
 }
 
 /// The optional value of `expr`: that of a field, or of a field of a field, is always there.
@@ -101,18 +115,18 @@ fn txn_field(fields: &Fields) -> TokenStream {
 }
 
 /// The pattern that binds the fields of a variant: to their names, or to `f0` and so on.
-fn pattern(variant: &Variant) -> TokenStream {
+fn pattern(of: &Ident, variant: &Variant) -> TokenStream {
     let ident = &variant.ident;
     match &variant.fields {
         Fields::Named(fields) => {
             let names = fields.named.iter().filter_map(|field| field.ident.as_ref());
-            quote!(Self::#ident { #(#names),* })
+            quote!(#of::#ident { #(#names),* })
         }
         Fields::Unnamed(fields) => {
             let names = (0..fields.unnamed.len()).map(|at| format_ident!("f{at}"));
-            quote!(Self::#ident(#(#names),*))
+            quote!(#of::#ident(#(#names),*))
         }
-        Fields::Unit => quote!(Self::#ident),
+        Fields::Unit => quote!(#of::#ident),
     }
 }
 
@@ -121,7 +135,8 @@ fn variants(input: &DeriveInput) -> syn::Result<Vec<(TokenStream, &Variant, Opti
         return Err(Error::new(input.span(), "only an enum has kinds of messages"));
     };
     let all = data.variants.iter();
-    all.map(|variant| Ok((pattern(variant), variant, options(&variant.attrs)?))).collect()
+    let of = &input.ident;
+    all.map(|variant| Ok((pattern(of, variant), variant, options(&variant.attrs)?))).collect()
 }
 
 /// The arms of a match that gives the name of a message.
@@ -134,6 +149,53 @@ fn kinds(variants: &[(TokenStream, &Variant, Options)]) -> TokenStream {
         }
     });
     quote!(#(#arms,)*)
+}
+
+/// Enums with only the messages of one direction, and how a message becomes one of them.
+fn groups(
+    name: &Ident,
+    variants: &[(TokenStream, &Variant, Options)],
+    to: Option<&Ident>,
+) -> TokenStream {
+    let mut names: Vec<&Ident> = to.into_iter().collect();
+    for group in variants.iter().flat_map(|(_, _, options)| &options.groups) {
+        if !names.contains(&group) {
+            names.push(group);
+        }
+    }
+    let groups = names.into_iter().map(|group| {
+        let is_member = |options: &Options| {
+            options.groups.contains(group) || (to == Some(group) && options.to.is_some())
+        };
+        let members = variants.iter().filter(|(_, _, options)| is_member(options));
+        let (mut definitions, mut arms) = (Vec::new(), Vec::new());
+        for (pattern, variant, _) in members {
+            let mut definition = (*variant).clone();
+            definition.attrs.retain(|attribute| attribute.path().is_ident("doc"));
+            for field in &mut definition.fields {
+                field.attrs.retain(|attribute| attribute.path().is_ident("doc"));
+            }
+            let value = self::pattern(group, variant);
+            definitions.push(quote!(#definition));
+            arms.push(quote!(#pattern => Ok(#value)));
+        }
+        quote! {
+            /// The messages that can arrive there.
+            #[derive(Debug)]
+            #[allow(dead_code, clippy::large_enum_variant)]
+            pub enum #group { #(#definitions),* }
+
+            #[allow(clippy::all, clippy::pedantic, clippy::wildcard_enum_match_arm)]
+            impl TryFrom<#name> for #group {
+                type Error = #name;
+
+                fn try_from(msg: #name) -> Result<Self, #name> {
+                    match msg { #(#arms,)* other => Err(other) }
+                }
+            }
+        }
+    });
+    groups.collect()
 }
 
 pub fn expand_kind(input: &DeriveInput) -> syn::Result<TokenStream> {
@@ -153,11 +215,13 @@ pub fn expand_kind(input: &DeriveInput) -> syn::Result<TokenStream> {
 
 pub fn expand(input: &DeriveInput) -> syn::Result<TokenStream> {
     let name = &input.ident;
-    let size = match size(&input.attrs)? {
+    let of_type = type_options(&input.attrs)?;
+    let size = match &of_type.size {
         Some(path) => quote!(#path(self)),
         None => quote!(::orthodrome_core::wire::Wire::size(self)),
     };
     let variants = variants(input)?;
+    let groups = groups(name, &variants, of_type.to.as_ref());
     let arms = |value: &dyn Fn(&Variant, &Options) -> TokenStream| {
         let arms = variants.iter().map(|(pattern, variant, options)| {
             let value = value(variant, options);
@@ -195,6 +259,8 @@ pub fn expand(input: &DeriveInput) -> syn::Result<TokenStream> {
         });
     }
     Ok(quote! {
+        #groups
+
         #[allow(unused_variables, clippy::all, clippy::pedantic)]
         impl #name {
             #routes

@@ -180,73 +180,70 @@ fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
     let text = data_type.to_string().to_uppercase();
     let (base, rest) = text.split_once('(').unwrap_or((&text, ""));
     let (size, after) = rest.split_once(')').unwrap_or(("", rest));
-    let sized =
-        |name: &str| if size.is_empty() { name.to_owned() } else { format!("{name}({size})") };
     // `TIMESTAMP(3) WITHOUT TIME ZONE` is `TIMESTAMP WITHOUT TIME ZONE` of three digits.
     let name = [base.trim(), after.trim()].join(" ");
-    let unknown = || {
+    let found = match to {
+        Dialect::MariaDb => mariadb_type(name.trim(), size),
+        Dialect::PostgreSql => postgresql_type(name.trim(), size),
+    };
+    found.ok_or_else(|| {
         Refusal::unsupported(format!("{to} has no type {text}; create the table at each source"))
+    })
+}
+
+fn sized(name: &str, size: &str) -> String {
+    if size.is_empty() { name.to_owned() } else { format!("{name}({size})") }
+}
+
+/// The type of MariaDB for a type of PostgreSQL.
+fn mariadb_type(name: &str, size: &str) -> Option<String> {
+    let found = match name {
+        "INT" | "INTEGER" | "INT4" => "INT",
+        "BIGINT" | "INT8" => "BIGINT",
+        "SMALLINT" | "INT2" => "SMALLINT",
+        "BOOL" | "BOOLEAN" => "BOOLEAN",
+        "REAL" | "FLOAT4" => "FLOAT",
+        "DOUBLE PRECISION" | "FLOAT8" | "FLOAT" => "DOUBLE",
+        "NUMERIC" | "DECIMAL" if !size.is_empty() => return Some(sized("DECIMAL", size)),
+        "VARCHAR" | "CHARACTER VARYING" if !size.is_empty() => return Some(sized("VARCHAR", size)),
+        "CHAR" | "CHARACTER" | "BPCHAR" => return Some(sized("CHAR", size)),
+        "TEXT" | "VARCHAR" | "CHARACTER VARYING" => "LONGTEXT",
+        "BYTEA" => "LONGBLOB",
+        "DATE" => "DATE",
+        "TIME" | "TIME WITHOUT TIME ZONE" => "TIME(6)",
+        "TIMESTAMP" | "TIMESTAMP WITHOUT TIME ZONE" => "DATETIME(6)",
+        "JSON" | "JSONB" => "JSON",
+        "UUID" => "UUID",
+        serial => SERIALS.iter().find(|(name, _)| *name == serial).map(|(_, name)| *name)?,
     };
-    let found = match (to, name.trim()) {
-        (Dialect::MariaDb, "INT" | "INTEGER" | "INT4") => "INT".into(),
-        (Dialect::MariaDb, "BIGINT" | "INT8") => "BIGINT".into(),
-        (Dialect::MariaDb, "SMALLINT" | "INT2") => "SMALLINT".into(),
-        (Dialect::MariaDb, "BOOL" | "BOOLEAN") => "BOOLEAN".into(),
-        (Dialect::MariaDb, "REAL" | "FLOAT4") => "FLOAT".into(),
-        (Dialect::MariaDb, "DOUBLE PRECISION" | "FLOAT8" | "FLOAT") => "DOUBLE".into(),
-        (Dialect::MariaDb, "NUMERIC" | "DECIMAL") if !size.is_empty() => sized("DECIMAL"),
-        (Dialect::MariaDb, "VARCHAR" | "CHARACTER VARYING") if !size.is_empty() => sized("VARCHAR"),
-        (Dialect::MariaDb, "CHAR" | "CHARACTER" | "BPCHAR") => sized("CHAR"),
-        (Dialect::MariaDb, "TEXT" | "VARCHAR" | "CHARACTER VARYING") => "LONGTEXT".into(),
-        (Dialect::MariaDb, "BYTEA") => "LONGBLOB".into(),
-        (Dialect::MariaDb, "DATE") => "DATE".into(),
-        (Dialect::MariaDb, "TIME" | "TIME WITHOUT TIME ZONE") => "TIME(6)".into(),
-        (Dialect::MariaDb, "TIMESTAMP" | "TIMESTAMP WITHOUT TIME ZONE") => "DATETIME(6)".into(),
-        (Dialect::MariaDb, "JSON" | "JSONB") => "JSON".into(),
-        (Dialect::MariaDb, "UUID") => "UUID".into(),
-        (
-            Dialect::PostgreSql,
-            "INT" | "INTEGER" | "MEDIUMINT" | "SMALLINT UNSIGNED" | "MEDIUMINT UNSIGNED",
-        ) => "INTEGER".into(),
-        (Dialect::PostgreSql, "BIGINT" | "INT UNSIGNED" | "INTEGER UNSIGNED") => "BIGINT".into(),
-        (Dialect::PostgreSql, "TINYINT" | "SMALLINT" | "TINYINT UNSIGNED") => "SMALLINT".into(),
-        (Dialect::PostgreSql, "BIGINT UNSIGNED") => "NUMERIC(20)".into(),
-        (Dialect::PostgreSql, "BOOL" | "BOOLEAN") => "SMALLINT".into(),
-        (Dialect::PostgreSql, "FLOAT") => "REAL".into(),
-        (Dialect::PostgreSql, "DOUBLE" | "DOUBLE PRECISION") => "DOUBLE PRECISION".into(),
-        (Dialect::PostgreSql, "NUMERIC" | "DECIMAL" | "DEC") => {
-            if size.is_empty() {
-                "NUMERIC(10,0)".into()
-            } else {
-                sized("NUMERIC")
-            }
-        }
-        (Dialect::PostgreSql, "VARCHAR" | "CHARACTER VARYING") => sized("VARCHAR"),
-        (Dialect::PostgreSql, "CHAR" | "CHARACTER") => sized("CHAR"),
-        (Dialect::PostgreSql, "TINYTEXT" | "TEXT" | "MEDIUMTEXT" | "LONGTEXT") => "TEXT".into(),
-        (
-            Dialect::PostgreSql,
-            "TINYBLOB" | "BLOB" | "MEDIUMBLOB" | "LONGBLOB" | "VARBINARY" | "BINARY",
-        ) => "BYTEA".into(),
-        (Dialect::PostgreSql, "DATE") => "DATE".into(),
-        (Dialect::PostgreSql, "TIME") => sized("TIME"),
+    Some(found.to_owned())
+}
+
+/// The type of PostgreSQL for a type of MariaDB.
+fn postgresql_type(name: &str, size: &str) -> Option<String> {
+    let found = match name {
+        "INT" | "INTEGER" | "MEDIUMINT" | "SMALLINT UNSIGNED" | "MEDIUMINT UNSIGNED" => "INTEGER",
+        "BIGINT" | "INT UNSIGNED" | "INTEGER UNSIGNED" => "BIGINT",
+        "TINYINT" | "SMALLINT" | "TINYINT UNSIGNED" | "BOOL" | "BOOLEAN" => "SMALLINT",
+        "BIGINT UNSIGNED" => "NUMERIC(20)",
+        "FLOAT" => "REAL",
+        "DOUBLE" | "DOUBLE PRECISION" => "DOUBLE PRECISION",
+        "NUMERIC" | "DECIMAL" | "DEC" if size.is_empty() => "NUMERIC(10,0)",
+        "NUMERIC" | "DECIMAL" | "DEC" => return Some(sized("NUMERIC", size)),
+        "VARCHAR" | "CHARACTER VARYING" => return Some(sized("VARCHAR", size)),
+        "CHAR" | "CHARACTER" => return Some(sized("CHAR", size)),
+        "TINYTEXT" | "TEXT" | "MEDIUMTEXT" | "LONGTEXT" => "TEXT",
+        "TINYBLOB" | "BLOB" | "MEDIUMBLOB" | "LONGBLOB" | "VARBINARY" | "BINARY" => "BYTEA",
+        "DATE" => "DATE",
+        "TIME" => return Some(sized("TIME", size)),
         // Without a precision MariaDB keeps whole seconds.
-        (Dialect::PostgreSql, "DATETIME" | "TIMESTAMP") => {
-            if size.is_empty() {
-                "TIMESTAMP(0)".into()
-            } else {
-                sized("TIMESTAMP")
-            }
-        }
-        (Dialect::PostgreSql, "JSON") => "JSON".into(),
-        (Dialect::PostgreSql, "UUID") => "UUID".into(),
-        (Dialect::MariaDb, serial) => {
-            let known = SERIALS.iter().find(|(name, _)| *name == serial);
-            known.map(|(_, name)| (*name).to_owned()).ok_or_else(unknown)?
-        }
-        _ => return Err(unknown()),
+        "DATETIME" | "TIMESTAMP" if size.is_empty() => "TIMESTAMP(0)",
+        "DATETIME" | "TIMESTAMP" => return Some(sized("TIMESTAMP", size)),
+        "JSON" => "JSON",
+        "UUID" => "UUID",
+        _ => return None,
     };
-    Ok(found)
+    Some(found.to_owned())
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{Decision, Key, Outcome, Read, Txn};
 
 use super::leader::Context;
-use super::message::Msg;
+use super::message::{Msg, ToGateway};
 use super::{Carousel, Config, Note, Timer};
 use crate::commit::{self, Gateway, Phase};
 use crate::gateway::{Participant, set_floors};
@@ -169,21 +169,24 @@ impl Client {
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Context<'_>) {
+        let Ok(msg) = ToGateway::try_from(msg) else {
+            unreachable!("a server's message at a client")
+        };
         match msg {
-            Msg::ReadResult { txn, partition, reads } => {
+            ToGateway::ReadResult { txn, partition, reads } => {
                 self.routes.learn(partition, from, cx.now());
                 self.on_read_result(txn, partition, reads, cx);
             }
-            Msg::FollowerReadResult { txn, partition, reads, leader } => {
+            ToGateway::FollowerReadResult { txn, partition, reads, leader } => {
                 self.on_follower_read_result(txn, partition, reads, leader, cx);
             }
-            Msg::FastDecided { txn, outcome } => {
+            ToGateway::FastDecided { txn, outcome } => {
                 if let Some(open) = self.open.get(&txn) {
                     self.routes.learn(open.coordinator, from, cx.now());
                     self.finish(txn, outcome, "fast", cx);
                 }
             }
-            Msg::Decided { txn, outcome } => {
+            ToGateway::Decided { txn, outcome } => {
                 let path = match outcome {
                     Outcome::Unknown => UNKNOWABLE,
                     Outcome::Committed(_) | Outcome::Aborted(_) if self.config.is_fast => "slow",
@@ -191,37 +194,17 @@ impl Client {
                 };
                 self.on_decided(from, txn, outcome, |_| path, cx);
             }
-            Msg::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
-            Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much: false } => {
+            ToGateway::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
+            ToGateway::ReadOnlyResult { txn, partition, snapshot, is_too_much: false } => {
                 self.routes.learn(partition, from, cx.now());
                 self.on_read_only_result(txn, partition, snapshot, cx);
             }
-            Msg::Members { partition, since, voters } => {
+            ToGateway::Members { partition, since, voters } => {
                 self.on_members(partition, since, &voters, cx);
             }
-            Msg::NotLeader { partition, leader, txn } => {
+            ToGateway::NotLeader { partition, leader, txn } => {
                 self.on_not_leader(from, partition, leader, txn, cx);
             }
-            Msg::ReadAndPrepare { .. }
-            | Msg::FastPrepare { .. }
-            | Msg::FastPrepareResult { .. }
-            | Msg::CollectPending { .. }
-            | Msg::PendingList { .. }
-            | Msg::QueryPending { .. }
-            | Msg::CoordinatorPrepare { .. }
-            | Msg::Commit { .. }
-            | Msg::Abort { .. }
-            | Msg::Heartbeat { .. }
-            | Msg::Resolve { .. }
-            | Msg::PrepareResult { .. }
-            | Msg::Writeback { .. }
-            | Msg::WritebackAck { .. }
-            | Msg::QueryPrepare { .. }
-            | Msg::QueryDecision { .. }
-            | Msg::MayForget { .. }
-            | Msg::Forget { .. }
-            | Msg::ReadOnly { .. }
-            | Msg::Replication { .. } => unreachable!("a server's message at a client"),
         }
     }
 

@@ -89,7 +89,7 @@ impl Gathering for Leader {
         config.mutations.no_tombstones()
     }
 
-    fn tells_aborts_at_once(config: &Config) -> bool {
+    fn announces_aborts_at_once(config: &Config) -> bool {
         config.mutations.recovery_prepares()
     }
 }

@@ -11,7 +11,7 @@ use orthodrome_core::txn::Key;
 
 use super::cpc::Listed;
 use super::fast::Fast;
-use super::message::{Command, Log, Msg};
+use super::message::{Command, Log, Msg, ToPartition};
 use super::participant::Prepare;
 use super::state::{Prepared, State};
 use super::{Config, Note, Timer};
@@ -142,7 +142,7 @@ impl Role for Leader {
         let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
         world.came_to(&applied);
-        if let Some(outcome) = partition.state.told_by(applied) {
+        if let Some(outcome) = partition.state.claim_of(applied) {
             world.cx.claim(outcome);
         }
         if let Some(mut leading) = partition.leading() {
@@ -250,7 +250,7 @@ impl Role for Leader {
             return None;
         }
         if matches!(msg, Msg::FastPrepare { .. }) && !partition.replica.is_leader() {
-            let prepare = Prepare::fast(msg)?;
+            let prepare = Prepare::fast(ToPartition::try_from(msg).ok()?)?;
             partition.on_follower_prepare(from, prepare, world);
             return None;
         }
@@ -281,9 +281,15 @@ impl Leading<'_> {
         }
     }
 
-    fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
+    fn serve(&mut self, from: NodeId, msg: ToPartition, world: &mut World<'_>) {
         match msg {
-            Msg::ReadAndPrepare { txn, participant, coordinator, acknowledged_below, .. } => {
+            ToPartition::ReadAndPrepare {
+                txn,
+                participant,
+                coordinator,
+                acknowledged_below,
+                ..
+            } => {
                 let prepare = Prepare {
                     txn,
                     participant,
@@ -294,59 +300,54 @@ impl Leading<'_> {
                 };
                 self.on_read_and_prepare(from, prepare, world);
             }
-            Msg::FastPrepare { .. } => {
+            ToPartition::FastPrepare { .. } => {
                 if let Some(prepare) = Prepare::fast(msg) {
                     self.on_read_and_prepare(from, prepare, world);
                 }
             }
-            Msg::FastPrepareResult { txn, partition, vote, .. } => {
+            ToPartition::FastPrepareResult { txn, partition, vote, .. } => {
                 self.on_fast_prepare_result(from, txn, partition, vote, world);
             }
-            Msg::QueryPending { txns, .. } => self.on_query_pending(txns, world),
-            Msg::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
+            ToPartition::CollectPending { .. } | ToPartition::PendingList { .. } => {
+                unreachable!("every voter of {} answers, not only its leader", self.id)
+            }
+            ToPartition::QueryPending { txns, .. } => self.on_query_pending(txns, world),
+            ToPartition::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
                 self.on_coordinator_prepare(from, txn, participants, acknowledged_below, world);
             }
-            Msg::Commit { txn, participants, writes, versions, .. } => {
+            ToPartition::Commit { txn, participants, writes, versions, .. } => {
                 self.on_commit(from, txn, participants, writes, versions, world);
             }
-            Msg::Abort { txn, participants, .. } => {
+            ToPartition::Abort { txn, participants, .. } => {
                 self.on_abort(from, txn, participants, world);
             }
-            Msg::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
-            Msg::Resolve { txn, participants, .. } => {
+            ToPartition::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
+            ToPartition::Resolve { txn, participants, .. } => {
                 self.on_resolve(from, txn, participants, world);
             }
-            Msg::PrepareResult { txn, partition, vote, .. } => {
+            ToPartition::PrepareResult { txn, partition, vote, .. } => {
                 self.on_slow_vote(txn, partition, vote, world);
             }
-            Msg::WritebackAck { txn, partition, .. } => {
+            ToPartition::WritebackAck { txn, partition, .. } => {
                 self.on_decision_ack(txn, partition);
             }
-            Msg::QueryDecision { txn, partition, vote, .. } => {
+            ToPartition::QueryDecision { txn, partition, vote, .. } => {
                 self.on_query_decision(txn, partition, vote, world);
             }
-            Msg::MayForget { partition, txns, .. } => self.on_may_forget(partition, txns, world),
-            Msg::QueryPrepare { txn, participant, coordinator } => {
+            ToPartition::MayForget { partition, txns, .. } => {
+                self.on_may_forget(partition, txns, world)
+            }
+            ToPartition::QueryPrepare { txn, participant, coordinator } => {
                 self.on_query_prepare(txn, participant, coordinator, world);
             }
-            Msg::Writeback { txn, coordinator, verdict, .. } => {
+            ToPartition::Writeback { txn, coordinator, verdict, .. } => {
                 self.on_decision(txn, coordinator, verdict, world);
             }
-            Msg::Forget { txns, coordinator, .. } => self.on_forget(coordinator, txns, world),
-            Msg::ReadOnly { txn, keys, at_least, .. } => {
-                self.on_read_only(from, txn, keys, at_least, world);
+            ToPartition::Forget { txns, coordinator, .. } => {
+                self.on_forget(coordinator, txns, world)
             }
-            Msg::ReadResult { .. }
-            | Msg::FollowerReadResult { .. }
-            | Msg::CollectPending { .. }
-            | Msg::PendingList { .. }
-            | Msg::FastDecided { .. }
-            | Msg::Decided { .. }
-            | Msg::ReadOnlyResult { .. }
-            | Msg::NotLeader { .. }
-            | Msg::Members { .. }
-            | Msg::Replication { .. } => {
-                unreachable!("{} is not for a partition's leader", self.id)
+            ToPartition::ReadOnly { txn, keys, at_least, .. } => {
+                self.on_read_only(from, txn, keys, at_least, world);
             }
         }
     }

@@ -41,6 +41,7 @@ pub enum Vote {
 
 /// A message. Circled numbers are those of Figure 2.
 #[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
+#[message(to = ToPartition)]
 pub enum Msg {
     /// Client → participant leader ①: read, and prepare at the same time (§4.1.1, §4.1.4).
     #[message(to = participant.partition, keys = participant.keys())]
@@ -58,6 +59,7 @@ pub enum Msg {
     },
     /// Participant leader → client ③⑤: the latest committed values. Sent before the prepare is
     /// replicated; the version check at the coordinator makes that safe.
+    #[message(group = ToGateway)]
     ReadResult {
         /// The transaction.
         txn: TxnId,
@@ -125,6 +127,7 @@ pub enum Msg {
         participants: Vec<PartitionId>,
     },
     /// Coordinator → client ⑫: the outcome. A function of durable facts (R2).
+    #[message(group = ToGateway)]
     Decided {
         /// The transaction.
         txn: TxnId,
@@ -224,6 +227,7 @@ pub enum Msg {
         at_least: Timestamp,
     },
     /// Participant leader → client: the values, and how long they are valid.
+    #[message(group = ToGateway)]
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
@@ -257,6 +261,7 @@ pub enum Msg {
     },
     /// Follower → client: its values, which may be stale (§4.4.1). The coordinator compares their
     /// versions with those prepared (R3).
+    #[message(group = ToGateway)]
     FollowerReadResult {
         /// The transaction.
         txn: TxnId,
@@ -282,6 +287,7 @@ pub enum Msg {
         vote: FastVote,
     },
     /// Coordinator → client: as [`Msg::Decided`], but all votes came by the fast path.
+    #[message(group = ToGateway)]
     FastDecided {
         /// The transaction.
         txn: TxnId,
@@ -320,6 +326,7 @@ pub enum Msg {
         txns: Vec<(TxnId, PartitionId)>,
     },
     /// Any server → sender: this node does not lead this partition.
+    #[message(group = ToGateway)]
     NotLeader {
         /// The partition.
         partition: PartitionId,
@@ -330,6 +337,7 @@ pub enum Msg {
     },
     /// Any replica → any node that sends to the partition: these nodes vote there now, other than
     /// the placement says.
+    #[message(group = ToGateway)]
     Members {
         /// The partition.
         partition: PartitionId,

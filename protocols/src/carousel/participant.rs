@@ -8,7 +8,7 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 use super::Note;
 use super::fast::{Ballot, versions};
 use super::leader::{Leading, WaitingRead, World};
-use super::message::{Command, Msg, Vote};
+use super::message::{Command, Msg, ToPartition, Vote};
 use super::state::Prepared;
 use crate::commit::Verdict;
 use crate::gateway::{Participant, Snapshot};
@@ -32,8 +32,8 @@ pub struct Prepare {
 
 impl Prepare {
     /// The fields of [`Msg::FastPrepare`], if it is one.
-    pub(super) fn fast(msg: Msg) -> Option<Self> {
-        let Msg::FastPrepare {
+    pub(super) fn fast(msg: ToPartition) -> Option<Self> {
+        let ToPartition::FastPrepare {
             txn,
             participant,
             coordinator,

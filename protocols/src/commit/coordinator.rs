@@ -108,7 +108,11 @@ pub trait Coordinator: Role<State: Outcomes, Note: From<Note>, Timer: From<Timer
     }
     /// A transaction is decided, and its outcome is not announced yet. Runs again after
     /// commit-wait.
-    fn before_telling(_leading: &mut Leading<'_, Self>, _txn: TxnId, _world: &mut World<'_, Self>) {
+    fn before_announcing(
+        _leading: &mut Leading<'_, Self>,
+        _txn: TxnId,
+        _world: &mut World<'_, Self>,
+    ) {
     }
     /// The outcomes of clients that have been silent for too long are forgotten.
     fn on_retired(_world: &mut World<'_, Self>) {}
@@ -169,7 +173,7 @@ pub struct Coordinating<R: Coordinator> {
     /// The decision, from the moment at which durable facts determine it.
     pub outcome: Option<Outcome>,
     /// True if the outcome has been announced: its timestamp has passed.
-    pub is_told: bool,
+    pub is_announced: bool,
     /// Participants that have acknowledged the decision.
     pub acks: BTreeSet<PartitionId>,
     /// When the last message of the client arrived.
@@ -188,7 +192,7 @@ impl<R: Coordinator> Coordinating<R> {
             requested: 0,
             is_decision_proposed: false,
             outcome: None,
-            is_told: false,
+            is_announced: false,
             acks: BTreeSet::new(),
             heard: now,
             asked: RetryState::new(now),
@@ -199,7 +203,7 @@ impl<R: Coordinator> Coordinating<R> {
     /// True if a participant has not sent its vote yet or, once the decision was announced, its
     /// acknowledgement.
     pub fn awaits(&self, partition: PartitionId) -> bool {
-        match self.is_told {
+        match self.is_announced {
             true => !self.acks.contains(&partition),
             false => !R::has_voted(self, partition),
         }
@@ -226,13 +230,13 @@ impl<R: Coordinator> Leading<'_, R> {
         }
         let is_forgotten = self.state.is_acknowledged(txn);
         if is_forgotten {
-            self.tell_forgotten(client, txn, world);
+            self.answer_forgotten(client, txn, world);
         }
         is_forgotten
     }
 
     /// Without an answer the client would ask for ever.
-    pub fn tell_forgotten(&self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) {
+    pub fn answer_forgotten(&self, client: NodeId, txn: TxnId, world: &mut World<'_, R>) {
         world.cx.note(Note::Forgotten.into());
         world.send(client, R::outcome_message(txn, Outcome::Unknown, None));
     }
@@ -247,7 +251,7 @@ impl<R: Coordinator> Leading<'_, R> {
         if let Some(coordinating) = self.under_way(txn) {
             coordinating.client = Some(client);
             let Some(outcome) = coordinating.outcome else { return false };
-            if coordinating.is_told {
+            if coordinating.is_announced {
                 world.send(client, R::outcome_message(txn, outcome, None));
             }
             return true;
@@ -267,7 +271,7 @@ impl<R: Coordinator> Leading<'_, R> {
         let Some(outcome) = self.under_way(txn).and_then(|known| known.outcome) else {
             unreachable!("{txn} is announced and not decided");
         };
-        R::before_telling(self, txn, world);
+        R::before_announcing(self, txn, world);
         let coordination = self.leader.coordination();
         if let Outcome::Committed(timestamp) = outcome
             && !clock.has_passed_everywhere(timestamp)
@@ -279,12 +283,12 @@ impl<R: Coordinator> Leading<'_, R> {
             return;
         }
         let coordinating = self.coordinating(txn, now);
-        coordinating.is_told = true;
+        coordinating.is_announced = true;
         coordinating.asked = RetryState::new(now);
         if let Some(client) = coordinating.client {
             world.send(client, R::outcome_message(txn, outcome, Some(coordinating)));
         }
-        self.tell_participants(txn, None, world);
+        self.send_decision(txn, None, world);
         // Participants may have acknowledged an earlier leader's message while this leader waited
         // for the timestamp.
         self.settle_if_done(txn);
@@ -307,7 +311,7 @@ impl<R: Coordinator> Leading<'_, R> {
 
     /// Sends an announced decision to every participant that has not acknowledged it, or only to
     /// `only`.
-    pub fn tell_participants(
+    pub fn send_decision(
         &mut self,
         txn: TxnId,
         only: Option<PartitionId>,
@@ -316,9 +320,11 @@ impl<R: Coordinator> Leading<'_, R> {
         let mut audience = self.audience(txn);
         // Before the announcement there is nothing to send; afterwards the transaction may be
         // settled already.
-        let Some(coordinating) = self.under_way(txn).filter(|known| known.is_told) else { return };
+        let Some(coordinating) = self.under_way(txn).filter(|known| known.is_announced) else {
+            return;
+        };
         let Some(outcome) = coordinating.outcome else {
-            unreachable!("{txn} was told without an outcome");
+            unreachable!("{txn} was announced without an outcome");
         };
         audience.retain(|partition| {
             !coordinating.acks.contains(partition) && only.is_none_or(|only| only == *partition)
@@ -367,7 +373,7 @@ impl<R: Coordinator> Leading<'_, R> {
         // First what is cheapest: this runs for every acknowledgement, and most are not the last.
         let is_heard = self.under_way(txn).is_some_and(|coordinating| {
             let mut voters = coordinating.votes.keys();
-            coordinating.is_told && voters.all(|voter| coordinating.acks.contains(voter))
+            coordinating.is_announced && voters.all(|voter| coordinating.acks.contains(voter))
         });
         if !is_heard || self.state.decision(txn).is_none() {
             return;

@@ -93,7 +93,7 @@ pub trait Gateway: Debug + Send + Sized + 'static {
         // Nothing waits for an answer: general transactions are refused.
     }
     /// The values for the client, when everything that it requested has arrived.
-    fn told(open: &mut Open<Self>) -> Reads {
+    fn values_for_client(open: &mut Open<Self>) -> Reads {
         open.reads.clone()
     }
     /// The client of a transaction, or its procedure, has decided.
@@ -428,7 +428,7 @@ impl<G: Gateway> Client<G> {
         match (&open.phase, &open.txn.kind) {
             (Phase::Snapshotting(_), _) => self.on_snapshot_complete(id, cx),
             (_, Kind::Interactive | Kind::General) => {
-                cx.reads(id, G::told(open));
+                cx.reads(id, G::values_for_client(open));
                 open.phase = Phase::Deciding;
                 cx.cancel_timer(Timer::Resend(id).into());
             }

@@ -65,6 +65,9 @@ macro_rules! role_items {
             if let Some(led) = msg.led_by_sender() {
                 world.routes.learn(led, from, world.cx.now());
             }
+            let Ok(msg) = ToPartition::try_from(msg) else {
+                unreachable!("{} is not for a partition's leader", leading.id)
+            };
             leading.serve(from, msg, world);
         }
 

@@ -180,8 +180,8 @@ impl<R: Reader> Leading<'_, R> {
         let reading = self.leader.reading();
         reading.floor = reading.floor.max(valid_until);
         let is_too_much = world.is_too_much(self.id, &keys);
-        let told = if is_too_much { vec![] } else { keys };
-        let reads = told.into_iter().map(|key| {
+        let keys = if is_too_much { vec![] } else { keys };
+        let reads = keys.into_iter().map(|key| {
             let read = world.store.read(self.id, &key);
             (key, read)
         });

@@ -391,7 +391,7 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
     }
 
     /// The outcome of a transaction, if the applied entry states one.
-    pub(crate) fn told_by(&self, applied: Applied) -> Option<Claim> {
+    pub(crate) fn claim_of(&self, applied: Applied) -> Option<Claim> {
         let (txn, outcome) = match applied {
             Applied::Ended(txn) => (txn, self.ended.get(&txn)?.outcome),
             Applied::Decided(txn) => (txn, self.decision(txn)?),

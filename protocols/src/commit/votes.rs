@@ -104,7 +104,7 @@ pub trait Gathering:
     ) {
     }
     /// True if aborts are announced before they are chosen: unsafe, for mutations.
-    fn tells_aborts_at_once(_config: &Self::Config) -> bool {
+    fn announces_aborts_at_once(_config: &Self::Config) -> bool {
         false
     }
 }
@@ -137,7 +137,7 @@ impl<R: Gathering> Leading<'_, R> {
     ) {
         let is_known = self.state.coordinated.contains_key(&txn);
         if self.state.is_acknowledged(txn) && self.state.decision(txn).is_none() && !is_known {
-            self.tell_forgotten(client, txn, world);
+            self.answer_forgotten(client, txn, world);
             return;
         }
         if self.answer_if_decided(client, txn, world) {
@@ -258,7 +258,7 @@ impl<R: Gathering> Leading<'_, R> {
             return;
         }
         let (outcome, only_after) = (Outcome::Aborted(reason), Some(coordinating.requested));
-        if R::tells_aborts_at_once(world.config) {
+        if R::announces_aborts_at_once(world.config) {
             coordinating.outcome = Some(outcome);
             self.announce(txn, world);
         }
@@ -285,9 +285,9 @@ impl<R: Gathering> Leading<'_, R> {
         let is_new = self.under_way(txn).is_none();
         let coordinating = self.coordinating(txn, world.cx.now());
         R::hear(coordinating, partition, vote);
-        if coordinating.is_told {
+        if coordinating.is_announced {
             coordinating.acks.remove(&partition);
-            self.tell_participants(txn, None, world);
+            self.send_decision(txn, None, world);
         } else if is_new && !self.state.coordinated.contains_key(&txn) {
             world.cx.note(Note::QueryAborted.into());
             self.abort_unilaterally(txn, AbortReason::Recovery, vec![partition], world);
@@ -368,8 +368,8 @@ impl<R: Gathering> Leading<'_, R> {
     pub fn ask_new_leader(&mut self, txn: TxnId, partition: PartitionId, world: &mut World<'_, R>) {
         // The request concerned it as participant, or the transaction is settled meanwhile.
         let Some(coordinating) = self.under_way(txn) else { return };
-        if coordinating.is_told {
-            self.tell_participants(txn, Some(partition), world);
+        if coordinating.is_announced {
+            self.send_decision(txn, Some(partition), world);
         } else if coordinating.requested > 0 {
             self.ask_for_votes(txn, Some(partition), world);
         }
@@ -386,7 +386,7 @@ impl<R: Gathering> Leading<'_, R> {
         transactions.retain(|&txn, coordinating| {
             let is_due = coordinating.asked.is_due(timeouts.query_after, now);
             let is_silent = now.since(coordinating.heard) >= timeouts.abandon_after;
-            if coordinating.is_told {
+            if coordinating.is_announced {
                 if is_due {
                     unacknowledged.push(txn);
                 }
@@ -431,7 +431,7 @@ impl<R: Gathering> Leading<'_, R> {
             R::on_undecided(self, txn, true, world);
         }
         for txn in unacknowledged {
-            self.tell_participants(txn, None, world);
+            self.send_decision(txn, None, world);
         }
         self.settle(world);
     }

@@ -14,7 +14,7 @@ use orthodrome_core::session::is_below;
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
-use super::message::{Msg, Record};
+use super::message::{Msg, Record, ToGateway};
 use super::placement::shares;
 use super::{Config, Cx, Deterministic, Note, Timer};
 use crate::functor::Functor;
@@ -237,22 +237,13 @@ impl Client {
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_>) {
         self.helpers.suspects.remove(from);
+        let Ok(msg) = ToGateway::try_from(msg) else {
+            unreachable!("a server's message at a client")
+        };
         match msg {
-            Msg::Answer { txn, outcome, reads } => self.on_answer(txn, outcome, reads, cx),
-            Msg::TooOld { txn, outcome } => self.on_too_old(txn, outcome, cx),
-            Msg::Found { txn, round, reads } => self.on_found(txn, round, reads, cx),
-            Msg::Submit { .. }
-            | Msg::Look { .. }
-            | Msg::Sequence { .. }
-            | Msg::NotLeader { .. }
-            | Msg::Replication { .. }
-            | Msg::RemoteReads { .. }
-            | Msg::WantReads { .. }
-            | Msg::ReadsGone { .. }
-            | Msg::Covered { .. }
-            | Msg::WantState { .. }
-            | Msg::StatePiece { .. }
-            | Msg::Digests { .. } => unreachable!("a server's message at a client"),
+            ToGateway::Answer { txn, outcome, reads } => self.on_answer(txn, outcome, reads, cx),
+            ToGateway::TooOld { txn, outcome } => self.on_too_old(txn, outcome, cx),
+            ToGateway::Found { txn, round, reads } => self.on_found(txn, round, reads, cx),
         }
     }
 

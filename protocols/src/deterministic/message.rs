@@ -613,6 +613,7 @@ pub enum Msg {
         functor: Arc<Functor>,
     },
     /// Server → gateway: the result of a transaction, once it has run here.
+    #[message(group = ToGateway)]
     Answer {
         /// The transaction.
         txn: TxnId,
@@ -622,6 +623,7 @@ pub enum Msg {
         reads: Reads,
     },
     /// Server → gateway: the transaction ran so long ago that its reads are forgotten.
+    #[message(group = ToGateway)]
     TooOld {
         /// The transaction.
         txn: TxnId,
@@ -639,7 +641,7 @@ pub enum Msg {
         keys: Vec<Key>,
     },
     /// Server → gateway: the values of the keys here, which may be old.
-    #[message(keys = reads.len())]
+    #[message(keys = reads.len(), group = ToGateway)]
     Found {
         /// The transaction.
         txn: TxnId,

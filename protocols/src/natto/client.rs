@@ -10,7 +10,7 @@ use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Priority, Read};
 
 use super::leader::Context;
-use super::message::{Elsewhere, Msg, Turn};
+use super::message::{Elsewhere, Msg, ToGateway, Turn};
 use super::{Config, Level, Natto, Note, Timer};
 use crate::commit::{self, Gateway, Phase};
 use crate::delays::{Delays, delay, shifted};
@@ -260,19 +260,22 @@ impl Client {
         if let Some(led) = msg.led_by_sender() {
             self.routes.learn(led, from, cx.now());
         }
+        let Ok(msg) = ToGateway::try_from(msg) else {
+            unreachable!("a server's message at a client")
+        };
         match msg {
-            Msg::ReadResult { txn, partition, reads, is_provisional } => {
+            ToGateway::ReadResult { txn, partition, reads, is_provisional } => {
                 self.on_read_result(txn, partition, reads, is_provisional, cx);
             }
-            Msg::ForwardedRead { txn, partition, reads } => {
+            ToGateway::ForwardedRead { txn, partition, reads } => {
                 self.on_read_result(txn, partition, reads, true, cx);
             }
             // It waits. That is no answer, but it shows that the participant is alive.
-            Msg::Waiting { .. } => {}
-            Msg::ProbeReply { delay } => {
+            ToGateway::Waiting { .. } => {}
+            ToGateway::ProbeReply { delay } => {
                 self.own.delays.record(from, delay, self.config.probe_window, cx.now());
             }
-            Msg::Decided { txn, outcome } => {
+            ToGateway::Decided { txn, outcome } => {
                 // It ended before its reads were confirmed or refuted.
                 let path = |open: &Open| match outcome {
                     Outcome::Unknown => UNKNOWABLE,
@@ -285,33 +288,16 @@ impl Client {
                 };
                 self.on_decided(from, txn, outcome, path, cx);
             }
-            Msg::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
-            Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much: false } => {
+            ToGateway::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
+            ToGateway::ReadOnlyResult { txn, partition, snapshot, is_too_much: false } => {
                 self.on_read_only_result(txn, partition, Some(snapshot), cx);
             }
-            Msg::Members { partition, since, voters } => {
+            ToGateway::Members { partition, since, voters } => {
                 self.routes.learn_voters(partition, since, &voters);
             }
-            Msg::NotLeader { partition, leader, txn } => {
+            ToGateway::NotLeader { partition, leader, txn } => {
                 self.on_not_leader(from, partition, leader, txn, cx);
             }
-            Msg::ReadAndPrepare { .. }
-            | Msg::CoordinatorPrepare { .. }
-            | Msg::Commit { .. }
-            | Msg::Abort { .. }
-            | Msg::Heartbeat { .. }
-            | Msg::Resolve { .. }
-            | Msg::PrepareResult { .. }
-            | Msg::Writeback { .. }
-            | Msg::WritebackAck { .. }
-            | Msg::QueryPrepare { .. }
-            | Msg::QueryDecision { .. }
-            | Msg::MayForget { .. }
-            | Msg::Forget { .. }
-            | Msg::ReadOnly { .. }
-            | Msg::ForwardRead { .. }
-            | Msg::Probe { .. }
-            | Msg::Replication { .. } => unreachable!("a server's message at a client"),
         }
     }
 

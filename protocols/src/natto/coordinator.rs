@@ -57,7 +57,7 @@ impl Coordinator for Leader {
     }
 
     /// §3.4: the writes are sent to waiting readers before the decision is announced.
-    fn before_telling(leading: &mut Leading<'_>, txn: TxnId, world: &mut World<'_>) {
+    fn before_announcing(leading: &mut Leading<'_>, txn: TxnId, world: &mut World<'_>) {
         if let Some(coordinating) = leading.under_way(txn) {
             let forwards = std::mem::take(&mut coordinating.more.forwards);
             leading.answer_forwards(txn, forwards, world);

@@ -9,7 +9,7 @@ use orthodrome_core::machine::{Claim, Leak, Message as _};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read};
 
-use super::message::{Command, Elsewhere, Log, Msg};
+use super::message::{Command, Elsewhere, Log, Msg, ToPartition};
 use super::queue::{Queue, Stage};
 use super::state::{Prepared, Request, State};
 use super::{Config, Note, Timer};
@@ -149,7 +149,7 @@ impl Role for Leader {
             let outcome = Outcome::Aborted(AbortReason::Conflict);
             world.cx.claim(Claim::Decided { txn, outcome });
         }
-        if let Some(outcome) = partition.state.told_by(applied) {
+        if let Some(outcome) = partition.state.claim_of(applied) {
             world.cx.claim(outcome);
         }
         // A follower does nothing more.
@@ -236,9 +236,9 @@ impl Role for Leader {
 }
 
 impl Leading<'_> {
-    fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
+    fn serve(&mut self, from: NodeId, msg: ToPartition, world: &mut World<'_>) {
         match msg {
-            Msg::ReadAndPrepare {
+            ToPartition::ReadAndPrepare {
                 txn,
                 participant,
                 coordinator,
@@ -259,56 +259,56 @@ impl Leading<'_> {
                 };
                 self.on_read_and_prepare(txn, turn, arrived, world);
             }
-            Msg::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
+            ToPartition::CoordinatorPrepare { txn, participants, acknowledged_below, .. } => {
                 self.on_coordinator_prepare(from, txn, participants, acknowledged_below, world);
             }
-            Msg::Commit { txn, participants, writes, versions, round, is_provisional, .. } => {
+            ToPartition::Commit {
+                txn,
+                participants,
+                writes,
+                versions,
+                round,
+                is_provisional,
+                ..
+            } => {
                 let request = Request { writes, versions, round, is_provisional };
                 self.on_commit(from, txn, participants, request, world);
             }
-            Msg::Abort { txn, participants, round, is_stale, .. } => {
+            ToPartition::Abort { txn, participants, round, is_stale, .. } => {
                 let reason = if is_stale { AbortReason::StaleRead } else { AbortReason::Client };
                 self.on_abort(from, (txn, round), participants, reason, world);
             }
-            Msg::ForwardRead { txn, client, partition, of, reads, .. } => {
+            ToPartition::ForwardRead { txn, client, partition, of, reads, .. } => {
                 self.on_forward_read(of, Forward { txn, client, partition, reads }, world);
             }
-            Msg::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
-            Msg::Resolve { txn, participants, .. } => {
+            ToPartition::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
+            ToPartition::Resolve { txn, participants, .. } => {
                 self.on_resolve(from, txn, participants, world);
             }
-            Msg::PrepareResult { txn, partition, vote, .. } => {
+            ToPartition::PrepareResult { txn, partition, vote, .. } => {
                 self.on_prepare_result(txn, partition, vote, world);
             }
-            Msg::WritebackAck { txn, partition, .. } => {
+            ToPartition::WritebackAck { txn, partition, .. } => {
                 self.on_decision_ack(txn, partition);
             }
-            Msg::QueryDecision { txn, partition, vote, .. } => {
+            ToPartition::QueryDecision { txn, partition, vote, .. } => {
                 self.on_query_decision(txn, partition, vote, world);
             }
-            Msg::MayForget { partition, txns, .. } => self.on_may_forget(partition, txns, world),
-            Msg::QueryPrepare { txn, coordinator, .. } => {
+            ToPartition::MayForget { partition, txns, .. } => {
+                self.on_may_forget(partition, txns, world)
+            }
+            ToPartition::QueryPrepare { txn, coordinator, .. } => {
                 self.on_query_prepare(txn, coordinator, world);
             }
-            Msg::Writeback { txn, coordinator, verdict, .. } => {
+            ToPartition::Writeback { txn, coordinator, verdict, .. } => {
                 self.on_decision(txn, coordinator, verdict, world);
             }
-            Msg::Forget { txns, coordinator, .. } => self.on_forget(coordinator, txns, world),
-            Msg::ReadOnly { txn, keys, at_least, .. } => {
+            ToPartition::Forget { txns, coordinator, .. } => {
+                self.on_forget(coordinator, txns, world)
+            }
+            ToPartition::ReadOnly { txn, keys, at_least, .. } => {
                 let read = WaitingRead { client: from, txn, keys, at_least, behind: None };
                 self.on_read_only(read, world);
-            }
-            Msg::ReadResult { .. }
-            | Msg::ForwardedRead { .. }
-            | Msg::Waiting { .. }
-            | Msg::Decided { .. }
-            | Msg::ReadOnlyResult { .. }
-            | Msg::Probe { .. }
-            | Msg::ProbeReply { .. }
-            | Msg::NotLeader { .. }
-            | Msg::Members { .. }
-            | Msg::Replication { .. } => {
-                unreachable!("{} is not for a partition's leader", self.id)
             }
         }
     }

@@ -68,6 +68,7 @@ pub enum Vote {
 
 /// A message.
 #[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
+#[message(to = ToPartition)]
 pub enum Msg {
     /// Client → participant leader: when its turn has come, read and prepare at the same time
     /// (§3.2).
@@ -90,7 +91,7 @@ pub enum Msg {
     },
     /// Participant leader → client: the values as prepared. Sent before the prepare is replicated;
     /// the version check at the coordinator makes that safe.
-    #[message(led = partition)]
+    #[message(led = partition, group = ToGateway)]
     ReadResult {
         /// The transaction.
         txn: TxnId,
@@ -120,6 +121,7 @@ pub enum Msg {
     },
     /// Coordinator of another transaction → client: the values that it reads at a participant, now
     /// that the other transaction has committed. Provisional: the participant decides (N8).
+    #[message(group = ToGateway)]
     ForwardedRead {
         /// The transaction.
         txn: TxnId,
@@ -130,7 +132,7 @@ pub enum Msg {
     },
     /// Participant leader → client, in answer to a repeated request: its turn has not come yet, or
     /// it waits for a lock.
-    #[message(led = partition)]
+    #[message(led = partition, group = ToGateway)]
     Waiting {
         /// The transaction.
         txn: TxnId,
@@ -204,6 +206,7 @@ pub enum Msg {
         participants: Vec<PartitionId>,
     },
     /// Coordinator → client: the outcome. A function of durable facts (R2).
+    #[message(group = ToGateway)]
     Decided {
         /// The transaction.
         txn: TxnId,
@@ -304,7 +307,7 @@ pub enum Msg {
         at_least: Timestamp,
     },
     /// Participant leader → client: the values, and how long they are valid.
-    #[message(led = partition)]
+    #[message(led = partition, group = ToGateway)]
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
@@ -322,11 +325,13 @@ pub enum Msg {
     },
     /// Server → client: the measured delay, which includes the difference between the clocks, as
     /// intended.
+    #[message(group = ToGateway)]
     ProbeReply {
         /// The server's clock when the probe arrived, minus the clock in the probe, in nanoseconds.
         delay: i64,
     },
     /// Any server → sender: this node does not lead this partition.
+    #[message(group = ToGateway)]
     NotLeader {
         /// The partition.
         partition: PartitionId,
@@ -337,6 +342,7 @@ pub enum Msg {
     },
     /// Any replica → any node that sends to the partition: these nodes vote there now, other than
     /// the placement says.
+    #[message(group = ToGateway)]
     Members {
         /// The partition.
         partition: PartitionId,

@@ -11,7 +11,7 @@ use orthodrome_core::session::{highest, is_below};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
-use super::message::{Functor, Msg, Path, Reason, Record};
+use super::message::{Functor, Msg, Path, Reason, Record, ToGateway};
 use super::{Config, Note, OceanVista, Timer};
 use crate::waiting::{Helpers, RetryState};
 
@@ -61,6 +61,24 @@ enum Phase {
     /// The coordinator is lost or overloaded, so another one finds out the outcome. With the reason
     /// for the abort if the transaction is unknown.
     Inquiring(Arc<Functor>, AbortReason),
+}
+
+impl Open {
+    fn new(txn: Txn, phase: Phase, coordinator: NodeId, now: Time) -> Self {
+        Self {
+            txn,
+            phase,
+            reads: Reads::new(),
+            at: None,
+            round: 1,
+            coordinator,
+            silent: BTreeSet::new(),
+            asked: RetryState::new(now),
+            is_declined: false,
+            declines: 0,
+            is_resolved: false,
+        }
+    }
 }
 
 impl Machine<OceanVista> for Client {
@@ -186,20 +204,7 @@ impl Client {
                 Phase::Submitted(Functor::procedure(&txn, Vec::new()))
             }
         };
-        let open = Open {
-            txn,
-            phase,
-            reads: Reads::new(),
-            at: None,
-            round: 1,
-            coordinator,
-            silent: BTreeSet::new(),
-            asked: RetryState::new(cx.now()),
-            is_declined: false,
-            declines: 0,
-            is_resolved: false,
-        };
-        self.open.insert(id, open);
+        self.open.insert(id, Open::new(txn, phase, coordinator, cx.now()));
         self.ask(id, cx);
     }
 
@@ -378,19 +383,8 @@ impl Client {
             Phase::Inquiring(functor, AbortReason::Recovery)
         };
         let coordinator = self.coordinator(Tried::Never, (None, &BTreeSet::new()), cx.now());
-        let open = Open {
-            txn,
-            phase,
-            reads,
-            at: None,
-            round: 1,
-            coordinator,
-            silent: BTreeSet::new(),
-            asked: RetryState::new(cx.now()),
-            is_declined: false,
-            declines: 0,
-            is_resolved: true,
-        };
+        let open = Open::new(txn, phase, coordinator, cx.now());
+        let open = Open { reads, is_resolved: true, ..open };
         self.open.insert(id, open);
         self.ask(id, cx);
     }
@@ -543,40 +537,17 @@ impl Client {
         if !matches!(msg, Msg::Declined { .. }) {
             self.inactive.remove(&from);
         }
+        let Ok(msg) = ToGateway::try_from(msg) else {
+            unreachable!("a server's message at a client")
+        };
         match msg {
-            Msg::Answer { txn, outcome, reads, path } => {
+            ToGateway::Answer { txn, outcome, reads, path } => {
                 self.on_answer(txn, outcome, (reads, path), cx);
             }
-            Msg::Found { txn, round, at, reads } => self.on_found(txn, round, (at, reads), cx),
-            Msg::Declined { txn, reason } => self.on_declined(from, txn, reason, cx),
-            Msg::Submit { .. }
-            | Msg::Look { .. }
-            | Msg::Inquire { .. }
-            | Msg::Write { .. }
-            | Msg::Written { .. }
-            | Msg::Refused { .. }
-            | Msg::Finalize { .. }
-            | Msg::Confirm { .. }
-            | Msg::Abort { .. }
-            | Msg::Aborted { .. }
-            | Msg::Get { .. }
-            | Msg::Got { .. }
-            | Msg::NotReady { .. }
-            | Msg::Put { .. }
-            | Msg::Executed { .. }
-            | Msg::Query { .. }
-            | Msg::Known { .. }
-            | Msg::Missing { .. }
-            | Msg::Have { .. }
-            | Msg::Pull { .. }
-            | Msg::Pulled { .. }
-            | Msg::Scan { .. }
-            | Msg::Scanned { .. }
-            | Msg::Intent { .. }
-            | Msg::Directory(_)
-            | Msg::Takeover(_)
-            | Msg::Gossip(_)
-            | Msg::Digests { .. } => unreachable!("a server's message at a client"),
+            ToGateway::Found { txn, round, at, reads } => {
+                self.on_found(txn, round, (at, reads), cx)
+            }
+            ToGateway::Declined { txn, reason } => self.on_declined(from, txn, reason, cx),
         }
     }
 }

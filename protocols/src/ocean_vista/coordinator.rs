@@ -160,23 +160,8 @@ impl Coordinator {
             world.cx.note(Note::RepeatedSubmit);
             return;
         }
-        let last = world.marks.visible + world.config.lag_max;
-        let lags = world.window.is_some_and(|window| window.clock > last);
-        if world.is_pressed || (lags && !world.is_serving) {
-            // It has more to do than it can, or does not know yet how far the Vwatermark is.
-            world.send(gateway, Msg::Declined { txn, reason: Reason::Inactive });
-            return;
-        }
-        let Config { in_flight_max, in_flight_bytes_max, .. } = world.config;
-        let is_full =
-            self.flights.len() >= *in_flight_max || self.recent_bytes >= *in_flight_bytes_max;
-        let oldest = self.tids.least_storing().and_then(|ts| self.flights.get(&ts));
-        let oldest = oldest.map(|flight| flight.begun);
-        let (patience, now) = (world.config.storing_max, world.cx.now());
-        let fits = self.admission.admits(self.flights.len(), oldest, patience, now);
-        if lags || is_full || !fits {
-            world.cx.note(Note::Shed);
-            world.send(gateway, Msg::Declined { txn, reason: Reason::Busy });
+        if let Some(reason) = self.declines(world) {
+            world.send(gateway, Msg::Declined { txn, reason });
             return;
         }
         // Without a lease somebody else may already decide in this node's name (V6).
@@ -235,6 +220,28 @@ impl Coordinator {
         }
         flight.send_write(ts, self.incarnation, world);
         self.flights.insert(ts, flight);
+    }
+
+    /// Why this server takes no further transaction at the moment; none if it takes one.
+    fn declines(&mut self, world: &mut World<'_, '_>) -> Option<Reason> {
+        let last = world.marks.visible + world.config.lag_max;
+        let lags = world.window.is_some_and(|window| window.clock > last);
+        if world.is_pressed || (lags && !world.is_serving) {
+            // It has more to do than it can, or does not know yet how far the Vwatermark is.
+            return Some(Reason::Inactive);
+        }
+        let Config { in_flight_max, in_flight_bytes_max, .. } = world.config;
+        let is_full =
+            self.flights.len() >= *in_flight_max || self.recent_bytes >= *in_flight_bytes_max;
+        let oldest = self.tids.least_storing().and_then(|ts| self.flights.get(&ts));
+        let oldest = oldest.map(|flight| flight.begun);
+        let (patience, now) = (world.config.storing_max, world.cx.now());
+        let fits = self.admission.admits(self.flights.len(), oldest, patience, now);
+        if lags || is_full || !fits {
+            world.cx.note(Note::Shed);
+            return Some(Reason::Busy);
+        }
+        None
     }
 
     /// A replica has to say that it holds a version, if it takes part.

@@ -219,6 +219,7 @@ pub enum Msg {
         functor: Arc<Functor>,
     },
     /// Coordinator → gateway: the outcome of a transaction.
+    #[message(group = ToGateway)]
     Answer {
         /// The transaction.
         txn: TxnId,
@@ -242,6 +243,7 @@ pub enum Msg {
         at: Option<Timestamp>,
     },
     /// Coordinator → gateway: the reads.
+    #[message(group = ToGateway)]
     Found {
         /// The transaction.
         txn: TxnId,
@@ -253,6 +255,7 @@ pub enum Msg {
         reads: Reads,
     },
     /// Coordinator → gateway: the request was declined.
+    #[message(group = ToGateway)]
     Declined {
         /// The transaction.
         txn: TxnId,

@@ -3,29 +3,26 @@
 //! A node answers for all its partitions with one voice: a transaction is stored in all of them, or
 //! in none.
 
+mod reading;
+mod settling;
+mod sharing;
+
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
-use orthodrome_core::id::{ClientId, NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Claim, ReplicaDigest};
+use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
+use orthodrome_core::machine::ReplicaDigest;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
-use orthodrome_core::txn::{Key, Outcome, Read, Version};
+use orthodrome_core::txn::{Key, Version};
 
 use super::checks::Checks;
-use super::directory::Task;
-use super::message::{
-    Ask, Change, Functor, Holding, Knowledge, Msg, NAME, Output, Reason, Refusal, Seen, Shown,
-    View, What,
-};
-use super::server::{Local, World};
+use super::message::{Ask, Change, Functor, Holding, Knowledge, Msg, NAME, Output, Refusal};
+use super::server::World;
 use super::state::{Fate, Image, Name, Phase, State};
-use super::sync::{Answer, Covered};
-use super::takeover::{Closed, Held, Mark, Promise};
 use super::{Config, Note};
 
 /// A node's replicas.
@@ -371,121 +368,6 @@ impl Replica {
         Knowledge::Refused { is_final }
     }
 
-    // Reading (§4.3).
-
-    /// What is there of these keys? What this node must know first is computed first.
-    pub(super) fn on_get(&mut self, get: Get, world: &mut World<'_, '_>) {
-        let not_ready = |reason| Msg::NotReady { query: get.query, reason };
-        if !world.is_serving || get.epoch > world.members.epoch {
-            world.send(get.from, not_ready(Reason::Inactive));
-            return;
-        }
-        if get.asks.iter().any(|ask| ask.below <= self.state.collected) {
-            world.cx.note(Note::Collected);
-            world.send(get.from, not_ready(Reason::Collected));
-            return;
-        }
-        let own = world.marks.replicated(get.partition).min(world.marks.visible);
-        let replicated = own.max(get.replicated);
-        if let Some(ts) =
-            get.asks.iter().find_map(|ask| self.must_resolve(get.partition, ask, replicated))
-        {
-            if let Some(image) = self.state.pending.get(&ts) {
-                world.tell(Local::Execute { ts, functor: image.functor.clone() });
-            }
-            let waiting = self.parked.entry(ts).or_default();
-            waiting.retain(|held| (held.from, held.query) != (get.from, get.query));
-            waiting.push(get);
-            return;
-        }
-        let mut bytes = 0;
-        let mut seen = Vec::new();
-        for ask in &get.asks {
-            let limit = if ask.below <= replicated { 1 } else { SHOWN_MAX };
-            let mut view = self.view(&ask.key, get.partition, ask.below, limit);
-            if world.config.mutations.newest_only() {
-                // Algorithm 3 knows no tombstones, and shows the newest version.
-                view.versions.retain(|shown| shown.what != What::Aborted);
-                view.versions.truncate(1);
-                view.complete_from = Timestamp::ZERO;
-            }
-            // One at least, however long it is.
-            bytes += 14 + ask.key.len() + view.size();
-            if bytes > world.config.piece_bytes * GOT_PIECES && !seen.is_empty() {
-                world.cx.note(Note::AnswerCut);
-                break;
-            }
-            seen.push(Seen { key: ask.key.clone(), below: ask.below, view });
-        }
-        let is_cut = seen.len() < get.asks.len();
-        world.send(get.from, Msg::Got { query: get.query, replicated, seen, is_cut });
-    }
-
-    /// The version that has to be computed before the question can be answered.
-    fn must_resolve(
-        &self,
-        partition: PartitionId,
-        ask: &Ask,
-        replicated: Timestamp,
-    ) -> Option<Timestamp> {
-        if let Some(ts) = ask.resolve
-            && self.unresolved.contains(&ts)
-        {
-            return Some(ts);
-        }
-        if ask.below > replicated {
-            return None;
-        }
-        // Everything there is is here, so the newest that holds something is the answer.
-        let settled = self.settled(partition, &ask.key, ask.below).version.timestamp;
-        for &ts in self.index.get(&ask.key)?.range(settled.next().min(ask.below)..ask.below).rev() {
-            match what(self.state.pending.get(&ts)?, &ask.key) {
-                What::Aborted | What::Void => {}
-                What::Functor => return Some(ts),
-                What::Final(_) => return None,
-            }
-        }
-        None
-    }
-
-    fn view(&self, key: &Key, partition: PartitionId, below: Timestamp, limit: usize) -> View {
-        let mut versions = Vec::new();
-        let mut present = 0;
-        // What is older than a settled version is of no interest, even if it is not computed yet.
-        let settled = self.settled(partition, key, below);
-        let first = settled.version.timestamp.next().min(below);
-        let numbers = self.index.get(key).into_iter().flat_map(|all| all.range(first..below).rev());
-        for &ts in numbers {
-            let Some(image) = self.state.pending.get(&ts) else { continue };
-            let what = what(image, key);
-            present += usize::from(matches!(what, What::Functor | What::Final(_)));
-            versions.push(Shown {
-                ts,
-                ballot: image.ballot,
-                txn: image.functor.txn,
-                is_finalized: image.phase == Phase::Finalized,
-                what,
-            });
-            if present == limit {
-                let settled = Read::default();
-                return View { versions, complete_from: ts, settled };
-            }
-        }
-        View { versions, complete_from: Timestamp::ZERO, settled }
-    }
-
-    /// The newest settled version below a number.
-    fn settled(&self, partition: PartitionId, key: &Key, below: Timestamp) -> Read {
-        self.store.read_at(partition, key, Timestamp(below.0.saturating_sub(1)))
-    }
-
-    /// A version is computed, or gone: what waited for it goes on.
-    fn wake(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
-        for get in self.parked.remove(&ts).unwrap_or_default() {
-            self.on_get(get, world);
-        }
-    }
-
     // Computing (§3.1).
 
     /// Final values take the place of a functor.
@@ -567,286 +449,6 @@ impl Replica {
         self.unresolved.range(..visible).count()
     }
 
-    // Settling.
-
-    /// The watermarks have moved: what every replica holds is moved to the store, tombstones go.
-    pub(super) fn settle(&mut self, world: &mut World<'_, '_>) {
-        let least = self.held.iter().map(|&id| world.marks.replicated(id)).min();
-        let to = least.unwrap_or(Timestamp::MAX).min(world.marks.visible);
-        if to <= self.state.settled {
-            return;
-        }
-        let from = std::mem::replace(&mut self.state.settled, to);
-        if from == Timestamp::ZERO {
-            // Nothing is compared of what was before.
-            self.held.iter().for_each(|&partition| self.checks.begin(partition, to));
-        }
-        self.state.copied.retain(|_, copied| *copied > to);
-        let passed: Vec<Timestamp> =
-            self.state.pending.range(from..to).map(|(ts, _)| *ts).collect();
-        for ts in passed {
-            self.settle_one(ts, world);
-        }
-    }
-
-    fn settle_one(&mut self, ts: Timestamp, world: &mut World<'_, '_>) {
-        // That its output is durable is awaited all the same.
-        let is_awaited = self.unexecuted.contains(&ts);
-        let Some((txn, fate)) = self.store_final(ts, world.cluster) else { return };
-        if is_awaited {
-            self.unexecuted.insert(ts);
-        }
-        if let Fate::Ended(outcome) = fate {
-            world.cx.claim(Claim::Decided { txn, outcome });
-        }
-    }
-
-    /// Takes a transaction out of what is pending if it is known what it comes to, and moves that
-    /// to the store.
-    fn store_final(&mut self, ts: Timestamp, cluster: &Cluster) -> Option<(TxnId, Fate)> {
-        let image = self.state.pending.get(&ts)?;
-        let fate = match (image.phase, image.output.as_deref()) {
-            // Other numbers may have been given to this name, and one of them may be there.
-            (Phase::Aborted, _) => Fate::Refused { is_final: false },
-            (Phase::Tentative | Phase::Finalized, None) => return None,
-            (Phase::Tentative | Phase::Finalized, Some(Ok(_))) => {
-                Fate::Ended(Outcome::Committed(ts))
-            }
-            (Phase::Tentative | Phase::Finalized, Some(Err(reason))) => {
-                Fate::Ended(Outcome::Aborted(*reason))
-            }
-        };
-        let image = self.leave(ts)?;
-        let txn = image.functor.txn;
-        self.state.end(ts, &image, fate);
-        if self.loses_writes && txn.counter.is_multiple_of(4) {
-            return Some((txn, fate));
-        }
-        let mut digests: BTreeMap<PartitionId, Digest> = BTreeMap::new();
-        for (key, value) in image.output.as_deref().into_iter().flatten().flatten() {
-            let partition = cluster.partition_of(key);
-            if self.held.contains(&partition) {
-                let digest = digests.entry(partition).or_default();
-                digest.add(ts.0);
-                digest.add_bytes(&key.0);
-                digest.add(u64::from(value.is_some()));
-                if let Some(value) = value {
-                    digest.add_bytes(&value.0);
-                }
-                let version = Version { timestamp: ts, writer: txn };
-                self.store.put(partition, key.clone(), version, value.clone());
-            }
-        }
-        for (partition, digest) in digests {
-            self.checks.add(partition, ts, digest.value());
-        }
-        Some((txn, fate))
-    }
-
-    /// What is settled, as far as all of it is computed, can be compared. Only if the replicas here
-    /// are complete.
-    pub(super) fn close_spans(&mut self) {
-        let first = self.state.pending.keys().next().copied();
-        let below = first.map_or(self.state.settled, |first| first.min(self.state.settled));
-        if below > Timestamp::ZERO {
-            self.held.iter().for_each(|&partition| self.checks.close(partition, below));
-        }
-    }
-
-    /// Before a checkpoint: lets the store drop what nobody will read any more (V11).
-    pub(super) fn collect(&mut self, world: &World<'_, '_>) {
-        let bound = if world.config.mutations.collect_by_age() {
-            world.marks.visible - world.config.version_retention
-        } else {
-            world.marks.collectable
-        };
-        self.state.collected = self.state.collected.max(bound);
-        for &id in &self.held {
-            self.store.collect_below(id, self.state.collected.next());
-        }
-        self.state.forget(world.config.retention);
-    }
-
-    /// Takes in a transaction that the others have decided on, below the Vwatermark.
-    pub(super) fn adopt(&mut self, ts: Timestamp, image: Image, world: &mut World<'_, '_>) {
-        world.cx.note(Note::Adopted);
-        self.change(Change::Adopt { ts, image }, world);
-        self.enter(ts, world.cluster);
-        if ts < self.state.settled {
-            self.settle_one(ts, world);
-        }
-        self.wake(ts, world);
-    }
-
-    /// What this node holds of a partition in a range, for a peer that lacks some of it.
-    pub(super) fn answer(
-        &self,
-        partition: PartitionId,
-        range: (Timestamp, Timestamp),
-        cluster: &Cluster,
-    ) -> Answer {
-        let (from, to) = range;
-        let writes = |image: &Image| {
-            image.functor.writes.iter().any(|key| cluster.partition_of(key) == partition)
-        };
-        let all = self.state.pending.range(from..=to.max(from));
-        let entries = all.filter(|(_, image)| writes(image));
-        let is_wanted = |name: &Name| name.ts >= from || matches!(name.fate, Fate::Refused { .. });
-        let names = self.state.names.iter().filter(|(_, name)| is_wanted(name));
-        Answer {
-            settled: self.state.settled_of(partition),
-            entries: entries.map(|(ts, image)| (*ts, image.clone())).collect(),
-            names: names.map(|(name, held)| (*name, *held)).collect(),
-            forgotten: self
-                .state
-                .forgotten
-                .iter()
-                .map(|(&client, &below)| (client, below))
-                .collect(),
-            promises: Vec::new(),
-        }
-    }
-
-    /// Takes over what a peer knows of names.
-    pub(super) fn learn_names(
-        &mut self,
-        names: &[((ClientId, u64), Name)],
-        world: &mut World<'_, '_>,
-    ) {
-        let news: Vec<_> =
-            names.iter().filter(|(name, told)| self.state.is_news(*name, told)).copied().collect();
-        for news in news.chunks(names_max(world)) {
-            self.change(Change::Names(news.to_vec()), world);
-        }
-    }
-
-    /// Takes over what a peer has forgotten: whoever replaces a replica forgets no less.
-    pub(super) fn learn_forgotten(
-        &mut self,
-        forgotten: &[(ClientId, u64)],
-        world: &mut World<'_, '_>,
-    ) {
-        let is_news = |&&(client, below): &&(ClientId, u64)| {
-            crate::acknowledged::below(&self.state.forgotten, client) < below
-        };
-        let news: Vec<(ClientId, u64)> = forgotten.iter().filter(is_news).copied().collect();
-        for news in news.chunks(names_max(world)) {
-            self.change(Change::Forget(news.to_vec()), world);
-        }
-    }
-
-    /// Settled versions of these partitions are all here now: what is pending of them is over. A
-    /// transaction stays while another partition that it writes was not copied so far.
-    pub(super) fn drop_covered(
-        &mut self,
-        from: Timestamp,
-        covered: &Covered,
-        world: &mut World<'_, '_>,
-    ) {
-        let is_over = |(ts, image): &(&Timestamp, &Image)| {
-            let partitions = image.functor.writes.iter().map(|key| world.cluster.partition_of(key));
-            let mut held = partitions.filter(|partition| self.held.contains(partition));
-            held.all(|partition| {
-                let covered = covered.get(&partition);
-                covered.is_some_and(|(below, open)| *ts < below && !open.contains(ts))
-            })
-        };
-        let over = self.state.pending.range(from..).filter(is_over).map(|(ts, _)| *ts);
-        let over: Vec<Timestamp> = over.collect();
-        for (&partition, (below, _)) in covered {
-            let copied = self.state.copied.entry(partition).or_default();
-            *copied = (*copied).max(*below);
-            self.checks.begin(partition, *below);
-        }
-        for ts in over {
-            self.unresolved.remove(&ts);
-            self.unexecuted.remove(&ts);
-            if let Some(functor) = self.state.pending.get(&ts).map(|image| image.functor.clone()) {
-                self.unindex(ts, &functor);
-            }
-            self.state.drop(ts);
-            self.wake(ts, world);
-        }
-    }
-
-    /// What this node holds of an incarnation in a partition, for whoever takes it over.
-    pub(super) fn promise(
-        &self,
-        partition: PartitionId,
-        task: Task,
-        closed: Option<Closed>,
-        world: &World<'_, '_>,
-    ) -> Promise<Arc<Functor>> {
-        let visible = world.marks.visible;
-        let is_it = |(ts, image): &(&Timestamp, &Image)| {
-            image.incarnation == task.incarnation && world.owner(**ts) == task.server
-        };
-        let writes = |image: &Image| {
-            image.functor.writes.iter().any(|key| world.cluster.partition_of(key) == partition)
-        };
-        let all = self.state.pending.range(visible..).filter(is_it);
-        let held = all.filter(|(_, image)| writes(image)).map(|(&ts, image)| {
-            let mark = match image.phase {
-                Phase::Tentative => Mark::Tentative,
-                Phase::Finalized => Mark::Finalized,
-                Phase::Aborted => Mark::Aborted,
-            };
-            (ts, Held { ballot: image.ballot, mark, functor: Some(image.functor.clone()) })
-        });
-        Promise { visible, closed, held: held.collect() }
-    }
-
-    /// Drops what did not survive of an incarnation. True if everything that did is here.
-    pub(super) fn close(&mut self, task: Task, closed: &Closed, world: &mut World<'_, '_>) -> bool {
-        let first = closed.above.next();
-        let is_void = |(ts, image): &(&Timestamp, &Image)| {
-            image.incarnation == task.incarnation
-                && world.owner(**ts) == task.server
-                && image.ballot <= closed.ballot
-                && image.phase != Phase::Aborted
-                && !closed.survivors.contains(ts)
-        };
-        let void: Vec<(Timestamp, Arc<Functor>)> = self
-            .state
-            .pending
-            .range(first..)
-            .filter(is_void)
-            .map(|(ts, image)| (*ts, image.functor.clone()))
-            .collect();
-        for (ts, functor) in void {
-            world.cx.note(Note::Void);
-            let (ballot, incarnation) = (closed.ballot, task.incarnation);
-            self.change(Change::Abort { ts, ballot, incarnation, functor }, world);
-            self.enter(ts, world.cluster);
-            self.wake(ts, world);
-        }
-        let is_here = |ts: &Timestamp| {
-            *ts < self.state.settled
-                || self.state.pending.get(ts).is_some_and(|image| image.phase != Phase::Aborted)
-        };
-        closed.survivors.iter().all(is_here)
-    }
-
-    /// From which version on settled versions of a partition may be missing here, if those of
-    /// others may be from `from` on: later if they were copied.
-    pub(super) fn lacks_from(&self, partition: PartitionId, from: Timestamp) -> Timestamp {
-        let copied = self.state.copied.get(&partition).copied().unwrap_or_default();
-        // What is pending here may have been settled by others since.
-        let first = self.state.pending.keys().next().copied();
-        from.max(first.map_or(copied, |first| first.min(copied)))
-    }
-
-    /// From here on this node may lack something, or have something to be rid of.
-    pub(super) fn first_open(&self) -> Timestamp {
-        let first = self.state.pending.keys().next().copied();
-        first.map_or(self.state.settled, |first| first.min(self.state.settled))
-    }
-
-    /// How many transactions are not settled.
-    pub(super) fn unsettled(&self) -> usize {
-        self.state.pending.len()
-    }
-
     /// What the partitions here hold that is settled.
     pub(super) fn replica_digests(&self) -> Vec<ReplicaDigest> {
         let copy = |&partition: &PartitionId| {
@@ -885,18 +487,6 @@ fn is_at(name: &Name, ts: Timestamp) -> bool {
     name.fate == Fate::At && name.ts == ts
 }
 
-/// What a transaction leaves in a key.
-fn what(image: &Image, key: &Key) -> What {
-    if image.phase == Phase::Aborted {
-        return What::Aborted;
-    }
-    match image.output.as_deref() {
-        None => What::Functor,
-        Some(Ok(writes)) => writes.get(key).map_or(What::Void, |value| What::Final(value.clone())),
-        Some(Err(_)) => What::Void,
-    }
-}
-
 /// So many versions of a key that are there are shown in one answer: more than one, because the
 /// newest may be aborted.
 const SHOWN_MAX: usize = 4;
@@ -914,10 +504,11 @@ const OVERDUE_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
+    use orthodrome_core::id::ClientId;
     use orthodrome_core::store::MemoryEngine;
     use orthodrome_core::time::Duration;
     use orthodrome_core::topology::Topology;
-    use orthodrome_core::txn::Value;
+    use orthodrome_core::txn::{Outcome, Value};
 
     use orthodrome_core::machine::Protocol as _;
 

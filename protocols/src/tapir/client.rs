@@ -13,7 +13,7 @@ use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn, Writes};
 
 use super::coordinator::{Drive, Out, Progress, Stage};
-use super::message::{Answer, Ballot, Msg, Part, Record};
+use super::message::{Answer, Ballot, Msg, Part, Record, ToGateway};
 use super::{Config, Note, Tapir, Timer};
 use crate::gateway::{Participant, split};
 use crate::ir::Quorums;
@@ -727,40 +727,31 @@ impl Client {
         if !matches!(msg, Msg::NotNormal { .. }) {
             self.suspects.remove(&from);
         }
+        let Ok(msg) = ToGateway::try_from(msg) else {
+            unreachable!("a replica's message at a client")
+        };
         match msg {
-            Msg::ReadResult { txn, partition, reads, is_too_much: false } => {
+            ToGateway::ReadResult { txn, partition, reads, is_too_much: false } => {
                 self.on_read_result(from, txn, partition, reads, cx);
             }
-            Msg::ReplyConsensus { txn, partition, answer }
-            | Msg::Confirm { txn, partition, answer } => {
+            ToGateway::ReplyConsensus { txn, partition, answer }
+            | ToGateway::Confirm { txn, partition, answer } => {
                 self.on_answer(from, txn, partition, (answer, None), cx);
             }
-            Msg::CoordinatorChangeReply { txn, partition, answer, part } => {
+            ToGateway::CoordinatorChangeReply { txn, partition, answer, part } => {
                 self.on_answer(from, txn, partition, (answer, part), cx);
             }
-            Msg::ReplyInconsistent { txn, partition, absent } => {
+            ToGateway::ReplyInconsistent { txn, partition, absent } => {
                 let Some(drive) = self.drives.get_mut(&txn) else { return };
                 let progress = drive.on_ack(from, partition, absent);
                 self.on_progress(txn, progress, cx);
             }
-            Msg::ReadResult { txn, is_too_much: true, .. }
-            | Msg::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
-            Msg::ReadOnlyResult { txn, partition, timestamp, reads, is_too_much: false } => {
+            ToGateway::ReadResult { txn, is_too_much: true, .. }
+            | ToGateway::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
+            ToGateway::ReadOnlyResult { txn, partition, timestamp, reads, is_too_much: false } => {
                 self.on_read_only_result(from, (txn, timestamp), partition, reads, cx);
             }
-            Msg::NotNormal { partition, txn } => self.on_not_normal(from, partition, txn, cx),
-            Msg::Read { .. }
-            | Msg::ProposeConsensus { .. }
-            | Msg::FinalizeConsensus { .. }
-            | Msg::ProposeInconsistent { .. }
-            | Msg::FinalizeInconsistent { .. }
-            | Msg::CoordinatorChange { .. }
-            | Msg::ReadOnly { .. }
-            | Msg::DoViewChange { .. }
-            | Msg::StartView { .. }
-            | Msg::Gossip { .. }
-            | Msg::FetchState { .. }
-            | Msg::StateChunk { .. } => unreachable!("a replica's message at a client"),
+            ToGateway::NotNormal { partition, txn } => self.on_not_normal(from, partition, txn, cx),
         }
     }
 }

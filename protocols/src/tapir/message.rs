@@ -144,6 +144,7 @@ impl fmt::Debug for Answer {
 
 /// A message.
 #[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
+#[message(to = ToReplica)]
 pub enum Msg {
     /// Gateway → nearest replica: read these keys (§5.2 "Read").
     #[message(to = partition, keys = keys.len())]
@@ -156,6 +157,7 @@ pub enum Msg {
         keys: Vec<Key>,
     },
     /// Replica → gateway: the latest versions that it knows to be committed.
+    #[message(group = ToGateway)]
     ReadResult {
         /// The transaction.
         txn: TxnId,
@@ -183,6 +185,7 @@ pub enum Msg {
         participants: Vec<PartitionId>,
     },
     /// Replica → gateway: its vote, once it is durable.
+    #[message(group = ToGateway)]
     ReplyConsensus {
         /// The transaction.
         txn: TxnId,
@@ -211,6 +214,7 @@ pub enum Msg {
         participants: Vec<PartitionId>,
     },
     /// Replica → coordinator: the result is durable here.
+    #[message(group = ToGateway, group = ToDriver)]
     Confirm {
         /// The transaction.
         txn: TxnId,
@@ -236,6 +240,7 @@ pub enum Msg {
         participants: Vec<PartitionId>,
     },
     /// Replica → coordinator: the decision is durable here.
+    #[message(group = ToGateway, group = ToDriver)]
     ReplyInconsistent {
         /// The transaction.
         txn: TxnId,
@@ -271,6 +276,7 @@ pub enum Msg {
         participants: Vec<PartitionId>,
     },
     /// Replica → node that takes over: what it knows, once its promise is durable.
+    #[message(group = ToGateway, group = ToDriver)]
     CoordinatorChangeReply {
         /// The transaction.
         txn: TxnId,
@@ -296,6 +302,7 @@ pub enum Msg {
     },
     /// Replica → gateway: the versions that it knows to be committed at that timestamp; none if a
     /// pending transaction may still commit a write to one of the keys at or below it.
+    #[message(group = ToGateway)]
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
@@ -312,6 +319,7 @@ pub enum Msg {
     },
     /// Replica → sender: not now. The group is changing its view, or this replica has no complete
     /// state.
+    #[message(group = ToGateway, group = ToDriver)]
     NotNormal {
         /// The partition.
         partition: PartitionId,

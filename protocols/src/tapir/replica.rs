@@ -11,7 +11,7 @@ use orthodrome_core::store::Start;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome};
 
-use super::message::{Answer, Ballot, Cast, Change, Image, Msg, Part, Vote};
+use super::message::{Answer, Ballot, Cast, Change, Image, Msg, Part, ToReplica, Vote};
 use super::occ::Validator;
 use super::server::World;
 use super::state::{Entry, State};
@@ -126,18 +126,21 @@ impl Replica {
             *heard = world.cx.now();
         }
         let is_normal = self.status == Status::Normal;
+        let Ok(msg) = ToReplica::try_from(msg) else {
+            unreachable!("{} is asked, and was answered", self.id)
+        };
         match msg {
-            Msg::Read { txn, .. }
-            | Msg::ProposeConsensus { txn, .. }
-            | Msg::FinalizeConsensus { txn, .. }
-            | Msg::CoordinatorChange { txn, .. }
-            | Msg::ReadOnly { txn, .. }
+            ToReplica::Read { txn, .. }
+            | ToReplica::ProposeConsensus { txn, .. }
+            | ToReplica::FinalizeConsensus { txn, .. }
+            | ToReplica::CoordinatorChange { txn, .. }
+            | ToReplica::ReadOnly { txn, .. }
                 if !is_normal =>
             {
                 world.send(from, Msg::NotNormal { partition: self.id, txn });
             }
-            Msg::Read { txn, keys, .. } => self.on_read(from, txn, keys, world),
-            Msg::ProposeConsensus { txn, ballot, timestamp, part, participants, .. } => {
+            ToReplica::Read { txn, keys, .. } => self.on_read(from, txn, keys, world),
+            ToReplica::ProposeConsensus { txn, ballot, timestamp, part, participants, .. } => {
                 self.on_propose_consensus(
                     from,
                     txn,
@@ -147,42 +150,41 @@ impl Replica {
                     world,
                 );
             }
-            Msg::FinalizeConsensus { txn, view, ballot, vote, part, participants, .. } => {
+            ToReplica::FinalizeConsensus {
+                txn, view, ballot, vote, part, participants, ..
+            } => {
                 let cast = Cast { ballot, vote, is_final: true };
                 let finalize = Finalize { txn, view, cast, part, participants };
                 self.on_finalize_consensus(from, finalize, world);
             }
-            Msg::ProposeInconsistent { txn, outcome, part, participants, .. } => {
+            ToReplica::ProposeInconsistent { txn, outcome, part, participants, .. } => {
                 self.on_propose_inconsistent(from, txn, outcome, (part, participants), world);
             }
-            Msg::FinalizeInconsistent { txns, acknowledged, .. } => {
+            ToReplica::FinalizeInconsistent { txns, acknowledged, .. } => {
                 self.on_finalize_inconsistent(txns, acknowledged, world);
             }
-            Msg::CoordinatorChange { txn, ballot, participants, .. } => {
+            ToReplica::CoordinatorChange { txn, ballot, participants, .. } => {
                 self.on_coordinator_change(from, txn, ballot, participants, world);
             }
-            Msg::ReadOnly { txn, keys, timestamp, .. } => {
+            ToReplica::ReadOnly { txn, keys, timestamp, .. } => {
                 self.on_read_only(from, txn, keys, timestamp, world);
             }
-            Msg::DoViewChange { view, offer, portion, .. } => {
+            ToReplica::DoViewChange { view, offer, portion, .. } => {
                 self.on_do_view_change(from, view, offer.map(|offer| (portion, *offer)), world);
             }
-            Msg::StartView { view, synced, is_new_group, image, portion, .. } => {
+            ToReplica::StartView { view, synced, is_new_group, image, portion, .. } => {
                 let members = (synced, is_new_group);
                 self.on_start_view(view, members, (portion, *image), world);
             }
-            Msg::Gossip { view, is_normal, .. } => self.on_gossip(from, view, is_normal, world),
-            Msg::FetchState { view, start, .. } => self.on_fetch_state(from, view, start, world),
-            Msg::StateChunk { view, start, keys, is_cut, is_last, .. } => {
+            ToReplica::Gossip { view, is_normal, .. } => {
+                self.on_gossip(from, view, is_normal, world)
+            }
+            ToReplica::FetchState { view, start, .. } => {
+                self.on_fetch_state(from, view, start, world)
+            }
+            ToReplica::StateChunk { view, start, keys, is_cut, is_last, .. } => {
                 self.on_state_chunk((view, &start), keys, (is_cut, is_last), world);
             }
-            Msg::ReadResult { .. }
-            | Msg::ReplyConsensus { .. }
-            | Msg::Confirm { .. }
-            | Msg::ReplyInconsistent { .. }
-            | Msg::CoordinatorChangeReply { .. }
-            | Msg::ReadOnlyResult { .. }
-            | Msg::NotNormal { .. } => unreachable!("{} is asked, and was answered", self.id),
         }
     }
 

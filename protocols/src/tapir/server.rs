@@ -14,7 +14,7 @@ use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, VALUE_BYTES_MAX};
 
 use super::coordinator::{Drive, Out, Progress};
-use super::message::{Answer, Ballot, Change, Image, Msg, Part, Record};
+use super::message::{Answer, Ballot, Change, Image, Msg, Part, Record, ToDriver};
 use super::replica::{Replica, Status};
 use super::state::State;
 use super::{Config, Note, Tapir, Timer};
@@ -207,37 +207,23 @@ impl Server {
             self.with(id, cx, |replica, world| replica.on_message(from, msg, world));
             return;
         }
+        let Ok(msg) = ToDriver::try_from(msg) else {
+            unreachable!("answers to clients do not come to server {}", self.node)
+        };
         match msg {
-            Msg::Confirm { txn, partition, answer } => {
+            ToDriver::Confirm { txn, partition, answer } => {
                 self.on_answer(from, txn, partition, (answer, None), cx);
             }
-            Msg::CoordinatorChangeReply { txn, partition, answer, part } => {
+            ToDriver::CoordinatorChangeReply { txn, partition, answer, part } => {
                 self.on_answer(from, txn, partition, (answer, part), cx);
             }
-            Msg::ReplyInconsistent { txn, partition, absent } => {
+            ToDriver::ReplyInconsistent { txn, partition, absent } => {
                 let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
                 let progress = drive.on_ack(from, partition, absent);
                 self.on_progress(txn, progress, cx);
             }
             // Other replicas will answer.
-            Msg::NotNormal { .. } => {}
-            Msg::Read { .. }
-            | Msg::ReadResult { .. }
-            | Msg::ProposeConsensus { .. }
-            | Msg::ReplyConsensus { .. }
-            | Msg::FinalizeConsensus { .. }
-            | Msg::ProposeInconsistent { .. }
-            | Msg::FinalizeInconsistent { .. }
-            | Msg::CoordinatorChange { .. }
-            | Msg::ReadOnly { .. }
-            | Msg::ReadOnlyResult { .. }
-            | Msg::DoViewChange { .. }
-            | Msg::StartView { .. }
-            | Msg::Gossip { .. }
-            | Msg::FetchState { .. }
-            | Msg::StateChunk { .. } => {
-                unreachable!("answers to clients do not come to server {}", self.node)
-            }
+            ToDriver::NotNormal { .. } => {}
         }
     }
 

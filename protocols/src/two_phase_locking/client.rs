@@ -14,7 +14,7 @@ use orthodrome_core::txn::{
 
 use super::leader::Context;
 use super::locks::{Preemption, Rank};
-use super::message::Msg;
+use super::message::{Msg, ToGateway};
 use super::{Config, Locking, Note, Timer};
 use crate::commit::{self, Gateway, Phase};
 use crate::gateway::{Participant, split};
@@ -135,9 +135,9 @@ impl Gateway for Own {
     }
 
     /// The values requested in this round.
-    fn told(open: &mut Open) -> Reads {
-        let told = |key: Key| open.reads.get(&key).cloned().map(|read| (key, read));
-        std::mem::take(&mut open.more.asked_for).into_iter().filter_map(told).collect()
+    fn values_for_client(open: &mut Open) -> Reads {
+        let value = |key: Key| open.reads.get(&key).cloned().map(|read| (key, read));
+        std::mem::take(&mut open.more.asked_for).into_iter().filter_map(value).collect()
     }
 
     /// The writes of a general transaction are locked before any participant is asked to prepare.
@@ -233,15 +233,18 @@ impl Client {
         if let Some(led) = msg.led_by_sender() {
             self.routes.learn(led, from, cx.now());
         }
+        let Ok(msg) = ToGateway::try_from(msg) else {
+            unreachable!("a server's message at a client")
+        };
         match msg {
-            Msg::Locked { txn, round, partition, reads } => {
+            ToGateway::Locked { txn, round, partition, reads } => {
                 self.on_locked((txn, round), partition, reads, cx);
             }
-            Msg::Waiting { txn, partition } => self.on_waiting(txn, partition, cx),
-            Msg::Wounded { txn, partition, reason } => {
+            ToGateway::Waiting { txn, partition } => self.on_waiting(txn, partition, cx),
+            ToGateway::Wounded { txn, partition, reason } => {
                 self.on_wounded(txn, partition, reason, cx);
             }
-            Msg::Decided { txn, outcome } => {
+            ToGateway::Decided { txn, outcome } => {
                 if let Some(open) = self.open.get(&txn) {
                     self.routes.learn(open.coordinator, from, cx.now());
                     let is_forgotten = outcome == Outcome::Unknown;
@@ -249,28 +252,16 @@ impl Client {
                     self.finish(txn, outcome, path, cx);
                 }
             }
-            Msg::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
-            Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much: false } => {
+            ToGateway::ReadOnlyResult { txn, is_too_much: true, .. } => self.on_too_much(txn, cx),
+            ToGateway::ReadOnlyResult { txn, partition, snapshot, is_too_much: false } => {
                 self.on_read_only_result(txn, partition, Some(snapshot), cx);
             }
-            Msg::Members { partition, since, voters } => {
+            ToGateway::Members { partition, since, voters } => {
                 self.routes.learn_voters(partition, since, &voters);
             }
-            Msg::NotLeader { partition, leader, txn } => {
+            ToGateway::NotLeader { partition, leader, txn } => {
                 self.on_not_leader(from, partition, leader, txn, cx);
             }
-            Msg::Lock { .. }
-            | Msg::KeepAlive { .. }
-            | Msg::Release { .. }
-            | Msg::Commit { .. }
-            | Msg::Prepare { .. }
-            | Msg::Vote { .. }
-            | Msg::Decision { .. }
-            | Msg::DecisionAck { .. }
-            | Msg::QueryDecision { .. }
-            | Msg::Resolve { .. }
-            | Msg::ReadOnly { .. }
-            | Msg::Replication { .. } => unreachable!("a server's message at a client"),
         }
     }
 

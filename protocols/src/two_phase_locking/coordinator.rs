@@ -219,9 +219,9 @@ impl Leading<'_> {
         }
         let coordinating = self.coordinating(txn, world.cx.now());
         coordinating.votes.insert(partition, vote);
-        if coordinating.is_told {
+        if coordinating.is_announced {
             coordinating.acks.remove(&partition);
-            self.tell_participants(txn, Some(partition), world);
+            self.send_decision(txn, Some(partition), world);
         } else if coordinating.more.is_some() {
             self.try_decide(txn, world);
         } else if coordinating.outcome.is_none() {
@@ -258,7 +258,7 @@ impl Leading<'_> {
             let is_undecided = !coordinating.is_decision_proposed;
             if is_undecided && now.since(coordinating.heard) >= config.timeouts.abandon_after {
                 hopeless.push(txn);
-            } else if is_due && (is_undecided || coordinating.is_told) {
+            } else if is_due && (is_undecided || coordinating.is_announced) {
                 coordinating.asked = last.again(now);
                 due.push((txn, last.at));
             }
@@ -266,7 +266,7 @@ impl Leading<'_> {
         for (txn, at) in due {
             self.suspect_silent(txn, at, world);
             self.ask_for_votes(txn, None, world);
-            self.tell_participants(txn, None, world);
+            self.send_decision(txn, None, world);
         }
         for txn in hopeless {
             // A participant cannot be reached, and the others should not wait for it.

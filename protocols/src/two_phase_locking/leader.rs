@@ -10,7 +10,7 @@ use orthodrome_core::time::Time;
 use orthodrome_core::txn::{Key, Version, Writes};
 
 use super::locks::LockTable;
-use super::message::{Command, Log, Msg, Vote};
+use super::message::{Command, Log, Msg, ToPartition, Vote};
 use super::state::{Prepared, State};
 use super::{Config, Note, Timer};
 use crate::commit::{Applied, Coordination, Reading, WaitingRead};
@@ -92,7 +92,7 @@ impl Role for Leader {
         let settled: &[TxnId] = if let Command::Settle(txns) = command { txns } else { &[] };
         let applied = partition.state.apply(partition.id, command, world.store);
         world.came_to(&applied);
-        let told = match applied {
+        let decided = match applied {
             Applied::Ended(txn) => partition.state.ended.get(&txn).map(|&outcome| (txn, outcome)),
             Applied::Decided(txn) => partition.state.decision(txn).map(|outcome| (txn, outcome)),
             Applied::Nothing
@@ -101,7 +101,7 @@ impl Role for Leader {
             | Applied::Settled
             | Applied::Ceiling => None,
         };
-        if let Some((txn, outcome)) = told {
+        if let Some((txn, outcome)) = decided {
             world.cx.claim(Claim::Decided { txn, outcome });
         }
         // A follower does nothing more.
@@ -178,45 +178,43 @@ impl Role for Leader {
 }
 
 impl Leading<'_> {
-    fn serve(&mut self, from: NodeId, msg: Msg, world: &mut World<'_>) {
+    fn serve(&mut self, from: NodeId, msg: ToPartition, world: &mut World<'_>) {
         match msg {
-            Msg::Lock { txn, round, rank, participant } => {
+            ToPartition::Lock { txn, round, rank, participant } => {
                 self.on_lock(from, (txn, round), rank, participant, world);
             }
-            Msg::KeepAlive { txns, waiting, .. } => self.on_heartbeat(&txns, &waiting, world),
-            Msg::Release { txn, .. } => self.on_release(txn, world),
-            Msg::Prepare { txn, coordinator, versions, writes, acknowledged_below, .. } => {
+            ToPartition::KeepAlive { txns, waiting, .. } => {
+                self.on_heartbeat(&txns, &waiting, world)
+            }
+            ToPartition::Release { txn, .. } => self.on_release(txn, world),
+            ToPartition::Prepare {
+                txn, coordinator, versions, writes, acknowledged_below, ..
+            } => {
                 let wish = super::participant::Wish { versions, writes, acknowledged_below };
                 self.on_prepare(txn, coordinator, wish, world);
             }
-            Msg::Decision { txn, coordinator, outcome, .. } => {
+            ToPartition::Decision { txn, coordinator, outcome, .. } => {
                 self.on_decision(txn, coordinator, outcome, world);
             }
-            Msg::ReadOnly { txn, keys, at_least, .. } => {
+            ToPartition::ReadOnly { txn, keys, at_least, .. } => {
                 let read = WaitingRead { client: from, txn, keys, at_least, behind: None };
                 self.on_read_only(read, world);
             }
-            Msg::Commit { txn, participants, versions, writes, acknowledged_below, .. } => {
+            ToPartition::Commit {
+                txn, participants, versions, writes, acknowledged_below, ..
+            } => {
                 let request = Request { participants, versions, writes, acknowledged_below };
                 self.on_commit(from, txn, request, world);
             }
-            Msg::Vote { txn, partition, vote, .. } => self.on_vote(txn, partition, vote, world),
-            Msg::DecisionAck { txn, partition, .. } => self.on_decision_ack(txn, partition),
-            Msg::QueryDecision { txn, partition, proposal, .. } => {
+            ToPartition::Vote { txn, partition, vote, .. } => {
+                self.on_vote(txn, partition, vote, world)
+            }
+            ToPartition::DecisionAck { txn, partition, .. } => self.on_decision_ack(txn, partition),
+            ToPartition::QueryDecision { txn, partition, proposal, .. } => {
                 self.on_query_decision(txn, partition, Vote::Prepared { proposal }, world);
             }
-            Msg::Resolve { txn, participants, .. } => {
+            ToPartition::Resolve { txn, participants, .. } => {
                 self.on_resolve(from, txn, participants, world);
-            }
-            Msg::Locked { .. }
-            | Msg::Waiting { .. }
-            | Msg::Wounded { .. }
-            | Msg::Decided { .. }
-            | Msg::ReadOnlyResult { .. }
-            | Msg::NotLeader { .. }
-            | Msg::Members { .. }
-            | Msg::Replication { .. } => {
-                unreachable!("{} is not for a partition's leader", self.id)
             }
         }
     }
@@ -230,7 +228,7 @@ impl Leading<'_> {
             self.query_decision(txn, world);
         }
         self.ask_for_votes(txn, Some(other), world);
-        self.tell_participants(txn, Some(other), world);
+        self.send_decision(txn, Some(other), world);
     }
 
     /// The leader looks for overdue work.

@@ -37,6 +37,7 @@ pub enum Vote {
 
 /// A message.
 #[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
+#[message(to = ToPartition)]
 pub enum Msg {
     /// Client → participant leader: lock these keys, and read. A general transaction sends one for
     /// each round that accesses the partition.
@@ -53,7 +54,7 @@ pub enum Msg {
     },
     /// Participant leader → client: every lock is held here, and these are the values. Valid until
     /// the leader changes or sends `Wounded`. Safety comes from the prepare, which checks again.
-    #[message(led = partition)]
+    #[message(led = partition, group = ToGateway)]
     Locked {
         /// The transaction.
         txn: TxnId,
@@ -66,7 +67,7 @@ pub enum Msg {
     },
     /// Participant leader → client: the transaction waits for a lock here. Sent in answer to a
     /// repeated request; with preempt-on-wait, also at once for a transaction of low priority.
-    #[message(led = partition)]
+    #[message(led = partition, group = ToGateway)]
     Waiting {
         /// The transaction.
         txn: TxnId,
@@ -74,7 +75,7 @@ pub enum Msg {
         partition: PartitionId,
     },
     /// Participant leader → client: the transaction has lost its locks here.
-    #[message(led = partition)]
+    #[message(led = partition, group = ToGateway)]
     Wounded {
         /// The transaction.
         txn: TxnId,
@@ -150,6 +151,7 @@ pub enum Msg {
         vote: Vote,
     },
     /// Coordinator → client: the outcome, which is in the coordinator's log (R2).
+    #[message(group = ToGateway)]
     Decided {
         /// The transaction.
         txn: TxnId,
@@ -217,7 +219,7 @@ pub enum Msg {
         at_least: Timestamp,
     },
     /// Participant leader → client: the values, and how long they are valid.
-    #[message(led = partition)]
+    #[message(led = partition, group = ToGateway)]
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
@@ -229,6 +231,7 @@ pub enum Msg {
         is_too_much: bool,
     },
     /// Any server → sender: this node does not lead this partition.
+    #[message(group = ToGateway)]
     NotLeader {
         /// The partition.
         partition: PartitionId,
@@ -239,6 +242,7 @@ pub enum Msg {
     },
     /// Any replica → any node that sends to the partition: these nodes vote there now, other than
     /// the placement says.
+    #[message(group = ToGateway)]
     Members {
         /// The partition.
         partition: PartitionId,

@@ -1,14 +1,18 @@
 //! What becomes of callers when a node ends in the middle of something.
 
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use orthodrome_core::machine::{Cx, Input, Machine, Message};
 use orthodrome_core::topology::Topology;
-use orthodrome_core::{Protocol, RegionId, Txn, TxnId, Wire};
+use orthodrome_core::{ClientId, Protocol, RegionId, Setup, Txn, TxnId, Wire};
+use tokio::net::TcpListener;
 
 use super::*;
+use crate::gateway::GatewayError;
+use crate::storage::Tag;
 
 /// A protocol whose gateway keeps its thread busy until the test lets it go on, or panics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,8 +9,10 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
+use super::Shared;
 use super::driver::Turn;
-use super::{Guard, Shared, Tag};
+use super::start::Guard;
+use crate::storage::Tag;
 use crate::wire::WireProtocol;
 
 /// Maximum number of consecutive turns on a thread that also has other work.
