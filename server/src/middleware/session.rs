@@ -966,7 +966,9 @@ impl Session {
     /// and with several sources, of which some may have executed their part.
     fn own_savepoint(&mut self, round: &Round, last: Last) -> Option<u32> {
         let goes_on = self.in_block || !self.autocommit;
-        let had_some = self.open.as_ref().is_some_and(|open| open.rounds > 0);
+        // A branch with a savepoint of the client outlives a failure of its first statement, too.
+        let had_some = self.open.as_ref().is_some_and(|open| open.rounds > 0)
+            || !self.savepoints.is_empty();
         if self.client != Dialect::MariaDb || !goes_on || !had_some {
             return None;
         }
