@@ -7,7 +7,7 @@ use super::support::{expect, from_environment, hold_every_promise, seeds};
 #[test]
 fn seeds_with_faults_hold_every_promise() {
     let first = from_environment("ORTHODROME_FIRST_SEED").unwrap_or(0);
-    let notes = hold_every_promise(NAME, first..first + seeds(400), 4);
+    let notes = hold_every_promise(NAME, first..first + seeds(200), 4);
     let expected = [
         "Takeover",
         "Promised",

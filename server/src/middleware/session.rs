@@ -967,8 +967,8 @@ impl Session {
     fn own_savepoint(&mut self, round: &Round, last: Last) -> Option<u32> {
         let goes_on = self.in_block || !self.autocommit;
         // A branch with a savepoint of the client outlives a failure of its first statement, too.
-        let had_some = self.open.as_ref().is_some_and(|open| open.rounds > 0)
-            || !self.savepoints.is_empty();
+        let had_some =
+            self.open.as_ref().is_some_and(|open| open.rounds > 0) || !self.savepoints.is_empty();
         if self.client != Dialect::MariaDb || !goes_on || !had_some {
             return None;
         }
