@@ -255,7 +255,7 @@ fn stop(dir: &Path, within: Duration) -> anyhow::Result<Status> {
     for (member, number) in &running {
         while member.process().is_some() {
             if Instant::now() >= deadline {
-                note!("error: {} (process {number}) has not ended after {within:?}", member.id);
+                note!("error: {} (process {number}) is still running after {within:?}", member.id);
                 return Ok(Status::Failed);
             }
             std::thread::sleep(LOOK_EVERY);

@@ -13,11 +13,11 @@ pub(super) struct Names(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     last: u64,
-    /// Counters of transactions that have not ended.
+    /// Counters of transactions that are pending.
     live: BTreeSet<u64>,
 }
 
-/// The name of a transaction that has not ended. The cluster keeps its outcome until this is
+/// The name of a transaction that is pending. The cluster keeps its outcome until this is
 /// dropped.
 #[derive(Debug)]
 pub(super) struct Name {
