@@ -486,9 +486,9 @@ fn clients_of_redis_run_unmodified() {
     };
     assert_eq!(cli(&["SET", "k", "a b"]), "OK\n");
     assert_eq!(cli(&["GET", "k"]), "a b\n");
-    assert_eq!(cli(&["HSET", "h", "f", "1"]), "1\n");
+    assert_eq!(cli(&["HSET", "map", "f", "1"]), "1\n");
     // A map of RESP3: redis-cli writes each field and its value in a line.
-    assert_eq!(cli(&["HGETALL", "h"]), "f 1\n");
+    assert_eq!(cli(&["HGETALL", "map"]), "f 1\n");
     assert!(cli(&["EVAL", "return 1", "0"]).contains("not available here"));
     let python = match tools::python() {
         Ok(python) => python,

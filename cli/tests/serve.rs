@@ -356,8 +356,8 @@ fn mistakes_in_configuration_files_are_named_before_the_start() {
     let path = dir.join("n1.toml");
     let right = std::fs::read_to_string(&path).unwrap();
     for (from, to, expected) in [
-        ("node = \"n1\"", "node = \"n9\"", "n1.toml:8: node: n9 is not in `nodes`"),
-        ("node = \"n1\"", "nod = \"n1\"", "n1.toml:8: unknown field `nod`"),
+        ("node = \"n1\"", "node = \"n9\"", "n1.toml:9: node: n9 is not in `nodes`"),
+        ("node = \"n1\"", "nod = \"n1\"", "n1.toml:9: unknown field `nod`"),
         ("127.0.0.1", "0.0.0.0", "tls: missing, but 0.0.0.0:"),
         ("#durability = \"sync\"", "durability = \"some\"", "unknown variant `some`"),
         ("carousel-basic", "carousal", "unknown protocol \"carousal\""),
@@ -365,7 +365,7 @@ fn mistakes_in_configuration_files_are_named_before_the_start() {
         ("replicas = 3", "replicas = 2", "placement: partition p0 has 2 replicas"),
         ("id = \"n5\"", "id = \"n4\"", "nodes: n4 is listed twice"),
         (":7409", ":7408", "is already an address of n4"),
-        ("cluster = \"dev\"", "cluster = \"D E\"", "n1.toml:6: cluster: "),
+        ("cluster = \"dev\"", "cluster = \"D E\"", "n1.toml:7: cluster: "),
         ("#keys_max = 1000", "keys_max = 0", "limits.keys_max: 0 is out of range"),
     ] {
         let wrong = right.replace(from, to);

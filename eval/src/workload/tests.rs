@@ -255,7 +255,11 @@ fn errors_name_the_field_and_the_remedy() {
     let set =
         |text: &str| read_file(&format!("workload = \"x\"\n[options]\n{text}")).unwrap().options;
     for (spec, options, expected) in [
-        ("tpcx", "", "unknown workload \"tpcx\"; use one of ycsbt, ycsb, retwis"),
+        (
+            "tpcx",
+            "",
+            "unknown workload \"tpcx\" (did you mean \"tpcc\"?); use one of ycsbt, ycsb, retwis",
+        ),
         ("ycsbt:x", "", "\"ycsbt:x\": the parameter must be"),
         ("ycsbt:0", "", "use a whole number from 1 to 100"),
         ("ycsbt:", "", "use a whole number from 1 to 100"),
