@@ -21,7 +21,7 @@ use super::message::{Msg, Output, Record, Side, Text, merge_newest};
 use super::naming::{Path, name};
 use super::pending::Maker;
 use super::under_way::UnderWay;
-use super::{Config, Geodesic, Note, Timer};
+use super::{Config, Geodesic, Note, Timer, backoff};
 use crate::delays::{Delays, delay, difference, shifted};
 use crate::functor::Functor;
 use crate::gateway::{Participant, split};
@@ -659,7 +659,7 @@ impl Client {
             self.under_way.make_room(id);
         }
         self.under_way.add(id, drive.bytes(), &self.config);
-        let pause = self.config.resend_after * (1 << drive.times.min(3));
+        let pause = self.config.resend_after * backoff(drive.times);
         let pause = pause + self.under_way.span(&self.config);
         let jitter = cx.rng().below(1 + nanos(pause) / 4);
         cx.set_timer(Timer::Drive(id), cx.now() + pause + Duration::from_nanos(jitter));
@@ -894,7 +894,7 @@ impl Client {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.resent += 1;
         let resent = open.resent;
-        let pause = self.config.resend_after * (1 << resent.min(3));
+        let pause = self.config.resend_after * backoff(resent);
         let since = Time(cx.now().0.saturating_sub(nanos(self.config.resend_after)));
         match &mut open.phase {
             Phase::Waiting(..) => self.tell(id, cx),

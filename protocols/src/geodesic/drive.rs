@@ -61,6 +61,8 @@ struct Slot {
     /// By replica, and by the time as of which it tells: that may be F, or more, or less.
     observed: BTreeMap<(NodeId, Timestamp), Observation>,
     acks: BTreeSet<NodeId>,
+    /// Replicas that know nothing of it, and will not hear of it any more: its client knows the outcome.
+    gone: BTreeSet<NodeId>,
 }
 
 /// The register of an interactive transaction (D16).
@@ -98,8 +100,19 @@ enum Phase {
     /// h was asked, or somebody else recovers.
     Asked,
     Promising(BTreeMap<NodeId, Answer>),
-    Proposing(Value, BTreeSet<NodeId>),
+    Proposing(Proposal),
     Chosen(Value),
+    /// f + 1 replicas know nothing of it. That was so when this driver had this ballot.
+    Gone(Ballot),
+}
+
+/// What a recovery proposes for a slot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Proposal {
+    value: Value,
+    accepted: BTreeSet<NodeId>,
+    /// These replicas have the text.
+    have_text: BTreeSet<NodeId>,
 }
 
 #[derive(Debug, Default)]
@@ -172,6 +185,7 @@ impl Drive {
             is_of_h: false,
             observed: BTreeMap::new(),
             acks: BTreeSet::new(),
+            gone: BTreeSet::new(),
         });
     }
 
@@ -321,17 +335,76 @@ impl Drive {
         }
     }
 
+    /// Asks again what has not been answered. The ballot stays the same unless somebody else was
+    /// promised more: an answer may take longer than the time-out, and one to an earlier ballot would
+    /// not count.
+    fn ask_again(&mut self, me: (NodeId, u64), out: &mut Out) {
+        let is_lost = |slot: &Slot| match slot.phase {
+            Phase::Asked => true,
+            // Nobody was asked since that was known.
+            Phase::Gone(then) => self.ballot <= then,
+            Phase::Promising(_) | Phase::Proposing(_) | Phase::Chosen(_) => false,
+        };
+        let is_lost = self.slots.values().any(is_lost)
+            || self.register.as_ref().is_some_and(|register| register.is_fenced);
+        if is_lost {
+            self.recover(me, out);
+            return;
+        }
+        for (&partition, slot) in &self.slots {
+            for &to in &slot.replicas {
+                match &slot.phase {
+                    Phase::Promising(answers) if !answers.contains_key(&to) => {
+                        out.push((to, self.recover_msg(partition)));
+                    }
+                    Phase::Proposing(proposal) if !proposal.accepted.contains(&to) => {
+                        out.push((to, self.propose_msg(partition, to, proposal)));
+                    }
+                    Phase::Asked
+                    | Phase::Promising(_)
+                    | Phase::Proposing(_)
+                    | Phase::Chosen(_)
+                    | Phase::Gone(_) => {}
+                }
+            }
+        }
+        self.store(out);
+    }
+
+    /// The ballot of this driver when it last learned that nothing is known of a slot.
+    fn gone_since(&self) -> Option<Ballot> {
+        let then = |slot: &Slot| match slot.phase {
+            Phase::Gone(then) => Some(then),
+            Phase::Asked | Phase::Promising(_) | Phase::Proposing(_) | Phase::Chosen(_) => None,
+        };
+        self.slots.values().filter_map(then).max()
+    }
+
+    fn recover_msg(&self, partition: PartitionId) -> Msg {
+        let (txn, ballot, text) = (self.txn, self.ballot, self.text.clone());
+        Msg::Recover { txn, partition, ballot, text, participants: self.participants() }
+    }
+
+    fn propose_msg(&self, partition: PartitionId, to: NodeId, proposal: &Proposal) -> Msg {
+        let (txn, ballot, value) = (self.txn, self.ballot, proposal.value);
+        let text = self.text.clone().filter(|_| !proposal.have_text.contains(&to));
+        Msg::Propose { txn, partition, ballot, value, text, participants: self.participants() }
+    }
+
     /// Recovers every slot that is not decided, in a ballot above all that were heard of.
     pub(super) fn recover(&mut self, (node, incarnation): (NodeId, u64), out: &mut Out) {
         let round = self.highest.round.max(self.ballot.round).saturating_add(1);
         self.ballot = Ballot { round, node, incarnation };
         self.highest = self.ballot;
         self.path = "recovered";
-        let (txn, ballot, participants) = (self.txn, self.ballot, self.participants());
+        let ballot = self.ballot;
+        let is_gone = self.gone_since().is_some();
+        let mut asked = Vec::new();
         for (&partition, slot) in &mut self.slots {
             let register = self.register.as_mut().filter(|it| it.partition == partition);
             let is_fenced = register.as_ref().is_some_and(|register| register.is_fenced);
-            if matches!(slot.phase, Phase::Chosen(_)) && !is_fenced {
+            let is_chosen = matches!(slot.phase, Phase::Chosen(_)) && !is_fenced && !is_gone;
+            if is_chosen || matches!(slot.phase, Phase::Gone(_)) {
                 continue;
             }
             if let Some(register) = register {
@@ -340,16 +413,19 @@ impl Drive {
                 register.stored.clear();
             }
             slot.phase = Phase::Promising(BTreeMap::new());
-            for &to in &slot.replicas {
-                let (text, participants) = (self.text.clone(), participants.clone());
-                out.push((to, Msg::Recover { txn, partition, ballot, text, participants }));
-            }
+            asked.extend(slot.replicas.iter().map(|&to| (to, partition)));
         }
+        out.extend(asked.into_iter().map(|(to, partition)| (to, self.recover_msg(partition))));
     }
 
     /// Somebody else promised so much.
     pub(super) fn heard_of(&mut self, ballot: Ballot) {
         self.highest = self.highest.max(ballot);
+    }
+
+    /// The highest ballot that it heard of.
+    pub(super) fn highest(&self) -> Ballot {
+        self.highest
     }
 
     /// It is known how it ended.
@@ -382,9 +458,14 @@ impl Drive {
         (config, out): (&Config, &mut Out),
     ) -> Progress {
         let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
-        if let Phase::Chosen(value) = slot.phase {
-            assert_eq!(value, Value::At(at), "{} has two decisions at {partition}", self.txn);
-            return Progress::Nothing;
+        match slot.phase {
+            Phase::Chosen(value) => {
+                assert_eq!(value, Value::At(at), "{} has two decisions at {partition}", self.txn);
+                return Progress::Nothing;
+            }
+            // The message is late: everybody has forgotten the transaction since.
+            Phase::Gone(_) => return Progress::Nothing,
+            Phase::Asked | Phase::Promising(_) | Phase::Proposing(_) => {}
         }
         let is_recovering = |it: &Register| it.partition == partition && it.ballot.round > 0;
         if self.text.is_none() || self.register.as_ref().is_some_and(is_recovering) {
@@ -418,8 +499,7 @@ impl Drive {
             }
             return Progress::Nothing;
         }
-        let txn = self.txn;
-        let participants = self.participants();
+        let gone_since = self.gone_since();
         let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
         let Phase::Promising(answers) = &mut slot.phase else { return Progress::Nothing };
         if ballot != self.ballot {
@@ -434,6 +514,11 @@ impl Drive {
         if answers.len() <= slot.replicas.len() / 2 {
             return Progress::Nothing;
         }
+        if gone_since.is_some_and(|then| ballot > then) {
+            // f + 1 replicas of another slot knew nothing of it before these were asked. Had it ended
+            // and been forgotten, one of these would know. So that slot has no decision, and never will.
+            return self.abort(out);
+        }
         // A stamp is given to a text.
         let stamped = answers.iter().filter(|(_, answer)| answer.stamp.is_some());
         let have_text: BTreeSet<NodeId> = stamped.map(|(node, _)| *node).collect();
@@ -442,16 +527,24 @@ impl Drive {
         if let Some(register) = self.register.as_mut().filter(|it| it.partition == partition) {
             register.found = Some(offers);
         }
-        slot.phase = Phase::Proposing(value, BTreeSet::new());
-        for &to in &slot.replicas {
-            let text = self.text.clone().filter(|_| !have_text.contains(&to));
-            let participants = participants.clone();
-            out.push((to, Msg::Propose { txn, partition, ballot, value, text, participants }));
-        }
+        let proposal = Proposal { value, accepted: BTreeSet::new(), have_text };
+        slot.phase = Phase::Proposing(proposal.clone());
+        let replicas = slot.replicas.clone();
+        let asked = replicas.iter().map(|&to| (to, self.propose_msg(partition, to, &proposal)));
+        out.extend(asked);
         Progress::Nothing
     }
 
-    /// If the answer says how it ended: what comes of that.
+    fn abort(&mut self, out: &mut Out) -> Progress {
+        let outcome = Outcome::Aborted(AbortReason::Recovery);
+        self.end(Arc::new(Output { outcome, writes: Writes::new() }), out)
+    }
+
+    /// If the answer says how it ended, or that the replica knows nothing of it: what comes of that.
+    ///
+    /// The latter may mean that all have forgotten it (R6), or that this replica never heard of it and
+    /// its client needs no answer any more. One replica cannot tell these apart, and nor can f + 1 of
+    /// one slot; but f + 1 of each can.
     fn on_end_heard(
         &mut self,
         from: NodeId,
@@ -463,7 +556,15 @@ impl Drive {
             return Some(Progress::Nothing);
         }
         if answer.is_forgotten {
-            return Some(Progress::Forgotten);
+            let ballot = self.ballot;
+            let slot = self.slots.get_mut(&partition)?;
+            slot.gone.insert(from);
+            if slot.gone.len() >= slot.majority() && !matches!(slot.phase, Phase::Gone(_)) {
+                slot.phase = Phase::Gone(ballot);
+            }
+            let mut slots = self.slots.values();
+            let are_gone = slots.all(|slot| matches!(slot.phase, Phase::Gone(_)));
+            return Some(if are_gone { Progress::Forgotten } else { Progress::Nothing });
         }
         let output = answer.ended.clone()?;
         if let Some(slot) = self.slots.get_mut(&partition) {
@@ -485,7 +586,7 @@ impl Drive {
         }
         let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
         let majority = slot.majority();
-        let Phase::Proposing(value, accepted) = &mut slot.phase else { return Progress::Nothing };
+        let Phase::Proposing(proposal) = &mut slot.phase else { return Progress::Nothing };
         if ballot != self.ballot {
             return Progress::Nothing;
         }
@@ -494,13 +595,13 @@ impl Drive {
             slot.phase = Phase::Asked;
             return Progress::Preempted;
         }
-        if answer.accepted == Some((ballot, *value)) {
-            accepted.insert(from);
+        if answer.accepted == Some((ballot, proposal.value)) {
+            proposal.accepted.insert(from);
         }
-        if accepted.len() < majority {
+        if proposal.accepted.len() < majority {
             return Progress::Nothing;
         }
-        slot.phase = Phase::Chosen(*value);
+        slot.phase = Phase::Chosen(proposal.value);
         self.advance((config, out))
     }
 
@@ -533,13 +634,11 @@ impl Drive {
             let mut largest = Some(Timestamp::ZERO);
             for slot in self.slots.values() {
                 match slot.phase {
-                    Phase::Chosen(Value::Refused) => {
-                        let outcome = Outcome::Aborted(AbortReason::Recovery);
-                        let output = Arc::new(Output { outcome, writes: Writes::new() });
-                        return self.end(output, out);
-                    }
+                    Phase::Chosen(Value::Refused) => return self.abort(out),
                     Phase::Chosen(Value::At(at)) => largest = largest.map(|known| known.max(at)),
-                    Phase::Asked | Phase::Promising(_) | Phase::Proposing(..) => largest = None,
+                    Phase::Asked | Phase::Promising(_) | Phase::Proposing(_) | Phase::Gone(_) => {
+                        largest = None;
+                    }
                 }
             }
             let Some(largest) = largest else { return Progress::Nothing };
@@ -649,22 +748,15 @@ impl Drive {
         out: &mut Out,
     ) -> Progress {
         self.times += 1;
-        if let Some(register) = &mut self.register {
-            // Promises were asked for and have not come, or the slot is not decided yet.
-            let slot = self.slots.get(&register.partition);
-            let is_chosen = slot.is_some_and(|slot| matches!(slot.phase, Phase::Chosen(_)));
-            let is_open = register.found.is_none() || !is_chosen;
-            register.is_fenced |= register.ballot.round > 0 && is_open;
-        }
         match &self.stage {
-            Stage::Ordering => self.recover(me, out),
-            Stage::Observing(_) if self.register.as_ref().is_some_and(|it| it.is_fenced) => {
-                self.recover(me, out);
-            }
-            Stage::Observing(_) if self.reads.is_some() => self.store(out),
+            Stage::Ordering => self.ask_again(me, out),
             Stage::Observing(at) => {
                 let (txn, at) = (self.txn, *at);
-                self.store(out);
+                // Its register may have to be recovered although its place is known.
+                self.ask_again(me, out);
+                if self.reads.is_some() {
+                    return Progress::Nothing;
+                }
                 for (&partition, slot) in &self.slots {
                     for &to in &slot.replicas {
                         // Whoever observes for it has its text.
@@ -702,13 +794,14 @@ impl Drive {
         text.max(offer).max(output).saturating_mul(self.slots.len())
     }
 
-    /// True if others need not wait for it any more: few answers are missing at its end, or nobody
-    /// answers.
+    /// True if others need not wait for it any more: it waits for predecessors, which may be among those
+    /// others; or few answers are missing at its end; or nobody answers.
     pub(super) fn makes_room(&self, patience: u32) -> bool {
         let is_enough = |slot: &Slot| slot.acks.len() >= slot.majority();
         let is_ending = matches!(self.stage, Stage::Ending(_));
         let is_applied = is_ending && self.slots.values().all(is_enough);
-        self.times >= patience || (is_applied && self.times > 0)
+        let is_observing = matches!(self.stage, Stage::Observing(_));
+        self.times >= patience || ((is_applied || is_observing) && self.times > 0)
     }
 
     /// Those who were asked and have not answered: replicas that should decide, or promise.
@@ -722,7 +815,7 @@ impl Drive {
                 let silent = slot.replicas.iter().filter(|node| !answers.contains_key(node));
                 silent.copied().collect()
             }
-            Phase::Asked | Phase::Proposing(..) | Phase::Chosen(_) => Vec::new(),
+            Phase::Asked | Phase::Proposing(_) | Phase::Chosen(_) | Phase::Gone(_) => Vec::new(),
         };
         self.slots.values().flat_map(of).collect()
     }
@@ -743,6 +836,7 @@ mod tests {
     use crate::functor::{Body, Functor};
 
     const P: PartitionId = PartitionId(0);
+    const ME: (NodeId, u64) = (NodeId(4), 7);
 
     fn text() -> Arc<Text> {
         let (key, txn) = (Key::from("a"), TxnId::new(ClientId(1), 1));
@@ -762,7 +856,7 @@ mod tests {
         let text = text();
         let mut drive = Drive::new(&cluster, text.txn(), Some(text.clone()), []);
         let mut out = Out::new();
-        drive.recover((NodeId(4), 7), &mut out);
+        drive.recover(ME, &mut out);
         out.clear();
         let at = (P, drive.ballot);
         let stamp = Some(Stamp { at: Timestamp(5), kind: Kind::Recovery });
@@ -778,5 +872,70 @@ mod tests {
             }
         }
         assert_eq!(texts, [(NodeId(1), false), (NodeId(2), true), (NodeId(3), true)]);
+        // One accepts it. After a time-out the others are asked the same in the same ballot.
+        let mut accepted = None;
+        for (_, msg) in &out {
+            if let Msg::Propose { value, .. } = msg {
+                accepted = Some((drive.ballot, *value));
+            }
+        }
+        let answer = Answer { promised: drive.ballot, accepted, ..Answer::default() };
+        let _ = drive.on_accepted(NodeId(1), at, &answer, (&config, &mut out));
+        out.clear();
+        let _ = drive.on_timeout(ME, 5, &mut out);
+        let asked: Vec<NodeId> = out.iter().map(|(to, _)| *to).collect();
+        assert_eq!((asked, drive.ballot), (vec![NodeId(2), NodeId(3)], at.1));
+    }
+
+    #[test]
+    fn what_one_partition_never_heard_of_is_aborted_once_the_other_was_asked_again() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 2, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let other = PartitionId(1);
+        let mut drive = Drive::new(&cluster, text().txn(), Some(text()), [P, other]);
+        let mut out = Out::new();
+        drive.recover(ME, &mut out);
+        let unknown = Answer { is_forgotten: true, ..Answer::default() };
+        let promise = |drive: &mut Drive, from, out: &mut Out| {
+            let stamp = Some(Stamp { at: Timestamp(5), kind: Kind::Recovery });
+            let answer = Answer { promised: drive.ballot, stamp, ..Answer::default() };
+            let at = (P, drive.ballot);
+            drive.on_promised(NodeId(from), at, answer, &cluster, (&config, out))
+        };
+        for from in [1, 2] {
+            let at = (other, drive.ballot);
+            let answer = unknown.clone();
+            let from = NodeId(from);
+            let told = drive.on_promised(from, at, answer, &cluster, (&config, &mut out));
+            assert_eq!(told, Progress::Nothing);
+        }
+        // These may have answered before the others forgot it.
+        for from in [1, 2] {
+            assert_eq!(promise(&mut drive, from, &mut out), Progress::Nothing);
+        }
+        let _ = drive.on_timeout(ME, 5, &mut out);
+        assert_eq!(promise(&mut drive, 1, &mut out), Progress::Nothing);
+        let ended = promise(&mut drive, 3, &mut out);
+        let Progress::Ended(output) = ended else { panic!("{ended:?}") };
+        assert_eq!(output.outcome, Outcome::Aborted(AbortReason::Recovery));
+    }
+
+    #[test]
+    fn what_a_majority_of_each_partition_does_not_know_is_forgotten() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let mut drive = Drive::new(&cluster, text().txn(), Some(text()), []);
+        let mut out = Out::new();
+        drive.recover(ME, &mut out);
+        let at = (P, drive.ballot);
+        let unknown = Answer { is_forgotten: true, ..Answer::default() };
+        let mut hear = |from| {
+            drive.on_promised(NodeId(from), at, unknown.clone(), &cluster, (&config, &mut out))
+        };
+        assert_eq!(hear(1), Progress::Nothing);
+        assert_eq!(hear(1), Progress::Nothing, "one of three may never have heard of it");
+        assert_eq!(hear(3), Progress::Forgotten);
     }
 }

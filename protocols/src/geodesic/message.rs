@@ -618,6 +618,8 @@ pub enum Change {
     Ceiling(Timestamp),
     /// Nothing unfinished is, or will be, at or below this.
     Mark(Timestamp),
+    /// Clients have known the outcome of everything below for a while.
+    Age(Vec<(ClientId, u64)>),
 }
 
 /// What a server remembers.

@@ -193,6 +193,8 @@ pub enum Note {
     FarFuture,
     /// A message came after the end, or after a promise.
     LateMessage,
+    /// A replica heard of a transaction for the first time when its client knew the outcome.
+    CaughtUp,
     /// A replica without a stamp gave one with its promise.
     RecoveryStamp,
     /// A replica promised.
@@ -238,6 +240,12 @@ pub enum Timer {
     Drive(TxnId),
     /// A gateway says what may be forgotten.
     Flush,
+}
+
+/// By how much the pause after so many time-outs is longer than the first one: answers may take much
+/// longer than usual, and what is asked too often makes them slower.
+const fn backoff(times: u32) -> u32 {
+    1 << if times < 4 { times } else { 4 }
 }
 
 /// Its name.

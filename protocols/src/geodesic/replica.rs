@@ -14,7 +14,7 @@ use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Text, Val
 use super::pending::{Closings, Place, Question, Questions, Writers};
 use super::server::World;
 use super::state::{Entry, State};
-use super::{Note, Timer};
+use super::{Note, Timer, backoff};
 use crate::portions::Portion;
 
 /// One replica of one partition.
@@ -37,9 +37,14 @@ pub(super) struct Replica {
     /// What each peer said of its mark, and when.
     marks: BTreeMap<NodeId, (Timestamp, Time)>,
     gossiped: Time,
+    /// What clients knew at the time `aged`.
+    aging: BTreeMap<ClientId, u64>,
+    aged: Time,
     /// When to look after each transaction, and how often that was done.
     watched: BTreeMap<TxnId, Watch>,
     due: BTreeSet<(Time, TxnId)>,
+    /// How long gateways take to answer whether they look after a transaction.
+    inquiries: BTreeMap<NodeId, Duration>,
     /// Size of the entries.
     entries_bytes: usize,
 }
@@ -51,6 +56,10 @@ struct Watch {
     times: u32,
     /// Its gateway was asked whether it looks after it.
     is_asked: bool,
+    /// When that was, the last time.
+    asked: Time,
+    /// The highest ballot that this node, recovering it, heard of.
+    heard_of: Ballot,
 }
 
 /// A transaction that somebody should look after.
@@ -93,8 +102,11 @@ impl Replica {
             settling: BTreeMap::new(),
             fetching: BTreeMap::new(),
             gossiped: now,
+            aging: BTreeMap::new(),
+            aged: now,
             watched: BTreeMap::new(),
             due: BTreeSet::new(),
+            inquiries: BTreeMap::new(),
             entries_bytes: 0,
         };
         let txns: Vec<TxnId> = replica.state.entries.keys().copied().collect();
@@ -142,7 +154,7 @@ impl Replica {
                 let known = self.marks.entry(from).or_insert((mark, world.cx.now()));
                 *known = (known.0.max(mark), world.cx.now());
             }
-            Msg::Driving { txn, is_driven, .. } => self.on_driving(txn, is_driven, world),
+            Msg::Driving { txn, is_driven, .. } => self.on_driving(from, txn, is_driven, world),
             Msg::Decided { .. }
             | Msg::Observed { .. }
             | Msg::Stored { .. }
@@ -167,9 +179,11 @@ impl Replica {
             | Change::Final { txn, .. }
             | Change::End { txn, .. } => vec![*txn],
             Change::Forget(txns) => txns.clone(),
-            Change::Copy { .. } | Change::Acknowledge(_) | Change::Ceiling(_) | Change::Mark(_) => {
-                vec![]
-            }
+            Change::Copy { .. }
+            | Change::Acknowledge(_)
+            | Change::Ceiling(_)
+            | Change::Mark(_)
+            | Change::Age(_) => vec![],
         };
         let before = self.bytes_of(&concerned);
         self.state.apply((world.cluster, self.id), &change, world.store);
@@ -553,6 +567,7 @@ impl Replica {
     ) {
         if self.state.is_forgotten(txn) {
             world.cx.note(Note::LateMessage);
+            self.catch_up(txn, output, world);
             return;
         }
         let entry = self.state.entries.get(&txn);
@@ -570,6 +585,24 @@ impl Replica {
         self.fetching.remove(&txn);
         self.questions.forget(txn);
         self.recheck(txn, world);
+    }
+
+    /// A transaction of which nothing is known here has ended, and its client knows. Either this replica
+    /// has forgotten it, or it never heard of it before, and has to have what it wrote.
+    fn catch_up(&mut self, txn: TxnId, output: &Output, world: &mut World<'_, '_>) {
+        let Outcome::Committed(timestamp) = output.outcome else { return };
+        let version = Version { timestamp, writer: txn };
+        let own = output.writes.iter().filter(|(key, _)| {
+            world.cluster.partition_of(key) == self.id
+                && version_of(world.store, self.id, key, txn).is_none()
+        });
+        let versions = |value: &Option<_>| Versions::from_iter([(version, value.clone())]);
+        let keys = own.map(|(key, value)| (key.clone(), versions(value)));
+        let keys: Vec<(Key, Versions)> = keys.collect();
+        if !keys.is_empty() {
+            world.cx.note(Note::CaughtUp);
+            self.change(Change::Copy { keys }, world);
+        }
     }
 
     fn unindex(&mut self, txn: TxnId, world: &World<'_, '_>) {
@@ -606,7 +639,11 @@ impl Replica {
     fn drop_all(&mut self, txns: &[TxnId], world: &mut World<'_, '_>) {
         let mut gone = Vec::new();
         for &txn in txns.iter().filter(|txn| self.state.is_acknowledged(**txn)) {
-            let Some(entry) = self.state.entries.get(&txn) else { continue };
+            let Some(entry) = self.state.entries.get(&txn) else {
+                // It has never heard of it, and need not.
+                gone.extend((!self.state.is_forgotten(txn)).then_some(txn));
+                continue;
+            };
             let missed: Vec<Key> = match (&entry.ended, &entry.text) {
                 (None, Some(text)) => text.writes(world.cluster, self.id).cloned().collect(),
                 (Some(_), _) | (None, None) => vec![],
@@ -835,7 +872,14 @@ impl Replica {
         let rank = u32::try_from(rank).unwrap_or(u32::MAX);
         let timeout = world.config.takeover_after + world.config.takeover_step * rank;
         let now = world.cx.now();
-        let watch = Watch { at: now + timeout, since: now, times: 0, is_asked: false };
+        let watch = Watch {
+            at: now + timeout,
+            since: now,
+            times: 0,
+            is_asked: false,
+            asked: now,
+            heard_of: Ballot::default(),
+        };
         self.watched.insert(txn, watch);
         self.due.insert((watch.at, txn));
     }
@@ -854,12 +898,21 @@ impl Replica {
     }
 
     /// A gateway says whether it looks after a transaction.
-    fn on_driving(&mut self, txn: TxnId, is_driven: bool, world: &mut World<'_, '_>) {
+    fn on_driving(&mut self, from: NodeId, txn: TxnId, is_driven: bool, world: &mut World<'_, '_>) {
         let now = world.cx.now();
-        if self.watched.get(&txn).is_some_and(|watch| watch.is_asked) {
-            let after = if is_driven { world.config.takeover_after } else { Duration::ZERO };
-            self.watch_again(txn, now + after, !is_driven);
+        let Some(watch) = self.watched.get_mut(&txn) else { return };
+        let usual = self.inquiries.entry(from).or_default();
+        *usual = now.since(watch.asked).max(*usual * 7 / 8).min(INQUIRY_MAX);
+        if !watch.is_asked {
+            // The answer came too late. The next one will be waited for.
+            return;
         }
+        let mut after = Duration::ZERO;
+        if is_driven {
+            watch.times += 1;
+            after = world.config.takeover_after * backoff(watch.times.min(TAKEOVERS_DOUBLED));
+        }
+        self.watch_again(txn, now + after, !is_driven);
     }
 
     /// Transactions that somebody should look after. Gateways are asked first.
@@ -876,13 +929,15 @@ impl Replica {
             let text = entry.text.as_ref().filter(|_| !watch.is_asked);
             if let Some(text) = text {
                 world.cx.send(text.gateway, Msg::Inquire { txn, partition: self.id });
-                let span = world.config.takeover_step + world.config.span_of(text.size());
-                (watch.is_asked, watch.at) = (true, now + span);
+                let usual = self.inquiries.get(&text.gateway).copied().unwrap_or_default();
+                let span = world.config.takeover_step.max(usual * 2);
+                let span = span + world.config.span_of(text.size());
+                (watch.is_asked, watch.asked, watch.at) = (true, now, now + span);
                 self.due.insert((watch.at, txn));
                 continue;
             }
             watch.times += 1;
-            let pause = world.config.takeover_after * (1 << watch.times.min(3));
+            let pause = world.config.takeover_after * backoff(watch.times.min(TAKEOVERS_DOUBLED));
             let jitter = world.cx.rng().below(1 + nanos(pause) / 2);
             (watch.is_asked, watch.at) = (false, now + pause + Duration::from_nanos(jitter));
             self.due.insert((watch.at, txn));
@@ -896,7 +951,7 @@ impl Replica {
                     txn,
                     participants: entry.participants.clone(),
                     text: entry.text.clone(),
-                    promised: entry.promised,
+                    promised: entry.promised.max(watch.heard_of),
                     ended: entry.ended.clone(),
                 });
             }
@@ -904,9 +959,16 @@ impl Replica {
         overdue
     }
 
+    /// Somebody was promised so much for `txn`: a recovery by this node needs a higher ballot.
+    pub(super) fn heard_of(&mut self, txn: TxnId, ballot: Ballot) {
+        if let Some(watch) = self.watched.get_mut(&txn) {
+            watch.heard_of = watch.heard_of.max(ballot);
+        }
+    }
+
     /// This node has as much under way as it may: it looks at `txn` again a little later.
     pub(super) fn postpone(&mut self, txn: TxnId, world: &World<'_, '_>) {
-        self.watch_again(txn, world.cx.now() + world.config.takeover_step, false);
+        self.watch_again(txn, world.cx.now() + world.config.takeover_step, true);
     }
 
     /// This node has driven `txn` to its end everywhere: may it be forgotten?
@@ -945,7 +1007,23 @@ impl Replica {
                 world.reply(to, Msg::Gossip { partition: self.id, mark: self.state.mark });
             }
         }
+        if now.since(self.aged) >= MEMORY {
+            self.aged = now;
+            self.age(world);
+        }
         world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
+    }
+
+    /// What clients have known for [`MEMORY`] this replica need not tell apart any more.
+    fn age(&mut self, world: &mut World<'_, '_>) {
+        let known = std::mem::replace(&mut self.aging, self.state.acknowledged.clone());
+        let is_new = |(client, below): &(ClientId, u64)| {
+            self.state.floors.get(client).is_none_or(|floor| floor < below)
+        };
+        let old: Vec<(ClientId, u64)> = known.into_iter().filter(is_new).collect();
+        for clients in old.chunks(CLIENTS_AT_ONCE) {
+            self.change(Change::Age(clients.to_vec()), world);
+        }
     }
 
     /// Nothing unfinished is at or below the mark, and nothing will be.
@@ -1064,3 +1142,17 @@ const SCAN_KEYS: usize = 64;
 
 /// Transactions that one sweep takes over, at most.
 const TAKEOVERS_AT_ONCE: usize = 64;
+
+/// So often the time until a transaction is looked after again doubles: its gateway, or whoever
+/// recovers it, may be lost meanwhile.
+const TAKEOVERS_DOUBLED: u32 = 3;
+
+/// For at least so long after its client knows the outcome, a replica that has never heard of a
+/// transaction still takes part in its recovery.
+const MEMORY: Duration = Duration::from_secs(10);
+
+/// Clients that one change is about.
+const CLIENTS_AT_ONCE: usize = 1_000;
+
+/// No answer of a gateway is waited for longer than twice this.
+const INQUIRY_MAX: Duration = Duration::from_secs(5);

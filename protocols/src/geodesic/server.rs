@@ -19,7 +19,7 @@ use super::pending::Maker;
 use super::replica::{Overdue, Replica};
 use super::state::State;
 use super::under_way::UnderWay;
-use super::{Config, Geodesic, Note, Timer};
+use super::{Config, Geodesic, Note, Timer, backoff};
 use crate::checkpoint::CheckpointPace;
 use crate::sizes::READ_BYTES_MAX;
 
@@ -295,7 +295,8 @@ impl Server {
                     replica.overdue(world)
                 });
                 for overdue in overdue.into_iter().flatten() {
-                    if self.under_way.has_room(overdue.bytes(), &self.config) {
+                    let is_free = overdue.ended.is_some() || self.recovering() < RECOVERING_MAX;
+                    if is_free && self.under_way.has_room(overdue.bytes(), &self.config) {
                         self.take_over(overdue, cx);
                     } else {
                         self.with(id, cx, |replica, world| replica.postpone(overdue.txn, world));
@@ -357,7 +358,11 @@ impl Server {
             // Somebody else takes care of it. If that one fails too, its watch comes round again.
             Progress::Preempted => {
                 cx.note(Note::Preempted);
-                self.leave(txn);
+                if let Some(drive) = self.leave(txn) {
+                    for replica in self.replicas.values_mut() {
+                        replica.heard_of(txn, drive.highest());
+                    }
+                }
             }
             Progress::Complete => {
                 let Some(drive) = self.leave(txn) else { return };
@@ -398,6 +403,11 @@ impl Server {
         self.send(out, cx);
     }
 
+    /// How many transactions this node recovers whose places are not known.
+    fn recovering(&self) -> usize {
+        self.drives.values().filter(|(drive, _)| drive.stage == Stage::Ordering).count()
+    }
+
     fn look_after_drives(&mut self, cx: &mut Cx<'_, Geodesic>) {
         let now = cx.now();
         let due: Vec<TxnId> =
@@ -416,7 +426,7 @@ impl Server {
                 self.under_way.make_room(txn);
             }
             self.under_way.add(txn, drive.bytes(), &self.config);
-            let pause = self.config.resend_after * (1 << drive.times.min(3));
+            let pause = self.config.resend_after * backoff(drive.times);
             let pause = pause + self.under_way.span(&self.config);
             let jitter = cx.rng().below(1 + nanos(pause) / 2);
             *at = now + pause + Duration::from_nanos(jitter);
@@ -458,7 +468,11 @@ impl Server {
 }
 
 /// A node that recovers asks so often before it leaves the transaction to its next turn.
-const ATTEMPTS: u32 = 6;
+const ATTEMPTS: u32 = 8;
+
+/// A node recovers at most so many transactions at once whose places are not known. Others wait: a
+/// network that is too slow for all would bring none of them to its end.
+const RECOVERING_MAX: usize = 64;
 
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

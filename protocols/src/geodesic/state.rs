@@ -1,6 +1,6 @@
 //! What a replica remembers: a function of the changes it made durable.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::Wire;
@@ -73,6 +73,11 @@ pub struct State {
     pub mark: Timestamp,
     /// Versions that are not the newest of their key below this are gone.
     pub collected: Timestamp,
+    /// Transactions that this replica has forgotten, or would have, lately.
+    pub forgotten: BTreeSet<TxnId>,
+    /// Below these counters the replica no longer tells which transactions it has forgotten and of which
+    /// it has never heard.
+    pub floors: BTreeMap<ClientId, u64>,
 }
 
 impl State {
@@ -134,12 +139,26 @@ impl State {
             Change::Forget(txns) => {
                 for txn in txns {
                     self.entries.remove(txn);
+                    if !self.is_below_floor(*txn) {
+                        self.forgotten.insert(*txn);
+                    }
                 }
             }
             Change::Acknowledge(clients) => {
                 for &(client, below) in clients {
                     let known = self.acknowledged.entry(client).or_default();
                     *known = (*known).max(below);
+                }
+            }
+            Change::Age(clients) => {
+                for &(client, below) in clients {
+                    let floor = self.floors.entry(client).or_default();
+                    *floor = (*floor).max(below);
+                    let of = |counter| TxnId { client, counter, attempt: 0 };
+                    let old = self.forgotten.range(of(0)..of(below)).copied();
+                    for txn in old.collect::<Vec<_>>() {
+                        self.forgotten.remove(&txn);
+                    }
                 }
             }
             Change::Ceiling(ceiling) => self.ceiling = self.ceiling.max(*ceiling),
@@ -169,16 +188,22 @@ impl State {
         self.acknowledged.get(&txn.client).is_some_and(|&below| txn.counter < below)
     }
 
-    /// True if nothing is known of the transaction any more (R6).
+    fn is_below_floor(&self, txn: TxnId) -> bool {
+        self.floors.get(&txn.client).is_some_and(|&floor| txn.counter < floor)
+    }
+
+    /// True if nothing is known of the transaction, and it is not to become known again: it has been
+    /// forgotten (R6), or its client has known the outcome for so long that this may be so.
     #[must_use]
     pub fn is_forgotten(&self, txn: TxnId) -> bool {
-        self.is_acknowledged(txn) && !self.entries.contains_key(&txn)
+        !self.entries.contains_key(&txn)
+            && (self.forgotten.contains(&txn) || self.is_below_floor(txn))
     }
 
     /// The same in parts, each of at most so many bytes unless one transaction alone has more.
     #[must_use]
     pub fn divide(self, bytes_max: usize) -> Vec<Self> {
-        let Self { entries, acknowledged, ceiling, mark, collected } = self;
+        let Self { entries, acknowledged, ceiling, mark, collected, forgotten, floors } = self;
         let empty = Self { ceiling, mark, collected, ..Self::default() };
         let mut parts = Pieces::new(empty, bytes_max);
         for (txn, entry) in entries {
@@ -187,6 +212,12 @@ impl State {
         for (client, below) in acknowledged {
             parts.of(ENTRY).acknowledged.insert(client, below);
         }
+        for txn in forgotten {
+            parts.of(ENTRY).forgotten.insert(txn);
+        }
+        for (client, floor) in floors {
+            parts.of(ENTRY).floors.insert(client, floor);
+        }
         parts.finish()
     }
 
@@ -194,6 +225,8 @@ impl State {
     pub fn join(&mut self, part: Self) {
         self.entries.extend(part.entries);
         self.acknowledged.extend(part.acknowledged);
+        self.forgotten.extend(part.forgotten);
+        self.floors.extend(part.floors);
     }
 }
 

@@ -153,15 +153,15 @@ mod tests {
     fn a_syntax_error_says_where_it_is() {
         for (text, message, position) in [
             ("SELECT * FORM t", "syntax error at or near \"t\"", 15),
-            ("SELECT 1 FROM t\nWHERE AND x", "syntax error at or near \"AND\"", 23),
+            ("SELECT 1 FROM t\nWHERE ) x", "syntax error at or near \")\"", 23),
             ("SELECT (1", "syntax error at end of input", 10),
         ] {
             let error = told(Dialect::PostgreSql, text);
             assert_eq!((error.message.as_str(), error.position), (message, position), "{text}");
             assert_eq!(error.sqlstate, "42601");
         }
-        let error = told(Dialect::MariaDb, "SELECT 1 FROM t\nWHERE AND x");
+        let error = told(Dialect::MariaDb, "SELECT 1 FROM t\nWHERE ) x");
         assert_eq!((error.number, error.sqlstate.as_str()), (1064, "42000"));
-        assert!(error.message.ends_with("near 'AND x' at line 2"), "{}", error.message);
+        assert!(error.message.ends_with("near ') x' at line 2"), "{}", error.message);
     }
 }
