@@ -67,6 +67,41 @@ pub fn python() -> Result<PathBuf, String> {
     Ok(python)
 }
 
+/// What builds and checks the Python client.
+const BUILDERS: [&str; 5] = [
+    "setuptools==80.9.0",
+    "grpcio-tools==1.74.0",
+    "mypy==1.18.2",
+    "types-protobuf",
+    "types-grpcio",
+];
+
+/// A Python with the project's own client, from a wheel that is built anew, and with mypy.
+pub fn python_client(source: &Path) -> Result<PathBuf, String> {
+    let place = folder().join("client-venv");
+    let python = place.join("bin/python");
+    let mut found = Command::new(&python);
+    found.args(["-c", "import setuptools, grpc_tools, mypy"]).stderr(Stdio::null());
+    if !found.status().is_ok_and(|status| status.success()) {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&place))?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(BUILDERS))?;
+    }
+    let wheels = folder().join("wheels");
+    let _ = std::fs::remove_dir_all(&wheels);
+    let mut build = Command::new(&python);
+    build.args(["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]);
+    // A package that does not build is a defect, not a missing tool.
+    run(build.arg("--wheel-dir").arg(&wheels).arg(source)).unwrap();
+    let mut names = std::fs::read_dir(&wheels).unwrap();
+    let wheel = names.next().unwrap().unwrap().path();
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps"]);
+    run(install.arg(&wheel)).unwrap();
+    // Its dependencies, if they are not there yet.
+    run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).arg(&wheel))?;
+    Ok(python)
+}
+
 fn has_packages(python: &Path) -> bool {
     let mut command = Command::new(python);
     command

@@ -1,0 +1,54 @@
+"""Client of Orthodrome, a geo-distributed transactional database.
+
+    import orthodrome
+
+    with orthodrome.connect(["near:7400", "far:7400"]) as db:
+        with db.transaction() as txn:
+            left = int(txn.get("stock/tea") or 0)
+            txn.put("stock/tea", str(left - 1))
+
+`orthodrome.aio` has the same for asyncio."""
+
+from ._sync import Client, Transaction, connect
+from .errors import (
+    Aborted,
+    AbortReason,
+    BusyError,
+    ClosedError,
+    ConfigError,
+    DeadlineError,
+    GuardFailed,
+    InvalidError,
+    OrthodromeError,
+    OutcomeUnknown,
+    PermissionDeniedError,
+    TooLarge,
+    UnauthenticatedError,
+    UnexpectedError,
+    UnreachableError,
+    UnsupportedError,
+)
+from .values import (
+    ClusterInfo,
+    Committed,
+    Keyspace,
+    Node,
+    Op,
+    Partition,
+    Priority,
+    Reads,
+    Region,
+    Snapshot,
+    Status,
+    Tls,
+    TxnId,
+    Version,
+)
+
+__all__ = [
+    "AbortReason", "Aborted", "BusyError", "Client", "ClosedError", "ClusterInfo", "Committed", "ConfigError",
+    "DeadlineError", "GuardFailed", "InvalidError", "Keyspace", "Node", "Op", "OrthodromeError", "OutcomeUnknown",
+    "Partition", "PermissionDeniedError", "Priority", "Reads", "Region", "Snapshot", "Status", "Tls", "TooLarge",
+    "Transaction", "TxnId", "UnauthenticatedError", "UnexpectedError", "UnreachableError", "UnsupportedError",
+    "Version", "connect",
+]

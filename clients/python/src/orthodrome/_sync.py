@@ -1,0 +1,212 @@
+"""The client for programs with threads. A client may be used by several threads at once, a transaction by one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Concatenate, Literal, ParamSpec, TypeVar
+
+from ._engine import Attempt, Engine, Run, declare
+from ._runtime import Blocking, drive
+from .values import ClusterInfo, Committed, Data, Op, Priority, Reads, Snapshot, Status, Tls
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def connect(
+    endpoints: str | Iterable[str],
+    *,
+    token: str | None = None,
+    tls: Tls | None = None,
+    timeout: float = 10.0,
+    attempt_timeout: float = 5.0,
+) -> Client:
+    """Registers at the first gateway that answers.
+
+    `endpoints` are gateways as `host:port`, the nearest first. If the one in use fails, the client uses the next, and
+    returns to the nearest when it answers again. `timeout` is the default deadline of a call in seconds, retries included.
+    `attempt_timeout` is how long to wait for one gateway before asking another; it must be longer than the slowest
+    transaction takes. Without TLS, a token is sent only to a loopback address.
+
+    After a fork, the child must connect anew."""
+    work = Engine.connect(
+        Blocking(), endpoints, token=token, tls=tls, timeout=timeout, attempt_timeout=attempt_timeout, is_blocking=True
+    )
+    return Client(drive(work))
+
+
+class Transaction:
+    """A transaction inside its `with` block or function. It sees its own writes."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def get(self, key: Data) -> bytes | None:
+        """The value of the key; None if it is absent."""
+        return self.get_all([key])[0]
+
+    def get_text(self, key: Data) -> str | None:
+        """The value of the key as text; None if it is absent."""
+        value = self.get(key)
+        return None if value is None else value.decode()
+
+    def get_all(self, keys: Iterable[Data]) -> list[bytes | None]:
+        """The values of several keys, in their order, in one round."""
+        return drive(self._attempt.get_all(keys))
+
+    def put(self, key: Data, value: Data) -> None:
+        """Sets the key when the transaction commits."""
+        self._attempt.write(key, value)
+
+    def delete(self, key: Data) -> None:
+        """Removes the key when the transaction commits."""
+        self._attempt.write(key, None)
+
+    @property
+    def reads(self) -> Reads:
+        """What it has read."""
+        return self._attempt.reads
+
+    @property
+    def committed(self) -> Committed | None:
+        """Its place in the serial order, once it has committed."""
+        return self._attempt.committed
+
+
+class _Block:
+    """The context manager of `Client.transaction`."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def __enter__(self) -> Transaction:
+        drive(self._attempt.begin())
+        return Transaction(self._attempt)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is None:
+            drive(self._attempt.commit())
+        else:
+            drive(self._attempt.give_up(wait=isinstance(error, Exception)))
+        return False
+
+
+class Client:
+    """A client of one cluster. `connect` makes it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def id(self) -> int:
+        """The first part of the names of this client's transactions."""
+        return self._engine.names.client
+
+    def close(self) -> None:
+        """Ends the connections. Transactions that are open end with their leases."""
+        drive(self._engine.close())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def transaction(
+        self,
+        *,
+        read: Iterable[Data] | None = None,
+        write: Iterable[Data] | None = None,
+        priority: Priority = Priority.LOW,
+        timeout: float | None = None,
+    ) -> _Block:
+        """A transaction as a `with` block. It commits at the end of the block, and is aborted if the block raises.
+
+        Without `read` and `write` the block may read and write any keys. With them it declares its keys, which takes fewer
+        round trips. `timeout` holds for each call. The block runs once: `Aborted` is raised at its end, or by a read. Use
+        `run` to retry."""
+        options = self._engine.options(priority, timeout)
+        return _Block(Attempt(self._engine, self._engine.names.take(), declare(read, write), options, None))
+
+    def run(
+        self,
+        function: Callable[[Transaction], T],
+        *,
+        read: Iterable[Data] | None = None,
+        write: Iterable[Data] | None = None,
+        priority: Priority = Priority.LOW,
+        timeout: float | None = None,
+    ) -> T:
+        """Calls `function` with a transaction, commits, and returns its result. If the transaction aborts for a temporary
+        reason, calls the function again until `timeout` seconds have passed. So the function must have no side effects.
+
+        If the function raises, the transaction is aborted and the error is raised again. Where the cluster does not run
+        transactions in rounds, a function may see values that were not current together; such a run never commits, and
+        if the function raises in it, it is called again."""
+        run = Run(self._engine, declare(read, write), self._engine.options(priority, timeout))
+        while True:
+            attempt = drive(run.begin())
+            try:
+                result = function(Transaction(attempt))
+            except BaseException as error:
+                drive(run.failed(attempt, error))
+                continue
+            if drive(run.commit(attempt)):
+                return result
+
+    def transactional(
+        self, *, priority: Priority = Priority.LOW, timeout: float | None = None
+    ) -> Callable[[Callable[Concatenate[Transaction, P], T]], Callable[P, T]]:
+        """A decorator: calls of the function run it as by `run`, with the transaction as its first argument."""
+
+        def decorate(function: Callable[Concatenate[Transaction, P], T]) -> Callable[P, T]:
+            @functools.wraps(function)
+            def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                return self.run(lambda txn: function(txn, *args, **kwargs), priority=priority, timeout=timeout)
+
+            return call
+
+        return decorate
+
+    def execute(
+        self, ops: Iterable[Op], *, priority: Priority = Priority.LOW, timeout: float | None = None
+    ) -> Committed:
+        """Runs guarded operations as one transaction, in one call. Retries temporary aborts until the deadline. Raises
+        `GuardFailed` if a comparison failed."""
+        return drive(self._engine.execute(ops, self._engine.options(priority, timeout)))
+
+    def read(
+        self,
+        keys: Iterable[Data],
+        *,
+        stale: bool = False,
+        priority: Priority = Priority.LOW,
+        timeout: float | None = None,
+    ) -> Snapshot:
+        """The values of keys at one moment. With `stale`, any consistent state, however old, that is not older than what
+        this client knows."""
+        return drive(self._engine.read(keys, self._engine.options(priority, timeout), is_stale=stale))
+
+    def get(self, key: Data) -> bytes | None:
+        """The value of one key; None if it is absent."""
+        return self.read([key]).reads[key]
+
+    def put(self, key: Data, value: Data) -> Committed:
+        """Sets one key."""
+        return self.execute([Op.put(key, value)])
+
+    def delete(self, key: Data) -> Committed:
+        """Removes one key."""
+        return self.execute([Op.delete(key)])
+
+    def describe(self, *, timeout: float | None = None) -> ClusterInfo:
+        """Describes the cluster, as the gateway in use sees it."""
+        return drive(self._engine.describe(self._engine.options(Priority.LOW, timeout)))
+
+    def status(self, *, timeout: float | None = None) -> Status:
+        """The status of the gateway in use."""
+        return drive(self._engine.status(self._engine.options(Priority.LOW, timeout)))

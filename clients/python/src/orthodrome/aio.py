@@ -1,0 +1,220 @@
+"""The client for asyncio.
+
+    import orthodrome.aio
+
+    async with await orthodrome.aio.connect("localhost:7400") as db:
+        async with db.transaction() as txn:
+            left = int(await txn.get("stock/tea") or 0)
+            txn.put("stock/tea", str(left - 1))
+
+A client belongs to the event loop in which it was made. Cancelling a call aborts its transaction, unless the client has
+already asked to commit it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Concatenate, Literal, ParamSpec, TypeVar
+
+from ._engine import Attempt, Engine, Run, declare
+from ._runtime import Loop
+from .values import ClusterInfo, Committed, Data, Op, Priority, Reads, Snapshot, Status, Tls
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+async def connect(
+    endpoints: str | Iterable[str],
+    *,
+    token: str | None = None,
+    tls: Tls | None = None,
+    timeout: float = 10.0,
+    attempt_timeout: float = 5.0,
+) -> Client:
+    """Registers at the first gateway that answers.
+
+    `endpoints` are gateways as `host:port`, the nearest first. If the one in use fails, the client uses the next, and
+    returns to the nearest when it answers again. `timeout` is the default deadline of a call in seconds, retries included.
+    `attempt_timeout` is how long to wait for one gateway before asking another; it must be longer than the slowest
+    transaction takes. Without TLS, a token is sent only to a loopback address."""
+    work = Engine.connect(
+        Loop(), endpoints, token=token, tls=tls, timeout=timeout, attempt_timeout=attempt_timeout, is_blocking=False
+    )
+    return Client(await work)
+
+
+class Transaction:
+    """A transaction inside its `with` block or function. It sees its own writes."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    async def get(self, key: Data) -> bytes | None:
+        """The value of the key; None if it is absent."""
+        return (await self.get_all([key]))[0]
+
+    async def get_text(self, key: Data) -> str | None:
+        """The value of the key as text; None if it is absent."""
+        value = await self.get(key)
+        return None if value is None else value.decode()
+
+    async def get_all(self, keys: Iterable[Data]) -> list[bytes | None]:
+        """The values of several keys, in their order, in one round."""
+        return await self._attempt.get_all(keys)
+
+    def put(self, key: Data, value: Data) -> None:
+        """Sets the key when the transaction commits."""
+        self._attempt.write(key, value)
+
+    def delete(self, key: Data) -> None:
+        """Removes the key when the transaction commits."""
+        self._attempt.write(key, None)
+
+    @property
+    def reads(self) -> Reads:
+        """What it has read."""
+        return self._attempt.reads
+
+    @property
+    def committed(self) -> Committed | None:
+        """Its place in the serial order, once it has committed."""
+        return self._attempt.committed
+
+
+class _Block:
+    """The context manager of `Client.transaction`."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    async def __aenter__(self) -> Transaction:
+        await self._attempt.begin()
+        return Transaction(self._attempt)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is None:
+            await self._attempt.commit()
+        else:
+            await self._attempt.give_up(wait=isinstance(error, Exception))
+        return False
+
+
+class Client:
+    """A client of one cluster. `connect` makes it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def id(self) -> int:
+        """The first part of the names of this client's transactions."""
+        return self._engine.names.client
+
+    async def close(self) -> None:
+        """Ends the connections. Transactions that are open end with their leases."""
+        await self._engine.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def transaction(
+        self,
+        *,
+        read: Iterable[Data] | None = None,
+        write: Iterable[Data] | None = None,
+        priority: Priority = Priority.LOW,
+        timeout: float | None = None,
+    ) -> _Block:
+        """A transaction as an `async with` block. It commits at the end of the block, and is aborted if the block raises.
+
+        Without `read` and `write` the block may read and write any keys. With them it declares its keys, which takes fewer
+        round trips. `timeout` holds for each call. The block runs once: `Aborted` is raised at its end, or by a read. Use
+        `run` to retry."""
+        options = self._engine.options(priority, timeout)
+        return _Block(Attempt(self._engine, self._engine.names.take(), declare(read, write), options, None))
+
+    async def run(
+        self,
+        function: Callable[[Transaction], Awaitable[T]],
+        *,
+        read: Iterable[Data] | None = None,
+        write: Iterable[Data] | None = None,
+        priority: Priority = Priority.LOW,
+        timeout: float | None = None,
+    ) -> T:
+        """Calls `function` with a transaction, commits, and returns its result. If the transaction aborts for a temporary
+        reason, calls the function again until `timeout` seconds have passed. So the function must have no side effects.
+
+        If the function raises, the transaction is aborted and the error is raised again. Where the cluster does not run
+        transactions in rounds, a function may see values that were not current together; such a run never commits, and
+        if the function raises in it, it is called again."""
+        run = Run(self._engine, declare(read, write), self._engine.options(priority, timeout))
+        while True:
+            attempt = await run.begin()
+            try:
+                result = await function(Transaction(attempt))
+            except BaseException as error:
+                await run.failed(attempt, error)
+                continue
+            if await run.commit(attempt):
+                return result
+
+    def transactional(
+        self, *, priority: Priority = Priority.LOW, timeout: float | None = None
+    ) -> Callable[[Callable[Concatenate[Transaction, P], Awaitable[T]]], Callable[P, Awaitable[T]]]:
+        """A decorator: calls of the function run it as by `run`, with the transaction as its first argument."""
+
+        def decorate(function: Callable[Concatenate[Transaction, P], Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+            @functools.wraps(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                return await self.run(lambda txn: function(txn, *args, **kwargs), priority=priority, timeout=timeout)
+
+            return call
+
+        return decorate
+
+    async def execute(
+        self, ops: Iterable[Op], *, priority: Priority = Priority.LOW, timeout: float | None = None
+    ) -> Committed:
+        """Runs guarded operations as one transaction, in one call. Retries temporary aborts until the deadline. Raises
+        `GuardFailed` if a comparison failed."""
+        return await self._engine.execute(ops, self._engine.options(priority, timeout))
+
+    async def read(
+        self,
+        keys: Iterable[Data],
+        *,
+        stale: bool = False,
+        priority: Priority = Priority.LOW,
+        timeout: float | None = None,
+    ) -> Snapshot:
+        """The values of keys at one moment. With `stale`, any consistent state, however old, that is not older than what
+        this client knows."""
+        return await self._engine.read(keys, self._engine.options(priority, timeout), is_stale=stale)
+
+    async def get(self, key: Data) -> bytes | None:
+        """The value of one key; None if it is absent."""
+        return (await self.read([key])).reads[key]
+
+    async def put(self, key: Data, value: Data) -> Committed:
+        """Sets one key."""
+        return await self.execute([Op.put(key, value)])
+
+    async def delete(self, key: Data) -> Committed:
+        """Removes one key."""
+        return await self.execute([Op.delete(key)])
+
+    async def describe(self, *, timeout: float | None = None) -> ClusterInfo:
+        """Describes the cluster, as the gateway in use sees it."""
+        return await self._engine.describe(self._engine.options(Priority.LOW, timeout))
+
+    async def status(self, *, timeout: float | None = None) -> Status:
+        """The status of the gateway in use."""
+        return await self._engine.status(self._engine.options(Priority.LOW, timeout))
