@@ -12,10 +12,8 @@
     reason = "tests of real processes; an unmet expectation is a failed test"
 )]
 
-#[allow(dead_code, reason = "not every test needs every tool")]
 mod processes;
 #[path = "middleware/tools.rs"]
-#[allow(dead_code, reason = "not every test needs every tool")]
 mod tools;
 
 use std::path::{Path, PathBuf};

@@ -14,7 +14,6 @@
 
 mod processes;
 #[path = "middleware/tools.rs"]
-#[allow(dead_code, reason = "not every test needs every tool")]
 mod tools;
 
 use std::fmt::Write as _;

@@ -1,6 +1,8 @@
 //! Programs that tests of other clients need: found on the machine, or fetched once into the target
 //! folder.
 
+#![allow(dead_code, reason = "not every test needs every tool")]
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
