@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::attempt::Recorder;
 use crate::gateway::{Failure, Gateways, Stubs};
 use crate::names::Names;
-use crate::outcome::{AbortReason, Committed, InDoubt, Outcome};
+use crate::outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
 use crate::pace::Pace;
 use crate::txn::Transaction;
 use crate::values::{Reads, Writes};
@@ -569,6 +569,27 @@ pub(crate) async fn conclude(
             (!again).then_some(Outcome::Aborted(aborted))
         }
         Ended::Unknown(trouble) => Some(Outcome::Unknown(InDoubt { trouble, ..doubt() })),
+    }
+}
+
+/// The abort of the previous attempt of a transaction that is retried.
+#[derive(Default, Debug)]
+pub(crate) struct LastAbort(pub(crate) Option<Aborted>);
+
+impl LastAbort {
+    pub(crate) fn note(&mut self, ended: &Ended) {
+        if let Ended::Aborted(aborted) = ended {
+            self.0 = Some(aborted.clone());
+        }
+    }
+
+    /// The result of an attempt that has ended with this error, so nothing was committed. If the
+    /// deadline has passed in the middle of it, the previous attempt's abort says more about why.
+    pub(crate) fn instead_of(&mut self, error: Error) -> Result<Outcome, Error> {
+        match (error, self.0.take()) {
+            (Error::Deadline(_), Some(aborted)) => Ok(Outcome::Aborted(aborted)),
+            (error, _) => Err(error),
+        }
     }
 }
 

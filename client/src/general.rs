@@ -13,7 +13,7 @@ use orthodrome_core::txn::{Key, Priority, Value};
 use orthodrome_core::{RegionId, Timestamp, TxnId};
 use tokio::time::Instant;
 
-use crate::client::{Client, Inner, Query};
+use crate::client::{Client, Inner, LastAbort, Query};
 use crate::names::Name;
 use crate::outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
 use crate::pace::Pace;
@@ -97,6 +97,7 @@ impl General {
     {
         let mut pace = Pace::new(self.deadline);
         let mut name = self.client.names.take();
+        let mut last = LastAbort::default();
         loop {
             let rounds = OpenGeneral::new(&self, name, Some(pace.deadline));
             let attempt = Arc::new(Attempt {
@@ -110,11 +111,12 @@ impl General {
             };
             let writes = std::mem::take(&mut *attempt.writes());
             let outcome = match computed {
-                Ok(()) => rounds.end(writes).await?,
-                Err(abort) => rounds.give_up(abort).await?,
+                Ok(()) => rounds.end(writes).await,
+                Err(abort) => rounds.give_up(abort).await,
             };
-            match outcome {
+            match outcome.or_else(|error| last.instead_of(error))? {
                 Outcome::Aborted(aborted) if aborted.retryable && pace.pause().await => {
+                    last = LastAbort(Some(aborted));
                     name = rounds.into_name();
                     name.retry();
                 }

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::Error;
-use crate::client::{Inner, conclude};
+use crate::client::{Inner, LastAbort, conclude};
 use crate::gateway::{Failure, Stubs};
 use crate::names::Name;
 use crate::outcome::{AbortReason, Aborted, InDoubt, Outcome};
@@ -111,9 +111,13 @@ impl Transaction {
         let mut pace = Pace::new(self.deadline);
         let mut name = self.client.names.take();
         let declared = self.declare()?;
+        let mut last = LastAbort::default();
         loop {
             let began = Instant::now();
-            let (home, begun) = open(&self.client, &mut name, &declared, &mut pace).await?;
+            let (home, begun) = match open(&self.client, &mut name, &declared, &mut pace).await {
+                Ok(opened) => opened,
+                Err(error) => return last.instead_of(error),
+            };
             let (ended, txn) = match begun {
                 Begun::Aborted(aborted) => (Ended::Aborted(aborted), None),
                 Begun::Open(mut txn) => match compute(&txn.reads) {
@@ -139,6 +143,7 @@ impl Transaction {
                 reads: txn.as_ref().map(|txn| txn.reads.clone()),
                 trouble: String::new(),
             };
+            last.note(&ended);
             if let Some(outcome) = conclude(ended, &mut pace, doubt).await {
                 return Ok(outcome);
             }

@@ -171,6 +171,21 @@ async fn a_lasting_conflict_is_reported_as_an_abort_at_the_deadline() {
 }
 
 #[tokio::test]
+async fn a_deadline_in_the_middle_of_an_attempt_reports_the_abort_of_the_previous_one() {
+    let (node, client) = one().await;
+    for call in [Call::Begin, Call::Decide] {
+        node.twist(call, [Twist::Abort(Why::Conflict)]);
+        node.twist(Call::Begin, [Twist::Do].repeat(usize::from(call == Call::Decide)));
+        node.twist(Call::Begin, [Twist::Hang]);
+        node.twist(Call::Resolve, [Twist::Unknown; 1_000]);
+        let txn = client.transaction().read("n").write("n").deadline(Duration::from_secs(3));
+        let ended = aborted(txn.run(increment).await);
+        assert_eq!((ended.reason, ended.retryable), (AbortReason::Conflict, true));
+        while node.untwist(Call::Resolve) {}
+    }
+}
+
+#[tokio::test]
 async fn a_commit_whose_answer_is_lost_is_found_committed_and_not_applied_twice() {
     let (near, _far, client) = two().await;
     near.twist(Call::Decide, [Twist::DoAndCut]);

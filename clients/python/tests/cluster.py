@@ -191,7 +191,10 @@ def transfers(endpoints: list[str], process: int) -> None:
                     try:
                         db.run(move, timeout=60, **(both if number % 2 else {}))
                     except orthodrome.OutcomeUnknown as doubt:
-                        doubt.resolve(timeout=60)
+                        try:
+                            doubt.resolve(timeout=60)
+                        except orthodrome.Aborted:
+                            continue
                     committed[number] += 1
             except BaseException as error:
                 failures.append(error)

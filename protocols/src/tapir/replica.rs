@@ -3,7 +3,7 @@
 mod copying;
 mod views;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
@@ -18,7 +18,7 @@ use super::state::{Entry, State};
 use super::{Note, Timer};
 use crate::acknowledged::below as below_of;
 use crate::ir::{Gathering, Quorums, View};
-use crate::portions::Assembly;
+use crate::portions::{Assembly, Portion};
 
 /// One replica of one partition.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ pub(super) struct Replica {
     /// Records that have arrived in part, by replica; also that of the view that begins.
     arriving: BTreeMap<NodeId, Assembly<Image>>,
     starting: Assembly<Image>,
+    /// For each peer, the parts of a record that have not been sent to it yet.
+    outgoing: BTreeMap<NodeId, VecDeque<(Portion, Msg)>>,
     /// When the last message of each peer arrived.
     heard: BTreeMap<NodeId, Time>,
     /// Peers that take part in this view.
@@ -42,6 +44,8 @@ pub(super) struct Replica {
     /// The number of views entered since the last one that lasted, and when the present one was
     /// installed.
     views_failed: u32,
+    /// Part of a record or of a view has moved since the time-out of the view was set.
+    is_moving: bool,
     installed: Time,
     gossiped: Time,
     /// Size of the record.
@@ -99,9 +103,11 @@ impl Replica {
             gathering: Gathering::default(),
             arriving: BTreeMap::new(),
             starting: Assembly::default(),
+            outgoing: BTreeMap::new(),
             joined: BTreeSet::new(),
             view_sent: BTreeMap::new(),
             views_failed: 0,
+            is_moving: false,
             installed: now,
             gossiped: now,
             entries_bytes: 0,
@@ -163,6 +169,9 @@ impl Replica {
             }
             Msg::ReadOnly { txn, keys, timestamp, .. } => {
                 self.on_read_only(from, txn, keys, timestamp, world);
+            }
+            Msg::DoViewChange { view, offer: None, portion, .. } if portion.of > 1 => {
+                self.on_part_arrived(from, view, portion, world);
             }
             Msg::DoViewChange { view, offer, portion, .. } => {
                 self.on_do_view_change(from, view, offer.map(|offer| (portion, *offer)), world);
@@ -497,6 +506,9 @@ impl Replica {
                 world.cx.note(if held.is_some() { Note::Promised } else { Note::Tombstone });
                 self.change(Change::Promise { txn, participants, ballot }, world);
                 self.watch(txn, world);
+                if from != world.node {
+                    self.yield_turn(txn, world);
+                }
             }
             answer = self.answer(txn);
         }
@@ -546,19 +558,34 @@ impl Replica {
         if self.watched.contains_key(&txn) {
             return;
         }
-        let Some(entry) = self.state.entries.get(&txn) else { return };
-        // The replicas of the first participant, in turn; then all others (§5.2.3).
-        let turn = |nodes: &[NodeId]| nodes.iter().position(|&node| node == world.node);
-        let mut rank = turn(&self.replicas).unwrap_or(0);
-        if entry.participants.first() != Some(&self.id) {
-            rank += self.replicas.len();
-        }
-        let rank = u32::try_from(rank).unwrap_or(u32::MAX);
-        let timeout = world.config.takeover_after + world.config.takeover_step * rank;
+        let timeout = self.turn(txn, world);
         let now = world.cx.now();
         let watch = Watch { at: now + timeout, since: now, times: 0 };
         self.watched.insert(txn, watch);
         self.due.insert((watch.at, txn));
+    }
+
+    /// Another node has taken over: this one waits for its turn again, because a ballot of its own
+    /// would only make the other's answers worthless.
+    fn yield_turn(&mut self, txn: TxnId, world: &World<'_, '_>) {
+        let turn = self.turn(txn, world);
+        let Some(watch) = self.watched.get_mut(&txn) else { return };
+        self.due.remove(&(watch.at, txn));
+        watch.at = watch.at.max(world.cx.now() + turn);
+        self.due.insert((watch.at, txn));
+    }
+
+    /// How long after the others' last sign of life this replica takes over.
+    fn turn(&self, txn: TxnId, world: &World<'_, '_>) -> Duration {
+        let participants = self.state.entries.get(&txn).map_or(&[][..], |e| &e.participants);
+        // The replicas of the first participant, in turn; then all others (§5.2.3).
+        let turn = |nodes: &[NodeId]| nodes.iter().position(|&node| node == world.node);
+        let mut rank = turn(&self.replicas).unwrap_or(0);
+        if participants.first() != Some(&self.id) {
+            rank += self.replicas.len();
+        }
+        let rank = u32::try_from(rank).unwrap_or(u32::MAX);
+        world.config.takeover_after + world.config.takeover_step * rank
     }
 
     fn unwatch(&mut self, txn: TxnId) {

@@ -844,6 +844,7 @@ class Run:
         self._options = options
         self._pace = engine.pace(options.timeout)
         self._name = engine.names.take()
+        self._last: Aborted | None = None
 
     async def begin(self) -> Attempt:
         """The next attempt."""
@@ -854,6 +855,8 @@ class Run:
                 return attempt
             except Aborted as aborted:
                 await self._before_retry(aborted)
+            except errors.DeadlineError as error:
+                raise self._last or error from None
 
     async def commit(self, attempt: Attempt) -> bool:
         """Commits. False: the function is to be called again."""
@@ -863,6 +866,8 @@ class Run:
         except Aborted as aborted:
             await self._before_retry(aborted)
             return False
+        except errors.DeadlineError as error:
+            raise self._last or error from None
 
     async def failed(self, attempt: Attempt, error: BaseException) -> None:
         """The function raised `error`. Returns if it is to be called again; otherwise the caller raises it again."""
@@ -873,6 +878,8 @@ class Run:
             await self._before_retry(aborted)
             return
         stopped = attempt._stopped
+        if isinstance(stopped, errors.DeadlineError) and self._last and not is_interrupted:
+            raise self._last from None
         if is_interrupted or not isinstance(stopped, Aborted):
             raise error
         # The function failed because its transaction had aborted, whatever it raised then.
@@ -881,4 +888,6 @@ class Run:
     async def _before_retry(self, aborted: Aborted) -> None:
         if not aborted.retryable or not await self._pace.pause():
             raise aborted
+        # If the deadline passes in the middle of the next attempt, this abort says more about why.
+        self._last = aborted
         self._name.retry()

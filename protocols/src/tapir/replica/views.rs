@@ -1,7 +1,7 @@
 //! Views of a replica (§3.2.2): it leaves one, offers its record to the leader of the next, and
 //! installs what that leader merged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, TxnId};
@@ -45,6 +45,7 @@ impl Replica {
         self.arriving.clear();
         self.starting = Assembly::default();
         self.joined.clear();
+        self.outgoing.clear();
         self.view_sent.clear();
         self.offer(world);
         self.await_view(world);
@@ -55,12 +56,13 @@ impl Replica {
         let view = self.state.view;
         let leader = view.leader(&self.replicas);
         let (partition, now) = (self.id, world.cx.now());
-        let mine = |image: Image| Offer {
+        let empty = Offer {
             normal_view: self.state.normal_view,
             is_whole: self.state.is_whole,
             synced: self.state.synced.clone(),
-            image,
+            image: Image::default(),
         };
+        let mine = |image: Image| Offer { image, ..empty.clone() };
         for to in self.peers(world.node) {
             if to != leader {
                 let (offer, portion) = (None, Portion::WHOLE);
@@ -68,10 +70,11 @@ impl Replica {
                 continue;
             }
             let parts = self.state.image(false).divide(world.config.piece_bytes);
-            for (portion, part) in Portion::number(parts, now) {
+            let parts = Portion::number(parts, now).map(|(portion, part)| {
                 let offer = Some(Box::new(mine(part)));
-                world.reply(to, Msg::DoViewChange { partition, view, offer, portion });
-            }
+                (portion, Msg::DoViewChange { partition, view, offer, portion })
+            });
+            self.send_parts(to, parts.collect(), world);
         }
         if leader == world.node {
             let mine = mine(self.state.image(false));
@@ -81,9 +84,15 @@ impl Replica {
     }
 
     pub(super) fn await_view(&mut self, world: &mut World<'_, '_>) {
-        // Records may be large and links slow: the time-out grows until a view lasts.
+        // Links may be slow: the time-out grows until a view lasts.
         self.views_failed += 1;
-        let timeout = world.config.view_timeout * (1 << (self.views_failed - 1).min(5));
+        self.set_view_timeout(world);
+    }
+
+    fn set_view_timeout(&mut self, world: &mut World<'_, '_>) {
+        self.is_moving = false;
+        let doublings = self.views_failed.saturating_sub(1).min(5);
+        let timeout = world.config.view_timeout * (1 << doublings);
         let jitter = world.cx.rng().below(1 + u64::try_from(timeout.as_nanos()).unwrap_or(0) / 4);
         let at = world.cx.now() + timeout + Duration::from_nanos(jitter);
         world.cx.set_timer(Timer::View(self.id), at);
@@ -92,6 +101,11 @@ impl Replica {
     /// The view does not begin: tries the next one, unless too few replicas are alive.
     pub(in crate::tapir) fn on_view_timeout(&mut self, world: &mut World<'_, '_>) {
         let Status::Changing { since } = self.status else { return };
+        if self.is_moving {
+            // Records may be large. Another view would send them all again.
+            self.set_view_timeout(world);
+            return;
+        }
         let heard = self.heard.values().filter(|at| **at > since).count();
         if heard + 1 >= self.quorums.slow() {
             self.enter(self.next_view(world), world);
@@ -110,6 +124,9 @@ impl Replica {
     ) {
         if view > self.state.view {
             self.enter(view, world);
+        } else if view == self.state.view && from == view.leader(&self.replicas) {
+            // It receives the records.
+            self.is_moving = true;
         }
         let is_leader = self.state.view.leader(&self.replicas) == world.node;
         let is_installed = !matches!(self.status, Status::Changing { .. });
@@ -123,7 +140,15 @@ impl Replica {
         }
         let Some((portion, mut offer)) = offer.filter(|_| is_leader) else { return };
         let arriving = self.arriving.entry(from).or_default();
-        let Some(parts) = arriving.add(portion, std::mem::take(&mut offer.image)) else { return };
+        let Some(parts) = arriving.add(portion, std::mem::take(&mut offer.image)) else {
+            self.accept_part(from, portion, world);
+            // The others see that the leader is receiving.
+            for to in self.peers(world.node).into_iter().filter(|to| *to != from) {
+                let (partition, offer, portion) = (self.id, None, Portion::WHOLE);
+                world.send(to, Msg::DoViewChange { partition, view, offer, portion });
+            }
+            return;
+        };
         offer.image = Image::join(parts);
         if !is_installed {
             self.gathering.add(from, offer);
@@ -177,7 +202,7 @@ impl Replica {
         }
         self.view_sent.insert(to, now);
         let parts = self.state.image(true).divide(world.config.piece_bytes);
-        for (portion, part) in Portion::number(parts, now) {
+        let parts = Portion::number(parts, now).map(|(portion, part)| {
             let msg = Msg::StartView {
                 partition: self.id,
                 view: self.state.view,
@@ -186,8 +211,52 @@ impl Replica {
                 image: Box::new(part),
                 portion,
             };
+            (portion, msg)
+        });
+        let parts = parts.collect();
+        self.send_parts(to, parts, world);
+    }
+
+    /// Sends the first parts. Each one that arrives makes room for the next, because a record may
+    /// be larger than all that may wait for a connection.
+    fn send_parts(
+        &mut self,
+        to: NodeId,
+        mut parts: VecDeque<(Portion, Msg)>,
+        world: &mut World<'_, '_>,
+    ) {
+        for (_, msg) in parts.drain(..parts.len().min(PARTS_AT_ONCE)) {
             world.reply(to, msg);
         }
+        self.outgoing.insert(to, parts);
+    }
+
+    /// The peer has part of a record, and waits for more.
+    pub(super) fn on_part_arrived(
+        &mut self,
+        from: NodeId,
+        view: View,
+        arrived: Portion,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(parts) = self.outgoing.get_mut(&from).filter(|_| view == self.state.view) else {
+            return;
+        };
+        let is_of_these = |(portion, _): &mut (Portion, Msg)| portion.sent_at == arrived.sent_at;
+        self.is_moving = true;
+        if let Some(at) = self.view_sent.get_mut(&from) {
+            *at = world.cx.now();
+        }
+        if let Some((_, msg)) = parts.pop_front_if(is_of_these) {
+            world.reply(from, msg);
+        }
+    }
+
+    /// Part of a record has arrived, but not all of it.
+    fn accept_part(&mut self, from: NodeId, portion: Portion, world: &mut World<'_, '_>) {
+        self.is_moving = true;
+        let (partition, view) = (self.id, self.state.view);
+        world.send(from, Msg::DoViewChange { partition, view, offer: None, portion });
     }
 
     pub(super) fn install(
@@ -206,6 +275,7 @@ impl Replica {
         }
         self.gathering = Gathering::default();
         self.joined.clear();
+        self.outgoing.clear();
         self.view_sent.clear();
         self.installed = world.cx.now();
         world.cx.cancel_timer(Timer::View(self.id));
@@ -233,7 +303,10 @@ impl Replica {
         if view < self.state.view || (view == self.state.view && is_installed) {
             return;
         }
-        let Some(parts) = self.starting.add(portion, part) else { return };
+        let Some(parts) = self.starting.add(portion, part) else {
+            self.accept_part(view.leader(&self.replicas), portion, world);
+            return;
+        };
         let image = Box::new(Image::join(parts));
         let since = synced.get(&world.node).copied();
         let is_counted_on = since.is_some();
@@ -263,6 +336,7 @@ impl Replica {
             self.enter(view, world);
         } else if view == self.state.view && is_normal {
             self.joined.insert(from);
+            self.outgoing.remove(&from);
         } else if is_leader && is_installed {
             self.send_view(from, false, world);
         }
@@ -291,3 +365,6 @@ impl Replica {
         }
     }
 }
+
+/// The number of parts of a record that may be on their way to one peer.
+const PARTS_AT_ONCE: usize = 4;
