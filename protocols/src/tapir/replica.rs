@@ -506,9 +506,6 @@ impl Replica {
                 world.cx.note(if held.is_some() { Note::Promised } else { Note::Tombstone });
                 self.change(Change::Promise { txn, participants, ballot }, world);
                 self.watch(txn, world);
-                if from != world.node {
-                    self.yield_turn(txn, world);
-                }
             }
             answer = self.answer(txn);
         }
@@ -565,16 +562,6 @@ impl Replica {
         self.due.insert((watch.at, txn));
     }
 
-    /// Another node has taken over: this one waits for its turn again, because a ballot of its own
-    /// would only make the other's answers worthless.
-    fn yield_turn(&mut self, txn: TxnId, world: &World<'_, '_>) {
-        let turn = self.turn(txn, world);
-        let Some(watch) = self.watched.get_mut(&txn) else { return };
-        self.due.remove(&(watch.at, txn));
-        watch.at = watch.at.max(world.cx.now() + turn);
-        self.due.insert((watch.at, txn));
-    }
-
     /// How long after the others' last sign of life this replica takes over.
     fn turn(&self, txn: TxnId, world: &World<'_, '_>) -> Duration {
         let participants = self.state.entries.get(&txn).map_or(&[][..], |e| &e.participants);
@@ -613,12 +600,13 @@ impl Replica {
             let jitter = world.cx.rng().below(1 + u64::try_from(pause.as_nanos()).unwrap_or(0) / 2);
             watch.at = now + pause + Duration::from_nanos(jitter);
             self.due.insert((watch.at, txn));
+            let since = watch.since;
             // A transaction that has ended stays until its client knows the outcome, or is gone for
             // ever.
             let is_kept = entry.ended.is_some()
                 && !self.state.is_acknowledged(txn)
-                && now.since(watch.since) < world.config.retention
-                && self.entries_bytes <= world.config.kept_bytes;
+                && now.since(since) < world.config.retention
+                && !self.is_too_much(since, world);
             if self.status == Status::Normal && !is_kept {
                 overdue.push((txn, entry.participants.clone(), entry.promised));
             }
@@ -634,8 +622,15 @@ impl Replica {
         }
         let watch = self.watched.get(&txn)?;
         let is_old = world.cx.now().since(watch.since) >= world.config.retention;
-        let is_too_much = self.entries_bytes > world.config.kept_bytes;
-        (is_old || is_too_much).then_some(txn.counter + 1)
+        (is_old || self.is_too_much(watch.since, world)).then_some(txn.counter + 1)
+    }
+
+    /// True if the record is over its bound, and who asks about a transaction that was looked at
+    /// `since` then has had time to. Before that, its gateway may only be slow, and would have to
+    /// tell its client that nobody knows the outcome.
+    fn is_too_much(&self, since: Time, world: &World<'_, '_>) -> bool {
+        let grace = world.config.takeover_after * 8;
+        self.entries_bytes > world.config.kept_bytes && world.cx.now().since(since) >= grace
     }
 
     /// Periodic work.
