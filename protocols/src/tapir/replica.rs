@@ -562,7 +562,7 @@ impl Replica {
         self.due.insert((watch.at, txn));
     }
 
-    /// How long after the others' last sign of life this replica takes over.
+    /// How long after its first message about `txn` this replica takes it over.
     fn turn(&self, txn: TxnId, world: &World<'_, '_>) -> Duration {
         let participants = self.state.entries.get(&txn).map_or(&[][..], |e| &e.participants);
         // The replicas of the first participant, in turn; then all others (§5.2.3).
@@ -625,9 +625,9 @@ impl Replica {
         (is_old || self.is_too_much(watch.since, world)).then_some(txn.counter + 1)
     }
 
-    /// True if the record is over its bound, and who asks about a transaction that was looked at
-    /// `since` then has had time to. Before that, its gateway may only be slow, and would have to
-    /// tell its client that nobody knows the outcome.
+    /// True if the record exceeds its bound and this replica has watched the transaction `since` a
+    /// time long enough ago: eight times the time until a take-over. A slow gateway asks for the
+    /// outcome meanwhile; otherwise it would have to report an unknown outcome.
     fn is_too_much(&self, since: Time, world: &World<'_, '_>) -> bool {
         let grace = world.config.takeover_after * 8;
         self.entries_bytes > world.config.kept_bytes && world.cx.now().since(since) >= grace
