@@ -5,20 +5,39 @@
 //! counts bytes, and begins a new one at [`Limits::batch_bytes`]. Only a single transaction may be
 //! larger, and [`TXN_BYTES_MAX`] bounds it.
 
+use crate::machine::Lane;
 use crate::txn::{Value, Writes};
 
-/// The largest record and the largest message that a host accepts from its machines.
+/// The largest record and the largest message that a host accepts from its machines, and the most
+/// that waits for one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// The largest record, in bytes. A host that is given a larger one cannot continue.
     pub record_bytes: usize,
     /// The largest message, in bytes. A host that is given a larger one drops it.
     pub message_bytes: usize,
+    /// The most that waits for the connection to one node, in bytes. A host drops what has no room;
+    /// see [`Self::has_room`].
+    pub queue_bytes: usize,
 }
 
+/// A message of at most this size is a small one.
+const SMALL_BYTES: usize = 4 << 10;
+
 impl Limits {
-    /// The limits of servers.
-    pub const SERVER: Self = Self { record_bytes: 64 << 20, message_bytes: 16 << 20 };
+    /// The limits of servers. Their configuration may set another `queue_bytes`.
+    pub const SERVER: Self =
+        Self { record_bytes: 64 << 20, message_bytes: 16 << 20, queue_bytes: 64 << 20 };
+
+    /// Whether a message of `bytes` bytes has room in the queue of a connection for which `waiting`
+    /// bytes wait. Control, and small messages such as votes and answers, find some room in a full
+    /// queue: no series of large messages silences everybody else.
+    #[must_use]
+    pub fn has_room(&self, lane: Lane, waiting: usize, bytes: usize) -> bool {
+        let is_favoured = lane == Lane::Control || bytes <= SMALL_BYTES;
+        let spare = if is_favoured { self.queue_bytes / 8 } else { 0 };
+        waiting.saturating_add(bytes) <= self.queue_bytes + spare
+    }
 
     /// The size at which a record or a message with several transactions must end: half of the
     /// smaller bound, so that approximate sizes do no harm.

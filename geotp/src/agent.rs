@@ -354,7 +354,7 @@ mod tests {
 
     /// The messages that an agent with small messages sends when its source reports these events.
     fn sent(scans: bool, said: &[FromSource<Model>]) -> Vec<FromAgent<Model>> {
-        let limits = Limits { record_bytes: 40 << 10, message_bytes: 40 << 10 };
+        let limits = Limits { record_bytes: 40 << 10, message_bytes: 40 << 10, ..Limits::SERVER };
         let second = Duration::from_secs(1);
         let config = Config {
             master_timeout: second,

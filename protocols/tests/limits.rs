@@ -23,7 +23,8 @@ use orthodrome_sim::simulation::{Failure, FailureKind, Options, Report, Simulati
 
 /// One transaction may have a few thousand bytes; a record or a message not twice as much as the
 /// largest.
-const LIMITS: Limits = Limits { record_bytes: 48 << 10, message_bytes: 48 << 10 };
+const LIMITS: Limits =
+    Limits { record_bytes: 48 << 10, message_bytes: 48 << 10, queue_bytes: 48 << 10 };
 
 fn schedule() -> Schedule {
     let entry = |at_ms, until_ms, fault| Entry { at_ms, until_ms: Some(until_ms), fault };

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::NodeId;
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Lane;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, nanos};
@@ -114,7 +115,18 @@ struct Link<M> {
     /// When the sender last crashed, and the moment after which messages sent were lost by that
     /// crash.
     cut: Option<(Time, Time)>,
-    stalled: VecDeque<(Time, M)>,
+    /// The moment at which the last message was sent, and the bytes that were sent at that moment: they
+    /// wait for the connection together.
+    burst: (Time, usize),
+    stalled: VecDeque<Stalled<M>>,
+}
+
+/// A message that a blocked link holds.
+#[derive(Debug)]
+struct Stalled<M> {
+    since: Time,
+    bytes: usize,
+    message: M,
 }
 
 /// The progress of one lane of a link.
@@ -130,15 +142,22 @@ struct Track {
 #[derive(Debug)]
 pub struct Network<M> {
     model: NetworkModel,
+    limits: Limits,
     nodes: usize,
     links: Vec<Link<M>>,
     rng: Rng,
 }
 
 impl<M> Network<M> {
-    /// The links of `cluster`; `nodes` gives each node's dense number.
+    /// The links of `cluster`; `nodes` gives each node's dense number. What waits for one link is at
+    /// most what `limits` allow.
     #[must_use]
-    pub fn new(model: NetworkModel, cluster: &Cluster, nodes: &[NodeId], rng: Rng) -> Self {
+    pub fn new(
+        (model, limits): (NetworkModel, Limits),
+        cluster: &Cluster,
+        nodes: &[NodeId],
+        rng: Rng,
+    ) -> Self {
         let mut links = Vec::with_capacity(nodes.len() * nodes.len());
         for &from in nodes {
             for &to in nodes {
@@ -154,11 +173,12 @@ impl<M> Network<M> {
                     control: Track::default(),
                     data: Track::default(),
                     cut: None,
+                    burst: (Time::ZERO, 0),
                     stalled: VecDeque::new(),
                 });
             }
         }
-        Self { model, nodes: nodes.len(), links, rng }
+        Self { model, limits, nodes: nodes.len(), links, rng }
     }
 
     fn at(&self, from: u32, to: u32) -> usize {
@@ -186,7 +206,7 @@ impl<M> Network<M> {
         if from == to {
             return Fate::Arrives(now, None);
         }
-        let (model, at) = (self.model, self.at(from, to));
+        let (model, limits, at) = (self.model, self.limits, self.at(from, to));
         let Some(link) = self.links.get_mut(at) else {
             unreachable!("there is a link for every pair")
         };
@@ -207,6 +227,9 @@ impl<M> Network<M> {
                     Some(ceiling) => Some(bandwidth.map_or(ceiling, |limit| limit.min(ceiling))),
                     None => bandwidth,
                 };
+                if !link.admit(limits, lane, now, (bytes, bandwidth)) {
+                    return Fate::Lost;
+                }
                 let late = retransmission(loss, bytes as u64, 2 * mean, rng);
                 if link.track(lane).busy_until.since(now) + late > model.timeout {
                     // The connection breaks. Otherwise a slow link would accumulate messages
@@ -220,6 +243,9 @@ impl<M> Network<M> {
                 Fate::Arrives(arrival, None)
             }
             Links::Unordered { duplicate, reorder } => {
+                if !link.admit(limits, lane, now, (bytes, bandwidth)) {
+                    return Fate::Lost;
+                }
                 let sent = link.transmit(lane, now, bytes as u64, bandwidth);
                 let packets = (bytes as u64).div_ceil(SEGMENT).max(1);
                 if loss > 0.0 && (0..packets).any(|_| rng.unit() < loss) {
@@ -241,12 +267,24 @@ impl<M> Network<M> {
     }
 
     /// Holds a message that [`Fate::Stalls`] until the partition heals. Messages that have waited
-    /// longer than the connection's time-out are lost; they are returned.
-    pub fn stall(&mut self, now: Time, from: u32, to: u32, message: M) -> Vec<M> {
-        let timeout = self.model.timeout;
+    /// longer than the connection's time-out are lost, and so is this one if it has no room; they are
+    /// returned.
+    pub fn stall(
+        &mut self,
+        now: Time,
+        (from, to): (u32, u32),
+        (lane, bytes): (Lane, usize),
+        message: M,
+    ) -> Vec<M> {
+        let (timeout, limits) = (self.model.timeout, self.limits);
         let link = self.link(from, to);
-        let lost = expire(&mut link.stalled, now, timeout);
-        link.stalled.push_back((now, message));
+        let mut lost = expire(&mut link.stalled, now, timeout);
+        let waiting = link.stalled.iter().map(|stalled| stalled.bytes).sum();
+        if limits.has_room(lane, waiting, bytes) {
+            link.stalled.push_back(Stalled { since: now, bytes, message });
+        } else {
+            lost.push(message);
+        }
         lost
     }
 
@@ -288,7 +326,7 @@ impl<M> Network<M> {
             for (from, to) in [(node, other), (other, node)] {
                 let back = self.rng.range(0, self.model_delay(from, to));
                 let link = self.link(from, to);
-                lost.extend(link.stalled.drain(..).map(|(_, message)| message));
+                lost.extend(link.stalled.drain(..).map(|stalled| stalled.message));
                 if from == node {
                     link.cut = Some((now, now - Duration::from_nanos(back)));
                 }
@@ -333,6 +371,29 @@ impl<M> Link<M> {
         }
     }
 
+    /// Whether there is room for a message among those that wait for the connection: all that were
+    /// sent at this moment, or what the link has not transmitted yet.
+    fn admit(
+        &mut self,
+        limits: Limits,
+        lane: Lane,
+        now: Time,
+        (bytes, bandwidth): (usize, Option<u64>),
+    ) -> bool {
+        if self.burst.0 != now {
+            self.burst = (now, 0);
+        }
+        let untransmitted = bandwidth.map_or(0, |bandwidth| {
+            let time = u128::from(nanos(self.data.busy_until.since(now)));
+            usize::try_from(time * u128::from(bandwidth) / 1_000_000_000).unwrap_or(usize::MAX)
+        });
+        let has_room = limits.has_room(lane, self.burst.1.max(untransmitted), bytes);
+        if has_room {
+            self.burst.1 += bytes;
+        }
+        has_room
+    }
+
     /// When the last byte of a message leaves: after earlier messages of its lane, and data after
     /// control.
     fn transmit(&mut self, lane: Lane, now: Time, bytes: u64, bandwidth: Option<u64>) -> Time {
@@ -351,14 +412,14 @@ impl<M> Link<M> {
             return Released { send: Vec::new(), lost: Vec::new() };
         }
         let lost = expire(&mut self.stalled, now, timeout);
-        let send = self.stalled.drain(..).map(|(_, message)| message).collect();
+        let send = self.stalled.drain(..).map(|stalled| stalled.message).collect();
         Released { send, lost }
     }
 }
 
-fn expire<M>(stalled: &mut VecDeque<(Time, M)>, now: Time, timeout: Duration) -> Vec<M> {
-    let expired = stalled.partition_point(|&(sent, _)| sent + timeout < now);
-    stalled.drain(..expired).map(|(_, message)| message).collect()
+fn expire<M>(stalled: &mut VecDeque<Stalled<M>>, now: Time, timeout: Duration) -> Vec<M> {
+    let expired = stalled.partition_point(|stalled| stalled.since + timeout < now);
+    stalled.drain(..expired).map(|stalled| stalled.message).collect()
 }
 
 /// The most that TCP transmits over a path that loses packets: segment / rtt × √(3/2) / √loss
@@ -415,6 +476,7 @@ mod tests {
     use orthodrome_core::topology::Topology;
 
     const MS: u64 = 1_000_000;
+    const LIMITS: Limits = Limits { queue_bytes: 100_000, ..Limits::SERVER };
 
     /// One server in each of two regions 100 ms apart.
     fn network(model: NetworkModel) -> Network<u32> {
@@ -422,7 +484,7 @@ mod tests {
         let topology = Topology::uniform(2, local, Duration::from_millis(100));
         let cluster = Cluster::spread(topology, 1, 0, 1, 1).unwrap();
         let ids: Vec<NodeId> = cluster.nodes().map(|node| node.id).collect();
-        Network::new(model, &cluster, &ids, Rng::stream(5, "network", 0))
+        Network::new((model, LIMITS), &cluster, &ids, Rng::stream(5, "network", 0))
     }
 
     /// Delays in milliseconds of messages that are too far apart to wait for each other.
@@ -560,7 +622,8 @@ mod tests {
         assert_eq!(network.send(Time::ZERO, 0, 1, 10), Fate::Stalls);
         assert!(matches!(network.send(Time::ZERO, 1, 0, 10), Fate::Arrives(..)));
         for (at, message) in [(0, 1), (2_000, 2), (4_000, 3)] {
-            assert!(network.stall(Time::from_millis(at), 0, 1, message).is_empty());
+            let at = Time::from_millis(at);
+            assert!(network.stall(at, (0, 1), (Lane::Data, 10), message).is_empty());
         }
         let now = Time::from_millis(6_000);
         let released = network.calm(now, 0, 1, cut);
@@ -568,6 +631,34 @@ mod tests {
         let released = network.calm(now, 0, 1, cut);
         assert_eq!((released.send, released.lost), (vec![2, 3], vec![1]));
         assert!(!network.is_blocked(0, 1));
+    }
+
+    #[test]
+    fn what_exceeds_the_queue_of_a_connection_is_lost_and_control_finds_room_in_a_full_one() {
+        let slow = NetworkModel { bandwidth: Some(100_000), ..NetworkModel::default() };
+        // Whether a message is lost that comes `after` ten others of 10 kB.
+        let is_lost = |model, is_cut: bool, (lane, bytes), after| {
+            let mut network = network(model);
+            if is_cut {
+                network.disturb(0, 1, Disturbance { blocked: true, ..Disturbance::default() });
+            }
+            let mut send = |lane, now, bytes| match network.send_in(lane, now, (0, 1), bytes) {
+                Fate::Arrives(..) => false,
+                Fate::Lost => true,
+                Fate::Stalls => !network.stall(now, (0, 1), (lane, bytes), 0).is_empty(),
+            };
+            assert!((0..10).all(|_| !send(Lane::Data, Time::ZERO, 10_000)), "it has room for ten");
+            send(lane, Time::from_millis(after), bytes)
+        };
+        for (model, is_cut) in [(NetworkModel::default(), false), (slow, false), (slow, true)] {
+            assert!(is_lost(model, is_cut, (Lane::Data, 10_000), 0));
+            assert!(!is_lost(model, is_cut, (Lane::Control, 10_000), 0));
+            assert!(!is_lost(model, is_cut, (Lane::Data, 1_000), 0), "small ones find room too");
+        }
+        assert!(!is_lost(NetworkModel::default(), false, (Lane::Data, 10_000), 1));
+        assert!(is_lost(slow, false, (Lane::Data, 10_000), 50));
+        assert!(!is_lost(slow, false, (Lane::Data, 10_000), 200));
+        assert!(is_lost(slow, true, (Lane::Data, 10_000), 200));
     }
 
     #[test]

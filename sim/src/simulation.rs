@@ -237,7 +237,12 @@ impl<P: Protocol> Simulation<P> {
         let env = Environment {
             now: Time::ZERO,
             queue: Queue::default(),
-            network: Network::new(options.network, &cluster, &ids, stream("network")),
+            network: Network::new(
+                (options.network, options.limits),
+                &cluster,
+                &ids,
+                stream("network"),
+            ),
             load,
             incarnations: vec![0; ids.len()],
             up: vec![false; ids.len()],

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Lane;
 use orthodrome_core::{NodeId, Rng};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -45,8 +46,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 /// Maximum number of connections without a completed handshake; further ones are closed at once.
 const STRANGERS_MAX: usize = 256;
-/// A frame of at most this size is a small one.
-const SMALL_BYTES: usize = 4 << 10;
 /// Frames are gathered into writes of about this size.
 const WRITE_BYTES: usize = 256 << 10;
 
@@ -140,7 +139,7 @@ struct Link {
     /// It is among [`Transport::unflushed`].
     is_unflushed: AtomicBool,
     ready: Notify,
-    queue_bytes_max: usize,
+    limits: Limits,
     counters: Counters,
 }
 
@@ -250,14 +249,10 @@ impl Link {
         since.is_some_and(|since| since.elapsed() > SILENCE_MAX)
     }
 
-    /// Queues a frame if there is room. Control, and small frames such as votes and answers, find some
-    /// room in a full queue: no series of large frames silences everybody else.
-    /// Nobody is woken; see [`Link::flush`].
+    /// Queues a frame if there is room. Nobody is woken; see [`Link::flush`].
     fn push(&self, lane: Lane, frame: Bytes) {
         let mut queue = self.queue();
-        let is_favoured = matches!(lane, Lane::Control) || frame.len() <= SMALL_BYTES;
-        let spare = if is_favoured { self.queue_bytes_max / 8 } else { 0 };
-        let has_room = queue.bytes + frame.len() <= self.queue_bytes_max + spare;
+        let has_room = self.limits.has_room(lane, queue.bytes, frame.len());
         if has_room {
             queue.bytes += frame.len();
             queue.lane(lane).push_back(frame);
@@ -352,7 +347,7 @@ impl Transport {
                 socket: Mutex::default(),
                 is_unflushed: AtomicBool::new(false),
                 ready: Notify::new(),
-                queue_bytes_max,
+                limits: Limits { queue_bytes: queue_bytes_max, ..Limits::SERVER },
                 counters: Counters::default(),
             });
             for id in ids {

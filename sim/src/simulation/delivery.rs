@@ -143,7 +143,8 @@ impl<P: Protocol> Environment<P> {
             }
             Fate::Lost => self.lose(&flight),
             Fate::Stalls => {
-                for lost in self.network.stall(now, from, to, flight) {
+                let size = (lane, flight.bytes as usize);
+                for lost in self.network.stall(now, (from, to), size, flight) {
                     self.lose(&lost);
                 }
             }

@@ -403,7 +403,13 @@ fn draw_limits(seed: u64) -> Limits {
     // Above the size of a single transaction: a read of all keys of the largest workload.
     let message_bytes = usize::try_from(rng.range(40 << 10, 160 << 10)).unwrap_or(160 << 10);
     let records = usize::try_from(rng.range(1, 4)).unwrap_or(1);
-    Limits { record_bytes: message_bytes * records, message_bytes }
+    // A server refuses a queue that has no room for one message.
+    let queued = usize::try_from(rng.range(1, 5)).unwrap_or(1);
+    Limits {
+        record_bytes: message_bytes * records,
+        message_bytes,
+        queue_bytes: message_bytes * queued,
+    }
 }
 
 fn draw_faults(
