@@ -345,8 +345,8 @@ impl Client {
     fn on_all_read(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         open.phase = Phase::Deciding;
+        cx.cancel_timer(Timer::Open(id));
         cx.reads(id, open.reads.clone());
-        cx.set_timer(Timer::Open(id), cx.now() + self.config.think_max);
     }
 
     /// The caller of an interactive transaction has decided.
@@ -931,9 +931,8 @@ impl Client {
                 self.ask_snapshot(id, true, cx);
                 cx.set_timer(Timer::Open(id), cx.now() + pause);
             }
-            // It keeps others waiting.
-            Phase::Deciding => self.give_up(id, AbortReason::Abandoned, cx),
-            Phase::InLine | Phase::Queued | Phase::Submitted => {}
+            // Its caller's lease ends it if the caller is gone.
+            Phase::Deciding | Phase::InLine | Phase::Queued | Phase::Submitted => {}
         }
     }
 

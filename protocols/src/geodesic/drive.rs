@@ -542,9 +542,9 @@ impl Drive {
 
     /// If the answer says how it ended, or that the replica knows nothing of it: what comes of that.
     ///
-    /// The latter may mean that all have forgotten it (R6), or that this replica never heard of it and
-    /// its client needs no answer any more. One replica cannot tell these apart, and nor can f + 1 of
-    /// one slot; but f + 1 of each can.
+    /// A replica that remembers that it ended is enough. One that does not remember even that has
+    /// forgotten it with all others (R6), or never heard of it, and its client needs no answer any
+    /// more. Neither it nor f + 1 of one slot can tell these apart; but f + 1 of each can.
     fn on_end_heard(
         &mut self,
         from: NodeId,
@@ -554,6 +554,9 @@ impl Drive {
     ) -> Option<Progress> {
         if matches!(self.stage, Stage::Ending(_)) {
             return Some(Progress::Nothing);
+        }
+        if answer.is_forgotten && answer.has_ended {
+            return Some(Progress::Forgotten);
         }
         if answer.is_forgotten {
             let ballot = self.ballot;
@@ -937,5 +940,19 @@ mod tests {
         assert_eq!(hear(1), Progress::Nothing);
         assert_eq!(hear(1), Progress::Nothing, "one of three may never have heard of it");
         assert_eq!(hear(3), Progress::Forgotten);
+    }
+
+    #[test]
+    fn what_one_replica_remembers_to_have_ended_is_forgotten() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 2, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let mut drive = Drive::new(&cluster, text().txn(), Some(text()), [P, PartitionId(1)]);
+        let mut out = Out::new();
+        drive.recover(ME, &mut out);
+        let at = (P, drive.ballot);
+        let answer = Answer { is_forgotten: true, has_ended: true, ..Answer::default() };
+        let told = drive.on_promised(NodeId(1), at, answer, &cluster, (&config, &mut out));
+        assert_eq!(told, Progress::Forgotten);
     }
 }

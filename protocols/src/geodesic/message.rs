@@ -229,14 +229,17 @@ pub struct Answer {
     pub offer: Option<Arc<Offer>>,
     /// How it ended.
     pub ended: Option<Arc<Output>>,
-    /// It ended, and the replica has forgotten how (R6).
+    /// The replica has forgotten how it ended (R6), or never heard of it. With
+    /// [`Answer::has_ended`], only the former.
     pub is_forgotten: bool,
+    /// The replica remembers that it ended, but not how.
+    pub has_ended: bool,
 }
 
 impl fmt::Debug for Answer {
     /// Says only what there is.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { promised, stamp, accepted, text, offer, ended, is_forgotten } = self;
+        let Self { promised, stamp, accepted, text, offer, ended, is_forgotten, has_ended } = self;
         write!(f, "({promised}")?;
         if let Some(stamp) = stamp {
             write!(f, " stamp {stamp:?}")?;
@@ -253,7 +256,11 @@ impl fmt::Debug for Answer {
         if let Some(ended) = ended {
             write!(f, " ended {ended:?}")?;
         }
-        f.write_str(if *is_forgotten { " forgotten)" } else { ")" })
+        f.write_str(match (*is_forgotten, *has_ended) {
+            (false, _) => ")",
+            (true, false) => " unknown)",
+            (true, true) => " forgotten)",
+        })
     }
 }
 

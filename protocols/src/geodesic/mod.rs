@@ -118,9 +118,6 @@ pub struct Config {
     pub takeover_after: Duration,
     /// A gateway that does not answer within this time has lost it; replicas take turns, this far apart.
     pub takeover_step: Duration,
-    /// An interactive transaction whose caller does not decide within this time is aborted: it keeps
-    /// others waiting.
-    pub think_max: Duration,
     /// How often a replica looks for work that is overdue.
     pub sweep_interval: Duration,
     /// How often replicas tell each other their marks.
@@ -300,7 +297,6 @@ impl Protocol for Geodesic {
             resend_after: round_trip * 3 + Duration::from_millis(200),
             takeover_after: round_trip * 6 + Duration::from_millis(1_000),
             takeover_step: round_trip * 2 + Duration::from_millis(200),
-            think_max: Duration::from_secs(10),
             sweep_interval: Duration::from_millis(200),
             gossip_interval: Duration::from_secs(1),
             absence_after: Duration::from_secs(60),

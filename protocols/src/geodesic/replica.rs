@@ -765,8 +765,9 @@ impl Replica {
 
     fn what_is_known(&self, txn: TxnId) -> Answer {
         let is_forgotten = self.state.is_forgotten(txn);
+        let has_ended = is_forgotten && self.state.forgotten.contains(&txn);
         let entry = self.state.entries.get(&txn);
-        entry.map_or(Answer { is_forgotten, ..Answer::default() }, Entry::answer)
+        entry.map_or(Answer { is_forgotten, has_ended, ..Answer::default() }, Entry::answer)
     }
 
     /// Whoever recovers proposes.
@@ -1149,7 +1150,7 @@ const TAKEOVERS_DOUBLED: u32 = 3;
 
 /// For at least so long after its client knows the outcome, a replica that has never heard of a
 /// transaction still takes part in its recovery.
-const MEMORY: Duration = Duration::from_secs(10);
+const MEMORY: Duration = Duration::from_secs(60);
 
 /// Clients that one change is about.
 const CLIENTS_AT_ONCE: usize = 1_000;

@@ -56,6 +56,7 @@ impl Entry {
             offer: offer.clone(),
             ended: ended.clone(),
             is_forgotten: false,
+            has_ended: false,
         }
     }
 }
