@@ -17,7 +17,7 @@ use orthodrome_core::txn::{
 };
 
 use super::drive::{Drive, Out, Progress, Stage};
-use super::message::{Msg, Output, Record, Side, Text, merge_newest};
+use super::message::{Foretold, Msg, Output, Predecessor, Record, Side, Text, merge_newest};
 use super::naming::{Path, name};
 use super::pending::Maker;
 use super::under_way::UnderWay;
@@ -54,6 +54,8 @@ pub struct Client {
     /// Callers know the outcomes of everything below, as of then.
     acknowledged: BTreeMap<ClientId, (u64, Time)>,
     is_flushing: bool,
+    /// Messages to itself.
+    local: VecDeque<Msg>,
 }
 
 /// How well timestamps were predicted.
@@ -74,6 +76,20 @@ struct Driven {
     sent: Timestamp,
     /// When its named replicas were asked.
     asked: Time,
+    /// Who waits for what it writes.
+    followers: Vec<Follower>,
+}
+
+/// A transaction that reads what one of this gateway writes.
+#[derive(Debug)]
+struct Follower {
+    txn: TxnId,
+    /// Its gateway.
+    gateway: NodeId,
+    partition: PartitionId,
+    keys: Vec<Key>,
+    /// It knows what the caller decided.
+    is_told: bool,
 }
 
 /// A transaction that this gateway has done with.
@@ -151,6 +167,7 @@ impl Machine<Geodesic> for Client {
             over: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
             is_flushing: false,
+            local: VecDeque::new(),
         }
     }
 
@@ -168,6 +185,9 @@ impl Machine<Geodesic> for Client {
             Input::Timer(Timer::Sweep(_) | Timer::Close(_))
             | Input::Durable(_)
             | Input::Admin(_) => unreachable!("a server's input at a client"),
+        }
+        while let Some(msg) = self.local.pop_front() {
+            self.on_message(self.node, msg, cx);
         }
         self.begin_next(cx);
     }
@@ -201,6 +221,7 @@ impl Machine<Geodesic> for Client {
                 "{id} is driven by nobody"
             );
         }
+        assert!(self.local.is_empty(), "{} left messages to itself", self.node);
     }
 }
 
@@ -321,11 +342,23 @@ impl Client {
         from: NodeId,
         id: TxnId,
         partition: PartitionId,
-        reads: Vec<(Key, Read)>,
+        (reads, behind): (Vec<(Key, Read)>, &[Predecessor]),
         cx: &mut Cx<'_, Geodesic>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Reading(silent) = &mut open.phase else { return };
+        if let Some(Driven { drive, .. }) = self.drives.get_mut(&id)
+            && !behind.is_empty()
+        {
+            // What it would read is about to change. So it waits for its turn, or for what those before
+            // it will write.
+            open.phase = Phase::Queued;
+            cx.cancel_timer(Timer::Open(id));
+            let mut out = Out::new();
+            drive.follow(partition, behind, &mut out);
+            self.send(out, cx);
+            return;
+        }
         let Some(owing) = silent.get_mut(&partition) else { return };
         if is_below(&open.txn.floors, reads.iter().map(|(key, read)| (key, read))) {
             // This replica has not applied yet what the client knows of (R11); the next one may have.
@@ -340,6 +373,70 @@ impl Client {
         if silent.is_empty() {
             self.on_all_read(id, cx);
         }
+    }
+
+    /// Lets the caller decide on what its transaction will probably read. A later attempt waits until
+    /// that is certain: so contention aborts at most one.
+    fn foresee(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let is_waiting = matches!(open.phase, Phase::Reading(_) | Phase::Queued);
+        if !is_waiting || id.attempt > 0 {
+            return;
+        }
+        let Some(reads) = self.drives.get(&id).and_then(|driven| driven.drive.foreseen()) else {
+            return;
+        };
+        let bytes: usize = reads.iter().map(|(key, read)| key.size() + read.size()).sum();
+        if bytes > self.config.read_bytes_max || is_below(&open.txn.floors, &reads) {
+            return;
+        }
+        cx.note(Note::Foreseen);
+        open.reads = reads;
+        self.on_all_read(id, cx);
+    }
+
+    /// Another gateway has a transaction that reads what one of this gateway may write.
+    fn on_follow(
+        &mut self,
+        gateway: NodeId,
+        (id, partition): (TxnId, PartitionId),
+        keys: Vec<Key>,
+        txn: TxnId,
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let most = self.config.followers_max;
+        // If this gateway has done with it, its replicas have told what it wrote.
+        let Some(Driven { followers, .. }) = self.drives.get_mut(&id) else { return };
+        if followers.len() < most {
+            followers.push(Follower { txn, gateway, partition, keys, is_told: false });
+            self.inform(id, cx);
+        }
+    }
+
+    /// Tells followers of a transaction what is new about it.
+    fn inform(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let bytes_max = self.config.piece_bytes;
+        let Some(Driven { drive, followers, .. }) = self.drives.get_mut(&id) else { return };
+        if followers.is_empty() {
+            return;
+        }
+        let Some((outcome, writes, is_certain)) = drive.foretell() else { return };
+        let mut out = Out::new();
+        followers.retain_mut(|Follower { txn, gateway, partition, keys, is_told }| {
+            if !*is_told || is_certain {
+                *is_told = true;
+                let own =
+                    keys.iter().filter_map(|key| Some((key.clone(), writes.get(key)?.clone())));
+                let told = Foretold { outcome, writes: own.collect(), is_certain };
+                // What is larger comes from the replicas.
+                if told.size() <= bytes_max {
+                    let (txn, partition, told) = (*txn, *partition, Arc::new(told));
+                    out.push((*gateway, Msg::Foretold { txn, partition, of: id, told }));
+                }
+            }
+            !is_certain
+        });
+        self.send(out, cx);
     }
 
     fn on_all_read(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
@@ -458,7 +555,7 @@ impl Client {
         }
         let (sent, asked) = (clock.now, cx.now());
         self.under_way.add(id, drive.bytes(), &self.config);
-        self.drives.insert(id, Driven { drive, sent, asked });
+        self.drives.insert(id, Driven { drive, sent, asked, followers: Vec::new() });
         self.send(out, cx);
         let patience = ahead + round_trip * 3 / 2 + clock.error * 2 + self.config.slack;
         let patience = patience + self.under_way.span(&self.config);
@@ -495,9 +592,13 @@ impl Client {
         known.unwrap_or_else(|| delay(path.one_way)).min(most)
     }
 
-    fn send(&self, out: Out, cx: &mut Cx<'_, Geodesic>) {
+    fn send(&mut self, out: Out, cx: &mut Cx<'_, Geodesic>) {
         for (to, msg) in out {
-            cx.send(to, msg);
+            if to == self.node {
+                self.local.push_back(msg);
+            } else {
+                cx.send(to, msg);
+            }
         }
     }
 
@@ -547,6 +648,13 @@ impl Client {
                 drive.on_stored(from, of, &answer, (config, &mut out))
             }
             Msg::Applied { partition, .. } => drive.on_applied(from, partition),
+            Msg::Blocked { partition, at, reads, behind, .. } => {
+                let seen = (reads, behind);
+                drive.on_blocked(from, (partition, at), seen, (config, &mut out))
+            }
+            Msg::Foretold { partition, of, told, .. } => {
+                drive.on_foretold((of, partition), told, (config, &mut out))
+            }
             Msg::Begin { .. }
             | Msg::Forward { .. }
             | Msg::Ack { .. }
@@ -568,6 +676,8 @@ impl Client {
             | Msg::Gossip { .. }
             | Msg::Inquire { .. }
             | Msg::Driving { .. }
+            | Msg::Hint { .. }
+            | Msg::Follow { .. }
             | Msg::Ping
             | Msg::Pong => unreachable!("no answer to the driver of {id}"),
         };
@@ -576,6 +686,7 @@ impl Client {
     }
 
     fn on_progress(&mut self, id: TxnId, progress: Progress, cx: &mut Cx<'_, Geodesic>) {
+        self.inform(id, cx);
         let patience = self.patience();
         let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else { return };
         match progress {
@@ -586,6 +697,7 @@ impl Client {
                     // It waits for predecessors: for longer than for answers.
                     cx.set_timer(Timer::Drive(id), cx.now() + patience);
                 }
+                self.foresee(id, cx);
             }
             Progress::Exact => {
                 let reads = drive.reads.clone().unwrap_or_default();
@@ -778,7 +890,7 @@ impl Client {
         let mut out = Out::new();
         drive.recover((self.node, self.incarnation), &mut out);
         let (sent, asked) = (cx.clock().now, cx.now());
-        self.drives.insert(id, Driven { drive, sent, asked });
+        self.drives.insert(id, Driven { drive, sent, asked, followers: Vec::new() });
         self.send(out, cx);
         cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
     }
@@ -982,14 +1094,19 @@ impl Client {
             | Msg::Stored { txn, .. }
             | Msg::Promised { txn, .. }
             | Msg::Accepted { txn, .. }
-            | Msg::Applied { txn, .. } => self.on_answer(from, txn, msg, cx),
+            | Msg::Applied { txn, .. }
+            | Msg::Blocked { txn, .. }
+            | Msg::Foretold { txn, .. } => self.on_answer(from, txn, msg, cx),
+            Msg::Follow { txn, partition, keys, follower } => {
+                self.on_follow(from, (txn, partition), keys, follower, cx);
+            }
             Msg::ReadResult { txn, is_too_much: true, .. } => {
                 if self.open.get(&txn).is_some_and(|open| matches!(open.phase, Phase::Reading(_))) {
                     self.give_up(txn, AbortReason::TooLarge, cx);
                 }
             }
-            Msg::ReadResult { txn, partition, reads, is_too_much: false } => {
-                self.on_read_result(from, txn, partition, reads, cx);
+            Msg::ReadResult { txn, partition, reads, is_too_much: false, behind } => {
+                self.on_read_result(from, txn, partition, (reads, &behind), cx);
             }
             Msg::ReadOnlyResult { txn, partition, at, portion, reads } => {
                 self.on_read_only_result(from, (txn, partition, at), portion, reads, cx);
@@ -1016,6 +1133,7 @@ impl Client {
             | Msg::ReadOnly { .. }
             | Msg::Gossip { .. }
             | Msg::Driving { .. }
+            | Msg::Hint { .. }
             | Msg::Ping => unreachable!("a replica's message at a client"),
         }
     }

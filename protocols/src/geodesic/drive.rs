@@ -12,7 +12,9 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Reads, Version, Writ
 
 use super::Config;
 use super::choose::choose;
-use super::message::{Answer, Ballot, Msg, Offer, Output, Text, Value, merge_newest};
+use super::message::{
+    Answer, Ballot, Foretold, Msg, Offer, Output, Predecessor, Text, Value, merge_newest,
+};
 use crate::portions::{Assembly, Portion};
 
 /// Messages to send.
@@ -34,6 +36,10 @@ pub(super) struct Drive {
     register: Option<Register>,
     /// The highest ballot heard of.
     highest: Ballot,
+    /// Predecessors whose gateways were asked what they write at these partitions.
+    followed: BTreeSet<(TxnId, PartitionId)>,
+    /// What those said.
+    foretold: BTreeMap<(TxnId, PartitionId), Arc<Foretold>>,
     /// It was recovered, or it had to wait for predecessors or for a second closing.
     pub path: &'static str,
 }
@@ -119,6 +125,8 @@ struct Proposal {
 struct Observation {
     parts: Assembly<Vec<(Key, Read)>>,
     whole: Option<Vec<(Key, Read)>>,
+    /// The same without predecessors that had not ended, and these.
+    partial: Option<(Vec<(Key, Read)>, Vec<Predecessor>)>,
 }
 
 /// What came of an answer.
@@ -163,6 +171,8 @@ impl Drive {
             slots: BTreeMap::new(),
             register: None,
             highest: Ballot::default(),
+            followed: BTreeSet::new(),
+            foretold: BTreeMap::new(),
             path: "fast",
         };
         for partition in participants {
@@ -631,6 +641,118 @@ impl Drive {
         self.advance((config, out))
     }
 
+    /// A replica has closed, but predecessors have not ended there. Their gateways are asked.
+    pub(super) fn on_blocked(
+        &mut self,
+        from: NodeId,
+        (partition, at): (PartitionId, Timestamp),
+        (reads, behind): (Vec<(Key, Read)>, Vec<Predecessor>),
+        (config, out): (&Config, &mut Out),
+    ) -> Progress {
+        if matches!(self.stage, Stage::Ending(_)) {
+            return Progress::Nothing;
+        }
+        self.follow(partition, &behind, out);
+        let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
+        slot.observed.entry((from, at)).or_default().partial = Some((reads, behind));
+        self.advance((config, out))
+    }
+
+    /// Asks the gateways of these predecessors what they write, if they were not asked before.
+    pub(super) fn follow(&mut self, partition: PartitionId, behind: &[Predecessor], out: &mut Out) {
+        for Predecessor { txn, gateway, keys } in behind {
+            if self.followed.insert((*txn, partition)) {
+                let (txn, keys, follower) = (*txn, keys.clone(), self.txn);
+                out.push((*gateway, Msg::Follow { txn, partition, keys, follower }));
+            }
+        }
+    }
+
+    /// The gateway of a predecessor says what that writes.
+    pub(super) fn on_foretold(
+        &mut self,
+        of: (TxnId, PartitionId),
+        told: Arc<Foretold>,
+        (config, out): (&Config, &mut Out),
+    ) -> Progress {
+        if matches!(self.stage, Stage::Ending(_)) {
+            return Progress::Nothing;
+        }
+        let is_better = self.foretold.get(&of).is_none_or(|known| !known.is_certain);
+        if self.followed.contains(&of) && is_better {
+            self.foretold.insert(of, told);
+        }
+        self.advance((config, out))
+    }
+
+    /// What this transaction writes, as far as its followers may know: how it ended, or what its caller
+    /// decided. The latter comes true if the caller had read what is true at its place.
+    pub(super) fn foretell(&self) -> Option<(Outcome, &Writes, bool)> {
+        match &self.stage {
+            Stage::Ending(output) => match output.outcome {
+                Outcome::Committed(_) | Outcome::Aborted(_) => {
+                    Some((output.outcome, &output.writes, true))
+                }
+                Outcome::Unknown => None,
+            },
+            Stage::Observing(at) => {
+                let register = self.register.as_ref()?;
+                let mine = register.mine.as_ref().filter(|_| register.ballot.round == 0)?;
+                Some((Outcome::Committed(*at), mine.writes.as_ref()?, false))
+            }
+            Stage::Ordering => None,
+        }
+    }
+
+    /// What it will probably read at its place: what any replica of each partition knows, and what
+    /// predecessors will write.
+    pub(super) fn foreseen(&self) -> Option<Reads> {
+        let Stage::Observing(at) = self.stage else { return None };
+        let mut reads = Reads::new();
+        for (&partition, slot) in self.slots.iter().filter(|(_, slot)| slot.has_reads) {
+            let seen = slot.observed.iter().filter(|((_, then), _)| *then == at);
+            let mut seen =
+                seen.filter_map(|(_, it)| self.seen(partition, at, it, false)).peekable();
+            seen.peek()?;
+            for whole in seen {
+                merge_newest(&mut reads, whole);
+            }
+        }
+        Some(reads)
+    }
+
+    /// What a replica observed, completed with what predecessors write if all of that is known: for
+    /// certain, or probably.
+    fn seen(
+        &self,
+        partition: PartitionId,
+        at: Timestamp,
+        observation: &Observation,
+        is_certain: bool,
+    ) -> Option<Vec<(Key, Read)>> {
+        if let Some(whole) = &observation.whole {
+            return Some(whole.clone());
+        }
+        let (reads, behind) = observation.partial.as_ref()?;
+        let mut reads: Reads = reads.iter().cloned().collect();
+        for predecessor in behind {
+            let told = self.foretold.get(&(predecessor.txn, partition))?;
+            if is_certain && !told.is_certain {
+                return None;
+            }
+            let Outcome::Committed(timestamp) = told.outcome else { continue };
+            if (timestamp, predecessor.txn) >= (at, self.txn) {
+                continue;
+            }
+            let version = Version { timestamp, writer: predecessor.txn };
+            let own = told.writes.iter().filter(|(key, _)| reads.contains_key(*key));
+            let own = own.map(|(key, value)| (key.clone(), Read { value: value.clone(), version }));
+            let own: Vec<(Key, Read)> = own.collect();
+            merge_newest(&mut reads, own);
+        }
+        Some(reads.into_iter().collect())
+    }
+
     /// Steps 5 and 6, as far as what is known allows.
     fn advance(&mut self, (config, out): (&Config, &mut Out)) -> Progress {
         if self.stage == Stage::Ordering {
@@ -715,17 +837,20 @@ impl Drive {
     /// What it reads at its place, once f + 1 replicas of each partition have told.
     fn observed(&self, at: Timestamp, config: &Config) -> Option<Reads> {
         let mut reads = Reads::new();
-        for slot in self.slots.values().filter(|slot| slot.has_reads) {
+        let is_certain = !config.mutations.foretold_is_certain();
+        for (&partition, slot) in self.slots.iter().filter(|(_, slot)| slot.has_reads) {
             let is_then = |then: Timestamp| then == at || config.mutations.no_second_closing();
             let seen = slot.observed.iter().filter(|((_, then), _)| is_then(*then));
-            let seen: BTreeMap<NodeId, &Vec<(Key, Read)>> =
-                seen.filter_map(|((from, _), seen)| Some((*from, seen.whole.as_ref()?))).collect();
+            let seen = seen.filter_map(|((from, then), observation)| {
+                Some((*from, self.seen(partition, *then, observation, is_certain)?))
+            });
+            let seen: BTreeMap<NodeId, Vec<(Key, Read)>> = seen.collect();
             let enough = if config.mutations.one_report() { 1 } else { slot.majority() };
             if seen.len() < enough {
                 return None;
             }
             for whole in seen.into_values() {
-                merge_newest(&mut reads, whole.clone());
+                merge_newest(&mut reads, whole);
             }
         }
         Some(reads)

@@ -494,6 +494,8 @@ pub enum Msg {
         reads: Vec<(Key, Read)>,
         /// These keys hold more than one answer may tell, so it tells nothing.
         is_too_much: bool,
+        /// Who may yet write these keys below the transaction's place.
+        behind: Vec<Predecessor>,
     },
     /// Gateway → f + 1 replicas: read these at that time, and let nobody write them before it (D14).
     ReadOnly {
@@ -546,6 +548,76 @@ pub enum Msg {
     Ping,
     /// Server → gateway: yes.
     Pong,
+    /// h → replicas that the gateway did not name: a transaction may write these keys. It has no stamp
+    /// there; who reads the keys there should know.
+    Hint {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// Its gateway.
+        gateway: NodeId,
+        /// What it may write.
+        keys: Vec<Key>,
+    },
+    /// Replica → gateway: it has closed up to this, but predecessors have not ended. Here is what it
+    /// knows without them; their gateways know more.
+    Blocked {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// As of when.
+        at: Timestamp,
+        /// The newest versions below the transaction's place.
+        reads: Vec<(Key, Read)>,
+        /// Every predecessor that this replica knows of and that has not ended here.
+        behind: Vec<Predecessor>,
+    },
+    /// Gateway → gateway of a predecessor: tell what it writes to these keys, as soon as you know.
+    Follow {
+        /// The predecessor.
+        txn: TxnId,
+        /// The partition of the keys.
+        partition: PartitionId,
+        /// What the follower reads there and the predecessor may write.
+        keys: Vec<Key>,
+        /// Who follows.
+        follower: TxnId,
+    },
+    /// Gateway of a predecessor → gateway that follows: that.
+    Foretold {
+        /// The transaction that follows.
+        txn: TxnId,
+        /// The partition of the keys.
+        partition: PartitionId,
+        /// The predecessor.
+        of: TxnId,
+        /// What became of it.
+        told: Arc<Foretold>,
+    },
+}
+
+/// A transaction that has not ended, and may write what another one reads.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub struct Predecessor {
+    /// The transaction.
+    pub txn: TxnId,
+    /// Its gateway.
+    pub gateway: NodeId,
+    /// What it may write of what the other one reads.
+    pub keys: Vec<Key>,
+}
+
+/// What the gateway of a predecessor says of it.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub struct Foretold {
+    /// How it ended, or will end if its caller decided on what is true at its place.
+    pub outcome: Outcome,
+    /// What it writes to the keys that were asked about.
+    pub writes: Writes,
+    /// It has ended. Otherwise it may still abort.
+    pub is_certain: bool,
 }
 
 /// A durable change of a replica's state; see [`State::apply`].
@@ -659,6 +731,7 @@ impl Msg {
             | Self::Read { partition, .. }
             | Self::ReadOnly { partition, .. }
             | Self::Gossip { partition, .. }
+            | Self::Hint { partition, .. }
             | Self::Driving { partition, .. } => Some(*partition),
             Self::Decided { .. }
             | Self::Observed { .. }
@@ -669,6 +742,9 @@ impl Msg {
             | Self::ReadResult { .. }
             | Self::ReadOnlyResult { .. }
             | Self::Inquire { .. }
+            | Self::Blocked { .. }
+            | Self::Follow { .. }
+            | Self::Foretold { .. }
             | Self::Ping
             | Self::Pong => None,
         }
@@ -706,6 +782,10 @@ impl Message for Msg {
             Self::Driving { .. } => "Driving",
             Self::Ping => "Ping",
             Self::Pong => "Pong",
+            Self::Hint { .. } => "Hint",
+            Self::Blocked { .. } => "Blocked",
+            Self::Follow { .. } => "Follow",
+            Self::Foretold { .. } => "Foretold",
         }
     }
 
@@ -733,6 +813,10 @@ impl Message for Msg {
             | Self::ReadOnly { txn, .. }
             | Self::ReadOnlyResult { txn, .. }
             | Self::Inquire { txn, .. }
+            | Self::Hint { txn, .. }
+            | Self::Blocked { txn, .. }
+            | Self::Follow { txn, .. }
+            | Self::Foretold { txn, .. }
             | Self::Driving { txn, .. } => Some(*txn),
             Self::Forget { .. } | Self::Gossip { .. } | Self::Ping | Self::Pong => None,
         }
@@ -753,9 +837,10 @@ impl Message for Msg {
 
     fn keys(&self) -> usize {
         match self {
-            Self::Read { keys, .. } | Self::ReadOnly { keys, .. } | Self::Fetch { keys, .. } => {
-                keys.len()
-            }
+            Self::Read { keys, .. }
+            | Self::ReadOnly { keys, .. }
+            | Self::Fetch { keys, .. }
+            | Self::Hint { keys, .. } => keys.len(),
             Self::Begin { text, .. } | Self::Forward { text, .. } => {
                 text.functor.reads.len() + text.functor.writes.len()
             }
@@ -780,6 +865,9 @@ impl Message for Msg {
             | Self::Gossip { .. }
             | Self::Inquire { .. }
             | Self::Driving { .. }
+            | Self::Blocked { .. }
+            | Self::Follow { .. }
+            | Self::Foretold { .. }
             | Self::Ping
             | Self::Pong => 0,
         }

@@ -87,7 +87,10 @@ mod under_way;
 
 pub use choose::{Choice, choose};
 pub use client::Client;
-pub use message::{Answer, Ballot, Change, Kind, Msg, Output, Record, Side, Stamp, Text, Value};
+pub use message::{
+    Answer, Ballot, Change, Foretold, Kind, Msg, Output, Predecessor, Record, Side, Stamp, Text,
+    Value,
+};
 pub use mutations::Mutations;
 pub use server::Server;
 pub use state::{Entry, State};
@@ -144,6 +147,8 @@ pub struct Config {
     pub kept_bytes: usize,
     /// Transactions that callers of one gateway may have open.
     pub open_max: usize,
+    /// Transactions that may follow one of a gateway.
+    pub followers_max: usize,
     /// Bytes of large transactions that one node may begin or recover at once, for one receiver.
     /// Further large ones wait.
     pub under_way_bytes_max: usize,
@@ -186,6 +191,8 @@ pub enum Note {
     Waited,
     /// An interactive transaction was decided on what is not true at its place.
     Stale,
+    /// A caller read what a predecessor had not stored yet.
+    Foreseen,
     /// A timestamp too far ahead was refused.
     FarFuture,
     /// A message came after the end, or after a promise.
@@ -310,6 +317,7 @@ impl Protocol for Geodesic {
             retention: Duration::from_secs(600),
             kept_bytes: Limits::SERVER.record_bytes,
             open_max: 100_000,
+            followers_max: 10_000,
             under_way_bytes_max: Limits::SERVER.message_bytes * 2,
             per_mebibyte: Duration::from_millis(100),
             checkpoint_bytes: 16 << 20,

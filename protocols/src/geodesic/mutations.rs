@@ -26,6 +26,8 @@ mutations! {
     one_report;
     /// D12: a partition that decided less than F is not closed again.
     no_second_closing;
+    /// D16: what a predecessor will probably write counts as what it wrote.
+    foretold_is_certain;
     /// D13: writes are told at once.
     no_clock_wait: "D13";
     /// D14: a read-only transaction closes nothing.
@@ -45,6 +47,7 @@ pub(super) fn names(_: &str) -> &'static [&'static str] {
         "D12",
         "one_report",
         "no_second_closing",
+        "foretold_is_certain",
         "D13",
         "D14",
         "R11",

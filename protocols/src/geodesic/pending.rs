@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{NodeId, TxnId};
-use orthodrome_core::time::{Duration, Timestamp};
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::Key;
 
 /// A place in the order of everything: F, then the name.
@@ -130,6 +130,63 @@ impl Writers {
     /// How many keys have a writer.
     pub(super) fn len(&self) -> usize {
         self.0.len()
+    }
+}
+
+/// Writers that this replica has only heard of: their gateways named others. Who reads what they write
+/// should wait for them rather than read what is about to change. Nothing depends on a hint.
+#[derive(Debug, Default)]
+pub(super) struct Hints {
+    by_key: BTreeMap<Key, BTreeMap<TxnId, NodeId>>,
+    by_txn: BTreeMap<TxnId, (Time, Vec<Key>)>,
+}
+
+/// Further hints are ignored.
+const HINTS_MAX: usize = 1 << 16;
+
+impl Hints {
+    /// `txn` of this gateway may write these.
+    pub(super) fn add(&mut self, txn: TxnId, gateway: NodeId, keys: Vec<Key>, now: Time) {
+        if self.by_txn.len() >= HINTS_MAX {
+            return;
+        }
+        for key in &keys {
+            self.by_key.entry(key.clone()).or_default().insert(txn, gateway);
+        }
+        self.by_txn.insert(txn, (now, keys));
+    }
+
+    /// `txn` has ended, or is better known now.
+    pub(super) fn remove(&mut self, txn: TxnId) {
+        let Some((_, keys)) = self.by_txn.remove(&txn) else { return };
+        for key in keys {
+            if let Some(writers) = self.by_key.get_mut(&key) {
+                writers.remove(&txn);
+                if writers.is_empty() {
+                    self.by_key.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Forgets what was heard before `then`.
+    pub(super) fn expire(&mut self, then: Time) {
+        let old = self.by_txn.iter().filter(|(_, (heard, _))| *heard < then);
+        let old: Vec<TxnId> = old.map(|(txn, _)| *txn).collect();
+        for txn in old {
+            self.remove(txn);
+        }
+    }
+
+    /// Who may write one of these, with their gateways.
+    pub(super) fn of(&self, keys: &[Key]) -> BTreeMap<TxnId, NodeId> {
+        let writers = keys.iter().filter_map(|key| self.by_key.get(key)).flatten();
+        writers.map(|(txn, gateway)| (*txn, *gateway)).collect()
+    }
+
+    /// Whether `txn` may write this.
+    pub(super) fn writes(&self, txn: TxnId, key: &Key) -> bool {
+        self.by_key.get(key).is_some_and(|writers| writers.contains_key(&txn))
     }
 }
 

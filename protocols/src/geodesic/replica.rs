@@ -10,8 +10,8 @@ use orthodrome_core::store::{Store, Versioned, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
 
-use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Text, Value};
-use super::pending::{Closings, Place, Question, Questions, Writers};
+use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Predecessor, Text, Value};
+use super::pending::{Closings, Hints, Place, Question, Questions, Writers};
 use super::server::World;
 use super::state::{Entry, State};
 use super::{Note, Timer, backoff};
@@ -25,6 +25,7 @@ pub(super) struct Replica {
     replicas: Vec<NodeId>,
     closings: Closings,
     writers: Writers,
+    hints: Hints,
     questions: Questions,
     /// As y: stamps that its clock has not passed, and what the clock said when the forward came.
     closing_due: BTreeMap<Place, Timestamp>,
@@ -96,6 +97,7 @@ impl Replica {
             marks: replicas.iter().map(|&node| (node, (Timestamp::ZERO, now))).collect(),
             replicas,
             writers: Writers::default(),
+            hints: Hints::default(),
             questions: Questions::default(),
             closing_due: BTreeMap::new(),
             acks: BTreeMap::new(),
@@ -155,6 +157,11 @@ impl Replica {
                 *known = (known.0.max(mark), world.cx.now());
             }
             Msg::Driving { txn, is_driven, .. } => self.on_driving(from, txn, is_driven, world),
+            Msg::Hint { txn, gateway, keys, .. } => {
+                if !self.state.entries.contains_key(&txn) && !self.state.is_forgotten(txn) {
+                    self.hints.add(txn, gateway, keys, world.cx.now());
+                }
+            }
             Msg::Decided { .. }
             | Msg::Observed { .. }
             | Msg::Stored { .. }
@@ -164,6 +171,9 @@ impl Replica {
             | Msg::ReadResult { .. }
             | Msg::ReadOnlyResult { .. }
             | Msg::Inquire { .. }
+            | Msg::Blocked { .. }
+            | Msg::Follow { .. }
+            | Msg::Foretold { .. }
             | Msg::Ping
             | Msg::Pong => unreachable!("{} is asked, and was answered", self.id),
         }
@@ -200,6 +210,7 @@ impl Replica {
     fn index(&mut self, txn: TxnId, world: &World<'_, '_>) {
         if let Some(text) = self.state.entries.get(&txn).and_then(|entry| entry.text.as_ref()) {
             self.writers.add(txn, text.writes(world.cluster, self.id));
+            self.hints.remove(txn);
         }
     }
 
@@ -282,6 +293,7 @@ impl Replica {
                 at
             }
         };
+        self.hint(text, world);
         if named.len() == 1 {
             self.try_record(txn, world);
             return;
@@ -289,6 +301,19 @@ impl Replica {
         for &to in named.iter().skip(1) {
             let forward = Msg::Forward { partition: self.id, text: text.clone(), stamp };
             world.reply(to, forward);
+        }
+    }
+
+    /// Says to the replicas that the gateway did not name what the transaction may write.
+    fn hint(&self, text: &Text, world: &mut World<'_, '_>) {
+        let keys: Vec<Key> = text.writes(world.cluster, self.id).cloned().collect();
+        if keys.is_empty() {
+            return;
+        }
+        let named = text.named(self.id);
+        let (txn, partition, gateway) = (text.txn(), self.id, text.gateway);
+        for to in self.replicas.iter().copied().filter(|node| !named.contains(node)) {
+            world.send(to, Msg::Hint { txn, partition, gateway, keys: keys.clone() });
         }
     }
 
@@ -509,8 +534,60 @@ impl Replica {
             self.tell(question, world);
         } else {
             world.cx.note(Note::Waited);
+            if !question.is_read_only {
+                self.tell_blocked(&question, &blockers, world);
+            }
             self.questions.wait(question, blockers);
         }
+    }
+
+    /// Tells the gateway whom its transaction waits for: their gateways know what they write before
+    /// this replica does.
+    fn tell_blocked(
+        &self,
+        question: &Question,
+        blockers: &BTreeSet<TxnId>,
+        world: &mut World<'_, '_>,
+    ) {
+        let Question { txn, to, at, keys, .. } = question;
+        let text = self.state.entries.get(txn).and_then(|entry| entry.text.as_ref());
+        if text.is_none_or(|text| text.gateway != *to) || *at <= self.state.collected {
+            return;
+        }
+        let behind: Option<Vec<Predecessor>> =
+            blockers.iter().map(|&txn| self.predecessor(txn, keys, world)).collect();
+        let Some(behind) = behind else { return };
+        let place = question.place();
+        let read = |key: &Key| (key.clone(), read_below(world.store, self.id, key, place));
+        let reads: Vec<(Key, Read)> = keys.iter().map(read).collect();
+        if Wire::size(&reads) + Wire::size(&behind) > world.config.piece_bytes {
+            // Its gateway waits for the answer itself.
+            return;
+        }
+        let (txn, partition, at) = (*txn, self.id, *at);
+        world.reply(*to, Msg::Blocked { txn, partition, at, reads, behind });
+    }
+
+    /// A transaction that has not ended, with those of `keys` that it may write; none if this replica
+    /// does not know its gateway.
+    fn predecessor(&self, txn: TxnId, keys: &[Key], world: &World<'_, '_>) -> Option<Predecessor> {
+        let text = self.state.entries.get(&txn).and_then(|entry| entry.text.as_ref())?;
+        let own = text.writes(world.cluster, self.id).filter(|key| keys.contains(key));
+        Some(Predecessor { txn, gateway: text.gateway, keys: own.cloned().collect() })
+    }
+
+    /// Who may yet write these keys below the place of a transaction that reads them.
+    fn behind(&self, txn: TxnId, keys: &[Key], world: &World<'_, '_>) -> Vec<Predecessor> {
+        let own = self.state.entries.get(&txn).and_then(Entry::pending_at);
+        let place = (own.unwrap_or(Timestamp::MAX), txn);
+        let known = self.writers.of(keys).into_iter();
+        let known = known.filter(|&other| other != txn && self.is_before(other, place));
+        let known = known.filter_map(|other| self.predecessor(other, keys, world));
+        let heard = self.hints.of(keys).into_iter().map(|(txn, gateway)| {
+            let own = keys.iter().filter(|key| self.hints.writes(txn, key));
+            Predecessor { txn, gateway, keys: own.cloned().collect() }
+        });
+        known.chain(heard).collect()
     }
 
     /// True if a transaction that has not ended may have a place below this one.
@@ -565,6 +642,7 @@ impl Replica {
         participants: &[PartitionId],
         world: &mut World<'_, '_>,
     ) {
+        self.hints.remove(txn);
         if self.state.is_forgotten(txn) {
             world.cx.note(Note::LateMessage);
             self.catch_up(txn, output, world);
@@ -668,6 +746,7 @@ impl Replica {
             return;
         }
         for &txn in &txns {
+            self.hints.remove(txn);
             self.unindex(txn, world);
             self.unwatch(txn);
             self.fetching.remove(&txn);
@@ -826,12 +905,14 @@ impl Replica {
     fn on_read(&self, from: NodeId, txn: TxnId, keys: Vec<Key>, world: &mut World<'_, '_>) {
         let is_too_much = world.is_too_much(self.id, &keys);
         let keys = if is_too_much { vec![] } else { keys };
+        let behind = self.behind(txn, &keys, world);
         let read = |key: Key| {
             let read = world.store.read(self.id, &key);
             (key, read)
         };
         let reads = keys.into_iter().map(read).collect();
-        world.send(from, Msg::ReadResult { txn, partition: self.id, reads, is_too_much });
+        let partition = self.id;
+        world.send(from, Msg::ReadResult { txn, partition, reads, is_too_much, behind });
     }
 
     /// A read-only transaction: nobody writes these keys at or below `at` any more (D14).
@@ -1000,6 +1081,8 @@ impl Replica {
     pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_, '_>) {
         let now = world.cx.now();
         self.closings.collect(world.cx.clock().now);
+        let old = nanos(world.config.takeover_after * 2);
+        self.hints.expire(Time(world.cx.now().0.saturating_sub(old)));
         world.maker.forget(world.cx.clock().now - MAKER_KEEPS);
         if now.since(self.gossiped) >= world.config.gossip_interval {
             self.gossiped = now;

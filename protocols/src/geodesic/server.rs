@@ -281,6 +281,10 @@ impl Server {
             | Msg::Gossip { .. }
             | Msg::Inquire { .. }
             | Msg::Driving { .. }
+            | Msg::Hint { .. }
+            | Msg::Blocked { .. }
+            | Msg::Follow { .. }
+            | Msg::Foretold { .. }
             | Msg::Pong => unreachable!("answers to gateways do not come to server {}", self.node),
         };
         self.send(out, cx);
