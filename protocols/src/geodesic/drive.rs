@@ -1068,6 +1068,46 @@ mod tests {
     }
 
     #[test]
+    fn what_predecessors_write_completes_what_replicas_know_once_it_is_certain() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let (key, before) = (Key::from("a"), TxnId::new(ClientId(2), 1));
+        let mut text = Text::clone(&text());
+        text.functor.reads = vec![key.clone()];
+        // What it reads if its predecessor ends so, and what its caller would be given before that.
+        let run = |outcome, is_certain| {
+            let mut drive = Drive::new(&cluster, text.txn(), Some(Arc::new(text.clone())), []);
+            let mut out = Out::new();
+            let _ = drive.on_decided(P, Timestamp(5), (&config, &mut out));
+            out.clear();
+            for replica in [1, 2] {
+                let behind =
+                    Predecessor { txn: before, gateway: NodeId(5), keys: vec![key.clone()] };
+                let seen = (vec![(key.clone(), Read::default())], vec![behind]);
+                let at = (P, Timestamp(5));
+                let _ = drive.on_blocked(NodeId(replica), at, seen, (&config, &mut out));
+            }
+            let follows =
+                |(to, msg): &(NodeId, Msg)| matches!(msg, Msg::Follow { .. }).then_some(*to);
+            let asked: Vec<NodeId> = out.iter().filter_map(follows).collect();
+            assert_eq!((asked, drive.foreseen()), (vec![NodeId(5)], None), "asked once");
+            let writes = Writes::from([(key.clone(), Some("2".into()))]);
+            let told = Arc::new(Foretold { outcome, writes, is_certain });
+            let progress = drive.on_foretold((before, P), told, (&config, &mut out));
+            let is_over = matches!(progress, Progress::Ended(_));
+            let foreseen = drive.foreseen().or(drive.reads);
+            (is_over, foreseen.and_then(|reads| Some(reads.get(&key)?.version.timestamp)))
+        };
+        let committed = |at| Outcome::Committed(Timestamp(at));
+        assert_eq!(run(committed(4), false), (false, Some(Timestamp(4))), "only probably");
+        assert_eq!(run(committed(4), true), (true, Some(Timestamp(4))));
+        assert_eq!(run(committed(6), true), (true, Some(Timestamp(0))), "it comes later");
+        let aborted = Outcome::Aborted(AbortReason::Client);
+        assert_eq!(run(aborted, true), (true, Some(Timestamp(0))));
+    }
+
+    #[test]
     fn what_one_replica_remembers_to_have_ended_is_forgotten() {
         let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
         let cluster = Cluster::spread(map, 1, 1, 2, 3).unwrap();
