@@ -686,7 +686,8 @@ impl Drive {
     }
 
     /// What this transaction writes, as far as its followers may know: how it ended, or what its caller
-    /// decided. The latter comes true if the caller had read what is true at its place.
+    /// decided. The latter comes true if the caller had read what is true at its place, and so it is
+    /// only told if the caller had read what it probably reads there.
     pub(super) fn foretell(&self) -> Option<(Outcome, &Writes, bool)> {
         match &self.stage {
             Stage::Ending(output) => match output.outcome {
@@ -698,23 +699,41 @@ impl Drive {
             Stage::Observing(at) => {
                 let register = self.register.as_ref()?;
                 let mine = register.mine.as_ref().filter(|_| register.ballot.round == 0)?;
-                Some((Outcome::Committed(*at), mine.writes.as_ref()?, false))
+                let (reads, writes) = (self.foreseen()?, mine.writes.as_ref()?);
+                let versions = reads.iter().map(|(key, read)| (key, read.version));
+                let is_fresh = versions.eq(mine.seen.iter().map(|(key, version)| (key, *version)));
+                is_fresh.then_some((Outcome::Committed(*at), writes, false))
             }
             Stage::Ordering => None,
         }
     }
 
-    /// What it will probably read at its place: what any replica of each partition knows, and what
+    /// What it will probably read at its place: what f + 1 replicas of each partition know, and what
     /// predecessors will write.
     pub(super) fn foreseen(&self) -> Option<Reads> {
         let Stage::Observing(at) = self.stage else { return None };
+        self.merged(|then| then == at, Slot::majority, false)
+    }
+
+    /// What at least `enough` replicas of each partition know of the times that `is_then` accepts,
+    /// completed with what predecessors write: for certain, or probably.
+    fn merged(
+        &self,
+        is_then: impl Fn(Timestamp) -> bool,
+        enough: impl Fn(&Slot) -> usize,
+        is_certain: bool,
+    ) -> Option<Reads> {
         let mut reads = Reads::new();
         for (&partition, slot) in self.slots.iter().filter(|(_, slot)| slot.has_reads) {
-            let seen = slot.observed.iter().filter(|((_, then), _)| *then == at);
-            let mut seen =
-                seen.filter_map(|(_, it)| self.seen(partition, at, it, false)).peekable();
-            seen.peek()?;
-            for whole in seen {
+            let seen = slot.observed.iter().filter(|((_, then), _)| is_then(*then));
+            let seen = seen.filter_map(|((from, then), observation)| {
+                Some((*from, self.seen(partition, *then, observation, is_certain)?))
+            });
+            let seen: BTreeMap<NodeId, Vec<(Key, Read)>> = seen.collect();
+            if seen.len() < enough(slot) {
+                return None;
+            }
+            for whole in seen.into_values() {
                 merge_newest(&mut reads, whole);
             }
         }
@@ -836,24 +855,12 @@ impl Drive {
 
     /// What it reads at its place, once f + 1 replicas of each partition have told.
     fn observed(&self, at: Timestamp, config: &Config) -> Option<Reads> {
-        let mut reads = Reads::new();
-        let is_certain = !config.mutations.foretold_is_certain();
-        for (&partition, slot) in self.slots.iter().filter(|(_, slot)| slot.has_reads) {
-            let is_then = |then: Timestamp| then == at || config.mutations.no_second_closing();
-            let seen = slot.observed.iter().filter(|((_, then), _)| is_then(*then));
-            let seen = seen.filter_map(|((from, then), observation)| {
-                Some((*from, self.seen(partition, *then, observation, is_certain)?))
-            });
-            let seen: BTreeMap<NodeId, Vec<(Key, Read)>> = seen.collect();
-            let enough = if config.mutations.one_report() { 1 } else { slot.majority() };
-            if seen.len() < enough {
-                return None;
-            }
-            for whole in seen.into_values() {
-                merge_newest(&mut reads, whole);
-            }
-        }
-        Some(reads)
+        let mutations = config.mutations;
+        self.merged(
+            |then| then == at || mutations.no_second_closing(),
+            |slot| if mutations.one_report() { 1 } else { slot.majority() },
+            !mutations.foretold_is_certain(),
+        )
     }
 
     /// A replica has applied it.
