@@ -205,7 +205,8 @@ pub(super) struct Question {
     pub is_read_only: bool,
 }
 
-type Name = (TxnId, NodeId, Timestamp);
+/// The name of a question: about which transaction, by whom, as of when.
+pub(super) type Name = (TxnId, NodeId, Timestamp);
 
 impl Question {
     /// Everything below this is seen.
@@ -213,7 +214,8 @@ impl Question {
         if self.is_read_only { (self.at.next(), TxnId::default()) } else { (self.at, self.txn) }
     }
 
-    fn name(&self) -> Name {
+    /// Its name.
+    pub(super) fn name(&self) -> Name {
         (self.txn, self.to, self.at)
     }
 }
@@ -233,6 +235,11 @@ impl Questions {
             self.blocked_by.entry(*blocker).or_default().insert(name);
         }
         self.open.insert(name, (question, blockers));
+    }
+
+    /// A question, with whom it waits for.
+    pub(super) fn get(&self, name: Name) -> Option<(&Question, &BTreeSet<TxnId>)> {
+        self.open.get(&name).map(|(question, blockers)| (question, blockers))
     }
 
     /// Those that wait for `txn`, with their places.

@@ -11,7 +11,7 @@ use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
 
 use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Predecessor, Text, Value};
-use super::pending::{Closings, Hints, Place, Question, Questions, Writers};
+use super::pending::{Closings, Hints, Name, Place, Question, Questions, Writers};
 use super::server::World;
 use super::state::{Entry, State};
 use super::{Note, Timer, backoff};
@@ -534,24 +534,24 @@ impl Replica {
             self.tell(question, world);
         } else {
             world.cx.note(Note::Waited);
-            if !question.is_read_only {
-                self.tell_blocked(&question, &blockers, world);
-            }
+            let name = question.name();
+            let is_new = self.questions.get(name).is_none();
+            let is_soon = blockers.len() <= BEHIND_MAX;
             self.questions.wait(question, blockers);
+            if is_new && is_soon {
+                self.tell_blocked(name, world);
+            }
         }
     }
 
-    /// Tells the gateway whom its transaction waits for: their gateways know what they write before
-    /// this replica does.
-    fn tell_blocked(
-        &self,
-        question: &Question,
-        blockers: &BTreeSet<TxnId>,
-        world: &mut World<'_, '_>,
-    ) {
-        let Question { txn, to, at, keys, .. } = question;
+    /// Tells the gateway whom its transaction waits for, once they are few: their gateways know what
+    /// they write before this replica does.
+    fn tell_blocked(&self, name: Name, world: &mut World<'_, '_>) {
+        let Some((question, blockers)) = self.questions.get(name) else { return };
+        let Question { txn, to, at, keys, is_read_only } = question;
         let text = self.state.entries.get(txn).and_then(|entry| entry.text.as_ref());
-        if text.is_none_or(|text| text.gateway != *to) || *at <= self.state.collected {
+        let is_gateways = text.is_some_and(|text| text.gateway == *to);
+        if *is_read_only || !is_gateways || *at <= self.state.collected {
             return;
         }
         let behind: Option<Vec<Predecessor>> =
@@ -599,10 +599,13 @@ impl Replica {
     /// More is known of a transaction: whoever waits for it need not any more, perhaps.
     fn recheck(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
         for (name, place) in self.questions.blocked_by(txn) {
-            if !self.is_before(txn, place)
-                && let Some(question) = self.questions.release(name, txn)
-            {
+            if self.is_before(txn, place) {
+                continue;
+            }
+            if let Some(question) = self.questions.release(name, txn) {
                 self.tell(question, world);
+            } else if self.questions.get(name).is_some_and(|(_, left)| left.len() == BEHIND_MAX) {
+                self.tell_blocked(name, world);
             }
         }
     }
@@ -905,7 +908,8 @@ impl Replica {
     fn on_read(&self, from: NodeId, txn: TxnId, keys: Vec<Key>, world: &mut World<'_, '_>) {
         let is_too_much = world.is_too_much(self.id, &keys);
         let keys = if is_too_much { vec![] } else { keys };
-        let behind = self.behind(txn, &keys, world);
+        let mut behind = self.behind(txn, &keys, world);
+        behind.truncate(BEHIND_MAX);
         let read = |key: Key| {
             let read = world.store.read(self.id, &key);
             (key, read)
@@ -1230,6 +1234,10 @@ const TAKEOVERS_AT_ONCE: usize = 64;
 /// So often the time until a transaction is looked after again doubles: its gateway, or whoever
 /// recovers it, may be lost meanwhile.
 const TAKEOVERS_DOUBLED: u32 = 3;
+
+/// A gateway hears whom its transaction waits for once they are so few. Naming all that wait for one
+/// hot key would take messages that grow with the square of their number.
+const BEHIND_MAX: usize = 16;
 
 /// For at least so long after its client knows the outcome, a replica that has never heard of a
 /// transaction still takes part in its recovery.
