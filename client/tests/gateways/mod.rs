@@ -14,6 +14,7 @@ use orthodrome_core::{
 };
 use orthodrome_server::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError};
 use orthodrome_server::service::{self, Access, Limits, ServiceConfig, Transactions};
+use orthodrome_server::transport::LinkStatus;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -402,6 +403,10 @@ impl Transactions for Handle {
     }
 
     async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
+        Vec::new()
+    }
+
+    fn links(&self) -> Vec<LinkStatus> {
         Vec::new()
     }
 

@@ -13,6 +13,7 @@ use tokio::io::AsyncReadExt as _;
 use super::*;
 use crate::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError};
 use crate::service::{Access, Credential, Limits, Listeners, Role, ServiceConfig, serve_all};
+use crate::transport::LinkStatus;
 
 /// What happens to the next transaction.
 #[derive(Clone, Copy, Debug)]
@@ -146,6 +147,10 @@ impl Transactions for Memory {
             in_flight: 0,
             in_flight_max: 10,
         }
+    }
+
+    fn links(&self) -> Vec<LinkStatus> {
+        Vec::new()
     }
 
     async fn gauges(&self) -> Vec<Gauge> {

@@ -29,6 +29,7 @@ use tonic_health::server::HealthReporter;
 use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health, OrderError};
 use crate::redis;
 
+use crate::transport::LinkStatus;
 mod access;
 mod admission;
 mod answer;
@@ -106,6 +107,8 @@ pub trait Transactions: Send + Sync + 'static {
     /// See [`Gateway::describe`].
     fn describe(&self) -> Description;
     /// See [`Gateway::groups`].
+    /// See [`Gateway::links`].
+    fn links(&self) -> Vec<LinkStatus>;
     fn groups(&self) -> impl Future<Output = Vec<GroupView>> + Send;
     /// See [`Gateway::gauges`].
     fn gauges(&self) -> impl Future<Output = Vec<Gauge>> + Send;
@@ -152,6 +155,10 @@ impl Transactions for Gateway {
     }
 
     async fn gauges(&self) -> Vec<Gauge> {
+    fn links(&self) -> Vec<LinkStatus> {
+        Self::links(self)
+    }
+
         Self::gauges(self).await
     }
 

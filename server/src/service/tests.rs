@@ -144,6 +144,23 @@ impl Transactions for Script {
         }
     }
 
+    fn links(&self) -> Vec<LinkStatus> {
+        let link = |peer, is_connected, rtt_us| LinkStatus {
+            peer: NodeId(peer),
+            is_connected,
+            since: Duration::from_millis(1_500),
+            sent: 7,
+            sent_bytes: 700,
+            lost: 1,
+            received: 5,
+            received_bytes: 500,
+            connects: 2,
+            rtt_us,
+            queued_bytes: 64,
+        };
+        vec![link(2, true, 250_000), link(3, false, 0)]
+    }
+
     async fn gauges(&self) -> Vec<Gauge> {
         vec![Gauge { name: "depth_m", node: NodeId(3), value: -7 }]
     }
@@ -801,3 +818,14 @@ async fn metrics_are_refused_while_the_node_is_busy() {
     assert!(page.starts_with("HTTP/1.1 503") && page.contains("limits.requests_max"), "{page}");
     waiting.abort();
 }
+        format!(r#"orthodrome_peer_connected{{{of_node},peer="n2"}} 1"#),
+        format!(r#"orthodrome_peer_connected{{{of_node},peer="n3"}} 0"#),
+        format!(r#"orthodrome_peer_round_trip_seconds{{{of_node},peer="n2"}} 0.25"#),
+        format!(r#"orthodrome_peer_queue_bytes{{{of_node},peer="n2"}} 64"#),
+        format!(r#"orthodrome_peer_sent_bytes_total{{{of_node},peer="n2"}} 700"#),
+        format!(r#"orthodrome_peer_received_bytes_total{{{of_node},peer="n2"}} 500"#),
+        format!(r#"orthodrome_peer_messages_lost_total{{{of_node},peer="n2"}} 1"#),
+    // There is no round trip to a peer that is not connected.
+    assert!(
+        !page.contains(r#"round_trip_seconds{protocol="script",region="R1",node="n1",peer="n3""#)
+    );
