@@ -899,3 +899,5 @@ impl<T: Transactions> api::admin_server::Admin for Service<T> {
         Ok(Response::new(api::ChangeMembersResponse { node }))
     }
 }
+            version: env!("CARGO_PKG_VERSION").into(),
+            links: transactions.links().iter().map(answer::link).collect(),

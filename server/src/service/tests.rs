@@ -356,6 +356,9 @@ async fn high_priority_beyond_the_quota_is_low() {
 
 /// The gateway remembers what it told a client, and believes what the client says of other gateways.
 #[tokio::test]
+    assert_eq!(status.version, env!("CARGO_PKG_VERSION"));
+    let link = |node, connected, rtt_us| api::Link { node, connected, since_ms: 1_500, rtt_us };
+    assert_eq!(status.links, [link(2, true, 250_000), link(3, false, 0)]);
 async fn a_transaction_begins_with_what_its_client_knows() {
     let running = start(Limits::default()).await;
     let floors = || running.script.floors.lock().unwrap().pop().unwrap();
