@@ -116,6 +116,12 @@ impl Planet {
     }
 
     /// Waits until each region has committed a transaction over every partition.
+    /// The regions with the addresses of their gateways, in the order of the topology.
+    pub fn gateways(&self) -> impl Iterator<Item = (RegionId, SocketAddr)> {
+        let of = |region| self.services.iter().find(move |service| service.region == region);
+        self.map.topology.regions().filter_map(of).map(|service| (service.region, service.address))
+    }
+
     ///
     /// # Errors
     /// A region did not in time.
