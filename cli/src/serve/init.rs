@@ -117,7 +117,7 @@ fn write(wish: &Wish, place: &str) -> anyhow::Result<String> {
     let mut example = Example {
         cluster: wish.cluster.clone(),
         node: NodeId(1),
-        data_dir: String::new(),
+        data_dir: "data".into(),
         protocol: wish.protocol.clone(),
         topology: topology(wish)?,
         nodes: nodes.clone(),

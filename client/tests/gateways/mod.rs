@@ -244,7 +244,7 @@ impl Node {
             proxy: watch::Sender::new(Proxy { cuts: 0, open: true }),
         });
         tokio::spawn(proxy(front, backend.local_addr().unwrap(), node.proxy.subscribe()));
-        let config = ServiceConfig { access, tls: None, limits };
+        let config = ServiceConfig { access, tls: None, limits, audit: None };
         let served = service::serve(
             Arc::new(Handle(Arc::clone(&node))),
             Arc::new(map()),

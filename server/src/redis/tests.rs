@@ -178,7 +178,7 @@ async fn rig(access: Access, limits: Limits) -> Rig {
     let redis = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let place = redis.local_addr().unwrap();
     let listeners = Listeners { clients, redis: Some(redis) };
-    let config = ServiceConfig { access, tls: None, limits };
+    let config = ServiceConfig { access, tls: None, limits, audit: None };
     let stop = CancellationToken::new();
     let (handle, stopped) = (Arc::clone(&memory), stop.clone().cancelled_owned());
     let served = tokio::spawn(async move {
