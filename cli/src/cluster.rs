@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use orthodrome_client::{Client, ClusterInfo, Config, StatusInfo, Tls};
+use orthodrome_client::{Client, ClusterInfo, Config, Link, StatusInfo, Tls};
 use orthodrome_core::NodeId;
 use orthodrome_server::config::NodeConfig;
 use serde::Serialize;
@@ -66,7 +66,9 @@ enum Verb {
         #[arg(long, value_name = "TIME", default_value = "60s", value_parser = common::duration)]
         within: Duration,
     },
-    /// Show which nodes are up, what they lead, and what they have done
+    /// Show which nodes are up or down and since when, what they lead, and what they have done
+    ///
+    /// The other nodes know since when a node is down. If none of them answers, that is not shown.
     #[command(after_help = "Example:\n  orthodrome cluster status planet --watch")]
     Status {
         /// Directory that `serve --init` wrote
@@ -278,7 +280,13 @@ struct Row {
     state: String,
     process: Option<u32>,
     clients: String,
+    version: Option<String>,
+    /// How long it has been up, in seconds.
     up_s: Option<f64>,
+    /// How long the others have been without a connection to it, in seconds.
+    down_s: Option<f64>,
+    /// The nodes that it cannot reach, although they are up.
+    cannot_reach: Vec<String>,
     leads: Vec<String>,
     committed: Option<u64>,
     aborted: Option<u64>,
@@ -324,6 +332,11 @@ async fn report(dir: &Path) -> anyhow::Result<Report> {
     let mut knows_leaders = false;
     let mut nodes = Vec::new();
     let mut all: Vec<String> = Vec::new();
+    let links: Vec<(NodeId, Vec<Link>)> = members
+        .iter()
+        .zip(&answers)
+        .filter_map(|(member, answer)| Some((member.id, answer.as_ref().ok()?.1.links.clone())))
+        .collect();
     for (member, answer) in members.iter().zip(answers) {
         let process = member.process();
         let mut row = Row {
@@ -332,7 +345,10 @@ async fn report(dir: &Path) -> anyhow::Result<Report> {
             state: if process.is_some() { "starting".into() } else { "down".into() },
             process,
             clients: member.config.listen_client.clone(),
+            version: None,
             up_s: None,
+            down_s: None,
+            cannot_reach: Vec::new(),
             leads: Vec::new(),
             committed: None,
             aborted: None,
@@ -342,7 +358,9 @@ async fn report(dir: &Path) -> anyhow::Result<Report> {
             Ok((about, status)) => {
                 row.state =
                     if status.trouble.is_empty() { "serving".into() } else { status.trouble };
+                row.version = Some(status.version);
                 row.up_s = Some(status.uptime.as_secs_f64());
+                row.cannot_reach = unreachable(&status.links, &links);
                 let leads = about.partitions.iter().filter(|p| p.leader == Some(member.id));
                 row.leads = leads.map(|partition| partition.id.to_string()).collect();
                 let known = about.partitions.iter().filter(|p| p.leader.is_some());
@@ -354,8 +372,12 @@ async fn report(dir: &Path) -> anyhow::Result<Report> {
                 row.aborted = Some(status.aborted);
                 row.unknown = Some(status.unknown);
             }
-            Err(why) if process.is_some() => row.state = format!("does not answer: {why:#}"),
-            Err(_) => {}
+            Err(why) => {
+                if process.is_some() {
+                    row.state = format!("does not answer: {why:#}");
+                }
+                row.down_s = down_for(member.id, &links).map(|time| time.as_secs_f64());
+            }
         }
         nodes.push(row);
     }
@@ -368,6 +390,20 @@ async fn report(dir: &Path) -> anyhow::Result<Report> {
         nodes,
         without_leader,
     })
+}
+
+/// How long the nodes that answer have been without a connection to this one. The longest time
+/// counts: a node that restarted meanwhile knows only of the time since then.
+fn down_for(node: NodeId, links: &[(NodeId, Vec<Link>)]) -> Option<Duration> {
+    let to_it = links.iter().flat_map(|(_, links)| links).filter(|link| link.node == node);
+    to_it.filter(|link| !link.is_connected).map(|link| link.since).max()
+}
+
+/// The nodes that answer, and to which one has no connection.
+fn unreachable(of_one: &[Link], links: &[(NodeId, Vec<Link>)]) -> Vec<String> {
+    let answers = |node: NodeId| links.iter().any(|(other, _)| *other == node);
+    let down = of_one.iter().filter(|link| !link.is_connected && answers(link.node));
+    down.map(|link| link.node.to_string()).collect()
 }
 
 /// Asks a node. A node that is not running does not answer at once.
@@ -394,12 +430,13 @@ async fn ask(dir: &Path, member: &Member) -> anyhow::Result<(ClusterInfo, Status
 fn shown(report: &Report, style: Style) -> String {
     let count = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
     let rows = report.nodes.iter().map(|row| {
-        let up = row.up_s.map(|seconds| format!("{seconds:.0} s")).unwrap_or_default();
+        let since = row.up_s.or(row.down_s).map(Duration::from_secs_f64);
         vec![
             row.node.clone(),
             row.region.clone(),
             row.state.clone(),
-            up,
+            since.map(output::span).unwrap_or_default(),
+            row.version.clone().unwrap_or_default(),
             row.leads.join(" "),
             count(row.committed),
             count(row.aborted),
@@ -411,7 +448,8 @@ fn shown(report: &Report, style: Style) -> String {
         "node",
         "region",
         "state",
-        "up for",
+        "for",
+        "version",
         "leads",
         "committed",
         "aborted",
@@ -428,6 +466,10 @@ fn shown(report: &Report, style: Style) -> String {
     if !report.without_leader.is_empty() {
         let which = report.without_leader.join(", ");
         text += &style.error(&format!("no leader is known of {which}\n"));
+    }
+    for row in report.nodes.iter().filter(|row| !row.cannot_reach.is_empty()) {
+        let which = row.cannot_reach.join(", ");
+        text += &style.error(&format!("{} cannot reach {which}\n", row.node));
     }
     text
 }

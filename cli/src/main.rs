@@ -22,6 +22,7 @@ mod connect;
 mod demo;
 mod guard;
 mod load;
+mod man;
 mod measure;
 mod middleware;
 mod output;
@@ -99,6 +100,7 @@ enum Command {
     Load(Box<load::Args>),
     Measure(measure::Args),
     Completions(completions::Args),
+    Man(man::Args),
 }
 
 fn main() -> ExitCode {
@@ -151,6 +153,7 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
         Some(Command::Load(args)) => load::run(&args),
         Some(Command::Measure(args)) => measure::run(&args),
         Some(Command::Completions(args)) => completions::run(&args, &mut Cli::command()),
+        Some(Command::Man(args)) => man::run(&args, Cli::command()),
     }
 }
 

@@ -78,6 +78,18 @@ pub fn count(number: u64) -> String {
     grouped
 }
 
+/// A time span for people: its two largest units.
+pub fn span(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min {} s", seconds % 60),
+        (0, ..) => format!("{hours} h {minutes} min"),
+        _ => format!("{days} d {hours} h"),
+    }
+}
+
 /// `part` of `whole` in per cent; `-` if `whole` is 0.
 pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
@@ -119,6 +131,21 @@ mod tests {
         }
         assert_eq!(percent(1, 8), "12.5 %");
         assert_eq!(percent(0, 0), "-");
+    }
+
+    #[test]
+    fn a_span_has_two_units() {
+        for (seconds, text) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (60, "1 min 0 s"),
+            (3_599, "59 min 59 s"),
+            (3_600, "1 h 0 min"),
+            (86_399, "23 h 59 min"),
+            (90_000, "1 d 1 h"),
+        ] {
+            assert_eq!(span(Duration::from_secs(seconds)), text);
+        }
     }
 
     #[test]

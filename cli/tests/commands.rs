@@ -236,6 +236,35 @@ fn sim_keeps_a_history_that_check_accepts_and_a_trace_that_diagrams() {
     assert!(diagram.starts_with("sequenceDiagram\n"), "{diagram}");
     assert!(diagram.contains("gateway") && diagram.contains("->>"), "{diagram}");
 
+    let listed = json(0, &["trace", "list", &trace, "--json"]);
+    let all = listed["transactions"].as_array().unwrap();
+    assert_eq!(all[0]["txn"], txn);
+    let begun: std::collections::BTreeSet<&str> = content
+        .lines()
+        .filter(|line| !line.starts_with('#') && line.split(' ').nth(2) == Some("begin"))
+        .filter_map(|line| line.split(' ').nth(5)?.split('#').next())
+        .collect();
+    let names = all.iter().filter(|row| row["gateway"] != "");
+    let names: std::collections::BTreeSet<&str> =
+        names.map(|row| row["txn"].as_str().unwrap()).collect();
+    assert_eq!(names, begun, "every transaction is listed once");
+    let slow =
+        json(0, &["trace", "list", &trace, "--slowest", "2", "--outcome", "committed", "--json"]);
+    let slow = slow["transactions"].as_array().unwrap();
+    let latency = |row: &Value| row["latency_ms"].as_f64().unwrap();
+    assert_eq!(slow.len(), 2);
+    let committed =
+        all.iter().filter(|row| row["outcome"].as_str().unwrap().starts_with("committed@"));
+    let slowest = committed.map(latency).fold(0.0, f64::max);
+    assert_eq!(latency(&slow[0]), slowest);
+    assert!(latency(&slow[1]) <= slowest);
+    let one = ["trace", "list", &trace, "--slowest", "1", "--outcome", "committed"];
+    let table = text(&run(&one).stdout);
+    for part in ["transaction", "latency", "committed", "attempts"] {
+        assert!(table.contains(part), "{part} is not in {table}");
+    }
+    assert!(refused(&["trace", "list", &history]).contains("run.jsonl:1: "));
+
     let line = refused(&["trace", "diagram", &trace, "--txn", "c99999.1"]);
     assert!(line.contains("--txn c99999.1") && line.contains("no event"), "{line}");
     assert!(refused(&["trace", "diagram", &trace, "--txn", "x"]).contains("c4.19"));

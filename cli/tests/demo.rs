@@ -66,6 +66,42 @@ fn without_a_fault_no_outage_is_reported() {
     assert!(!stdout.contains('\x1b') && !stderr.contains('\x1b'), "no colours in a pipe");
 }
 
+/// The shell begins when the results are there, and the regions end with it.
+#[test]
+fn a_shell_is_open_on_the_regions_after_the_results() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = directory.path().join("script");
+    let last = "describe\nadd visits 2\nadd visits 3\nget visits\n";
+    std::fs::write(&script, last).unwrap();
+    let dir = directory.path().join("demo");
+    let run = |script: &std::path::Path| {
+        let dir = dir.to_str().unwrap();
+        let mut demo = Command::new(env!("CARGO_BIN_EXE_orthodrome"));
+        demo.args(["demo", "--seconds", "3", "--no-fault", "--shell", "--dir", dir]);
+        demo.stdin(std::fs::File::open(script).unwrap()).output().unwrap()
+    };
+    let output = run(&script);
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{stderr}");
+    let (results, shell) = stdout.split_once("The regions are still running").unwrap();
+    assert!(results.contains("attempts is strict-serializable"), "{stdout}");
+    for region in ["NSW", "PR", "SG", "VA", "WA"] {
+        let gateway =
+            |line: &str| line.starts_with(&format!("  {region} ")) && line.contains("127.0.0.1:");
+        assert!(shell.lines().any(gateway), "{region} is not in {shell}");
+    }
+    assert!(shell.contains("keyspace   default: carousel-basic"), "{shell}");
+    assert!(shell.ends_with("committed\ncommitted\nvisits = 5\n"), "{shell}");
+
+    // A command that fails in a pipe makes the whole command fail.
+    std::fs::write(&script, "fetch visits\n").unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    let output = run(&script);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("error: line 1: "));
+}
+
 #[test]
 fn invalid_arguments_are_refused_with_status_2() {
     let used = tempfile::tempdir().unwrap();
@@ -74,6 +110,7 @@ fn invalid_arguments_are_refused_with_status_2() {
         (vec!["--protocol", "carousal"], "unknown protocol \"carousal\""),
         (vec!["--dir", used.path().to_str().unwrap()], "not empty"),
         (vec!["--seconds", "0"], "--seconds"),
+        (vec!["--shell", "--json"], "--json"),
     ] {
         let output = demo(&arguments);
         let stderr = String::from_utf8(output.stderr).unwrap();

@@ -18,7 +18,7 @@ mod tools;
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use orthodrome_core::Rng;
 use orthodrome_core::procedure::redis::COMMANDS;
-use processes::{Cluster, json, must_end_within, run, text, until};
+use processes::{Cluster, free_redis_prefix, json, must_end_within, run, text, until};
 use tools::{is_here, skipped};
 
 const LIMIT: Duration = Duration::from_secs(600);
@@ -38,24 +38,8 @@ struct Rig {
     ports: Vec<u16>,
 }
 
-/// The first digits of three free ports, which end with 79, 80 and 81. They are below those of the
-/// nodes' other addresses.
-fn free_prefix() -> u16 {
-    static TAKEN: Mutex<u16> = Mutex::new(0);
-    let mut taken = TAKEN.lock().unwrap();
-    let own = u16::try_from(std::process::id() % 40).unwrap();
-    let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
-    let turns = *taken..40;
-    let found = turns
-        .map(|turn| (turn, 70 + (own + turn) % 40))
-        .find(|(_, prefix)| (79..82).all(|last| is_free(prefix * 100 + last)));
-    let (turn, prefix) = found.expect("no ports are free");
-    *taken = turn + 1;
-    prefix
-}
-
 fn rig(protocol: &str, more: &[&str]) -> Rig {
-    let prefix = free_prefix();
+    let prefix = free_redis_prefix();
     let own = format!("listen = \"127.0.0.1:{prefix}");
     let arguments = ["--topology", "local3", "--protocol", protocol, "--redis"];
     let changes = [("listen = \"127.0.0.1:63", own.as_str())];
@@ -148,7 +132,7 @@ fn redis() -> Option<Redis> {
     if !is_here("redis-server", "--version") {
         return None;
     }
-    let port = free_prefix() * 100 + 79;
+    let port = free_redis_prefix() * 100 + 79;
     let mut command = Command::new("redis-server");
     command.args(["--port", &port.to_string(), "--save", "", "--appendonly", "no"]);
     let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

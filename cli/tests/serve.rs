@@ -226,6 +226,16 @@ fn empty_directory_is_rejected_for_a_member() {
     assert!(said.contains("cannot be used with"), "{said}");
 
     cluster.start_with([1], &["--new-cluster"]);
+    let marked = |number: u32| {
+        let config = cluster.config(number);
+        run(&["serve", "--mark-new", "--config", config.to_str().unwrap()])
+    };
+    let said = text(&marked(1).stderr);
+    assert!(said.contains("holds data of n1 already"), "{said}");
+    std::fs::remove_dir_all(cluster.dir().join("data/n2")).unwrap();
+    let done = marked(2);
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    assert!(text(&done.stdout).contains("is ready for the first start of n2"));
     cluster.start(2..=3);
     let first = cluster.endpoint(1);
     let output = run(&["shell", "--deadline", "60s", "--connect", &first, "-e", "put kept 1"]);

@@ -70,7 +70,7 @@ pub use config::{Config, Tls};
 pub use error::Error;
 pub use general::{General, GeneralTxn, OpenGeneral};
 pub use outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
-pub use status::{Gauge, MembershipOrder, OrderState, StatusInfo};
+pub use status::{Gauge, Link, MembershipOrder, OrderState, StatusInfo};
 pub use txn::{Abort, Begun, OpenTransaction, Transaction};
 pub use values::{Reads, Writes};
 

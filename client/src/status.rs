@@ -49,6 +49,24 @@ pub struct StatusInfo {
     /// Orders to change members that its node has accepted since its process started: the latest of
     /// each partition, oldest first.
     pub orders: Vec<MembershipOrder>,
+    /// The version of its program; empty if the program is too old to say it.
+    pub version: String,
+    /// Its links to the other nodes.
+    pub links: Vec<Link>,
+}
+
+/// How a node stands to another one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// The other node.
+    pub node: NodeId,
+    /// Whether the node can send to it now.
+    pub is_connected: bool,
+    /// How long that has been so. A node that was never reached counts from the start of the
+    /// process.
+    pub since: Duration,
+    /// Round-trip time of the last ping, without emulated delays; none if none was answered.
+    pub rtt: Option<Duration>,
 }
 
 /// An order to change the members of a partition, and its progress.
@@ -131,6 +149,8 @@ impl StatusInfo {
             uptime: Duration::from_millis(answer.uptime_ms),
             gauges: answer.gauges.into_iter().map(Gauge::from_api).collect(),
             orders: answer.orders.into_iter().map(MembershipOrder::from_api).collect(),
+            version: answer.version,
+            links: answer.links.into_iter().map(Link::from_api).collect(),
         }
     }
 }
@@ -151,6 +171,17 @@ impl MembershipOrder {
             },
             detail: order.detail,
             age: Duration::from_millis(order.age_ms),
+        }
+    }
+}
+
+impl Link {
+    fn from_api(api::Link { node, connected, since_ms, rtt_us }: api::Link) -> Self {
+        Self {
+            node: NodeId(node),
+            is_connected: connected,
+            since: Duration::from_millis(since_ms),
+            rtt: (rtt_us > 0).then(|| Duration::from_micros(rtt_us)),
         }
     }
 }

@@ -31,6 +31,14 @@ pub fn places(cluster: &Cluster) -> String {
     text
 }
 
+/// The node that a comment places, and its place: `VA gateway`.
+pub(crate) fn place(comment: &str) -> Option<(NodeId, String)> {
+    let mut words = comment.split_whitespace();
+    words.next().filter(|word| *word == "node")?;
+    let node = words.next()?.parse().ok()?;
+    Some((node, words.collect::<Vec<_>>().join(" ")))
+}
+
 /// In pixels: from the edge to the first column, from the last column to the other edge, and from
 /// one column to the next.
 const MARGIN: f64 = 90.0;
@@ -70,7 +78,7 @@ impl Diagram {
     /// If it is neither a comment nor a line of a trace.
     pub fn read_line(&mut self, text: &str) -> Result<(), ParseLineError> {
         if let Some(comment) = text.strip_prefix('#') {
-            self.read_comment(comment);
+            self.places.extend(place(comment));
             return Ok(());
         }
         let line: Line = text.parse()?;
@@ -82,16 +90,6 @@ impl Diagram {
             self.lines.push(line);
         }
         Ok(())
-    }
-
-    fn read_comment(&mut self, comment: &str) {
-        let mut words = comment.split_whitespace();
-        if words.next() != Some("node") {
-            return;
-        }
-        if let Some(node) = words.next().and_then(|word| word.parse().ok()) {
-            self.places.insert(node, words.collect::<Vec<_>>().join(" "));
-        }
     }
 
     /// The diagram; none if no line was about the transaction.

@@ -4,6 +4,7 @@
 pub mod checker;
 pub mod diagram;
 pub mod history;
+pub mod listing;
 pub mod metrics;
 pub mod plot;
 pub mod record;

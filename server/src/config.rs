@@ -39,8 +39,10 @@ pub struct NodeConfig {
     pub listen_client: String,
     /// The address on which to listen for clients of Redis; none if the node does not.
     pub listen_redis: Option<String>,
-    /// The settings of the client service.
+    /// The settings of the client service, without the audit log.
     pub service: ServiceConfig,
+    /// The file of the audit log.
+    pub audit_log: PathBuf,
     /// How long a shutdown waits for transactions in flight.
     pub shutdown_within: Duration,
 }
@@ -79,6 +81,7 @@ struct File {
     verify_state: bool,
     #[serde(default = "thirty")]
     shutdown_s: u64,
+    audit_log: Option<PathBuf>,
     #[serde(default)]
     map_epoch: Option<u64>,
     nodes: Vec<NodeEntry>,

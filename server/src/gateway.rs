@@ -20,6 +20,8 @@ use orthodrome_core::txn::{Kind, Reads};
 use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Time, Txn, TxnId};
 use tokio::sync::{Notify, oneshot};
 
+use crate::transport::LinkStatus;
+
 /// How a transaction ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finished {
@@ -207,6 +209,8 @@ pub(crate) trait Backend: Send + Sync {
     fn groups(&self) -> oneshot::Receiver<Vec<GroupView>>;
     /// The node's current description.
     fn describe(&self) -> Description;
+    /// The links to the other nodes.
+    fn links(&self) -> Vec<LinkStatus>;
     /// The gauges of the client machine and of the server machine.
     fn gauges(&self) -> [oneshot::Receiver<Vec<Gauge>>; 2];
     /// The states of the orders to change members that the server machine was given, and the time
@@ -398,6 +402,12 @@ impl Gateway {
     pub fn describe(&self) -> Description {
         let in_flight = self.in_flight.count.load(Ordering::Relaxed);
         Description { in_flight, in_flight_max: self.max.count, ..self.backend.describe() }
+    }
+
+    /// The links to the other nodes of the cluster.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkStatus> {
+        self.backend.links()
     }
 
     /// The gauges of the protocol's two sides, for operators. Gauges of a side that has ended, or

@@ -14,6 +14,7 @@
     reason = "this crate exists to touch clocks and threads, so that no other has to"
 )]
 
+pub mod audit;
 pub mod config;
 pub mod gateway;
 mod inbox;

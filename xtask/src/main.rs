@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod counts;
+mod package;
 mod suites;
 mod tests;
 
@@ -66,6 +67,16 @@ enum Task {
     },
     /// Fail if one seed gives different traces in a debug and a release build.
     Twin,
+    /// Build the package for Debian and Ubuntu: the program, manual pages, completions for shells, and
+    /// systemd units. Needs dpkg-deb.
+    Package {
+        /// Directory for the package; created if it does not exist.
+        #[arg(long, value_name = "DIR", default_value = "target/debian")]
+        out: PathBuf,
+        /// Program to package instead of one that is built now, without mutations.
+        #[arg(long, value_name = "FILE")]
+        program: Option<PathBuf>,
+    },
 }
 
 fn main() -> Result<()> {
@@ -84,6 +95,11 @@ fn main() -> Result<()> {
             run(process_test("parity").env("ORTHODROME_PARITY_PROTOCOL", protocol))
         }
         Task::Twin => twin(),
+        Task::Package { out, program } => {
+            let package = package::run(program, &out)?;
+            println!("{}", package.display());
+            Ok(())
+        }
     }
 }
 

@@ -60,10 +60,10 @@ const PURE: [&str; 4] =
 const DATABASES: [(&str, &str); 2] =
     [("/usr/lib/postgresql", "postgresql"), ("/usr/sbin/mariadbd", "mariadb-server")];
 
-/// The clients for tests of the middleware and of the Redis protocol: a program that shows that the client is installed, and
-/// the name of Debian's package. A test whose client cannot be installed says so, and counts as
+/// The clients for tests of the middleware, of the Redis protocol and of the metrics: a program that
+/// shows that the client is installed, and the name of Debian's package. A test whose client cannot be installed says so, and counts as
 /// skipped.
-const CLIENTS: [(&str, &str); 6] = [
+const CLIENTS: [(&str, &str); 7] = [
     ("sysbench --version", "sysbench"),
     ("javac -version", "default-jdk-headless"),
     ("python3 -c 'import ensurepip'", "python3-venv"),
@@ -71,6 +71,8 @@ const CLIENTS: [(&str, &str); 6] = [
     ("redis-cli --version", "redis-tools"),
     // The answers of commands are compared with those of Redis.
     ("redis-server --version", "redis-server"),
+    // Checks the alerts, and scrapes a cluster.
+    ("promtool --version", "prometheus"),
 ];
 
 /// Installs missing database servers and clients. The tests start private servers of their own.

@@ -27,7 +27,7 @@ use crate::load::driver::{Audit, Driver, Pace, Plan, Shared, Site};
 use crate::load::results::{Results, Watched};
 use crate::load::{check_of, latency_table};
 use crate::style::Style;
-use crate::{Status, check, common, output, protocols};
+use crate::{Status, check, common, output, protocols, shell};
 use planet::Planet;
 use view::{Phase, View};
 
@@ -56,9 +56,10 @@ Examples:
   orthodrome demo --seconds 60 --dir /tmp/demo
   orthodrome demo --no-fault --json
   orthodrome demo --no-fault --rising --clients 60
+  orthodrome demo --seconds 5 --no-fault --shell
   orthodrome demo --middleware
 
-Exit status: 0 every check passed, 1 a check failed, 2 the demonstration could not run.")]
+Exit status: 0 every check passed, 1 a check or a command of the shell failed, 2 the demonstration could not run.")]
 pub struct Args {
     /// Protocol that commits the transactions
     #[arg(long, value_name = "P", default_value = protocols::DEFAULT)]
@@ -80,6 +81,9 @@ pub struct Args {
     /// high priority as the load rises
     #[arg(long)]
     rising: bool,
+    /// After the results, leave the regions running and open a shell on them, until `quit` or Ctrl-D
+    #[arg(long, conflicts_with_all = ["middleware", "json"])]
+    shell: bool,
     /// New directory for data and history [default: a temporary directory]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -137,9 +141,13 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let model = protocols::model(row.name)?;
     let dir = common::directory(args.dir.as_deref(), "demo")?;
     let runtime = Runtime::new().context("cannot start the runtime")?;
-    let seen = runtime.block_on(show(args, row.name, &dir))?;
-    // Threads of killed nodes may still be ending.
-    runtime.shutdown_background();
+    let (seen, planet) = runtime.block_on(show(args, row.name, &dir))?;
+    let running = if args.shell {
+        Some((runtime, planet))
+    } else {
+        end(runtime, planet);
+        None
+    };
     seen.shared.results().finish_history()?;
     let verdict = check::judge(&history(&dir), model)?;
     let printed = seen.print(args, row.name, &dir, &verdict);
@@ -149,7 +157,17 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     } else {
         output::print(&summary(&printed, &verdict, model))?;
     }
-    Ok(if is_kept { Status::Passed } else { Status::Failed })
+    let is_good = match running {
+        Some((runtime, planet)) => stay(runtime, planet, &seen.regions)?,
+        None => true,
+    };
+    Ok(if is_kept && is_good { Status::Passed } else { Status::Failed })
+}
+
+fn end(runtime: Runtime, planet: Planet) {
+    runtime.block_on(planet.shutdown(SHUTDOWN));
+    // Threads of killed nodes may still be ending.
+    runtime.shutdown_background();
 }
 
 fn history(dir: &Path) -> PathBuf {
@@ -187,7 +205,7 @@ struct Outage {
 }
 
 /// Starts the nodes and the clients, kills and restarts a region, and shuts down.
-async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result<Seen> {
+async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result<(Seen, Planet)> {
     let map = cluster()?;
     let names: Vec<String> =
         map.topology.regions().map(|r| map.topology.name_of(r).to_owned()).collect();
@@ -227,8 +245,26 @@ async fn show(args: &Args, protocol: &'static str, dir: &Path) -> anyhow::Result
     let measured = shared.started.elapsed();
     view.end("Waiting for pending transactions, then counting the money.");
     let (shared, audits) = driver.finish().await;
-    planet.shutdown(SHUTDOWN).await;
-    Ok(Seen { shared, audits, measured, regions: names, outage })
+    Ok((Seen { shared, audits, measured, regions: names, outage }, planet))
+}
+
+/// Opens a shell on the regions, which run until it ends; true if every command succeeded.
+fn stay(runtime: Runtime, planet: Planet, names: &[String]) -> anyhow::Result<bool> {
+    let mut text = String::from("\nThe regions are still running. Their gateways:\n");
+    for (name, (_, address)) in names.iter().zip(planet.gateways()) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {name:<4} {address}");
+    }
+    let (first, _) = planet.gateways().next().context("no region is running")?;
+    let name = names.first().map_or("", String::as_str);
+    let _ = writeln!(
+        text,
+        "This shell uses the gateway of {name}. `help` lists its commands; `quit` or Ctrl-D ends it."
+    );
+    output::print(&text)?;
+    let ended = shell::open(planet.config(first));
+    end(runtime, planet);
+    ended
 }
 
 /// Three phases of a third each: all regions, one dead, all again.

@@ -87,7 +87,8 @@ impl Planet {
             .with_context(|| format!("cannot listen on {}", service.address))?;
         service.address = listener.local_addr()?;
         let map = Arc::clone(&self.map);
-        let config = ServiceConfig { access: Access::open(), tls: None, limits: Limits::default() };
+        let (access, limits) = (Access::open(), Limits::default());
+        let config = ServiceConfig { access, tls: None, limits, audit: None };
         runtime.spawn(async move {
             let served = match TcpListener::from_std(listener) {
                 Ok(listener) => {
@@ -113,6 +114,12 @@ impl Planet {
         Config::new(services.iter().map(|service| service.address.to_string()))
             .attempt_timeout(ATTEMPT_TIMEOUT)
             .deadline(DEADLINE)
+    }
+
+    /// The regions with the addresses of their gateways, in the order of the topology.
+    pub fn gateways(&self) -> impl Iterator<Item = (RegionId, SocketAddr)> {
+        let of = |region| self.services.iter().find(move |service| service.region == region);
+        self.map.topology.regions().filter_map(of).map(|service| (service.region, service.address))
     }
 
     /// Waits until each region has committed a transaction over every partition.

@@ -337,6 +337,8 @@ fn files(
         redis: false,
         tls: false,
         base_port: args.base_port,
+        cluster: init::CLUSTER.into(),
+        hosts: Vec::new(),
     }
 }
 

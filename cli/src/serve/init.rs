@@ -37,10 +37,16 @@ pub struct Wish {
     pub tls: bool,
     /// The first port for clients; the ports for nodes follow after the last of these.
     pub base_port: u16,
+    /// The name of the cluster.
+    pub cluster: String,
+    /// More names and addresses of the nodes, for their certificates.
+    pub hosts: Vec<String>,
 }
 
-/// The names in the certificates, besides the node's own.
+/// The names in every certificate, besides the node's own.
 const HOSTS: [&str; 2] = ["localhost", "127.0.0.1"];
+/// The name of a cluster that its owner has not named.
+pub const CLUSTER: &str = "dev";
 /// The file with the token of the administrator.
 pub const TOKEN_FILE: &str = "admin.token";
 /// The file with the certificate of the cluster's authority.
@@ -109,9 +115,9 @@ fn write(wish: &Wish, place: &str) -> anyhow::Result<String> {
         })
         .collect();
     let mut example = Example {
-        cluster: "dev".into(),
+        cluster: wish.cluster.clone(),
         node: NodeId(1),
-        data_dir: String::new(),
+        data_dir: "data".into(),
         protocol: wish.protocol.clone(),
         topology: topology(wish)?,
         nodes: nodes.clone(),
@@ -140,7 +146,10 @@ fn write(wish: &Wish, place: &str) -> anyhow::Result<String> {
         if let Some(authority) = &authority {
             let dir = wish.dir.join("tls");
             fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
-            authority.issue(&dir, *id, &HOSTS.map(String::from))?;
+            let hosts = HOSTS.map(String::from).into_iter().chain(wish.hosts.iter().cloned());
+            authority
+                .issue(&dir, *id, &hosts.collect::<Vec<_>>())
+                .with_context(|| format!("--host {}", wish.hosts.join(",")))?;
             let (certificate, key) = (format!("tls/{id}.pem"), format!("tls/{id}.key"));
             example.tls = Some([certificate, key, AUTHORITY_FILE.into()]);
         }

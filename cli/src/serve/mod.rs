@@ -11,6 +11,7 @@ use orthodrome_server::config::NodeConfig;
 use orthodrome_server::node::Durability;
 use orthodrome_server::node::run::{RunError, run as run_node};
 use orthodrome_server::storage::Expected;
+use orthodrome_server::storage::directory::Directory;
 use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
 
@@ -30,6 +31,7 @@ Examples:
   orthodrome serve --init dev --topology azure5
   orthodrome serve --config dev/n1.toml --check
   orthodrome serve --config dev/n1.toml
+  orthodrome serve --config /etc/orthodrome/n4.toml --mark-new
   orthodrome serve --config /etc/orthodrome/n4.toml --replace
 
 Exit status: 0 clean shutdown, 1 failure while running, 2 failure to start.")]
@@ -43,6 +45,10 @@ pub struct Args {
     /// First start of this node in a new cluster: its data directory is empty. Not needed after --init
     #[arg(long, requires = "config", conflicts_with = "replace")]
     new_cluster: bool,
+    /// Mark the data directory as that of a node that has never run, and exit; then the first start needs no
+    /// --new-cluster. For services, whose command is always the same
+    #[arg(long, requires = "config", conflicts_with_all = ["check", "new_cluster", "replace"])]
+    mark_new: bool,
     /// Start a node that has lost its data, in a running cluster: it recovers the data from other nodes
     ///
     /// Only for protocols that can restore a node (ocean-vista, unless the node holds the first partition). The node
@@ -81,6 +87,18 @@ struct InitArgs {
     /// Enable TLS, with a new certificate authority for this cluster, and require a token from clients
     #[arg(long, conflicts_with = "config")]
     tls: bool,
+    /// More host names and addresses for the nodes' certificates, such as those that clients connect to
+    #[arg(
+        long,
+        value_name = "HOST[,…]",
+        value_delimiter = ',',
+        requires = "tls",
+        conflicts_with = "config"
+    )]
+    host: Vec<String>,
+    /// Name of the cluster: lower-case letters, digits and hyphens
+    #[arg(long = "cluster", value_name = "NAME", default_value = init::CLUSTER, conflicts_with = "config")]
+    name: String,
     /// Listen for clients of Redis, too: port 6379 for the first node, and the next ports for the others
     #[arg(long, conflicts_with = "config")]
     redis: bool,
@@ -108,6 +126,8 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
             tls,
             redis,
             base_port,
+            cluster: args.cluster.name.clone(),
+            hosts: args.cluster.host.clone(),
         };
         output::print(&init::init(&wish)?)?;
         return Ok(Status::Passed);
@@ -121,6 +141,12 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     }
     if args.check {
         output::print(&format!("{}: ok\n{}", path.display(), banner(&config)))?;
+        return Ok(Status::Passed);
+    }
+    if args.mark_new {
+        let (dir, node) = (&config.node.data_dir, config.node.node);
+        Directory::mark_unused(dir, node).with_context(|| path.display().to_string())?;
+        output::print(&format!("{} is ready for the first start of {node}", dir.display()))?;
         return Ok(Status::Passed);
     }
     serve(config, path)

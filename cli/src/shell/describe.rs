@@ -108,7 +108,8 @@ pub(super) fn status(status: &StatusInfo) -> String {
     let rows = [
         row("node", status.node.to_string()),
         row("state", trouble),
-        row("up for", format!("{:.1} s", status.uptime.as_secs_f64())),
+        row("version", status.version.clone()),
+        row("up for", output::span(status.uptime)),
         row("pending requests", format!("{} of {}", status.requests, status.requests_max)),
         row(
             "pending transactions",
@@ -127,7 +128,14 @@ pub(super) fn status(status: &StatusInfo) -> String {
         row("demoted (quota)", status.demoted.to_string()),
     ];
     let orders = status.orders.iter().map(|order| row("member change", describe_order(order)));
-    rows.into_iter().chain(gauges).chain(orders).collect()
+    let links = status.links.iter().map(|link| {
+        let state = if link.is_connected { "connected" } else { "not connected" };
+        let rtt = link.rtt.filter(|_| link.is_connected);
+        let rtt = rtt.map(|rtt| format!(", round trip {:.3} ms", rtt.as_secs_f64() * 1e3));
+        let time = output::span(link.since);
+        row(&format!("{} is", link.node), format!("{state} for {time}{}", rtt.unwrap_or_default()))
+    });
+    rows.into_iter().chain(links).chain(gauges).chain(orders).collect()
 }
 
 /// The orders that each node took, and their states.

@@ -10,7 +10,7 @@ use std::io::{BufRead as _, IsTerminal as _};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use orthodrome_client::Client;
+use orthodrome_client::{Client, Config};
 use tokio::runtime::Runtime;
 
 use crate::connect::Connect;
@@ -55,20 +55,16 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let client = runtime
         .block_on(Client::connect(config))
         .with_context(|| format!("cannot connect to {}", args.connect.endpoints().join(", ")))?;
-    let is_tty = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let is_interactive = is_tty && args.execute.is_empty();
-    let mut shell = Shell {
-        session: Session::new(client, std::io::stdout().is_terminal()),
-        runtime,
-        has_timing: is_interactive || args.timing,
-        failures: 0,
-        typed: Vec::new(),
-    };
-    let ended = if is_interactive { shell.interact() } else { shell.run_all(&args.execute) };
-    shell.leave();
-    ended?;
-    let has_failed = shell.failures > 0 && !is_interactive;
-    Ok(if has_failed { Status::Failed } else { Status::Passed })
+    let is_good = Shell::new(runtime, client).run(&args.execute, args.timing)?;
+    Ok(if is_good { Status::Passed } else { Status::Failed })
+}
+
+/// Opens a shell on a cluster of this process, for a terminal or a pipe; true if every command
+/// succeeded, or a person saw those that did not.
+pub fn open(config: Config) -> anyhow::Result<bool> {
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let client = runtime.block_on(Client::connect(config)).context("cannot open a shell")?;
+    Shell::new(runtime, client).run(&[], false)
 }
 
 struct Shell {
@@ -80,6 +76,23 @@ struct Shell {
 }
 
 impl Shell {
+    fn new(runtime: Runtime, client: Client) -> Self {
+        let session = Session::new(client, std::io::stdout().is_terminal());
+        Self { session, runtime, has_timing: false, failures: 0, typed: Vec::new() }
+    }
+
+    /// Runs these commands; or without any, what a person types or a pipe contains. False if a
+    /// command failed and no person saw that.
+    fn run(mut self, commands: &[String], has_timing: bool) -> anyhow::Result<bool> {
+        let is_tty = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+        let is_interactive = is_tty && commands.is_empty();
+        self.has_timing = is_interactive || has_timing;
+        let ended = if is_interactive { self.interact() } else { self.run_all(commands) };
+        self.leave();
+        ended?;
+        Ok(self.failures == 0 || is_interactive)
+    }
+
     /// Runs these commands, or without any those on standard input.
     fn run_all(&mut self, commands: &[String]) -> anyhow::Result<()> {
         if commands.is_empty() {

@@ -131,7 +131,7 @@ pub fn unix_us() -> u64 {
 /// A range of free ports. They stay free until they are used, and while their node is down: they
 /// are below the range for outgoing connections, and other test processes search from other
 /// starting points.
-fn free_ports(count: u16) -> u16 {
+pub fn free_ports(count: u16) -> u16 {
     const RANGE: u16 = 50;
     const RANGES: u16 = 400;
     const FIRST: u16 = 12_000;
@@ -146,6 +146,22 @@ fn free_ports(count: u16) -> u16 {
         .expect("no range of ports is free");
     *taken = turn + 1;
     base
+}
+
+/// The first digits of three free ports, which end with 79, 80 and 81, for
+/// listeners of Redis. They are below those of the nodes' other addresses.
+pub fn free_redis_prefix() -> u16 {
+    static TAKEN: Mutex<u16> = Mutex::new(0);
+    let mut taken = TAKEN.lock().unwrap();
+    let own = u16::try_from(std::process::id() % 40).unwrap();
+    let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let turns = *taken..40;
+    let found = turns
+        .map(|turn| (turn, 70 + (own + turn) % 40))
+        .find(|(_, prefix)| (79..82).all(|last| is_free(prefix * 100 + last)));
+    let (turn, prefix) = found.expect("no ports are free");
+    *taken = turn + 1;
+    prefix
 }
 
 pub fn signal(process: u32, name: &str) {

@@ -14,6 +14,7 @@ use orthodrome_core::{
 };
 use orthodrome_server::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError};
 use orthodrome_server::service::{self, Access, Limits, ServiceConfig, Transactions};
+use orthodrome_server::transport::LinkStatus;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -243,7 +244,7 @@ impl Node {
             proxy: watch::Sender::new(Proxy { cuts: 0, open: true }),
         });
         tokio::spawn(proxy(front, backend.local_addr().unwrap(), node.proxy.subscribe()));
-        let config = ServiceConfig { access, tls: None, limits };
+        let config = ServiceConfig { access, tls: None, limits, audit: None };
         let served = service::serve(
             Arc::new(Handle(Arc::clone(&node))),
             Arc::new(map()),
@@ -402,6 +403,10 @@ impl Transactions for Handle {
     }
 
     async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
+        Vec::new()
+    }
+
+    fn links(&self) -> Vec<LinkStatus> {
         Vec::new()
     }
 

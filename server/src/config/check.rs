@@ -73,7 +73,8 @@ impl Checker<'_> {
         check_address(client_field, &listen_client)?;
         let tls = self.tls(me, &listen_peer)?;
         let bytes_in_flight_max = limits.request_bytes_in_flight_max;
-        let service = ServiceConfig { access: self.access()?, tls: self.client_tls()?, limits };
+        let (access, tls_to_clients) = (self.access()?, self.client_tls()?);
+        let service = ServiceConfig { access, tls: tls_to_clients, limits, audit: None };
         check_exposure(client_field, &listen_client, &service)?;
         let listen_redis = file.redis.as_ref().map(|entry| entry.listen.clone());
         if let Some(address) = &listen_redis {
@@ -106,6 +107,21 @@ impl Checker<'_> {
             workers: NonZero::new(usize::from(file.workers)),
             queue_bytes_max,
         };
+        // Not in the data directory: it remains when the data is removed.
+        let audit_log = match &file.audit_log {
+            Some(path) => self.base.join(path),
+            None => {
+                let mut path = node.data_dir.clone().into_os_string();
+                path.push(".audit.jsonl");
+                path.into()
+            }
+        };
+        if audit_log.starts_with(&node.data_dir) {
+            return Err(format!(
+                "audit_log: {} is in `data_dir`; use a file elsewhere, which remains when the data is removed",
+                audit_log.display()
+            ));
+        }
         Ok(NodeConfig {
             node,
             protocol: row.name,
@@ -113,6 +129,7 @@ impl Checker<'_> {
             listen_client,
             listen_redis,
             service,
+            audit_log,
             shutdown_within: Duration::from_secs(file.shutdown_s),
         })
     }

@@ -101,6 +101,7 @@ impl Example {
         let Self { node, emulate_wan, .. } = self;
         let region = self.nodes.iter().find(|other| other.id == *node);
         let region = region.map_or("no region", |found| &found.region);
+        let audit = quoted(&format!("{}.audit.jsonl", self.data_dir));
         let [cluster, name, data, protocol, topology] =
             [&self.cluster, &node.to_string(), &self.data_dir, &self.protocol, &self.topology]
                 .map(|text| quoted(text));
@@ -140,6 +141,9 @@ emulate_wan = {emulate_wan}
 #verify_state = true
 # Time limit in seconds for pending transactions at shutdown, at most 86400.
 #shutdown_s = 30
+# File of the audit log: a JSON object for each order of an operator. The default is `data_dir` with .audit.jsonl at
+# the end.
+#audit_log = {audit}
 # Increase this number with each change of `[[nodes]]` or `[placement]`; nodes with different numbers do not connect.
 #map_epoch = 1
 

@@ -40,6 +40,11 @@ fn parse(text: &str) -> Result<NodeConfig, String> {
 fn a_file_gives_a_node() {
     let config = parse(GOOD).unwrap();
     assert_eq!(config.node.data_dir, Path::new("/etc/data"));
+    assert_eq!(config.audit_log, Path::new("/etc/data.audit.jsonl"));
+    let elsewhere = format!("audit_log = \"/var/log/n1.jsonl\"\n{GOOD}");
+    assert_eq!(parse(&elsewhere).unwrap().audit_log, Path::new("/var/log/n1.jsonl"));
+    let inside = parse(&format!("audit_log = \"data/audit.jsonl\"\n{GOOD}")).unwrap_err();
+    assert!(inside.contains("node.toml:1: audit_log: /etc/data/audit.jsonl is in"), "{inside}");
     assert_eq!(config.listen_peer, "127.0.0.1:7001");
     assert_eq!(config.protocol, "carousel-basic");
     assert_eq!(config.node.endpoints.len(), 3);

@@ -350,6 +350,10 @@ impl<P: WireProtocol> Backend for Shared<P> {
         groups
     }
 
+    fn links(&self) -> Vec<LinkStatus> {
+        self.transport.get().map(Transport::status).unwrap_or_default()
+    }
+
     fn gauges(&self) -> [oneshot::Receiver<Vec<Gauge>>; 2] {
         let (reply, of_gateway) = oneshot::channel();
         self.put(Tag::Gateway, Event::Gauges(reply));

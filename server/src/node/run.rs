@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +14,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{NodeHandle, Settings, StartError, start};
+use crate::audit::{AuditLog, Event};
 use crate::config::NodeConfig;
-use crate::service::{self, Listeners, ServiceError};
+use crate::service::{self, Listeners, ServiceConfig, ServiceError};
+use crate::storage::Expected;
 
 /// Why a node's process ended, or did not start.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +38,14 @@ pub enum RunError {
     /// The node cannot start.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// The audit log cannot be opened.
+    #[error("audit_log: cannot open {}: {source}; use a file that the node may write", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// The client service cannot start.
     #[error(transparent)]
     Service(#[from] ServiceError),
@@ -92,6 +103,7 @@ async fn run_until(
         None => None,
     };
     let place = clients.local_addr().map_err(ServiceError::from)?;
+    let audit = open_audit_log(&config)?;
     let node = start_by_name(config.protocol, config.node.clone(), peers)?.await?;
     let gateway = Arc::new(node.gateway());
     let ending = CancellationToken::new();
@@ -102,8 +114,14 @@ async fn run_until(
         info!(address = %place, "serving clients of Redis");
     }
     let listeners = Listeners { clients, redis };
-    let mut serving =
-        tokio::spawn(service::serve_all(gateway, map, listeners, config.service.clone(), ended));
+    let service = ServiceConfig { audit: Some(audit.clone()), ..config.service.clone() };
+    let data = match config.node.expected {
+        Expected::Data | Expected::Either => "existing",
+        Expected::NewCluster => "new-cluster",
+        Expected::Replacement => "replace",
+    };
+    audit.note(Event::Start { version: env!("CARGO_PKG_VERSION"), data }).await;
+    let mut serving = tokio::spawn(service::serve_all(gateway, map, listeners, service, ended));
     info!(address = %place, "serving clients");
     ready(place);
     let outcome = tokio::select! {
@@ -127,7 +145,22 @@ async fn run_until(
         // A client that does not take its answer in time does not get it.
         let _ = tokio::time::timeout(LAST_ANSWERS, serving).await;
     }
+    let why = match &outcome {
+        Ok(()) => "a signal asked for it".into(),
+        Err(error) => error.to_string(),
+    };
+    audit.note(Event::Stop { why }).await;
     outcome
+}
+
+/// Opens the audit log before anything starts. Its directory may be that of the data, which the
+/// first start creates.
+fn open_audit_log(config: &NodeConfig) -> Result<AuditLog, RunError> {
+    let path = &config.audit_log;
+    let opened = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    opened
+        .and_then(|()| AuditLog::open(path, config.node.node))
+        .map_err(|source| RunError::Audit { path: path.clone(), source })
 }
 
 struct Starter<'a> {

@@ -13,6 +13,7 @@ use tokio::io::AsyncReadExt as _;
 use super::*;
 use crate::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError};
 use crate::service::{Access, Credential, Limits, Listeners, Role, ServiceConfig, serve_all};
+use crate::transport::LinkStatus;
 
 /// What happens to the next transaction.
 #[derive(Clone, Copy, Debug)]
@@ -148,6 +149,10 @@ impl Transactions for Memory {
         }
     }
 
+    fn links(&self) -> Vec<LinkStatus> {
+        Vec::new()
+    }
+
     async fn gauges(&self) -> Vec<Gauge> {
         Vec::new()
     }
@@ -173,7 +178,7 @@ async fn rig(access: Access, limits: Limits) -> Rig {
     let redis = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let place = redis.local_addr().unwrap();
     let listeners = Listeners { clients, redis: Some(redis) };
-    let config = ServiceConfig { access, tls: None, limits };
+    let config = ServiceConfig { access, tls: None, limits, audit: None };
     let stop = CancellationToken::new();
     let (handle, stopped) = (Arc::clone(&memory), stop.clone().cancelled_owned());
     let served = tokio::spawn(async move {

@@ -12,6 +12,7 @@ use super::access::DEFAULT_KEYSPACE;
 use super::api;
 use super::{LEADER, refuse};
 use crate::gateway::{Description, GatewayError, OrderError};
+use crate::transport::LinkStatus;
 
 pub(super) fn outcome(outcome: Outcome) -> Option<api::Outcome> {
     use api::outcome::Result;
@@ -103,6 +104,16 @@ pub(super) fn order_status(about: &Description, error: &OrderError) -> Status {
         Refusal::NotNow(_) => refuse(Status::failed_precondition(text)),
         Refusal::Invalid(_) => refuse(Status::invalid_argument(text)),
         Refusal::Never(_) => refuse(Status::unimplemented(format!("{}: {text}", about.protocol))),
+    }
+}
+
+/// How the node stands to another one, in the form of the API.
+pub(super) fn link(link: &LinkStatus) -> api::Link {
+    api::Link {
+        node: link.peer.0,
+        connected: link.is_connected,
+        since_ms: u64::try_from(link.since.as_millis()).unwrap_or(u64::MAX),
+        rtt_us: link.rtt_us,
     }
 }
 

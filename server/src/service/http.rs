@@ -112,6 +112,7 @@ impl<T: Transactions> Pages<T> {
             uptime: inner.started.elapsed(),
             quantities: &quantities,
             groups: &groups,
+            links: &transactions.links(),
         };
         inner.metrics.page(&now).map_err(|error| Status::internal(error.to_string()))
     }

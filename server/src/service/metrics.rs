@@ -20,6 +20,7 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 use crate::gateway::Description;
+use crate::transport::LinkStatus;
 
 /// Upper bounds of the buckets of latencies, in seconds: from a commit on one machine to one that
 /// waited for several round trips around the world.
@@ -108,6 +109,11 @@ struct Partition {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Peer {
+    peer: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Build {
     version: &'static str,
     cluster: String,
@@ -178,6 +184,7 @@ pub(super) struct Now<'a> {
     pub(super) uptime: Duration,
     pub(super) quantities: &'a [Quantity],
     pub(super) groups: &'a [GroupView],
+    pub(super) links: &'a [LinkStatus],
 }
 
 impl Metrics {
@@ -321,6 +328,7 @@ fn register_now(registry: &mut Registry, now: &Now<'_>) {
         quantities,
     );
     register_groups(registry, now.about.node, now.groups);
+    register_links(registry, now.links);
 }
 
 fn register_groups(registry: &mut Registry, node: NodeId, groups: &[GroupView]) {
@@ -339,4 +347,41 @@ fn register_groups(registry: &mut Registry, node: NodeId, groups: &[GroupView]) 
     registry.register("partition_leads", "1 if this node leads the partition", leads);
     registry.register("partition_leader_known", "1 if this node knows a leader", known);
     registry.register("partition_voters", "Members of the partition that vote", voters);
+}
+
+fn register_links(registry: &mut Registry, links: &[LinkStatus]) {
+    let (connected, queued) = (Family::<Peer, Gauge>::default(), Family::<Peer, Gauge>::default());
+    let round_trip = Family::<Peer, Gauge<f64, AtomicU64>>::default();
+    let (sent, received, lost) = (
+        Family::<Peer, Counter>::default(),
+        Family::<Peer, Counter>::default(),
+        Family::<Peer, Counter>::default(),
+    );
+    for link in links {
+        let peer = Peer { peer: link.peer.to_string() };
+        connected.get_or_create(&peer).set(i64::from(link.is_connected));
+        queued.get_or_create(&peer).set(i64::try_from(link.queued_bytes).unwrap_or(i64::MAX));
+        // Zero until the first ping is answered. A link that is down has no round trip.
+        if link.is_connected && link.rtt_us > 0 {
+            let seconds = Duration::from_micros(link.rtt_us).as_secs_f64();
+            round_trip.get_or_create(&peer).set(seconds);
+        }
+        sent.get_or_create(&peer).inc_by(link.sent_bytes);
+        received.get_or_create(&peer).inc_by(link.received_bytes);
+        lost.get_or_create(&peer).inc_by(link.lost);
+    }
+    registry.register("peer_connected", "1 if this node can send to the peer now", connected);
+    registry.register(
+        "peer_round_trip_seconds",
+        "Round-trip time of the last ping to the peer, without delays that the node emulates",
+        round_trip,
+    );
+    registry.register("peer_queue_bytes", "Bytes that wait to be sent to the peer", queued);
+    registry.register("peer_sent_bytes", "Bytes of messages sent to the peer", sent);
+    registry.register("peer_received_bytes", "Bytes of messages received from the peer", received);
+    registry.register(
+        "peer_messages_lost",
+        "Messages to the peer that were dropped: the queue was full, or there was no connection",
+        lost,
+    );
 }

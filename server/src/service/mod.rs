@@ -26,8 +26,10 @@ use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
+use crate::audit::{AuditLog, By, Event};
 use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health, OrderError};
 use crate::redis;
+use crate::transport::LinkStatus;
 
 mod access;
 mod admission;
@@ -105,6 +107,8 @@ pub trait Transactions: Send + Sync + 'static {
     fn admin(&self, order: Admin) -> impl Future<Output = Result<(), OrderError>> + Send;
     /// See [`Gateway::describe`].
     fn describe(&self) -> Description;
+    /// See [`Gateway::links`].
+    fn links(&self) -> Vec<LinkStatus>;
     /// See [`Gateway::groups`].
     fn groups(&self) -> impl Future<Output = Vec<GroupView>> + Send;
     /// See [`Gateway::gauges`].
@@ -151,6 +155,10 @@ impl Transactions for Gateway {
         Self::describe(self)
     }
 
+    fn links(&self) -> Vec<LinkStatus> {
+        Self::links(self)
+    }
+
     async fn gauges(&self) -> Vec<Gauge> {
         Self::gauges(self).await
     }
@@ -187,6 +195,8 @@ pub struct ServiceConfig {
     pub tls: Option<Tls>,
     /// Bounds.
     pub limits: Limits,
+    /// Where orders of operators are written down; none for nodes of tests and demonstrations.
+    pub audit: Option<AuditLog>,
 }
 
 /// Why the service cannot start.
@@ -254,7 +264,7 @@ pub async fn serve_all<T: Transactions>(
     config: ServiceConfig,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServiceError> {
-    let ServiceConfig { access, tls, limits } = config;
+    let ServiceConfig { access, tls, limits, audit } = config;
     let Listeners { clients: listener, redis } = listeners;
     limits.check()?;
     check_address(listener.local_addr()?, &access, tls.as_ref())?;
@@ -272,7 +282,7 @@ pub async fn serve_all<T: Transactions>(
     let admission = Admission::new(&limits);
     let message_max = limits.request_bytes_max as usize;
     let connections_max = limits.connections_max;
-    let service = Service::new(transactions, cluster, admission.clone(), limits);
+    let service = Service::new(transactions, cluster, admission.clone(), limits, audit);
     let sweeper = AbortOnDrop(tokio::spawn(service.clone().sweep()));
     let (ending, front) = (CancellationToken::new(), Front::new(service.clone(), access.clone()));
     let ended = ending.clone();
@@ -393,6 +403,7 @@ struct Inner<T> {
     sessions: Sessions,
     metrics: Metrics,
     started: Instant,
+    audit: Option<AuditLog>,
 }
 
 impl<T: Transactions> Service<T> {
@@ -401,6 +412,7 @@ impl<T: Transactions> Service<T> {
         cluster: Arc<Cluster>,
         admission: Admission,
         limits: Limits,
+        audit: Option<AuditLog>,
     ) -> Self {
         let open = OpenTxns::new(limits.txns_open_max, limits.lease);
         let metrics = Metrics::default();
@@ -419,6 +431,7 @@ impl<T: Transactions> Service<T> {
             sessions,
             metrics,
             started,
+            audit,
         };
         Self { inner: Arc::new(inner) }
     }
@@ -564,11 +577,48 @@ impl<T: Transactions> Service<T> {
         }
     }
 
-    /// Gives an operator's order to the node, and returns the node's id if it accepts the order.
-    async fn order(&self, caller: &Principal, order: Admin) -> Result<u32, Status> {
+    /// Gives an operator's order to the node, if its sender may give it and it makes sense, and
+    /// returns the node's id if it accepts the order. The audit log has the order before the node.
+    async fn order(
+        &self,
+        caller: &Principal,
+        address: Option<SocketAddr>,
+        name: &'static str,
+        order: Result<Admin, Status>,
+    ) -> Result<u32, Status> {
+        let by = By { principal: caller.name.clone(), address };
+        let order = match caller.require(DEFAULT_KEYSPACE, Role::Admin).and(order) {
+            Ok(order) => order,
+            Err(status) => {
+                if let Some(log) = &self.inner.audit {
+                    let why = status.message().to_owned();
+                    log.note(Event::Denied { by, order: name, why }).await;
+                }
+                return Err(status);
+            }
+        };
+        let mut number = 0;
+        if let Some(log) = &self.inner.audit {
+            number = log.number();
+            let written = log.write(Event::Order { number, by, order: (&order).into() }).await;
+            written.map_err(|error| {
+                refuse(Status::failed_precondition(format!(
+                    "the audit log cannot be written, so the order is not carried out: {error}; make room for it, or \
+                     correct `audit_log` in the node's file"
+                )))
+            })?;
+        }
         let about = self.inner.transactions.describe();
         let answer = self.inner.transactions.admin(order.clone()).await;
         tracing::info!(by = caller.name, ?order, ?answer, "operator's order");
+        if let Some(log) = &self.inner.audit {
+            log.note(match &answer {
+                Ok(()) => Event::Accepted { number },
+                Err(error @ OrderError::Lost) => Event::Unknown { number, why: error.to_string() },
+                Err(error) => Event::Rejected { number, why: error.to_string() },
+            })
+            .await;
+        }
         answer.map(|()| about.node.0).map_err(|error| answer::order_status(&about, &error))
     }
 
@@ -864,6 +914,8 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
             gauges: gauges.into_iter().map(answer::gauge).collect(),
             orders: orders.into_iter().map(answer::order).collect(),
             uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            version: env!("CARGO_PKG_VERSION").into(),
+            links: transactions.links().iter().map(answer::link).collect(),
         }))
     }
 }
@@ -874,10 +926,9 @@ impl<T: Transactions> api::admin_server::Admin for Service<T> {
         &self,
         request: Request<api::TransferLeaderRequest>,
     ) -> Result<Response<api::TransferLeaderResponse>, Status> {
-        let caller = Self::caller(&request)?;
-        caller.require(DEFAULT_KEYSPACE, Role::Admin)?;
-        let order = self.check().transfer_leader(request.get_ref())?;
-        let node = self.order(&caller, order).await?;
+        let (caller, from) = (Self::caller(&request)?, request.remote_addr());
+        let order = self.check().transfer_leader(request.get_ref());
+        let node = self.order(&caller, from, "transfer-leader", order).await?;
         Ok(Response::new(api::TransferLeaderResponse { node }))
     }
 
@@ -885,10 +936,9 @@ impl<T: Transactions> api::admin_server::Admin for Service<T> {
         &self,
         request: Request<api::ChangeMembersRequest>,
     ) -> Result<Response<api::ChangeMembersResponse>, Status> {
-        let caller = Self::caller(&request)?;
-        caller.require(DEFAULT_KEYSPACE, Role::Admin)?;
-        let order = self.check().change_members(request.get_ref())?;
-        let node = self.order(&caller, order).await?;
+        let (caller, from) = (Self::caller(&request)?, request.remote_addr());
+        let order = self.check().change_members(request.get_ref());
+        let node = self.order(&caller, from, "change-members", order).await?;
         Ok(Response::new(api::ChangeMembersResponse { node }))
     }
 }

@@ -144,6 +144,23 @@ impl Transactions for Script {
         }
     }
 
+    fn links(&self) -> Vec<LinkStatus> {
+        let link = |peer, is_connected, rtt_us| LinkStatus {
+            peer: NodeId(peer),
+            is_connected,
+            since: Duration::from_millis(1_500),
+            sent: 7,
+            sent_bytes: 700,
+            lost: 1,
+            received: 5,
+            received_bytes: 500,
+            connects: 2,
+            rtt_us,
+            queued_bytes: 64,
+        };
+        vec![link(2, true, 250_000), link(3, false, 0)]
+    }
+
     async fn gauges(&self) -> Vec<Gauge> {
         vec![Gauge { name: "depth_m", node: NodeId(3), value: -7 }]
     }
@@ -176,6 +193,10 @@ struct Running {
 }
 
 async fn start(limits: Limits) -> Running {
+    start_with(limits, None).await
+}
+
+async fn start_with(limits: Limits, audit: Option<AuditLog>) -> Running {
     let script = Script::new(Outcome::Committed(Timestamp(42)));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -188,7 +209,7 @@ async fn start(limits: Limits) -> Running {
         ),
         (Credential::token(ROOT).unwrap(), Principal::new("root", Role::Admin)),
     ]);
-    let config = ServiceConfig { access: access.unwrap(), tls: None, limits };
+    let config = ServiceConfig { access: access.unwrap(), tls: None, limits, audit };
     let serving =
         serve(Arc::clone(&script), Arc::new(map()), listener, config, std::future::pending());
     tokio::spawn(async move { serving.await.unwrap() });
@@ -335,6 +356,9 @@ async fn high_priority_beyond_the_quota_is_low() {
         running.call_as(TOKEN, STATUS, api::StatusRequest::default()).await.unwrap();
     assert_eq!(status.demoted, 3);
     assert_eq!(status.gauges, [api::Gauge { name: "depth_m".into(), node: 3, value: -7 }]);
+    assert_eq!(status.version, env!("CARGO_PKG_VERSION"));
+    let link = |node, connected, rtt_us| api::Link { node, connected, since_ms: 1_500, rtt_us };
+    assert_eq!(status.links, [link(2, true, 250_000), link(3, false, 0)]);
 }
 
 /// The gateway remembers what it told a client, and believes what the client says of other gateways.
@@ -656,6 +680,72 @@ async fn a_refused_order_says_why_and_who_leads() {
 }
 
 #[tokio::test]
+async fn an_order_is_in_the_audit_log_with_its_sender_and_what_came_of_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit.jsonl");
+    let log = AuditLog::open(&path, NodeId(1)).unwrap();
+    let running = start_with(Limits::default(), Some(log)).await;
+    let transfer = "/orthodrome.v1.Admin/TransferLeader";
+    let give = async |token: &str, partition| {
+        let order = api::TransferLeaderRequest { partition, to: 2 };
+        running.call_as::<_, api::TransferLeaderResponse>(token, transfer, order).await
+    };
+    give(ROOT, 0).await.unwrap();
+    *running.script.refusal.lock().unwrap() = Some(Refusal::NotNow("later".into()));
+    give(ROOT, 0).await.unwrap_err();
+    give(TOKEN, 0).await.unwrap_err();
+    give(ROOT, 77).await.unwrap_err();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let seen: Vec<_> = lines
+        .iter()
+        .map(|line| {
+            let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+            (text("event"), line["number"].as_u64(), text("principal"), text("order"))
+        })
+        .collect();
+    let line = |event: &str, number, principal: &str, order: &str| {
+        (event.to_owned(), number, principal.to_owned(), order.to_owned())
+    };
+    assert_eq!(
+        seen,
+        [
+            line("order", Some(1), "root", "transfer-leader"),
+            line("accepted", Some(1), "", ""),
+            line("order", Some(2), "root", "transfer-leader"),
+            line("rejected", Some(2), "", ""),
+            line("denied", None, "writer", "transfer-leader"),
+            line("denied", None, "root", "transfer-leader"),
+        ]
+    );
+    assert_eq!((&lines[0]["partition"], &lines[0]["to"]), (&"p0".into(), &"n2".into()));
+    assert!(lines[0]["address"].as_str().unwrap().starts_with("127.0.0.1:"), "{text}");
+    assert!(lines[3]["why"].as_str().unwrap().contains("later"), "{text}");
+    assert!(lines[4]["why"].as_str().unwrap().contains("needs admin"), "{text}");
+    assert!(lines[5]["why"].as_str().unwrap().contains("partition"), "{text}");
+    assert_eq!(running.script.orders.lock().unwrap().len(), 2, "only two reached the node");
+}
+
+#[tokio::test]
+async fn an_order_that_cannot_be_written_down_is_not_carried_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("logs/audit.jsonl");
+    std::fs::create_dir(directory.path().join("logs")).unwrap();
+    let log = AuditLog::open(&path, NodeId(1)).unwrap();
+    std::fs::remove_dir_all(directory.path().join("logs")).unwrap();
+    let running = start_with(Limits::default(), Some(log)).await;
+    let order = api::TransferLeaderRequest { partition: 0, to: 2 };
+    let path = "/orthodrome.v1.Admin/TransferLeader";
+    let answer = running.call_as::<_, api::TransferLeaderResponse>(ROOT, path, order).await;
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(refused(&status), "{status:?}");
+    assert!(status.message().contains("logs/audit.jsonl"), "{status}");
+    assert_eq!(*running.script.orders.lock().unwrap(), []);
+}
+
+#[tokio::test]
 async fn partitions_are_described_by_their_members_of_now() {
     let running = start(Limits::default()).await;
     let path = "/orthodrome.v1.Orthodrome/Describe";
@@ -719,7 +809,8 @@ async fn open_access_and_plain_text_stay_on_loopback() {
     };
     for (open, expected) in [(true, "access is open"), (false, "no TLS")] {
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
-        let config = ServiceConfig { access: access(open), tls: None, limits: Limits::default() };
+        let (access, limits) = (access(open), Limits::default());
+        let config = ServiceConfig { access, tls: None, limits, audit: None };
         let script = Script::new(Outcome::Unknown);
         let served = serve(script, Arc::new(map()), listener, config, std::future::ready(()));
         let message = served.await.unwrap_err().to_string();
@@ -763,10 +854,21 @@ async fn metrics_count_what_clients_received() {
         format!(r#"orthodrome_transactions_open{{{of_node}}} 0"#),
         format!(r#"orthodrome_protocol{{{of_node},name="depth_m",about="n3"}} -7"#),
         format!(r#"orthodrome_partition_leads{{{of_node},partition="p0"}} 0"#),
+        format!(r#"orthodrome_peer_connected{{{of_node},peer="n2"}} 1"#),
+        format!(r#"orthodrome_peer_connected{{{of_node},peer="n3"}} 0"#),
+        format!(r#"orthodrome_peer_round_trip_seconds{{{of_node},peer="n2"}} 0.25"#),
+        format!(r#"orthodrome_peer_queue_bytes{{{of_node},peer="n2"}} 64"#),
+        format!(r#"orthodrome_peer_sent_bytes_total{{{of_node},peer="n2"}} 700"#),
+        format!(r#"orthodrome_peer_received_bytes_total{{{of_node},peer="n2"}} 500"#),
+        format!(r#"orthodrome_peer_messages_lost_total{{{of_node},peer="n2"}} 1"#),
         "# EOF".into(),
     ] {
         assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
     }
+    // There is no round trip to a peer that is not connected.
+    assert!(
+        !page.contains(r#"round_trip_seconds{protocol="script",region="R1",node="n1",peer="n3""#)
+    );
 }
 
 #[tokio::test]

@@ -55,6 +55,18 @@ impl Directory {
         fs::write(&mark, "").map_err(|e| StorageError::io("write", &mark, e))
     }
 
+    /// As [`Directory::mark_new`], for a directory that an operator names.
+    ///
+    /// # Errors
+    /// The directory holds data of a node, or of another program.
+    pub fn mark_unused(path: &Path, node: NodeId) -> Result<(), StorageError> {
+        refuse_foreign(path)?;
+        if path.join("identity.toml").exists() {
+            return Err(StorageError::NotEmpty { path: path.to_owned(), node });
+        }
+        Self::mark_new(path)
+    }
+
     /// Opens and locks the directory, or makes it if it does not exist.
     ///
     /// # Errors

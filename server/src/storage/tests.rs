@@ -374,6 +374,9 @@ fn an_empty_directory_is_taken_only_by_whom_nobody_counts_on() {
         assert!(matches!(error, StorageError::NotEmpty { .. }), "{error}");
     }
 
+    let error = Directory::mark_unused(&dir, me().node).unwrap_err();
+    assert!(matches!(error, StorageError::NotEmpty { .. }), "{error}");
+
     // Lost: the mark is gone too, whether anything else is left or not.
     fs::remove_file(dir.join("identity.toml")).unwrap();
     let error = open(Expected::Data).unwrap_err();
@@ -385,6 +388,13 @@ fn an_empty_directory_is_taken_only_by_whom_nobody_counts_on() {
         open(expected).unwrap();
         fs::remove_dir_all(&dir).unwrap();
     }
+    Directory::mark_unused(&dir, me().node).unwrap();
+    open(Expected::Data).unwrap();
+    let foreign = root.path().join("foreign");
+    fs::create_dir(&foreign).unwrap();
+    fs::write(foreign.join("letter"), "").unwrap();
+    let error = Directory::mark_unused(&foreign, me().node).unwrap_err();
+    assert!(matches!(error, StorageError::NotOurs { .. }), "{error}");
 }
 
 #[test]

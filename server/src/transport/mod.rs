@@ -101,7 +101,6 @@ struct Counters {
     received: AtomicU64,
     received_bytes: AtomicU64,
     connects: AtomicU64,
-    is_connected: AtomicBool,
     rtt_us: AtomicU64,
 }
 
@@ -112,6 +111,9 @@ pub struct LinkStatus {
     pub peer: NodeId,
     /// Whether frames can be sent to it now.
     pub is_connected: bool,
+    /// How long that has been so. A peer that was never connected counts from the start of the
+    /// transport.
+    pub since: Duration,
     /// Messages written to its connections.
     pub sent: u64,
     /// Their bytes, heads included.
@@ -130,9 +132,17 @@ pub struct LinkStatus {
     pub queued_bytes: usize,
 }
 
+/// Whether a link is connected, and the time of the last change.
+#[derive(Clone, Copy, Debug)]
+struct State {
+    is_connected: bool,
+    since: Instant,
+}
+
 /// The state that one peer's tasks share.
 struct Link {
     peer: Peer,
+    state: Mutex<State>,
     queue: Mutex<Queue>,
     /// The connection, if any thread may write to it: one without TLS.
     socket: Mutex<Option<Socket>>,
@@ -191,6 +201,18 @@ impl Queue {
 impl Link {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the link is connected or is not. The time changes only if this is new.
+    fn set_connected(&self, is_connected: bool) {
+        let mut state = self.state();
+        if state.is_connected != is_connected {
+            *state = State { is_connected, since: Instant::now() };
+        }
     }
 
     /// Writes what waits, if the connection lets any thread do that and the system takes it at once.
@@ -283,20 +305,14 @@ impl Link {
     }
 
     fn status(&self) -> LinkStatus {
-        let Counters {
-            sent,
-            sent_bytes,
-            lost,
-            received,
-            received_bytes,
-            connects,
-            is_connected,
-            rtt_us,
-        } = &self.counters;
+        let Counters { sent, sent_bytes, lost, received, received_bytes, connects, rtt_us } =
+            &self.counters;
+        let state = *self.state();
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         LinkStatus {
             peer: self.peer.process.node,
-            is_connected: is_connected.load(Ordering::Relaxed),
+            is_connected: state.is_connected,
+            since: state.since.elapsed(),
             sent: get(sent),
             sent_bytes: get(sent_bytes),
             lost: get(lost),
@@ -343,6 +359,7 @@ impl Transport {
             let ids = [peer.process.node, peer.process.gateway];
             let link = Arc::new(Link {
                 peer,
+                state: Mutex::new(State { is_connected: false, since: Instant::now() }),
                 queue: Mutex::default(),
                 socket: Mutex::default(),
                 is_unflushed: AtomicBool::new(false),
@@ -371,7 +388,7 @@ impl Transport {
             tasks.spawn(async move {
                 let mut dialing = pin!(shared.dial(&link));
                 tokio::select! { () = &mut dialing => {} () = cancelled => {} }
-                link.counters.is_connected.store(false, Ordering::Relaxed);
+                link.set_connected(false);
             });
         }
         let acceptor = Acceptor {
@@ -485,13 +502,13 @@ impl Shared {
                 Ok(connection) => {
                     info!(%me, %peer, address = link.peer.address, "connected");
                     link.counters.connects.fetch_add(1, Ordering::Relaxed);
-                    link.counters.is_connected.store(true, Ordering::Relaxed);
+                    link.set_connected(true);
                     (pause, last_error) = (BACKOFF.0, String::new());
                     let error = match connection {
                         Connection::Plain(stream) => send_plain(stream, link).await,
                         Connection::Tls(stream) => send_frames(stream, link).await,
                     };
-                    link.counters.is_connected.store(false, Ordering::Relaxed);
+                    link.set_connected(false);
                     info!(%me, %peer, %error, "connection lost");
                     continue;
                 }

@@ -175,18 +175,40 @@ async fn a_large_message_passes_and_one_over_the_limit_does_not_harm_the_link() 
     assert_eq!(got, [900_000, 5]);
 }
 
-#[test]
-fn control_leaves_before_data_and_finds_room_in_a_full_queue() {
-    let peer = Peer { process: process(2), address: String::new(), delay: Duration::ZERO };
-    let link = Link {
-        peer,
+/// A link to `n2` without any task.
+fn idle_link() -> Link {
+    Link {
+        peer: Peer { process: process(2), address: String::new(), delay: Duration::ZERO },
+        state: Mutex::new(State { is_connected: false, since: Instant::now() }),
         queue: Mutex::default(),
         socket: Mutex::default(),
         is_unflushed: AtomicBool::new(false),
         ready: Notify::new(),
         queue_bytes_max: 16_000,
         counters: Counters::default(),
-    };
+    }
+}
+
+#[test]
+fn the_time_of_a_link_begins_with_its_last_change() {
+    let link = idle_link();
+    let mut last = link.state().since;
+    for is_connected in [true, false, true] {
+        link.set_connected(is_connected);
+        let State { since, .. } = *link.state();
+        assert!(since > last, "{is_connected}");
+        link.set_connected(is_connected);
+        assert_eq!(link.state().since, since, "nothing has changed");
+        let status = link.status();
+        assert_eq!(status.is_connected, is_connected);
+        assert!(status.since <= since.elapsed());
+        last = since;
+    }
+}
+
+#[test]
+fn control_leaves_before_data_and_finds_room_in_a_full_queue() {
+    let link = idle_link();
     let data = |byte| Bytes::from(vec![byte; 5_000]);
     let control = |byte| Bytes::from(vec![byte; 1_000]);
     link.push(Lane::Data, data(1));

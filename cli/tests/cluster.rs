@@ -1,0 +1,126 @@
+//! `cluster start`, `status` and `stop`, as an operator uses them.
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests of real processes; an unmet expectation is a failed test"
+)]
+
+mod processes;
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use processes::{free_ports, json, must_end_within, orthodrome, run, signal, text, until};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(200);
+
+/// Stops the nodes of a directory, however the test ends.
+struct Started<'a>(&'a Path);
+
+impl Drop for Started<'_> {
+    fn drop(&mut self) {
+        let _ = run(&["cluster", "stop", self.0.to_str().unwrap()]);
+    }
+}
+
+fn row<'a>(report: &'a Value, node: &str) -> &'a Value {
+    report["nodes"].as_array().unwrap().iter().find(|row| row["node"] == node).unwrap()
+}
+
+#[test]
+fn status_shows_which_node_is_down_since_when_and_the_version_of_the_others() {
+    must_end_within(LIMIT);
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("planet");
+    let name = dir.to_str().unwrap();
+    let port = free_ports(6).to_string();
+    let made = run(&["serve", "--init", name, "--topology", "local3", "--base-port", &port]);
+    assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
+    let status = || json(&run(&["cluster", "status", name, "--json"]));
+    let (report, code) = status();
+    assert_eq!(code, Some(1), "nothing runs: {report}");
+    for node in ["n1", "n2", "n3"] {
+        let row = row(&report, node);
+        assert_eq!(row["state"], "down");
+        assert!(row["down_s"].is_null() && row["version"].is_null(), "nobody knows more: {row}");
+    }
+
+    let _started = Started(&dir);
+    let started = run(&["cluster", "start", name]);
+    assert_eq!(started.status.code(), Some(0), "{}", text(&started.stderr));
+    let (report, code) = status();
+    assert_eq!(code, Some(0), "{report}");
+    for node in ["n1", "n2", "n3"] {
+        let row = row(&report, node);
+        assert_eq!(
+            (&row["state"], &row["version"]),
+            (&"serving".into(), &env!("CARGO_PKG_VERSION").into())
+        );
+        assert!(row["up_s"].as_f64().unwrap() >= 0.0 && row["down_s"].is_null(), "{row}");
+    }
+    until("all nodes are connected", || {
+        let (report, _) = status();
+        let nodes = report["nodes"].as_array().unwrap();
+        nodes.iter().all(|row| row["cannot_reach"].as_array().unwrap().is_empty())
+    });
+
+    // A person watches meanwhile.
+    let mut watch = orthodrome(&["cluster", "status", name, "--watch"]);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut sees = |what: &str, is_so: &dyn Fn(&str) -> bool| {
+        let mut seen = Vec::new();
+        for line in lines.by_ref() {
+            if is_so(&line) {
+                return;
+            }
+            seen.push(line);
+        }
+        panic!("--watch ended before it showed {what}: {}", seen.join("\n"));
+    };
+    sees("that all serve", &|line| line.contains("3 of 3 nodes serve"));
+    let pid = row(&report, "n2")["process"].as_u64().unwrap();
+    signal(u32::try_from(pid).unwrap(), "KILL");
+    sees("the dead node", &|line| line.contains("2 of 3 nodes serve"));
+    sees("since when", &|line| {
+        line.contains(" n2 ") && line.contains(" down ") && line.contains(" s ")
+    });
+
+    until("the others know since when n2 is down", || {
+        let (report, code) = status();
+        assert_eq!(code, Some(1), "{report}");
+        row(&report, "n2")["down_s"].as_f64().is_some_and(|seconds| seconds > 1.0)
+    });
+    let (report, _) = status();
+    assert_eq!(row(&report, "n2")["state"], "down");
+    assert!(
+        row(&report, "n2")["down_s"].as_f64().unwrap()
+            < row(&report, "n1")["up_s"].as_f64().unwrap()
+    );
+    let shell = run(&["shell", "--connect", &format!("127.0.0.1:{port}"), "-e", "status"]);
+    let said = text(&shell.stdout);
+    let line = |begin: &str| said.lines().find(|line| line.starts_with(begin)).unwrap_or_default();
+    assert!(line("n2 is").contains("not connected for "), "{said}");
+    assert!(
+        line("n3 is").contains("connected for ") && line("n3 is").contains("round trip"),
+        "{said}"
+    );
+    assert!(line("version").ends_with(env!("CARGO_PKG_VERSION")), "{said}");
+
+    let started = run(&["cluster", "start", name]);
+    assert_eq!(started.status.code(), Some(0), "{}", text(&started.stderr));
+    assert!(text(&started.stderr).contains("n1 runs already"), "{}", text(&started.stderr));
+    sees("that all serve again", &|line| line.contains("3 of 3 nodes serve"));
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    let stopped = run(&["cluster", "stop", name]);
+    assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
+}
