@@ -121,12 +121,15 @@ struct Proposal {
     have_text: BTreeSet<NodeId>,
 }
 
+/// What a replica knows, and who may yet change that.
+type Partial = (Vec<(Key, Read)>, Vec<Predecessor>);
+
 #[derive(Debug, Default)]
 struct Observation {
     parts: Assembly<Vec<(Key, Read)>>,
     whole: Option<Vec<(Key, Read)>>,
     /// The same without predecessors that had not ended, and these.
-    partial: Option<(Vec<(Key, Read)>, Vec<Predecessor>)>,
+    partial: Option<Partial>,
 }
 
 /// What came of an answer.
@@ -646,7 +649,7 @@ impl Drive {
         &mut self,
         from: NodeId,
         (partition, at): (PartitionId, Timestamp),
-        (reads, behind): (Vec<(Key, Read)>, Vec<Predecessor>),
+        (reads, behind): Partial,
         (config, out): (&Config, &mut Out),
     ) -> Progress {
         if matches!(self.stage, Stage::Ending(_)) {

@@ -184,7 +184,7 @@ fn idle_link() -> Link {
         socket: Mutex::default(),
         is_unflushed: AtomicBool::new(false),
         ready: Notify::new(),
-        queue_bytes_max: 16_000,
+        limits: Limits { queue_bytes: 16_000, ..Limits::SERVER },
         counters: Counters::default(),
     }
 }
