@@ -344,8 +344,11 @@ fn prometheus_scrapes_a_cluster_and_every_panel_shows_something() {
     });
     for (panel, query) in dashboard() {
         let query = query.replace("$region", ".*").replace("$__rate_interval", "5m");
-        let series = prometheus.query(&query).unwrap_or_else(|error| panic!("{panel}: {error}"));
-        assert!(!series.is_empty(), "{panel} is empty: {query}");
+        // A node that has just started may not have everything yet.
+        until(&format!("{panel} is not empty: {query}"), || {
+            let series = prometheus.query(&query);
+            !series.unwrap_or_else(|error| panic!("{panel}: {error}")).is_empty()
+        });
     }
     for query in rules(&file("alerts.yml"), "expr") {
         prometheus.query(&query).unwrap();

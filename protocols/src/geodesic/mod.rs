@@ -258,7 +258,7 @@ pub const NAME: &str = "geodesic";
 impl Registered for Geodesic {
     const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] = &[
         (NAME, "D2", 10),
-        (NAME, "D5", 50),
+        (NAME, "D5", 100),
         (NAME, "D6", 10),
         (NAME, "D8", 10),
         (NAME, "D12", 10),
