@@ -296,7 +296,8 @@ impl Prometheus {
         let (head, _) = config.split_once("      - targets: [").unwrap();
         let list: Vec<String> = targets.iter().map(|target| format!("\"{target}\"")).collect();
         let config = format!("{head}      - targets: [{}]\n", list.join(", "));
-        let config = config.replace("scrape_interval: 15s", "scrape_interval: 1s");
+        let often = "scrape_interval: 1s\n  evaluation_interval: 1s";
+        let config = config.replace("scrape_interval: 15s", often);
         std::fs::write(dir.join("prometheus.yml"), config).unwrap();
         std::fs::copy(folder().join("alerts.yml"), dir.join("alerts.yml")).unwrap();
         let address = format!("127.0.0.1:{}", free_ports(1));
