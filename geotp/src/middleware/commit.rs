@@ -195,7 +195,7 @@ impl<W: Work> Middleware<W> {
         if !stale.is_empty() {
             io.push(Effect::Note(Note::FenceAsked));
             for source in stale {
-                self.ping(source, io);
+                self.ask_fence(source, io);
             }
             return;
         }

@@ -137,6 +137,8 @@ struct Source {
     fence: Option<Fence>,
     /// The time at which the newest ping that its agent has answered was sent.
     confirmed: Time,
+    /// The time of the last ping that a transaction waits for, besides those at intervals.
+    asked: Time,
     /// The time at which a part of a long message of its agent last arrived.
     arriving: Option<Time>,
     /// True if the agent knows this incarnation of the middleware.

@@ -100,7 +100,18 @@ impl<W: Work> Middleware<W> {
         }
     }
 
-    pub(super) fn ping(&mut self, source: NodeId, io: Out<'_, '_, W>) {
+    /// Pings a source at once for a transaction whose votes are in. Each answer counts the votes of
+    /// all transactions again. So there is one such ping at a time: on a slow link, the answers
+    /// would otherwise cause more and more pings.
+    pub(super) fn ask_fence(&mut self, source: NodeId, io: Out<'_, '_, W>) {
+        let Some(known) = self.sources.get_mut(&source) else { return };
+        if known.asked <= known.confirmed {
+            known.asked = io.now;
+            self.ping(source, io);
+        }
+    }
+
+    fn ping(&mut self, source: NodeId, io: Out<'_, '_, W>) {
         let ours = |xid: &&Xid| xid.epoch == self.epoch;
         let pending =
             self.open.keys().chain(self.decided.keys()).chain(self.aborting.keys()).filter(ours);

@@ -289,3 +289,38 @@ fn a_source_whose_long_answer_is_arriving_is_neither_asked_again_nor_given_up() 
         assert_eq!(asks == 0, is_arriving, "{asks}");
     }
 }
+
+/// On a slow link the answers to pings are old when they arrive. Each counts the votes of all
+/// transactions that wait, and none of them may ask for more than one further answer.
+#[test]
+fn transactions_that_wait_for_a_fence_ask_for_it_once() {
+    let mut rig = rig();
+    for _ in 0..5 {
+        let xid = rig.begin(0, &[NEAR, FAR], Last::Commit);
+        for source in [NEAR, FAR] {
+            rig.answered(source, xid, 0);
+        }
+        rig.now = rig.now + Duration::from_secs(1);
+        for source in [NEAR, FAR] {
+            rig.prepared(source, xid);
+        }
+    }
+    let pong = |sent| FromAgent::Pong { sent, fence: FENCE, is_attached: true };
+    for _ in 0..5 {
+        let sent = rig.now;
+        // Only a source that forgets locks is asked.
+        rig.now = rig.now + Duration::from_secs(2);
+        rig.hear(FAR, pong(sent));
+        let pings = rig.sent.iter().filter(|(_, msg)| matches!(msg, ToAgent::Ping { .. })).count();
+        assert_eq!(pings, 1);
+        // It is on its way, and the answer to a ping at an interval arrives before.
+        rig.hear(FAR, pong(sent));
+        assert_eq!(rig.sent, []);
+    }
+    assert_eq!(rig.committed, []);
+    let sent = rig.now;
+    rig.now = rig.now + Duration::from_millis(1);
+    rig.hear(FAR, pong(sent));
+    rig.durable();
+    assert_eq!(rig.committed.len(), 5);
+}
