@@ -476,15 +476,18 @@ mod tests {
     use orthodrome_core::topology::Topology;
 
     const MS: u64 = 1_000_000;
-    const LIMITS: Limits = Limits { queue_bytes: 100_000, ..Limits::SERVER };
 
     /// One server in each of two regions 100 ms apart.
     fn network(model: NetworkModel) -> Network<u32> {
+        limited(model, Limits::SERVER)
+    }
+
+    fn limited(model: NetworkModel, limits: Limits) -> Network<u32> {
         let local = Duration::from_micros(500);
         let topology = Topology::uniform(2, local, Duration::from_millis(100));
         let cluster = Cluster::spread(topology, 1, 0, 1, 1).unwrap();
         let ids: Vec<NodeId> = cluster.nodes().map(|node| node.id).collect();
-        Network::new((model, LIMITS), &cluster, &ids, Rng::stream(5, "network", 0))
+        Network::new((model, limits), &cluster, &ids, Rng::stream(5, "network", 0))
     }
 
     /// Delays in milliseconds of messages that are too far apart to wait for each other.
@@ -638,7 +641,8 @@ mod tests {
         let slow = NetworkModel { bandwidth: Some(100_000), ..NetworkModel::default() };
         // Whether a message is lost that comes `after` ten others of 10 kB.
         let is_lost = |model, is_cut: bool, (lane, bytes), after| {
-            let mut network = network(model);
+            let limits = Limits { queue_bytes: 100_000, ..Limits::SERVER };
+            let mut network = limited(model, limits);
             if is_cut {
                 network.disturb(0, 1, Disturbance { blocked: true, ..Disturbance::default() });
             }
