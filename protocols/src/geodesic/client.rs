@@ -76,7 +76,7 @@ struct Driven {
     sent: Timestamp,
     /// When its named replicas were asked.
     asked: Time,
-    /// Who waits for what it writes.
+    /// Transactions that wait for what it writes.
     followers: Vec<Follower>,
 }
 
@@ -88,8 +88,8 @@ struct Follower {
     gateway: NodeId,
     partition: PartitionId,
     keys: Vec<Key>,
-    /// It knows what the caller decided.
-    is_told: bool,
+    /// Its gateway knows what the caller decided.
+    is_informed: bool,
 }
 
 /// A transaction that this gateway has done with.
@@ -350,8 +350,8 @@ impl Client {
         if let Some(Driven { drive, .. }) = self.drives.get_mut(&id)
             && !behind.is_empty()
         {
-            // What it would read is about to change. So it waits for its turn, or for what those before
-            // it will write.
+            // These values are about to change. So the transaction waits for its turn, or for what its
+            // predecessors will write.
             open.phase = Phase::Queued;
             cx.cancel_timer(Timer::Open(id));
             let mut out = Out::new();
@@ -375,8 +375,8 @@ impl Client {
         }
     }
 
-    /// Lets the caller decide on what its transaction will probably read. A later attempt waits until
-    /// that is certain: so contention aborts at most one.
+    /// Lets the caller decide on what its transaction will probably read. Only in a first attempt:
+    /// later ones wait until the values are certain, so contention aborts at most one attempt.
     fn foresee(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let is_waiting = matches!(open.phase, Phase::Reading(_) | Phase::Queued);
@@ -405,15 +405,15 @@ impl Client {
         cx: &mut Cx<'_, Geodesic>,
     ) {
         let most = self.config.followers_max;
-        // If this gateway has done with it, its replicas have told what it wrote.
+        // If this gateway has finished with it, enough replicas know what it wrote.
         let Some(Driven { followers, .. }) = self.drives.get_mut(&id) else { return };
         if followers.len() < most {
-            followers.push(Follower { txn, gateway, partition, keys, is_told: false });
+            followers.push(Follower { txn, gateway, partition, keys, is_informed: false });
             self.inform(id, cx);
         }
     }
 
-    /// Tells followers of a transaction what is new about it.
+    /// Sends to the gateways of followers what is new about a transaction.
     fn inform(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
         let bytes_max = self.config.piece_bytes;
         let Some(Driven { drive, followers, .. }) = self.drives.get_mut(&id) else { return };
@@ -422,9 +422,9 @@ impl Client {
         }
         let Some((outcome, writes, is_certain)) = drive.foretell() else { return };
         let mut out = Out::new();
-        followers.retain_mut(|Follower { txn, gateway, partition, keys, is_told }| {
-            if !*is_told || is_certain {
-                *is_told = true;
+        followers.retain_mut(|Follower { txn, gateway, partition, keys, is_informed }| {
+            if !*is_informed || is_certain {
+                *is_informed = true;
                 let own =
                     keys.iter().filter_map(|key| Some((key.clone(), writes.get(key)?.clone())));
                 let told = Foretold { outcome, writes: own.collect(), is_certain };

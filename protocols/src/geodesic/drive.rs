@@ -36,9 +36,9 @@ pub(super) struct Drive {
     register: Option<Register>,
     /// The highest ballot heard of.
     highest: Ballot,
-    /// Predecessors whose gateways were asked what they write at these partitions.
+    /// Predecessors whose gateways this driver has asked what they write at these partitions.
     followed: BTreeSet<(TxnId, PartitionId)>,
-    /// What those said.
+    /// The answers of those gateways.
     foretold: BTreeMap<(TxnId, PartitionId), Arc<Foretold>>,
     /// It was recovered, or it had to wait for predecessors or for a second closing.
     pub path: &'static str,
@@ -121,14 +121,14 @@ struct Proposal {
     have_text: BTreeSet<NodeId>,
 }
 
-/// What a replica knows, and who may yet change that.
+/// What a replica knows without the pending predecessors, and these.
 type Partial = (Vec<(Key, Read)>, Vec<Predecessor>);
 
 #[derive(Debug, Default)]
 struct Observation {
     parts: Assembly<Vec<(Key, Read)>>,
     whole: Option<Vec<(Key, Read)>>,
-    /// The same without predecessors that had not ended, and these.
+    /// The answer that the replica gave while predecessors were still pending there.
     partial: Option<Partial>,
 }
 
@@ -644,7 +644,7 @@ impl Drive {
         self.advance((config, out))
     }
 
-    /// A replica has closed, but predecessors have not ended there. Their gateways are asked.
+    /// A replica has closed, but predecessors are still pending there. This driver asks their gateways.
     pub(super) fn on_blocked(
         &mut self,
         from: NodeId,
@@ -688,9 +688,9 @@ impl Drive {
         self.advance((config, out))
     }
 
-    /// What this transaction writes, as far as its followers may know: how it ended, or what its caller
-    /// decided. The latter comes true if the caller had read what is true at its place, and so it is
-    /// only told if the caller had read what it probably reads there.
+    /// What followers may know of this transaction: its outcome and its writes for certain, or those
+    /// that its caller decided. The latter only if the caller had read what the transaction will
+    /// probably read at its place, because otherwise it aborts.
     pub(super) fn foretell(&self) -> Option<(Outcome, &Writes, bool)> {
         match &self.stage {
             Stage::Ending(output) => match output.outcome {
@@ -711,8 +711,8 @@ impl Drive {
         }
     }
 
-    /// What it will probably read at its place: what f + 1 replicas of each partition know, and what
-    /// predecessors will write.
+    /// What the transaction will probably read at its place: what f + 1 replicas of each partition
+    /// know, and what pending predecessors will write.
     pub(super) fn foreseen(&self) -> Option<Reads> {
         let Stage::Observing(at) = self.stage else { return None };
         self.merged(|then| then == at, Slot::majority, false)

@@ -548,8 +548,8 @@ pub enum Msg {
     Ping,
     /// Server → gateway: yes.
     Pong,
-    /// h → replicas that the gateway did not name: a transaction may write these keys. It has no stamp
-    /// there; who reads the keys there should know.
+    /// h → replicas that the gateway did not name: a pending transaction may write these keys. Whoever
+    /// reads them there should wait for it.
     Hint {
         /// The transaction.
         txn: TxnId,
@@ -560,8 +560,8 @@ pub enum Msg {
         /// What it may write.
         keys: Vec<Key>,
     },
-    /// Replica → gateway: it has closed up to this, but predecessors have not ended. Here is what it
-    /// knows without them; their gateways know more.
+    /// Replica → gateway: the replica has closed up to this, but predecessors are still pending. These
+    /// are the versions without them; their gateways know what they write.
     Blocked {
         /// The transaction.
         txn: TxnId,
@@ -571,10 +571,11 @@ pub enum Msg {
         at: Timestamp,
         /// The newest versions below the transaction's place.
         reads: Vec<(Key, Read)>,
-        /// Every predecessor that this replica knows of and that has not ended here.
+        /// Every predecessor that this replica knows and that is still pending here.
         behind: Vec<Predecessor>,
     },
-    /// Gateway → gateway of a predecessor: tell what it writes to these keys, as soon as you know.
+    /// Gateway → gateway of a predecessor: send what the predecessor writes to these keys, as soon as
+    /// you know it.
     Follow {
         /// The predecessor.
         txn: TxnId,
@@ -585,7 +586,7 @@ pub enum Msg {
         /// Who follows.
         follower: TxnId,
     },
-    /// Gateway of a predecessor → gateway that follows: that.
+    /// Gateway of a predecessor → gateway of the follower: what the predecessor writes.
     Foretold {
         /// The transaction that follows.
         txn: TxnId,
@@ -593,12 +594,12 @@ pub enum Msg {
         partition: PartitionId,
         /// The predecessor.
         of: TxnId,
-        /// What became of it.
+        /// Its outcome and its writes.
         told: Arc<Foretold>,
     },
 }
 
-/// A transaction that has not ended, and may write what another one reads.
+/// A pending transaction that may write what another one reads.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Predecessor {
     /// The transaction.
@@ -612,11 +613,12 @@ pub struct Predecessor {
 /// What the gateway of a predecessor says of it.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Foretold {
-    /// How it ended, or will end if its caller decided on what is true at its place.
+    /// Its outcome. If that is not certain, the transaction commits only if its caller read what is
+    /// true at its place, and its decision is stored.
     pub outcome: Outcome,
     /// What it writes to the keys that were asked about.
     pub writes: Writes,
-    /// It has ended. Otherwise it may still abort.
+    /// The outcome is decided. Otherwise the transaction may still abort.
     pub is_certain: bool,
 }
 

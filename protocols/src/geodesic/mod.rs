@@ -147,7 +147,8 @@ pub struct Config {
     pub kept_bytes: usize,
     /// Transactions that callers of one gateway may have open.
     pub open_max: usize,
-    /// Transactions that may follow one of a gateway.
+    /// How many transactions of other gateways may follow one transaction. Further ones wait for the
+    /// replicas.
     pub followers_max: usize,
     /// Bytes of large transactions that one node may begin or recover at once, for one receiver.
     /// Further large ones wait.
@@ -191,7 +192,7 @@ pub enum Note {
     Waited,
     /// An interactive transaction was decided on what is not true at its place.
     Stale,
-    /// A caller read what a predecessor had not stored yet.
+    /// A caller read what a pending predecessor will probably write.
     Foreseen,
     /// A timestamp too far ahead was refused.
     FarFuture,
@@ -264,6 +265,7 @@ impl Registered for Geodesic {
         (NAME, "D12", 10),
         (NAME, "one_report", 10),
         (NAME, "no_second_closing", 30),
+        (NAME, "foretold_is_certain", 30),
         (NAME, "D13", 10),
         (NAME, "D14", 20),
     ];

@@ -544,8 +544,8 @@ impl Replica {
         }
     }
 
-    /// Tells the gateway whom its transaction waits for, once they are few: their gateways know what
-    /// they write before this replica does.
+    /// Names to the gateway the pending predecessors of its transaction, once they are few. The
+    /// gateways of those know what they write before this replica does.
     fn tell_blocked(&self, name: Name, world: &mut World<'_, '_>) {
         let Some((question, blockers)) = self.questions.get(name) else { return };
         let Question { txn, to, at, keys, is_read_only } = question;
@@ -561,15 +561,15 @@ impl Replica {
         let read = |key: &Key| (key.clone(), read_below(world.store, self.id, key, place));
         let reads: Vec<(Key, Read)> = keys.iter().map(read).collect();
         if Wire::size(&reads) + Wire::size(&behind) > world.config.piece_bytes {
-            // Its gateway waits for the answer itself.
+            // Its gateway waits for the whole answer.
             return;
         }
         let (txn, partition, at) = (*txn, self.id, *at);
         world.reply(*to, Msg::Blocked { txn, partition, at, reads, behind });
     }
 
-    /// A transaction that has not ended, with those of `keys` that it may write; none if this replica
-    /// does not know its gateway.
+    /// A pending transaction, with those of `keys` that it may write; none if this replica does not
+    /// know its gateway.
     fn predecessor(&self, txn: TxnId, keys: &[Key], world: &World<'_, '_>) -> Option<Predecessor> {
         let text = self.state.entries.get(&txn).and_then(|entry| entry.text.as_ref())?;
         let own = text.writes(world.cluster, self.id).filter(|key| keys.contains(key));
@@ -1235,8 +1235,8 @@ const TAKEOVERS_AT_ONCE: usize = 64;
 /// recovers it, may be lost meanwhile.
 const TAKEOVERS_DOUBLED: u32 = 3;
 
-/// A gateway hears whom its transaction waits for once they are so few. Naming all that wait for one
-/// hot key would take messages that grow with the square of their number.
+/// A replica names at most so many pending predecessors of a transaction. If it named all that wait for
+/// one hot key, the bytes would grow with the square of their number.
 const BEHIND_MAX: usize = 16;
 
 /// For at least so long after its client knows the outcome, a replica that has never heard of a
