@@ -23,7 +23,7 @@ docs/middleware.md explains the configuration file.
 
 Examples:
   orthodrome proxy --config proxy.toml            run the proxy
-  orthodrome proxy --config proxy.toml --check    check the configuration file
+  orthodrome proxy --config proxy.toml --check    check the configuration file, and every data source
   orthodrome proxy --config proxy.toml --take-over
                                                   run the proxy with a new decision log after the old one was lost
 
@@ -56,7 +56,7 @@ struct FileArgs {
     /// Configuration file (TOML)
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Check the configuration file and exit
+    /// Check the configuration file and, for a proxy, every data source; then exit. Exit status 1: something is missing
     #[arg(long)]
     check: bool,
     /// Shut down when standard input ends (it ends when the parent process dies)
@@ -71,6 +71,9 @@ struct FileArgs {
 pub fn run_proxy(ProxyArgs { file, take_over }: &ProxyArgs) -> anyhow::Result<Status> {
     let mut config = ProxyConfig::load(&file.config)?;
     config.takes_over = *take_over;
+    if file.check {
+        return check_proxy(file, &config);
+    }
     file.run(|stop| {
         let ready = |places: middleware::Addresses| {
             let named = [("PostgreSQL", places.postgresql), ("MySQL", places.mysql)];
@@ -81,6 +84,25 @@ pub fn run_proxy(ProxyArgs { file, take_over }: &ProxyArgs) -> anyhow::Result<St
         };
         middleware::run_proxy(config, ready, stop)
     })
+}
+
+/// Reports what is missing at the data sources of a proxy.
+fn check_proxy(file: &FileArgs, config: &ProxyConfig) -> anyhow::Result<Status> {
+    let mut runtime = Builder::new_current_thread();
+    let runtime = runtime.enable_all().build().context("cannot start the runtime")?;
+    let found = runtime.block_on(middleware::inspect(config));
+    let mut text = format!("{}: ok\n", file.config.display());
+    for middleware::Inspected { name, version, problems } in &found {
+        if problems.is_empty() {
+            text.push_str(&format!("{name}: {version}: ok\n"));
+        }
+        for problem in problems {
+            text.push_str(&format!("{name}: {problem}\n"));
+        }
+    }
+    output::print(&text)?;
+    let is_ok = found.iter().all(|one| one.problems.is_empty());
+    Ok(if is_ok { Status::Passed } else { Status::Failed })
 }
 
 /// Runs or checks an agent.

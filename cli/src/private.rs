@@ -1,6 +1,7 @@
 //! Private PostgreSQL and MariaDB servers on this machine with emulated distances between four
 //! cities, and processes of this program in front of them: for `demo --middleware` and `measure`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::BufRead as _;
 use std::net::TcpListener;
@@ -10,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use orthodrome_server::middleware::Dialect;
-use orthodrome_server::middleware::local::{Client, DATABASE, LocalServer, Login, PASSWORD, USER};
+use orthodrome_server::middleware::local::{
+    Client, DATABASE, LocalError, LocalServer, Login, PASSWORD, USER,
+};
 
 /// The emulated places of the servers, and their round-trip times to the proxy in milliseconds
 /// (GeoTP §VII-A3).
@@ -76,13 +79,22 @@ impl Process {
 
 /// Starts servers of these kinds in parallel.
 pub fn start(kinds: &[Dialect], dir: &Path) -> anyhow::Result<Vec<LocalServer>> {
+    start_all(kinds, dir, LocalServer::start)
+}
+
+/// Starts servers of these kinds in parallel, each with `begin`.
+pub fn start_all(
+    kinds: &[Dialect],
+    dir: &Path,
+    begin: fn(Dialect, &Path) -> Result<LocalServer, LocalError>,
+) -> anyhow::Result<Vec<LocalServer>> {
     // The servers run as users with fewer rights, who must be able to open files below.
     std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    let begin = |(place, &kind): (usize, &Dialect)| {
+    let start = |(place, &kind): (usize, &Dialect)| {
         let directory = dir.join(format!("server{}", place + 1));
-        std::thread::spawn(move || LocalServer::start(kind, &directory))
+        std::thread::spawn(move || begin(kind, &directory))
     };
-    let begun: Vec<_> = kinds.iter().enumerate().map(begin).collect();
+    let begun: Vec<_> = kinds.iter().enumerate().map(start).collect();
     let ended = begun
         .into_iter()
         .map(|one| one.join().map_err(|_| anyhow!("a private database server did not start")));
@@ -107,6 +119,8 @@ pub struct ProxyFile<'a> {
     /// A table that is sharded over all servers by its column `id`, and the number of ids on each
     /// server.
     table: (&'a str, usize),
+    /// Ports of read replicas near the proxy, by the places of their servers.
+    pub replicas: BTreeMap<usize, u16>,
 }
 
 /// The name of a kind in configuration files.
@@ -126,7 +140,8 @@ impl<'a> ProxyFile<'a> {
         table: (&'a str, usize),
     ) -> anyhow::Result<Self> {
         let (postgresql, mysql) = (free_port()?, free_port()?);
-        Ok(Self { mode, postgresql, mysql, agents, secret, table })
+        let replicas = BTreeMap::new();
+        Ok(Self { mode, postgresql, mysql, agents, secret, table, replicas })
     }
 
     /// The login of clients of a kind.
@@ -160,6 +175,9 @@ impl<'a> ProxyFile<'a> {
             );
             if let Some(port) = self.agents.get(number) {
                 let _ = writeln!(file, "agent = \"127.0.0.1:{port}\"");
+            }
+            if let Some(port) = self.replicas.get(&number) {
+                let _ = writeln!(file, "replicas = [{{ address = \"127.0.0.1:{port}\" }}]");
             }
             let below = format!("below = {}, ", (number + 1) * each);
             let below = if number + 1 == servers.len() { "" } else { &below };

@@ -107,6 +107,10 @@ pub enum Isolation {
     RepeatableRead,
     /// The same for read committed.
     ReadCommitted,
+    /// Serializable over all sources, for statements that name and lock each row by its key. A
+    /// PostgreSQL source runs them at READ COMMITTED: the locks suffice, and a row that has changed
+    /// since the transaction began is no reason to fail.
+    Keyed,
 }
 
 /// The kind of a source, as far as transactions are concerned (`protocol-pitfalls` §7).
@@ -735,6 +739,8 @@ pub enum Note {
     OwnCommitAwaited,
     /// A branch went back to a savepoint.
     WentBack,
+    /// A transaction that was answered from copies went to its sources before its commit (`near`).
+    SentEarly,
     /// A request was sent again.
     Resent,
     /// A transaction waited for a lock at a source.

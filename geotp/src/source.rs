@@ -14,14 +14,14 @@
 mod locks;
 mod types;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use orthodrome_core::id::{PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::Leak;
 use orthodrome_core::store::{StateEngine, Store};
 use orthodrome_core::time::{Time, Timestamp};
-use orthodrome_core::txn::{Key, Reads, Txn, Version, Writes};
+use orthodrome_core::txn::{Key, Read, Reads, Txn, Version, Writes};
 
 use self::locks::Lock;
 use self::types::Mode;
@@ -77,8 +77,13 @@ pub struct Source {
     /// Whether the agent looks at the waits, and its last report.
     is_watched: bool,
     told: Vec<Wait>,
+    /// What was replaced in the last while, and when.
+    past: VecDeque<(Time, Key, Read)>,
     now: Time,
 }
+
+/// Maximum number of replaced versions that reads without locks may show.
+const PAST_MAX: usize = 10_000;
 
 /// All rows are one table.
 const TABLE: PartitionId = PartitionId(0);
@@ -106,6 +111,7 @@ impl Source {
             checkpoint: None,
             is_watched: false,
             told: Vec::new(),
+            past: VecDeque::new(),
             now: Time::ZERO,
         };
         for record in recovered {
@@ -152,10 +158,28 @@ impl Source {
 
     fn apply(&mut self, writer: TxnId, writes: Writes, at: Timestamp) {
         for (key, value) in writes {
+            if !self.config.lag.is_zero() {
+                self.past.push_back((self.now, key.clone(), self.data.read(TABLE, &key)));
+            }
             self.data.put(TABLE, key, Version { timestamp: at, writer }, value);
         }
         // No transaction reads old versions.
         self.data.collect_below(TABLE, at);
+        let (now, lag) = (self.now, self.config.lag);
+        let is_over = |(then, ..): &(Time, Key, Read)| now.since(*then) > lag;
+        while self.past.len() > PAST_MAX || self.past.front().is_some_and(is_over) {
+            self.past.pop_front();
+        }
+    }
+
+    /// A committed value of a row, without locks: what a replica shows that lags behind.
+    #[must_use]
+    pub fn shown(&self, key: &Key, now: Time) -> Read {
+        let replaced = |(then, other, _): &&(Time, Key, Read)| {
+            other == key && now.since(*then) < self.config.lag
+        };
+        let before = self.past.iter().find(replaced).map(|(_, _, read)| read.clone());
+        before.unwrap_or_else(|| self.data.read(TABLE, key))
     }
 
     /// The value that it reports about its start.
@@ -272,11 +296,28 @@ impl Source {
 
     /// Carries out one statement under its lock.
     fn execute(&mut self, xid: Xid, key: &Key, action: &Action) -> Result<(), Reason> {
+        let mutations = self.config.mutations;
         let read = self.data.read(TABLE, key);
         let Some(session) = self.sessions.get_mut(&xid) else { return Ok(()) };
         session.floor = session.floor.max(read.version.timestamp);
         match action {
             Action::Read { .. } => {}
+            Action::Expect { read: expected, .. } => {
+                if read != *expected && !mutations.unchecked_reads {
+                    return Err(Reason::Serialization);
+                }
+            }
+            Action::Counted { value, existed, .. } => {
+                let own = session.writes.get(key).map(Option::is_some);
+                let exists = own.unwrap_or(read.value.is_some());
+                if exists != *existed && !mutations.unchecked_counts {
+                    return Err(Reason::Serialization);
+                }
+                // An update of a row that is gone meets none.
+                if exists || !existed {
+                    session.writes.insert(key.clone(), value.clone());
+                }
+            }
             Action::Write { value, .. } => drop(session.writes.insert(key.clone(), value.clone())),
             Action::Apply(op) => {
                 let mut current = read.clone();

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use orthodrome_geotp::scalardb::{SCALARDB, SCALARDB_PLUS, ScalarDb};
-use orthodrome_geotp::simulated::{CHILLER, GeoTp, O1, O2, O3, QURO, XA, XA_LOCAL};
+use orthodrome_geotp::simulated::{CHILLER, GeoTp, NEAR, O1, O2, O3, QURO, XA, XA_LOCAL};
 use orthodrome_sim::golden::run_all;
 
 fn golden(name: &'static str) {
@@ -24,6 +24,11 @@ fn golden_traces_of_geotp_o2() {
 #[test]
 fn golden_traces_of_geotp() {
     golden(O3);
+}
+
+#[test]
+fn golden_traces_of_near() {
+    golden(NEAR);
 }
 
 #[test]

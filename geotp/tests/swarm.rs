@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use orthodrome_core::machine::Protocol;
 use orthodrome_geotp::scalardb::{SCALARDB, SCALARDB_PLUS, ScalarDb};
-use orthodrome_geotp::simulated::{CHILLER, GeoTp, O1, O2, O3, QURO, XA};
+use orthodrome_geotp::simulated::{CHILLER, GeoTp, NEAR, O1, O2, O3, QURO, XA};
 use orthodrome_sim::swarm::{SwarmOptions, run_seed};
 
 fn seeds(default: u64) -> u64 {
@@ -70,6 +70,18 @@ fn seeds_with_faults_hold_every_promise_of_the_stages() {
     {
         hold_every_promise::<GeoTp>(name, first..first + seeds(150) / 5);
     }
+}
+
+#[test]
+fn seeds_with_faults_hold_every_promise_of_near() {
+    let notes = hold_every_promise::<GeoTp>(NEAR, 800_000..800_000 + seeds(150));
+    expect(&notes, &["DecentralizedPrepare", "SentEarly"]);
+}
+
+#[test]
+fn unsafe_variants_of_near_are_caught() {
+    // No seed has caught `unchecked-count` so far.
+    catch::<GeoTp>(NEAR, "unchecked-read", 10_000..10_020);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use orthodrome_core::machine::Protocol as _;
 use orthodrome_eval::workload::Workload;
 use orthodrome_geotp::contract::Kind;
 use orthodrome_geotp::scalardb::{SCALARDB, SCALARDB_PLUS};
-use orthodrome_geotp::simulated::{CHILLER, GeoTp, O1, O2, O3, QURO, XA, XA_LOCAL};
+use orthodrome_geotp::simulated::{CHILLER, GeoTp, NEAR, O1, O2, O3, QURO, XA, XA_LOCAL};
 use orthodrome_protocols::registry::{Guarantee, Row};
 use orthodrome_sim::ScheduleError;
 use orthodrome_sim::simulation::Simulated;
@@ -71,6 +71,11 @@ pub(crate) const ROWS: &[Row] = &[
     row(O1, "GeoTP (2025) §IV-A", "2: statements with prepare, commit; one source 1"),
     row(O2, "GeoTP (2025) §IV-A, §IV-B", "2: statements with prepare, commit; one source 1"),
     row(O3, "GeoTP (2025) §IV", "2: statements with prepare, commit; one source 1"),
+    row(
+        NEAR,
+        "GeoTP with our mode for interactive transactions (ADR 42)",
+        "2 after the reads: statements with prepare, commit; one source 1; the simulator reads at the source, not at a replica near by",
+    ),
 ];
 
 /// For those in [`orthodrome_geotp::scalardb`].

@@ -1,6 +1,7 @@
 //! `measure`: the middleware over real PostgreSQL and MariaDB servers, with emulated round-trip times.
 
 mod overhead;
+mod replicas;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -25,6 +26,7 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
+use self::replicas::Replicas;
 use crate::private::{self, PLACES, Process, ProxyFile, enter};
 use crate::{Status, common, output};
 
@@ -51,7 +53,7 @@ pub struct Args {
     sources: Vec<Sources>,
     /// Modes of the proxy (`mode` in its configuration file); one measurement for each
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "xa,geotp-o1,geotp-o2,geotp",
-          value_parser = ["xa", "xa-local", "quro", "chiller", "scalardb", "scalardb+", "geotp-o1", "geotp-o2", "geotp"])]
+          value_parser = ["xa", "xa-local", "quro", "chiller", "scalardb", "scalardb+", "geotp-o1", "geotp-o2", "geotp", "near"])]
     modes: Vec<String>,
     /// Zipf exponents of the row distribution; one measurement for each
     #[arg(long, value_name = "Z", value_delimiter = ',', default_value = "0.9")]
@@ -63,6 +65,13 @@ pub struct Args {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
           value_parser = clap::value_parser!(u8).range(1..=5))]
     rounds: Vec<u8>,
+    /// How clients send a transaction: batches (BEGIN and COMMIT with the statements, see --rounds), or interactive (BEGIN,
+    /// each statement and COMMIT by itself)
+    #[arg(long, value_name = "FORM", default_value = "batches")]
+    client: Form,
+    /// Start a read replica near the proxy for each server that is not; the mode `near` reads there
+    #[arg(long)]
+    replicas: bool,
     /// Clients; each has one connection and one transaction at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=200))]
     terminals: u32,
@@ -104,6 +113,14 @@ enum Sources {
     Mixed,
 }
 
+/// How clients send a transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Form {
+    Batches,
+    Interactive,
+}
+
 impl Sources {
     fn kinds(self) -> [Dialect; 4] {
         let (postgres, maria) = (Dialect::PostgreSql, Dialect::MariaDb);
@@ -133,6 +150,8 @@ struct Printed {
     value_bytes: u32,
     seconds: u64,
     agents: bool,
+    client: Form,
+    replicas: bool,
     lock_wait_ms: u32,
     runs: Vec<Run>,
 }
@@ -189,14 +208,25 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         let dir = folder.path.join(format!("{number}"));
         std::fs::create_dir_all(&dir)?;
         note!("Starting four private servers ({}) and loading the rows.", sources.name());
-        let servers = private::start(&sources.kinds(), &dir)?;
+        let begin = if args.replicas { LocalServer::start_primary } else { LocalServer::start };
+        let servers = private::start_all(&sources.kinds(), &dir, begin)?;
         runtime.block_on(fill(args, &servers))?;
+        let replicas = if args.replicas {
+            Some(runtime.block_on(Replicas::start(&servers, &dir))?)
+        } else {
+            None
+        };
         for &rounds in &args.rounds {
             for &distributed in &args.distributed {
                 for &zipf in &args.zipf {
                     for mode in &args.modes {
                         let case = Case { sources, mode, zipf, distributed, rounds };
-                        let run = runtime.block_on(case.measure(args, &servers, &dir))?;
+                        let run = runtime.block_on(case.measure(
+                            args,
+                            &servers,
+                            replicas.as_ref(),
+                            &dir,
+                        ))?;
                         note!("{}", case.line(&run));
                         runs.push(run);
                     }
@@ -212,6 +242,8 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         value_bytes: args.value_bytes,
         seconds: args.seconds,
         agents: !args.no_agents,
+        client: args.client,
+        replicas: args.replicas,
         lock_wait_ms: args.lock_wait,
         runs,
     };
@@ -315,6 +347,7 @@ impl Case<'_> {
         &self,
         args: &Args,
         servers: &[LocalServer],
+        replicas: Option<&Replicas>,
         dir: &Path,
     ) -> anyhow::Result<Run> {
         let secret = "measured-on-loopback";
@@ -332,7 +365,9 @@ impl Case<'_> {
             }
         }
         let table = ("usertable", args.rows as usize);
-        let file = ProxyFile::new(self.mode, &ports, secret, table)?;
+        let mut file = ProxyFile::new(self.mode, &ports, secret, table)?;
+        let near = replicas.into_iter().flat_map(|replicas| &replicas.servers);
+        file.replicas = near.map(|(place, server)| (*place, server.port)).collect();
         let text = settings + &file.text(servers);
         let proxy = Process::start("proxy", dir, "proxy", &text)?;
         // Clients use the protocol of the servers if all servers are of one kind.
@@ -472,6 +507,7 @@ struct Batches {
     rows: u64,
     value_bytes: usize,
     rounds: usize,
+    form: Form,
 }
 
 /// A transaction: its query batches, and whether its rows are at two servers.
@@ -493,7 +529,8 @@ impl Batches {
         let cluster = Cluster::spread(common::topology("geotp4")?, 1, 1, 4, 1)?;
         workload.place(&cluster);
         let (rows, value_bytes) = (u64::from(args.rows), args.value_bytes as usize);
-        Ok(Self { workload, cluster, rows, value_bytes, rounds: usize::from(case.rounds) })
+        let (rounds, form) = (usize::from(case.rounds), args.client);
+        Ok(Self { workload, cluster, rows, value_bytes, rounds, form })
     }
 
     /// The number of the row for a key of the workload.
@@ -537,6 +574,13 @@ impl Batches {
                 format!("UPDATE usertable SET field = '{value}' WHERE id = {row}")
             });
         }
+        let is_distributed = places.len() > 1;
+        if self.form == Form::Interactive {
+            let ends = |word: &str| [word.to_owned()];
+            let batches =
+                ends("BEGIN").into_iter().chain(statements).chain(ends("COMMIT")).collect();
+            return Ok(Transaction { batches, is_distributed });
+        }
         let each = statements.len().div_ceil(self.rounds).max(1);
         let mut batches: Vec<String> =
             statements.chunks(each).map(|chunk| chunk.join("; ")).collect();
@@ -546,7 +590,7 @@ impl Batches {
         if let Some(last) = batches.last_mut() {
             last.push_str("; COMMIT");
         }
-        Ok(Transaction { batches, is_distributed: places.len() > 1 })
+        Ok(Transaction { batches, is_distributed })
     }
 }
 
@@ -604,7 +648,10 @@ fn table(printed: &Printed) -> String {
             format!("{}, {}", run.sources, run.mode),
             run.zipf.to_string(),
             format!("{:.0} %", run.distributed * 100.0),
-            run.rounds.to_string(),
+            match printed.client {
+                Form::Batches => run.rounds.to_string(),
+                Form::Interactive => "each".to_owned(),
+            },
             figure(run.throughput),
             figure(run.latency_ms.mean),
             figure(run.latency_ms.p50),
@@ -626,8 +673,9 @@ fn table(printed: &Printed) -> String {
         "CPU %",
     ];
     let agents = if printed.agents { "with agents" } else { "without agents" };
+    let replicas = if printed.replicas { " and replicas" } else { "" };
     format!(
-        "Measured on this machine: four servers with emulated round-trip times of 0, 27, 73 and 251 ms, {agents}, {} clients, five \
+        "Measured on this machine: four servers with emulated round-trip times of 0, 27, 73 and 251 ms, {agents}{replicas}, {} clients, five \
          operations per transaction, {} rows of {} bytes on each server; {} s per measurement; commit {}\n\n{}\n",
         printed.terminals,
         output::count(u64::from(printed.rows)),

@@ -34,11 +34,8 @@ impl Rig {
             )
         };
         self.start(Setup {
-            servers: vec![0, 1, 2, 3],
-            agents: false,
-            lock_wait_ms: 1_000,
-            settings: String::new(),
             tables: tables.iter().map(shard).collect(),
+            ..Setup::accounts(&[0, 1, 2, 3], false)
         });
     }
 

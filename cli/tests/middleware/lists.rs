@@ -393,6 +393,20 @@ fn lists_that_are_made_meanwhile_are_strictly_serializable_on_both() {
     rig().as_mut().unwrap().lists(&[0, 1, 2, 3], false, Made::Meanwhile);
 }
 
+#[test]
+fn lists_are_strictly_serializable_in_the_mode_near() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for (servers, agents, made) in [
+        (&[0, 2][..], false, Made::Before),
+        (&[1, 3], false, Made::Meanwhile),
+        (&[0, 1, 2, 3], true, Made::Meanwhile),
+    ] {
+        rig.lists_in("near", servers, agents, made);
+        assert!(rig.noted("NearCommitted") > 0, "{}", rig.log());
+    }
+}
+
 /// Their sources do not control concurrency: no lock is held between two requests.
 #[test]
 fn lists_are_strictly_serializable_with_scalardb() {

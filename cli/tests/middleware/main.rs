@@ -18,6 +18,7 @@ mod errors;
 mod keys;
 mod kills;
 mod lists;
+mod near;
 mod numbers;
 mod rig;
 mod savepoints;

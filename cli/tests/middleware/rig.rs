@@ -42,6 +42,8 @@ pub struct Setup {
     pub lock_wait_ms: u32,
     /// Further settings of the proxy's file, before its sources.
     pub settings: String,
+    /// Ports of read replicas, by server.
+    pub replicas: BTreeMap<usize, u16>,
     /// The tables of the proxy's file.
     pub tables: String,
 }
@@ -68,6 +70,7 @@ impl Setup {
             agents,
             lock_wait_ms: 1_000,
             settings: String::new(),
+            replicas: BTreeMap::new(),
             tables,
         }
     }
@@ -281,6 +284,11 @@ impl Rig {
         self.psql(&format!("INSERT INTO accounts (id, balance) VALUES {}", rows.join(", ")));
     }
 
+    /// The servers that are sources.
+    pub fn places(&self) -> &[usize] {
+        &self.setup.servers
+    }
+
     fn kind(&self, server: usize) -> &'static str {
         match self.servers[server].kind {
             Dialect::PostgreSql => "postgresql",
@@ -305,6 +313,9 @@ impl Rig {
                 self.servers[server].port,
                 if self.setup.agents { &agent } else { "" },
             ));
+            if let Some(port) = self.setup.replicas.get(&server) {
+                file.push_str(&format!("replicas = [{{ address = \"127.0.0.1:{port}\" }}]\n"));
+            }
         }
         file + &self.setup.tables
     }

@@ -337,6 +337,12 @@ impl<W: Work> Middleware<W> {
         committed.into_iter().flatten().copied().filter(is_awaited).collect()
     }
 
+    /// Whether a session has committed transactions that a source has not acknowledged.
+    #[must_use]
+    pub fn awaits_own(&self, session: SessionId, source: NodeId) -> bool {
+        !self.own_commits(Some(session), source).is_empty()
+    }
+
     /// The only branch does not know whether it committed.
     pub(super) fn on_lost(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };

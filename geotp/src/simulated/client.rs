@@ -13,7 +13,7 @@ use orthodrome_core::txn::{
 };
 
 use super::{Config, GeoTp, Msg, Record, Timer};
-use crate::contract::{Effect, Io, Isolation, Last, Part, SessionId, Xid};
+use crate::contract::{Effect, Io, Isolation, Last, Note, Part, SessionId, Xid};
 use crate::middleware::{Commit, Known, Middleware};
 use crate::source::{Action, Answer, Model, Statement};
 
@@ -48,6 +48,12 @@ enum Stage {
     Undoing(Writes),
     /// The last round is pending.
     Ending,
+    /// `near`: answers of copies are pending, about rows that the client reads.
+    Looking(Vec<Key>),
+    /// `near`: answers of copies are pending, about rows that the procedure reads.
+    LookingToCompute,
+    /// `near`: answers of copies are pending, about rows that are written and were not read.
+    Foreseeing(Writes),
 }
 
 #[derive(Clone, Debug)]
@@ -58,6 +64,15 @@ struct Open {
     reads: Reads,
     /// True if its client asked for the outcome.
     is_resolved: bool,
+    /// True if no source knows it yet: its reads are from copies.
+    is_near: bool,
+    /// Number of questions to copies so far, and the sources that have not answered the last one.
+    looks: u32,
+    silent: BTreeMap<NodeId, Vec<Key>>,
+    /// Number of times that the last question was sent again.
+    tries: u32,
+    /// Whether rows exist that it writes and has not read.
+    existing: BTreeMap<Key, bool>,
 }
 
 #[derive(Clone, Debug)]
@@ -116,6 +131,7 @@ impl Machine<GeoTp> for Client {
                 self.with(cx, |dm, io| dm.on_timer(timer, io))
             }
             Input::Timer(Timer::Ask(txn)) => self.on_ask_timeout(txn, cx),
+            Input::Timer(Timer::Look(txn)) => self.on_look_timeout(txn, cx),
             Input::Durable(ticket) => self.with(cx, |dm, io| dm.on_durable(ticket, io)),
             Input::Admin(_) => {}
             Input::Timer(Timer::Agent(_) | Timer::Source(_)) => {
@@ -234,6 +250,24 @@ impl Client {
         if self.config.follows {
             self.middleware.follow(xid, SessionId(id.client.0));
         }
+        let mut open = Open {
+            txn: txn.clone(),
+            xid,
+            stage: Stage::Deciding,
+            reads: Reads::new(),
+            is_resolved: false,
+            is_near: false,
+            looks: 0,
+            silent: BTreeMap::new(),
+            tries: 0,
+            existing: BTreeMap::new(),
+        };
+        if let (true, Some((keys, stage))) = (self.config.is_near, looked_at(&txn)) {
+            (open.is_near, open.stage) = (true, stage);
+            self.open.insert(id, open);
+            self.look(id, keys, cx);
+            return;
+        }
         let (stage, parts, last) = match &txn.kind {
             Kind::Procedure(ops) if ops.iter().all(|op| !matches!(op, Op::Call(_))) => {
                 let parts = self.parts(id, ops.iter().cloned().map(Action::Apply));
@@ -251,7 +285,8 @@ impl Client {
         if self.config.savepoints && matches!(stage, Stage::Reading(_)) {
             self.middleware.set_savepoint(xid, FIRST);
         }
-        self.open.insert(id, Open { txn, xid, stage, reads: Reads::new(), is_resolved: false });
+        open.stage = stage;
+        self.open.insert(id, open);
         self.with(cx, |dm, io| dm.round(xid, parts, last, io));
     }
 
@@ -278,19 +313,176 @@ impl Client {
                 }
                 cx.reads(id, told);
             }
-            Stage::Computing => {
-                let Kind::Procedure(ops) = &open.txn.kind else {
-                    unreachable!("only a procedure computes");
-                };
-                match Txn::execute(ops, &open.reads) {
-                    Ok(writes) => self.write(id, writes, cx),
-                    Err(_) => self.with(cx, |dm, io| dm.rollback(xid, io)),
-                }
-            }
+            Stage::Computing => self.compute(id, cx),
             Stage::Ending => open.stage = Stage::Ending,
             Stage::Undoing(writes) => self.undo(id, writes, cx),
-            Stage::Deciding => unreachable!("nothing is under way while the client decides"),
+            Stage::Deciding
+            | Stage::Looking(_)
+            | Stage::LookingToCompute
+            | Stage::Foreseeing(_) => {
+                unreachable!("nothing is under way at the sources")
+            }
         }
+    }
+
+    /// The procedure's reads are known.
+    fn compute(&mut self, id: TxnId, cx: &mut Context<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let Kind::Procedure(ops) = &open.txn.kind else {
+            unreachable!("only a procedure computes");
+        };
+        let xid = open.xid;
+        match Txn::execute(ops, &open.reads) {
+            Ok(writes) => self.write(id, writes, cx),
+            Err(_) => self.with(cx, |dm, io| dm.rollback(xid, io)),
+        }
+    }
+
+    // --- Copies ---
+
+    /// Asks copies for rows. What happens then depends on the stage.
+    fn look(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
+        let mut of: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
+        for key in keys {
+            of.entry(self.source_of(&key)).or_default().push(key);
+        }
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.looks += 1;
+        open.tries = 0;
+        open.silent = of;
+        self.ask_copies(id, cx);
+    }
+
+    fn ask_copies(&mut self, id: TxnId, cx: &mut Context<'_>) {
+        let Some(open) = self.open.get(&id) else { return };
+        if open.silent.is_empty() {
+            self.has_looked(id, cx);
+            return;
+        }
+        for (&source, keys) in &open.silent {
+            cx.send(source, Msg::Look { txn: id, look: open.looks, keys: keys.clone() });
+        }
+        cx.set_timer(Timer::Look(id), cx.now() + self.config.ask_after);
+    }
+
+    fn on_seen(
+        &mut self,
+        from: NodeId,
+        id: TxnId,
+        look: u32,
+        answers: Vec<Answer>,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if open.looks != look || open.silent.remove(&from).is_none() {
+            return;
+        }
+        let is_read = !matches!(open.stage, Stage::Foreseeing(_));
+        for Answer { key, read } in answers {
+            if is_read {
+                open.reads.entry(key).or_insert(read);
+            } else {
+                open.existing.insert(key, read.value.is_some());
+            }
+        }
+        if open.silent.is_empty() {
+            cx.cancel_timer(Timer::Look(id));
+            self.has_looked(id, cx);
+        }
+    }
+
+    /// Every copy has answered.
+    fn has_looked(&mut self, id: TxnId, cx: &mut Context<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        match std::mem::replace(&mut open.stage, Stage::Deciding) {
+            Stage::Looking(keys) => {
+                let told =
+                    keys.iter().filter_map(|key| Some((key.clone(), open.reads.get(key)?.clone())));
+                let told: Reads = told.collect();
+                cx.reads(id, told);
+            }
+            Stage::LookingToCompute => self.compute(id, cx),
+            Stage::Foreseeing(writes) => self.end_near(id, writes, cx),
+            Stage::Reading(_)
+            | Stage::Deciding
+            | Stage::Computing
+            | Stage::Undoing(_)
+            | Stage::Ending => unreachable!("no copy was asked"),
+        }
+    }
+
+    /// A copy does not answer. After some tries, what is remembered goes to the sources, and the
+    /// transaction continues there with locks.
+    fn on_look_timeout(&mut self, id: TxnId, cx: &mut Context<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if open.silent.is_empty() {
+            return;
+        }
+        open.tries += 1;
+        if open.tries < LOOKS {
+            self.ask_copies(id, cx);
+            return;
+        }
+        cx.note(Note::SentEarly);
+        open.silent.clear();
+        open.is_near = false;
+        let mut actions = expected(open, &Writes::new());
+        let (xid, mut last) = (open.xid, Last::No);
+        match std::mem::replace(&mut open.stage, Stage::Deciding) {
+            Stage::Looking(keys) => {
+                let unread = keys.iter().filter(|key| !open.reads.contains_key(*key)).cloned();
+                actions.extend(reads_of(&open.txn, unread.collect()));
+                open.stage = Stage::Reading(keys);
+            }
+            Stage::LookingToCompute => {
+                let known = &open.reads;
+                let unread =
+                    |action: &Action| action.key().is_some_and(|key| !known.contains_key(key));
+                actions.extend(lock_all(&open.txn).into_iter().filter(unread));
+                open.stage = Stage::Computing;
+            }
+            Stage::Foreseeing(writes) => {
+                let write = |(key, value)| Action::Write { key, value };
+                actions.extend(writes.into_iter().map(write));
+                (open.stage, last) = (Stage::Ending, Last::Commit);
+            }
+            Stage::Reading(_)
+            | Stage::Deciding
+            | Stage::Computing
+            | Stage::Undoing(_)
+            | Stage::Ending => unreachable!("no copy was asked"),
+        }
+        let parts = self.parts(id, actions);
+        self.with(cx, |dm, io| dm.round(xid, parts, last, io));
+    }
+
+    /// The only round: the statements of the whole transaction, with their answers.
+    fn end_near(&mut self, id: TxnId, writes: Writes, cx: &mut Context<'_>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        let unknown =
+            |key: &&Key| !open.reads.contains_key(*key) && !open.existing.contains_key(*key);
+        let unknown: Vec<Key> = writes.keys().filter(unknown).cloned().collect();
+        if !unknown.is_empty() {
+            open.stage = Stage::Foreseeing(writes);
+            self.look(id, unknown, cx);
+            return;
+        }
+        let mut actions = expected(open, &writes);
+        for (key, value) in writes {
+            let read = open.reads.get(&key).map(|read| read.value.is_some());
+            let existed = read.or(open.existing.get(&key).copied()).unwrap_or_default();
+            actions.push(Action::Counted { key, value, existed });
+        }
+        // Transactions lock their rows in the same order.
+        actions.sort_by(|one, other| one.key().cmp(&other.key()));
+        open.stage = Stage::Ending;
+        let xid = open.xid;
+        if actions.is_empty() {
+            self.with(cx, |dm, io| dm.commit(xid, io));
+            return;
+        }
+        let parts = self.parts(id, actions);
+        self.with(cx, |dm, io| dm.round(xid, parts, Last::Commit, io));
     }
 
     /// Writes all values. With savepoints, other values are written and undone first.
@@ -339,7 +531,13 @@ impl Client {
         let id = open.txn.id;
         match std::mem::replace(&mut open.stage, Stage::Deciding) {
             Stage::Undoing(writes) => self.undo(id, writes, cx),
-            Stage::Reading(_) | Stage::Computing | Stage::Ending | Stage::Deciding => {
+            Stage::Reading(_)
+            | Stage::Computing
+            | Stage::Ending
+            | Stage::Deciding
+            | Stage::Looking(_)
+            | Stage::LookingToCompute
+            | Stage::Foreseeing(_) => {
                 self.with(cx, |dm, io| dm.rollback(xid, io));
             }
         }
@@ -348,6 +546,10 @@ impl Client {
     /// The last round: all writes, and the commit.
     fn end(&mut self, id: TxnId, writes: Writes, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
+        if open.is_near {
+            self.end_near(id, writes, cx);
+            return;
+        }
         open.stage = Stage::Ending;
         let xid = open.xid;
         if writes.is_empty() {
@@ -364,6 +566,13 @@ impl Client {
     fn on_read(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if open.stage != Stage::Deciding || open.txn.kind != Kind::General {
+            return;
+        }
+        if open.is_near {
+            let unread: Vec<Key> =
+                keys.iter().filter(|key| !open.reads.contains_key(*key)).cloned().collect();
+            open.stage = Stage::Looking(keys);
+            self.look(id, unread, cx);
             return;
         }
         open.stage = Stage::Reading(keys.clone());
@@ -543,9 +752,40 @@ impl Client {
             Msg::FromAgent(msg) => self.with(cx, |dm, io| dm.on_message(from, msg, io)),
             Msg::Ask { txn } => self.on_ask(from, txn, cx),
             Msg::Told { txn, outcome } => self.on_told(from, txn, outcome, cx),
-            Msg::ToAgent(_) | Msg::Peer(_) => unreachable!("only an agent is told that"),
+            Msg::Seen { txn, look, answers } => self.on_seen(from, txn, look, answers, cx),
+            Msg::ToAgent(_) | Msg::Peer(_) | Msg::Look { .. } => {
+                unreachable!("only a source gets that")
+            }
         }
     }
+}
+
+/// Number of tries before a transaction goes on without a copy.
+const LOOKS: u32 = 3;
+
+/// The rows that a transaction first reads from copies, and the stage of its session meanwhile. None
+/// if it is sent to its sources as a whole.
+fn looked_at(txn: &Txn) -> Option<(Vec<Key>, Stage)> {
+    match &txn.kind {
+        Kind::Procedure(ops) if ops.iter().any(|op| matches!(op, Op::Call(_))) => {
+            let keys: BTreeSet<Key> = txn.reads.iter().chain(&txn.writes).cloned().collect();
+            Some((keys.into_iter().collect(), Stage::LookingToCompute))
+        }
+        Kind::Interactive | Kind::General => {
+            Some((txn.reads.clone(), Stage::Looking(txn.reads.clone())))
+        }
+        Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => None,
+    }
+}
+
+/// The reads of a transaction, which fail if their results differ from those of the copies.
+fn expected(open: &Open, writes: &Writes) -> Vec<Action> {
+    let expect = |(key, read): (&Key, &orthodrome_core::txn::Read)| Action::Expect {
+        key: key.clone(),
+        read: read.clone(),
+        for_update: writes.contains_key(key) || open.txn.writes.binary_search(key).is_ok(),
+    };
+    open.reads.iter().map(expect).collect()
 }
 
 /// Reads of these keys, for update where the transaction has declared that it writes them.

@@ -2,10 +2,10 @@
 
 use orthodrome_core::id::TxnId;
 use orthodrome_core::machine::Message;
-use orthodrome_core::txn::{Op, Outcome, Value};
+use orthodrome_core::txn::{Key, Op, Outcome, Value};
 
 use crate::contract::{FromAgent, PeerRollback, ToAgent};
-use crate::source::{Action, Model, Statement};
+use crate::source::{Action, Answer, Model, Statement};
 
 /// One message. Its size is that of the statements and rows in a real message.
 #[derive(Clone, PartialEq, Eq, Debug, Message)]
@@ -33,7 +33,27 @@ pub enum Msg {
         /// The client's name for it.
         txn: TxnId,
     },
-    /// The answer.
+    /// Middleware to source, past its agent (`near`): asks for rows without locks.
+    #[message(keys = keys.len())]
+    Look {
+        /// The transaction.
+        txn: TxnId,
+        /// The number of the question in the transaction.
+        look: u32,
+        /// The rows.
+        keys: Vec<Key>,
+    },
+    /// The answer to [`Msg::Look`]: committed rows, which may be old.
+    #[message(keys = answers.len())]
+    Seen {
+        /// The transaction.
+        txn: TxnId,
+        /// The number from the question.
+        look: u32,
+        /// The rows.
+        answers: Vec<Answer>,
+    },
+    /// The answer to [`Msg::Ask`].
     Told {
         /// The name from the question.
         txn: TxnId,
@@ -45,6 +65,8 @@ pub enum Msg {
 
 /// Names, numbers and framing of a message.
 const HEAD: usize = 40;
+/// A digest of rows.
+const DIGEST: usize = 64;
 /// The fixed words of one statement.
 const STATEMENT: usize = 60;
 
@@ -56,7 +78,8 @@ fn statement_size(statement: &Statement) -> usize {
     let key = statement.action.key().map_or(0, orthodrome_core::txn::Key::len);
     let value = match &statement.action {
         Action::Read { .. } => 0,
-        Action::Write { value, .. } => value_size(value.as_ref()),
+        Action::Write { value, .. } | Action::Counted { value, .. } => value_size(value.as_ref()),
+        Action::Expect { .. } => DIGEST,
         Action::Apply(op) => match op {
             Op::Put(_, value) | Op::Append(_, value) => value.len(),
             Op::Compare(_, value) => value_size(value.as_ref()),
@@ -101,12 +124,11 @@ fn size(msg: &Msg) -> usize {
             };
             statements_of(msg).iter().map(statement_size).sum::<usize>() + names
         }
-        Msg::FromAgent(FromAgent::Answered { answers, .. }) => {
-            let row = |read: &crate::source::Answer| {
-                12 + read.key.len() + value_size(read.read.value.as_ref())
-            };
+        Msg::FromAgent(FromAgent::Answered { answers, .. }) | Msg::Seen { answers, .. } => {
+            let row = |read: &Answer| 12 + read.key.len() + value_size(read.read.value.as_ref());
             answers.iter().map(row).sum()
         }
+        Msg::Look { keys, .. } => keys.iter().map(|key| STATEMENT + key.len()).sum(),
         Msg::FromAgent(FromAgent::Scanned { prepared, .. }) => 24 * prepared.len(),
         Msg::FromAgent(FromAgent::Waits { waits, .. }) => 48 * waits.len(),
         Msg::FromAgent(_) | Msg::Peer(_) | Msg::Ask { .. } | Msg::Told { .. } => 0,

@@ -30,6 +30,7 @@
 //! | `Rollback`, `RolledBack` | middleware ↔ agent | the transaction is over |
 //! | `Scan`, `Scanned` | middleware ↔ agent | prepared branches at the source that have not been ended (§V-A), in one or several messages |
 //! | `Waits` | agent → middleware | the lock waits at the source have changed, in one or several messages |
+//! | `Look`, `Seen` | middleware ↔ source | `near`: rows without locks, as a replica shows them |
 //! | `Ask`, `Told` | middleware ↔ middleware | a client asks for the outcome of a transaction that it began elsewhere |
 //!
 //! # Deviations
@@ -53,6 +54,8 @@
 //! - **Deadlocks across sources are found** (O1 to O3): agents report who waits for whom, and the
 //!   middleware ends the youngest of a cycle. In the paper, and with the baselines, they end by the
 //!   sources' lock time-out.
+//! - **`near` is ours** (docs/adr/0042): a transaction of several rounds reads without locks, and its
+//!   statements execute when it commits, if they have the same answers as before.
 //! - **Weights of records of which nothing is known are equal**: Eq. 4 gives them 0/0. Counts of
 //!   Eq. 9 fade.
 //! - **A transaction that is held back is looked at again after a while**, not at once as Alg. 2 l.
@@ -101,6 +104,9 @@ pub const O1: &str = "geotp-o1";
 pub const O2: &str = "geotp-o2";
 /// Adds forecasts, and late scheduling on hot records.
 pub const O3: &str = "geotp";
+/// GeoTP, where transactions of several rounds are answered from copies, and execute when they
+/// commit.
+pub const NEAR: &str = "near";
 
 /// Settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -121,6 +127,8 @@ pub struct Config {
     /// True if clients set savepoints and roll back to them: what they read before stays locked,
     /// and what they wrote is undone. The paper has no savepoints; the swarm enables them.
     pub savepoints: bool,
+    /// True if transactions of several rounds read rows without locks, and execute when they commit.
+    pub is_near: bool,
     /// A question to a silent middleware is repeated after this time.
     pub ask_after: Duration,
 }
@@ -136,6 +144,8 @@ pub enum Timer {
     Source(source::Timer),
     /// Repeat the questions to other middlewares.
     Ask(TxnId),
+    /// Repeat the questions to copies.
+    Look(TxnId),
 }
 
 /// Durable records.
@@ -148,7 +158,7 @@ pub enum Record {
 }
 
 impl Protocol for GeoTp {
-    const NAMES: &'static [&'static str] = &[XA, XA_LOCAL, QURO, CHILLER, O1, O2, O3];
+    const NAMES: &'static [&'static str] = &[XA, XA_LOCAL, QURO, CHILLER, O1, O2, O3, NEAR];
     const QUEUES: bool = true;
     const GENERAL: bool = true;
     const REPLICATED: bool = false;
@@ -169,7 +179,10 @@ impl Protocol for GeoTp {
         config.name
     }
 
-    fn mutations(_: &str) -> &'static [&'static str] {
+    fn mutations(name: &str) -> &'static [&'static str] {
+        if name == NEAR {
+            return &["unchecked-read", "unchecked-count"];
+        }
         &[
             "G1",
             "G2",
@@ -193,12 +206,12 @@ impl Protocol for GeoTp {
         let sources: BTreeMap<NodeId, Kind> =
             cluster.servers().map(|node| (node.id, Kind::MariaDb)).collect();
         let optimizations = Optimizations {
-            decentralized_prepare: [CHILLER, O1, O2, O3].contains(&name),
-            latency_aware: [O2, O3].contains(&name),
-            high_contention: name == O3,
+            decentralized_prepare: [CHILLER, O1, O2, O3, NEAR].contains(&name),
+            latency_aware: [O2, O3, NEAR].contains(&name),
+            high_contention: [O3, NEAR].contains(&name),
         };
         let lock_timeout = Duration::from_secs(5);
-        let finds_deadlocks = [O1, O2, O3].contains(&name);
+        let finds_deadlocks = [O1, O2, O3, NEAR].contains(&name);
         let quarantine = (round_trip * 4).max(Duration::from_secs(1));
         Config {
             name,
@@ -207,8 +220,8 @@ impl Protocol for GeoTp {
                 optimizations,
                 commit: if name == XA_LOCAL { Commit::Local } else { Commit::TwoPhase },
                 inner_below: (name == CHILLER).then_some(Duration::from_millis(10)),
-                answers_at_decision: [O1, O2, O3].contains(&name),
-                commit_in_text: [O1, O2, O3].contains(&name),
+                answers_at_decision: [O1, O2, O3, NEAR].contains(&name),
+                commit_in_text: [O1, O2, O3, NEAR].contains(&name),
                 ping_interval: Duration::from_millis(100),
                 rtt_weight_percent: 10,
                 hot_records: 10_000,
@@ -236,11 +249,13 @@ impl Protocol for GeoTp {
                 deadlock_after: Duration::from_secs(1),
                 look_every: finds_deadlocks.then_some(Duration::from_millis(100)),
                 checkpoint_records: 5_000,
+                lag: Duration::ZERO,
                 mutations: source::Mutations::default(),
             },
             writes_last: name == QURO,
             follows: false,
             savepoints: false,
+            is_near: name == NEAR,
             ask_after: round_trip * 2 + Duration::from_millis(200),
         }
     }
@@ -274,6 +289,8 @@ impl Protocol for GeoTp {
             "skipped-vote" => config.middleware.mutations.skips_vote = true,
             "forgotten-savepoint" => config.middleware.mutations.forgets_savepoints = true,
             "unlocking-savepoint" => config.source.mutations.unlocks_going_back = true,
+            "unchecked-read" => config.source.mutations.unchecked_reads = true,
+            "unchecked-count" => config.source.mutations.unchecked_counts = true,
             other => panic!("{other} is none of {:?}", Self::mutations(O3)),
         }
     }
@@ -300,6 +317,11 @@ impl Protocol for GeoTp {
         config.agent.master_timeout = Duration::from_millis(rng.range(300, 5_000));
         config.follows = rng.chance(1, 2);
         config.savepoints = rng.chance(1, 2);
+        if config.is_near {
+            // A savepoint sends what is remembered to the sources, as in `geotp`.
+            config.savepoints = false;
+            config.source.lag = Duration::from_millis(rng.range(0, 1_000));
+        }
     }
 
     fn limit(config: &mut Config, limits: Limits) -> bool {

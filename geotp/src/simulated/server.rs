@@ -5,11 +5,12 @@ use std::fmt;
 use orthodrome_core::id::NodeId;
 use orthodrome_core::machine::{Cx, Input, Leak, Machine, Setup};
 use orthodrome_core::time::Time;
+use orthodrome_core::txn::Key;
 
 use super::{GeoTp, Msg, Record, Timer};
 use crate::agent::Agent;
 use crate::contract::{AgentEffect, AgentTimer, FromSource, Io, Kind, ToAgent};
-use crate::source::{Desk, Model, Order, Source};
+use crate::source::{Answer, Desk, Model, Order, Source};
 
 /// An agent and its source.
 #[derive(Debug)]
@@ -54,7 +55,7 @@ impl Machine<GeoTp> for Server {
             }
             // A source has no replicas to move.
             Input::Admin(_) => {}
-            Input::Timer(Timer::Middleware(_) | Timer::Ask(_))
+            Input::Timer(Timer::Middleware(_) | Timer::Ask(_) | Timer::Look(_))
             | Input::Begin(_)
             | Input::Read { .. }
             | Input::Decide { .. }
@@ -81,7 +82,13 @@ impl Server {
         match msg {
             Msg::ToAgent(msg) => self.on_order(from, msg, cx),
             Msg::Peer(msg) => self.with_agent(cx, |agent, io| agent.on_peer(msg, io)),
-            Msg::FromAgent(_) | Msg::Ask { .. } | Msg::Told { .. } => {
+            Msg::Look { txn, look, keys } => {
+                let now = cx.now();
+                let answer = |key: Key| Answer { read: self.source.shown(&key, now), key };
+                let answers = keys.into_iter().map(answer).collect();
+                cx.send(from, Msg::Seen { txn, look, answers });
+            }
+            Msg::FromAgent(_) | Msg::Ask { .. } | Msg::Told { .. } | Msg::Seen { .. } => {
                 unreachable!("only a middleware is told that")
             }
         }

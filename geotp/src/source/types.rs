@@ -49,6 +49,25 @@ pub enum Action {
     },
     /// An update that depends on the current value, such as `SET n = n + 1`; or a read.
     Apply(Op),
+    /// A read that fails if its result differs from one that a copy gave before.
+    Expect {
+        /// The row.
+        key: Key,
+        /// What the copy had.
+        read: Read,
+        /// True if it will be written.
+        for_update: bool,
+    },
+    /// A write that fails unless it meets as many rows as it would have met at a copy: an `UPDATE`
+    /// or `DELETE` of a row that existed there, or an `INSERT` of one that did not.
+    Counted {
+        /// The row.
+        key: Key,
+        /// The new value; none deletes the row.
+        value: Option<Value>,
+        /// True if the copy had the row.
+        existed: bool,
+    },
 }
 
 impl Action {
@@ -56,7 +75,10 @@ impl Action {
     #[must_use]
     pub fn key(&self) -> Option<&Key> {
         match self {
-            Self::Read { key, .. } | Self::Write { key, .. } => Some(key),
+            Self::Read { key, .. }
+            | Self::Write { key, .. }
+            | Self::Expect { key, .. }
+            | Self::Counted { key, .. } => Some(key),
             Self::Apply(op) => op.reads().first().or_else(|| op.writes().first()),
         }
     }
@@ -65,16 +87,20 @@ impl Action {
     #[must_use]
     pub fn writes(&self) -> bool {
         match self {
-            Self::Read { .. } => false,
-            Self::Write { .. } => true,
+            Self::Read { .. } | Self::Expect { .. } => false,
+            Self::Write { .. } | Self::Counted { .. } => true,
             Self::Apply(op) => !op.writes().is_empty(),
         }
     }
 
     pub(super) fn mode(&self) -> Mode {
         match self {
-            Self::Read { for_update: false, .. } => Mode::Shared,
-            Self::Read { .. } | Self::Write { .. } => Mode::Exclusive,
+            Self::Read { for_update: false, .. } | Self::Expect { for_update: false, .. } => {
+                Mode::Shared
+            }
+            Self::Read { .. } | Self::Write { .. } | Self::Expect { .. } | Self::Counted { .. } => {
+                Mode::Exclusive
+            }
             Self::Apply(op) if op.writes().is_empty() && matches!(op, Op::Get(_)) => Mode::Shared,
             Self::Apply(_) => Mode::Exclusive,
         }
@@ -101,6 +127,8 @@ pub struct Config {
     pub look_every: Option<Duration>,
     /// The number of records after which a checkpoint is made.
     pub checkpoint_records: u32,
+    /// How old the rows are that a read without locks shows, as at a replica.
+    pub lag: Duration,
     /// Mutations, for tests.
     pub mutations: Mutations,
 }
@@ -116,6 +144,10 @@ pub struct Mutations {
     /// A branch that goes back to a savepoint loses the locks that it took since, as PostgreSQL
     /// does if its driver does not take them again.
     pub unlocks_going_back: bool,
+    /// Reads are not compared with what a copy gave.
+    pub unchecked_reads: bool,
+    /// The rows that a write meets are not counted.
+    pub unchecked_counts: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -4,6 +4,8 @@ mod aggregate;
 mod checks;
 mod insert;
 mod lock;
+mod near;
+mod overlay;
 mod record;
 mod spread;
 
@@ -17,6 +19,10 @@ use sqlparser::tokenizer::Span;
 
 use self::checks::{OTHER_COPIES, check_deterministic};
 use self::lock::Locker;
+pub use self::near::{
+    DIFFERS, Does, Foreseeable, Strength, counted, foresee, hashed_cells, locks, read_check,
+};
+pub use self::overlay::overlaid;
 use self::record::Named;
 pub use self::record::{Keys, Record};
 use self::spread::Spread;

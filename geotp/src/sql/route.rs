@@ -690,6 +690,37 @@ impl Scope<'_> {
         !self.has_other && self.tables.iter().all(all_named)
     }
 
+    /// Whether all conditions are equalities of primary key columns of the only table: each column
+    /// has one value, and nothing else restricts the rows.
+    pub(super) fn names_only(&self) -> bool {
+        let [scoped] = self.tables.as_slice() else { return false };
+        let mut columns: Vec<&String> = scoped.table.primary.iter().collect();
+        let mut rest: Vec<&Expr> = self.conditions.clone();
+        while let Some(condition) = rest.pop() {
+            match condition {
+                Expr::Nested(inner) => rest.push(inner),
+                Expr::BinaryOp { left, op: BinaryOperator::And, right } => {
+                    rest.extend([&**left, &**right]);
+                }
+                Expr::BinaryOp { left, op: BinaryOperator::Eq, right } => {
+                    let is_it = |column: &&String| {
+                        let is_constant = |expr| {
+                            constant(expr, KeyType::Integer)
+                                .or_else(|| constant(expr, KeyType::Text))
+                                .is_some()
+                        };
+                        (scoped.is_column(left, column) && is_constant(right))
+                            || (scoped.is_column(right, column) && is_constant(left))
+                    };
+                    let Some(place) = columns.iter().position(is_it) else { return false };
+                    columns.remove(place);
+                }
+                _ => return false,
+            }
+        }
+        columns.is_empty()
+    }
+
     /// The records that conditions name, at most [`RECORDS_MAX`].
     pub(super) fn records(&self, source: SourceId) -> Vec<Record> {
         let mut records = Vec::new();

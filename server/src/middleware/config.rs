@@ -35,6 +35,9 @@ struct ProxyFile {
     #[serde(default = "one")]
     node: u32,
     data_dir: PathBuf,
+    /// The region of the proxy.
+    #[serde(default)]
+    region: String,
     listen: Listen,
     #[serde(default)]
     tls: Option<TlsEntry>,
@@ -118,6 +121,20 @@ struct FileSource {
     /// An emulated round trip.
     #[serde(default)]
     emulate_rtt_ms: f64,
+    /// Its read replicas, for the mode `near`.
+    #[serde(default)]
+    replicas: Vec<FileReplica>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileReplica {
+    address: String,
+    #[serde(default)]
+    region: String,
+    /// An emulated round trip.
+    #[serde(default)]
+    emulate_rtt_ms: f64,
 }
 
 /// One source of a proxy.
@@ -135,6 +152,9 @@ pub struct SourceConfig {
     pub agent_trust: Option<Trust>,
     /// The emulated round-trip time to the agent, or to the source itself.
     pub emulated_rtt: Duration,
+    /// The nearest of its read replicas: the first that is listed with the proxy's own region, or
+    /// the first.
+    pub replica: Option<Endpoint>,
 }
 
 /// The settings of a proxy.
@@ -173,6 +193,8 @@ pub struct ProxyConfig {
     pub by_key: Option<&'static str>,
     /// True if writing statements of a round come last (QURO).
     pub writes_last: bool,
+    /// True if statements of a transaction are answered from copies until it commits.
+    pub is_near: bool,
     /// True if it takes over its number from a proxy whose decision log is lost. This is not in the
     /// file, because it is for one start.
     pub takes_over: bool,
@@ -224,6 +246,33 @@ fn emulated(field: &str, ms: f64) -> Result<Duration, String> {
         return Err(format!("{field}.emulate_rtt_ms: {ms} is out of range; use 0 to 10000"));
     }
     Ok(Duration::from_secs_f64(ms / 1e3))
+}
+
+/// The replica of a source that is nearest to a proxy in `region`.
+fn replica(
+    field: &str,
+    base: &Path,
+    source: &FileSource,
+    endpoint: &Endpoint,
+    region: &str,
+) -> Result<Option<Endpoint>, String> {
+    let mut found = Vec::new();
+    for (place, replica) in source.replicas.iter().enumerate() {
+        let field = format!("{field}.replicas.{}", place + 1);
+        address(&format!("{field}.address"), &replica.address)?;
+        let rtt = emulated(&field, replica.emulate_rtt_ms)?;
+        let trust = trust(
+            &format!("{field}.tls_authority"),
+            base,
+            source.tls_authority.as_deref(),
+            &replica.address,
+        )?;
+        let address = replica.address.clone();
+        let is_here = !region.is_empty() && replica.region == region;
+        found.push((!is_here, Endpoint { address, one_way: rtt / 2, trust, ..endpoint.clone() }));
+    }
+    found.sort_by_key(|(is_elsewhere, _)| *is_elsewhere);
+    Ok(found.into_iter().next().map(|(_, endpoint)| endpoint))
 }
 
 fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, ConfigError> {
@@ -283,7 +332,7 @@ impl ProxyConfig {
         let by_key = ScalarDb::NAMES.iter().copied().find(|name| *name == file.mode);
         let switched = optimizations(by_key.map_or(file.mode.as_str(), |_| "xa")).ok_or_else(|| {
             format!(
-                "mode: unknown mode `{}`; use xa, xa-local, quro, chiller, scalardb, scalardb+, geotp-o1, geotp-o2 or geotp",
+                "mode: unknown mode `{}`; use xa, xa-local, quro, chiller, scalardb, scalardb+, geotp-o1, geotp-o2, geotp or near",
                 file.mode
             )
         })?;
@@ -348,31 +397,33 @@ impl ProxyConfig {
             if sources.iter().any(|other: &SourceConfig| other.node == node) {
                 return Err(format!("{field}.id: another source has the same id; use another one"));
             }
+            let endpoint = Endpoint {
+                kind: source.kind,
+                address: source.address.clone(),
+                database: source.database.clone(),
+                user: source.user.clone(),
+                password: password(
+                    &field,
+                    base,
+                    source.password.as_ref(),
+                    source.password_file.as_ref(),
+                )?,
+                lock_wait,
+                one_way: emulated_rtt / 2,
+                trust: trust(
+                    &format!("{field}.tls_authority"),
+                    base,
+                    source.tls_authority.as_deref(),
+                    &source.address,
+                )?,
+                label: format!("orthodrome_{}_{}", file.name, file.node),
+                look_every: LOOK_EVERY,
+            };
             sources.push(SourceConfig {
                 id: SourceId(place as u16),
                 node,
-                endpoint: Endpoint {
-                    kind: source.kind,
-                    address: source.address.clone(),
-                    database: source.database.clone(),
-                    user: source.user.clone(),
-                    password: password(
-                        &field,
-                        base,
-                        source.password.as_ref(),
-                        source.password_file.as_ref(),
-                    )?,
-                    lock_wait,
-                    one_way: emulated_rtt / 2,
-                    trust: trust(
-                        &format!("{field}.tls_authority"),
-                        base,
-                        source.tls_authority.as_deref(),
-                        &source.address,
-                    )?,
-                    label: format!("orthodrome_{}_{}", file.name, file.node),
-                    look_every: LOOK_EVERY,
-                },
+                replica: replica(&field, base, source, &endpoint, &file.region)?,
+                endpoint,
                 agent: source.agent.clone(),
                 agent_trust,
                 emulated_rtt,
@@ -385,13 +436,15 @@ impl ProxyConfig {
             .unwrap_or_default()
             .max(Duration::from_millis(20));
         let quarantine = (longest * 4).max(Duration::from_secs(1));
+        let is_near = file.mode == "near";
+        let is_geotp = file.mode.starts_with("geotp") || is_near;
         let middleware = middleware::Config {
             sources: sources.iter().map(|s| (s.node, kind(s.endpoint.kind))).collect(),
             optimizations: switched,
             commit: if file.mode == "xa-local" { Commit::Local } else { Commit::TwoPhase },
             inner_below: (file.mode == "chiller").then_some(Duration::from_millis(10)),
-            commit_in_text: file.mode.starts_with("geotp"),
-            answers_at_decision: file.mode.starts_with("geotp"),
+            commit_in_text: is_geotp,
+            answers_at_decision: is_geotp,
             ping_interval: Duration::from_millis(100),
             rtt_weight_percent: 10,
             hot_records: 10_000,
@@ -410,7 +463,7 @@ impl ProxyConfig {
             scan_interval: Duration::from_secs(1),
             quarantine,
             checkpoint_records: 10_000,
-            finds_deadlocks: file.mode.starts_with("geotp"),
+            finds_deadlocks: is_geotp,
             mutations: middleware::Mutations::default(),
         };
         let agent = agent::Config {
@@ -436,6 +489,7 @@ impl ProxyConfig {
             agent,
             by_key,
             writes_last: file.mode == "quro",
+            is_near,
             takes_over: false,
         })
     }

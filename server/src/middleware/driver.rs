@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use orthodrome_core::NodeId;
 use orthodrome_geotp::contract::{Failure, Isolation, Reason, Work, Xid};
-use orthodrome_geotp::sql::plan::Keys;
+use orthodrome_geotp::sql::plan::{DIFFERS, Keys};
 use orthodrome_geotp::sql::{Answer, Dialect};
 
 use super::maria::{Maria, TOO_LONG};
@@ -418,10 +418,13 @@ impl Endpoint {
 
     /// The SQL that opens a branch, which gets a number if `is_numbered`.
     pub(super) fn begin(&self, name: &str, isolation: Isolation, is_numbered: bool) -> String {
-        let level = match isolation {
-            Isolation::Serializable => "SERIALIZABLE",
-            Isolation::RepeatableRead => "REPEATABLE READ",
-            Isolation::ReadCommitted => "READ COMMITTED",
+        let level = match (isolation, self.kind) {
+            // MariaDB keeps read locks of prepared branches only at SERIALIZABLE (G2).
+            (Isolation::Serializable, _) | (Isolation::Keyed, Dialect::MariaDb) => "SERIALIZABLE",
+            (Isolation::RepeatableRead, _) => "REPEATABLE READ",
+            (Isolation::ReadCommitted, _) | (Isolation::Keyed, Dialect::PostgreSql) => {
+                "READ COMMITTED"
+            }
         };
         match self.kind {
             Dialect::PostgreSql => format!("BEGIN ISOLATION LEVEL {level}"),
@@ -494,6 +497,10 @@ impl Endpoint {
         if fault.sqlstate == "57014" || fault.number == 1317 {
             return (Reason::Peer.into(), false);
         }
+        // A check of the mode `near` failed. Nothing of the branch may remain.
+        if is_difference(&fault) {
+            return (Failure { reason: Reason::Serialization, fault: Some(fault) }, false);
+        }
         let (reason, goes_on) = match (self.kind, fault.sqlstate.as_str(), fault.number) {
             (Dialect::PostgreSql, "40P01", _) => (Reason::Deadlock, false),
             (Dialect::PostgreSql, "40001", _) => (Reason::Serialization, false),
@@ -527,6 +534,11 @@ impl Endpoint {
             Dialect::MariaDb => fault.number == 1397,
         }
     }
+}
+
+/// Whether an error says that an answer differs from the one that the client already has.
+pub(super) fn is_difference(fault: &Fault) -> bool {
+    (fault.sqlstate == "22P02" || fault.number == 1690) && fault.message.contains(DIFFERS)
 }
 
 /// A quoted string constant.

@@ -66,6 +66,19 @@ pub struct LocalServer {
     child: Option<Child>,
     /// A process that ends the server if this process ends without doing so.
     guard: Option<Child>,
+    /// What the server does about replication.
+    role: Role,
+}
+
+/// What a server does about replication.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    /// Nothing.
+    Alone,
+    /// Replicas may follow it.
+    Primary,
+    /// It follows the server at this port.
+    Replica(u16),
 }
 
 /// The folder of PostgreSQL's programs, in the newest version.
@@ -263,30 +276,91 @@ impl LocalServer {
     /// # Errors
     /// See [`LocalError`].
     pub fn start(kind: Dialect, directory: &Path) -> Result<Self, LocalError> {
+        Self::start_as(kind, directory, Role::Alone)
+    }
+
+    /// The same for a server that replicas may follow: a MariaDB server then writes a binary log.
+    ///
+    /// # Errors
+    /// See [`LocalError`].
+    pub fn start_primary(kind: Dialect, directory: &Path) -> Result<Self, LocalError> {
+        Self::start_as(kind, directory, Role::Primary)
+    }
+
+    /// Starts a read replica of this server with its files in the new directory `directory`. It
+    /// follows the server through the port `through` on loopback, which may be another one than
+    /// the server's own: that of something that delays what it passes on. The server must be one
+    /// that replicas may follow.
+    ///
+    /// # Errors
+    /// See [`LocalError`].
+    pub fn start_replica(&self, directory: &Path, through: u16) -> Result<Self, LocalError> {
+        let replica = Self::start_from(self, directory, through)?;
+        if self.kind == Dialect::MariaDb {
+            let follow = format!(
+                "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {through}, MASTER_USER = '{USER}', \
+                 MASTER_PASSWORD = '{PASSWORD}', MASTER_USE_GTID = slave_pos; START SLAVE"
+            );
+            run(&mut replica.login().client(&follow))?;
+        }
+        Ok(replica)
+    }
+
+    fn start_from(primary: &Self, directory: &Path, through: u16) -> Result<Self, LocalError> {
+        if primary.kind == Dialect::MariaDb {
+            // The binary log has everything since the primary's first start.
+            return Self::start_as(primary.kind, directory, Role::Replica(through));
+        }
+        let mut replica = Self::prepared(primary.kind, directory, Role::Replica(through))?;
+        let programs = postgres_programs().ok_or(NO_POSTGRES)?;
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
+        fs::create_dir(replica.data())?;
+        fs::set_permissions(replica.data(), fs::Permissions::from_mode(0o700))?;
+        replica.own(&replica.data())?;
+        let mut copy = Command::new(programs.join("pg_basebackup"));
+        copy.args(["-h", "127.0.0.1", "-p", &primary.port.to_string(), "-U", USER, "-c", "fast"]);
+        copy.args(["-X", "stream", "-D"]).arg(replica.data()).env("PGPASSWORD", PASSWORD);
+        run(as_user(&mut copy, replica.user()))?;
+        let signal = replica.data().join("standby.signal");
+        fs::write(&signal, "")?;
+        replica.own(&signal)?;
+        replica.first_start()?;
+        Ok(replica)
+    }
+
+    fn prepared(kind: Dialect, directory: &Path, role: Role) -> Result<Self, LocalError> {
         fs::create_dir_all(directory)?;
         // The unprivileged user must be able to enter it.
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
-        let mut server = Self {
+        Ok(Self {
             kind,
             port: free_port()?,
             directory: directory.to_owned(),
             child: None,
             guard: None,
-        };
+            role,
+        })
+    }
+
+    fn start_as(kind: Dialect, directory: &Path, role: Role) -> Result<Self, LocalError> {
+        let mut server = Self::prepared(kind, directory, role)?;
         match kind {
             Dialect::PostgreSql => server.make_postgres()?,
             Dialect::MariaDb => server.make_mariadb()?,
         }
+        server.first_start()?;
+        Ok(server)
+    }
+
+    fn first_start(&mut self) -> Result<(), LocalError> {
         for _ in 1..PORTS {
-            match server.restart() {
-                Ok(()) => return Ok(server),
+            match self.restart() {
                 // Another process may have taken the port since it was found free.
-                Err(LocalError::Failed { .. }) => server.port = free_port()?,
-                Err(error) => return Err(error),
+                Err(LocalError::Failed { .. }) => self.port = free_port()?,
+                tried => return tried,
             }
         }
-        server.restart()?;
-        Ok(server)
+        self.restart()
     }
 
     fn user(&self) -> Option<(u32, u32)> {
@@ -404,15 +478,26 @@ impl LocalServer {
                 let programs = postgres_programs().ok_or(NO_POSTGRES)?;
                 let mut command = Command::new(programs.join("postgres"));
                 command.arg("-D").arg(self.data()).args(["-p", &self.port.to_string()]);
+                // A replica refuses every query at SERIALIZABLE.
+                let isolation = match self.role {
+                    Role::Replica(_) => "default_transaction_isolation=repeatable read",
+                    Role::Alone | Role::Primary => "default_transaction_isolation=serializable",
+                };
                 for setting in [
                     "listen_addresses=127.0.0.1",
                     "unix_socket_directories=",
                     // Each prepared branch needs a slot.
                     "max_prepared_transactions=300",
                     "max_connections=300",
-                    "default_transaction_isolation=serializable",
+                    isolation,
                 ] {
                     command.args(["-c", setting]);
+                }
+                if let Role::Replica(port) = self.role {
+                    let primary = format!(
+                        "primary_conninfo=host=127.0.0.1 port={port} user={USER} password={PASSWORD}"
+                    );
+                    command.args(["-c", &primary]);
                 }
                 if self.certificate().exists() {
                     command.args(["-c", "ssl=on"]);
@@ -439,6 +524,15 @@ impl LocalServer {
                     "--collation-server=utf8mb4_bin",
                     "--max-connections=400",
                 ]);
+                if self.role == Role::Primary {
+                    command.args(["--log-bin=bin", "--binlog-format=ROW"]);
+                }
+                if let Role::Replica(_) = self.role {
+                    command.arg("--read-only");
+                }
+                if self.role != Role::Alone {
+                    command.arg(format!("--server-id={}", self.port));
+                }
                 if self.certificate().exists() {
                     command.arg(format!("--ssl-cert={}", self.certificate().display()));
                     command.arg(format!("--ssl-key={}", self.key().display()));

@@ -356,8 +356,12 @@ const REASONS: [Reason; 15] = [
     Reason::Session,
     Reason::Marked,
 ];
-const ISOLATIONS: [Isolation; 3] =
-    [Isolation::Serializable, Isolation::RepeatableRead, Isolation::ReadCommitted];
+const ISOLATIONS: [Isolation; 4] = [
+    Isolation::Serializable,
+    Isolation::RepeatableRead,
+    Isolation::ReadCommitted,
+    Isolation::Keyed,
+];
 const THENS: [Then; 3] = [Then::Wait, Then::Prepare, Then::Commit];
 
 fn place<T: PartialEq>(of: &T, all: &[T]) -> u32 {

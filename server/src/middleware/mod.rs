@@ -1,9 +1,9 @@
 //! The middleware on real servers: `orthodrome proxy` and `orthodrome agent`.
 //!
 //! Reading order: [`config`] (configuration files), `session` (turns a client's statements into
-//! rounds of a transaction), `elsewhere` (statements outside of transactions), `settings` and `set`
+//! rounds of a transaction), `near` (the mode of that name), `elsewhere` (statements outside of transactions), `settings` and `set`
 //! (session settings), `savepoints`, `discovery` (tables of the sources), `keys` (generated keys),
-//! `operators` (statements for operators), `host` (threads of the machines), `claim` (a number
+//! `operators` (statements for operators), `preflight` (`proxy --check`), `host` (threads of the machines), `claim` (a number
 //! belongs to one proxy), `source` and `driver` (sessions at a source), `marks` and `names`
 //! (savepoints at a source, and locks for missing rows), `consensus` and `records` (the mode
 //! `scalardb`), `postgres` and `maria` (protocols of the sources), `postgres_front` and
@@ -39,10 +39,12 @@ mod mysql_front;
 mod mysql_text;
 mod mysql_wire;
 mod names;
+mod near;
 mod operators;
 mod postgres;
 mod postgres_front;
 mod postgres_wire;
+mod preflight;
 mod records;
 mod run;
 mod savepoints;
@@ -58,4 +60,5 @@ pub use config::{AgentConfig, ConfigError, ProxyConfig};
 pub use driver::{Endpoint, Fault, Sql, Statement};
 pub use orthodrome_geotp::sql::Dialect;
 pub use orthodrome_geotp::sql::parse::STACK_BYTES;
+pub use preflight::{Inspected, inspect};
 pub use run::{Addresses, RunError, run_agent, run_proxy};

@@ -130,7 +130,9 @@ impl Session {
                 table(&["source", "rtt_ms", "starts_after_ms"], rows.collect::<Vec<_>>())
             }
             ["show", "notes"] => {
-                let notes = proxy.engine.notes();
+                let mut notes = proxy.engine.notes();
+                let near = proxy.near.iter().flat_map(super::near::Near::notes);
+                notes.extend(near.map(|(note, count)| (note.to_owned(), count)));
                 table(
                     &["note", "count"],
                     notes.into_iter().map(|(note, count)| vec![note, count.to_string()]),
@@ -194,7 +196,7 @@ pub(super) fn optimizations(name: &str) -> Option<Optimizations> {
         "xa" | "xa-local" | "quro" => of(false, false, false),
         "geotp-o1" | "chiller" => of(true, false, false),
         "geotp-o2" => of(true, true, false),
-        "geotp" => of(true, true, true),
+        "geotp" | "near" => of(true, true, true),
         _ => None,
     }
 }

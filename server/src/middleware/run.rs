@@ -26,6 +26,7 @@ use super::host::{AgentHost, MiddlewareHost, Opened, Postbox, ToAgentLink};
 use super::keys::Blocks;
 use super::link::{self, Arrival, Sender};
 use super::messages::Link;
+use super::near::{Copies, Copy, Counts, Near};
 use super::session::{Engine, Proxy};
 use super::source::Source;
 use crate::storage::StorageError;
@@ -172,7 +173,22 @@ async fn start(
         taken: std::sync::Mutex::default(),
         kinds: std::sync::Mutex::default(),
         sessions: std::sync::atomic::AtomicU64::new(0),
+        near: config.is_near.then(|| near(config)),
     })
+}
+
+/// The copies that the mode `near` reads.
+fn near(config: &ProxyConfig) -> Near {
+    let copies = |source: &SourceConfig| {
+        // There is no agent between the proxy and the source here, so the distance is the same.
+        let own = Copy::new(source.endpoint.clone());
+        (source.id, Copies { own, replica: source.replica.clone().map(Copy::new) })
+    };
+    Near {
+        copies: config.sources.iter().map(copies).collect(),
+        counts: Counts::default(),
+        distrusted: std::sync::Mutex::default(),
+    }
 }
 
 /// Starts the mode `scalardb`, in which sources need no agents.

@@ -22,11 +22,12 @@ use tokio::sync::{Notify, mpsc};
 use super::consensus::{Consensus, Order};
 use super::cursors::Cursor;
 use super::discovery::Discovered;
-use super::driver::{Sql, Statement};
+use super::driver::{Sql, Statement, is_difference};
 pub(super) use super::errors::SqlError;
 use super::errors::interrupted;
 use super::host::{Heard, MiddlewareHost};
 use super::keys::{Blocks, Generated, LastValues};
+use super::near::{Deferred, Near, OwnChanges};
 use super::savepoints::Savepoints;
 use super::settings::Settings;
 use super::source::Source;
@@ -64,6 +65,8 @@ pub(super) struct Proxy {
     pub(super) kinds: Mutex<BTreeMap<String, (Instant, Columns)>>,
     /// Number of sessions so far.
     pub(super) sessions: AtomicU64,
+    /// The mode `near`.
+    pub(super) near: Option<Near>,
 }
 
 impl Proxy {
@@ -87,11 +90,11 @@ pub(super) enum Engine {
 impl Engine {
     async fn begin(
         &self,
-        isolation: Isolation,
+        isolation: contract::Isolation,
         session: SessionId,
     ) -> Option<(Xid, mpsc::UnboundedReceiver<Heard>)> {
         match self {
-            Self::Xa(middleware) => middleware.begin(level(isolation), session).await,
+            Self::Xa(middleware) => middleware.begin(isolation, session).await,
             Self::ByKey(consensus) => consensus.begin().await,
         }
     }
@@ -165,8 +168,8 @@ impl Engine {
 
 /// The statements for the sources in a round.
 #[derive(Clone, Default)]
-struct Round {
-    parts: BTreeMap<NodeId, Part<Sql>>,
+pub(super) struct Round {
+    pub(super) parts: BTreeMap<NodeId, Part<Sql>>,
     orders: BTreeMap<NodeId, Vec<Order>>,
 }
 
@@ -213,13 +216,13 @@ fn rolled_back_before() -> SqlError {
 }
 
 /// Maximum number of tries of a transaction's first round.
-const TRIES: u32 = 8;
+pub(super) const TRIES: u32 = 8;
 
 /// Why a round failed.
-struct Missed {
-    error: SqlError,
-    /// True if it lost a conflict and is rolled back.
-    lost: bool,
+pub(super) struct Missed {
+    pub(super) error: SqlError,
+    /// True if it lost a conflict, is rolled back, and may succeed when it is sent again.
+    pub(super) lost: bool,
 }
 
 impl From<SqlError> for Missed {
@@ -255,6 +258,9 @@ pub(super) struct Session {
     /// True if the transaction changes the schema.
     pub(super) has_schema: bool,
     pub(super) last_values: LastValues,
+    /// Statements of the open transaction of which no source knows yet.
+    pub(super) deferred: Deferred,
+    pub(super) own_changes: OwnChanges,
     /// The last generated key; 0 if there is none.
     pub(super) last_insert_id: u64,
     /// Notified when the client cancels the running statement.
@@ -270,7 +276,7 @@ impl Drop for Session {
 }
 
 /// One client statement within a round.
-struct Placed {
+pub(super) struct Placed {
     plan: Plan,
     verb: &'static str,
     /// The position of each part's answer: the source, and the index there.
@@ -306,9 +312,15 @@ impl Session {
             created: BTreeMap::new(),
             has_schema: false,
             last_values: LastValues::default(),
+            deferred: Deferred::default(),
+            own_changes: OwnChanges::default(),
             last_insert_id: 0,
             cancelled: Arc::default(),
         }
+    }
+
+    pub(super) fn id(&self) -> SessionId {
+        self.id
     }
 
     /// Checks the name of the database. MySQL clients need not send one.
@@ -350,7 +362,7 @@ impl Session {
 
     /// True if a transaction is open that the client must end.
     pub(super) fn in_transaction(&self) -> bool {
-        self.in_block || self.open.is_some()
+        self.in_block || self.open.is_some() || !self.deferred.is_empty()
     }
 
     pub(super) async fn reset(&mut self) {
@@ -383,7 +395,9 @@ impl Session {
     }
 
     /// Handles the end of the transaction.
-    fn over(&mut self, is_committed: bool) {
+    pub(super) fn over(&mut self, is_committed: bool) {
+        self.deferred.clear();
+        self.own_changes.end(is_committed);
         self.end_schema(is_committed);
         self.cursors.retain(|_, cursor| is_committed && cursor.is_held());
         self.settings.end(is_committed);
@@ -475,6 +489,11 @@ impl Session {
                 break;
             }
         }
+        let next = statements.get(count).map(|(next, _)| &next.verb);
+        if count > 1 && self.may_defer() && !matches!(next, Some(Verb::Commit { .. })) {
+            // Each is answered from copies by itself.
+            return 1;
+        }
         count
     }
 
@@ -496,6 +515,7 @@ impl Session {
 
     /// Rolls back the open transaction, if there is one.
     async fn end(&mut self) {
+        self.deferred.clear();
         if let Some(mut open) = self.open.take() {
             self.proxy.engine.rollback(open.xid);
             while let Some(heard) = open.hearing.recv().await {
@@ -521,7 +541,10 @@ impl Session {
 
     pub(super) fn prefer(&self) -> Vec<SourceId> {
         let touched = self.open.iter().flat_map(|open| open.touched.iter().copied());
-        touched.chain(self.proxy.by_distance.iter().copied()).collect()
+        touched
+            .chain(self.deferred.sources())
+            .chain(self.proxy.by_distance.iter().copied())
+            .collect()
     }
 
     pub(super) async fn planned(
@@ -572,6 +595,21 @@ impl Session {
             let parsed = keyed.get(&index).map_or(parsed, |(parsed, _)| parsed);
             let may_leave = self.check_may_run(parsed, values)?;
             plans.push((self.planned(parsed, values).await?, may_leave));
+            if let ([_], [(plan, _)], false) = (batch, plans.as_slice(), ends || commits)
+                && let Some(reply) = self.defer(parsed, values, plan).await?
+            {
+                let Some((_, generated)) = keyed.remove(&index) else { return Ok(vec![reply]) };
+                return Ok(vec![self.with_generated(&generated, reply)]);
+            }
+        }
+        if plans.iter().any(|(plan, _)| !plan.parts.is_empty()) && !self.deferred.is_empty() {
+            if self.client == Dialect::PostgreSql {
+                self.note_sent_early();
+                round = self.remembered();
+            } else {
+                // If a statement of a MySQL client fails, the earlier ones remain.
+                self.send_remembered().await?;
+            }
         }
         if self.proxy.writes_last {
             order.sort_by_key(|&index| plans.get(index).is_some_and(|(plan, _)| plan.is_write));
@@ -617,7 +655,10 @@ impl Session {
                 }
                 let Some(placed) = found.next() else { break };
                 let reply = reply(placed, &mut answers)?;
-                let reply = self.with_generated(placed, reply);
+                let reply = match &placed.generated {
+                    Some(generated) => self.with_generated(generated, reply),
+                    None => reply,
+                };
                 if index < replies.len() {
                     if let Some(slot) = replies.get_mut(index) {
                         *slot = Some(reply);
@@ -633,7 +674,7 @@ impl Session {
 
     /// Adds a statement's parts to a round, and returns the positions of their answers.
     fn place(
-        &self,
+        &mut self,
         round: &mut Round,
         plan: &Plan,
         may_leave: bool,
@@ -642,6 +683,9 @@ impl Session {
         let mut places = Vec::new();
         for part in &plan.parts {
             let Some(&node) = self.proxy.nodes.get(&part.source) else { continue };
+            if plan.is_write && self.proxy.near.is_some() {
+                self.own_changes.note(part.source, &part.records);
+            }
             round.orders.entry(node).or_default().push(Order {
                 text: part.text.clone(),
                 rows: part.records.iter().map(|r| (r.table.clone(), r.key.clone())).collect(),
@@ -705,8 +749,7 @@ impl Session {
     }
 
     /// The reply to an INSERT with generated keys.
-    fn with_generated(&mut self, placed: &Placed, reply: Reply) -> Reply {
-        let Some(generated) = &placed.generated else { return reply };
+    fn with_generated(&mut self, generated: &Generated, reply: Reply) -> Reply {
         let number = |cell: Option<&Option<Vec<u8>>>| -> Option<i64> {
             std::str::from_utf8(cell?.as_deref()?).ok()?.parse().ok()
         };
@@ -797,18 +840,21 @@ impl Session {
 
     /// Sends a round. Retries it if it was the transaction's first and lost a conflict: its client
     /// has seen no result of it.
-    async fn round(
+    pub(super) async fn round(
         &mut self,
         round: Round,
         placed: &[Placed],
         last: Last,
         finishes: bool,
     ) -> Result<BTreeMap<NodeId, Vec<Answer>>, SqlError> {
+        if !self.deferred.is_empty() {
+            Box::pin(self.send_remembered()).await?;
+        }
         let is_first = self.open.is_none();
         let isolation = self.isolation();
         let only = is_first && placed.len() == 1;
         for _ in 1..TRIES {
-            match self.attempt(round.clone(), placed, last, finishes).await {
+            match self.attempt(round.clone(), placed, last, finishes, false).await {
                 Ok(answers) => {
                     if self.client == Dialect::MariaDb && !self.in_transaction() {
                         self.over(true);
@@ -821,7 +867,7 @@ impl Session {
                 Err(_) => self.next_isolation = Some(isolation),
             }
         }
-        let missed = self.attempt(round, placed, last, finishes).await;
+        let missed = self.attempt(round, placed, last, finishes, false).await;
         missed.map_err(|missed| self.missed(missed, only.then_some(isolation)))
     }
 
@@ -845,19 +891,21 @@ impl Session {
         missed.error
     }
 
-    /// Sends a round and waits for its result.
-    async fn attempt(
+    /// Sends a round and waits for its result. `keyed`: it names and locks each row by its key.
+    pub(super) async fn attempt(
         &mut self,
         round: Round,
         placed: &[Placed],
         last: Last,
         finishes: bool,
+        keyed: bool,
     ) -> Result<BTreeMap<NodeId, Vec<Answer>>, Missed> {
         if self.open.is_none() {
             let isolation = self.isolation();
             // A chained transaction has this isolation level too.
             self.next_isolation = Some(isolation);
-            let begun = self.proxy.engine.begin(isolation, self.id).await;
+            let level = if keyed { contract::Isolation::Keyed } else { level(isolation) };
+            let begun = self.proxy.engine.begin(level, self.id).await;
             let (xid, hearing) =
                 begun.ok_or_else(|| SqlError::new("57P01", "the proxy is shutting down"))?;
             for savepoint in self.savepoints.numbers() {
@@ -866,13 +914,16 @@ impl Session {
             self.open = Some(Open { xid, hearing, isolation, touched: BTreeSet::new(), rounds: 0 });
         }
         let own = self.own_savepoint(&round, last);
-        let several = placed.len() > 1 || round.parts.len() > 1 || finishes;
+        // Without statements of the client's, remembered ones are sent.
+        let several = placed.len() != 1 || round.parts.len() > 1 || finishes;
         let proxy = self.proxy.clone();
         let cancelled = self.cancelled.clone();
         let client = self.client;
         let Some(open) = self.open.as_mut() else {
             return Err(SqlError::new("XX000", "internal error: no transaction is open").into());
         };
+        let is_touched = |(_, node): &(&SourceId, &NodeId)| round.parts.contains_key(*node);
+        open.touched.extend(proxy.nodes.iter().filter(is_touched).map(|(source, _)| *source));
         open.touched
             .extend(placed.iter().flat_map(|p| p.plan.parts.iter().map(|part| part.source)));
         let (xid, sources) = (open.xid, open.touched.len());
@@ -918,8 +969,8 @@ impl Session {
                     answers = Some(found);
                 }
                 Some(Heard::StatementFailed(source, failure)) => {
-                    let is_conflict =
-                        matches!(failure.reason, Reason::Serialization | Reason::Deadlock);
+                    let is_conflict = is_transient(&failure)
+                        && matches!(failure.reason, Reason::Serialization | Reason::Deadlock);
                     // Nothing was done before, so the whole round can be retried.
                     let lost = is_conflict && open.rounds == 0;
                     let goes_on = match (client, own) {
@@ -950,10 +1001,11 @@ impl Session {
                     }
                     let lost = matches!(outcome, Outcome::Aborted(_))
                         && failure.as_ref().is_some_and(|(_, failure)| {
-                            matches!(
-                                failure.reason,
-                                Reason::Serialization | Reason::Deadlock | Reason::Peer
-                            )
+                            is_transient(failure)
+                                && matches!(
+                                    failure.reason,
+                                    Reason::Serialization | Reason::Deadlock | Reason::Peer
+                                )
                         });
                     return Err(Missed { error: self.ended(outcome, failure, sources), lost });
                 }
@@ -995,6 +1047,19 @@ impl Session {
 
     /// The error for a failure at a source, in a transaction with this number of sources.
     fn error(&self, source: NodeId, failure: Failure<Sql>, sources: usize) -> SqlError {
+        if failure.fault.as_ref().is_some_and(is_difference) {
+            if let Some(near) = &self.proxy.near {
+                near.differs(&self.deferred);
+            }
+            let name = self.source_name(source);
+            return SqlError::new(
+                "40001",
+                format!(
+                    "transaction rolled back: rows at source {name} have changed since the transaction read \
+                     them; try again"
+                ),
+            );
+        }
         if let Some(fault) = failure.fault {
             let mut error = translated(fault, self.client, &self.source_name(source));
             if failure.reason == Reason::LockTimeout && sources > 1 {
@@ -1064,6 +1129,9 @@ impl Session {
             }
             return Ok(Reply::done("ROLLBACK"));
         }
+        if self.open.is_none() && !self.deferred.is_empty() {
+            return self.commit_remembered().await;
+        }
         let Some(mut open) = self.open.take() else {
             // At PostgreSQL the rest of a batch is a transaction without BEGIN.
             if was_open || self.client == Dialect::PostgreSql {
@@ -1116,7 +1184,11 @@ impl Session {
                 self.next(kept);
                 Ok(Reply::done("ROLLBACK"))
             }
-            Verb::Savepoint(what, name) => self.savepoint(*what, name),
+            Verb::Savepoint(what, name) => {
+                // What happened before the savepoint must have happened at the sources.
+                self.send_remembered().await?;
+                self.savepoint(*what, name)
+            }
             _ => {
                 self.check_failed()?;
                 self.setting(parsed, values).await
@@ -1206,6 +1278,11 @@ impl Session {
             | Verb::Empty => Err(SqlError::new("XX000", "a statement was misplaced")),
         }
     }
+}
+
+/// Whether a transaction with this failure may succeed if the same statements are sent again.
+fn is_transient(failure: &Failure<Sql>) -> bool {
+    !failure.fault.as_ref().is_some_and(is_difference)
 }
 
 /// Maximum length of a statement that is searched for functions of generated keys.

@@ -61,7 +61,7 @@ impl Session {
 
     /// Executes a change of the current or next transaction, if it is one.
     pub(super) fn set_of_transaction(&mut self, change: &Change) -> Result<(), SqlError> {
-        let is_open = self.open.is_some();
+        let is_open = self.open.is_some() || !self.deferred.is_empty();
         let late = |what: &str| {
             Err(SqlError::new(
                 "25001",

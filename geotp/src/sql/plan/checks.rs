@@ -105,7 +105,7 @@ impl Planner<'_> {
 }
 
 /// Number of queries in a statement, at any depth.
-fn queries(statement: &Statement) -> usize {
+pub(super) fn queries(statement: &Statement) -> usize {
     struct Count(usize);
     impl Visitor for Count {
         type Break = ();

@@ -182,7 +182,7 @@ fn inserted(insert: &Insert, table: &Table, by_key: bool) -> Named {
 }
 
 /// The columns for which an insert has values.
-fn columns_of(insert: &Insert, table: &Table) -> Vec<String> {
+pub(super) fn columns_of(insert: &Insert, table: &Table) -> Vec<String> {
     let assigned: Vec<String> = insert
         .assignments
         .iter()
@@ -201,7 +201,7 @@ fn columns_of(insert: &Insert, table: &Table) -> Vec<String> {
 }
 
 /// The values of an insert, row by row; none if they come from a query.
-fn rows_of(insert: &Insert) -> Option<Vec<Vec<&Expr>>> {
+pub(super) fn rows_of(insert: &Insert) -> Option<Vec<Vec<&Expr>>> {
     match insert.source.as_ref().map(|q| &*q.body) {
         Some(SetExpr::Values(values)) => {
             Some(values.rows.iter().map(|row| row.content.iter().collect()).collect())

@@ -2,7 +2,7 @@
 
 use sqlparser::ast::Expr;
 
-use super::super::catalog::{KeyType, Table};
+use super::super::catalog::{Dialect, KeyType, Table};
 use super::super::route::{RECORDS_MAX, constant};
 use super::super::value::Key;
 
@@ -27,6 +27,37 @@ impl Record {
         };
         let condition = table.primary.iter().zip(texts).map(equals).collect::<Vec<_>>();
         Self { table: table.name.clone(), key, condition: condition.join(" AND ") }
+    }
+
+    /// The condition in the syntax of this kind; none for unusual names of columns.
+    #[must_use]
+    pub fn condition_at(&self, kind: Dialect) -> Option<String> {
+        if kind == Dialect::PostgreSql {
+            return Some(self.condition.clone());
+        }
+        let (mut is_text, mut is_name) = (false, false);
+        let mut condition = String::with_capacity(self.condition.len());
+        for c in self.condition.chars() {
+            match c {
+                '\'' if !is_name => is_text = !is_text,
+                '"' if !is_text => is_name = !is_name,
+                _ => {}
+            }
+            if is_name && c == '`' {
+                return None;
+            }
+            condition.push(if c == '"' && !is_text { '`' } else { c });
+        }
+        Some(condition)
+    }
+
+    /// The name of the table in the syntax of this kind; none for unusual names.
+    #[must_use]
+    pub fn table_at(&self, kind: Dialect) -> Option<String> {
+        match kind {
+            Dialect::PostgreSql => Some(format!("\"{}\"", self.table.replace('"', "\"\""))),
+            Dialect::MariaDb => (!self.table.contains('`')).then(|| format!("`{}`", self.table)),
+        }
     }
 }
 

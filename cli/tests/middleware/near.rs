@@ -1,0 +1,296 @@
+//! The mode `near`: transactions that are answered from copies and executed at COMMIT.
+
+use std::time::Instant;
+
+use orthodrome_geotp::sql::Dialect;
+use orthodrome_server::middleware::local::{Client, Refused};
+use tokio::runtime::Runtime;
+
+use crate::rig::{PATIENCE, Rig, Setup, rig, said, wait};
+
+const KINDS: [Dialect; 2] = [Dialect::PostgreSql, Dialect::MariaDb];
+
+fn start(rig: &mut Rig, servers: &[usize], agents: bool) {
+    let mut setup = Setup::accounts(servers, agents);
+    setup.settings = "mode = \"near\"\n".into();
+    rig.start_bank_as(setup);
+}
+
+async fn text(client: &mut Client, text: &str) -> Vec<String> {
+    let answers = client.text(text).await.unwrap_or_else(|error| panic!("{text}: {error}"));
+    let rows = answers.iter().flat_map(|answer| &answer.rows);
+    let cell = |cell: &Option<Vec<u8>>| {
+        cell.as_ref().map_or("NULL".into(), |cell| String::from_utf8_lossy(cell).into_owned())
+    };
+    rows.map(|row| row.iter().map(cell).collect::<Vec<_>>().join("|")).collect()
+}
+
+async fn changes(client: &mut Client, text: &str) -> u64 {
+    let answers = client.text(text).await.unwrap_or_else(|error| panic!("{text}: {error}"));
+    answers.iter().map(|answer| answer.affected).sum()
+}
+
+async fn state(client: &mut Client, text: &str) -> String {
+    match client.text(text).await {
+        Ok(_) => "committed".into(),
+        Err(Refused::Fault(fault)) => fault.sqlstate,
+        Err(Refused::Broken(error)) => panic!("{text}: {error}"),
+    }
+}
+
+impl Rig {
+    /// A query's rows at the server itself.
+    fn at(&self, server: usize, text: &str) -> String {
+        said(text, self.servers[server].login())
+    }
+
+    fn stored(&self, id: u64) -> String {
+        let server = if id < 100 { 0 } else { 1 };
+        let place = self.places()[server];
+        self.at(place, &format!("SELECT balance FROM accounts WHERE id = {id}"))
+    }
+}
+
+/// Clients of both kinds move money within a source and between two. Nothing reaches a source
+/// before COMMIT.
+fn moves_money(servers: &[usize], agents: bool) {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig, servers, agents);
+    let mut moved = 0;
+    Runtime::new().unwrap().block_on(async {
+        for kind in KINDS {
+            let mut client = Client::enter(&rig.login(kind)).await.unwrap();
+            for (from, to) in [(1, 2), (1, 101), (101, 2)] {
+                text(&mut client, "BEGIN").await;
+                let read = format!("SELECT balance FROM accounts WHERE id = {from}");
+                let before: i64 = text(&mut client, &read).await[0].parse().unwrap();
+                assert_eq!(text(&mut client, &read).await, [before.to_string()]);
+                let less = format!("UPDATE accounts SET balance = balance - 1 WHERE id = {from}");
+                assert_eq!(changes(&mut client, &less).await, 1);
+                let more = format!("UPDATE accounts SET balance = balance + 1 WHERE id = {to}");
+                assert_eq!(changes(&mut client, &more).await, 1);
+                let none = "UPDATE accounts SET balance = 0 WHERE id = 55";
+                assert_eq!(changes(&mut client, none).await, 0);
+                let open: String = servers.iter().map(|&at| open(rig, at)).collect();
+                assert_eq!(open, "00", "a source knows the transaction before COMMIT");
+                text(&mut client, "COMMIT").await;
+                moved += 1;
+                // The next transaction of the same connection sees it.
+                text(&mut client, "BEGIN").await;
+                assert_eq!(text(&mut client, &read).await, [(before - 1).to_string()]);
+                text(&mut client, "ROLLBACK").await;
+            }
+        }
+    });
+    assert_eq!(rig.noted("NearCommitted"), moved, "{}", rig.log());
+    rig.finish();
+    rig.settle("moving money");
+}
+
+/// Number of open transactions of the proxy at a server that have done something.
+fn open(rig: &Rig, server: usize) -> String {
+    let text = match rig.servers[server].kind {
+        Dialect::PostgreSql => {
+            "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND usename = 'orthodrome'"
+        }
+        Dialect::MariaDb => {
+            "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_rows_locked > 0"
+        }
+    };
+    rig.at(server, text)
+}
+
+#[test]
+fn money_moves_on_postgresql_and_no_source_knows_before_commit() {
+    moves_money(&[0, 2], false);
+}
+
+#[test]
+fn money_moves_on_mariadb_and_no_source_knows_before_commit() {
+    moves_money(&[1, 3], false);
+}
+
+#[test]
+fn money_moves_on_both_with_agents_and_no_source_knows_before_commit() {
+    moves_money(&[0, 1], true);
+}
+
+/// What a transaction was told before a change of another client at the server itself, and what
+/// happens at its COMMIT.
+fn differs(servers: &[usize]) {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig, servers, false);
+    let there = servers[0];
+    let cases = [
+        (
+            "SELECT balance FROM accounts WHERE id = 1",
+            "UPDATE accounts SET balance = balance + 5 WHERE id = 1",
+        ),
+        ("SELECT balance FROM accounts WHERE id = 2", "DELETE FROM accounts WHERE id = 2"),
+        ("SELECT balance FROM accounts WHERE id = 50", "INSERT INTO accounts VALUES (50, 7)"),
+        (
+            "SELECT balance FROM accounts WHERE id IN (3, 51)",
+            "INSERT INTO accounts VALUES (51, 1000)",
+        ),
+        (
+            "UPDATE accounts SET balance = balance + 1 WHERE id = 4",
+            "DELETE FROM accounts WHERE id = 4",
+        ),
+        (
+            "UPDATE accounts SET balance = balance + 1 WHERE id = 52",
+            "INSERT INTO accounts VALUES (52, 7)",
+        ),
+        (
+            "UPDATE accounts SET balance = 0 WHERE id = 5 AND balance = 1000",
+            "UPDATE accounts SET balance = 999 WHERE id = 5",
+        ),
+        ("DELETE FROM accounts WHERE id = 6", "DELETE FROM accounts WHERE id = 6"),
+    ];
+    Runtime::new().unwrap().block_on(async {
+        for kind in KINDS {
+            let mut client = Client::enter(&rig.login(kind)).await.unwrap();
+            for (statement, change) in cases {
+                for (also, expected) in [("", "committed"), (change, "40001")] {
+                    for id in [1, 2, 3, 4, 5, 6] {
+                        let row = format!("DELETE FROM accounts WHERE id = {id}");
+                        rig.at(there, &row);
+                        rig.at(there, &format!("INSERT INTO accounts VALUES ({id}, 1000)"));
+                    }
+                    rig.at(there, "DELETE FROM accounts WHERE id BETWEEN 21 AND 99");
+                    let before = rig.stored(101);
+                    text(&mut client, "BEGIN").await;
+                    client.text(statement).await.unwrap();
+                    // The other source must not keep this if the first one differs.
+                    let other = "UPDATE accounts SET balance = balance + 1 WHERE id = 101";
+                    assert_eq!(changes(&mut client, other).await, 1);
+                    if !also.is_empty() {
+                        rig.at(there, also);
+                    }
+                    let outcome = state(&mut client, "COMMIT").await;
+                    assert_eq!(outcome, expected, "{}\n{kind}: {statement}, {also}", rig.log());
+                    rig.finish();
+                    let grown = rig.stored(101) != before;
+                    assert_eq!(grown, expected == "committed", "{kind}: {statement}, {also}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_transaction_whose_answers_were_overtaken_is_rolled_back_on_postgresql() {
+    differs(&[0, 2]);
+}
+
+#[test]
+fn a_transaction_whose_answers_were_overtaken_is_rolled_back_on_mariadb() {
+    differs(&[1, 3]);
+}
+
+/// Statements whose answers cannot be foreseen run at the source, after what was remembered.
+fn goes_on(servers: &[usize]) {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig, servers, false);
+    Runtime::new().unwrap().block_on(async {
+        for (round, kind) in KINDS.into_iter().enumerate() {
+            let mut client = Client::enter(&rig.login(kind)).await.unwrap();
+            let expected = |times: usize| (1000 + times).to_string();
+            for statement in [
+                "SELECT balance FROM accounts WHERE balance > 1000 AND id < 50",
+                "SELECT balance FROM accounts WHERE id = 7 FOR UPDATE",
+                "SELECT max(balance) FROM accounts WHERE id < 99",
+                "SELECT balance FROM accounts WHERE id = 7",
+            ] {
+                let more = "UPDATE accounts SET balance = balance + 1 WHERE id = 7";
+                text(&mut client, "BEGIN").await;
+                assert_eq!(changes(&mut client, more).await, 1);
+                let seen = text(&mut client, statement).await;
+                assert_eq!(seen, [expected(1 + round)], "{kind}: {statement}");
+                text(&mut client, "ROLLBACK").await;
+            }
+            // A savepoint, and a failure after it.
+            text(&mut client, "BEGIN").await;
+            changes(&mut client, "UPDATE accounts SET balance = balance + 1 WHERE id = 7").await;
+            text(&mut client, "SAVEPOINT a").await;
+            changes(&mut client, "UPDATE accounts SET balance = 0 WHERE id = 7").await;
+            text(&mut client, "ROLLBACK TO SAVEPOINT a").await;
+            text(&mut client, "COMMIT").await;
+            // A row that exists is reported by the source, in its own words.
+            text(&mut client, "BEGIN").await;
+            changes(&mut client, "INSERT INTO accounts (id, balance) VALUES (30, 1)").await;
+            let again =
+                state(&mut client, "INSERT INTO accounts (id, balance) VALUES (30, 2)").await;
+            assert_eq!(again, if kind == Dialect::PostgreSql { "23505" } else { "23000" });
+            text(&mut client, "ROLLBACK").await;
+        }
+    });
+    rig.finish();
+    assert_eq!(rig.stored(7), "1002");
+}
+
+#[test]
+fn what_cannot_be_foreseen_runs_at_the_source_on_postgresql() {
+    goes_on(&[0, 2]);
+}
+
+#[test]
+fn what_cannot_be_foreseen_runs_at_the_source_on_mariadb() {
+    goes_on(&[1, 3]);
+}
+
+/// Rows come from a replica, and a replica that lags costs an abort.
+#[test]
+fn a_replica_that_lags_is_noticed_at_commit() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    let server = &rig.servers[2];
+    let directory = rig.path("replica2");
+    let replica = server.start_replica(&directory, server.port).unwrap();
+    let mut setup = Setup::accounts(&[0, 2], false);
+    setup.settings = "mode = \"near\"\n".into();
+    setup.replicas = [(2, replica.port)].into();
+    rig.start_bank_as(setup);
+    let read = "SELECT balance FROM accounts WHERE id = 101";
+    let more = "UPDATE accounts SET balance = balance + 1 WHERE id = 101";
+    let there = || said(read, replica.login());
+    let is_there = |balance: &str| wait(Instant::now() + PATIENCE, || there() == balance);
+    let has_row =
+        || replica.login().client(read).output().is_ok_and(|output| output.stdout == b"1000\n");
+    wait(Instant::now() + PATIENCE, has_row).expect("the replica does not follow");
+    Runtime::new().unwrap().block_on(async {
+        let login = rig.login(Dialect::PostgreSql);
+        let mut writer = Client::enter(&login).await.unwrap();
+        let mut reader = Client::enter(&login).await.unwrap();
+        said("SELECT pg_wal_replay_pause()", replica.login());
+        text(&mut writer, "BEGIN").await;
+        assert_eq!(changes(&mut writer, more).await, 1);
+        assert_eq!(text(&mut writer, read).await, ["1001"], "its own change");
+        text(&mut writer, "COMMIT").await;
+        // The client that has changed the row sees that; another one sees what the replica has.
+        text(&mut writer, "BEGIN").await;
+        assert_eq!(text(&mut writer, read).await, ["1001"], "its own commit");
+        assert_eq!(state(&mut writer, "COMMIT").await, "committed");
+        text(&mut reader, "BEGIN").await;
+        assert_eq!(text(&mut reader, read).await, ["1000"]);
+        assert_eq!(changes(&mut reader, more).await, 1);
+        assert_eq!(state(&mut reader, "COMMIT").await, "40001");
+        said("SELECT pg_wal_replay_resume()", replica.login());
+        is_there("1001").expect("the replica does not go on");
+        text(&mut reader, "BEGIN").await;
+        assert_eq!(text(&mut reader, read).await, ["1001"]);
+        assert_eq!(changes(&mut reader, more).await, 1);
+        assert_eq!(state(&mut reader, "COMMIT").await, "committed");
+    });
+    // Without the replica, the source answers.
+    drop(replica);
+    Runtime::new().unwrap().block_on(async {
+        let mut client = Client::enter(&rig.login(Dialect::PostgreSql)).await.unwrap();
+        text(&mut client, "BEGIN").await;
+        assert_eq!(text(&mut client, read).await, ["1002"]);
+        assert_eq!(state(&mut client, "COMMIT").await, "committed");
+    });
+    assert_eq!((rig.noted("NearDiffered"), rig.noted("NearSilent")), (1, 1), "{}", rig.log());
+}

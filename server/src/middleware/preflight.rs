@@ -1,0 +1,132 @@
+//! `proxy --check`: connects to every source, and finds the settings and privileges that are missing
+//! there.
+
+use orthodrome_geotp::sql::{Answer, Dialect};
+use tokio::task::JoinSet;
+
+use super::config::ProxyConfig;
+use super::driver::{Endpoint, Session, Trouble};
+use super::source::in_time;
+
+/// What was found at a source, or at a replica.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Inspected {
+    /// Its name in the file.
+    pub name: String,
+    /// The version of the server; empty if the server cannot be reached.
+    pub version: String,
+    /// What is missing, and how to get it.
+    pub problems: Vec<String>,
+}
+
+/// Whether the server has enough slots for prepared transactions, and the user's privileges.
+const POSTGRES: &str = "\
+    SELECT current_setting('server_version'), \
+    current_setting('server_version_num')::int >= 150000, \
+    current_setting('max_prepared_transactions')::int > 0, \
+    coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), \
+    coalesce(has_table_privilege(to_regclass('orthodrome_proxies'), 'SELECT') \
+        AND has_table_privilege(to_regclass('orthodrome_proxies'), 'INSERT') \
+        AND has_table_privilege(to_regclass('orthodrome_proxies'), 'UPDATE'), false)";
+
+/// The tables of the proxy that exist, and whether the user may create tables.
+const MARIA: &str = "\
+    SELECT VERSION(), \
+    (SELECT count(*) = 2 FROM information_schema.tables WHERE table_schema = database() \
+        AND table_name IN ('orthodrome_proxies', 'orthodrome_branches')), \
+    EXISTS (SELECT 1 FROM information_schema.user_privileges WHERE privilege_type = 'CREATE') \
+    OR EXISTS (SELECT 1 FROM information_schema.schema_privileges \
+        WHERE table_schema = database() AND privilege_type = 'CREATE')";
+
+/// MariaDB refuses this without the privilege `PROCESS`.
+const MARIA_WAITS: &str = "SELECT count(*) FROM information_schema.innodb_trx";
+
+/// Inspects every source of a proxy and the replicas that it would use.
+pub async fn inspect(config: &ProxyConfig) -> Vec<Inspected> {
+    let mut asked = JoinSet::new();
+    for (place, source) in config.sources.iter().enumerate() {
+        let name = config.catalogue.source(source.id).map_or_else(String::new, |s| s.name.clone());
+        let (endpoint, replica) = (source.endpoint.clone(), source.replica.clone());
+        let own = format!("source {name}");
+        asked.spawn(async move { ((place, 0), inspect_one(own, endpoint, true).await) });
+        if let Some(replica) = replica {
+            let own = format!("replica of {name} at {}", replica.address);
+            asked.spawn(async move { ((place, 1), inspect_one(own, replica, false).await) });
+        }
+    }
+    let mut found: Vec<((usize, u8), Inspected)> = Vec::new();
+    while let Some(one) = asked.join_next().await {
+        found.extend(one.ok());
+    }
+    found.sort_by_key(|(place, _)| *place);
+    found.into_iter().map(|(_, found)| found).collect()
+}
+
+async fn inspect_one(name: String, endpoint: Endpoint, is_source: bool) -> Inspected {
+    let asked = in_time(ask(&endpoint, is_source)).await;
+    match asked {
+        Ok((version, problems)) => Inspected { name, version, problems },
+        Err(trouble) => {
+            let problem = format!(
+                "{} cannot be reached: {trouble}; check `address`, `database`, `user` and the password",
+                endpoint.address
+            );
+            Inspected { name, version: String::new(), problems: vec![problem] }
+        }
+    }
+}
+
+async fn ask(endpoint: &Endpoint, is_source: bool) -> Result<(String, Vec<String>), Trouble> {
+    let mut session = Session::connect(endpoint).await?;
+    let text = match endpoint.kind {
+        Dialect::PostgreSql => POSTGRES,
+        Dialect::MariaDb => MARIA,
+    };
+    let found = session.text(text, endpoint.one_way).await?.ok()?;
+    let answer = found.into_iter().next().map(|(answer, _)| answer).unwrap_or_default();
+    let version = format!("{} {}", endpoint.kind, cell(&answer, 0));
+    if !is_source {
+        return Ok((version, Vec::new()));
+    }
+    let is = |column: usize| matches!(&*cell(&answer, column), "t" | "1");
+    let mut problems = Vec::new();
+    let mut missing = |is_missing: bool, what: &str| {
+        if is_missing {
+            problems.push(what.to_owned());
+        }
+    };
+    match endpoint.kind {
+        Dialect::PostgreSql => {
+            missing(!is(1), "the server is older than PostgreSQL 15; upgrade it");
+            missing(
+                !is(2),
+                "max_prepared_transactions is 0; set it to the number of connections at least, and restart \
+                 the server",
+            );
+            missing(
+                !is(3) && !is(4),
+                "the user may neither create tables nor use orthodrome_proxies; GRANT CREATE ON SCHEMA, or \
+                 create the table and GRANT SELECT, INSERT, UPDATE on it",
+            );
+        }
+        Dialect::MariaDb => {
+            missing(
+                !is(1) && !is(2),
+                "the tables orthodrome_proxies and orthodrome_branches do not exist, and the user may not \
+                 create tables; GRANT CREATE, or create them",
+            );
+            let waits = session.text(MARIA_WAITS, endpoint.one_way).await?;
+            missing(
+                waits.fault.is_some(),
+                "the user lacks the privilege PROCESS, so deadlocks across sources end by the lock time-out; \
+                 GRANT PROCESS ON *.*",
+            );
+        }
+    }
+    Ok((version, problems))
+}
+
+fn cell(answer: &Answer, column: usize) -> String {
+    let cell = answer.rows.first().and_then(|row| row.get(column)).cloned().flatten();
+    String::from_utf8_lossy(&cell.unwrap_or_default()).into_owned()
+}
