@@ -14,6 +14,13 @@ fn seeds(default: u64) -> u64 {
     std::env::var("ORTHODROME_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
+/// The seeds to run: `ORTHODROME_SEEDS` is their number, and `ORTHODROME_FIRST_SEED` the first one.
+fn from(first: u64, default: u64) -> Range<u64> {
+    let other = std::env::var("ORTHODROME_FIRST_SEED").ok().and_then(|text| text.parse().ok());
+    let first = other.unwrap_or(first);
+    first..first + seeds(default)
+}
+
 /// Runs these seeds, each of which must hold every promise; every fourth one twice, for the same seed gives the same run.
 fn hold_every_promise<P: Protocol>(name: &'static str, seeds: Range<u64>) -> BTreeMap<String, u64> {
     let mut notes = BTreeMap::new();
@@ -74,13 +81,14 @@ fn seeds_with_faults_hold_every_promise_of_the_stages() {
 
 #[test]
 fn seeds_with_faults_hold_every_promise_of_near() {
-    let notes = hold_every_promise::<GeoTp>(NEAR, 800_000..800_000 + seeds(150));
+    let notes = hold_every_promise::<GeoTp>(NEAR, from(800_000, 150));
     expect(&notes, &["DecentralizedPrepare", "SentEarly"]);
 }
 
 #[test]
 fn unsafe_variants_of_near_are_caught() {
-    // No seed has caught `unchecked-count` so far.
+    // `unchecked-count` shows only if a row is deleted between the copy's answer and the commit, and
+    // no workload that a seed draws deletes rows.
     catch::<GeoTp>(NEAR, "unchecked-read", 10_000..10_020);
 }
 
