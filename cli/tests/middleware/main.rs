@@ -23,6 +23,7 @@ mod numbers;
 mod rig;
 mod savepoints;
 mod sessions;
+mod skew;
 mod steps;
 mod tools;
 mod values;

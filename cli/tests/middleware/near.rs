@@ -189,6 +189,114 @@ fn a_transaction_whose_answers_were_overtaken_is_rolled_back_on_mariadb() {
     differs(&[1, 3]);
 }
 
+/// A transaction that holds locks has looked for a row and found none, and has made the answer of
+/// another transaction wrong. The other one inserts that row at its COMMIT, waits for the locks, and
+/// must then notice the change: otherwise each would come before the other.
+fn waits_and_notices(servers: &[usize]) {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    let mut setup = Setup::accounts(servers, false);
+    setup.settings = "mode = \"near\"\n".into();
+    // Nobody gives up before the test has seen the wait.
+    setup.lock_wait_ms = 2 * PATIENCE.as_millis() as u32;
+    rig.start_bank_as(setup);
+    let there = servers[0];
+    let waits = match rig.servers[there].kind {
+        Dialect::PostgreSql => "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        Dialect::MariaDb => {
+            "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        }
+    };
+    let cases = [
+        // The row is missing.
+        (
+            "SELECT balance FROM accounts WHERE id = 50",
+            "INSERT INTO accounts (id, balance) VALUES (50, 1)",
+        ),
+        // The row does not meet another condition.
+        (
+            "SELECT balance FROM accounts WHERE id = 5 AND balance > 5000",
+            "UPDATE accounts SET balance = 6000 WHERE id = 5",
+        ),
+        (
+            "UPDATE accounts SET balance = 0 WHERE id = 5 AND balance > 5000",
+            "UPDATE accounts SET balance = 6000 WHERE id = 5",
+        ),
+    ];
+    Runtime::new().unwrap().block_on(async {
+        for (read, change) in cases {
+            rig.at(there, "UPDATE accounts SET balance = 1000 WHERE id = 5");
+            rig.at(there, "DELETE FROM accounts WHERE id BETWEEN 21 AND 99");
+            let login = rig.login(Dialect::PostgreSql);
+            let mut holder = Client::enter(&login).await.unwrap();
+            let mut other = Client::enter(&login).await.unwrap();
+            text(&mut holder, "BEGIN").await;
+            let none = "SELECT balance FROM accounts WHERE id = 60 FOR UPDATE";
+            assert_eq!(text(&mut holder, none).await, [""; 0]);
+            assert_eq!(changes(&mut holder, change).await, 1);
+            text(&mut other, "BEGIN").await;
+            assert_eq!(text(&mut other, read).await, [""; 0]);
+            let insert = "INSERT INTO accounts (id, balance) VALUES (60, 1)";
+            assert_eq!(changes(&mut other, insert).await, 1);
+            let commit = tokio::spawn(async move { state(&mut other, "COMMIT").await });
+            let is_waiting = || rig.at(there, waits) != "0";
+            wait(Instant::now() + PATIENCE, is_waiting)
+                .unwrap_or_else(|| panic!("{}\n{read}: nothing waits", rig.log()));
+            assert_eq!(state(&mut holder, "COMMIT").await, "committed", "{read}");
+            assert_eq!(commit.await.unwrap(), "40001", "{}\n{read}", rig.log());
+            rig.finish();
+        }
+    });
+}
+
+#[test]
+fn a_row_that_is_missing_or_not_met_is_locked_before_it_is_read_on_postgresql() {
+    waits_and_notices(&[0, 2]);
+}
+
+#[test]
+fn a_row_that_is_missing_or_not_met_is_locked_before_it_is_read_on_mariadb() {
+    waits_and_notices(&[1, 3]);
+}
+
+/// A client whose rows change again and again takes locks at its fourth try.
+fn perseveres(servers: &[usize]) {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig, servers, false);
+    let there = servers[0];
+    let read = "SELECT balance FROM accounts WHERE id = 1";
+    Runtime::new().unwrap().block_on(async {
+        for kind in KINDS {
+            let mut client = Client::enter(&rig.login(kind)).await.unwrap();
+            for _ in 0..3 {
+                text(&mut client, "BEGIN").await;
+                text(&mut client, read).await;
+                rig.at(there, "UPDATE accounts SET balance = balance + 1 WHERE id = 1");
+                let outcome = state(&mut client, "COMMIT").await;
+                assert_eq!(outcome, "40001", "{}\n{kind}", rig.log());
+            }
+            for locks in ["1", "0"] {
+                text(&mut client, "BEGIN").await;
+                text(&mut client, read).await;
+                assert_eq!(open(rig, there), locks, "{}\n{kind}", rig.log());
+                assert_eq!(state(&mut client, "COMMIT").await, "committed");
+                rig.finish();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_client_that_was_overtaken_three_times_takes_locks_on_postgresql() {
+    perseveres(&[0, 2]);
+}
+
+#[test]
+fn a_client_that_was_overtaken_three_times_takes_locks_on_mariadb() {
+    perseveres(&[1, 3]);
+}
+
 /// Statements whose answers cannot be foreseen run at the source, after what was remembered.
 fn goes_on(servers: &[usize]) {
     let mut rig = rig();

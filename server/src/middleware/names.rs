@@ -2,7 +2,7 @@
 //! locks for them, so they are locked by name (docs/adr/0029). This module makes the SQL; `source`
 //! runs it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use orthodrome_geotp::sql::plan::Keys;
@@ -81,6 +81,17 @@ pub(super) fn name(table: &str, key: &str) -> i64 {
 fn locks(function: &str, names: impl IntoIterator<Item = i64>) -> Vec<String> {
     let names: BTreeSet<i64> = names.into_iter().collect();
     names.iter().map(|name| format!("{function}({name})")).collect()
+}
+
+/// A query that takes the locks with these numbers in order; `true` stands for an exclusive lock.
+/// None if there are no locks.
+pub(super) fn in_order(wanted: &BTreeMap<i64, bool>) -> Option<String> {
+    let one = |(name, is_exclusive): (&i64, &bool)| {
+        let kind = if *is_exclusive { "" } else { "_shared" };
+        format!("pg_advisory_xact_lock{kind}({name})")
+    };
+    let columns: Vec<String> = wanted.iter().map(one).collect();
+    (!columns.is_empty()).then(|| format!("SELECT {}", columns.join(", ")))
 }
 
 /// A statement that locks the names of the rows that another statement inserts, or of their tables

@@ -24,6 +24,7 @@ use orthodrome_geotp::sql::{
 use ring::digest;
 
 use super::driver::{Endpoint, Outcome, Session as Line, Setting, Sql, Statement, Trouble};
+use super::names;
 use super::session::{Missed, Reply, Round, Session, SqlError, TRIES};
 
 /// Maximum number of statements that a transaction remembers, and of the bytes of their texts and
@@ -40,6 +41,10 @@ const OWN_MAX: usize = 1_000;
 /// How long rows that a transaction has changed itself are read at the source only, after a source
 /// has not confirmed an overlaid answer of the table.
 const DISTRUST: Duration = Duration::from_secs(60);
+/// Number of failures in a row after which a client's next transaction takes locks at the sources as
+/// its statements come. It then succeeds however often others change its rows, and even if a copy
+/// shows a value differently than the source does.
+const UNCONFIRMED_MAX: u32 = 3;
 /// Time limit of a read at a copy.
 const COPY_ANSWERS: Duration = Duration::from_secs(5);
 /// How long a replica that did not answer is left alone.
@@ -343,7 +348,8 @@ fn digest_of(kind: Dialect, answer: &Answer) -> String {
 }
 
 /// The part of a round for one source: the statements of a transaction at it, with checks.
-fn part_of(steps: &[&Step], settings: Vec<Setting>) -> Part<Sql> {
+/// `is_keyed`: the branch runs as [`Keyed`](orthodrome_geotp::contract::Isolation::Keyed).
+fn part_of(steps: &[&Step], settings: Vec<Setting>, is_keyed: bool) -> Part<Sql> {
     let mut statements: Vec<Statement> = Vec::new();
     let mut part = Part::<Sql> { statements: Vec::new(), records: Vec::new(), writes: false };
     for step in steps {
@@ -355,8 +361,9 @@ fn part_of(steps: &[&Step], settings: Vec<Setting>) -> Part<Sql> {
                 .map(|record| Key(Bytes::from(format!("{}:{}", record.table, record.key)))),
         );
         let mut keys = step.part.keys.clone();
-        if step.met() >= records.len() as u64 {
-            // All of them exist, and the statement locks them.
+        if is_keyed || step.met() >= records.len() as u64 {
+            // The names of missing rows are locked before the first statement, or all rows exist
+            // and the statement locks them.
             keys.sought.clear();
         }
         let texts = match &step.expected {
@@ -380,10 +387,50 @@ fn part_of(steps: &[&Step], settings: Vec<Setting>) -> Part<Sql> {
     if let Some(first) = statements.first_mut() {
         first.settings = settings;
         let own = std::mem::take(&mut first.prelude);
-        first.prelude = ordered_locks(steps).into_iter().chain(own).collect();
+        let names = if is_keyed { names_of(steps) } else { None };
+        first.prelude = names.into_iter().chain(ordered_locks(steps)).chain(own).collect();
     }
     part.statements = statements;
     part
+}
+
+/// At PostgreSQL, a query that locks the names of rows that the statements insert or may not find,
+/// in an order that is the same for all transactions.
+///
+/// At READ COMMITTED each statement sees what was committed when it began. So a name must be locked
+/// before the statement that does not find the row: afterwards, another transaction may already have
+/// inserted the row and committed.
+fn names_of(steps: &[&Step]) -> Option<String> {
+    if steps.first()?.kind != Dialect::PostgreSql {
+        return None;
+    }
+    let mut wanted: BTreeMap<i64, bool> = BTreeMap::new();
+    let mut want = |table: &str, key: &str, is_exclusive: bool| {
+        *wanted.entry(names::name(table, key)).or_default() |= is_exclusive;
+    };
+    let is_insert = |step: &&&Step| step.does == Does::Insert;
+    let inserted: usize = steps.iter().filter(is_insert).map(|step| step.part.records.len()).sum();
+    for step in steps {
+        let records = &step.part.records;
+        let is_insert = step.does == Does::Insert;
+        let is_locked = if is_insert {
+            // The statements lock the name of the table then.
+            inserted > names::NAMES_MAX
+        } else {
+            step.met() >= records.len() as u64
+        };
+        if is_locked {
+            continue;
+        }
+        for Record { table, key, .. } in records {
+            want(table, key, is_insert);
+            if !is_insert {
+                // Who inserts many rows locks the name of their table.
+                want(table, "", false);
+            }
+        }
+    }
+    names::in_order(&wanted)
 }
 
 /// Queries that lock the records of a transaction at one source in the order of their names.
@@ -422,6 +469,7 @@ impl Session {
             && self.savepoints.is_empty()
             && self.isolation() == Isolation::Serializable
             && !self.has_schema
+            && self.unconfirmed < UNCONFIRMED_MAX
             && self.deferred.steps.len() < STEPS_MAX
             && self.deferred.bytes < BYTES_MAX
     }
@@ -667,7 +715,9 @@ impl Session {
     }
 
     /// The round that executes what is remembered, with checks.
-    pub(super) fn remembered(&mut self) -> Round {
+    /// `is_keyed`: it begins a branch of [`Keyed`](orthodrome_geotp::contract::Isolation::Keyed).
+    pub(super) fn remembered(&mut self, is_keyed: bool) -> Round {
+        self.unconfirmed += 1;
         // The names of overlaid tables remain until the transaction has ended.
         let overlaid = std::mem::take(&mut self.deferred.overlaid);
         let steps = std::mem::take(&mut self.deferred).steps;
@@ -682,7 +732,7 @@ impl Session {
         let mut round = Round::default();
         for (node, steps) in by_node {
             let settings = steps.first().map_or_else(Vec::new, |step| self.settings.at(step.kind));
-            round.parts.insert(node, part_of(&steps, settings));
+            round.parts.insert(node, part_of(&steps, settings, is_keyed));
         }
         round
     }
@@ -693,7 +743,7 @@ impl Session {
             return Ok(());
         }
         self.note_sent_early();
-        let round = self.remembered();
+        let round = self.remembered(false);
         self.round(round, &[], Last::No, false).await.map(drop)
     }
 
@@ -705,7 +755,7 @@ impl Session {
 
     /// Commits a transaction of which no source knows yet.
     pub(super) async fn commit_remembered(&mut self) -> Result<Reply, SqlError> {
-        let round = self.remembered();
+        let round = self.remembered(true);
         let mut tries = TRIES;
         loop {
             tries -= 1;

@@ -261,6 +261,9 @@ pub(super) struct Session {
     /// Statements of the open transaction of which no source knows yet.
     pub(super) deferred: Deferred,
     pub(super) own_changes: OwnChanges,
+    /// Number of transactions since the last commit whose remembered statements were sent to the
+    /// sources.
+    pub(super) unconfirmed: u32,
     /// The last generated key; 0 if there is none.
     pub(super) last_insert_id: u64,
     /// Notified when the client cancels the running statement.
@@ -314,6 +317,7 @@ impl Session {
             last_values: LastValues::default(),
             deferred: Deferred::default(),
             own_changes: OwnChanges::default(),
+            unconfirmed: 0,
             last_insert_id: 0,
             cancelled: Arc::default(),
         }
@@ -398,6 +402,9 @@ impl Session {
     pub(super) fn over(&mut self, is_committed: bool) {
         self.deferred.clear();
         self.own_changes.end(is_committed);
+        if is_committed {
+            self.unconfirmed = 0;
+        }
         self.end_schema(is_committed);
         self.cursors.retain(|_, cursor| is_committed && cursor.is_held());
         self.settings.end(is_committed);
@@ -605,7 +612,7 @@ impl Session {
         if plans.iter().any(|(plan, _)| !plan.parts.is_empty()) && !self.deferred.is_empty() {
             if self.client == Dialect::PostgreSql {
                 self.note_sent_early();
-                round = self.remembered();
+                round = self.remembered(false);
             } else {
                 // If a statement of a MySQL client fails, the earlier ones remain.
                 self.send_remembered().await?;
