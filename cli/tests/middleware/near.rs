@@ -62,6 +62,9 @@ fn moves_money(servers: &[usize], agents: bool) {
         for kind in KINDS {
             let mut client = Client::enter(&rig.login(kind)).await.unwrap();
             for (from, to) in [(1, 2), (1, 101), (101, 2)] {
+                // Until the sources have committed what this client has changed before, it reads
+                // such rows with locks.
+                rig.finish();
                 text(&mut client, "BEGIN").await;
                 let read = format!("SELECT balance FROM accounts WHERE id = {from}");
                 let before: i64 = text(&mut client, &read).await[0].parse().unwrap();
@@ -203,8 +206,10 @@ fn waits_and_notices(servers: &[usize]) {
     let there = servers[0];
     let waits = match rig.servers[there].kind {
         Dialect::PostgreSql => "SELECT count(*) FROM pg_locks WHERE NOT granted",
+        // The server answers from a cache about single transactions, as long as it is asked often.
         Dialect::MariaDb => {
-            "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+            "SELECT variable_value FROM information_schema.global_status \
+             WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'"
         }
     };
     let cases = [
@@ -401,4 +406,5 @@ fn a_replica_that_lags_is_noticed_at_commit() {
         assert_eq!(state(&mut client, "COMMIT").await, "committed");
     });
     assert_eq!((rig.noted("NearDiffered"), rig.noted("NearSilent")), (1, 1), "{}", rig.log());
+    rig.finish();
 }
