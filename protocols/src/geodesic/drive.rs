@@ -804,12 +804,27 @@ impl Drive {
         self.compute(at, config, out)
     }
 
+    /// Whether no replica that has promised has a value for the register, and nobody may bring one. Then
+    /// it aborts, whatever it would read: it need not wait for predecessors.
+    fn has_no_value(&self) -> bool {
+        self.register.as_ref().is_some_and(|register| {
+            let is_empty = register.found.as_ref().is_some_and(Vec::is_empty);
+            is_empty && register.mine.is_none() && !register.has_caller
+        })
+    }
+
     /// Computes what comes of it, if everything is known that this depends on.
     fn compute(&mut self, at: Timestamp, config: &Config, out: &mut Out) -> Progress {
         let is_first = self.reads.is_none();
         let Some(text) = self.text.clone() else { return Progress::Nothing };
         if is_first {
             self.reads = self.observed(at, config);
+        }
+        if self.reads.is_none() && self.has_no_value() {
+            return match self.verdict(&[], out) {
+                Verdict::Decided(_) => self.abort(out),
+                Verdict::Stale | Verdict::Wait => Progress::Nothing,
+            };
         }
         let Some(reads) = self.reads.clone() else { return Progress::Nothing };
         let bytes: usize = reads.iter().map(|(key, read)| key.size() + read.size()).sum();
