@@ -1,5 +1,6 @@
 //! `sim`: one run of one protocol in the simulator.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use orthodrome_sim::load::LoadModel;
 use orthodrome_sim::network::{Delay, Links, NetworkModel};
 use orthodrome_sim::orders::OrderReport;
 use orthodrome_sim::simulation::Simulated;
+use orthodrome_sim::traffic::Traffic;
 use orthodrome_sim::{Failure, FailureKind, Options, Report, Schedule, ScheduleError};
 use serde::Serialize;
 
@@ -486,6 +488,7 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
             "per transaction",
             format!("{:.1} messages, {:.0} bytes", result.messages_per_txn, result.bytes_per_txn),
         ),
+        ("bytes by message", list(bytes_by_kind(&report.traffic))),
         ("paths", list(result.path.iter().map(share).collect())),
     ];
     if !report.injected.is_empty() {
@@ -513,6 +516,19 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     }
     rows
 }
+
+/// The kinds of messages that take most bytes, with their shares of the bytes of the whole run.
+fn bytes_by_kind(traffic: &Traffic) -> Vec<String> {
+    let all = traffic.total().bytes;
+    let mut kinds: Vec<(&str, u64)> =
+        traffic.by_kind().into_iter().map(|(kind, count)| (kind, count.bytes)).collect();
+    kinds.sort_by_key(|(kind, bytes)| (Reverse(*bytes), *kind));
+    let share = |(kind, bytes)| format!("{kind} {}", output::percent(bytes, all));
+    kinds.into_iter().take(KINDS_MAX).map(share).collect()
+}
+
+/// As many kinds of messages are listed.
+const KINDS_MAX: usize = 8;
 
 fn latency_row(name: &str, summary: &Summary) -> Vec<String> {
     let Summary { n, mean, p50, p90, p95, p99, p999, max } = summary;

@@ -11,16 +11,25 @@ use orthodrome_core::id::NodeId;
 use orthodrome_core::machine::Gauge;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 
-/// The estimate is at or above this percentage of all measurements.
-const PERCENTILE: usize = 95;
-
 /// Measured delays to nodes, or along other paths that have a name.
 #[derive(Debug)]
-pub struct Delays<K = NodeId>(BTreeMap<K, Measured>);
+pub struct Delays<K = NodeId> {
+    by_path: BTreeMap<K, Measured>,
+    /// The estimate is at or above this percentage of all measurements.
+    percentile: usize,
+}
 
 impl<K: Ord> Default for Delays<K> {
     fn default() -> Self {
-        Self(BTreeMap::new())
+        Self::at_percentile(95)
+    }
+}
+
+impl<K: Ord> Delays<K> {
+    /// Nothing is measured yet. Estimates will be at or above this percentage of all measurements.
+    #[must_use]
+    pub const fn at_percentile(percentile: usize) -> Self {
+        Self { by_path: BTreeMap::new(), percentile }
     }
 }
 
@@ -37,12 +46,12 @@ struct Measured {
 impl<K: Copy + Ord> Delays<K> {
     /// A probe of `node` is on its way.
     pub fn sent(&mut self, node: K) {
-        self.0.entry(node).or_default().sent += 1;
+        self.by_path.entry(node).or_default().sent += 1;
     }
 
     /// A probe of `node` has come back.
     pub fn record(&mut self, node: K, delay: i64, window: Duration, now: Time) {
-        let Measured { samples, answered, .. } = self.0.entry(node).or_default();
+        let Measured { samples, answered, .. } = self.by_path.entry(node).or_default();
         *answered += 1;
         samples.push_back((now, delay));
         while samples.front().is_some_and(|(at, _)| now.since(*at) > window) {
@@ -59,7 +68,7 @@ impl<K: Copy + Ord> Delays<K> {
         refresh: Duration,
         now: Time,
     ) -> Option<i64> {
-        let measured = self.0.get_mut(&node)?;
+        let measured = self.by_path.get_mut(&node)?;
         if let Some((at, estimate)) = measured.estimate
             && now.since(at) < refresh
         {
@@ -68,7 +77,7 @@ impl<K: Copy + Ord> Delays<K> {
         let young = measured.samples.iter().filter(|(at, _)| now.since(*at) <= window);
         let mut delays: Vec<i64> = young.map(|(_, delay)| *delay).collect();
         delays.sort_unstable();
-        let rank = (delays.len() * PERCENTILE).div_ceil(100);
+        let rank = (delays.len() * self.percentile).div_ceil(100);
         let estimate = rank.checked_sub(1).and_then(|at| delays.get(at)).copied();
         measured.estimate = estimate.map(|estimate| (now, estimate));
         estimate
@@ -76,7 +85,7 @@ impl<K: Copy + Ord> Delays<K> {
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.0.clear();
+        self.by_path.clear();
     }
 }
 
@@ -85,7 +94,7 @@ impl Delays {
     /// window it is, how old the last answer is, and how many probes went out and came back.
     pub fn gauges(&self, now: Time) -> Vec<Gauge> {
         let mut gauges = Vec::new();
-        for (&node, Measured { samples, estimate, sent, answered }) in &self.0 {
+        for (&node, Measured { samples, estimate, sent, answered }) in &self.by_path {
             let mut tell = |name, value| gauges.push(Gauge { name, node, value });
             if let Some((_, estimate)) = estimate {
                 tell("delay_us", estimate / 1_000);

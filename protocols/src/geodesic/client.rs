@@ -13,10 +13,12 @@ use orthodrome_core::machine::{Claim, Cx, Gauge, Input, Leak, Machine, Setup, UN
 use orthodrome_core::session::{highest, is_below};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{
-    AbortReason, Decision, Key, Kind, Op, Outcome, Read, Reads, Txn, Version, Writes,
+    AbortReason, Decision, Key, Kind, Op, Outcome, Priority, Read, Reads, Txn, Version, Writes,
 };
 
 use super::drive::{Drive, Out, Progress, Stage};
+use super::excess::Excess;
+use super::lines::Lines;
 use super::message::{Foretold, Msg, Output, Predecessor, Record, Side, Text, merge_newest};
 use super::naming::{Path, name};
 use super::pending::Maker;
@@ -39,6 +41,7 @@ pub struct Client {
     /// Transactions that have not ended everywhere.
     drives: BTreeMap<TxnId, Driven>,
     under_way: UnderWay,
+    lines: Lines,
     /// Large procedures that wait until there is less under way, with their bytes.
     line: VecDeque<(TxnId, usize)>,
     /// Servers that did not answer, and when they were last asked whether they are there.
@@ -49,6 +52,7 @@ pub struct Client {
     delays: Delays<(NodeId, NodeId)>,
     maker: Maker,
     late: Lateness,
+    excess: Excess,
     /// Ended, and perhaps not known to the caller yet.
     over: BTreeMap<TxnId, Over>,
     /// Callers know the outcomes of everything below, as of then.
@@ -76,6 +80,8 @@ struct Driven {
     sent: Timestamp,
     /// When its named replicas were asked.
     asked: Time,
+    /// When it knows what it reads if nobody is before it.
+    due: Time,
     /// Transactions that wait for what it writes.
     followers: Vec<Follower>,
 }
@@ -110,10 +116,14 @@ struct Open {
     phase: Phase,
     resent: u32,
     is_resolved: bool,
+    /// How long it waited before it got its place.
+    held: Duration,
 }
 
 #[derive(Debug)]
 enum Phase {
+    /// It waits at this gateway while others stand in line for its keys. It has no timestamp yet.
+    Held,
     /// Waiting for reads of these partitions.
     Reading(BTreeMap<PartitionId, Owing>),
     /// It waits until less is under way. It has no timestamp yet.
@@ -158,12 +168,14 @@ impl Machine<Geodesic> for Client {
             open: BTreeMap::new(),
             drives: BTreeMap::new(),
             under_way: UnderWay::default(),
+            lines: Lines::default(),
             line: VecDeque::new(),
             suspects: BTreeMap::new(),
             heard: BTreeMap::new(),
-            delays: Delays::default(),
+            delays: Delays::at_percentile(DELAY_PERCENTILE),
             maker: Maker::new(setup.node),
             late: Lateness::default(),
+            excess: Excess::default(),
             over: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
             is_flushing: false,
@@ -243,37 +255,59 @@ impl Client {
         self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
         self.look_for_suspects(cx);
         let participants = split(&self.cluster, &txn.reads, &txn.writes);
-        let (is_read_only, kind) = (txn.is_read_only(), txn.kind.clone());
-        let reading = participants.iter().filter(|(_, part)| !part.reads.is_empty());
+        let is_read_only = txn.is_read_only();
+        // It waits once: each attempt has a place of its own, and the next one is an old transaction.
+        let may_wait = txn.priority == Priority::LOW && id.attempt == 0 && !is_read_only;
+        let keys = txn.reads.iter().chain(&txn.writes);
+        let held = if may_wait { self.lines.hold(keys, cx.now()) } else { Duration::ZERO };
+        let (phase, resent, is_resolved) = (Phase::Held, 0, false);
+        let reads = Reads::new();
+        self.open.insert(id, Open { txn, participants, reads, phase, resent, is_resolved, held });
+        if is_read_only {
+            self.snapshot(id, cx);
+        } else if held.is_zero() {
+            self.start(id, cx);
+        } else {
+            cx.note(Note::Held);
+            cx.set_timer(Timer::Open(id), cx.now() + held);
+        }
+    }
+
+    /// Gives a transaction its place, and reads for its caller.
+    fn start(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if let Kind::Procedure(ops) = &open.txn.kind {
+            let ops = ops.clone();
+            self.submit(id, ops, cx);
+            return;
+        }
+        let reading = open.participants.iter().filter(|(_, part)| !part.reads.is_empty());
         let silent: BTreeMap<_, _> = reading.map(|(p, _)| (*p, Owing::default())).collect();
         let owing: Vec<PartitionId> = silent.keys().copied().collect();
-        let open = Open {
-            txn,
-            participants,
-            reads: Reads::new(),
-            phase: Phase::Reading(silent),
-            resent: 0,
-            is_resolved: false,
-        };
-        self.open.insert(id, open);
-        match kind {
-            _ if is_read_only => self.snapshot(id, cx),
-            Kind::Procedure(ops) => self.submit(id, ops, cx),
-            Kind::Interactive | Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => {
-                // Its place is agreed on while its caller reads and decides (D16).
-                self.submit(id, Vec::new(), cx);
-                if owing.is_empty() {
-                    self.on_all_read(id, cx);
-                } else if id.attempt == 0 {
-                    for partition in owing {
-                        self.send_read(id, partition, cx);
-                    }
-                    cx.set_timer(Timer::Open(id), cx.now() + self.config.resend_after);
-                } else if let Some(open) = self.open.get_mut(&id) {
-                    // What it read ahead of its turn was stale: now it waits for its turn.
-                    open.phase = Phase::Queued;
-                }
+        open.phase = Phase::Reading(silent);
+        // Its place is agreed on while its caller reads and decides (D16).
+        self.submit(id, Vec::new(), cx);
+        if owing.is_empty() {
+            self.on_all_read(id, cx);
+        } else if id.attempt == 0 {
+            for partition in owing {
+                self.send_read(id, partition, cx);
             }
+            cx.set_timer(Timer::Open(id), cx.now() + self.config.resend_after);
+        } else if let Some(open) = self.open.get_mut(&id) {
+            // What it read ahead of its turn was stale: now it waits for its turn.
+            open.phase = Phase::Queued;
+        }
+    }
+
+    /// A transaction knows what it reads: so long it stood in line.
+    fn learn_line(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let (Some(open), Some(driven)) = (self.open.get(&id), self.drives.get(&id)) else { return };
+        if open.txn.priority == Priority::LOW && driven.drive.path != "recovered" {
+            let now = cx.now();
+            let keys = open.txn.reads.iter().chain(&open.txn.writes);
+            let is_hot = |key: &Key| driven.drive.hot.contains(key);
+            self.lines.saw(keys, is_hot, open.held + now.since(driven.due), now);
         }
     }
 
@@ -444,13 +478,14 @@ impl Client {
         open.phase = Phase::Deciding;
         cx.cancel_timer(Timer::Open(id));
         cx.reads(id, open.reads.clone());
+        self.learn_line(id, cx);
     }
 
     /// The caller of an interactive transaction has decided.
     fn on_decide(&mut self, id: TxnId, decision: Decision, cx: &mut Cx<'_, Geodesic>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let is_asked = matches!(open.phase, Phase::Deciding);
-        let is_reading = matches!(open.phase, Phase::Reading(_) | Phase::Queued);
+        let is_reading = matches!(open.phase, Phase::Held | Phase::Reading(_) | Phase::Queued);
         match decision {
             Decision::Commit(writes) if is_asked => {
                 if !open.txn.declares(&writes) {
@@ -555,10 +590,12 @@ impl Client {
         }
         let (sent, asked) = (clock.now, cx.now());
         self.under_way.add(id, drive.bytes(), &self.config);
-        self.drives.insert(id, Driven { drive, sent, asked, followers: Vec::new() });
+        let due = asked + ahead.max(round_trip);
+        self.drives.insert(id, Driven { drive, sent, asked, due, followers: Vec::new() });
         self.send(out, cx);
         let patience = ahead + round_trip * 3 / 2 + clock.error * 2 + self.config.slack;
-        let patience = patience + self.under_way.span(&self.config);
+        let excess = self.excess.bound().min(self.config.resend_after * 4);
+        let patience = patience + excess + self.under_way.span(&self.config);
         cx.set_timer(Timer::Drive(id), cx.now() + patience);
     }
 
@@ -609,7 +646,7 @@ impl Client {
         (at, arrived): (Timestamp, Timestamp),
         cx: &mut Cx<'_, Geodesic>,
     ) {
-        let Some(Driven { drive, sent, .. }) = self.drives.get_mut(&id) else { return };
+        let Some(Driven { drive, sent, due, .. }) = self.drives.get_mut(&id) else { return };
         if let Some(text) = &drive.text {
             self.late.decided += 1;
             self.late.late += u64::from(arrived > text.t);
@@ -621,7 +658,11 @@ impl Client {
             }
         }
         let mut out = Out::new();
+        let was_ordering = drive.stage == Stage::Ordering;
         let progress = drive.on_decided(partition, at, (&self.config, &mut out));
+        if was_ordering && drive.stage != Stage::Ordering {
+            self.excess.record(cx.now().since(*due));
+        }
         self.send(out, cx);
         self.on_progress(id, progress, cx);
     }
@@ -722,6 +763,14 @@ impl Client {
             }
             Progress::Ended(output) => {
                 cx.claim(Claim::Decided { txn: id, outcome: output.outcome });
+                if self
+                    .open
+                    .get(&id)
+                    .is_some_and(|open| matches!(open.txn.kind, Kind::Procedure(_)))
+                {
+                    self.learn_line(id, cx);
+                }
+                let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else { return };
                 let (path, reads) = (drive.path, drive.reads.take());
                 self.under_way.add(id, drive.bytes(), &self.config);
                 let patience = self.patience();
@@ -877,7 +926,8 @@ impl Client {
             return;
         }
         let (participants, phase) = (BTreeMap::new(), Phase::Submitted);
-        let open = Open { txn, participants, reads, phase, resent: 0, is_resolved: true };
+        let held = Duration::ZERO;
+        let open = Open { txn, participants, reads, phase, resent: 0, is_resolved: true, held };
         self.open.insert(id, open);
         if let Some(Driven { drive, .. }) = self.drives.get(&id) {
             // It is under way here, or has just ended.
@@ -889,8 +939,8 @@ impl Client {
         let mut drive = Drive::new(&self.cluster, id, None, parts);
         let mut out = Out::new();
         drive.recover((self.node, self.incarnation), &mut out);
-        let (sent, asked) = (cx.clock().now, cx.now());
-        self.drives.insert(id, Driven { drive, sent, asked, followers: Vec::new() });
+        let (sent, asked, due) = (cx.clock().now, cx.now(), cx.now());
+        self.drives.insert(id, Driven { drive, sent, asked, due, followers: Vec::new() });
         self.send(out, cx);
         cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
     }
@@ -1010,6 +1060,10 @@ impl Client {
         let since = Time(cx.now().0.saturating_sub(nanos(self.config.resend_after)));
         match &mut open.phase {
             Phase::Waiting(..) => self.tell(id, cx),
+            Phase::Held => {
+                open.resent = 0;
+                self.start(id, cx);
+            }
             Phase::Reading(silent) => {
                 cx.note(Note::Resent);
                 for owing in silent.values_mut() {
@@ -1142,6 +1196,10 @@ impl Client {
 /// Timestamps that were made are remembered for so long: no later one is below.
 const MAKER_KEEPS: Duration = Duration::from_secs(60);
 
+/// Timestamps allow for delays up to this percentile. Whoever comes later has to wait for another closing
+/// only if a conflicting transaction was faster, so waiting for more would cost more than it saves.
+const DELAY_PERCENTILE: usize = 75;
+
 /// How often a read-only transaction takes another time.
 const REFUSALS: u32 = 8;
 
@@ -1157,6 +1215,7 @@ impl fmt::Display for Client {
         for (id, open) in &self.open {
             match &open.phase {
                 Phase::Reading(silent) => write!(f, "{separator}{id} reads {:?}", silent.keys())?,
+                Phase::Held => write!(f, "{separator}{id} held")?,
                 Phase::InLine => write!(f, "{separator}{id} in line")?,
                 Phase::Queued => write!(f, "{separator}{id} queued")?,
                 Phase::Deciding => write!(f, "{separator}{id} deciding")?,

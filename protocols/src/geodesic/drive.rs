@@ -38,6 +38,8 @@ pub(super) struct Drive {
     highest: Ballot,
     /// Predecessors whose gateways this driver has asked what they write at these partitions.
     followed: BTreeSet<(TxnId, PartitionId)>,
+    /// The keys for which it stands in line behind those predecessors.
+    pub hot: BTreeSet<Key>,
     /// The answers of those gateways.
     foretold: BTreeMap<(TxnId, PartitionId), Arc<Foretold>>,
     /// It was recovered, or it had to wait for predecessors or for a second closing.
@@ -175,6 +177,7 @@ impl Drive {
             register: None,
             highest: Ballot::default(),
             followed: BTreeSet::new(),
+            hot: BTreeSet::new(),
             foretold: BTreeMap::new(),
             path: "fast",
         };
@@ -665,6 +668,7 @@ impl Drive {
     pub(super) fn follow(&mut self, partition: PartitionId, behind: &[Predecessor], out: &mut Out) {
         for Predecessor { txn, gateway, keys } in behind {
             if self.followed.insert((*txn, partition)) {
+                self.hot.extend(keys.iter().cloned());
                 let (txn, keys, follower) = (*txn, keys.clone(), self.txn);
                 out.push((*gateway, Msg::Follow { txn, partition, keys, follower }));
             }

@@ -69,13 +69,16 @@
 //! into the lowest twelve bits, and makes none twice. (F, id) is therefore the order of F.
 //!
 //! # Not implemented
-//! - Direct mode, raises by priority, read leases.
+//! - Direct mode, read leases; raises by priority: instead, low priority waits at its gateway for most of
+//!   the time that others stand in line for its keys (`lines`).
 //! - Repair of a stale interactive value within its attempt: callers are told what they read once.
 //! - General transactions, whose keys are not declared; changes of members, replaced disks.
 
 mod choose;
 mod client;
 mod drive;
+mod excess;
+mod lines;
 mod message;
 mod mutations;
 mod naming;
@@ -226,6 +229,8 @@ pub enum Note {
     Resent,
     /// A large transaction waited for others.
     InLine,
+    /// One of low priority waited before it got its place, because others stand in line for its keys.
+    Held,
     /// An operator's order was refused.
     OrderRefused,
     /// A node made a checkpoint.
