@@ -96,7 +96,8 @@ fn copies_of_a_decision_log_are_refused() {
 fn a_lost_decision_log_is_taken_over_only_on_order_and_when_nothing_is_in_doubt() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
-    rig.start_bank(&[0, 1], false);
+    // All servers, because later tests use the new log with any of them.
+    rig.start_bank(&[0, 1, 2, 3], false);
     rig.wait_until_claimed();
     rig.proxy = None;
     let life = "SELECT life FROM orthodrome_proxies WHERE proxy = 1 AND at_source = 1001";
