@@ -1137,6 +1137,37 @@ mod tests {
     }
 
     #[test]
+    fn a_transaction_without_a_value_is_given_up_whatever_its_predecessors_do() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let mut text = Text::clone(&text());
+        (text.functor.reads, text.register) = (vec![Key::from("a")], Some(P));
+        let mut drive = Drive::new(&cluster, text.txn(), Some(Arc::new(text)), []);
+        let mut out = Out::new();
+        drive.recover(ME, &mut out);
+        let ballot = drive.ballot;
+        let stamp = Some(Stamp { at: Timestamp(5), kind: Kind::Recovery });
+        let promised = Answer { promised: ballot, stamp, ..Answer::default() };
+        for from in [1, 2] {
+            let answer = promised.clone();
+            drive.on_promised(NodeId(from), (P, ballot), answer, &cluster, (&config, &mut out));
+        }
+        let accepted = Some((ballot, Value::At(Timestamp(5))));
+        let accepted = Answer { accepted, ..promised.clone() };
+        for from in [1, 2] {
+            let _ = drive.on_accepted(NodeId(from), (P, ballot), &accepted, (&config, &mut out));
+        }
+        assert_eq!(drive.stage, Stage::Observing(Timestamp(5)), "and nobody has observed");
+        let of = (P, ballot, 0);
+        let first = drive.on_stored(NodeId(1), of, &promised, (&config, &mut out));
+        assert_eq!(first, Progress::Nothing, "one may be lost");
+        let ended = drive.on_stored(NodeId(2), of, &promised, (&config, &mut out));
+        let Progress::Ended(output) = ended else { panic!("{ended:?}") };
+        assert_eq!(output.outcome, Outcome::Aborted(AbortReason::Recovery));
+    }
+
+    #[test]
     fn what_one_replica_remembers_to_have_ended_is_forgotten() {
         let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
         let cluster = Cluster::spread(map, 1, 1, 2, 3).unwrap();
