@@ -133,6 +133,10 @@ impl Machine<Geodesic> for Server {
             checkpoint: None,
             cluster: cluster.clone(),
         };
+        // What it made before it started lies below the ceiling of one of its partitions. Timestamps of
+        // one partition may be final at another, so they differ from those of all.
+        let ceilings = states.values().map(|state| state.ceiling);
+        server.maker.forget(ceilings.max().unwrap_or_default());
         for placed in cluster.partitions().filter(|p| p.replicas.contains(&node)) {
             let state = states.remove(&placed.id).unwrap_or_default();
             let members = placed.replicas.clone();

@@ -10,8 +10,11 @@ fn seeds_with_faults_hold_every_promise() {
     let mut notes = hold_every_promise(NAME, first..first + seeds(200), 4);
     // Answers that take longer than time-outs (290, 117); a partition that never heard of a transaction
     // whose client needs no answer any more (71), while a region is dead (281); only one replica
-    // remembers an end (657, 1387); a caller that could have missed its own write (92000004).
-    for seed in [290, 81_000_071, 81_000_117, 81_000_281, 81_000_657, 81_001_387, 92_000_004] {
+    // remembers an end (657, 1387); a caller that could have missed its own write (92000004); a node that
+    // started again with another ceiling for each partition (120000286).
+    let cases =
+        [290, 81_000_071, 81_000_117, 81_000_281, 81_000_657, 81_001_387, 92_000_004, 120_000_286];
+    for seed in cases {
         notes.extend(hold_every_promise(NAME, seed..seed + 1, 4));
     }
     let expected = [
