@@ -256,6 +256,9 @@ impl Client {
         self.look_for_suspects(cx);
         let participants = split(&self.cluster, &txn.reads, &txn.writes);
         let is_read_only = txn.is_read_only();
+        if txn.priority > Priority::LOW {
+            self.lines.saw_high(cx.now());
+        }
         // It waits once: each attempt has a place of its own, and the next one is an old transaction.
         let may_wait = txn.priority == Priority::LOW && id.attempt == 0 && !is_read_only;
         let keys = txn.reads.iter().chain(&txn.writes);

@@ -10,6 +10,8 @@ use orthodrome_core::txn::Key;
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     by_key: BTreeMap<Key, Line>,
+    /// When this gateway last began a transaction of high priority.
+    high_at: Option<Time>,
 }
 
 /// The line for one key.
@@ -33,8 +35,17 @@ impl Line {
 }
 
 impl Lines {
-    /// How long a transaction of low priority that uses these keys waits before it gets its place.
+    /// A transaction of high priority begins.
+    pub(super) fn saw_high(&mut self, now: Time) {
+        self.high_at = Some(now);
+    }
+
+    /// How long a transaction of low priority that uses these keys waits before it gets its place: not at
+    /// all if nobody uses priorities.
     pub(super) fn hold<'a>(&self, keys: impl Iterator<Item = &'a Key>, now: Time) -> Duration {
+        if self.high_at.is_none_or(|at| now.since(at) > HIGH_LASTS) {
+            return Duration::ZERO;
+        }
         let waits = keys.filter_map(|key| Some(self.by_key.get(key)?.wait(now)));
         let longest = waits.max().unwrap_or_default();
         (longest * SHARE.0 / SHARE.1).min(HOLD_MAX)
@@ -68,6 +79,9 @@ impl Lines {
 /// estimate is wrong by: a key for which nobody stands in line is idle.
 const SHARE: (u32, u32) = (3, 4);
 
+/// So long after a transaction of high priority those of low priority still wait.
+const HIGH_LASTS: Duration = Duration::from_secs(10);
+
 /// The longest wait at a gateway.
 const HOLD_MAX: Duration = Duration::from_secs(5);
 
@@ -87,9 +101,21 @@ mod tests {
         Time::ZERO + MS * ms
     }
 
-    /// What a transaction of these keys would wait for.
-    fn hold(lines: &Lines, keys: &[Key], now: Time) -> Duration {
+    /// What a transaction of low priority would wait for, with one of high priority just begun.
+    fn hold(lines: &mut Lines, keys: &[Key], now: Time) -> Duration {
+        lines.saw_high(now);
         lines.hold(keys.iter(), now)
+    }
+
+    #[test]
+    fn without_high_priority_nobody_waits() {
+        let hot = [Key::from("hot")];
+        let mut lines = Lines::default();
+        lines.saw(hot.iter(), |_| true, MS * 400, at(0));
+        assert_eq!(lines.hold(hot.iter(), at(0)), Duration::ZERO);
+        assert_eq!(hold(&mut lines, &hot, at(0)), MS * 300);
+        lines.saw(hot.iter(), |_| true, MS * 400, at(20_000));
+        assert_eq!(lines.hold(hot.iter(), at(20_000)), Duration::ZERO, "that was long ago");
     }
 
     #[test]
@@ -98,11 +124,11 @@ mod tests {
         let both = [hot[0].clone(), cold[0].clone()];
         let mut lines = Lines::default();
         lines.saw(both.iter(), |key| *key == hot[0], MS * 400, at(0));
-        assert_eq!(hold(&lines, &hot, at(0)), MS * 300);
-        assert_eq!(hold(&lines, &both, at(0)), MS * 300);
-        assert_eq!(hold(&lines, &cold, at(0)), Duration::ZERO, "nobody stood in line for it");
+        assert_eq!(hold(&mut lines, &hot, at(0)), MS * 300);
+        assert_eq!(hold(&mut lines, &both, at(0)), MS * 300);
+        assert_eq!(hold(&mut lines, &cold, at(0)), Duration::ZERO, "nobody stood in line for it");
         lines.saw(hot.iter(), |_| true, Duration::ZERO, at(0));
-        assert_eq!(hold(&lines, &hot, at(0)), MS * 225, "the line is shorter");
+        assert_eq!(hold(&mut lines, &hot, at(0)), MS * 225, "the line is shorter");
     }
 
     #[test]
@@ -110,9 +136,9 @@ mod tests {
         let hot = [Key::from("hot")];
         let mut lines = Lines::default();
         lines.saw(hot.iter(), |_| true, MS * 400, at(0));
-        let holds = [0, 500, 1_000, 2_000].map(|ms| hold(&lines, &hot, at(ms)));
+        let holds = [0, 500, 1_000, 2_000].map(|ms| hold(&mut lines, &hot, at(ms)));
         assert_eq!(holds, [MS * 300, MS * 225, MS * 150, MS * 75]);
-        assert_eq!(hold(&lines, &hot, at(200_000)), Duration::ZERO);
+        assert_eq!(hold(&mut lines, &hot, at(200_000)), Duration::ZERO);
     }
 
     #[test]
@@ -123,7 +149,7 @@ mod tests {
             lines.saw(key.iter(), |_| true, Duration::from_secs(100), at(0));
         }
         assert_eq!(lines.by_key.len(), LINES_MAX);
-        assert_eq!(hold(&lines, &[Key::from("k0")], at(0)), HOLD_MAX);
+        assert_eq!(hold(&mut lines, &[Key::from("k0")], at(0)), HOLD_MAX);
         let late = [Key::from("late")];
         lines.saw(late.iter(), |_| true, MS, at(60_000));
         assert_eq!(lines.by_key.len(), 1, "lines that are gone make room");
