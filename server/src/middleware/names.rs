@@ -83,15 +83,17 @@ fn locks(function: &str, names: impl IntoIterator<Item = i64>) -> Vec<String> {
     names.iter().map(|name| format!("{function}({name})")).collect()
 }
 
-/// A query that takes the locks with these numbers in order; `true` stands for an exclusive lock.
-/// None if there are no locks.
-pub(super) fn in_order(wanted: &BTreeMap<i64, bool>) -> Option<String> {
+/// PostgreSQL has at most 1664 columns in one query.
+const COLUMNS_MAX: usize = 1_000;
+
+/// Queries that take the locks with these numbers in order; `true` stands for an exclusive lock.
+pub(super) fn in_order(wanted: &BTreeMap<i64, bool>) -> Vec<String> {
     let one = |(name, is_exclusive): (&i64, &bool)| {
         let kind = if *is_exclusive { "" } else { "_shared" };
         format!("pg_advisory_xact_lock{kind}({name})")
     };
     let columns: Vec<String> = wanted.iter().map(one).collect();
-    (!columns.is_empty()).then(|| format!("SELECT {}", columns.join(", ")))
+    columns.chunks(COLUMNS_MAX).map(|some| format!("SELECT {}", some.join(", "))).collect()
 }
 
 /// A statement that locks the names of the rows that another statement inserts, or of their tables

@@ -265,6 +265,27 @@ impl Deferred {
         self.steps.iter().map(|step| step.part.source)
     }
 
+    /// The reads at a source since the transaction's last change there. Earlier ones may be answered
+    /// differently now, also if they name other rows: a trigger or a foreign key may have changed those.
+    fn reads_since_change(&self, source: SourceId) -> impl Iterator<Item = &Step> {
+        let own = self.steps.iter().rev().filter(move |step| step.part.source == source);
+        own.take_while(|step| step.does == Does::Read)
+    }
+
+    /// Whether every row that PostgreSQL sources insert or do not find has one spelling of its key. Only
+    /// then does the name of a missing row keep others from inserting it: `A0` and `a0` may be one key.
+    fn names_are_unique(&self) -> bool {
+        let is_number = |text: &str| text.parse::<i64>().is_ok_and(|own| own.to_string() == text);
+        self.steps.iter().all(|step| {
+            let is_found =
+                step.does != Does::Insert && step.met() >= step.part.records.len() as u64;
+            let mut records = step.part.records.iter();
+            step.kind == Dialect::MariaDb
+                || is_found
+                || records.all(|record| record.key.split(',').all(is_number))
+        })
+    }
+
     fn has_changed(&self, part: &sql::Part) -> bool {
         part.records.iter().any(|record| self.changed.contains(&name_of(part.source, record)))
     }
@@ -387,22 +408,22 @@ fn part_of(steps: &[&Step], settings: Vec<Setting>, is_keyed: bool) -> Part<Sql>
     if let Some(first) = statements.first_mut() {
         first.settings = settings;
         let own = std::mem::take(&mut first.prelude);
-        let names = if is_keyed { names_of(steps) } else { None };
+        let names = if is_keyed { names_of(steps) } else { Vec::new() };
         first.prelude = names.into_iter().chain(ordered_locks(steps)).chain(own).collect();
     }
     part.statements = statements;
     part
 }
 
-/// At PostgreSQL, a query that locks the names of rows that the statements insert or may not find,
+/// At PostgreSQL, queries that lock the names of rows that the statements insert or may not find,
 /// in an order that is the same for all transactions.
 ///
 /// At READ COMMITTED each statement sees what was committed when it began. So a name must be locked
 /// before the statement that does not find the row: afterwards, another transaction may already have
 /// inserted the row and committed.
-fn names_of(steps: &[&Step]) -> Option<String> {
-    if steps.first()?.kind != Dialect::PostgreSql {
-        return None;
+fn names_of(steps: &[&Step]) -> Vec<String> {
+    if steps.first().is_none_or(|step| step.kind != Dialect::PostgreSql) {
+        return Vec::new();
     }
     let mut wanted: BTreeMap<i64, bool> = BTreeMap::new();
     let mut want = |table: &str, key: &str, is_exclusive: bool| {
@@ -494,6 +515,14 @@ impl Session {
         let Some(foreseen) = foresee(&self.catalogue(), statement, values, self.client) else {
             return Ok(None);
         };
+        let records: usize = plan.parts.iter().map(|part| part.records.len()).sum();
+        if foreseen.is_ordered && records > 1 {
+            // Only the rows are compared, not their order.
+            return Ok(None);
+        }
+        if !self.gives_no_key(&foreseen, plan).await? {
+            return Ok(None);
+        }
         if foreseen.does == Does::Read {
             return self.defer_read(parsed, values, plan, foreseen.is_exact).await;
         }
@@ -510,6 +539,17 @@ impl Session {
         let tag =
             if word == "INSERT" { format!("INSERT 0 {count}") } else { format!("{word} {count}") };
         Ok(Some(Reply::Done { tag, affected: count, last_insert_id: 0 }))
+    }
+
+    /// False if the source may generate a key that a MySQL client is told.
+    async fn gives_no_key(&self, foreseen: &Foreseeable, plan: &Plan) -> Result<bool, SqlError> {
+        let (Some(listed), Dialect::MariaDb) = (foreseen.listed, self.client) else {
+            return Ok(true);
+        };
+        let record = plan.parts.first().and_then(|part| part.records.first());
+        let Some(record) = record else { return Ok(false) };
+        let table = self.with_columns(&record.table).await?;
+        Ok(table.is_some_and(|table| (1..=listed).contains(&table.columns.len())))
     }
 
     fn step(
@@ -558,9 +598,8 @@ impl Session {
         let mut steps = Vec::new();
         for (locked, unlocked) in locked.parts.iter().zip(&unlocked.parts) {
             let Some(text) = self.overlaid(locked, &unlocked.text).await? else { return Ok(None) };
-            let before = self.deferred.steps.iter().find(|step| {
-                step.does == Does::Read && step.part.source == unlocked.source && step.asked == text
-            });
+            let before =
+                self.deferred.reads_since_change(unlocked.source).find(|step| step.asked == text);
             let answer = match before.map(|step| &step.expected) {
                 Some(Expected::Rows(answer)) => answer.clone(),
                 Some(Expected::Count(_)) | None => {
@@ -589,11 +628,8 @@ impl Session {
             self.deferred.known.insert(name_of(part.source, record), !answer.rows.is_empty());
         }
         let is_seen = |step: &Step| {
-            self.deferred.steps.iter().any(|other| {
-                other.does == Does::Read
-                    && other.part.source == step.part.source
-                    && other.asked == step.asked
-            })
+            let mut reads = self.deferred.reads_since_change(step.part.source);
+            reads.any(|other| other.asked == step.asked)
         };
         let new: Vec<Step> = steps.into_iter().filter(|step| !is_seen(step)).collect();
         for step in new {
@@ -755,11 +791,13 @@ impl Session {
 
     /// Commits a transaction of which no source knows yet.
     pub(super) async fn commit_remembered(&mut self) -> Result<Reply, SqlError> {
-        let round = self.remembered(true);
+        // Without unique names only SERIALIZABLE keeps rows from appearing.
+        let is_keyed = self.deferred.names_are_unique();
+        let round = self.remembered(is_keyed);
         let mut tries = TRIES;
         loop {
             tries -= 1;
-            match self.attempt(round.clone(), &[], Last::Commit, true, true).await {
+            match self.attempt(round.clone(), &[], Last::Commit, true, is_keyed).await {
                 Ok(_) => {
                     self.over(true);
                     if let Some(near) = &self.proxy.near {

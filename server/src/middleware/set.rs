@@ -55,8 +55,20 @@ impl Session {
         for change in changes {
             self.set_of_transaction(change)?;
         }
-        self.settings = settings;
+        self.change_settings(settings).await?;
         Ok(Reply::done("SET"))
+    }
+
+    /// Takes other settings. What is remembered was answered with those of before, so it is sent first.
+    async fn change_settings(&mut self, settings: Settings) -> Result<(), SqlError> {
+        let differs = |kind| settings.at(kind) != self.settings.at(kind);
+        let is_same = ![Dialect::PostgreSql, Dialect::MariaDb].into_iter().any(differs)
+            && settings.isolation() == self.settings.isolation();
+        if !is_same && !self.deferred.is_empty() {
+            self.send_remembered().await?;
+        }
+        self.settings = settings;
+        Ok(())
     }
 
     /// Executes a change of the current or next transaction, if it is one.
@@ -102,21 +114,21 @@ impl Session {
 
     /// Executes `RESET` of one setting, or of all.
     pub(super) async fn reset_setting(&mut self, name: Option<&str>) -> Result<Reply, SqlError> {
+        let mut settings = self.settings.clone();
         match name {
-            None => self.settings.reset(),
+            None => settings.reset(),
             Some("default_transaction_isolation" | "transaction_isolation") => {
-                self.settings.set_isolation(None);
+                settings.set_isolation(None);
             }
             Some("default_transaction_read_only" | "transaction_read_only") => {
-                self.settings.set_read_only(false);
+                settings.set_read_only(false);
             }
             Some(name) => {
-                let mut settings = self.settings.clone();
                 settings.set(name, None, false)?;
                 self.check_setting(name, true, &settings).await?;
-                self.settings = settings;
             }
         }
+        self.change_settings(settings).await?;
         Ok(Reply::done("RESET"))
     }
 

@@ -2,6 +2,7 @@
 //! field.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use orthodrome_core::machine::Admin;
 use orthodrome_core::procedure::{Call, Procedure};
@@ -53,6 +54,14 @@ fn with_floors(mut txn: Txn, mut floors: Floors) -> Txn {
 
 fn invalid(field: &str, problem: impl std::fmt::Display) -> Status {
     refuse(Status::invalid_argument(format!("{field}: {problem}")))
+}
+
+/// No commit has a timestamp above this. A transaction that had to come after one would wait until the
+/// clock has passed it.
+fn far_future() -> Timestamp {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let nanos = (now + Duration::from_secs(3_600)).as_nanos();
+    Timestamp(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 /// Checks a transaction id.
@@ -281,6 +290,12 @@ impl Checker<'_> {
             let field = || format!("{field}[{at}]");
             let key = self.key(&field, known.key)?;
             let timestamp = Timestamp(known.timestamp);
+            if timestamp > far_future() {
+                return Err(invalid(
+                    &field(),
+                    "a timestamp more than an hour ahead of this node's clock",
+                ));
+            }
             if floors.insert(key, Floor { timestamp, is_deletion: known.deleted }).is_some() {
                 return Err(invalid(&field(), "the same key as an earlier one"));
             }
@@ -498,7 +513,11 @@ mod tests {
     #[test]
     fn every_bound_of_begin_is_refused_by_the_name_of_its_field() {
         type Change = fn(&mut api::BeginRequest);
-        let cases: [(&str, Change); 13] = [
+        let cases: [(&str, Change); 14] = [
+            ("session[0]: a timestamp", |r| {
+                let (key, timestamp) = (b"a".to_vec(), u64::MAX);
+                r.session = vec![api::KnownKey { key, timestamp, deleted: false }];
+            }),
             ("txn: missing", |r| r.txn = None),
             ("txn: client", |r| r.txn = Some(api::TxnId { client: 0, counter: 1, attempt: 0 })),
             ("txn: counter", |r| r.txn = Some(api::TxnId { client: 1, counter: 0, attempt: 0 })),

@@ -197,7 +197,7 @@ fn merge_table(
                 held.insert(at, (*version, value.clone()));
             }
         }
-        collect(&mut held, above.collect_below);
+        collect(&mut held, above.collect_below, above.keeps_deletions);
         if held.is_empty() {
             table.remove(&row[..])?;
         } else {

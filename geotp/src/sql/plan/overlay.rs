@@ -27,6 +27,9 @@ pub fn overlaid(
     changes: &[&str],
     columns: &[String],
 ) -> Option<String> {
+    if changes.len() > CHANGES_MAX {
+        return None;
+    }
     // Sources read a backslash in a constant as it is, and the parser would not.
     if std::iter::once(&query).chain(changes).any(|text| text.contains('\\')) {
         return None;
@@ -59,6 +62,9 @@ pub fn overlaid(
     let text = render(&statement, kind, kind);
     (text.matches(PLACE).count() == 1).then(|| text.replace(PLACE, &format!("({rows})")))
 }
+
+/// More changes of one query's rows are not overlaid: each one makes the query longer.
+const CHANGES_MAX: usize = 8;
 
 /// Stands for the rows in a query.
 const PLACE: &str = "orthodrome_overlaid";
@@ -217,7 +223,10 @@ impl Overlay<'_> {
                 self.columns.iter().map(one).collect::<Vec<_>>().join(", ")
             }
         };
-        Some(format!("SELECT {list} FROM ({rows}) AS {alias}"))
+        // PostgreSQL would put the inner query into each place that names one of its columns, and the
+        // text would grow exponentially with the changes. It leaves a query with an offset alone.
+        let fence = if self.kind == Dialect::PostgreSql { " OFFSET 0" } else { "" };
+        Some(format!("SELECT {list} FROM ({rows}{fence}) AS {alias}"))
     }
 
     fn deleted(&self, rows: &str, delete: &Delete) -> Option<String> {
@@ -252,6 +261,8 @@ mod tests {
         let postgres = of(Dialect::PostgreSql, &[update, update]).unwrap();
         assert_eq!(postgres.matches("jsonb_populate_record").count(), 2, "{postgres}");
         assert!(postgres.contains("'balance', balance + 1"), "{postgres}");
+        assert_eq!(postgres.matches("OFFSET 0").count(), 2, "{postgres}");
+        assert_eq!(of(Dialect::PostgreSql, &[update; CHANGES_MAX + 1]), None);
     }
 
     #[test]
