@@ -71,6 +71,9 @@ pub struct Table {
     pub cleared: bool,
     /// Versions older than this may be dropped, except the newest of them for each key.
     pub collect_below: Timestamp,
+    /// Deletions are not dropped: a reader that merges the answers of several replicas would take an
+    /// older value of another replica for the newest.
+    pub keeps_deletions: bool,
     /// The versions.
     pub keys: BTreeMap<Key, Versions>,
 }
@@ -122,8 +125,9 @@ impl Memtable {
                 }
                 let mine = self.tables.entry(partition).or_default();
                 mine.collect_below = mine.collect_below.max(table.collect_below);
+                mine.keeps_deletions |= table.keeps_deletions;
                 if let Some(held) = mine.keys.get_mut(key) {
-                    collect(held, table.collect_below);
+                    collect(held, table.collect_below, table.keeps_deletions);
                     if held.is_empty() {
                         mine.keys.remove(key);
                     }
@@ -134,12 +138,12 @@ impl Memtable {
 }
 
 /// Drops versions that no transaction can read any more: those older than the newest version below
-/// `below`, and that one too if it is a deletion.
-pub fn collect(versions: &mut Versions, below: Timestamp) {
+/// `below`, and that one too if it is a deletion, unless deletions are kept.
+pub fn collect(versions: &mut Versions, below: Timestamp, keeps_deletions: bool) {
     let old = versions.partition_point(|(version, _)| version.timestamp < below);
     let dead = match old.checked_sub(1).and_then(|last| versions.get(last)) {
-        Some((_, Some(_))) => old - 1,
-        Some((_, None)) => old,
+        Some((_, None)) if !keeps_deletions => old,
+        Some(_) => old - 1,
         None => 0,
     };
     versions.drain(..dead);
@@ -308,6 +312,12 @@ impl Store {
     pub fn collect_below(&mut self, partition: PartitionId, below: Timestamp) {
         let table = self.active.tables.entry(partition).or_default();
         table.collect_below = table.collect_below.max(below);
+    }
+
+    /// As [`Store::collect_below`], but keeps the last deletion of each key.
+    pub fn collect_values_below(&mut self, partition: PartitionId, below: Timestamp) {
+        self.collect_below(partition, below);
+        self.active.tables.entry(partition).or_default().keeps_deletions = true;
     }
 
     /// The first `limit` keys after `after`, each with all its versions.
@@ -512,13 +522,29 @@ mod tests {
     fn collection_keeps_what_a_reader_at_the_bound_would_see() {
         let mut versions: Versions =
             [10, 20, 30].map(|t| (version(t), Some(Value::from("x")))).into_iter().collect();
-        collect(&mut versions, Timestamp(25));
+        collect(&mut versions, Timestamp(25), false);
         assert_eq!(versions.iter().map(|(v, _)| v.timestamp.0).collect::<Vec<_>>(), [20, 30]);
         let mut deleted: Versions = [(version(10), None)].into_iter().collect();
-        collect(&mut deleted, Timestamp(10));
+        collect(&mut deleted, Timestamp(10), false);
         assert_eq!(deleted.len(), 1, "a deletion at the bound is still needed");
-        collect(&mut deleted, Timestamp(11));
+        collect(&mut deleted, Timestamp(11), true);
+        assert_eq!(deleted.len(), 1, "deletions are kept");
+        collect(&mut deleted, Timestamp(11), false);
         assert!(deleted.is_empty());
+    }
+
+    #[test]
+    fn a_deletion_that_is_kept_hides_an_older_value_that_comes_later() {
+        let engine = MemoryEngine::default();
+        let mut store = Store::new(Box::new(engine.clone()));
+        store.put(P, "k".into(), version(10), Some("x".into()));
+        store.put(P, "k".into(), version(20), None);
+        store.collect_values_below(P, Timestamp(30));
+        engine.merge(&store.freeze());
+        store.thaw();
+        store.put(P, "k".into(), version(10), Some("x".into()));
+        let read = store.read(P, &"k".into());
+        assert_eq!((read.value, read.version), (None, version(20)));
     }
 
     #[test]

@@ -252,7 +252,10 @@ impl Client {
             cx.finish(id, Outcome::Aborted(AbortReason::Overload), "shed");
             return;
         }
-        self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
+        // Of a client that only reads, nothing has to be forgotten.
+        if !txn.is_read_only() || self.acknowledged.contains_key(&id.client) {
+            self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
+        }
         self.look_for_suspects(cx);
         let participants = split(&self.cluster, &txn.reads, &txn.writes);
         let is_read_only = txn.is_read_only();
@@ -562,6 +565,12 @@ impl Client {
         }
         let clock = cx.clock();
         let floors = highest(&open.txn.floors, open.txn.floors.keys());
+        if floors > clock.now + self.config.clock_ahead_max {
+            // Replicas would refuse a timestamp above what the client knows (R8).
+            cx.note(Note::FarFuture);
+            self.finish(id, Outcome::Aborted(AbortReason::Overload), "far-future", cx);
+            return;
+        }
         let mut t = clock.now.max(floors.next());
         let priority = open.txn.priority;
         let (mut sides, mut are_enough, mut round_trip) = (Vec::new(), true, Duration::ZERO);

@@ -910,6 +910,13 @@ impl Replica {
         let keys = if is_too_much { vec![] } else { keys };
         let mut behind = self.behind(txn, &keys, world);
         behind.truncate(BEHIND_MAX);
+        let mut bytes = 0;
+        behind.retain(|predecessor| {
+            bytes += predecessor.size();
+            bytes <= world.config.piece_bytes
+        });
+        // Values that are about to change would not be used.
+        let keys = if behind.is_empty() { keys } else { vec![] };
         let read = |key: Key| {
             let read = world.store.read(self.id, &key);
             (key, read)

@@ -464,7 +464,8 @@ impl Server {
             let Some(replica) = self.replicas.get_mut(&id) else { continue };
             let collected = replica.state.collected.max(settled.unwrap_or_default());
             replica.state.collected = collected;
-            self.store.collect_below(id, collected);
+            // A replica may have missed a deletion that all others have applied and forgotten.
+            self.store.collect_values_below(id, collected);
             let parts = replica.state.clone().divide(self.config.piece_bytes);
             records.extend(parts.into_iter().map(|part| Record::State(id, Box::new(part))));
         }
