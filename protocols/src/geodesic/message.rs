@@ -422,6 +422,8 @@ pub enum Msg {
         /// What the transaction wrote, and the newest versions.
         #[wire(check = "check_versions", sample = "sample_versions")]
         keys: Vec<(Key, Versions)>,
+        /// Keys that were asked for and are too much for this message: to be asked for again.
+        rest: Vec<Key>,
     },
     /// Recovery coordinator → all replicas: promise this ballot and say what you know. A replica
     /// without a stamp gives itself a recovery stamp if it knows the transaction (D6).

@@ -143,7 +143,7 @@ impl Replica {
             }
             Msg::Forget { txns, acknowledged, .. } => self.on_forget(txns, acknowledged, world),
             Msg::Fetch { txn, keys, .. } => self.on_fetch(from, txn, keys, world),
-            Msg::Fetched { txn, keys, .. } => self.on_fetched(from, txn, keys, world),
+            Msg::Fetched { txn, keys, rest, .. } => self.on_fetched(from, txn, (keys, rest), world),
             Msg::Recover { txn, ballot, text, participants, .. } => {
                 self.on_recover(from, (txn, ballot), text, participants, world);
             }
@@ -779,8 +779,18 @@ impl Replica {
             }
             (key, versions)
         };
-        let keys = keys.into_iter().map(of).collect();
-        world.reply(from, Msg::Fetched { txn, partition: self.id, keys });
+        let (mut told, mut rest, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for key in keys {
+            if bytes >= world.config.piece_bytes {
+                rest.push(key);
+                continue;
+            }
+            let (key, versions) = of(key);
+            let values = versions.iter().filter_map(|(_, value)| value.as_ref());
+            bytes += key.0.len() + values.map(|value| value.0.len()).sum::<usize>();
+            told.push((key, versions));
+        }
+        world.reply(from, Msg::Fetched { txn, partition: self.id, keys: told, rest });
     }
 
     /// f peers have told what this replica missed: of those who had applied it, one is among them.
@@ -788,11 +798,15 @@ impl Replica {
         &mut self,
         from: NodeId,
         txn: TxnId,
-        keys: Vec<(Key, Versions)>,
+        (keys, rest): (Vec<(Key, Versions)>, Vec<Key>),
         world: &mut World<'_, '_>,
     ) {
         let Some(told) = self.fetching.get_mut(&txn) else { return };
-        told.insert(from);
+        if rest.is_empty() {
+            told.insert(from);
+        } else {
+            world.send(from, Msg::Fetch { txn, partition: self.id, keys: rest });
+        }
         let is_enough = told.len() >= self.replicas.len() / 2;
         self.change(Change::Copy { keys }, world);
         if is_enough {
