@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::TxnId;
-use orthodrome_core::txn::{AbortReason, Key, Op, Reads, Txn, Version, Writes};
+use orthodrome_core::txn::{AbortReason, Key, Op, Read, Reads, Txn, Version, Writes};
 
 /// A transaction with everything needed to compute its writes. Ocean Vista stores it in place of
 /// the values (§3.1); the deterministic protocols keep it in their logs.
@@ -56,7 +56,7 @@ impl Functor {
     /// Writes that commit if the versions seen are still current.
     #[must_use]
     pub fn validation(txn: &Txn, seen: &Reads, writes: Writes) -> Arc<Self> {
-        let expected = seen.iter().map(|(key, read)| (key.clone(), read.version)).collect();
+        let expected = seen.iter().map(|(key, read)| (key.clone(), seen_version(read))).collect();
         Arc::new(Self {
             txn: txn.id,
             reads: seen.keys().cloned().collect(),
@@ -75,7 +75,7 @@ impl Functor {
             Body::Ops(ops) => Txn::execute(ops, reads),
             Body::Validate { expected, writes } => {
                 let is_as_seen = |(key, version): &(Key, Version)| {
-                    reads.get(key).is_some_and(|read| read.version == *version)
+                    reads.get(key).is_some_and(|read| seen_version(read) == *version)
                 };
                 let is_valid = expected.iter().all(is_as_seen);
                 if is_valid { Ok(writes.clone()) } else { Err(AbortReason::StaleRead) }
@@ -94,6 +94,12 @@ impl Functor {
     pub fn is_write_only(&self) -> bool {
         self.reads.is_empty() && !self.writes.is_empty()
     }
+}
+
+/// The version by which a read is compared. Whoever has dropped a deletion reads a key that never was,
+/// and must come to the same result as whoever still has it.
+fn seen_version(read: &Read) -> Version {
+    if read.value.is_some() { read.version } else { Version::INITIAL }
 }
 
 impl fmt::Debug for Functor {
@@ -119,5 +125,33 @@ impl fmt::Debug for Body {
             Self::Ops(ops) => write!(f, "{ops:?}"),
             Self::Validate { expected, writes } => write!(f, "{expected:?} {writes:?}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::time::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn a_key_that_was_deleted_is_as_absent_as_one_that_never_was() {
+        let id = |counter| TxnId::new(ClientId(1), counter);
+        let version = Version { timestamp: Timestamp(5), writer: id(1) };
+        let key = Key::from("a");
+        let of = |read: Read| Reads::from([(key.clone(), read)]);
+        let (deleted, never) = (of(Read { value: None, version }), of(Read::default()));
+        let there = of(Read { value: Some("1".into()), version });
+        let txn =
+            Txn::interactive(id(2), orthodrome_core::id::RegionId(0), vec![key.clone()], vec![]);
+        for seen in [&deleted, &never] {
+            let functor = Functor::validation(&txn, seen, Writes::new());
+            assert!(functor.execute(&deleted).is_ok() && functor.execute(&never).is_ok());
+            assert_eq!(functor.execute(&there), Err(AbortReason::StaleRead));
+        }
+        let functor = Functor::validation(&txn, &there, Writes::new());
+        assert!(functor.execute(&there).is_ok());
+        assert_eq!(functor.execute(&deleted), Err(AbortReason::StaleRead));
     }
 }

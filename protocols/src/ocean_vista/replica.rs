@@ -662,7 +662,8 @@ impl Replica {
         };
         self.state.collected = self.state.collected.max(bound);
         for &id in &self.held {
-            self.store.collect_below(id, self.state.collected.next());
+            // A server that was away may have missed a deletion, and copies only newer versions.
+            self.store.collect_values_below(id, self.state.collected.next());
         }
         self.state.forget(world.config.retention);
     }

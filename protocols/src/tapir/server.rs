@@ -35,6 +35,8 @@ pub struct Server {
     local: VecDeque<Msg>,
     pending_writes: PendingWrites,
     checkpoint: Option<Ticket>,
+    /// Partitions whose copied data is in the checkpoint that is being written.
+    copied: Vec<PartitionId>,
 }
 
 /// Pending writes, and the messages that must not be sent before they are durable.
@@ -122,6 +124,7 @@ impl Machine<Tapir> for Server {
             local: VecDeque::new(),
             pending_writes: PendingWrites::default(),
             checkpoint: None,
+            copied: Vec::new(),
             cluster: cluster.clone(),
         };
         for placed in cluster.partitions().filter(|p| p.replicas.contains(&node)) {
@@ -273,6 +276,9 @@ impl Server {
         if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
             self.checkpoint = None;
             self.store.thaw();
+            for id in std::mem::take(&mut self.copied) {
+                self.with(id, cx, Replica::on_copied);
+            }
         }
     }
 
@@ -396,7 +402,8 @@ impl Server {
         let keep_from = cx.clock().now - self.config.version_retention;
         let mut records = Vec::new();
         for (&id, replica) in &self.replicas {
-            self.store.collect_below(id, keep_from);
+            // Replicas end transactions in any order, and one may have missed a deletion.
+            self.store.collect_values_below(id, keep_from);
             let parts = replica.state.clone().divide(self.config.piece_bytes);
             records.extend(parts.into_iter().map(|part| Record::State(id, Box::new(part))));
         }
@@ -404,11 +411,7 @@ impl Server {
         let ticket = cx.checkpoint(self.store.freeze(), records);
         self.checkpoint = Some(ticket);
         self.pending_writes.last = Some(ticket);
-        let copied: Vec<PartitionId> =
-            self.replicas.values().filter(|r| r.must_checkpoint).map(|r| r.id).collect();
-        for id in copied {
-            self.with(id, cx, Replica::on_copied);
-        }
+        self.copied = self.replicas.values().filter(|r| r.must_checkpoint).map(|r| r.id).collect();
     }
 }
 

@@ -10,6 +10,7 @@ use orthodrome_core::procedure::redis::{
     Batch, Command, Evaluation, KeyLimits, KeyNames, Refused, Spec, parse,
 };
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::local::{self, Local};
@@ -17,6 +18,12 @@ use super::reply::{self, Version};
 use super::request::{Bounds, Requests};
 use super::run::{Runner, Trouble, Work, prefix};
 use crate::service::{HeldBytes, Principal, Transactions};
+
+/// The answer instead of one for which there is no room.
+const OMITTED: Failure = Failure::new(
+    "ERR the answers of these commands are together larger than limits.response_bytes_max; this one \
+     is left out, and the command took effect; send fewer commands at once",
+);
 
 /// Commands that arrived together run as one transaction, up to this number of them.
 const GROUP_COMMANDS_MAX: usize = 128;
@@ -67,6 +74,10 @@ pub(super) struct Connection<T> {
     pub(super) is_closing: bool,
     /// Wrong credentials so far.
     pub(super) failures: u32,
+    /// Since when it may have to show credentials.
+    pub(super) stranger_since: Instant,
+    /// Who it is without a password: the holder of its certificate.
+    pub(super) holder: Option<Arc<Principal>>,
     buffer: BytesMut,
     requests: Requests,
     out: BytesMut,
@@ -77,6 +88,7 @@ impl<T: Transactions> Connection<T> {
     pub(super) fn new(runner: Arc<Runner<T>>, caller: Option<Arc<Principal>>, number: u64) -> Self {
         Self {
             runner,
+            holder: caller.clone(),
             caller,
             number,
             name: Bytes::new(),
@@ -88,6 +100,7 @@ impl<T: Transactions> Connection<T> {
             is_watch_broken: false,
             is_closing: false,
             failures: 0,
+            stranger_since: Instant::now(),
             buffer: BytesMut::new(),
             requests: Requests::default(),
             out: BytesMut::new(),
@@ -110,11 +123,18 @@ impl<T: Transactions> Connection<T> {
                 return writer.shutdown().await;
             }
             self.release();
+            if self.buffer.is_empty() {
+                // An idle connection keeps nothing of the largest request that it has had.
+                self.buffer = BytesMut::new();
+            }
             self.buffer.reserve(if self.requests.bytes() > 0 { OUT_BYTES } else { 4 << 10 });
             let is_stranger = self.caller.is_none();
+            let until = self.stranger_since + time;
             let read = tokio::select! {
                 () = ending.cancelled() => return writer.shutdown().await,
-                () = tokio::time::sleep(time), if is_stranger => return writer.shutdown().await,
+                () = tokio::time::sleep_until(until), if is_stranger => {
+                    return writer.shutdown().await;
+                }
                 read = reader.read_buf(&mut self.buffer) => read?,
             };
             if read == 0 {
@@ -190,7 +210,8 @@ impl<T: Transactions> Connection<T> {
             0 => self.buffer.len(),
             whole => whole,
         };
-        begun + self.group.bytes + queued
+        let watched: usize = self.watched.keys().map(Bytes::len).sum();
+        begun + self.group.bytes + queued + watched
     }
 
     /// Counts the bytes of this connection among those of the node.
@@ -363,13 +384,19 @@ impl<T: Transactions> Connection<T> {
         let answers = match self.transact(&group, &[]).await {
             // Each command alone may be small enough.
             Err(Trouble::TooLarge) if group.commands.len() > 1 => {
+                let mut left = self.runner.front().limits().response_bytes_max as usize;
                 let mut answers = Vec::new();
                 for command in &group.commands {
                     let one = std::slice::from_ref(command);
                     let answer = self.run_commands(&group, one, &[]).await;
-                    answers.extend(
-                        answer.unwrap_or_else(|trouble| vec![Reply::Error(trouble.failure())]),
-                    );
+                    let answer =
+                        answer.unwrap_or_else(|trouble| vec![Reply::Error(trouble.failure())]);
+                    for answer in answer {
+                        let bytes = answer.bytes();
+                        let fits = bytes <= left;
+                        left = left.saturating_sub(bytes);
+                        answers.push(if fits { answer } else { Reply::Error(OMITTED) });
+                    }
                 }
                 answers
             }

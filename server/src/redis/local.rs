@@ -300,6 +300,8 @@ impl<T: Transactions> Connection<T> {
             (Local::Ping, []) => return self.reply(Reply::Status("PONG")),
             (Local::Ping | Local::Echo, [one]) => return self.reply(Reply::Bulk(one.clone())),
             (Local::Time, _) => return self.reply(time()),
+            // It is queued, and does nothing at `EXEC`, which ends all watching anyway.
+            (Local::Unwatch, _) if self.multi.is_some() => return self.reply(Reply::OK),
             _ => {}
         }
         // Everything else follows the answers to the requests before it.
@@ -328,9 +330,7 @@ impl<T: Transactions> Connection<T> {
             Local::Watch if self.multi.is_some() => error("ERR WATCH inside MULTI is not allowed"),
             Local::Watch => self.watch(arguments).await,
             Local::Unwatch => {
-                if self.multi.is_none() {
-                    self.unwatch();
-                }
+                self.unwatch();
                 Reply::OK
             }
             Local::Reset => self.reset(),
@@ -478,7 +478,8 @@ impl<T: Transactions> Connection<T> {
         self.database = 0;
         self.version = Version::Two;
         self.name = Bytes::new();
-        self.caller = self.runner.front().anybody();
+        self.caller = self.holder.clone();
+        self.stranger_since = tokio::time::Instant::now();
         Reply::Status("RESET")
     }
 

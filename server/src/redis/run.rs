@@ -11,10 +11,11 @@ use orthodrome_core::procedure::redis::reply::Failure;
 use orthodrome_core::procedure::redis::{Batch, Command, Evaluation};
 use orthodrome_core::txn::{AbortReason, Op, Reads};
 use orthodrome_core::{ClientId, Key, Outcome, RegionId, Txn, TxnId};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, oneshot};
 use tokio::time::Instant;
 
 use super::names::{Name, Names};
+use crate::gateway::Finished;
 use crate::service::{Front, Principal, Refusal, Transactions};
 
 const PAUSE_MIN: Duration = Duration::from_millis(2);
@@ -80,7 +81,9 @@ pub(super) struct Runner<T> {
 
 /// One attempt after the other at one transaction.
 struct Attempt {
-    _name: Name,
+    /// Its name is pending until the last attempt has ended, which may be after the client has got an
+    /// answer.
+    name: Arc<Name>,
     id: TxnId,
     deadline: Instant,
     failures: u32,
@@ -138,26 +141,27 @@ impl<T: Transactions> Runner<T> {
         let client = *client.map_err(|error| failed(format!("ERR {error}")))?;
         let name = self.names.take();
         let deadline = Instant::now() + self.front.limits().request_timeout;
-        Ok(Attempt { id: name.of(client), _name: name, deadline, failures: 0 })
+        Ok(Attempt { id: name.of(client), name: Arc::new(name), deadline, failures: 0 })
     }
 
     /// Runs commands as one transaction.
     pub(super) async fn run(
-        &self,
-        caller: &Principal,
+        self: &Arc<Self>,
+        caller: &Arc<Principal>,
         work: &Work<'_>,
     ) -> Result<(Batch, Evaluation), Trouble> {
         let names: Vec<Key> = work.keys.iter().map(|name| stored(work.database, name)).collect();
         let batch = |is_wide| {
             Batch::new(names.len(), work.commands.to_vec(), work.watched.to_vec(), is_wide)
         };
+        let is_write = !work.commands.iter().all(Command::is_read_only);
         let mut attempt = self.attempt().await?;
         let (mut batch_now, wide) = (batch(false), batch(true));
         loop {
             batch_now.now_ms = now_ms();
             batch_now.stamp = Stamp { client: attempt.id.client.0, counter: attempt.id.counter };
             let txn = self.txn(&attempt, &batch_now, &names);
-            let outcome = self.outcome(caller, txn, &mut attempt).await?;
+            let outcome = self.outcome(caller, (txn, is_write), &mut attempt).await?;
             let reads = match outcome {
                 Ended::Committed(reads) => reads,
                 Ended::Aborted(reason) => {
@@ -206,38 +210,62 @@ impl<T: Transactions> Runner<T> {
         txn
     }
 
-    /// Runs one attempt until its outcome is known. Requests that the node refuses for lack of room
-    /// are repeated.
+    /// Runs one attempt until its outcome is known, or until the client's time is over. Requests that
+    /// the node refuses for lack of room are repeated.
     async fn outcome(
-        &self,
-        caller: &Principal,
-        txn: Txn,
+        self: &Arc<Self>,
+        caller: &Arc<Principal>,
+        (txn, is_write): (Txn, bool),
         attempt: &mut Attempt,
     ) -> Result<Ended, Trouble> {
-        let mut finished = loop {
-            match self.front.run(caller, txn.clone()).await {
-                Ok(finished) => break finished,
-                Err(Refusal::Busy(text)) => {
+        loop {
+            let pursued = self.pursue(caller, (txn.clone(), is_write), &attempt.name);
+            let finished = match tokio::time::timeout_at(attempt.deadline, pursued).await {
+                Ok(Ok(Ok(finished))) => finished,
+                Ok(Ok(Err(Refusal::Busy(text)))) => {
                     if !attempt.pause().await {
                         return Err(failed(format!("ERR {text}")));
                     }
+                    continue;
                 }
-                Err(Refusal::Denied(text)) => return Err(failed(format!("NOPERM {text}"))),
-                Err(Refusal::Never(text)) => return Err(failed(format!("ERR {text}"))),
-            }
-        };
-        loop {
-            match finished.outcome {
-                Outcome::Committed(_) => return Ok(Ended::Committed(finished.reads)),
-                Outcome::Aborted(reason) => return Ok(Ended::Aborted(reason)),
-                Outcome::Unknown => {
-                    if self.front.is_ending() || !attempt.pause().await {
-                        return Err(Trouble::Failed(UNKNOWN));
-                    }
-                    finished = self.front.resolve(txn.clone()).await;
-                }
-            }
+                Ok(Ok(Err(Refusal::Denied(text)))) => return Err(failed(format!("NOPERM {text}"))),
+                Ok(Ok(Err(Refusal::Never(text)))) => return Err(failed(format!("ERR {text}"))),
+                // The client's time is over, or the node ends.
+                Ok(Err(_)) | Err(_) => return Err(Trouble::Failed(UNKNOWN)),
+            };
+            return match finished.outcome {
+                Outcome::Committed(_) => Ok(Ended::Committed(finished.reads)),
+                Outcome::Aborted(reason) => Ok(Ended::Aborted(reason)),
+                Outcome::Unknown => Err(Trouble::Failed(UNKNOWN)),
+            };
         }
+    }
+
+    /// Runs one attempt until its outcome is known, whether anybody waits for it or not: until then its
+    /// name is pending, so that its outcome is kept (R6).
+    fn pursue(
+        self: &Arc<Self>,
+        caller: &Arc<Principal>,
+        (txn, is_write): (Txn, bool),
+        name: &Arc<Name>,
+    ) -> oneshot::Receiver<Result<Finished, Refusal>> {
+        let (tell, told) = oneshot::channel();
+        let (runner, caller, name) = (self.clone(), caller.clone(), name.clone());
+        tokio::spawn(async move {
+            let mut answer = runner.front.run(&caller, txn.clone(), is_write).await;
+            let mut pause = PAUSE_MIN;
+            while let Ok(Finished { outcome: Outcome::Unknown, .. }) = answer
+                && !runner.front.is_ending()
+            {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
+                answer = Ok(runner.front.resolve(txn.clone()).await);
+            }
+            // Nobody waits any more if the client's time is over.
+            let _ = tell.send(answer);
+            drop(name);
+        });
+        told
     }
 }
 

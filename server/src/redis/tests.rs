@@ -28,6 +28,8 @@ enum Twist {
     Unknown,
     /// The node refuses it for lack of room.
     Busy,
+    /// It begins, and never ends.
+    Hang,
 }
 
 #[derive(Default)]
@@ -38,6 +40,8 @@ struct State {
     lost: BTreeMap<TxnId, Outcome>,
     /// Every transaction that began: its id, and whether it is read-only.
     begun: Vec<(TxnId, bool)>,
+    /// What the last transaction acknowledged.
+    acknowledged_below: u64,
     clock: u64,
 }
 
@@ -82,12 +86,20 @@ impl Transactions for Memory {
     }
 
     async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
+        let twist = {
+            let mut state = self.0.lock().unwrap();
+            assert!(txn.acknowledged_below <= txn.id.counter);
+            state.begun.push((txn.id, txn.is_read_only()));
+            state.acknowledged_below = txn.acknowledged_below;
+            state.twists.pop_front()
+        };
+        if matches!(twist, Some(Twist::Hang)) {
+            return std::future::pending().await;
+        }
         let mut state = self.0.lock().unwrap();
-        assert!(txn.acknowledged_below <= txn.id.counter);
-        state.begun.push((txn.id, txn.is_read_only()));
         let finished = |outcome| Finished { outcome, reads: None, path: "memory" };
-        Ok(Begun::Finished(match state.twists.pop_front() {
-            None => state.commit(&txn),
+        Ok(Begun::Finished(match twist {
+            None | Some(Twist::Hang) => state.commit(&txn),
             Some(Twist::Abort(reason)) => finished(Outcome::Aborted(reason)),
             Some(Twist::LostCommit) => {
                 let outcome = state.commit(&txn).outcome;
@@ -316,6 +328,33 @@ async fn contention_is_retried_and_an_unknown_outcome_is_said() {
 }
 
 #[tokio::test]
+async fn a_transaction_that_does_not_end_is_unknown_in_time_and_stays_pending() {
+    let limits = Limits { request_timeout: Duration::from_secs(2), ..Limits::default() };
+    let rig = rig(Access::open(), limits).await;
+    let mut client = rig.client().await;
+    talk(&mut client, "INCR a\r\n", ":1\r\n").await;
+    rig.twist([Twist::Hang]);
+    client.write_all(b"INCR a\r\n").await.unwrap();
+    let mut answer = vec![0; 1_000];
+    let read = client.read(&mut answer).await.unwrap();
+    assert!(answer[..read].starts_with(b"-UNKNOWN"), "{}", String::from_utf8_lossy(&answer));
+    let hung = rig.begun().last().unwrap().0.counter;
+    for _ in 0..3 {
+        talk(&mut client, "GET a\r\n", "$1\r\n1\r\n").await;
+    }
+    let acknowledged = rig.memory.0.lock().unwrap().acknowledged_below;
+    assert!(acknowledged <= hung, "{hung} is pending, and {acknowledged} is acknowledged");
+}
+
+#[tokio::test]
+async fn unwatch_is_queued_within_a_transaction() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    let lines = "MULTI\r\nUNWATCH\r\nGET a\r\nEXEC\r\n";
+    talk(&mut client, lines, "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n$-1\r\n").await;
+}
+
+#[tokio::test]
 async fn contention_that_lasts_is_an_error_that_had_no_effect() {
     let limits = Limits { request_timeout: Duration::from_millis(50), ..Limits::default() };
     let rig = rig(Access::open(), limits).await;
@@ -397,6 +436,12 @@ async fn clients_need_the_credentials_of_the_api() {
     let denied = "-NOPERM this user has no permissions to run the 'set' command\r\n";
     talk(&mut client, "SET a 1\r\nGET a\r\n", &format!("{denied}$-1\r\n")).await;
     talk(&mut client, &format!("AUTH default {writer}\r\nSET a 1\r\n"), "+OK\r\n+OK\r\n").await;
+    // Who may only read also reads a key that has expired, which removes it.
+    talk(&mut client, "SET b 1 PX 1\r\n", "+OK\r\n").await;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    talk(&mut client, &format!("AUTH {reader}\r\nGET b\r\nGET a\r\n"), "+OK\r\n$-1\r\n$1\r\n1\r\n")
+        .await;
+    assert!(!rig.memory.0.lock().unwrap().values.contains_key(&Key::from("redis/0/b")));
     talk(&mut client, "RESET\r\nGET a\r\n", "+RESET\r\n-NOAUTH Authentication required.\r\n").await;
     // A stranger may not send much.
     let mut stranger = rig.client().await;

@@ -135,10 +135,19 @@ impl<T: Transactions> Front<T> {
     ///
     /// # Errors
     /// It had no effect.
-    pub(crate) async fn run(&self, caller: &Principal, txn: Txn) -> Result<Finished, Refusal> {
+    ///
+    /// `is_write`: the caller changes something. A transaction that only removes what has expired
+    /// declares writes, too, and needs no permission to write.
+    pub(crate) async fn run(
+        &self,
+        caller: &Principal,
+        txn: Txn,
+        is_write: bool,
+    ) -> Result<Finished, Refusal> {
         let service = &self.service;
+        let wanted = if is_write { Role::Write } else { Role::Read };
         let _admitted = service.inner.admission.admit().map_err(|status| refusal(&status))?;
-        let txn = service.enter(caller, txn).map_err(|status| refusal(&status))?;
+        let txn = service.enter_as(caller, txn, wanted).map_err(|status| refusal(&status))?;
         let timing = Timing::start(&txn);
         let finished = service.run(txn).await.map_err(|status| refusal(&status))?;
         service.inner.metrics.end(timing, finished.path, finished.outcome);

@@ -450,15 +450,16 @@ impl<T: Transactions> Service<T> {
         principal.ok_or_else(|| refuse(Status::internal("the request was not authenticated")))
     }
 
-    fn allow(caller: &Principal, txn: &Txn) -> Result<(), Status> {
-        let wanted = if txn.writes.is_empty() { Role::Read } else { Role::Write };
-        caller.require(DEFAULT_KEYSPACE, wanted)
-    }
-
     /// Checks a transaction before it begins: refuses it if its sender may not run it, and lowers
     /// its priority if the sender's quota is used up.
-    fn enter(&self, caller: &Principal, mut txn: Txn) -> Result<Txn, Status> {
-        Self::allow(caller, &txn)?;
+    fn enter(&self, caller: &Principal, txn: Txn) -> Result<Txn, Status> {
+        let wanted = if txn.writes.is_empty() { Role::Read } else { Role::Write };
+        self.enter_as(caller, txn, wanted)
+    }
+
+    /// As [`Service::enter`], for a sender who needs this role.
+    fn enter_as(&self, caller: &Principal, mut txn: Txn, wanted: Role) -> Result<Txn, Status> {
+        caller.require(DEFAULT_KEYSPACE, wanted)?;
         if txn.priority > Priority::LOW && !self.inner.quotas.take(caller, Instant::now()) {
             txn.priority = Priority::LOW;
             self.inner.metrics.demoted.inc();
@@ -851,7 +852,8 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let caller = Self::caller(&request)?;
         let _admitted = Admitted::of(&request);
         let Resolve { txn, reads, decision } = self.check().resolve(request.into_inner())?;
-        Self::allow(&caller, &txn)?;
+        let wanted = if txn.writes.is_empty() { Role::Read } else { Role::Write };
+        caller.require(DEFAULT_KEYSPACE, wanted)?;
         if let Some(Decision::Commit(writes)) = &decision
             && !writes.is_empty()
         {

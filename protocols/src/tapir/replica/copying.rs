@@ -61,7 +61,8 @@ impl Replica {
         }
     }
 
-    /// The checkpoint with the copy is being written.
+    /// The checkpoint with the copy is durable. Before that the replica is not whole: a crash may lose
+    /// the checkpoint, and keep what was written after it.
     pub(in crate::tapir) fn on_copied(&mut self, world: &mut World<'_, '_>) {
         self.must_checkpoint = false;
         if let Status::Copying { .. } = self.status {
