@@ -393,7 +393,8 @@ impl<T: Transactions> Connection<T> {
                         answer.unwrap_or_else(|trouble| vec![Reply::Error(trouble.failure())]);
                     for answer in answer {
                         let bytes = answer.bytes();
-                        let fits = bytes <= left;
+                        // An error says itself what the command did.
+                        let fits = bytes <= left || matches!(answer, Reply::Error(_));
                         left = left.saturating_sub(bytes);
                         answers.push(if fits { answer } else { Reply::Error(OMITTED) });
                     }

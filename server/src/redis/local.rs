@@ -478,8 +478,11 @@ impl<T: Transactions> Connection<T> {
         self.database = 0;
         self.version = Version::Two;
         self.name = Bytes::new();
+        if self.caller.is_some() {
+            // A stranger gains no time.
+            self.stranger_since = tokio::time::Instant::now();
+        }
         self.caller = self.holder.clone();
-        self.stranger_since = tokio::time::Instant::now();
         Reply::Status("RESET")
     }
 
