@@ -254,6 +254,18 @@ async fn write_at_last(caller: &mut Caller, number: usize) {
     }
 }
 
+/// Writes the values of caller `number`; again if the transaction aborts, as when a leader is replaced
+/// on a busy machine. So whoever finds room commits in the end.
+async fn write_or_busy(caller: &mut Caller, number: usize) -> Told {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let told = caller.write(number).await;
+        if !matches!(told, Told::Aborted(_)) || Instant::now() >= end {
+            return told;
+        }
+    }
+}
+
 fn topology(regions: u32) -> String {
     let names = ["A", "B", "C"];
     let names = &names[..regions as usize];
@@ -295,23 +307,21 @@ async fn flood(protocol: &str, regions: u32) {
     let answers: Vec<_> = (0..CALLERS)
         .map(|number| {
             let mut caller = callers[number % CONNECTIONS].clone();
-            caller.counter = number as u64 + 1_000;
-            tokio::spawn(async move { caller.write(number).await })
+            // Names for a thousand attempts each.
+            caller.counter = (number as u64 + 1) * 1_000;
+            tokio::spawn(async move { write_or_busy(&mut caller, number).await })
         })
         .collect();
-    let (mut committed, mut busy, mut aborted) = (vec![CALLERS], 0, Vec::new());
+    let (mut committed, mut busy) = (vec![CALLERS], 0);
     for (number, answer) in answers.into_iter().enumerate() {
         match answer.await.unwrap_or_else(|error| panic!("{protocol} with {regions}: {error}")) {
             Told::Committed => committed.push(number),
             Told::Busy => busy += 1,
-            Told::Aborted(reason) => aborted.push(reason),
+            Told::Aborted(reason) => panic!("{protocol} with {regions}: in vain, {reason:?}"),
         }
     }
     let answered = began.elapsed();
-    // On a busy machine all that found room may abort, because their leader was replaced.
-    let found_room = committed.len() - 1 + aborted.len();
-    assert!(found_room > 0, "{protocol} with {regions}: nobody found room");
-    assert!(aborted.len() < CALLERS, "{protocol} with {regions}: all aborted: {aborted:?}");
+    assert!(committed.len() > 1, "{protocol} with {regions}: nobody found room");
     // A client that comes back later succeeds.
     for number in 0..TOO_MANY / VALUES {
         write_at_last(&mut first, number).await;
