@@ -18,6 +18,12 @@ pub struct Topology {
     rtt: Vec<Vec<Duration>>,
 }
 
+/// Time-outs never assume a shorter longest round trip. Within one region packets take less than a
+/// millisecond, but a process on a busy machine gets no processor for tens of milliseconds: with
+/// time-outs that follow from packets alone, leaders that are well would be replaced again and
+/// again, and heartbeats would cost more than the work.
+const RTT_ASSUMED_MIN: Duration = Duration::from_millis(75);
+
 /// Name and text of every file of `topologies/`, by name.
 const BUILT_IN: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/topologies.rs"));
 
@@ -199,6 +205,12 @@ impl Topology {
     #[must_use]
     pub fn rtt_max(&self) -> Duration {
         self.rtt.iter().flatten().copied().max().unwrap_or_default()
+    }
+
+    /// The round trip that time-outs follow from: the longest one, and at least [`RTT_ASSUMED_MIN`].
+    #[must_use]
+    pub fn rtt_assumed(&self) -> Duration {
+        self.rtt_max().max(RTT_ASSUMED_MIN)
     }
 }
 
