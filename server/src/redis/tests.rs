@@ -177,6 +177,7 @@ impl Transactions for Memory {
 /// A running service.
 struct Rig {
     memory: Arc<Memory>,
+    clients: SocketAddr,
     redis: SocketAddr,
     stop: CancellationToken,
     served: tokio::task::JoinHandle<()>,
@@ -188,7 +189,7 @@ async fn rig(access: Access, limits: Limits) -> Rig {
     let memory = Arc::new(Memory::default());
     let clients = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let redis = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let place = redis.local_addr().unwrap();
+    let places = (clients.local_addr().unwrap(), redis.local_addr().unwrap());
     let listeners = Listeners { clients, redis: Some(redis) };
     let config = ServiceConfig { access, tls: None, limits, audit: None };
     let stop = CancellationToken::new();
@@ -196,7 +197,7 @@ async fn rig(access: Access, limits: Limits) -> Rig {
     let served = tokio::spawn(async move {
         serve_all(handle, cluster, listeners, config, stopped).await.unwrap();
     });
-    Rig { memory, redis: place, stop, served }
+    Rig { memory, clients: places.0, redis: places.1, stop, served }
 }
 
 async fn open() -> Rig {
@@ -522,6 +523,35 @@ async fn bytes_that_wait_are_counted_among_those_of_the_node() {
     assert!(refused);
     // The first one goes on.
     talk(&mut first, &format!("{}\r\n", "x".repeat(10_000)), "+OK\r\n").await;
+}
+
+/// True if the operating system will ask the peer of a connection whether it is there.
+#[cfg(target_os = "linux")]
+fn is_kept_alive(server: SocketAddr, client: SocketAddr) -> bool {
+    let (server, client) = (format!(":{:04X}", server.port()), format!(":{:04X}", client.port()));
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    // The columns: number, own address, peer, state, queues, and which timer runs.
+    table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|columns| {
+        columns.len() > 5
+            && columns[1].ends_with(&server)
+            && columns[2].ends_with(&client)
+            && columns[5].starts_with("02:")
+    })
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn listeners_notice_clients_that_vanished() {
+    let rig = open().await;
+    for listener in [rig.redis, rig.clients] {
+        let client = TcpStream::connect(listener).await.unwrap();
+        let own = client.local_addr().unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(30);
+        while !is_kept_alive(listener, own) {
+            assert!(std::time::Instant::now() < deadline, "no timer for {listener}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
 }
 
 #[tokio::test]
