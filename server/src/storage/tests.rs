@@ -697,6 +697,32 @@ fn an_engine_older_than_its_log_is_refused() {
 }
 
 #[test]
+fn keys_that_an_earlier_version_deleted_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state.redb");
+    let engine = Engine::create(&path, &me()).unwrap();
+    let mut store = Store::new(Box::new(engine.clone()));
+    store.put(PartitionId(1), "k".into(), version(10), Some("secret".into()));
+    store.put(PartitionId(1), "k".into(), version(20), None);
+    store.put(PartitionId(1), "l".into(), version(5), Some("v".into()));
+    engine.merge(&store.freeze(), 1).unwrap();
+    drop((store, engine));
+    // An earlier version had no list of deleted keys.
+    let database = redb::Database::create(&path).unwrap();
+    let write = database.begin_write().unwrap();
+    let table = redb::TableDefinition::<&[u8], &[u8]>::new("deleted");
+    assert!(write.delete_table(table).unwrap());
+    write.commit().unwrap();
+    drop(database);
+    let (engine, _) = Engine::open(&path, &me(), true).unwrap();
+    let mut store = Store::new(Box::new(engine.clone()));
+    store.collect_below(PartitionId(1), Timestamp(21));
+    engine.merge(&store.freeze(), 2).unwrap();
+    let left = engine.scan(PartitionId(1), None, 10);
+    assert_eq!(left.into_iter().map(|(key, _)| key).collect::<Vec<_>>(), [Key::from("l")]);
+}
+
+#[test]
 fn a_disk_that_fails_ends_the_writer_and_is_reported_once() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("data");
