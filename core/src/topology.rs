@@ -247,6 +247,13 @@ mod tests {
     }
 
     #[test]
+    fn time_outs_allow_for_busy_processors() {
+        let assumed = |rtt: &str| Topology::parse(&TEXT.replace("67", rtt)).unwrap().rtt_assumed();
+        assert_eq!(assumed("251"), Duration::from_millis(251));
+        assert_eq!(assumed("1"), RTT_ASSUMED_MIN);
+    }
+
+    #[test]
     fn built_in_maps_are_maps_and_are_called_as_their_files() {
         assert!(Topology::built_in_names().count() >= 6);
         for name in Topology::built_in_names() {
