@@ -54,8 +54,9 @@ const NO_ALIASES: [&str; 32] = [
     "returning",
 ];
 
+/// The names in a statement as it is sent to a source, where a backslash in a constant is no escape.
 fn names(text: &str, dialect: Dialect) -> Result<Vec<Name>, Refusal> {
-    let mut scan = Scan { text, at: 0, dialect };
+    let mut scan = Scan { text, at: 0, dialect: Dialect::PostgreSql };
     let mut names: Vec<Name> = Vec::new();
     // True if the next part belongs to the last name: a dot comes before it, or no other character.
     let (mut after_dot, mut in_word) = (false, false);
@@ -266,6 +267,10 @@ mod tests {
                 Dialect::MariaDb
             ),
             "SELECT table_name FROM (SELECT 2) AS TABLES WHERE `a`.b = 'pg_class'"
+        );
+        assert_eq!(
+            replaced("SELECT '\\', 1 FROM information_schema.tables t", Dialect::MariaDb),
+            "SELECT '\\', 1 FROM (SELECT 2) t"
         );
     }
 
