@@ -467,13 +467,13 @@ impl Session {
         })?;
         let settings = self.with_path(schema, has_more);
         let mut answer = self.ask_as(at, &text, &settings, may_leave).await?;
-        shown.as_own(&mut answer, schema);
-        let is_foreign = |cell: &Vec<u8>| cell.starts_with(SCHEMAS.as_bytes());
-        answer.rows.retain(|row| !row.iter().flatten().any(is_foreign));
         if matches!(&*words_of(2), "show databases" | "show schemas") {
             let is_this = |name: &String| databases.contains(name) || name == "information_schema";
             answer.rows.retain(|row| cell(row, 0).is_some_and(|name| is_this(&name)));
         }
+        shown.as_own(&mut answer, schema);
+        let is_foreign = |cell: &Vec<u8>| cell.starts_with(SCHEMAS.as_bytes());
+        answer.rows.retain(|row| !row.iter().flatten().any(is_foreign));
         Ok(answer)
     }
 
