@@ -5,7 +5,7 @@
 //! go to the memtable, and reach the engine with [`crate::Effect::Checkpoint`]. A crash loses the
 //! memtable, and replaying the log rebuilds it: putting the same version twice changes nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -110,31 +110,6 @@ impl Memtable {
     fn is_cleared(&self, partition: PartitionId) -> bool {
         self.tables.get(&partition).is_some_and(|table| table.cleared)
     }
-
-    /// Merges the layer `above` into this one. Among the keys that it touches, it drops the
-    /// versions that may be dropped.
-    pub fn merge(&mut self, above: &Self) {
-        for (&partition, table) in &above.tables {
-            if table.cleared {
-                let old = self.tables.remove(&partition).unwrap_or_default();
-                self.bytes = self.bytes.saturating_sub(old.keys.len() * 64);
-            }
-            for (key, versions) in &table.keys {
-                for (version, value) in versions {
-                    self.put(partition, key.clone(), *version, value.clone());
-                }
-                let mine = self.tables.entry(partition).or_default();
-                mine.collect_below = mine.collect_below.max(table.collect_below);
-                mine.keeps_deletions |= table.keeps_deletions;
-                if let Some(held) = mine.keys.get_mut(key) {
-                    collect(held, table.collect_below, table.keeps_deletions);
-                    if held.is_empty() {
-                        mine.keys.remove(key);
-                    }
-                }
-            }
-        }
-    }
 }
 
 /// Drops versions that no transaction can read any more: those older than the newest version below
@@ -149,6 +124,16 @@ pub fn collect(versions: &mut Versions, below: Timestamp, keeps_deletions: bool)
     versions.drain(..dead);
 }
 
+/// The time of the deletion of a key, if something of the key may be dropped once no transaction can
+/// read before this time. An engine returns to such a key then. Otherwise the last value of a
+/// deleted key would stay until somebody writes the key again.
+#[must_use]
+pub fn collectable_after(versions: &Versions, keeps_deletions: bool) -> Option<Timestamp> {
+    let (version, value) = versions.last()?;
+    let has_more = !keeps_deletions || versions.len() > 1;
+    (value.is_none() && has_more).then_some(version.timestamp)
+}
+
 /// The newest of `versions` (oldest first) that is not after `at`.
 #[must_use]
 pub fn newest(versions: &[Versioned], at: Timestamp) -> Option<&Versioned> {
@@ -159,10 +144,54 @@ pub fn newest(versions: &[Versioned], at: Timestamp) -> Option<&Versioned> {
 /// An engine in memory. The simulated disk uses it as the state that survives a crash, and a server
 /// without a data directory uses it too. Clones share one state.
 #[derive(Clone, Debug, Default)]
-pub struct MemoryEngine(Arc<RwLock<Memtable>>);
+pub struct MemoryEngine(Arc<RwLock<Held>>);
+
+/// The state of an engine in memory.
+#[derive(Debug, Default)]
+struct Held {
+    versions: Memtable,
+    /// Deleted keys of which something may be dropped, by the time of the deletion.
+    deleted: BTreeSet<(PartitionId, Timestamp, Key)>,
+}
+
+impl Held {
+    fn merge(&mut self, above: &Memtable) {
+        for (&partition, table) in &above.tables {
+            if table.cleared {
+                let old = self.versions.tables.remove(&partition).unwrap_or_default();
+                let bytes = &mut self.versions.bytes;
+                *bytes = bytes.saturating_sub(old.keys.len() * 64);
+                self.deleted.retain(|(owner, ..)| *owner != partition);
+            }
+            for (key, versions) in &table.keys {
+                for (version, value) in versions {
+                    self.versions.put(partition, key.clone(), *version, value.clone());
+                }
+            }
+            let first = (partition, Timestamp::ZERO, Key::default());
+            let end = (partition, table.collect_below, Key::default());
+            let due: Vec<_> = self.deleted.range(first..end).cloned().collect();
+            for entry in &due {
+                self.deleted.remove(entry);
+            }
+            let Some(mine) = self.versions.tables.get_mut(&partition) else { continue };
+            for key in table.keys.keys().chain(due.iter().map(|(.., key)| key)) {
+                let Some(held) = mine.keys.get_mut(key) else { continue };
+                collect(held, table.collect_below, table.keeps_deletions);
+                if let Some(at) = collectable_after(held, table.keeps_deletions) {
+                    self.deleted.insert((partition, at, key.clone()));
+                }
+                if held.is_empty() {
+                    mine.keys.remove(key);
+                }
+            }
+        }
+    }
+}
 
 impl MemoryEngine {
-    /// Merges a checkpoint's versions.
+    /// Merges a checkpoint's versions. It drops the versions that may be dropped of the keys that
+    /// the checkpoint touches, and of those that were deleted.
     pub fn merge(&self, above: &Memtable) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).merge(above);
     }
@@ -171,7 +200,7 @@ impl MemoryEngine {
 impl StateEngine for MemoryEngine {
     fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<Versioned> {
         let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        state.read(partition, key, at).cloned()
+        state.versions.read(partition, key, at).cloned()
     }
 
     fn scan(
@@ -181,7 +210,7 @@ impl StateEngine for MemoryEngine {
         limit: usize,
     ) -> Vec<(Key, Versions)> {
         let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        state.tables.get(&partition).map_or_else(Vec::new, |table| {
+        state.versions.tables.get(&partition).map_or_else(Vec::new, |table| {
             let entries = table.keys.range::<Key, _>((from(after), Bound::Unbounded));
             entries.take(limit).map(|(key, versions)| (key.clone(), versions.clone())).collect()
         })
@@ -531,6 +560,31 @@ mod tests {
         assert_eq!(deleted.len(), 1, "deletions are kept");
         collect(&mut deleted, Timestamp(11), false);
         assert!(deleted.is_empty());
+    }
+
+    #[test]
+    fn the_value_of_a_key_that_was_deleted_goes_away_by_itself() {
+        for keeps_deletions in [false, true] {
+            let engine = MemoryEngine::default();
+            let mut store = Store::new(Box::new(engine.clone()));
+            let checkpoint = |store: &mut Store, below| {
+                if keeps_deletions {
+                    store.collect_values_below(P, Timestamp(below));
+                } else {
+                    store.collect_below(P, Timestamp(below));
+                }
+                engine.merge(&store.freeze());
+                store.thaw();
+                let found = engine.scan(P, None, 10);
+                found.first().map_or(0, |(_, versions)| versions.len())
+            };
+            store.put(P, "k".into(), version(10), Some("x".into()));
+            assert_eq!(checkpoint(&mut store, 5), 1);
+            store.put(P, "k".into(), version(20), None);
+            assert_eq!(checkpoint(&mut store, 15), 2, "a transaction may still read at 15");
+            assert_eq!(checkpoint(&mut store, 20), 2, "and at 19");
+            assert_eq!(checkpoint(&mut store, 21), usize::from(keeps_deletions));
+        }
     }
 
     #[test]

@@ -18,6 +18,12 @@ pub struct Topology {
     rtt: Vec<Vec<Duration>>,
 }
 
+/// Time-outs never assume a shorter longest round trip. Within one region packets take less than a
+/// millisecond, but a process on a busy machine gets no processor for tens of milliseconds: with
+/// time-outs that follow from packets alone, leaders that are well would be replaced again and
+/// again, and heartbeats would cost more than the work.
+const RTT_ASSUMED_MIN: Duration = Duration::from_millis(75);
+
 /// Name and text of every file of `topologies/`, by name.
 const BUILT_IN: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/topologies.rs"));
 
@@ -200,6 +206,12 @@ impl Topology {
     pub fn rtt_max(&self) -> Duration {
         self.rtt.iter().flatten().copied().max().unwrap_or_default()
     }
+
+    /// The round trip that time-outs follow from: the longest one, and at least [`RTT_ASSUMED_MIN`].
+    #[must_use]
+    pub fn rtt_assumed(&self) -> Duration {
+        self.rtt_max().max(RTT_ASSUMED_MIN)
+    }
 }
 
 #[expect(clippy::float_arithmetic, reason = "reads a file; protocols see whole nanoseconds")]
@@ -232,6 +244,13 @@ mod tests {
         assert_eq!(map.rtt(b, a), Duration::from_millis(67));
         assert_eq!(map.rtt(a, a), Duration::from_micros(500));
         assert_eq!(map.region_named("B"), Some(b));
+    }
+
+    #[test]
+    fn time_outs_allow_for_busy_processors() {
+        let assumed = |rtt: &str| Topology::parse(&TEXT.replace("67", rtt)).unwrap().rtt_assumed();
+        assert_eq!(assumed("251"), Duration::from_millis(251));
+        assert_eq!(assumed("1"), RTT_ASSUMED_MIN);
     }
 
     #[test]

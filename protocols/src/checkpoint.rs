@@ -18,13 +18,20 @@ impl CheckpointPace {
         self.written = self.written.saturating_add(bytes);
     }
 
+    /// A record of this many bytes was recovered. `is_state` says that only checkpoints have such
+    /// records. All others count as written since the checkpoint, so the log of a node that often
+    /// starts again does not grow without a checkpoint.
+    pub fn recovered(&mut self, bytes: usize, is_state: bool) {
+        let count = if is_state { &mut self.last } else { &mut self.written };
+        *count = count.saturating_add(bytes);
+    }
+
     /// True if a checkpoint is due; never before `least` bytes of records.
     pub fn is_due(&self, least: usize) -> bool {
         self.written >= least.max(self.last)
     }
 
-    /// A checkpoint of this many bytes was made. After a start the size of the last one is not
-    /// known, and the first one is due after `least` bytes.
+    /// A checkpoint of this many bytes was made.
     pub fn made(&mut self, bytes: usize) {
         *self = Self { written: 0, last: bytes };
     }
@@ -59,6 +66,24 @@ mod tests {
             }
             prop_assert!(checkpoints <= 2 * written, "{checkpoints} of {written}");
         }
+    }
+
+    #[test]
+    fn a_node_that_starts_often_makes_checkpoints() {
+        let mut log = 0;
+        for _ in 0..5 {
+            let mut pace = CheckpointPace::default();
+            pace.recovered(30, true);
+            pace.recovered(log, false);
+            if pace.is_due(20) {
+                pace.made(30);
+                log = 0;
+            }
+            pace.wrote(15);
+            assert!(!pace.is_due(20));
+            log += 15;
+        }
+        assert_eq!(log, 15, "after 15, 30 and 45 bytes it made a checkpoint, which took 30");
     }
 
     #[test]

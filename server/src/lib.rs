@@ -24,6 +24,7 @@ pub mod node;
 mod redis;
 pub mod service;
 pub mod shared_clock;
+mod socket;
 pub mod storage;
 pub mod tls;
 pub mod transport;

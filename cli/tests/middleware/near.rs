@@ -442,6 +442,63 @@ fn a_row_that_a_trigger_changes_is_compared_each_time() {
     rig.at(0, "DROP TRIGGER mirror ON accounts");
 }
 
+/// The source generates a key, and a MySQL client is told which, within the transaction.
+#[test]
+fn a_generated_key_is_told_before_commit() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig, &[1, 3], false);
+    rig.mysql(
+        "CREATE TABLE notes (id INT PRIMARY KEY AUTO_INCREMENT, body VARCHAR(20)) ENGINE=InnoDB",
+    );
+    Runtime::new().unwrap().block_on(async {
+        let mut client = Client::enter(&rig.login(Dialect::MariaDb)).await.unwrap();
+        text(&mut client, "BEGIN").await;
+        assert_eq!(text(&mut client, "SELECT balance FROM accounts WHERE id = 6").await, ["1000"]);
+        for (insert, key) in [
+            ("INSERT INTO notes (body) VALUES ('a')", "1"),
+            ("INSERT INTO notes (body) VALUES ('b'), ('c')", "2"),
+        ] {
+            changes(&mut client, insert).await;
+            assert_eq!(text(&mut client, "SELECT LAST_INSERT_ID()").await, [key], "{insert}");
+        }
+        assert_eq!(state(&mut client, "COMMIT").await, "committed", "{}", rig.log());
+    });
+    assert_eq!(rig.mysql("SELECT id, body FROM notes ORDER BY id"), "1\ta\n2\tb\n3\tc");
+    rig.finish();
+    rig.mysql("DROP TABLE notes");
+}
+
+/// A table gets a column after a client has read a row of it with `*`: the client has an answer that
+/// nobody would get now.
+fn gets_a_column(servers: &[usize], kind: Dialect) {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig, servers, false);
+    let there = servers[0];
+    Runtime::new().unwrap().block_on(async {
+        let mut client = Client::enter(&rig.login(kind)).await.unwrap();
+        let read = "SELECT * FROM accounts WHERE id = 6";
+        text(&mut client, "BEGIN").await;
+        assert_eq!(text(&mut client, read).await, ["6|1000"]);
+        assert_eq!(open(rig, there), "0", "the source knows the transaction before COMMIT");
+        rig.at(there, "ALTER TABLE accounts ADD COLUMN note int");
+        let outcome = state(&mut client, "COMMIT").await;
+        assert_ne!(outcome, "committed", "{}", rig.log());
+    });
+    rig.finish();
+}
+
+#[test]
+fn a_column_that_was_added_is_noticed_on_postgresql() {
+    gets_a_column(&[0, 2], Dialect::PostgreSql);
+}
+
+#[test]
+fn a_column_that_was_added_is_noticed_on_mariadb() {
+    gets_a_column(&[1, 3], Dialect::MariaDb);
+}
+
 /// Rows come from a replica, and a replica that lags costs an abort.
 #[test]
 fn a_replica_that_lags_is_noticed_at_commit() {

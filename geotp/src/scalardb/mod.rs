@@ -241,7 +241,7 @@ impl Protocol for ScalarDb {
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
-        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let round_trip = cluster.topology.rtt_assumed();
         Config {
             is_scheduled: name == SCALARDB_PLUS,
             scan_above: 32,

@@ -200,7 +200,7 @@ impl Protocol for GeoTp {
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
-        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let round_trip = cluster.topology.rtt_assumed();
         let name = Self::NAMES.iter().copied().find(|known| *known == name).unwrap_or(O3);
         // What the paper's data nodes are, unless it says otherwise (§VII-A3).
         let sources: BTreeMap<NodeId, Kind> =

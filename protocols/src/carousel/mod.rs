@@ -295,7 +295,7 @@ impl Protocol for Carousel {
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
         let is_fast = name == FAST;
-        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let round_trip = cluster.topology.rtt_assumed();
         let mut timeouts = commit::Timeouts::for_round_trip(round_trip);
         if is_fast {
             timeouts.ceiling_ahead = Duration::ZERO;

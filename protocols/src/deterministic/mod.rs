@@ -360,7 +360,7 @@ impl Protocol for Deterministic {
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
-        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let round_trip = cluster.topology.rtt_assumed();
         let mut hosting = hosting::Config::for_round_trip(round_trip);
         hosting.replication.followers_act = true;
         Config {

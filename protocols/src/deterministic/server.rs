@@ -80,7 +80,7 @@ impl Machine<Deterministic> for Server {
     fn new(setup: Setup<Deterministic>, recovered: Vec<Record>, cx: &mut Cx<'_>) -> Self {
         let Setup { node, cluster, config, engine, workers } = setup;
         let store = Store::new(engine);
-        let (images, mut logs) = read(node, recovered);
+        let (images, mut logs, pace) = read(node, recovered);
         // The data contains the number of its checkpoint.
         let number = store.read(OWN, &Key::default()).version.timestamp.0;
         let Some(image) = images.get(&number).filter(|image| image.is_whole()) else {
@@ -113,7 +113,7 @@ impl Machine<Deterministic> for Server {
             compared_at: cx.now(),
             local: VecDeque::new(),
             exchange,
-            disk: Disk::default(),
+            disk: Disk::new(pace),
             cluster,
             config,
             placement,

@@ -107,7 +107,9 @@ impl Machine<Geodesic> for Server {
         let Setup { node, cluster, config, engine, workers: _ } = setup;
         let mut store = Store::new(engine);
         let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
+        let mut pace = CheckpointPace::default();
         for record in recovered {
+            pace.recovered(record.size(), matches!(record, Record::State(..)));
             match record {
                 Record::State(partition, state) => match states.get_mut(&partition) {
                     Some(known) => known.join(*state),
@@ -129,7 +131,7 @@ impl Machine<Geodesic> for Server {
             store,
             local: VecDeque::new(),
             maker: Maker::new(node),
-            pending_writes: PendingWrites::default(),
+            pending_writes: PendingWrites { pace, ..PendingWrites::default() },
             checkpoint: None,
             cluster: cluster.clone(),
         };

@@ -17,6 +17,7 @@ use orthodrome_core::time::Time;
 
 use super::world::{Few, Io, PendingWrites};
 use super::{Context, Divisible as _, Note, Partition, Record, RecordOf, Role, World};
+use crate::checkpoint::CheckpointPace;
 use crate::replication::{self, Group, Index, Replica};
 use crate::routes::Routes;
 
@@ -154,7 +155,10 @@ impl<R: Role> Server<R> {
         let mut states: BTreeMap<PartitionId, R::State> = BTreeMap::new();
         let mut logs: BTreeMap<PartitionId, Vec<replication::Record<R::Log>>> = BTreeMap::new();
         let mut own: BTreeMap<PartitionId, Vec<R::OwnRecord>> = BTreeMap::new();
+        let mut pace = CheckpointPace::default();
         for record in recovered {
+            let bytes = <R::Protocol as Protocol>::record_size(&record);
+            pace.recovered(bytes, matches!(record, Record::State(..)));
             match record {
                 Record::State(partition, state) => match states.get_mut(&partition) {
                     Some(known) => known.join(*state),
@@ -178,7 +182,7 @@ impl<R: Role> Server<R> {
             partitions: BTreeMap::new(),
             store: Store::new(engine),
             local: VecDeque::new(),
-            pending_writes: PendingWrites::default(),
+            pending_writes: PendingWrites { pace, ..PendingWrites::default() },
             concerned: Few::default(),
             checkpoint: None,
             installed: Few::default(),

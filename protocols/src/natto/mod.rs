@@ -335,7 +335,7 @@ impl Protocol for Natto {
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
-        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let round_trip = cluster.topology.rtt_assumed();
         Config {
             level: match name {
                 LECSF => Level::LocalForwarding,

@@ -287,7 +287,7 @@ impl Protocol for OceanVista {
     }
 
     fn configure(cluster: &Cluster, _: &str) -> Config {
-        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let round_trip = cluster.topology.rtt_assumed();
         Config {
             gossip_interval: Duration::from_millis(25),
             gossipers: 2,

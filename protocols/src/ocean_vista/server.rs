@@ -226,7 +226,9 @@ impl Machine<OceanVista> for Server {
         let held = cluster.partitions().filter(|placed| placed.replicas.contains(&node));
         let mut acceptors: BTreeMap<PartitionId, Acceptor> =
             held.map(|placed| (placed.id, Acceptor::default())).collect();
+        let mut pace = CheckpointPace::default();
         for record in recovered {
+            pace.recovered(record.size(), matches!(record, Record::State(..)));
             match record {
                 Record::State(piece) => state.extend(*piece),
                 Record::Change(change) => state.apply(&change),
@@ -243,7 +245,8 @@ impl Machine<OceanVista> for Server {
         let now = cx.now();
         // It was visible before, so it still is.
         let marks = Watermarks { visible: state.settled, ..Watermarks::default() };
-        let (mut local, mut pending_writes) = (VecDeque::new(), PendingWrites::default());
+        let mut pending_writes = PendingWrites { pace, ..PendingWrites::default() };
+        let mut local = VecDeque::new();
         let membership =
             Membership::new(node, &cluster, config.directory.clone(), is_intact, cx.rng());
         let syncs = Syncs::new(membership.life(), &config);

@@ -250,7 +250,7 @@ impl Protocol for Tapir {
     }
 
     fn configure(cluster: &Cluster, _: &str) -> Config {
-        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let round_trip = cluster.topology.rtt_assumed();
         Config {
             slack: Duration::from_millis(30),
             resend_after: round_trip * 3 + Duration::from_millis(200),

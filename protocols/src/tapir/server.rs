@@ -103,7 +103,9 @@ impl Machine<Tapir> for Server {
         let mut store = Store::new(engine);
         let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
         let mut gathered: BTreeMap<PartitionId, (View, Vec<Image>)> = BTreeMap::new();
+        let mut pace = CheckpointPace::default();
         for record in recovered {
+            pace.recovered(record.size(), matches!(record, Record::State(..)));
             match record {
                 Record::State(partition, state) => match states.get_mut(&partition) {
                     Some(known) => known.join(*state),
@@ -122,7 +124,7 @@ impl Machine<Tapir> for Server {
             drives: BTreeMap::new(),
             store,
             local: VecDeque::new(),
-            pending_writes: PendingWrites::default(),
+            pending_writes: PendingWrites { pace, ..PendingWrites::default() },
             checkpoint: None,
             copied: Vec::new(),
             cluster: cluster.clone(),

@@ -285,7 +285,7 @@ impl Protocol for Locking {
     }
 
     fn configure(cluster: &Cluster, name: &str) -> Config {
-        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let round_trip = cluster.topology.rtt_assumed();
         Config {
             hosting: hosting::Config::for_round_trip(round_trip),
             preemption: match name {

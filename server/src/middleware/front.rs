@@ -111,7 +111,7 @@ impl Front {
                 warn!("too many clients; refused a connection");
                 continue;
             }
-            tcp.set_nodelay(true)?;
+            crate::socket::prepare(&tcp);
             let (front, ending) = (self.clone(), ending.clone());
             tokio::spawn(async move {
                 let stream = Stream::new(tcp);

@@ -7,15 +7,15 @@ use bytes::{Bytes, BytesMut};
 use orthodrome_core::procedure::redis::entry::Stamp;
 use orthodrome_core::procedure::redis::reply::{Failure, Reply};
 use orthodrome_core::procedure::redis::{
-    Batch, Command, Evaluation, KeyLimits, KeyNames, Refused, Spec, parse,
+    Batch, Command, Evaluation, KeyLimits, KeyName, KeyNames, Refused, Spec, parse,
 };
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::local::{self, Local};
+use super::local::{self, Deferred, Local};
 use super::reply::{self, Version};
-use super::request::{Bounds, Requests};
+use super::request::{Bounds, Requests, WORD_BYTES};
 use super::run::{Runner, Trouble, Work, prefix};
 use crate::service::{HeldBytes, Principal, Transactions};
 
@@ -43,6 +43,8 @@ enum Slot {
     Command(&'static str),
     /// An answer that needs no transaction.
     Ready(Reply),
+    /// A command on the connection that runs at `EXEC`, with its arguments.
+    Local(Deferred, Vec<Bytes>),
 }
 
 /// Commands that run as one transaction.
@@ -68,7 +70,7 @@ pub(super) struct Connection<T> {
     group: Group,
     /// The commands since `MULTI`.
     pub(super) multi: Option<Group>,
-    pub(super) watched: BTreeMap<Bytes, Option<Stamp>>,
+    pub(super) watched: BTreeMap<KeyName, Option<Stamp>>,
     /// True if a watched key was seen with another stamp.
     is_watch_broken: bool,
     pub(super) is_closing: bool,
@@ -210,7 +212,7 @@ impl<T: Transactions> Connection<T> {
             0 => self.buffer.len(),
             whole => whole,
         };
-        let watched: usize = self.watched.keys().map(Bytes::len).sum();
+        let watched: usize = self.watched.keys().map(|(_, name)| name.len()).sum();
         begun + self.group.bytes + queued + watched
     }
 
@@ -259,9 +261,17 @@ impl<T: Transactions> Connection<T> {
         }
     }
 
-    fn key_limits(&self) -> KeyLimits {
+    /// An empty group of commands on the selected database.
+    pub(super) fn group(&self) -> Group {
+        let mut group = Group::default();
+        group.select(self.database);
+        group
+    }
+
+    /// The bounds of keys of a database.
+    fn key_limits(&self, database: u8) -> KeyLimits {
         let limits = self.runner.front().limits();
-        let prefix = prefix(self.database).len();
+        let prefix = prefix(database).len();
         KeyLimits {
             keys_max: limits.keys_max as usize,
             key_bytes_max: (limits.key_bytes_max as usize).saturating_sub(prefix),
@@ -283,7 +293,7 @@ impl<T: Transactions> Connection<T> {
                 "NOPERM this user has no permissions to run the '{name}' command"
             ))));
         }
-        match parse(words, names, self.key_limits()) {
+        match parse(words, names, self.key_limits(names.database())) {
             Some(command) => Ok((name, command?)),
             None => Err(early(local::unknown(words))),
         }
@@ -291,7 +301,7 @@ impl<T: Transactions> Connection<T> {
 
     /// Adds a command to the group of those that arrived together.
     async fn gather(&mut self, words: &[Bytes], bytes: usize) {
-        let keys_max = self.key_limits().keys_max;
+        let keys_max = self.key_limits(self.database).keys_max;
         if self.group.commands.len() >= GROUP_COMMANDS_MAX
             || (!self.group.commands.is_empty()
                 && (self.group.bytes + bytes > GROUP_BYTES_MAX
@@ -300,6 +310,7 @@ impl<T: Transactions> Connection<T> {
             self.flush().await;
         }
         let mut names = std::mem::take(&mut self.group.names);
+        names.select(self.database);
         let parsed = self.parse(words, &mut names);
         self.group.names = names;
         match parsed {
@@ -311,23 +322,9 @@ impl<T: Transactions> Connection<T> {
     /// Adds a command to the transaction since `MULTI`.
     fn queue(&mut self, words: &[Bytes], bytes: usize) -> Reply {
         let Some(mut queue) = self.multi.take() else { return Reply::Nil };
-        let limits = self.runner.front().limits();
-        let (bytes_max, ops_max) = (limits.request_bytes_max as usize, limits.ops_max as usize);
-        let refusal = if queue.bytes + bytes > bytes_max {
-            Some(format!(
-                "ERR the transaction would have more than {bytes_max} bytes, which is \
-                 limits.request_bytes_max"
-            ))
-        } else if queue.slots.len() >= ops_max {
-            Some(format!(
-                "ERR the transaction would have more than {ops_max} commands, which is limits.ops_max"
-            ))
-        } else {
-            None
-        };
-        let parsed = match refusal {
-            Some(text) => Err(Refused { failure: Failure::of(text), is_early: true }),
-            None => self.parse(words, &mut queue.names),
+        let parsed = match self.check_room(&queue, bytes) {
+            Err(failure) => Err(Refused { failure, is_early: true }),
+            Ok(()) => self.parse(words, &mut queue.names),
         };
         let answer = match parsed {
             Ok((name, command)) => {
@@ -343,6 +340,47 @@ impl<T: Transactions> Connection<T> {
         };
         self.multi = Some(queue);
         answer
+    }
+
+    /// An error if one more command of `bytes` bytes does not fit into a transaction.
+    fn check_room(&self, queue: &Group, bytes: usize) -> Result<(), Failure> {
+        let limits = self.runner.front().limits();
+        let (bytes_max, ops_max) = (limits.request_bytes_max as usize, limits.ops_max as usize);
+        if queue.bytes + bytes > bytes_max {
+            return Err(Failure::of(format!(
+                "ERR the transaction would have more than {bytes_max} bytes, which is \
+                 limits.request_bytes_max"
+            )));
+        }
+        if queue.slots.len() >= ops_max {
+            return Err(Failure::of(format!(
+                "ERR the transaction would have more than {ops_max} commands, which is limits.ops_max"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses a request. A `MULTI` with a refused request does nothing at `EXEC`.
+    pub(super) fn refuse(&mut self, failure: Failure) {
+        if let Some(queue) = &mut self.multi {
+            queue.is_broken = true;
+        }
+        self.group.ready(Reply::Error(failure));
+    }
+
+    /// Adds a command on the connection to the transaction since `MULTI`.
+    pub(super) fn defer(&mut self, local: Deferred, arguments: &[Bytes]) {
+        let Some(queue) = &self.multi else { return };
+        let bytes =
+            WORD_BYTES + arguments.iter().map(|word| word.len() + WORD_BYTES).sum::<usize>();
+        if let Err(failure) = self.check_room(queue, bytes) {
+            return self.refuse(failure);
+        }
+        if let Some(queue) = &mut self.multi {
+            queue.slots.push(Slot::Local(local, arguments.to_vec()));
+            queue.bytes += bytes;
+        }
+        self.group.ready(Reply::Status("QUEUED"));
     }
 
     /// Answers a request that needs no transaction, after those before it; in a `MULTI`, with the
@@ -412,14 +450,14 @@ impl<T: Transactions> Connection<T> {
     }
 
     /// The answers of a group in the order of its requests.
-    fn merge(&self, group: Group, answers: Vec<Reply>) -> Vec<Reply> {
+    fn merge(&mut self, group: Group, answers: Vec<Reply>) -> Vec<Reply> {
         let mut answers = answers.into_iter();
-        let front = self.runner.front();
         let in_order = group.slots.into_iter().map(|slot| match slot {
             Slot::Ready(answer) => answer,
+            Slot::Local(local, arguments) => self.run_local(local, &arguments),
             Slot::Command(name) => {
                 let answer = answers.next().unwrap_or(Reply::Nil);
-                front.count_redis(name, matches!(answer, Reply::Error(_)));
+                self.runner.front().count_redis(name, matches!(answer, Reply::Error(_)));
                 answer
             }
         });
@@ -445,14 +483,14 @@ impl<T: Transactions> Connection<T> {
     ) -> Result<Vec<Reply>, Trouble> {
         let Some(caller) = self.caller.clone() else { return Ok(Vec::new()) };
         let keys = group.names.names();
-        let work = Work { database: self.database, keys, commands, watched };
+        let work = Work { keys, commands, watched };
         let (batch, evaluation) = self.runner.run(&caller, &work).await?;
         self.compare(keys, &batch, &evaluation);
         Ok(evaluation.replies)
     }
 
     /// Notes whether a watched key has another stamp than before.
-    fn compare(&mut self, keys: &[Bytes], batch: &Batch, found: &Evaluation) {
+    fn compare(&mut self, keys: &[KeyName], batch: &Batch, found: &Evaluation) {
         if self.watched.is_empty() {
             return;
         }
@@ -465,35 +503,53 @@ impl<T: Transactions> Connection<T> {
 
     /// `WATCH`: remembers the stamps of keys.
     pub(super) async fn watch(&mut self, names: &[Bytes]) -> Reply {
-        let limits = self.key_limits();
-        let mut group = Group::default();
-        let mut numbers = Vec::new();
-        for name in self.watched.keys().chain(names) {
-            match group.names.number(name, limits) {
-                Ok(number) if !self.watched.contains_key(name) => numbers.push(number),
-                Ok(_) => {}
-                Err(failure) => return Reply::Error(failure),
+        let mut group = self.group();
+        let limits = self.key_limits(self.database);
+        for key in self.watched.keys() {
+            if let Err(failure) = group.names.number_of(key, self.key_limits(key.0)) {
+                return Reply::Error(failure);
             }
         }
-        if numbers.is_empty() {
-            return Reply::OK;
+        let known = group.names.names().len();
+        for name in names {
+            if let Err(failure) = group.names.number(name, limits) {
+                return Reply::Error(failure);
+            }
         }
-        let Some(caller) = self.caller.clone() else { return Reply::Nil };
-        let commands = [Command::Watch(numbers.clone())];
-        let keys = group.names.names();
-        let work = Work { database: self.database, keys, commands: &commands, watched: &[] };
-        match self.runner.run(&caller, &work).await {
-            Ok((_, found)) => {
-                for number in numbers {
-                    let at = number as usize;
-                    if let (Some(name), Some(stamp)) = (keys.get(at), found.stamps.get(at)) {
-                        self.watched.entry(name.clone()).or_insert(*stamp);
-                    }
-                }
+        let keys = group.names.names().get(known..).unwrap_or_default();
+        match self.stamps(keys).await {
+            Ok(stamps) => {
+                self.watched.extend(keys.iter().cloned().zip(stamps));
                 Reply::OK
             }
             Err(trouble) => Reply::Error(trouble.failure()),
         }
+    }
+
+    /// The stamps of keys. One that does not exist gets one, so that somebody who makes and removes
+    /// it is noticed. Who may only read leaves no stamps: none of its transactions changes anything.
+    async fn stamps(&self, keys: &[KeyName]) -> Result<Vec<Option<Stamp>>, Trouble> {
+        let Some(caller) = self.caller.as_ref().filter(|_| !keys.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        let all = (0_u32..).take(keys.len()).collect();
+        let commands = [Command::Watch(all)];
+        let work = Work { keys, commands: &commands, watched: &[] };
+        let mut stamps = self.runner.run(caller, &work).await?.1.stamps;
+        let absent = (0_u32..).zip(&stamps).filter(|(_, stamp)| stamp.is_none());
+        let absent: Vec<u32> = absent.map(|(key, _)| key).collect();
+        if absent.is_empty() || !self.runner.front().may(caller, true) {
+            return Ok(stamps);
+        }
+        let commands = [Command::Mark(absent)];
+        let work = Work { keys, commands: &commands, watched: &[] };
+        let (batch, found) = self.runner.run(caller, &work).await?;
+        for ((stamp, now), access) in stamps.iter_mut().zip(found.stamps).zip(&batch.keys) {
+            if access.writes && stamp.is_none() {
+                *stamp = now.or(Some(batch.stamp));
+            }
+        }
+        Ok(stamps)
     }
 
     /// Forgets the watched keys.
@@ -517,10 +573,9 @@ impl<T: Transactions> Connection<T> {
         if is_watch_broken {
             return Reply::NilArray;
         }
-        let limits = self.key_limits();
         let mut stamps = Vec::new();
-        for (name, stamp) in &watched {
-            match queue.names.number(name, limits) {
+        for (key, stamp) in &watched {
+            match queue.names.number_of(key, self.key_limits(key.0)) {
                 Ok(number) => stamps.push((number, *stamp)),
                 Err(failure) => return Reply::Error(failure),
             }
@@ -538,6 +593,11 @@ impl<T: Transactions> Connection<T> {
 }
 
 impl Group {
+    /// Keys of later commands belong to this database.
+    pub(super) fn select(&mut self, database: u8) {
+        self.names.select(database);
+    }
+
     fn add(&mut self, name: &'static str, command: Command, bytes: usize) {
         self.commands.push(command);
         self.slots.push(Slot::Command(name));

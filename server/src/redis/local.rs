@@ -4,10 +4,10 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use orthodrome_core::procedure::redis::reply::{Failure, Reply, SYNTAX};
+use orthodrome_core::procedure::redis::reply::{Failure, NOT_INTEGER, Reply, SYNTAX};
 use orthodrome_core::procedure::redis::{COMMANDS, Spec, number, wrong_arity};
 
-use super::connection::{Connection, DATABASES, Group};
+use super::connection::{Connection, DATABASES};
 use super::reply::Version;
 use crate::service::Transactions;
 
@@ -36,6 +36,13 @@ pub(super) enum Local {
     Time,
     Unwatch,
     Watch,
+}
+
+/// A command on the connection that may be queued after `MULTI`, and runs at `EXEC`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Deferred {
+    Client,
+    Select,
 }
 
 /// Names, with the number of words as in Redis: the smallest number if it is negative.
@@ -256,8 +263,10 @@ impl Local {
     fn is_for_transactions(self) -> bool {
         matches!(
             self,
-            Self::Echo
+            Self::Client
+                | Self::Echo
                 | Self::Ping
+                | Self::Select
                 | Self::Time
                 | Self::Exec
                 | Self::Discard
@@ -279,22 +288,38 @@ fn text(text: impl Into<String>) -> Reply {
 }
 
 impl<T: Transactions> Connection<T> {
+    /// Adds a command on the connection to the transaction since `MULTI`. It runs at `EXEC`.
+    fn queue_local(&mut self, local: Deferred, arguments: &[Bytes]) {
+        if local == Deferred::Client
+            && let Err(failure) = client_subcommand(arguments)
+        {
+            return self.refuse(failure);
+        }
+        self.defer(local, arguments);
+        if let (Deferred::Select, Some(Ok(number))) = (local, arguments.first().map(database))
+            && let Some(queue) = &mut self.multi
+        {
+            // The keys of the commands after it.
+            queue.select(number);
+        }
+    }
+
+    /// Runs a command that `queue_local` has queued.
+    pub(super) fn run_local(&mut self, local: Deferred, arguments: &[Bytes]) -> Reply {
+        match local {
+            Deferred::Select => self.select(arguments),
+            Deferred::Client => self.client(arguments),
+        }
+    }
+
     /// Answers a command that touches no data.
     pub(super) async fn local(&mut self, local: Local, arguments: &[Bytes]) {
-        let mut refusal = None;
         if !local.fits(arguments.len() + 1) {
-            refusal = Some(Reply::Error(wrong_arity(local.name())));
-        } else if self.multi.is_some() && !local.is_for_transactions() {
-            refusal = Some(Reply::Error(Failure::of(format!(
-                "ERR {} is not allowed in transactions",
-                local.name().to_uppercase()
-            ))));
+            return self.refuse(wrong_arity(local.name()));
         }
-        if let Some(refusal) = refusal {
-            if let Some(queue) = &mut self.multi {
-                queue.is_broken = true;
-            }
-            return self.reply_now(refusal).await;
+        if self.multi.is_some() && !local.is_for_transactions() {
+            let name = local.name().to_uppercase();
+            return self.refuse(Failure::of(format!("ERR {name} is not allowed in transactions")));
         }
         match (local, arguments) {
             (Local::Ping, []) => return self.reply(Reply::Status("PONG")),
@@ -302,6 +327,12 @@ impl<T: Transactions> Connection<T> {
             (Local::Time, _) => return self.reply(time()),
             // It is queued, and does nothing at `EXEC`, which ends all watching anyway.
             (Local::Unwatch, _) if self.multi.is_some() => return self.reply(Reply::OK),
+            (Local::Select, _) if self.multi.is_some() => {
+                return self.queue_local(Deferred::Select, arguments);
+            }
+            (Local::Client, _) if self.multi.is_some() => {
+                return self.queue_local(Deferred::Client, arguments);
+            }
             _ => {}
         }
         // Everything else follows the answers to the requests before it.
@@ -317,7 +348,7 @@ impl<T: Transactions> Connection<T> {
             Local::Info => self.info(),
             Local::Multi if self.multi.is_some() => error("ERR MULTI calls can not be nested"),
             Local::Multi => {
-                self.multi = Some(Group::default());
+                self.multi = Some(self.group());
                 Reply::OK
             }
             Local::Discard if self.multi.is_none() => error("ERR DISCARD without MULTI"),
@@ -428,15 +459,10 @@ impl<T: Transactions> Connection<T> {
     }
 
     fn select(&mut self, arguments: &[Bytes]) -> Reply {
-        let number = arguments.first().and_then(|word| number::integer(word));
-        let number = number.map(|number| u8::try_from(number).ok().filter(|n| *n < DATABASES));
-        match number {
-            None => error("ERR value is not an integer or out of range"),
-            Some(None) => error("ERR DB index is out of range"),
-            Some(Some(number)) if number != self.database && !self.watched.is_empty() => {
-                error("ERR SELECT of another database is not possible while keys are watched")
-            }
-            Some(Some(number)) => {
+        match arguments.first().map(database) {
+            None => Reply::Error(SYNTAX),
+            Some(Err(failure)) => Reply::Error(failure),
+            Some(Ok(number)) => {
                 self.database = number;
                 Reply::OK
             }
@@ -454,9 +480,11 @@ impl<T: Transactions> Connection<T> {
     }
 
     fn client(&mut self, arguments: &[Bytes]) -> Reply {
-        let Some((first, rest)) = arguments.split_first() else { return Reply::Error(SYNTAX) };
-        let word = String::from_utf8_lossy(first).to_ascii_lowercase();
-        match (word.as_str(), rest) {
+        let word = match client_subcommand(arguments) {
+            Ok(word) => word,
+            Err(failure) => return Reply::Error(failure),
+        };
+        match (word, arguments.get(1..).unwrap_or_default()) {
             ("id", []) => Reply::Integer(i64::try_from(self.number).unwrap_or(i64::MAX)),
             ("getname", []) if self.name.is_empty() => Reply::Nil,
             ("getname", []) => Reply::Bulk(self.name.clone()),
@@ -468,7 +496,7 @@ impl<T: Transactions> Connection<T> {
                 let resp = if self.version == Version::Three { 3 } else { 2 };
                 text(format!("id={number} name={name} db={database} resp={resp}\n"))
             }
-            _ => subcommand("client", &word),
+            _ => Reply::Error(SYNTAX),
         }
     }
 
@@ -508,11 +536,41 @@ impl<T: Transactions> Connection<T> {
     }
 }
 
-fn subcommand(command: &str, word: &str) -> Reply {
+fn subcommand(command: &str, word: &str) -> Failure {
     let word: String = word.chars().take(64).collect();
-    Reply::Error(Failure::of(format!(
+    Failure::of(format!(
         "ERR unknown subcommand '{word}'. '{command}' has fewer subcommands here than in Redis."
-    )))
+    ))
+}
+
+/// The database with this number.
+fn database(word: &Bytes) -> Result<u8, Failure> {
+    let number = number::integer(word).ok_or(NOT_INTEGER)?;
+    let number = u8::try_from(number).ok().filter(|number| *number < DATABASES);
+    number.ok_or(Failure::new("ERR DB index is out of range"))
+}
+
+/// The subcommands of `CLIENT`, each with the number of its arguments.
+const CLIENT: [(&str, usize); 7] = [
+    ("getname", 0),
+    ("id", 0),
+    ("info", 0),
+    ("no-evict", 1),
+    ("no-touch", 1),
+    ("setinfo", 2),
+    ("setname", 1),
+];
+
+/// The subcommand of `CLIENT` that these arguments name.
+fn client_subcommand(arguments: &[Bytes]) -> Result<&'static str, Failure> {
+    let (first, rest) = arguments.split_first().ok_or(SYNTAX)?;
+    let mut all = CLIENT.iter();
+    let found = all.find(|(name, _)| first.eq_ignore_ascii_case(name.as_bytes()));
+    match found {
+        None => Err(subcommand("client", &String::from_utf8_lossy(first).to_ascii_lowercase())),
+        Some((name, count)) if rest.len() == *count => Ok(name),
+        Some((name, _)) => Err(wrong_arity(&format!("client|{name}"))),
+    }
 }
 
 fn time() -> Reply {
@@ -532,7 +590,8 @@ const SETTINGS: [(&str, &str); 5] = [
 fn config(arguments: &[Bytes]) -> Reply {
     let Some((first, patterns)) = arguments.split_first() else { return Reply::Error(SYNTAX) };
     if !first.eq_ignore_ascii_case(b"get") || patterns.is_empty() {
-        return subcommand("config", &String::from_utf8_lossy(first).to_ascii_lowercase());
+        let word = String::from_utf8_lossy(first).to_ascii_lowercase();
+        return Reply::Error(subcommand("config", &word));
     }
     let is_wanted = |name: &str| {
         patterns.iter().any(|pattern| {
@@ -586,7 +645,7 @@ fn command(arguments: &[Bytes]) -> Reply {
             };
             Reply::Array(names.iter().map(find).collect())
         }
-        _ => subcommand("command", &word),
+        _ => Reply::Error(subcommand("command", &word)),
     }
 }
 

@@ -133,9 +133,7 @@ async fn welcome<T: Transactions>(
     number: u64,
     ending: CancellationToken,
 ) -> std::io::Result<()> {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "TCP_NODELAY");
-    }
+    crate::socket::prepare(&stream);
     let anybody = runner.front().anybody();
     let Some(acceptor) = acceptor else {
         return talk(stream, anybody, runner, number, ending).await;

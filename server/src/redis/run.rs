@@ -5,10 +5,9 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
 use orthodrome_core::procedure::redis::entry::Stamp;
 use orthodrome_core::procedure::redis::reply::Failure;
-use orthodrome_core::procedure::redis::{Batch, Command, Evaluation};
+use orthodrome_core::procedure::redis::{Batch, Command, Evaluation, KeyName};
 use orthodrome_core::txn::{AbortReason, Op, Reads};
 use orthodrome_core::{ClientId, Key, Outcome, RegionId, Txn, TxnId};
 use tokio::sync::{OnceCell, oneshot};
@@ -31,17 +30,15 @@ const NO_ANSWER: Failure = Failure::new(
     "COMMITTED this transaction took effect, but its answers were lost; read the keys instead",
 );
 const TOO_LARGE: Failure = Failure::new(
-    "ERR the transaction is too large: it may write 8388608 bytes, and read 15728640 bytes of one \
-     partition; it had no effect",
+    "ERR the transaction is too large: it may write 8388608 bytes, read 15728640 bytes of one \
+     partition, and pass over 67108864 bytes of values; it had no effect",
 );
 
 /// Commands that run as one transaction.
 #[derive(Clone, Debug)]
 pub(super) struct Work<'a> {
-    /// The database of the keys.
-    pub(super) database: u8,
-    /// Their names.
-    pub(super) keys: &'a [Bytes],
+    /// The keys.
+    pub(super) keys: &'a [KeyName],
     /// The commands.
     pub(super) commands: &'a [Command],
     /// Keys that must not have changed.
@@ -115,8 +112,8 @@ pub(super) fn now_ms() -> u64 {
 }
 
 /// The key of the database in which a key of Redis is stored.
-fn stored(database: u8, name: &Bytes) -> Key {
-    let mut key = prefix(database).into_bytes();
+fn stored((database, name): &KeyName) -> Key {
+    let mut key = prefix(*database).into_bytes();
     key.extend_from_slice(name);
     Key::from(key)
 }
@@ -150,7 +147,7 @@ impl<T: Transactions> Runner<T> {
         caller: &Arc<Principal>,
         work: &Work<'_>,
     ) -> Result<(Batch, Evaluation), Trouble> {
-        let names: Vec<Key> = work.keys.iter().map(|name| stored(work.database, name)).collect();
+        let names: Vec<Key> = work.keys.iter().map(stored).collect();
         let batch = |is_wide| {
             Batch::new(names.len(), work.commands.to_vec(), work.watched.to_vec(), is_wide)
         };
@@ -194,6 +191,9 @@ impl<T: Transactions> Runner<T> {
             }
             if !evaluation.is_watch_kept {
                 return Err(Trouble::Watch);
+            }
+            if evaluation.is_too_large {
+                return Err(Trouble::TooLarge);
             }
             return Ok((batch_now, evaluation));
         }

@@ -177,6 +177,7 @@ impl Transactions for Memory {
 /// A running service.
 struct Rig {
     memory: Arc<Memory>,
+    clients: SocketAddr,
     redis: SocketAddr,
     stop: CancellationToken,
     served: tokio::task::JoinHandle<()>,
@@ -188,7 +189,7 @@ async fn rig(access: Access, limits: Limits) -> Rig {
     let memory = Arc::new(Memory::default());
     let clients = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let redis = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let place = redis.local_addr().unwrap();
+    let places = (clients.local_addr().unwrap(), redis.local_addr().unwrap());
     let listeners = Listeners { clients, redis: Some(redis) };
     let config = ServiceConfig { access, tls: None, limits, audit: None };
     let stop = CancellationToken::new();
@@ -196,7 +197,7 @@ async fn rig(access: Access, limits: Limits) -> Rig {
     let served = tokio::spawn(async move {
         serve_all(handle, cluster, listeners, config, stopped).await.unwrap();
     });
-    Rig { memory, redis: place, stop, served }
+    Rig { memory, clients: places.0, redis: places.1, stop, served }
 }
 
 async fn open() -> Rig {
@@ -267,6 +268,16 @@ async fn exec_is_one_transaction_and_watch_compares() {
     talk(&mut one, "GET {c}\r\n", "$1\r\n1\r\n").await;
     talk(&mut other, "DEL {c}\r\n", ":1\r\n").await;
     talk(&mut one, "MULTI\r\nEXEC\r\n", "+OK\r\n*-1\r\n").await;
+    // A key that is made and removed, and nobody looks in between. A second watch changes nothing.
+    let lines = "WATCH {d}\r\nWATCH {d}\r\nEXISTS {d}\r\n";
+    talk(&mut one, lines, "+OK\r\n+OK\r\n:0\r\n").await;
+    talk(&mut other, "WATCH {d} {a}\r\nSET {d} 1\r\nDEL {d}\r\n", "+OK\r\n+OK\r\n:1\r\n").await;
+    talk(&mut one, "MULTI\r\nEXEC\r\n", "+OK\r\n*-1\r\n").await;
+    talk(&mut other, "MULTI\r\nEXEC\r\n", "+OK\r\n*-1\r\n").await;
+    // A key that does not exist all the time.
+    talk(&mut one, "WATCH {d}\r\nMULTI\r\nGET {d}\r\n", "+OK\r\n+OK\r\n+QUEUED\r\n").await;
+    talk(&mut other, "WATCH {d}\r\nMULTI\r\nEXEC\r\n", "+OK\r\n+OK\r\n*0\r\n").await;
+    talk(&mut one, "EXEC\r\n", "*1\r\n$-1\r\n").await;
     // Watched keys without changes.
     let lines = "WATCH {a}\r\nMULTI\r\nGET {a}\r\nPING\r\nEXEC\r\n";
     let answers = "+OK\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n$1\r\n1\r\n+PONG\r\n";
@@ -522,6 +533,140 @@ async fn bytes_that_wait_are_counted_among_those_of_the_node() {
     assert!(refused);
     // The first one goes on.
     talk(&mut first, &format!("{}\r\n", "x".repeat(10_000)), "+OK\r\n").await;
+}
+
+#[tokio::test]
+async fn select_and_client_within_a_transaction_run_at_exec() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    let lines = "WATCH a\r\nMULTI\r\nSET a 0\r\nSELECT 3\r\nSET a 3\r\nSELECT 99\r\nSELECT x\r\n\
+                 CLIENT GETNAME\r\nCLIENT SETNAME x\r\nCLIENT GETNAME\r\nINCR a\r\n";
+    let queued = format!("+OK\r\n+OK\r\n{}", "+QUEUED\r\n".repeat(9));
+    talk(&mut client, lines, &queued).await;
+    let (range, integer) =
+        ("-ERR DB index is out of range", "-ERR value is not an integer or out of range");
+    let answers = format!(
+        "*9\r\n+OK\r\n+OK\r\n+OK\r\n{range}\r\n{integer}\r\n$-1\r\n+OK\r\n$1\r\nx\r\n:4\r\n"
+    );
+    talk(&mut client, "EXEC\r\nGET a\r\n", &format!("{answers}$1\r\n4\r\n")).await;
+    assert_eq!(rig.begun().len(), 4, "two of WATCH, EXEC, GET");
+    // The keys of two databases are different keys, watched or not.
+    talk(&mut client, "SELECT 0\r\nGET a\r\nWATCH a\r\n", "+OK\r\n$1\r\n0\r\n+OK\r\n").await;
+    talk(&mut client, "SELECT 3\r\nSET a 5\r\nMULTI\r\n", "+OK\r\n+OK\r\n+OK\r\n").await;
+    talk(&mut client, "GET a\r\nEXEC\r\n", "+QUEUED\r\n*1\r\n$1\r\n5\r\n").await;
+    // What is discarded has no effect.
+    talk(&mut client, "MULTI\r\nSELECT 0\r\nCLIENT SETNAME y\r\n", "+OK\r\n+QUEUED\r\n+QUEUED\r\n")
+        .await;
+    let lines = "DISCARD\r\nGET a\r\nCLIENT GETNAME\r\n";
+    talk(&mut client, lines, "+OK\r\n$1\r\n5\r\n$1\r\nx\r\n").await;
+    // Mistakes that are seen at once discard the transaction.
+    let abort = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+    for (line, error) in [
+        ("CLIENT GETNAME a", "wrong number of arguments for 'client|getname' command"),
+        ("SELECT", "wrong number of arguments for 'select' command"),
+        (
+            "CLIENT fly",
+            "unknown subcommand 'fly'. 'client' has fewer subcommands here than in Redis.",
+        ),
+    ] {
+        let lines = format!("MULTI\r\n{line}\r\nEXEC\r\n");
+        talk(&mut client, &lines, &format!("+OK\r\n-ERR {error}\r\n{abort}")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_of_too_much_work_has_no_effect() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    let members: Vec<String> = (0..2_000).map(|number| format!("{number:04}")).collect();
+    for _ in 0..20 {
+        // One line is short, and the set is long.
+        let line = format!("SADD s{{s}} {}\r\n", members.join(" "));
+        client.write_all(line.as_bytes()).await.unwrap();
+        let mut answer = [0; 7];
+        let length = client.read(&mut answer).await.unwrap();
+        assert!(answer[..length].starts_with(b":"));
+    }
+    let work = "SUNIONSTORE u{s} s{s} s{s} s{s} s{s}\r\n";
+    let all = 1 + orthodrome_core::procedure::redis::WORK_BYTES_MAX / (4 * 2_000 * 20);
+    let queued = "+QUEUED\r\n".repeat(all + 1);
+    let lines = format!("MULTI\r\nINCR n{{s}}\r\n{}", work.repeat(all));
+    talk(&mut client, &lines, &format!("+OK\r\n{queued}")).await;
+    let error = "-ERR the transaction is too large: it may write 8388608 bytes, read 15728640 bytes \
+                 of one partition, and pass over 67108864 bytes of values; it had no effect\r\n";
+    talk(&mut client, "EXEC\r\nEXISTS n{s}\r\n", &format!("{error}:0\r\n")).await;
+    // A transaction that only reads, too.
+    let work = "SINTER s{s} s{s} s{s} s{s} nothing{s}\r\n";
+    let queued = "+QUEUED\r\n".repeat(all);
+    let lines = format!("MULTI\r\n{}", work.repeat(all));
+    talk(&mut client, &lines, &format!("+OK\r\n{queued}")).await;
+    talk(&mut client, "EXEC\r\n", error).await;
+    // Commands that only arrived together run one by one.
+    talk(&mut client, &work.repeat(all), &"*0\r\n".repeat(all)).await;
+}
+
+/// The answers to commands that arrive together are bounded together, also if they run as several
+/// transactions because one would be too large.
+#[tokio::test]
+async fn answers_of_commands_that_arrive_together_are_bounded() {
+    let limits = Limits {
+        key_bytes_max: 20,
+        value_bytes_max: 1_000,
+        request_bytes_max: 4 << 10,
+        response_bytes_max: 4 << 10,
+        ..Limits::default()
+    };
+    let rig = rig(Access::open(), limits).await;
+    let mut client = rig.client().await;
+    let value = "x".repeat(900);
+    talk(&mut client, &format!("SET a {value}\r\n"), "+OK\r\n").await;
+    for is_split in [false, true] {
+        if is_split {
+            rig.twist([Twist::Abort(AbortReason::TooLarge)]);
+        }
+        client.write_all(&b"GET a\r\n".repeat(30)).await.unwrap();
+        client.write_all(b"INCR n\r\nECHO end\r\n").await.unwrap();
+        let mut got = Vec::new();
+        while !got.ends_with(b"$3\r\nend\r\n") {
+            let read = tokio::time::timeout(Duration::from_secs(30), client.read_buf(&mut got));
+            assert!(read.await.expect("the answers arrive").unwrap() > 0);
+        }
+        let text = String::from_utf8(got).unwrap();
+        let values = text.matches(&value).count();
+        let left_out = text.matches("-ERR the answers of th").count();
+        assert_eq!(values + left_out, 30, "split {is_split}: {text}");
+        assert!((1..=4).contains(&values), "split {is_split}: {values} answers");
+    }
+    talk(&mut client, "GET n\r\n", "$1\r\n2\r\n").await;
+}
+
+/// True if the operating system will ask the peer of a connection whether it is there.
+#[cfg(target_os = "linux")]
+fn is_kept_alive(server: SocketAddr, client: SocketAddr) -> bool {
+    let (server, client) = (format!(":{:04X}", server.port()), format!(":{:04X}", client.port()));
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    // The columns: number, own address, peer, state, queues, and which timer runs.
+    table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|columns| {
+        columns.len() > 5
+            && columns[1].ends_with(&server)
+            && columns[2].ends_with(&client)
+            && columns[5].starts_with("02:")
+    })
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn listeners_notice_clients_that_vanished() {
+    let rig = open().await;
+    for listener in [rig.redis, rig.clients] {
+        let client = TcpStream::connect(listener).await.unwrap();
+        let own = client.local_addr().unwrap();
+        let deadline = std::time::Instant::now() + Duration::from_secs(30);
+        while !is_kept_alive(listener, own) {
+            assert!(std::time::Instant::now() < deadline, "no timer for {listener}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
 }
 
 #[tokio::test]

@@ -28,10 +28,7 @@ pub(super) fn accept(
     TcpListenerStream::new(listener).filter_map(move |accepted| match accepted {
         Ok(stream) => {
             let place = Arc::clone(&places).try_acquire_owned().ok()?;
-            // Answers are small and urgent. A socket without this option works too.
-            if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, "TCP_NODELAY");
-            }
+            crate::socket::prepare(&stream);
             Some(Ok(Connection { stream, _place: place }))
         }
         Err(error) => Some(Err(error)),

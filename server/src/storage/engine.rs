@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use orthodrome_core::store::{Memtable, StateEngine, Table, Versioned, Versions, collect};
+use orthodrome_core::store::{
+    Memtable, StateEngine, Table, Versioned, Versions, collect, collectable_after,
+};
 use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{Key, PartitionId, Timestamp};
 use redb::{
     Database, ReadOnlyTable, ReadableDatabase as _, ReadableTable as _, TableDefinition,
-    WriteTransaction,
+    TableError, WriteTransaction,
 };
 use smallvec::SmallVec;
 
@@ -18,6 +20,9 @@ use super::{Identity, StorageError, fatal};
 
 /// Maps the partition (four bytes, big-endian) and the key to a checksum and the key's versions.
 const VERSIONS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("versions");
+/// Deleted keys of which something may be dropped later: the partition, the time of the deletion
+/// (eight bytes, big-endian) and the key. A merge returns to them.
+const DELETED: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("deleted");
 const META: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("meta");
 
 /// Size of the page cache of one node, in bytes. The page cache of the operating system holds more.
@@ -59,6 +64,7 @@ impl Engine {
             let database = builder().create(path)?;
             let write = database.begin_write()?;
             write.open_table(VERSIONS)?;
+            write.open_table(DELETED)?;
             let owner = identity.to_string();
             write.open_table(META)?.insert("owner", owner.as_bytes())?;
             write.open_table(META)?.insert("checkpoint", 0_u64.to_le_bytes().as_slice())?;
@@ -93,6 +99,9 @@ impl Engine {
             }
         }
         let (owner, checkpoint) = read_meta(&database).map_err(broken)?;
+        if !has_table(&database, DELETED).map_err(broken)? {
+            list_deleted(&database, path).map_err(broken)?;
+        }
         if owner != identity.to_string().as_bytes() {
             return Err(StorageError::WrongIdentity {
                 path: path.to_owned(),
@@ -161,6 +170,39 @@ fn read_meta(database: &Database) -> Result<(Vec<u8>, u64), redb::Error> {
     Ok((owner, number))
 }
 
+fn has_table(
+    database: &Database,
+    table: TableDefinition<'static, &[u8], &[u8]>,
+) -> Result<bool, redb::Error> {
+    match database.begin_read()?.open_table(table) {
+        Ok(_) => Ok(true),
+        Err(TableError::TableDoesNotExist(_)) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Lists the deleted keys in a file of a version that did not list them.
+fn list_deleted(database: &Database, path: &Path) -> Result<(), redb::Error> {
+    let write = database.begin_write()?;
+    {
+        let (table, mut deleted) = (write.open_table(VERSIONS)?, write.open_table(DELETED)?);
+        for entry in table.iter()? {
+            let (row, value) = entry?;
+            let row = row.value();
+            let versions = decode(row, value.value()).map_err(|why| corrupted(path, row, &why))?;
+            if let Some(at) = collectable_after(&versions, false) {
+                deleted.insert(&deletion(row, at)[..], &[][..])?;
+            }
+        }
+    }
+    Ok(write.commit()?)
+}
+
+fn corrupted(path: &Path, row: &[u8], why: &str) -> redb::Error {
+    let key = row.get(4..).unwrap_or_default().escape_ascii();
+    redb::Error::Corrupted(format!("{} at {key}: {why}", path.display()))
+}
+
 type Row = SmallVec<[u8; 64]>;
 
 fn row(partition: PartitionId, key: &[u8]) -> Row {
@@ -169,26 +211,62 @@ fn row(partition: PartitionId, key: &[u8]) -> Row {
     row
 }
 
+/// The entry of a row in [`DELETED`].
+fn deletion(row: &[u8], at: Timestamp) -> Row {
+    let (partition, key) = row.split_at_checked(4).unwrap_or((row, &[]));
+    let mut entry = Row::from_slice(partition);
+    entry.extend_from_slice(&at.0.to_be_bytes());
+    entry.extend_from_slice(key);
+    entry
+}
+
+type Rows<'a> = redb::Table<'a, &'static [u8], &'static [u8]>;
+
+/// Removes all rows of a partition.
+fn clear(table: &mut Rows<'_>, partition: PartitionId) -> Result<(), redb::Error> {
+    let first = row(partition, &[]);
+    match partition.0.checked_add(1).map(|next| row(PartitionId(next), &[])) {
+        Some(end) => table.retain_in::<&[u8], _>(&first[..]..&end[..], |_, _| false)?,
+        None => table.retain_in::<&[u8], _>(&first[..].., |_, _| false)?,
+    }
+    Ok(())
+}
+
+/// Takes the rows of keys that were deleted before `below`.
+fn take_deleted(
+    deleted: &mut Rows<'_>,
+    partition: PartitionId,
+    below: Timestamp,
+) -> Result<Vec<Row>, redb::Error> {
+    let first = row(partition, &[]);
+    let end = deletion(&first, below);
+    let mut rows = Vec::new();
+    for entry in deleted.extract_from_if::<&[u8], _>(&first[..]..&end[..], |_, _| true)? {
+        let (entry, _) = entry?;
+        rows.push(row(partition, entry.value().get(12..).unwrap_or_default()));
+    }
+    Ok(rows)
+}
+
 fn merge_table(
     write: &WriteTransaction,
     path: &Path,
     partition: PartitionId,
     above: &Table,
 ) -> Result<(), redb::Error> {
-    let mut table = write.open_table(VERSIONS)?;
+    let (mut table, mut deleted) = (write.open_table(VERSIONS)?, write.open_table(DELETED)?);
     if above.cleared {
-        let first = row(partition, &[]);
-        match partition.0.checked_add(1).map(|next| row(PartitionId(next), &[])) {
-            Some(end) => table.retain_in::<&[u8], _>(&first[..]..&end[..], |_, _| false)?,
-            None => table.retain_in::<&[u8], _>(&first[..].., |_, _| false)?,
-        }
+        clear(&mut table, partition)?;
+        clear(&mut deleted, partition)?;
     }
-    for (key, versions) in &above.keys {
-        let row = row(partition, &key.0);
+    let due = take_deleted(&mut deleted, partition, above.collect_below)?;
+    let none = Versions::new();
+    let written = above.keys.iter().map(|(key, versions)| (row(partition, &key.0), versions));
+    for (row, versions) in written.chain(due.into_iter().map(|row| (row, &none))) {
         let mut held = match table.get(&row[..])? {
-            Some(value) => decode(&row, value.value()).map_err(|why| {
-                redb::Error::Corrupted(format!("{} at {key}: {why}", path.display()))
-            })?,
+            Some(value) => {
+                decode(&row, value.value()).map_err(|why| corrupted(path, &row, &why))?
+            }
             None => Versions::new(),
         };
         for (version, value) in versions {
@@ -198,6 +276,9 @@ fn merge_table(
             }
         }
         collect(&mut held, above.collect_below, above.keeps_deletions);
+        if let Some(at) = collectable_after(&held, above.keeps_deletions) {
+            deleted.insert(&deletion(&row, at)[..], &[][..])?;
+        }
         if held.is_empty() {
             table.remove(&row[..])?;
         } else {

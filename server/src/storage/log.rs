@@ -148,15 +148,21 @@ impl Log {
         options: Options,
     ) -> Result<(Self, Recovered), StorageError> {
         let found = Found::read(dir, identity, options.durable)?;
-        let Found { records, checkpoint, torn, end, sequence, obsolete } = found;
+        let Found { records, checkpoint, torn, end, sequence, obsolete, sealed } = found;
         for path in &obsolete {
             fs::remove_file(path).map_err(|e| StorageError::io("delete", path, e))?;
         }
         let from = options.durable;
         let sync = options.sync;
-        let log = Self::resume(dir, identity, options, end, sequence)?;
+        let mut log = Self::resume(dir, identity, options, end, sequence)?;
         if sync {
-            log.settle(if from.segment == end.segment { from.offset } else { 0 })?;
+            // A seal is durable before the first batch after it, unless the process died between.
+            if let Some(seal) = sealed.filter(|_| from.segment < end.segment) {
+                log.settle("settle seal", seal.offset.saturating_sub(BATCH_HEAD as u64), seal)?;
+            }
+            let offset = if from.segment == end.segment { from.offset } else { 0 };
+            log.settle("settle end", offset, end)?;
+            sync_dir(dir)?;
         }
         Ok((log, Recovered { records, checkpoint, torn }))
     }
@@ -186,20 +192,21 @@ impl Log {
         Ok(Self { dir, identity, options, file, end, sequence, batch, broken: false })
     }
 
-    /// Makes the recovered data durable before it is used. A process that died between a write and
+    /// Makes recovered data of the segment of `to`, from the offset `from` to its end, durable before it is used. A process that died between a write and
     /// its sync leaves bytes in the page cache only, and after a failed sync the cache marks them
     /// as clean. Writing and syncing them again solves both.
-    fn settle(&self, from: u64) -> Result<(), StorageError> {
+    fn settle(&mut self, name: &'static str, from: u64, to: Position) -> Result<(), StorageError> {
         use std::os::unix::fs::FileExt as _;
-        let path = path(&self.dir, self.end.segment, Kind::Segment);
-        let length = usize::try_from(self.end.offset.saturating_sub(from)).unwrap_or(0);
+        let path = path(&self.dir, to.segment, Kind::Segment);
+        step(&mut self.options.hook, name, &path)?;
+        let length = usize::try_from(to.offset.saturating_sub(from)).unwrap_or(0);
         let mut bytes = vec![0; length];
-        self.file
-            .read_exact_at(&mut bytes, from)
-            .and_then(|()| self.file.write_all_at(&bytes, from))
-            .and_then(|()| self.file.sync_all())
-            .map_err(|e| StorageError::io("rewrite and sync", &path, e))?;
-        sync_dir(&self.dir)
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let file = file.map_err(|e| StorageError::io("open", &path, e))?;
+        file.read_exact_at(&mut bytes, from)
+            .and_then(|()| file.write_all_at(&bytes, from))
+            .and_then(|()| file.sync_all())
+            .map_err(|e| StorageError::io("rewrite and sync", &path, e))
     }
 
     /// Adds a record to the open batch.
@@ -689,6 +696,8 @@ struct Found {
     end: Position,
     sequence: u64,
     obsolete: Vec<PathBuf>,
+    /// The end of the last sealed segment.
+    sealed: Option<Position>,
 }
 
 impl Found {
@@ -702,6 +711,7 @@ impl Found {
             end: Position::default(),
             sequence: 1,
             obsolete: drafts,
+            sealed: None,
         };
         let mut segments = Vec::new();
         let mut first = None;
@@ -762,6 +772,7 @@ impl Found {
             self.sequence = scan.next;
             if scan.is_sealed {
                 whole(path, &scan)?;
+                self.sealed = Some(Position { segment: number, offset: scan.end });
                 self.records.extend(scan.records);
             } else {
                 open = Some((number, path, scan));

@@ -190,6 +190,17 @@ pub enum StorageError {
         /// The problem.
         why: String,
     },
+    /// A thread that writes panicked.
+    #[error(
+        "the thread {thread:?} failed, so nothing more becomes durable: {why}; start the node again, and report this \
+         defect"
+    )]
+    Panic {
+        /// Its name.
+        thread: &'static str,
+        /// The message of the panic.
+        why: String,
+    },
     /// A cluster id is malformed.
     #[error(
         "cluster id {0:?} must be 1 to 63 lower-case letters, digits or hyphens, no hyphen first or last"

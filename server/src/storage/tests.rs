@@ -697,6 +697,91 @@ fn an_engine_older_than_its_log_is_refused() {
 }
 
 #[test]
+fn a_panic_of_a_thread_that_writes_is_reported() {
+    let root = tempfile::tempdir().unwrap();
+    let hook: Hook = Box::new(|name| {
+        assert!(name != "sync batch", "an invariant is broken");
+        Ok(())
+    });
+    let settings = Settings { hook: Some(hook), ..settings(&root.path().join("data")) };
+    let (storage, _) = Storage::open(settings).unwrap();
+    let (sender, reports) = mpsc::channel();
+    let writer = storage.start(move |report| drop(sender.send(report))).unwrap();
+    persist(&writer, Tag::Server, 1);
+    let Report::Failed(error) = reports.recv().unwrap() else { panic!("it is not durable") };
+    let text = error.to_string();
+    assert!(text.contains(r#"the thread "storage" failed"#), "{text}");
+    assert!(text.contains("an invariant is broken"), "{text}");
+    assert!(reports.recv().is_err(), "the thread has ended");
+    // The thread that merges uses the same guard.
+    let merged = super::writer::guard("checkpoint", || -> Result<(), _> { panic!("no more room") });
+    let text = merged.unwrap_err().to_string();
+    assert!(text.contains(r#"the thread "checkpoint" failed"#) && text.contains("no more room"));
+}
+
+#[test]
+fn a_seal_that_was_not_synced_is_durable_before_it_is_relied_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = Log::create(dir.path(), &me(), Options::default()).unwrap();
+    log.add(1, b"a").unwrap();
+    log.commit().unwrap();
+    drop(log);
+    // The process dies when it has written the seal and not synced it.
+    let hook: Hook = Box::new(|name| match name {
+        "sync batch" => Err(io::Error::from(io::ErrorKind::Interrupted)),
+        _ => Ok(()),
+    });
+    let options = Options { hook: Some(hook), ..Options::default() };
+    let (mut log, _) = Log::open(dir.path(), &me(), options).unwrap();
+    log.rotate().unwrap_err();
+    drop(log);
+    let open = |durable| {
+        let steps = Arc::new(Mutex::new(Vec::new()));
+        let seen = steps.clone();
+        let hook: Hook = Box::new(move |name| {
+            seen.lock().unwrap().push(name);
+            Ok(())
+        });
+        let options = Options { hook: Some(hook), durable, ..Options::default() };
+        let (log, found) = Log::open(dir.path(), &me(), options).unwrap();
+        assert_eq!(texts(&found.records), ["a"]);
+        let steps = steps.lock().unwrap().clone();
+        (log.end(), steps)
+    };
+    let (end, steps) = open(super::log::Position::default());
+    assert_eq!(end.segment, 2);
+    assert_eq!(steps, ["settle seal", "settle end"]);
+    let (_, steps) = open(end);
+    assert_eq!(steps, ["settle end"], "nothing before the second segment is new");
+}
+
+#[test]
+fn keys_that_an_earlier_version_deleted_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("state.redb");
+    let engine = Engine::create(&path, &me()).unwrap();
+    let mut store = Store::new(Box::new(engine.clone()));
+    store.put(PartitionId(1), "k".into(), version(10), Some("secret".into()));
+    store.put(PartitionId(1), "k".into(), version(20), None);
+    store.put(PartitionId(1), "l".into(), version(5), Some("v".into()));
+    engine.merge(&store.freeze(), 1).unwrap();
+    drop((store, engine));
+    // An earlier version had no list of deleted keys.
+    let database = redb::Database::create(&path).unwrap();
+    let write = database.begin_write().unwrap();
+    let table = redb::TableDefinition::<&[u8], &[u8]>::new("deleted");
+    assert!(write.delete_table(table).unwrap());
+    write.commit().unwrap();
+    drop(database);
+    let (engine, _) = Engine::open(&path, &me(), true).unwrap();
+    let mut store = Store::new(Box::new(engine.clone()));
+    store.collect_below(PartitionId(1), Timestamp(21));
+    engine.merge(&store.freeze(), 2).unwrap();
+    let left = engine.scan(PartitionId(1), None, 10);
+    assert_eq!(left.into_iter().map(|(key, _)| key).collect::<Vec<_>>(), [Key::from("l")]);
+}
+
+#[test]
 fn a_disk_that_fails_ends_the_writer_and_is_reported_once() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("data");

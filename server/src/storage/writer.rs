@@ -1,6 +1,7 @@
 //! The only thread that writes: it takes all queued work, appends it, syncs once, and reports.
 
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -288,6 +289,20 @@ struct Pending {
     merge: JoinHandle<()>,
 }
 
+/// Calls `run` on the thread with this name. A panic becomes an error, which stops the node: if the
+/// thread ended without a word, nothing would become durable any more, and nobody would know.
+pub(super) fn guard<T>(
+    thread: &'static str,
+    run: impl FnOnce() -> Result<T, StorageError>,
+) -> Result<T, StorageError> {
+    // What `run` has half changed is not used any more.
+    std::panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(StorageError::Panic { thread, why: text.unwrap_or("no message").into() })
+    })
+}
+
 struct Thread {
     storage: Storage,
     inbox: Arc<Inbox<Work>>,
@@ -302,7 +317,7 @@ impl Thread {
     fn run(mut self) {
         let mut work = Vec::new();
         while self.inbox.drain(&mut work, usize::MAX, None) {
-            match self.carry_out(&mut work) {
+            match guard("storage", || self.carry_out(&mut work)) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
@@ -404,7 +419,7 @@ impl Thread {
         let merge = std::thread::Builder::new()
             .name("checkpoint".into())
             .spawn(move || {
-                let result = engine.merge(&versions, number);
+                let result = guard("checkpoint", || engine.merge(&versions, number));
                 inbox.push(Work::Merged(result));
             })
             .map_err(|e| {

@@ -42,11 +42,14 @@ pub enum Content {
     List(VecDeque<Bytes>),
     /// Members with scores.
     Sorted(BTreeMap<Bytes, Score>),
+    /// No value: the key does not exist, and a client watches it. The stamp tells whether the key
+    /// was made and removed since.
+    Nothing,
 }
 
 /// What an element costs besides its bytes when the size of a value is counted. It is more than
 /// the encoding adds, so a counted value is never larger than its bound.
-const ELEMENT_BYTES: usize = 16;
+pub(super) const ELEMENT_BYTES: usize = 16;
 
 /// The most bytes that a value may have, as [`Content::cost`] counts them.
 pub const COST_MAX: usize = VALUE_BYTES_MAX - 1_024;
@@ -66,6 +69,7 @@ impl Content {
             Self::Set(_) => "set",
             Self::List(_) => "list",
             Self::Sorted(_) => "zset",
+            Self::Nothing => "none",
         }
     }
 
@@ -78,14 +82,17 @@ impl Content {
             Self::Set(members) => cost_of(members),
             Self::List(elements) => cost_of(elements),
             Self::Sorted(members) => cost_of(members.keys()),
+            Self::Nothing => 0,
         }
     }
 
-    /// True for a hash, a set, a list or a sorted set without elements. Such a key does not exist.
+    /// True for a hash, a set, a list or a sorted set without elements, and for no value. Such a
+    /// key does not exist.
     #[must_use]
     pub fn is_vacant(&self) -> bool {
         match self {
             Self::String(_) => false,
+            Self::Nothing => true,
             Self::Hash(fields) => fields.is_empty(),
             Self::Set(members) => members.is_empty(),
             Self::List(elements) => elements.is_empty(),

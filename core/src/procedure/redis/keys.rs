@@ -2,26 +2,34 @@
 
 use std::ops::Range;
 
-use super::Use;
 use super::parse::Args;
-use super::reply::{Answer, Failure, Reply};
+use super::reply::{Answer, Failure, NOT_INTEGER, Reply};
 use super::state::{Context, Slot};
 use super::strings::Lifetime;
+use super::{Use, number};
 use crate::wire::Wire;
 
 /// When `EXPIRE` changes the lifetime.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
-pub enum ExpireCondition {
-    /// Always.
-    Always,
-    /// Only if the key does not expire yet.
-    IfForever,
-    /// Only if the key expires.
-    IfExpires,
-    /// Only if it expires later than before.
-    IfLater,
-    /// Only if it expires earlier than before.
-    IfEarlier,
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Wire)]
+pub struct ExpireConditions {
+    /// `NX`: only if the key does not expire yet.
+    pub if_forever: bool,
+    /// `XX`: only if the key expires.
+    pub if_expires: bool,
+    /// `GT`: only if it expires later than before.
+    pub if_later: bool,
+    /// `LT`: only if it expires earlier than before.
+    pub if_earlier: bool,
+}
+
+impl ExpireConditions {
+    /// Whether a key that expired at `before`, 0 for never, may expire at `at`.
+    fn hold(self, before: u64, at: u64) -> bool {
+        (!self.if_forever || before == 0)
+            && (!self.if_expires || before != 0)
+            && (!self.if_later || (before != 0 && at > before))
+            && (!self.if_earlier || before == 0 || at < before)
+    }
 }
 
 /// A command on one key of any type.
@@ -30,7 +38,7 @@ pub enum Keys {
     /// `TYPE`
     Type,
     /// `EXPIRE`, `PEXPIRE`, `EXPIREAT`, `PEXPIREAT`
-    Expire(Lifetime, ExpireCondition),
+    Expire(Lifetime, ExpireConditions),
     /// `PERSIST`
     Persist,
     /// `TTL`, `PTTL`, `EXPIRETIME`, `PEXPIRETIME`
@@ -54,16 +62,10 @@ impl Keys {
         let before = slot.expires_ms();
         match self {
             Self::Type => Ok(Reply::Status(slot.type_name().unwrap_or("none"))),
-            Self::Expire(lifetime, condition) => {
+            Self::Expire(lifetime, conditions) => {
                 let Some(before) = before else { return Ok(Reply::Integer(0)) };
                 let at = deadline(*lifetime, before, cx);
-                let changes = match condition {
-                    ExpireCondition::Always => true,
-                    ExpireCondition::IfForever => before == 0,
-                    ExpireCondition::IfExpires => before != 0,
-                    ExpireCondition::IfLater => before != 0 && at > before,
-                    ExpireCondition::IfEarlier => before == 0 || at < before,
-                };
+                let changes = conditions.hold(before, at);
                 if changes {
                     expire_at(slot, at, cx);
                 }
@@ -81,9 +83,9 @@ impl Keys {
                 Some(0) => -1,
                 Some(at) => {
                     let millis = if *is_absolute { at } else { at.saturating_sub(cx.now_ms) };
-                    let round = if *is_absolute { 0 } else { 500 };
+                    // Redis rounds a time since 1970, too.
                     let shown =
-                        if *is_seconds { millis.saturating_add(round) / 1_000 } else { millis };
+                        if *is_seconds { millis.saturating_add(500) / 1_000 } else { millis };
                     i64::try_from(shown).unwrap_or(i64::MAX)
                 }
             })),
@@ -117,18 +119,44 @@ pub(super) fn parse_expire(
     is_absolute: bool,
 ) -> Result<(u32, Keys), Failure> {
     let invalid = Failure::of(format!("ERR invalid expire time in '{}' command", args.name()));
-    let (key, amount) = (args.key()?, args.integer()?);
+    let (key, amount) = (args.key()?, args.bytes()?);
+    let conditions = expire_conditions(args)?;
+    let amount = number::integer(&amount).ok_or(NOT_INTEGER)?;
     let millis = amount.checked_mul(if is_seconds { 1_000 } else { 1 }).ok_or(invalid)?;
     let lifetime = if is_absolute { Lifetime::At(millis) } else { Lifetime::In(millis) };
-    let condition = [
-        ("NX", ExpireCondition::IfForever),
-        ("XX", ExpireCondition::IfExpires),
-        ("GT", ExpireCondition::IfLater),
-        ("LT", ExpireCondition::IfEarlier),
-    ];
-    let given = condition.into_iter().find(|(word, _)| args.takes(word));
-    let condition = given.map_or(ExpireCondition::Always, |(_, condition)| condition);
-    Ok((key, Keys::Expire(lifetime, condition)))
+    Ok((key, Keys::Expire(lifetime, conditions)))
+}
+
+/// The conditions after the time of `EXPIRE`, in any order and number.
+fn expire_conditions(args: &mut Args<'_>) -> Result<ExpireConditions, Failure> {
+    let mut conditions = ExpireConditions::default();
+    while args.left() > 0 {
+        let flag = if args.takes("NX") {
+            &mut conditions.if_forever
+        } else if args.takes("XX") {
+            &mut conditions.if_expires
+        } else if args.takes("GT") {
+            &mut conditions.if_later
+        } else if args.takes("LT") {
+            &mut conditions.if_earlier
+        } else {
+            let word = args.bytes()?;
+            let shown =
+                String::from_utf8_lossy(word.get(..word.len().min(128)).unwrap_or_default());
+            return Err(Failure::of(format!("ERR Unsupported option {shown}")));
+        };
+        *flag = true;
+    }
+    let ExpireConditions { if_forever, if_expires, if_later, if_earlier } = conditions;
+    if if_forever && (if_expires || if_later || if_earlier) {
+        return Err(Failure::new(
+            "ERR NX and XX, GT or LT options at the same time are not compatible",
+        ));
+    }
+    if if_later && if_earlier {
+        return Err(Failure::new("ERR GT and LT options at the same time are not compatible"));
+    }
+    Ok(conditions)
 }
 
 /// The part of a list from `first` to `last`, both included; negative numbers count from the end.
@@ -146,6 +174,16 @@ pub(super) fn span(first: i64, last: i64, length: usize) -> Range<usize> {
     }
     let (first, end) = (place(first), place(last).saturating_add(1).min(length));
     if first >= end { 0..0 } else { first..end }
+}
+
+/// The bytes of a string from `first` to `last`, both included. Other than in a list, an end before
+/// the first byte is the first byte, unless both ends count from the end and are in wrong order.
+pub(super) fn byte_span(first: i64, last: i64, length: usize) -> Range<usize> {
+    if first < 0 && last < first {
+        return 0..0;
+    }
+    let is_before = last < 0 && last.unsigned_abs() > length as u64;
+    span(first, if is_before { 0 } else { last }, length)
 }
 
 /// One element of a list; negative numbers count from the end.
@@ -178,6 +216,19 @@ mod tests {
         ];
         for (first, last, length, wanted) in cases {
             assert_eq!(span(first, last, length), wanted, "{first} {last} {length}");
+        }
+        for (first, last, length, wanted) in [
+            (0, -10, 5, 0..1),
+            (-10, -9, 5, 0..1),
+            (0, -5, 5, 0..1),
+            (1, -5, 5, 0..0),
+            (-3, -10, 5, 0..0),
+            (-1, -3, 5, 0..0),
+            (2, -9, 5, 0..0),
+            (0, -10, 0, 0..0),
+            (1, 3, 5, 1..4),
+        ] {
+            assert_eq!(byte_span(first, last, length), wanted, "{first} {last} {length}");
         }
         assert_eq!(position(-1, 3), Some(2));
         assert_eq!(position(-4, 3), None);

@@ -151,6 +151,18 @@ pub(super) fn take(slot: &mut Slot, cx: Context, end: End) -> Result<Option<Byte
     Ok(taken)
 }
 
+/// Moves one element of a list from an end to an end.
+pub(super) fn rotate(slot: &mut Slot, cx: Context, from: End, to: End) -> Result<(), Failure> {
+    let (list, _) = slot.list_mut()?;
+    match (from, to) {
+        (End::Left, End::Right) => list.rotate_left(usize::from(!list.is_empty())),
+        (End::Right, End::Left) => list.rotate_right(usize::from(!list.is_empty())),
+        (End::Left, End::Left) | (End::Right, End::Right) => {}
+    }
+    slot.changed(cx);
+    Ok(())
+}
+
 fn pop(slot: &mut Slot, cx: Context, end: End, count: Option<u64>) -> Answer {
     let Some(many) = count else {
         return Ok(take(slot, cx, end)?.map_or(Reply::Nil, Reply::Bulk));

@@ -16,7 +16,8 @@
 //! writes such a key aborts; the gateway declares all its keys then, and tries again.
 //!
 //! **Watch.** A batch may require that keys still have the stamps that they had before. Otherwise
-//! it aborts.
+//! it aborts. A key that does not exist has no stamp, unless `WATCH` has noted one for it
+//! ([`Command::Mark`]). Whoever makes the key drops the note.
 
 pub mod entry;
 pub mod hashes;
@@ -32,11 +33,13 @@ pub mod strings;
 mod table;
 #[cfg(test)]
 mod tests;
+mod work;
 
 use bytes::Bytes;
 
-pub use parse::{KeyLimits, KeyNames, Refused, parse, wrong_arity};
+pub use parse::{KeyLimits, KeyName, KeyNames, Refused, parse, wrong_arity};
 pub use table::{COMMANDS, Spec};
+pub use work::WORK_BYTES_MAX;
 
 use super::{Call, Procedure, Results};
 use crate::txn::{AbortReason, Key, Value};
@@ -50,6 +53,7 @@ use sets::{Combination, Sets};
 use sorted::Sorted;
 use state::{Context, Slot};
 use strings::Strings;
+use work::Meter;
 
 /// What a command does with a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +103,9 @@ pub enum Command {
     Rename(u32, u32, bool),
     /// `WATCH`: reads the stamps of keys.
     Watch(Vec<u32>),
+    /// `WATCH` of keys that do not exist: notes this under a stamp of their own, so that `EXEC`
+    /// finds out whether they were made and removed since.
+    Mark(Vec<u32>),
 }
 
 impl Command {
@@ -121,7 +128,7 @@ impl Command {
             Self::SetSeveralIfAbsent(pairs) => {
                 pairs.iter().map(|(key, _)| (*key, Use::Change)).collect()
             }
-            Self::Delete(keys) => all(keys, Use::Change),
+            Self::Delete(keys) | Self::Mark(keys) => all(keys, Use::Change),
             Self::CombineInto(_, target, keys) => {
                 let mut uses = all(keys, Use::Read);
                 uses.push((*target, Use::Change));
@@ -169,14 +176,20 @@ pub struct Batch {
 pub struct Evaluation {
     /// The answers to the commands.
     pub replies: Vec<Reply>,
-    /// The stamp of each key before the commands; none if it is absent or was not read.
+    /// The stamp of each key before the commands; none if it has none or was not read.
     pub stamps: Vec<Option<Stamp>>,
     /// True if every watched key has the stamp that it must have.
     pub is_watch_kept: bool,
     /// True if a key has expired that the batch did not declare to write. Then nothing else here
     /// counts.
     pub needs_more_writes: bool,
+    /// True if the commands are more work than a transaction may do. Then there are no answers.
+    pub is_too_large: bool,
 }
+
+/// How long a note is kept that a watched key does not exist, in milliseconds. When it is gone,
+/// `EXEC` does nothing, as if the key had changed.
+const MARK_MS: u64 = 600_000;
 
 /// The answer instead of one that does not fit.
 const OMITTED: Failure = Failure::new(
@@ -246,14 +259,21 @@ impl Batch {
         let is_watch_kept = self.is_watch_kept(&slots);
         let mut left = bytes_max;
         let mut replies = Vec::new();
+        let mut meter = Meter::new();
+        let mut is_too_large = false;
         for command in &self.commands {
+            if meter.charge(command, &mut slots).is_err() {
+                is_too_large = true;
+                replies.clear();
+                break;
+            }
             let reply = execute(command, &mut slots, cx).unwrap_or_else(Reply::Error);
             let bytes = reply.bytes();
             let fits = bytes <= left;
             left = left.saturating_sub(bytes);
             replies.push(if fits { reply } else { Reply::Error(OMITTED) });
         }
-        Evaluation { replies, stamps, is_watch_kept, needs_more_writes }
+        Evaluation { replies, stamps, is_watch_kept, needs_more_writes, is_too_large }
     }
 
     fn context(&self) -> Context {
@@ -278,7 +298,8 @@ impl Batch {
 ///
 /// # Errors
 /// A guard: a watched key has changed, a key has expired that the batch did not declare to write,
-/// or the argument has the wrong form.
+/// or the argument has the wrong form. Too large: the commands are more work than
+/// [`WORK_BYTES_MAX`].
 pub fn batch(reads: &[Option<Value>], arguments: &Value) -> Results {
     let batch: Batch = wire::decode(&arguments.0).map_err(|_| AbortReason::Guard)?;
     let count = batch.keys.iter().filter(|access| access.reads).count();
@@ -293,9 +314,14 @@ pub fn batch(reads: &[Option<Value>], arguments: &Value) -> Results {
     if !batch.is_watch_kept(&slots) {
         return Err(AbortReason::Guard);
     }
-    for command in batch.commands.iter().filter(|command| !command.is_read_only()) {
-        // A command that fails has no effect; its gateway answers with the error.
-        let _ = execute(command, &mut slots, cx);
+    let mut meter = Meter::new();
+    for command in &batch.commands {
+        // A gateway runs all of them, so all are counted.
+        meter.charge(command, &mut slots)?;
+        if !command.is_read_only() {
+            // A command that fails has no effect; its gateway answers with the error.
+            let _ = execute(command, &mut slots, cx);
+        }
     }
     let mut results = Vec::new();
     for (slot, access) in slots.into_iter().zip(&batch.keys) {
@@ -362,6 +388,12 @@ fn execute(command: &Command, slots: &mut [Slot], cx: Context) -> Answer {
         }
         Command::Rename(from, to, only_if_absent) => rename(slots, cx, *from, *to, *only_if_absent),
         Command::Watch(_) => Ok(Reply::OK),
+        Command::Mark(keys) => {
+            for key in keys {
+                slot(slots, *key)?.mark(cx.now_ms.saturating_add(MARK_MS), cx);
+            }
+            Ok(Reply::OK)
+        }
     }
 }
 
@@ -429,9 +461,12 @@ fn move_element(
     };
     let Some(element) = element.cloned() else { return Ok(Reply::Nil) };
     slot(slots, to)?.list()?;
-    if from != to {
-        slot(slots, to)?.check_room(entry::cost_of([&element]))?;
+    if from == to {
+        // Never empty in between: an empty list would be a new one, without its lifetime.
+        lists::rotate(slot(slots, from)?, cx, from_end, to_end)?;
+        return Ok(Reply::Bulk(element));
     }
+    slot(slots, to)?.check_room(entry::cost_of([&element]))?;
     lists::take(slot(slots, from)?, cx, from_end)?;
     lists::push(slot(slots, to)?, cx, to_end, std::slice::from_ref(&element))?;
     Ok(Reply::Bulk(element))

@@ -9,11 +9,16 @@ use super::number::{self, Decimal, Score};
 use super::reply::{Failure, NOT_FLOAT, NOT_INTEGER, SYNTAX};
 use super::table::COMMANDS;
 
+/// A key: its database and its name.
+pub type KeyName = (u8, Bytes);
+
 /// The keys of a transaction, each once, in the order in which its commands name them.
 #[derive(Clone, Debug, Default)]
 pub struct KeyNames {
-    names: Vec<Bytes>,
-    numbers: BTreeMap<Bytes, u32>,
+    /// The database of names without one.
+    database: u8,
+    names: Vec<KeyName>,
+    numbers: BTreeMap<KeyName, u32>,
     bytes: usize,
     /// True once a key was refused.
     has_refused: bool,
@@ -39,9 +44,20 @@ pub struct KeyLimits {
 }
 
 impl KeyNames {
+    /// Names without a database belong to this database from now on.
+    pub fn select(&mut self, database: u8) {
+        self.database = database;
+    }
+
+    /// The database of names without one.
+    #[must_use]
+    pub fn database(&self) -> u8 {
+        self.database
+    }
+
     /// The names.
     #[must_use]
-    pub fn names(&self) -> &[Bytes] {
+    pub fn names(&self) -> &[KeyName] {
         &self.names
     }
 
@@ -51,15 +67,24 @@ impl KeyNames {
         self.bytes
     }
 
-    /// The number of a key.
+    /// The number of a key of the selected database.
     ///
     /// # Errors
     /// The key is too long, or there are too many.
     pub fn number(&mut self, name: &Bytes, limits: KeyLimits) -> Result<u32, Failure> {
-        if let Some(number) = self.numbers.get(name) {
+        self.number_of(&(self.database, name.clone()), limits)
+    }
+
+    /// The number of a key.
+    ///
+    /// # Errors
+    /// The key is too long, or there are too many.
+    pub fn number_of(&mut self, key: &KeyName, limits: KeyLimits) -> Result<u32, Failure> {
+        if let Some(number) = self.numbers.get(key) {
             return Ok(*number);
         }
         let KeyLimits { keys_max, key_bytes_max } = limits;
+        let (_, name) = key;
         self.has_refused = true;
         if name.len() > key_bytes_max {
             let have = name.len();
@@ -73,8 +98,8 @@ impl KeyNames {
             )));
         }
         let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
-        self.names.push(name.clone());
-        self.numbers.insert(name.clone(), number);
+        self.names.push(key.clone());
+        self.numbers.insert(key.clone(), number);
         self.bytes += name.len();
         self.has_refused = false;
         Ok(number)
@@ -82,9 +107,9 @@ impl KeyNames {
 
     /// Forgets the keys after the first `many`.
     pub fn truncate(&mut self, many: usize) {
-        for name in self.names.drain(many.min(self.names.len())..) {
-            self.bytes -= name.len();
-            self.numbers.remove(&name);
+        for key in self.names.drain(many.min(self.names.len())..) {
+            self.bytes -= key.1.len();
+            self.numbers.remove(&key);
         }
     }
 }

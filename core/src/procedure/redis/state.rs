@@ -37,8 +37,13 @@ pub struct Slot {
     is_changed: bool,
     /// The value before the transaction.
     before: Option<Value>,
+    /// While the key does not exist: who noted this for a client that watches it, and until when
+    /// in milliseconds since 1970.
+    mark: Option<(Stamp, u64)>,
     /// The members of a sorted set in their order, once a command needed it.
     order: OnceCell<Vec<(Score, Bytes)>>,
+    /// True if the work of finding this order was counted, whether it was done here or not.
+    is_order_counted: bool,
 }
 
 macro_rules! typed {
@@ -60,7 +65,7 @@ macro_rules! typed {
                 self.cost = content.cost();
                 self.held = Held::Entry(Entry { stamp: Stamp::default(), expires_ms: 0, content });
             }
-            self.order.take();
+            self.forget_order();
             match &mut self.held {
                 Held::Entry(Entry { content: Content::$variant(content), .. }) => {
                     Ok((content, &mut self.cost))
@@ -86,11 +91,31 @@ impl Slot {
         {
             (held, is_changed) = (Held::Absent, true);
         }
+        let mut mark = None;
+        if let Held::Entry(Entry { stamp, expires_ms, content: Content::Nothing }) = held {
+            (held, mark) = (Held::Absent, Some((stamp, expires_ms)));
+        }
         let cost = match &held {
             Held::Entry(entry) => entry.content.cost(),
             Held::Absent | Held::Foreign => 0,
         };
-        Self { held, cost, is_changed, before, order: OnceCell::new() }
+        let (order, is_order_counted) = (OnceCell::new(), false);
+        Self { held, cost, is_changed, before, mark, order, is_order_counted }
+    }
+
+    /// The counted size of the content.
+    pub fn cost(&self) -> usize {
+        self.cost
+    }
+
+    /// Counts that the members of a sorted set are put in order; false if they were before.
+    pub fn count_order(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_order_counted, true)
+    }
+
+    fn forget_order(&mut self) {
+        self.order.take();
+        self.is_order_counted = false;
     }
 
     typed!(string, string_mut, String, Bytes);
@@ -149,10 +174,11 @@ impl Slot {
         }
     }
 
-    /// The transaction that changed the key last; none if it does not exist.
+    /// The transaction that changed the key last. If the key does not exist: the one that noted
+    /// this for a client, if any.
     pub fn stamp(&self) -> Option<Stamp> {
         match &self.held {
-            Held::Absent => None,
+            Held::Absent => self.mark.map(|(stamp, _)| stamp),
             Held::Entry(entry) => Some(entry.stamp),
             Held::Foreign => Some(Stamp::default()),
         }
@@ -167,7 +193,7 @@ impl Slot {
     pub fn replace(&mut self, content: Content, expires_ms: u64, cx: Context) {
         self.cost = content.cost();
         self.held = Held::Entry(Entry { stamp: cx.stamp, expires_ms, content });
-        self.order.take();
+        self.forget_order();
         self.is_changed = true;
     }
 
@@ -176,9 +202,20 @@ impl Slot {
         let existed = self.exists();
         self.held = Held::Absent;
         self.cost = 0;
-        self.order.take();
+        self.forget_order();
         self.is_changed |= existed;
+        if existed {
+            self.mark = None;
+        }
         existed
+    }
+
+    /// Notes that the key does not exist, for clients that watch it. A note that is there stays.
+    pub fn mark(&mut self, until_ms: u64, cx: Context) {
+        if matches!(self.held, Held::Absent) && self.mark.is_none() {
+            self.mark = Some((cx.stamp, until_ms));
+            self.is_changed = true;
+        }
     }
 
     /// Notes that a command changed the content. A key without elements does not exist.
@@ -203,7 +240,12 @@ impl Slot {
             return self.before;
         }
         match self.held {
-            Held::Absent => None,
+            Held::Absent => {
+                let entry = |(stamp, expires_ms)| {
+                    Entry { stamp, expires_ms, content: Content::Nothing }.encode()
+                };
+                self.mark.map(entry)
+            }
             Held::Entry(entry) => Some(entry.encode()),
             Held::Foreign => self.before,
         }

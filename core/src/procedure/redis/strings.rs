@@ -104,7 +104,7 @@ impl Strings {
             Self::Length => Ok(Reply::count(slot.string()?.map_or(0, Bytes::len))),
             Self::Range(start, end) => {
                 let text = slot.string()?.cloned().unwrap_or_default();
-                let part = keys::span(*start, *end, text.len());
+                let part = keys::byte_span(*start, *end, text.len());
                 Ok(Reply::Bulk(text.slice(part)))
             }
             Self::Set { value, condition, lifetime, answer } => {

@@ -19,6 +19,10 @@ struct Store {
     counter: u64,
 }
 
+fn keys_of(names: &KeyNames) -> Vec<Key> {
+    names.names().iter().map(|(_, name)| Key(name.clone())).collect()
+}
+
 /// Why a batch had no effect.
 #[derive(PartialEq, Eq, Debug)]
 struct Aborted;
@@ -44,12 +48,12 @@ impl Store {
         commands: Vec<Command>,
         watched: &[(u32, Option<Stamp>)],
     ) -> Result<Evaluation, Aborted> {
-        let keys: Vec<Key> = names.names().iter().cloned().map(Key).collect();
+        let keys = keys_of(names);
         self.counter += 1;
         for is_wide in [false, true] {
             let mut batch = Batch::new(keys.len(), commands.clone(), watched.to_vec(), is_wide);
             (batch.now_ms, batch.stamp) = (self.now_ms, Stamp { client: 7, counter: self.counter });
-            let value = |key: usize| self.values.get(&names.names()[key]).cloned();
+            let value = |key: usize| self.values.get(&names.names()[key].1).cloned();
             let evaluation = batch.evaluate(value, BYTES_MAX);
             if batch.is_read_only() {
                 if evaluation.needs_more_writes {
@@ -154,6 +158,10 @@ fn strings_and_counters() {
         STRLEN nothing => :0
         GETRANGE d 1 -2 => "yz"
         GETRANGE d 5 9 => ""
+        GETRANGE d 0 -9 => "x"
+        GETRANGE d -9 -8 => "x"
+        GETRANGE d -2 -9 => ""
+        GETRANGE d 1 -9 => ""
         SETRANGE d 6 end => :9
         GET d => "xyzw\x00\x00end"
         SETRANGE d -1 x => !ERR offset is out of range
@@ -340,6 +348,21 @@ fn keys_expire_once_and_never_come_back() {
         EXPIRE b 20 NX => :0
         EXPIRE b 5 GT => :0
         EXPIRE b 20 GT => :1
+        EXPIRE b 30 XX GT => :1
+        EXPIRE b 20 GT XX => :0
+        EXPIRE b 20 XX LT => :1
+        EXPIRE b 20 NX XX => !ERR NX and XX, GT or LT options at the same time are not compatible
+        EXPIRE b 20 LT NX => !ERR NX and XX, GT or LT options at the same time are not compatible
+        EXPIRE b 20 GT LT => !ERR GT and LT options at the same time are not compatible
+        EXPIRE b x foo => !ERR Unsupported option foo
+        EXPIRE b x XX => !ERR value is not an integer or out of range
+        SET forever 1 => OK
+        EXPIRE forever 20 XX LT => :0
+        EXPIRE forever 20 GT => :0
+        EXPIRE forever 20 LT LT => :1
+        PEXPIREAT forever 33177117420999 => :1
+        EXPIRETIME forever => :33177117421
+        PEXPIRETIME forever => :33177117420999
         TTL b => :20
         PERSIST b => :1
         PERSIST b => :0
@@ -412,6 +435,81 @@ fn watched_keys_must_have_their_stamps() {
 }
 
 #[test]
+fn a_list_of_one_element_that_is_rotated_keeps_its_lifetime() {
+    let mut store = Store::default();
+    store.script(
+        r#"
+        RPUSH l a => :1
+        PEXPIRE l 5000 => :1
+        LMOVE l l LEFT RIGHT => "a"
+        PTTL l => :5000
+        RPOPLPUSH l l => "a"
+        LMOVE l l LEFT LEFT => "a"
+        PTTL l => :5000
+        RPUSH l b c => :3
+        LMOVE l l LEFT RIGHT => "a"
+        LRANGE l 0 -1 => ["b" "c" "a"]
+        RPOPLPUSH l l => "a"
+        LMOVE l l RIGHT RIGHT => "c"
+        LRANGE l 0 -1 => ["a" "b" "c"]
+        PTTL l => :5000
+        "#,
+    );
+    // The element still counts once.
+    let entry = entry::Entry::decode(&store.values[&Bytes::from("l")]).unwrap();
+    assert_eq!(entry.content.cost(), 3 * 17);
+}
+
+#[test]
+fn a_watched_key_that_is_made_and_removed_has_changed() {
+    let mut store = Store::default();
+    let watch = |store: &mut Store| {
+        let mut names = KeyNames::default();
+        let key = names.number(&"a".into(), LIMITS).unwrap();
+        let found = store.batch(&names, vec![Command::Mark(vec![key])], &[]).unwrap();
+        found.stamps[0].unwrap_or(Stamp { client: 7, counter: store.counter })
+    };
+    let exec = |store: &mut Store, stamp| {
+        let (mut names, commands) = Store::parse(&["GET b"]);
+        let watched = names.number(&"a".into(), LIMITS).unwrap();
+        store.batch(&names, commands, &[(watched, Some(stamp))]).map(|_| ())
+    };
+    let first = watch(&mut store);
+    assert_eq!(exec(&mut store, first), Ok(()));
+    assert_eq!(watch(&mut store), first, "another client watches it, too");
+    // The note is no value.
+    store.script(
+        r"
+        EXISTS a => :0
+        GET a => nil
+        TYPE a => none
+        TTL a => :-2
+        DEL a => :0
+        EXPIRE a 10 => :0
+        RENAME a b => !ERR no such key
+        LPUSHX a 1 => :0
+        ",
+    );
+    assert_eq!(exec(&mut store, first), Ok(()));
+    store.run("SET a 1");
+    assert_eq!(exec(&mut store, first), Err(Aborted));
+    store.run("DEL a");
+    assert_eq!(exec(&mut store, first), Err(Aborted), "made and removed");
+    assert!(store.values.is_empty());
+    // In one transaction, too.
+    let second = watch(&mut store);
+    let (names, commands) = Store::parse(&["LPUSH a 1", "LPOP a"]);
+    store.batch(&names, commands, &[]).unwrap();
+    assert_eq!(exec(&mut store, second), Err(Aborted));
+    // What nobody needs any more goes away when somebody looks.
+    let third = watch(&mut store);
+    store.now_ms += MARK_MS;
+    assert_eq!(exec(&mut store, third), Err(Aborted));
+    assert_eq!(store.run("GET a"), "nil");
+    assert!(store.values.is_empty());
+}
+
+#[test]
 fn a_key_that_is_replaced_is_not_read() {
     let uses = |lines: &[&str]| {
         let (names, commands) = Store::parse(lines);
@@ -450,12 +548,61 @@ fn a_value_that_would_be_too_large_is_refused() {
 }
 
 #[test]
+fn the_work_of_a_transaction_is_bounded() {
+    let mut store = Store::default();
+    let members: Vec<String> = (0..40_000).map(|number| format!("{number:06}")).collect();
+    store.run(&format!("SADD s {}", members.join(" ")));
+    store.run(&format!("RPUSH l {}", members.join(" ")));
+    store.run(&format!("ZADD z 1 {}", members.join(" 1 ")));
+    store.run(&format!("HSET h {} 1", members.join(" 1 ")));
+    let size = 40_000 * (6 + 16);
+    let most = WORK_BYTES_MAX / size;
+    let run = |store: &Store, lines: &[&str]| {
+        let (names, commands) = Store::parse(lines);
+        let batch = Batch::new(names.names().len(), commands, Vec::new(), false);
+        let value = |key: usize| store.values.get(&names.names()[key].1).cloned();
+        let found = batch.evaluate(value, BYTES_MAX);
+        assert_eq!(found.replies.is_empty(), found.is_too_large);
+        if !batch.is_read_only() {
+            let call = batch.call(&keys_of(&names));
+            let reads: Vec<_> =
+                call.reads.iter().map(|key| store.values.get(&key.0).cloned()).collect();
+            let ran = call.run(&reads);
+            assert_eq!(ran.is_err(), found.is_too_large, "replicas count as gateways do");
+            assert!(ran.is_ok() || ran == Err(AbortReason::TooLarge));
+        }
+        !found.is_too_large
+    };
+    for line in
+        ["SUNION s", "ZRANK z 000007", "ZCOUNT z 0 1", "SMEMBERS s", "SPOP s 0", "LREM l 1 x"]
+    {
+        assert!(run(&store, &vec![line; most]), "{line}");
+        assert!(!run(&store, &vec![line; most + 1]), "{line}");
+        let changes = [vec!["INCR n"], vec![line; most + 1]].concat();
+        assert!(!run(&store, &changes), "{line}");
+    }
+    // A member that is added makes the order a new one.
+    let pairs = |rounds: usize| ["ZADD z 2 new", "ZREM z new", "ZRANGE z 0 0"].repeat(rounds);
+    assert!(run(&store, &pairs(most / 2 - 1)));
+    assert!(!run(&store, &pairs(most / 2 + 1)));
+    assert!(run(&store, &vec!["ZRANGE z 0 0"; most - 1]));
+    // Several keys count together.
+    assert!(!run(&store, &vec!["SUNIONSTORE d s s s"; most / 3 + 1]));
+    // What finds its elements by name, and short parts of lists, are little work.
+    for line in
+        ["HSET h 000007 2", "SADD s 000007", "LRANGE l -10 -1", "LPUSH l x", "HGET h 000009"]
+    {
+        assert!(run(&store, &vec![line; 1_000]), "{line}");
+    }
+}
+
+#[test]
 fn answers_beyond_the_bound_are_left_out() {
     let mut store = Store::default();
     store.run(&format!("SET a {}", "x".repeat(1_000)));
     let (names, commands) = Store::parse(&["GET a", "GET a", "EXISTS a"]);
     let batch = Batch::new(1, commands, Vec::new(), false);
-    let value = |_| store.values.get(&names.names()[0]).cloned();
+    let value = |_| store.values.get(&names.names()[0].1).cloned();
     let replies = batch.evaluate(value, 1_500).replies;
     assert!(matches!(replies[0], Reply::Bulk(_)));
     assert!(show(&replies[1]).starts_with("!ERR the answers of this transaction"));
@@ -479,7 +626,7 @@ fn values_that_redis_commands_did_not_write_are_of_no_type() {
 fn nonsense_fails_the_guard() {
     let (names, commands) = Store::parse(&["INCR a"]);
     let good = Batch::new(1, commands, Vec::new(), false);
-    let keys: Vec<Key> = names.names().iter().cloned().map(Key).collect();
+    let keys = keys_of(&names);
     assert!(good.call(&keys).run(&[None]).is_ok());
     assert_eq!(good.call(&keys).run(&[]), Err(AbortReason::Guard));
     let mut few = good.clone();

@@ -20,11 +20,16 @@ pub(super) const OWN: PartitionId = PartitionId(u32::MAX);
 /// The surviving records of each stream's log.
 pub(super) type Logs = BTreeMap<PartitionId, Vec<replication::Record<Log>>>;
 
-/// The surviving images, by their numbers, and each stream's log.
-pub(super) fn read(node: NodeId, recovered: Vec<Record>) -> (BTreeMap<u64, Image>, Logs) {
+/// The surviving images, by their numbers, each stream's log, and when the next checkpoint is due.
+pub(super) fn read(
+    node: NodeId,
+    recovered: Vec<Record>,
+) -> (BTreeMap<u64, Image>, Logs, CheckpointPace) {
+    let mut pace = CheckpointPace::default();
     let mut images = BTreeMap::from([(0, Image::default())]);
     let mut logs: Logs = BTreeMap::new();
     for record in recovered {
+        pace.recovered(record.size(), matches!(record, Record::Image(_)));
         match record {
             Record::Image(image) if image.piece == 0 => {
                 images.insert(image.number, Image::clone(&image));
@@ -40,7 +45,7 @@ pub(super) fn read(node: NodeId, recovered: Vec<Record>) -> (BTreeMap<u64, Image
             }
         }
     }
-    (images, logs)
+    (images, logs, pace)
 }
 
 /// The pending writes, and the streams whose logs may have events or messages.
@@ -58,6 +63,13 @@ pub(super) struct Disk {
     pub(super) installed: BTreeSet<PartitionId>,
     /// The same, before the pending checkpoint began.
     settling: BTreeSet<PartitionId>,
+}
+
+impl Disk {
+    /// Nothing is pending.
+    pub(super) fn new(pace: CheckpointPace) -> Self {
+        Self { pace, ..Self::default() }
+    }
 }
 
 impl Server {

@@ -147,7 +147,7 @@ impl Protocol for OneLog {
     }
 
     fn configure(cluster: &Cluster, _: &str) -> Config {
-        let round_trip = cluster.topology.rtt_max().max(Duration::from_millis(20));
+        let round_trip = cluster.topology.rtt_assumed();
         let mut hosting = hosting::Config::for_round_trip(round_trip);
         // Most groups have no traffic, and a follower that starts again hears nothing with the next
         // entry.

@@ -1,0 +1,122 @@
+//! The work of a transaction, and its bound.
+//!
+//! A transaction has a bounded number of commands, with a bounded number of bytes. But one short
+//! command may touch all of a long value, or of many of them, so a thousand of them could keep a
+//! processor busy for minutes. Work is counted in bytes of the values that a command passes over,
+//! with [`ELEMENT_BYTES`] for each element, before the command runs. It depends on the commands and
+//! the values only, so every replica and the gateway count the same. Commands that look up elements
+//! by name count nothing: their arguments bound them.
+
+use super::Command;
+use super::entry::ELEMENT_BYTES;
+use super::hashes::Hashes;
+use super::keys;
+use super::lists::Lists;
+use super::sets::Sets;
+use super::sorted::Sorted;
+use super::state::Slot;
+use super::strings::Strings;
+use crate::txn::AbortReason;
+
+/// The most work of one transaction, in bytes. It takes about half a second.
+pub const WORK_BYTES_MAX: usize = 64 << 20;
+
+/// The work that a transaction may still do.
+#[derive(Debug)]
+pub struct Meter {
+    left: usize,
+}
+
+impl Meter {
+    /// For a transaction that begins.
+    pub fn new() -> Self {
+        Self { left: WORK_BYTES_MAX }
+    }
+
+    /// Counts the work of a command on these keys.
+    ///
+    /// # Errors
+    /// It exceeds the bound.
+    pub fn charge(&mut self, command: &Command, slots: &mut [Slot]) -> Result<(), AbortReason> {
+        let left = self.left.checked_sub(work(command, slots));
+        self.left = left.ok_or(AbortReason::TooLarge)?;
+        Ok(())
+    }
+}
+
+/// The bytes that a command passes over, at most.
+fn work(command: &Command, slots: &mut [Slot]) -> usize {
+    let size = |slots: &[Slot], key: u32| slots.get(key as usize).map_or(0, Slot::cost);
+    let sizes =
+        |keys: &[u32]| keys.iter().fold(0_usize, |sum, key| sum.saturating_add(size(slots, *key)));
+    match command {
+        Command::Strings(key, command) if copies_string(command) => size(slots, *key),
+        Command::Hashes(key, Hashes::All | Hashes::Fields | Hashes::Values)
+        | Command::Sets(key, Sets::Members | Sets::Pop(_))
+        | Command::Rename(key, ..) => size(slots, *key),
+        Command::Lists(key, command) => match slots.get(*key as usize) {
+            Some(slot) => list_work(command, slot),
+            None => 0,
+        },
+        Command::Sorted(key, command) => match slots.get_mut(*key as usize) {
+            Some(slot) => sorted_work(command, slot),
+            None => 0,
+        },
+        Command::Combine(_, keys) | Command::CombineInto(_, _, keys) => sizes(keys),
+        Command::Strings(..)
+        | Command::Hashes(..)
+        | Command::Sets(..)
+        | Command::Keys(..)
+        | Command::GetSeveral(_)
+        | Command::SetSeveral(_)
+        | Command::SetSeveralIfAbsent(_)
+        | Command::Delete(_)
+        | Command::Exists(_)
+        | Command::MoveMember(..)
+        | Command::MoveElement(..)
+        | Command::Watch(_)
+        | Command::Mark(_) => 0,
+    }
+}
+
+/// True if a command copies the string that it changes.
+fn copies_string(command: &Strings) -> bool {
+    match command {
+        Strings::Append(_) | Strings::SetRange(..) => true,
+        Strings::Get
+        | Strings::Length
+        | Strings::Range(..)
+        | Strings::Set { .. }
+        | Strings::GetDelete
+        | Strings::GetExpire(_)
+        | Strings::Add(_)
+        | Strings::AddDecimal(_) => false,
+    }
+}
+
+fn list_work(command: &Lists, slot: &Slot) -> usize {
+    match command {
+        Lists::Range(first, last) => {
+            let length = slot.list().ok().flatten().map_or(0, std::collections::VecDeque::len);
+            keys::span(*first, *last, length).len() * ELEMENT_BYTES
+        }
+        Lists::Trim(..) | Lists::Remove(..) => slot.cost(),
+        Lists::Length | Lists::At(_) | Lists::Push(..) | Lists::Pop(..) | Lists::Set(..) => 0,
+    }
+}
+
+fn sorted_work(command: &Sorted, slot: &mut Slot) -> usize {
+    match command {
+        Sorted::CountIn(_) | Sorted::Rank(..) => slot.cost(),
+        // The members are sorted once, and passed over each time.
+        Sorted::Range { .. } | Sorted::RemoveRange(_) | Sorted::Pop(..) => {
+            slot.cost().saturating_mul(if slot.count_order() { 2 } else { 1 })
+        }
+        Sorted::Score(_)
+        | Sorted::ScoreSeveral(_)
+        | Sorted::Count
+        | Sorted::Add(..)
+        | Sorted::Increment(..)
+        | Sorted::Remove(_) => 0,
+    }
+}

@@ -1,0 +1,55 @@
+//! The settings of clients' connections.
+
+use std::io;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+
+/// A peer that says nothing for this time is asked by the operating system whether it is there.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+/// The time between two such questions.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// The number of questions without an answer after which the connection ends.
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// Prepares the connection of a client that was accepted. Answers leave at once, and the connection
+/// of a peer that has vanished, for example with its power, ends within a minute. A connection
+/// works without these settings too, so errors are not returned.
+pub(crate) fn prepare(stream: &TcpStream) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY");
+    }
+    if let Err(error) = keep_alive(stream) {
+        tracing::debug!(%error, "SO_KEEPALIVE");
+    }
+}
+
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    let settings = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_RETRIES);
+    SockRef::from(stream).set_tcp_keepalive(&settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn peers_that_vanish_are_noticed_within_a_minute() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let socket = SockRef::from(&stream);
+        assert!(!socket.keepalive().unwrap());
+        prepare(&stream);
+        assert!(socket.keepalive().unwrap() && socket.tcp_nodelay().unwrap());
+        let silence = socket.tcp_keepalive_time().unwrap()
+            + socket.tcp_keepalive_interval().unwrap() * socket.tcp_keepalive_retries().unwrap();
+        assert!(silence <= Duration::from_secs(60), "{silence:?}");
+    }
+}
