@@ -60,7 +60,8 @@ pub struct Entry {
 }
 
 /// One operation. In JSON an array: `["append","k",12]`, `["r","k",[3,12]]`, and for workloads
-/// that keep versions `["r","k","c4.19@1700"]` and `["w","k","c4.20@1800"]` (null: not known).
+/// that keep versions `["r","k","c4.19@1700"]`, `["w","k","c4.20@1800"]` and, for a deletion,
+/// `["d","k","c4.21@1900"]` (null: not known).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Appended an element to the list at the key. Of all attempts that append the same element to
@@ -68,10 +69,13 @@ pub enum Op {
     Append(String, u64),
     /// Read the list at the key.
     ReadList(String, Vec<u64>),
-    /// Read the version of the key that `writer@timestamp` wrote; the initial one is `c0.0@0`.
+    /// Read the version of the key that `writer@timestamp` wrote; the initial one is `c0.0@0`. A
+    /// database may forget that a key was deleted. Then the key has its initial version again.
     ReadVersion(String, String),
     /// Wrote a version of the key; none if the client never learnt the commit timestamp.
     WriteVersion(String, Option<String>),
+    /// The same, and this version has no value: it deleted the key.
+    DeleteVersion(String, Option<String>),
 }
 
 impl Op {
@@ -82,7 +86,8 @@ impl Op {
             Self::Append(key, _)
             | Self::ReadList(key, _)
             | Self::ReadVersion(key, _)
-            | Self::WriteVersion(key, _) => key,
+            | Self::WriteVersion(key, _)
+            | Self::DeleteVersion(key, _) => key,
         }
     }
 }
@@ -94,6 +99,7 @@ impl Serialize for Op {
             Self::Append(..) => "append",
             Self::ReadList(..) | Self::ReadVersion(..) => "r",
             Self::WriteVersion(..) => "w",
+            Self::DeleteVersion(..) => "d",
         };
         tuple.serialize_element(verb)?;
         tuple.serialize_element(self.key())?;
@@ -101,7 +107,9 @@ impl Serialize for Op {
             Self::Append(_, element) => tuple.serialize_element(element)?,
             Self::ReadList(_, list) => tuple.serialize_element(list)?,
             Self::ReadVersion(_, version) => tuple.serialize_element(version)?,
-            Self::WriteVersion(_, version) => tuple.serialize_element(version)?,
+            Self::WriteVersion(_, version) | Self::DeleteVersion(_, version) => {
+                tuple.serialize_element(version)?;
+            }
         }
         tuple.end()
     }
@@ -138,9 +146,11 @@ impl<'de> Visitor<'de> for OpVisitor {
             (Verb::Read, Arg::Version(version)) => Ok(Op::ReadVersion(key, version)),
             (Verb::Write, Arg::Version(version)) => Ok(Op::WriteVersion(key, Some(version))),
             (Verb::Write, Arg::Null) => Ok(Op::WriteVersion(key, None)),
-            (Verb::Append | Verb::Read | Verb::Write, _) => Err(de::Error::custom(format!(
-                "the argument of the operation on {key:?} does not fit its verb"
-            ))),
+            (Verb::Delete, Arg::Version(version)) => Ok(Op::DeleteVersion(key, Some(version))),
+            (Verb::Delete, Arg::Null) => Ok(Op::DeleteVersion(key, None)),
+            (Verb::Append | Verb::Read | Verb::Write | Verb::Delete, _) => Err(de::Error::custom(
+                format!("the argument of the operation on {key:?} does not fit its verb"),
+            )),
         }
     }
 }
@@ -149,6 +159,7 @@ enum Verb {
     Append,
     Read,
     Write,
+    Delete,
 }
 
 impl<'de> Deserialize<'de> for Verb {
@@ -158,7 +169,7 @@ impl<'de> Deserialize<'de> for Verb {
             type Value = Verb;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"append\", \"r\" or \"w\"")
+                f.write_str("\"append\", \"r\", \"w\" or \"d\"")
             }
 
             fn visit_str<E: de::Error>(self, verb: &str) -> Result<Verb, E> {
@@ -166,6 +177,7 @@ impl<'de> Deserialize<'de> for Verb {
                     "append" => Ok(Verb::Append),
                     "r" => Ok(Verb::Read),
                     "w" => Ok(Verb::Write),
+                    "d" => Ok(Verb::Delete),
                     _ => Err(E::invalid_value(de::Unexpected::Str(verb), &self)),
                 }
             }
@@ -223,7 +235,7 @@ mod tests {
     fn the_published_form_round_trips() {
         for text in [
             r#"{"txn":"c4.19","process":4,"region":"VA","priority":"high","invoke_us":5,"complete_us":9,"status":"ok","ops":[["append","k7",12],["r","k7",[3,12]]]}"#,
-            r#"{"txn":"c4.20","process":4,"region":"VA","priority":"low","invoke_us":5,"status":"info","ops":[["r","k","c0.0@0"],["w","k",null],["w","l","c4.20@9"]]}"#,
+            r#"{"txn":"c4.20","process":4,"region":"VA","priority":"low","invoke_us":5,"status":"info","ops":[["r","k","c0.0@0"],["w","k",null],["w","l","c4.20@9"],["d","m","c4.20@9"]]}"#,
         ] {
             let entry: Entry = serde_json::from_str(text).unwrap();
             assert_eq!(serde_json::to_string(&entry).unwrap(), text);

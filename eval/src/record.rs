@@ -2,7 +2,7 @@
 
 use orthodrome_core::id::TxnId;
 use orthodrome_core::time::Time;
-use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Reads, Version};
+use orthodrome_core::txn::{Decision, Key, Kind, Op as TxnOp, Outcome, Reads, Version};
 
 use crate::history::{Entry, Op, Status};
 use crate::workload::{Request, Values, list_elements};
@@ -117,9 +117,9 @@ fn write_ops(
     status: Status,
 ) -> Result<Vec<Op>, RecordError> {
     let is_committed = status == Status::Ok;
-    let keys: Vec<&Key> = match (&attempt.request.kind, attempt.decision) {
+    let keys: Vec<(&Key, bool)> = match (&attempt.request.kind, attempt.decision) {
         (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => {
-            writes.keys().collect()
+            writes.iter().map(|(key, value)| (key, value.is_none())).collect()
         }
         (Kind::Interactive | Kind::General, Some(Decision::Abort) | None) if is_committed => {
             return Err(RecordError::Undecided(attempt.txn));
@@ -127,7 +127,9 @@ fn write_ops(
         // A client that never asked to commit cannot have written anything.
         (Kind::Interactive | Kind::General, Some(Decision::Abort) | None) => Vec::new(),
         // A procedure whose guards hold writes every key that it declared.
-        (Kind::Procedure(_), _) => attempt.request.writes.iter().collect(),
+        (Kind::Procedure(ops), _) => {
+            attempt.request.writes.iter().map(|key| (key, deletes(ops, key))).collect()
+        }
         (Kind::ReadOnly | Kind::StaleReadOnly, _) => Vec::new(),
     };
     let version = match attempt.completed {
@@ -139,12 +141,23 @@ fn write_ops(
     let is_superseded = attempt.is_retried && status == Status::Fail;
     Ok(keys
         .into_iter()
-        .filter_map(|key| match values {
+        .filter_map(|(key, deletes)| match values {
             Values::Lists if is_superseded => None,
             Values::Lists => Some(Op::Append(key.to_string(), attempt.request.parameter)),
+            Values::Versions if deletes => {
+                Some(Op::DeleteVersion(key.to_string(), version.clone()))
+            }
             Values::Versions => Some(Op::WriteVersion(key.to_string(), version.clone())),
         })
         .collect())
+}
+
+/// True if the last of these operations on `key` deletes it. The results of a stored procedure are
+/// not known here; no workload has one that deletes.
+#[must_use]
+pub fn deletes(ops: &[TxnOp], key: &Key) -> bool {
+    let last = ops.iter().rfind(|op| op.writes().contains(key));
+    matches!(last, Some(TxnOp::Delete(_)))
 }
 
 #[cfg(test)]
@@ -205,7 +218,7 @@ mod tests {
         assert_eq!(
             json(&attempt, Values::Versions),
             format!(
-                r#"{head}[["r","k7","c3.1@900"],["r","k8","c0.0@0"],["w","k7","c4.19#2@1700"]]}}"#
+                r#"{head}[["r","k7","c3.1@900"],["r","k8","c0.0@0"],["d","k7","c4.19#2@1700"]]}}"#
             )
         );
     }

@@ -16,8 +16,10 @@ pub struct Oracle {
     outcomes: BTreeMap<TxnId, Outcome>,
     /// Writers whose versions committed transactions read, with the timestamp and one reader.
     seen: BTreeMap<TxnId, (Timestamp, TxnId)>,
-    /// The newest acknowledged version of each key.
-    newest: BTreeMap<Key, Version>,
+    /// The newest acknowledged version of each key, and whether it deleted the key.
+    newest: BTreeMap<Key, (Version, bool)>,
+    /// Keys that transactions without outcome may have deleted.
+    maybe_deleted: BTreeSet<Key>,
     /// Every acknowledged element of each list.
     appended: BTreeMap<Key, BTreeSet<u64>>,
     touched: BTreeSet<Key>,
@@ -32,6 +34,7 @@ impl Oracle {
             outcomes: BTreeMap::new(),
             seen: BTreeMap::new(),
             newest: BTreeMap::new(),
+            maybe_deleted: BTreeSet::new(),
             appended: BTreeMap::new(),
             touched: BTreeSet::new(),
         }
@@ -61,8 +64,8 @@ impl Oracle {
         }
     }
 
-    /// A client received the commit of `txn`, which read `reads` and wrote these keys. `element` is
-    /// the element that it appended to each key, if values are lists.
+    /// A client received the commit of `txn`, which read `reads` and wrote these keys; true stands
+    /// for a deletion. `element` is the element that it appended to each key, if values are lists.
     ///
     /// # Errors
     /// If it contradicts an earlier observation.
@@ -71,7 +74,7 @@ impl Oracle {
         txn: TxnId,
         at: Timestamp,
         reads: &Reads,
-        written: &BTreeSet<Key>,
+        written: &BTreeMap<Key, bool>,
         element: u64,
     ) -> Result<(), String> {
         for (key, read) in reads {
@@ -91,15 +94,20 @@ impl Oracle {
                 }
             }
         }
-        for key in written {
+        for (key, deleted) in written {
             self.touched.insert(key.clone());
             let newest = self.newest.entry(key.clone()).or_default();
-            *newest = (*newest).max(Version { timestamp: at, writer: txn });
+            *newest = (*newest).max((Version { timestamp: at, writer: txn }, *deleted));
             if self.values == Values::Lists {
                 self.appended.entry(key.clone()).or_default().insert(element);
             }
         }
         Ok(())
+    }
+
+    /// A transaction that may have deleted these keys ended without outcome.
+    pub fn may_delete(&mut self, keys: Vec<Key>) {
+        self.maybe_deleted.extend(keys);
     }
 
     /// Every key that a committed transaction accessed.
@@ -113,8 +121,13 @@ impl Oracle {
     /// If an acknowledged write is missing.
     pub fn judge_final(&self, reads: &Reads) -> Result<(), String> {
         for (key, read) in reads {
-            if let Some(newest) = self.newest.get(key)
+            let is_absent = |deleted: bool| {
+                // A database may forget that a key was deleted.
+                read.version == Version::INITIAL && (deleted || self.maybe_deleted.contains(key))
+            };
+            if let Some((newest, deleted)) = self.newest.get(key)
                 && read.version.timestamp < newest.timestamp
+                && !is_absent(*deleted)
             {
                 return Err(format!(
                     "lost write: the write of {key} by {newest} was acknowledged, but at the end the key has version {}",
@@ -164,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_read_of_an_aborted_write_is_found_in_any_order() {
-        let none = BTreeSet::new();
+        let none = BTreeMap::new();
         let aborted = Outcome::Aborted(AbortReason::Conflict);
         let mut oracle = Oracle::new(Values::Versions);
         oracle.told(txn(1), aborted).unwrap();
@@ -181,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_lost_acknowledged_write_is_found_at_the_end() {
-        let written: BTreeSet<Key> = [Key::from("k")].into();
+        let written = BTreeMap::from([(Key::from("k"), false)]);
         let mut oracle = Oracle::new(Values::Lists);
         for (counter, element) in [(1, 11), (2, 12)] {
             let at = Timestamp(counter);

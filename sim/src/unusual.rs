@@ -10,6 +10,7 @@ use orthodrome_core::id::NodeId;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Duration;
+use orthodrome_eval::workload;
 
 use crate::fault::{Entry, Fault};
 use crate::network::Links;
@@ -27,6 +28,8 @@ pub enum Unusual {
     Keys,
     /// Several shares of each copy.
     Shares,
+    /// Transactions that delete keys.
+    Deletions,
     /// Stale reads.
     StaleReads,
     /// Faults for minutes.
@@ -55,11 +58,12 @@ pub enum Unusual {
 
 impl Unusual {
     /// All values.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Replicas,
         Self::Partitions,
         Self::Keys,
         Self::Shares,
+        Self::Deletions,
         Self::StaleReads,
         Self::Length,
         Self::Loss,
@@ -82,6 +86,7 @@ impl Unusual {
             Self::Partitions => "partitions",
             Self::Keys => "keys",
             Self::Shares => "shares",
+            Self::Deletions => "deletions",
             Self::StaleReads => "stale-reads",
             Self::Length => "length",
             Self::Loss => "loss",
@@ -183,6 +188,28 @@ impl Sizes {
             loss: sizes.loss,
         }
     }
+}
+
+/// A workload that deletes keys, for one seed of four, with as many keys and reads as the usual one
+/// of that seed.
+pub(crate) fn draw_deletions(
+    seed: u64,
+    usual: &workload::Options,
+) -> Option<(&'static str, workload::Options)> {
+    let mut rng = Rng::stream(seed, "deletions", 0);
+    if !rng.chance(1, 4) {
+        return None;
+    }
+    let name = rng.pick(&["ycsbt:3", "ycsbt:3", "bank"]).copied()?;
+    let options = workload::Options {
+        keys: usual.keys,
+        form: usual.form,
+        high_priority: usual.high_priority,
+        read_only: usual.read_only.or_else(|| rng.pick(&[0.1, 0.3, 0.6]).copied()),
+        deletes: rng.pick(&[0.1, 0.3, 0.6]).copied(),
+        ..workload::Options::default()
+    };
+    Some((name, options))
 }
 
 /// Links that lose, duplicate and reorder messages, for one seed of six.

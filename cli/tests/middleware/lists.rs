@@ -162,7 +162,10 @@ fn statement(op: &Op) -> String {
         Op::Append(key, element) => {
             format!("UPDATE lists SET items = concat(items, ' {element}') WHERE id = {key}")
         }
-        Op::ReadList(key, _) | Op::ReadVersion(key, _) | Op::WriteVersion(key, _) => {
+        Op::ReadList(key, _)
+        | Op::ReadVersion(key, _)
+        | Op::WriteVersion(key, _)
+        | Op::DeleteVersion(key, _) => {
             format!("SELECT items FROM lists WHERE id = {key}")
         }
     }
@@ -173,9 +176,10 @@ fn seen((op, answer): (&Op, Answer)) -> Op {
         // It found no list to append to, which is the same as a read.
         Op::Append(key, _) if answer.affected == 0 => Op::ReadList(key.clone(), Vec::new()),
         Op::Append(..) => op.clone(),
-        Op::ReadList(key, _) | Op::ReadVersion(key, _) | Op::WriteVersion(key, _) => {
-            Op::ReadList(key.clone(), items(&answer))
-        }
+        Op::ReadList(key, _)
+        | Op::ReadVersion(key, _)
+        | Op::WriteVersion(key, _)
+        | Op::DeleteVersion(key, _) => Op::ReadList(key.clone(), items(&answer)),
     }
 }
 

@@ -15,7 +15,14 @@ struct Cell {
     version: Option<String>,
     /// The newest known timestamp so far.
     timestamp: u64,
+    /// The version has no value, and readers may have seen an earlier absence.
+    is_deleted: bool,
+    /// Versions that had no value.
+    deletions: BTreeSet<String>,
 }
+
+/// The version of a key that was never written.
+const INITIAL: &str = "c0.0@0";
 
 type State = BTreeMap<String, Cell>;
 
@@ -35,8 +42,12 @@ fn stamps(entry: &Entry, entries: &[Entry]) -> Vec<Option<u64>> {
         (writer == entry.txn).then(|| timestamp.parse::<u64>().unwrap())
     };
     let own = entry.ops.iter().find_map(|op| match op {
-        Op::WriteVersion(_, Some(version)) => of(version),
-        Op::WriteVersion(_, None) | Op::Append(..) | Op::ReadList(..) | Op::ReadVersion(..) => None,
+        Op::WriteVersion(_, Some(version)) | Op::DeleteVersion(_, Some(version)) => of(version),
+        Op::WriteVersion(_, None)
+        | Op::DeleteVersion(_, None)
+        | Op::Append(..)
+        | Op::ReadList(..)
+        | Op::ReadVersion(..) => None,
     });
     if own.is_some() {
         return vec![own];
@@ -45,7 +56,9 @@ fn stamps(entry: &Entry, entries: &[Entry]) -> Vec<Option<u64>> {
     let read: BTreeSet<u64> = ops
         .filter_map(|op| match op {
             Op::ReadVersion(_, version) => of(version),
-            Op::WriteVersion(..) | Op::Append(..) | Op::ReadList(..) => None,
+            Op::WriteVersion(..) | Op::DeleteVersion(..) | Op::Append(..) | Op::ReadList(..) => {
+                None
+            }
         })
         .collect();
     read.into_iter().map(Some).chain([None]).collect()
@@ -91,12 +104,15 @@ fn run(entry: &Entry, stamp: Option<u64>, state: &State) -> Option<State> {
                 }
             }
             Op::ReadVersion(_, version) => {
-                if cell.version.as_ref() != Some(version) {
+                let is_forgotten = cell.is_deleted
+                    && (version == INITIAL || cell.deletions.contains(version))
+                    && !written.contains(op.key());
+                if cell.version.as_ref() != Some(version) && !is_forgotten {
                     return None;
                 }
             }
-            Op::WriteVersion(key, _) => {
-                if !written.insert(key) {
+            Op::WriteVersion(key, _) | Op::DeleteVersion(key, _) => {
+                if !written.insert(key.as_str()) {
                     continue;
                 }
                 // Versions follow each other in the order of their timestamps.
@@ -104,7 +120,11 @@ fn run(entry: &Entry, stamp: Option<u64>, state: &State) -> Option<State> {
                     return None;
                 }
                 cell.timestamp = stamp.unwrap_or(cell.timestamp);
+                cell.is_deleted = matches!(op, Op::DeleteVersion(..));
                 cell.version = stamp.map(|stamp| format!("{}@{stamp}", entry.txn));
+                if cell.is_deleted {
+                    cell.deletions.extend(cell.version.clone());
+                }
             }
         }
     }
@@ -149,7 +169,7 @@ fn compare(name: &str, count: u64, generate: fn(&mut Rng) -> Vec<Entry>) -> Tall
             let is_explained = is_explained(&entries, model);
             if is_explained {
                 assert!(has_order(&verdict), "a false alarm: {}\n{verdict}", show());
-            } else if verdict.unplaced_writes == 0 {
+            } else if verdict.unplaced_writes == 0 && verdict.unplaced_reads == 0 {
                 assert!(!has_order(&verdict), "missed, {model}: {}", show());
             }
             tally.unplaced += u32::from(verdict.unplaced_writes > 0);
@@ -297,7 +317,12 @@ fn random_versions(rng: &mut Rng) -> Vec<Entry> {
             let key = key(rng, keys);
             if rng.chance(1, 2) {
                 let version = format!("{}@{timestamp}", entry.txn);
-                entry.ops.push(Op::WriteVersion(key.clone(), is_known.then(|| version.clone())));
+                let stated = is_known.then(|| version.clone());
+                entry.ops.push(if rng.chance(1, 3) {
+                    Op::DeleteVersion(key.clone(), stated)
+                } else {
+                    Op::WriteVersion(key.clone(), stated)
+                });
                 written.entry(key).or_default().push(version);
             } else {
                 entry.ops.push(Op::ReadVersion(key, String::new()));
@@ -322,7 +347,7 @@ fn random_versions(rng: &mut Rng) -> Vec<Entry> {
 /// The history of a correct store under random transactions; some outcomes are forgotten.
 fn from_store(rng: &mut Rng, is_list: bool) -> Vec<Entry> {
     let keys = 1 + rng.below(3);
-    let mut state: BTreeMap<String, (Vec<u64>, String)> = BTreeMap::new();
+    let mut state: BTreeMap<String, (Vec<u64>, String, bool)> = BTreeMap::new();
     let mut entries = Vec::new();
     let mut element = 0;
     for number in 0..2 + rng.below(4) {
@@ -335,7 +360,7 @@ fn from_store(rng: &mut Rng, is_list: bool) -> Vec<Entry> {
         let mut own = BTreeSet::new();
         for _ in 0..1 + rng.below(4) {
             let key = key(rng, keys);
-            let cell = after.entry(key.clone()).or_insert((Vec::new(), "c0.0@0".into()));
+            let cell = after.entry(key.clone()).or_insert((Vec::new(), INITIAL.into(), false));
             let is_write = rng.chance(1, 2);
             let op = match (is_list, is_write) {
                 (true, true) => {
@@ -345,9 +370,18 @@ fn from_store(rng: &mut Rng, is_list: bool) -> Vec<Entry> {
                 }
                 (true, false) => Op::ReadList(key, cell.0.clone()),
                 (false, true) => {
-                    own.insert(key.clone());
+                    let is_first = own.insert(key.clone());
                     cell.1 = format!("{}@{}", entry.txn, number + 1);
-                    Op::WriteVersion(key, Some(cell.1.clone()))
+                    cell.2 = if is_first { rng.chance(1, 3) } else { cell.2 };
+                    let version = Some(cell.1.clone());
+                    if cell.2 {
+                        Op::DeleteVersion(key, version)
+                    } else {
+                        Op::WriteVersion(key, version)
+                    }
+                }
+                (false, false) if cell.2 && !own.contains(&key) && rng.chance(1, 2) => {
+                    Op::ReadVersion(key, INITIAL.into())
                 }
                 (false, false) => Op::ReadVersion(key, cell.1.clone()),
             };
@@ -360,7 +394,7 @@ fn from_store(rng: &mut Rng, is_list: bool) -> Vec<Entry> {
         };
         if entry.status != Status::Ok {
             for op in &mut entry.ops {
-                if let Op::WriteVersion(_, version) = op {
+                if let Op::WriteVersion(_, version) | Op::DeleteVersion(_, version) = op {
                     *version = None;
                 }
             }
@@ -383,10 +417,13 @@ fn inject(rng: &mut Rng, entries: &mut [Entry]) {
         .iter()
         .flat_map(|entry| &entry.ops)
         .filter_map(|op| match op {
-            Op::ReadVersion(_, version) | Op::WriteVersion(_, Some(version)) => {
-                Some(version.clone())
-            }
-            Op::WriteVersion(_, None) | Op::Append(..) | Op::ReadList(..) => None,
+            Op::ReadVersion(_, version)
+            | Op::WriteVersion(_, Some(version))
+            | Op::DeleteVersion(_, Some(version)) => Some(version.clone()),
+            Op::WriteVersion(_, None)
+            | Op::DeleteVersion(_, None)
+            | Op::Append(..)
+            | Op::ReadList(..) => None,
         })
         .collect();
     let place = rng.below(entries.len() as u64) as usize;
@@ -414,7 +451,8 @@ fn inject(rng: &mut Rng, entries: &mut [Entry]) {
                     Op::ReadList(..)
                     | Op::ReadVersion(..)
                     | Op::Append(..)
-                    | Op::WriteVersion(..) => {}
+                    | Op::WriteVersion(..)
+                    | Op::DeleteVersion(..) => {}
                 }
             }
         }

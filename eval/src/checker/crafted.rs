@@ -3,8 +3,8 @@
 //!
 //! Histories are written one attempt a line: name, status, invocation and completion in
 //! milliseconds, operations. `a k 1` appends, `r k 1 2` reads a list, `v k c1.1@5` reads a version,
-//! `w k 5` writes one and `w k ?` writes one whose timestamp is not known. `!` marks the faulty
-//! operation.
+//! `w k 5` writes one and `w k ?` writes one whose timestamp is not known; `d` deletes as `w`
+//! writes. `!` marks the faulty operation.
 
 use super::{Kind, Model, Order, Phenomenon, Verdict, check};
 use crate::history::{Entry, History, Op, Status};
@@ -23,6 +23,8 @@ fn entry(line: &str, with_fault: bool) -> Entry {
             "v" => Op::ReadVersion(key, words[2].into()),
             "w" if words[2] == "?" => Op::WriteVersion(key, None),
             "w" => Op::WriteVersion(key, Some(format!("{txn}@{}", words[2]))),
+            "d" if words[2] == "?" => Op::DeleteVersion(key, None),
+            "d" => Op::DeleteVersion(key, Some(format!("{txn}@{}", words[2]))),
             other => panic!("{other:?} is no operation"),
         }
     };
@@ -571,4 +573,55 @@ fn models_and_kinds_have_names() {
     let kind = Kind { phenomenon: Phenomenon::G2Item, order: Some(Order::Process) };
     assert_eq!(kind.to_string(), "G2-item-process");
     assert!(check(&History::new(), Model::StrictSerializable).ok);
+}
+
+#[test]
+fn versions_a_deletion_is_a_version() {
+    let text = "c1.1 ok  0  4 | w x 5
+                c2.1 ok  5  9 | d x 6
+                c3.1 ok 10 14 | !v x c1.1@5";
+    caught(text, &["G-single-realtime"], &[]);
+    let text = "c1.1 ok  0  4 | w x 5
+                c2.1 ok  5  9 | d x 6 | d y 6
+                c3.1 ok  5 14 | v y c2.1@6 | !v x c1.1@5";
+    always_caught(text, &["G-single"]);
+}
+
+#[test]
+fn versions_a_forgotten_deletion_is_read_as_the_initial_version() {
+    let text = "c1.1 ok  0  4 | w x 5
+                c2.1 ok  5  9 | d x 6
+                c3.1 ok 10 14 | v x c0.0@0
+                c4.1 ok 15 19 | w x 7
+                c5.1 ok 20 24 | !v x c0.0@0";
+    caught(text, &["G-single-realtime"], &[]);
+    // It read nothing, and its own version replaced another one: a lost update.
+    let text = "c1.1 ok 0 9 | d x 5
+                c2.1 ok 0 9 | w x 6
+                c3.1 ok 0 9 | !v x c0.0@0 | w x 7";
+    always_caught(text, &["G-single"]);
+}
+
+#[test]
+fn versions_an_absent_key_that_was_written_in_between_is_still_absent() {
+    let text = "c1.1 ok  0  4 | d x 5
+                c2.1 ok  5 20 | v x c1.1@5 | v y c4.1@7
+                c3.1 ok  6  9 | w x 6
+                c4.1 ok 10 14 | d x 7 | w y 7";
+    assert!(judge(text, Model::StrictSerializable).ok);
+    let verdict = judge(text, Model::Serializable);
+    assert!(verdict.ok && verdict.unplaced_reads == 1, "{verdict}");
+}
+
+#[test]
+fn versions_a_deletion_whose_outcome_is_unknown_may_be_read_as_the_initial_version() {
+    let text = "c1.1 ok    0  4 | w x 5
+                c2.1 info  5  - | d x ?
+                c3.1 ok   10 14 | v x c0.0@0";
+    let verdict = judge(text, Model::StrictSerializable);
+    assert!(verdict.ok && verdict.unplaced_reads == 1, "{verdict}");
+    let text = "c1.1 ok    0  4 | w x 5
+                c2.1 info 20  - | d x ?
+                c3.1 ok   10 14 | !v x c0.0@0";
+    caught(text, &["G-single-realtime"], &[]);
 }

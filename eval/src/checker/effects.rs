@@ -95,7 +95,7 @@ impl Effects {
 
 /// True if the attempt wrote a version of the key.
 pub(super) fn writes(history: &History, attempt: u32, key: KeyId) -> bool {
-    history.ops(attempt).any(|op| op == OpRef::Write { key })
+    history.ops(attempt).any(|op| matches!(op, OpRef::Write { key: k, .. } if k == key))
 }
 
 /// Trunks that grow by the reads of attempts of unknown outcome which turn out to have committed.

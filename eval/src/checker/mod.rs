@@ -32,7 +32,9 @@
 //!   explains all reads. Appends that nobody read are ordered after the longest list read; their
 //!   order among themselves is free, because no read depends on it.
 //! - *Complete for versions* under the order that the database states, except for committed writes
-//!   whose timestamp neither writer nor reader knew: see [`Verdict::unplaced_writes`].
+//!   whose timestamp neither writer nor reader knew: see [`Verdict::unplaced_writes`], and for
+//!   reads of absent keys whose deletions the database had forgotten: see
+//!   [`Verdict::unplaced_reads`].
 //! - What failed and unknown attempts read is not held to the order of all transactions, unless the
 //!   attempt proves to have committed. But their clients saw it, so it must not be older than what
 //!   they had been told (`session`, for strict serializability; stale reads too). Intermediate
@@ -43,6 +45,7 @@
 //! - Which cycles are shown is bounded, and in groups of millions of entangled transactions the
 //!   search for the shortest gives up early; whether there is a cycle is always exact.
 
+mod absences;
 mod cycles;
 mod effects;
 mod graph;
@@ -90,15 +93,16 @@ pub fn check(history: &History, model: Model) -> Verdict {
     let mut lists = lists::Lists::new(history, &effects, &appends, trunks.clone(), &mut findings);
     lists.add_edges(&mut builder, &mut findings);
     let versions = versions::Versions::new(history, &effects, &mut findings);
-    versions.add_edges(&mut builder, &mut findings);
-    if model == Model::StrictSerializable {
+    let is_strict = model == Model::StrictSerializable;
+    let unplaced_reads = versions.add_edges(is_strict, &mut builder, &mut findings);
+    if is_strict {
         let attempts: Vec<u32> = history
             .attempts()
             .filter(|attempt| effects.took[*attempt] && !history.is_stale(*attempt))
             .collect();
         order::process(history, &attempts, &mut builder);
         order::real_time(history, &attempts, &mut builder);
-        session::judge(history, &effects, &lists, &mut findings);
+        session::judge(history, &effects, (&lists, &versions), &mut findings);
     }
     let unplaced_writes = versions.unplaced;
     drop(lists);
@@ -116,6 +120,7 @@ pub fn check(history: &History, model: Model) -> Verdict {
         anomalies,
         unreported,
         unplaced_writes,
+        unplaced_reads,
     }
 }
 

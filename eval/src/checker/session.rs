@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use super::effects::Effects;
 use super::lists::Lists;
 use super::verdict::{Findings, Phenomenon};
+use super::versions::Versions;
 use crate::history::{History, KeyId, ListRef, NEVER, OpRef, Status, UNKNOWN};
 
 /// A position: the length of a list, or a commit timestamp; and the attempt that showed it to the
@@ -38,6 +39,7 @@ struct Judge<'a> {
     history: &'a History,
     effects: &'a Effects,
     lists: &'a Lists<'a>,
+    versions: &'a Versions<'a>,
     findings: &'a mut Findings,
 }
 
@@ -45,10 +47,10 @@ struct Judge<'a> {
 pub(super) fn judge(
     history: &History,
     effects: &Effects,
-    lists: &Lists<'_>,
+    (lists, versions): (&Lists<'_>, &Versions<'_>),
     findings: &mut Findings,
 ) {
-    let mut judge = Judge { history, effects, lists, findings };
+    let mut judge = Judge { history, effects, lists, versions, findings };
     let mut attempts: Vec<u32> = history.attempts().collect();
     attempts.sort_by_key(|attempt| history.process(*attempt));
     for group in attempts.chunk_by(|a, b| history.process(*a) == history.process(*b)) {
@@ -103,7 +105,7 @@ impl Judge<'_> {
                 OpRef::ReadVersion { key, timestamp, .. } => {
                     raise(&mut told.entry(key).or_default().read, (timestamp, attempt));
                 }
-                OpRef::Write { key } if at != UNKNOWN => {
+                OpRef::Write { key, .. } if at != UNKNOWN => {
                     raise(&mut told.entry(key).or_default().written, (at, attempt));
                 }
                 OpRef::Write { .. } => {}
@@ -130,7 +132,7 @@ impl Judge<'_> {
             let (key, got, list) = match op {
                 OpRef::ReadList { key, list } => (key, self.agreed(key, list), Some(list)),
                 OpRef::ReadVersion { key, timestamp, .. } => (key, timestamp, None),
-                OpRef::Append { key, .. } | OpRef::Write { key } => {
+                OpRef::Append { key, .. } | OpRef::Write { key, .. } => {
                     own.push(key);
                     continue;
                 }
@@ -143,8 +145,13 @@ impl Judge<'_> {
                 None => false,
             };
             let unread = told.unplaced.iter().find(is_missing).map(|(_, by)| *by);
-            let written = told.written.filter(|(known, _)| got < *known).map(|(_, by)| by);
-            let read = told.read.filter(|(known, _)| got < *known).map(|(_, by)| by);
+            // A key whose deletion was forgotten has its initial version.
+            let is_absent = |known| {
+                list.is_none() && got == 0 && self.versions.may_be_deleted_since(key, known)
+            };
+            let is_older = |(known, _): &Known| got < *known && !is_absent(*known);
+            let written = told.written.filter(is_older).map(|(_, by)| by);
+            let read = told.read.filter(is_older).map(|(_, by)| by);
             if let Some(by) = written.or(unread) {
                 self.report(Phenomenon::ReadYourWrites, attempt, key, (by, "wrote"));
             } else if let Some(by) = read {

@@ -222,6 +222,15 @@ pub struct Verdict {
     /// nor any reader knew the timestamp. If there are any, the checker may have missed anomalies
     /// that involve them.
     pub unplaced_writes: u64,
+    /// Reads of an absent key of which it is not known which absence they saw: the database had
+    /// forgotten that the key was deleted. The checker may have missed anomalies that involve them.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unplaced_reads: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// How many anomalies of each kind a verdict describes.
@@ -245,6 +254,10 @@ impl fmt::Display for Verdict {
                 f,
                 "incomplete: {count} committed writes have no known position in the version order"
             )?;
+        }
+        if self.unplaced_reads > 0 {
+            let count = self.unplaced_reads;
+            writeln!(f, "incomplete: {count} reads of absent keys may each have several places")?;
         }
         for anomaly in &self.anomalies {
             writeln!(f, "\n{}: {}", anomaly.kind, anomaly.problem)?;

@@ -4,8 +4,11 @@
 //! committed read of any such version states its timestamp. A transaction commits at one timestamp
 //! ([`orthodrome_core::txn::Version`]), so this also gives the positions of its other writes.
 
+use std::collections::BTreeMap;
+
 use orthodrome_core::txn::Version;
 
+use super::absences;
 use super::effects::{Effects, writes};
 use super::graph::{Builder, Label, Reason};
 use super::verdict::{Findings, Phenomenon};
@@ -19,8 +22,12 @@ pub(super) struct Versions<'a> {
     effects: &'a Effects,
     /// Timestamp and writer of each version, by key and then by timestamp.
     written: Dense<(u64, u32)>,
+    /// Of each row, whether that version deleted the key.
+    deleted: Dense<bool>,
     /// Where each key's rows start; one more at the end.
     starts: Dense<u32>,
+    /// Keys that may have been deleted at an unknown timestamp, each with the earliest time.
+    deleted_somewhere: BTreeMap<KeyId, u64>,
     /// Committed writes whose timestamp nobody knew.
     pub(super) unplaced: u64,
 }
@@ -41,26 +48,27 @@ impl<'a> Versions<'a> {
         for attempt in history.attempts().filter(|attempt| effects.took[*attempt]) {
             let timestamp = effects.timestamps[attempt];
             for op in history.ops(attempt) {
-                let OpRef::Write { key } = op else { continue };
+                let OpRef::Write { key, deletes } = op else { continue };
                 if timestamp == UNKNOWN {
                     unplaced += 1;
                 } else {
-                    all.push((key, timestamp, attempt));
+                    all.push((key, timestamp, attempt, deletes));
                 }
             }
         }
-        all.sort_unstable();
-        all.dedup();
-        let mut written = Dense::default();
+        all.sort_by_key(|&(key, timestamp, attempt, _)| (key, timestamp, attempt));
+        all.dedup_by_key(|&mut (key, timestamp, attempt, _)| (key, timestamp, attempt));
+        let (mut written, mut deleted) = (Dense::default(), Dense::default());
         let mut starts = Dense::filled(0, history.keys_len() + 1);
-        for &(key, timestamp, attempt) in &all {
+        for &(key, timestamp, attempt, deletes) in &all {
             written.push((timestamp, attempt));
+            deleted.push(deletes);
             starts[key + 1] = written.len();
         }
         for key in 0..history.keys_len() {
             starts[key + 1] = starts[key + 1].max(starts[key]);
         }
-        for ((key, timestamp, a), (other, same, b)) in all.iter().zip(all.iter().skip(1)) {
+        for ((key, timestamp, a, _), (other, same, b, _)) in all.iter().zip(all.iter().skip(1)) {
             if (key, timestamp) == (other, same) {
                 findings.note(Phenomenon::TimestampTie, || {
                     let (a, b) = (history.txn(*a), history.txn(*b));
@@ -68,15 +76,34 @@ impl<'a> Versions<'a> {
                 });
             }
         }
-        Self { history, effects, written, starts, unplaced }
+        let deleted_somewhere = absences::unplaced(history, effects);
+        Self { history, effects, written, deleted, starts, deleted_somewhere, unplaced }
     }
 
     fn of_key(&self, key: KeyId) -> &[(u64, u32)] {
         self.written.slice(self.starts[key]..self.starts[key + 1])
     }
 
-    /// Adds all edges, and reports impossible reads.
-    pub(super) fn add_edges(&self, builder: &mut Builder, findings: &mut Findings) {
+    fn deleted_of_key(&self, key: KeyId) -> &[bool] {
+        self.deleted.slice(self.starts[key]..self.starts[key + 1])
+    }
+
+    /// True if the key may have been deleted at this timestamp or later.
+    pub(super) fn may_be_deleted_since(&self, key: KeyId, timestamp: u64) -> bool {
+        let mut versions = self.of_key(key).iter().zip(self.deleted_of_key(key));
+        self.deleted_somewhere.contains_key(&key)
+            || versions.any(|((at, _), deleted)| *deleted && *at >= timestamp)
+    }
+
+    /// Adds all edges, and reports impossible reads. `is_strict`: transactions must agree with real
+    /// time. Returns the number of reads whose place is not known exactly.
+    pub(super) fn add_edges(
+        &self,
+        is_strict: bool,
+        builder: &mut Builder,
+        findings: &mut Findings,
+    ) -> u64 {
+        let mut unplaced = 0;
         for key in 0..self.history.keys_len() {
             let versions = self.of_key(key);
             for ((_, earlier), (_, later)) in versions.iter().zip(versions.iter().skip(1)) {
@@ -87,14 +114,21 @@ impl<'a> Versions<'a> {
         for attempt in self.history.attempts().filter(|attempt| self.effects.took[*attempt]) {
             for op in self.history.ops(attempt) {
                 match op {
-                    OpRef::Write { key } => {
+                    OpRef::Write { key, .. } => {
                         let seen = seen_by(&mut seen[key], attempt);
                         seen.has_written = true;
                     }
                     OpRef::ReadVersion { key, name, writer, timestamp } => {
                         let read = ReadOf { name, writer, timestamp };
                         let seen = seen_by(&mut seen[key], attempt);
-                        if self.is_external(attempt, key, read, seen, findings) {
+                        if !self.is_external(attempt, key, read, seen, findings) {
+                            continue;
+                        }
+                        if self.is_absent(key, read) {
+                            let is_exact =
+                                self.add_absence((attempt, key), read, is_strict, builder);
+                            unplaced += u64::from(!is_exact);
+                        } else {
                             self.add_read(attempt, key, read, builder, findings);
                         }
                     }
@@ -102,6 +136,12 @@ impl<'a> Versions<'a> {
                 }
             }
         }
+        unplaced
+    }
+
+    fn is_initial(&self, read: ReadOf) -> bool {
+        self.history.name(read.name) == Version::INITIAL.writer
+            && read.timestamp == Version::INITIAL.timestamp.0
     }
 
     /// True for the first read of a key that the transaction has not written yet. Reports reads
@@ -137,6 +177,8 @@ impl<'a> Versions<'a> {
         match seen.read.replace(read) {
             None => true,
             Some(first) if first == read => false,
+            // A deletion, and the initial version in its place.
+            Some(first) if self.is_absent(key, first) && self.is_absent(key, read) => true,
             Some(first) => {
                 let first = self.text(first);
                 contradicts(&format!("and elsewhere as {first}"))
@@ -153,20 +195,53 @@ impl<'a> Versions<'a> {
         findings: &mut Findings,
     ) {
         let versions = self.of_key(key);
-        let is_initial = self.history.name(read.name) == Version::INITIAL.writer
-            && read.timestamp == Version::INITIAL.timestamp.0;
-        let next = if is_initial {
-            0
-        } else {
-            let Ok(place) = versions.binary_search(&(read.timestamp, read.writer)) else {
-                return self.report(attempt, key, read, findings);
-            };
-            builder.edge(read.writer, attempt, Label::new(Reason::Wr, key));
-            place + 1
+        let Ok(place) = versions.binary_search(&(read.timestamp, read.writer)) else {
+            return self.report(attempt, key, read, findings);
         };
-        if let Some((_, next)) = versions.get(next).filter(|(_, next)| *next != attempt) {
+        builder.edge(read.writer, attempt, Label::new(Reason::Wr, key));
+        if let Some((_, next)) = versions.get(place + 1).filter(|(_, next)| *next != attempt) {
             builder.edge(attempt, *next, Label::new(Reason::Rw, key));
         }
+    }
+
+    /// True if the version has no value.
+    fn is_absent(&self, key: KeyId, read: ReadOf) -> bool {
+        let place = self.of_key(key).binary_search(&(read.timestamp, read.writer));
+        let deleted = place.ok().and_then(|place| self.deleted_of_key(key).get(place));
+        self.is_initial(read) || deleted.is_some_and(|deleted| *deleted)
+    }
+
+    /// Adds the edges of a read that found the key absent. Returns false if the read may have
+    /// several places.
+    fn add_absence(
+        &self,
+        (attempt, key): (u32, KeyId),
+        read: ReadOf,
+        is_strict: bool,
+        builder: &mut Builder,
+    ) -> bool {
+        let (versions, deleted) = (self.of_key(key), self.deleted_of_key(key));
+        let is_timed = is_strict && !self.history.is_stale(attempt);
+        if let Some(first) = self.deleted_somewhere.get(&key)
+            && !(is_timed && *first > self.history.complete_us(attempt))
+        {
+            if !self.is_initial(read) {
+                builder.edge(read.writer, attempt, Label::new(Reason::Wr, key));
+            }
+            return false;
+        }
+        let stated = versions.binary_search(&(read.timestamp, read.writer));
+        let stated = stated.map_or(0, |place| place + 1);
+        let rows = (versions, deleted);
+        let places = absences::places(self.history, attempt, stated, rows, is_timed);
+        let before = places.first.checked_sub(1).and_then(|before| versions.get(before));
+        if let Some((_, writer)) = before {
+            builder.edge(*writer, attempt, Label::new(Reason::Wr, key));
+        }
+        if let Some((_, next)) = versions.get(places.last).filter(|(_, next)| *next != attempt) {
+            builder.edge(attempt, *next, Label::new(Reason::Rw, key));
+        }
+        places.first == places.last
     }
 
     /// Reports the read of a version that does not exist.

@@ -103,7 +103,7 @@ enum CompactOp {
     ReadOddList { key: KeyId, odd: u32 },
     ReadVersion { key: KeyId, name: u32 },
     ReadOddVersion { key: KeyId, odd: u32 },
-    Write { key: KeyId },
+    Write { key: KeyId, deletes: bool },
 }
 
 /// A list that was read: a prefix of the key's trunk, or a list stored separately.
@@ -132,8 +132,10 @@ pub(crate) enum OpRef {
         writer: u32,
         timestamp: u64,
     },
+    /// `deletes` is true if the version has no value.
     Write {
         key: KeyId,
+        deletes: bool,
     },
 }
 
@@ -270,12 +272,13 @@ impl History {
                 }
                 Ok(CompactOp::ReadOddVersion { key, odd: self.odd_versions.push((writer, at)) })
             }
-            Op::WriteVersion(key, version) => {
+            Op::WriteVersion(key, version) | Op::DeleteVersion(key, version) => {
+                let deletes = matches!(op, Op::DeleteVersion(..));
                 let key = self.key(key, KeyKind::Versions)?;
                 if let Some(version) = version {
                     self.check_written(version, name, timestamp)?;
                 }
-                Ok(CompactOp::Write { key })
+                Ok(CompactOp::Write { key, deletes })
             }
         }
     }
@@ -409,7 +412,7 @@ impl History {
                 let (name, timestamp) = self.odd_versions[odd];
                 version(key, name, timestamp)
             }
-            CompactOp::Write { key } => OpRef::Write { key },
+            CompactOp::Write { key, deletes } => OpRef::Write { key, deletes },
         }
     }
 

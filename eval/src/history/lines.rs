@@ -158,7 +158,8 @@ fn diagnose(text: &[u8], error: &serde_json::Error) -> FormError {
 
 fn diagnose_ops(value: Value) -> Option<FormError> {
     const REMEDY: &str = "use [\"append\",key,number], [\"r\",key,[numbers]], \
-                          [\"r\",key,\"writer@timestamp\"] or [\"w\",key,\"writer@timestamp\"]";
+                          [\"r\",key,\"writer@timestamp\"], [\"w\",key,\"writer@timestamp\"] or \
+                          [\"d\",key,\"writer@timestamp\"]";
     let Value::Array(ops) = value else {
         return Some(FormError::new("ops", "not a list", REMEDY));
     };

@@ -4,6 +4,9 @@
 //! So a missing key is an account with its initial balance, and `Op::Add` can move money without a
 //! loading phase. A transaction that reads all accounts must find the initial total. No transaction
 //! may find a negative balance.
+//!
+//! With the option `deletes`, some transactions *settle* an account: another account takes what it
+//! has above its initial balance, or pays what it lacks. Then its key is deleted.
 
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Read, Reads, Value, Writes};
@@ -21,6 +24,7 @@ const AMOUNT_MAX: u64 = 100;
 
 const TRANSFER: &str = "transfer";
 const AUDIT: &str = "audit";
+const SETTLE: &str = "settle";
 
 /// The workload.
 #[derive(Debug)]
@@ -29,18 +33,21 @@ pub struct Bank {
     per_transfer: usize,
     spread: Spread,
     read_only: f64,
+    deletes: f64,
     form: Form,
     priorities: Priorities,
 }
 
 impl Bank {
     /// A bank with `keys` accounts (100) and `accounts_per_transfer` accounts in each transfer (2),
-    /// chosen by `zipf` (0). A share `read_only` (0.1) of the transactions reads all accounts.
+    /// chosen by `zipf` (0). A share `read_only` (0.1) of the transactions reads all accounts. Of
+    /// the others, a share `deletes` (0) settles an account.
     ///
     /// # Errors
     /// If an option makes no sense.
     pub fn new(options: &Options) -> Result<Self, WorkloadError> {
-        options.only("bank", &["keys", "zipf", "read_only", "form", "accounts_per_transfer"])?;
+        let known = ["keys", "zipf", "read_only", "form", "accounts_per_transfer", "deletes"];
+        options.only("bank", &known)?;
         let accounts = bounded("keys", options.keys, 100, (2, 10_000))?;
         let per_transfer = bounded(
             "accounts_per_transfer",
@@ -57,8 +64,9 @@ impl Bank {
                 rank_share: 1.0,
             },
             read_only: share("read_only", options.read_only, 0.1)?,
+            deletes: share("deletes", options.deletes, 0.0)?,
             form: options.form.unwrap_or_default(),
-            priorities: options.priorities(&[TRANSFER, AUDIT])?,
+            priorities: options.priorities(&[TRANSFER, AUDIT, SETTLE])?,
         })
     }
 
@@ -104,6 +112,21 @@ fn transfer_ops(keys: &[Key], amount: i64) -> Vec<Op> {
     ops
 }
 
+/// The first account has its initial balance again, and loses its key; the second has the rest.
+fn settle(accounts: &[Key], reads: &Reads) -> Decision {
+    let [settled, other] = accounts else { return Decision::Commit(Writes::new()) };
+    let total = balance(settled, reads)
+        .and_then(|balance_of| Ok(balance_of.saturating_add(balance(other, reads)?)));
+    match total.map(|total| total - INITIAL_BALANCE) {
+        Ok(after) if after >= 0 => {
+            let change = (after - INITIAL_BALANCE).to_string();
+            let writes = [(settled.clone(), None), (other.clone(), Some(Value::from(change)))];
+            Decision::Commit(Writes::from(writes))
+        }
+        Ok(_) | Err(_) => Decision::Abort,
+    }
+}
+
 impl Workload for Bank {
     fn name(&self) -> String {
         "bank".into()
@@ -118,11 +141,20 @@ impl Workload for Bank {
             let priority = self.priorities.draw(AUDIT, rng);
             return self.audit_request(priority);
         }
-        let picked = self.spread.pick(self.per_transfer, issuer, rng);
+        // Without deletions nothing more is drawn, so that the draws of other configurations stay
+        // the same.
+        let settles = self.deletes > 0.0 && chance(self.deletes, rng);
+        let picked = self.spread.pick(if settles { 2 } else { self.per_transfer }, issuer, rng);
         let keys: Vec<Key> = picked
             .into_iter()
             .filter_map(|number| self.accounts.get(usize::try_from(number).ok()?).cloned())
             .collect();
+        if settles {
+            let (name, kind) = (SETTLE, Kind::Interactive);
+            let priority = self.priorities.draw(SETTLE, rng);
+            let (reads, writes) = (keys.clone(), keys);
+            return Request { name, kind, reads, writes, priority, parameter: 0 };
+        }
         let amount = rng.range(1, AMOUNT_MAX);
         let kind = if self.form.draw_procedure(rng) {
             Kind::Procedure(transfer_ops(&keys, amount.cast_signed()))
@@ -141,6 +173,9 @@ impl Workload for Bank {
     }
 
     fn decide(&self, request: &Request, reads: &Reads) -> Decision {
+        if request.name == SETTLE {
+            return settle(&request.writes, reads);
+        }
         // The payer is the first of the write keys.
         let amount = request.parameter.cast_signed();
         let Some((payer, payees)) = request.writes.split_first() else {

@@ -119,6 +119,9 @@ pub struct Options {
     /// that depends on their first read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dependent: Option<f64>,
+    /// `bank`, `ycsbt`: share of the writing transactions that delete a key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletes: Option<f64>,
     /// `smallbank`: number of hot users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hot_users: Option<u64>,
@@ -177,7 +180,7 @@ impl Options {
             keys, zipf, keys_per_rank, rank_share, distribution, contention_index, key_bytes,
             value_bytes, high_priority, high_priority_names, read_only, read_only_as, reads,
             distributed, rounds, form, accounts_per_transfer, appends_per_key, dependent,
-            hot_users, hot_share, warehouses, new_order_share, multi_warehouse, multi_region,
+            deletes, hot_users, hot_share, warehouses, new_order_share, multi_warehouse, multi_region,
             rollbacks, cities, users, vehicles, p_close, p_far,
         }
         .into_iter()

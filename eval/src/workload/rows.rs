@@ -77,6 +77,32 @@ impl Rows {
         Request { name, kind, reads, writes, priority, parameter }
     }
 
+    /// A transaction that deletes the first of these rows and sets the others to a random value. It
+    /// reads all of them, or all but the first.
+    pub(super) fn request_deleting(
+        self,
+        (name, priority): (&'static str, Priority),
+        keys: Vec<Key>,
+        form: Form,
+        rng: &mut Rng,
+    ) -> Request {
+        let reads = keys.get(usize::from(rng.chance(1, 2))..).unwrap_or_default().to_vec();
+        let mut request = self.request((name, priority), reads, keys, form, rng);
+        if let (Kind::Procedure(ops), Some(key)) = (&mut request.kind, request.writes.first()) {
+            ops.retain(|op| !op.writes().contains(key));
+            ops.push(Op::Delete(key.clone()));
+        }
+        request
+    }
+
+    /// Deletes the first write key, and sets the others to the value of the request's parameter.
+    pub(super) fn decide_deleting(self, request: &Request) -> Decision {
+        let value = self.value(request.parameter);
+        let value = |place| (place > 0).then(|| value.clone());
+        let writes = request.writes.iter().enumerate().map(|(at, key)| (key.clone(), value(at)));
+        Decision::Commit(writes.collect())
+    }
+
     /// Sets every write key to the value of the request's parameter.
     pub(super) fn decide(self, request: &Request) -> Decision {
         let value = self.value(request.parameter);

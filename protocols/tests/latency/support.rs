@@ -62,7 +62,9 @@ fn samples(
         for op in &entry.ops {
             let (key, to) = match op {
                 Op::ReadList(key, _) | Op::ReadVersion(key, _) => (key, &mut reads),
-                Op::Append(key, _) | Op::WriteVersion(key, _) => (key, &mut writes),
+                Op::Append(key, _) | Op::WriteVersion(key, _) | Op::DeleteVersion(key, _) => {
+                    (key, &mut writes)
+                }
             };
             to.push(cluster.partition_of(&Key::from(key.as_str())));
         }

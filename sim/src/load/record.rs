@@ -1,10 +1,10 @@
 //! Records transactions that have ended: figures, the history, and the oracle's findings.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use orthodrome_core::time::{Time, Timestamp, nanos};
-use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Reads, Txn};
-use orthodrome_eval::record::{Attempt, entry};
+use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Reads, Txn, Writes};
+use orthodrome_eval::record::{Attempt, deletes, entry};
 
 use super::active::{Active, LOOK};
 use super::{Arrival, FINAL_READ, Load};
@@ -110,9 +110,12 @@ impl Load {
         completed: Option<(Time, Outcome)>,
         is_retried: bool,
     ) {
-        let Some(sink) = &mut self.history else { return };
         let Some(client) = self.clients.get(slot as usize) else { return };
         let Some(active) = &client.active else { return };
+        if let (None, Some(oracle)) = (completed, &mut self.oracle) {
+            oracle.may_delete(maybe_deleted(active));
+        }
+        let Some(sink) = &mut self.history else { return };
         let mut request = std::borrow::Cow::Borrowed(&active.request);
         if active.has_lost_reads() {
             request.to_mut().reads.clear();
@@ -144,21 +147,36 @@ pub(super) fn shows_reads(kind: &Kind) -> bool {
     }
 }
 
-/// The keys that a transaction with those reads wrote if it committed.
-fn written(active: &Active, reads: &Reads) -> BTreeSet<Key> {
+/// The keys that a transaction with those reads wrote if it committed, and whether it deleted them.
+fn written(active: &Active, reads: &Reads) -> BTreeMap<Key, bool> {
+    let keys = |writes: &Writes| {
+        writes.iter().map(|(key, value)| (key.clone(), value.is_none())).collect()
+    };
     match (&active.request.kind, &active.decision) {
-        (Kind::ReadOnly | Kind::StaleReadOnly, _) => BTreeSet::new(),
-        (Kind::Interactive | Kind::General, None | Some(Decision::Abort)) => BTreeSet::new(),
-        (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => {
-            writes.keys().cloned().collect()
-        }
+        (Kind::ReadOnly | Kind::StaleReadOnly, _) => BTreeMap::new(),
+        (Kind::Interactive | Kind::General, None | Some(Decision::Abort)) => BTreeMap::new(),
+        (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => keys(writes),
         // Its guards held, so it writes every key that it declared.
-        (Kind::Procedure(_), _) if active.has_lost_reads() => {
-            active.request.writes.iter().cloned().collect()
+        (Kind::Procedure(ops), _) if active.has_lost_reads() => {
+            let all = &active.request.writes;
+            all.iter().map(|key| (key.clone(), deletes(ops, key))).collect()
         }
-        (Kind::Procedure(ops), _) => match Txn::execute(ops, reads) {
-            Ok(writes) => writes.into_keys().collect(),
-            Err(_) => BTreeSet::new(),
-        },
+        (Kind::Procedure(ops), _) => {
+            Txn::execute(ops, reads).map_or_else(|_| BTreeMap::new(), |writes| keys(&writes))
+        }
     }
+}
+
+/// The keys that a transaction without outcome may have deleted.
+fn maybe_deleted(active: &Active) -> Vec<Key> {
+    let written = match &active.request.kind {
+        Kind::Procedure(ops) => {
+            let all = &active.request.writes;
+            all.iter().map(|key| (key.clone(), deletes(ops, key))).collect()
+        }
+        Kind::Interactive | Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => {
+            written(active, &Reads::new())
+        }
+    };
+    written.into_iter().filter_map(|(key, deleted)| deleted.then_some(key)).collect()
 }

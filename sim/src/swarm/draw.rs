@@ -114,7 +114,11 @@ impl Drawing<'_> {
 
     fn workload<P: Protocol>(&mut self) -> (&'static str, workload::Options) {
         let seed = self.seed;
-        let (workload, mut options) = draw_workload(self.profile, &mut self.rng);
+        let (mut workload, mut options) = draw_workload(self.profile, &mut self.rng);
+        let deleting = unusual::draw_deletions(seed, &options);
+        if let Some(deleting) = self.draws.take(Unusual::Deletions, deleting) {
+            (workload, options) = deleting;
+        }
         // Smallbank has four hot users, and at least two others.
         let fewest = if workload == "smallbank" { 6 } else { 1 };
         let keys = self.sizes.keys.map(|keys| keys.max(fewest));
