@@ -262,6 +262,13 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    /// A place at a gateway with nothing else in flight.
+    #[cfg(test)]
+    pub(crate) fn only() -> Self {
+        let in_flight = InFlight { count: AtomicUsize::new(1), ..InFlight::default() };
+        Self { in_flight: Arc::new(in_flight), bytes: Vec::new() }
+    }
+
     /// Counts the bytes of a later request until the transaction has ended.
     pub(crate) fn hold(&mut self, bytes: HeldBytes) {
         self.bytes.push(bytes);

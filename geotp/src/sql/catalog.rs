@@ -126,7 +126,9 @@ impl Layout {
         }
         match self {
             Self::Hash(_) => match (low, high) {
-                (Some(Key::Int(low)), Some(Key::Int(high))) if high - low < 64 => {
+                (Some(Key::Int(low)), Some(Key::Int(high)))
+                    if high.checked_sub(*low).is_some_and(|span| span < 64) =>
+                {
                     (*low..=*high).filter_map(|key| self.place(&Key::Int(key))).collect()
                 }
                 _ => self.sources(),
@@ -517,5 +519,18 @@ impl Catalogue {
     /// All tables, by name.
     pub fn tables(&self) -> impl Iterator<Item = &Table> {
         self.tables.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_over_all_numbers_is_a_range() {
+        let layout = Layout::Hash(vec![SourceId(0), SourceId(1)]);
+        let (low, high) = (Key::Int(-i128::MAX), Key::Int(i128::MAX));
+        assert_eq!(layout.between(Some(&low), Some(&high)), layout.sources());
+        assert_eq!(layout.between(Some(&Key::Int(1)), Some(&Key::Int(1))).len(), 1);
     }
 }

@@ -425,6 +425,7 @@ impl Merge {
     pub fn contains_any(&self, txn: TxnId) -> bool {
         let names = Name { txn, map: 0 }..=Name { txn, map: u64::MAX };
         self.vertices.range(names).next().is_some()
+            || self.ready.iter().any(|merged| merged.entry.functor.txn == txn)
     }
 
     /// The first counter of the transactions of `client` that have not run.

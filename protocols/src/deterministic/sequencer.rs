@@ -55,6 +55,8 @@ pub(super) struct Sequencer {
     told: BTreeMap<ClientId, u64>,
     /// The entry of the last proposed acknowledgement.
     acknowledging: Index,
+    /// True if the next proposal is about what all streams have, if there is any.
+    is_forgetting_next: bool,
 }
 
 /// What a sequencer needs to know of its server.
@@ -320,18 +322,22 @@ impl Sequencer {
         moves
     }
 
-    /// Proposes acknowledgements of other streams; or, if there are none, those that all streams
-    /// have. Only one such entry is pending at a time.
+    /// Proposes acknowledgements of other streams and those that all streams have, in turns. Only one such entry is pending at a time.
     pub fn acknowledgement(&mut self, view: &View<'_>) -> Option<Command> {
         if self.acknowledging > view.state.applied(view.stream) {
             return None;
         }
         let mut news = view.state.unacknowledged(view.stream);
         news.truncate(NEWS_MAX);
-        if news.is_empty() {
-            let mut news = view.state.forgettable(view.stream);
-            news.truncate(NEWS_MAX);
-            return (!news.is_empty()).then_some(Command::Forget(news));
+        // In turns: while clients are active, there is always something to acknowledge.
+        let is_forgetting = std::mem::replace(&mut self.is_forgetting_next, true);
+        if news.is_empty() || is_forgetting {
+            let mut over = view.state.forgettable(view.stream);
+            over.truncate(NEWS_MAX);
+            if !over.is_empty() || news.is_empty() {
+                self.is_forgetting_next = false;
+                return (!over.is_empty()).then_some(Command::Forget(over));
+            }
         }
         for &(client, below) in &news {
             self.tell(client, below);

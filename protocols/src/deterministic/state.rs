@@ -290,7 +290,7 @@ impl State {
             if state.moves.get(key).is_some_and(|&moves| from.counter < moves) {
                 return false;
             }
-            state.moves.insert(key.clone(), from.counter + 1);
+            state.moves.insert(key.clone(), from.counter.saturating_add(1));
             self.merge.insert(stream, place, entry, |key| placement.stream_of(key), now);
             return true;
         }

@@ -1088,14 +1088,14 @@ impl Replica {
         let watch = self.watched.get(&txn)?;
         let is_old = world.cx.now().since(watch.since) >= world.config.retention;
         let is_too_much = self.entries_bytes > world.config.kept_bytes;
-        (is_old || is_too_much).then_some(txn.counter + 1)
+        (is_old || is_too_much).then_some(txn.counter.saturating_add(1))
     }
 
     /// Somebody says that everybody has forgotten `txn`.
     pub(super) fn on_forgotten(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
         if self.state.entries.contains_key(&txn) {
             if !self.state.is_acknowledged(txn) {
-                let acknowledged = vec![(txn.client, txn.counter + 1)];
+                let acknowledged = vec![(txn.client, txn.counter.saturating_add(1))];
                 self.change(Change::Acknowledge(acknowledged), world);
             }
             self.drop_all(&[txn], world);

@@ -131,8 +131,11 @@ impl<R: Role> Machine<R::Protocol> for Server<R> {
             let mut digest = Digest::default();
             digest.add_debug(&held.state);
             for (key, versions) in self.store.scan(partition, None, usize::MAX) {
-                // Nodes drop older versions at their checkpoints, independently of each other.
-                digest.add_debug(&(key, versions.last()));
+                // Nodes drop older versions, and deletions, at their checkpoints, independently of each
+                // other.
+                if let Some(newest @ (_, Some(_))) = versions.last() {
+                    digest.add_debug(&(key, newest));
+                }
             }
             let position = R::applied(&held.state).0;
             let members = Some(held.replica.members().all().len());

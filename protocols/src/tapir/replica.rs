@@ -471,7 +471,10 @@ impl Replica {
     pub(super) fn drop_forgotten(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
         if self.state.entries.get(&txn).is_some_and(|entry| entry.ended.is_none()) {
             world.cx.note(Note::Forgotten);
-            self.change(Change::Acknowledge(vec![(txn.client, txn.counter + 1)]), world);
+            self.change(
+                Change::Acknowledge(vec![(txn.client, txn.counter.saturating_add(1))]),
+                world,
+            );
             self.change(Change::Forget(vec![txn]), world);
             self.validator.release(txn);
             self.unwatch(txn);
@@ -622,7 +625,7 @@ impl Replica {
         }
         let watch = self.watched.get(&txn)?;
         let is_old = world.cx.now().since(watch.since) >= world.config.retention;
-        (is_old || self.is_too_much(watch.since, world)).then_some(txn.counter + 1)
+        (is_old || self.is_too_much(watch.since, world)).then_some(txn.counter.saturating_add(1))
     }
 
     /// True if the record exceeds its bound and this replica has watched the transaction `since` a

@@ -110,8 +110,6 @@ mod mutations;
 mod participant;
 mod state;
 
-use std::time::Duration;
-
 pub use crate::hosting::{Chunk, Config as HostingConfig, Note as HostingNote};
 pub use client::Client;
 pub use leader::Server;

@@ -163,9 +163,7 @@ impl Copy {
                 let why = "invalid byte sequence for encoding \"UTF8\" in row";
                 SqlError::new("22021", format!("{why} {} of COPY", self.count))
             })?;
-            let is_whole =
-                text.len() < 19 && text.trim_start_matches('-').bytes().all(|b| b.is_ascii_digit());
-            if column.kind.is_exact() && is_whole && text.bytes().any(|b| b.is_ascii_digit()) {
+            if column.kind.is_exact() && is_whole(&text) {
                 values.push(text);
             } else if column.kind == Kind::Bytes {
                 values.push(format!("{}::bytea", quoted(&text)));
@@ -291,6 +289,13 @@ fn unescaped(cell: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
+/// True if `text` is a whole number that needs no quotes in a statement. Two dashes begin a comment
+/// there.
+fn is_whole(text: &str) -> bool {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    (1..18).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit())
+}
+
 #[cfg(test)]
 mod tests {
     use orthodrome_geotp::sql::Kind;
@@ -311,6 +316,19 @@ mod tests {
     fn columns() -> Vec<Column> {
         let column = |name: &str, kind| Column { name: name.into(), kind, oid: 0 };
         vec![column("id", Kind::Int4), column("note", Kind::Text)]
+    }
+
+    #[test]
+    fn a_cell_cannot_end_the_row_by_a_comment() {
+        let mut copy = Copy::new("t", columns(), form(false));
+        let line = b"--1\tx\\n2, NULL); DELETE FROM accounts; --\n";
+        assert!(copy.take(line).unwrap().is_empty());
+        let insert = copy.end().unwrap().unwrap();
+        assert!(insert.contains("('--1', 'x"), "{insert}");
+        for (text, wanted) in [("1", true), ("-1", true), ("-", false), ("", false), ("--1", false)]
+        {
+            assert_eq!(is_whole(text), wanted, "{text:?}");
+        }
     }
 
     /// The inserts for these bytes, which must not depend on where the bytes are split.

@@ -38,6 +38,25 @@ pub(super) enum Speaks {
     Mysql,
 }
 
+/// The place of a client among those that are served; given back when dropped, also by a panic.
+pub(super) struct Place {
+    front: Arc<Front>,
+    client: u32,
+}
+
+impl Place {
+    /// The place that [`Front::enter`] gave.
+    pub(super) fn of(front: &Arc<Front>, client: u32) -> Self {
+        Self { front: Arc::clone(front), client }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.front.leave(self.client);
+    }
+}
+
 impl Front {
     pub(super) fn new(
         proxy: Arc<Proxy>,

@@ -10,7 +10,7 @@ use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, 
 use tokio::sync::Notify;
 
 use super::auth::{caching_sha2, is_same, native, random_bytes};
-use super::front::Front;
+use super::front::{Front, Place};
 use super::maria::{PROXY, TOO_LONG};
 use super::mysql_text::{statement, text};
 use super::mysql_wire::{
@@ -47,9 +47,8 @@ pub(super) async fn serve(front: Arc<Front>, stream: Stream) -> io::Result<()> {
     let cancelled: Arc<Notify> = Arc::default();
     // The number in the greeting is the one that KILL uses.
     let (id, _) = front.enter(cancelled.clone());
-    let served = greet(front.clone(), stream, id, cancelled).await;
-    front.leave(id);
-    served
+    let _place = Place::of(&front, id);
+    greet(front.clone(), stream, id, cancelled).await
 }
 
 async fn greet(

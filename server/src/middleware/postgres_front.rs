@@ -11,7 +11,7 @@ use orthodrome_geotp::sql::{
 
 use super::auth::ScramServer;
 use super::copy::{Copy, copy_line, name};
-use super::front::Front;
+use super::front::{Front, Place};
 use super::postgres_wire::{
     Body, Message, from_bytea, is_not_utf8, kind, oid, put_text, read, to_hex, write,
 };
@@ -154,9 +154,8 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
         queued: Vec::new(),
         reported: Vec::new(),
     };
-    let served = connection.talk().await;
-    front.leave(pid);
-    served
+    let _place = Place::of(&front, pid);
+    connection.talk().await
 }
 
 /// The settings among a client's startup parameters.

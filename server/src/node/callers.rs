@@ -10,9 +10,9 @@ use tokio::sync::oneshot::Sender;
 
 use crate::gateway::{Begun, Command, Finished, GatewayError, HeldBytes, Slot, is_interactive};
 
-/// How long an interactive transaction may stay undecided, and how long an outcome is kept until
-/// its caller asks for it. The service gives its clients less time.
-const DECIDE_WITHIN: Duration = Duration::from_secs(60);
+/// How long an outcome is kept until its caller asks for it. Its client's lease, which the service
+/// keeps, decides how long a transaction may stay undecided.
+const KEPT_FOR: Duration = Duration::from_secs(60);
 
 type Reply<T> = Sender<Result<T, GatewayError>>;
 
@@ -20,7 +20,7 @@ enum State {
     /// Its caller waits for reads, or for the outcome if there is only one round.
     Reading(Reply<Begun>),
     /// Its reads were delivered; its caller is deciding.
-    Undecided { until: Time },
+    Undecided,
     /// It will end without further input; these callers wait for the outcome.
     Ending { replies: Vec<Reply<Finished>>, abort_once_read: bool },
     /// It ended while its caller was deciding, or before the reads were delivered.
@@ -106,8 +106,7 @@ impl Callers {
             return None;
         };
         let why = match &entry.state {
-            State::Undecided { until } if entry.is_general => {
-                self.expiries.remove(&(*until, txn));
+            State::Undecided if entry.is_general => {
                 entry.state = State::Reading(reply);
                 return Some(Input::Read { txn, keys });
             }
@@ -117,7 +116,7 @@ impl Callers {
                 }
                 return None;
             }
-            State::Undecided { .. } => "it declared its keys when it began",
+            State::Undecided => "it declared its keys when it began",
             State::Reading(_) => "it is reading",
             State::Ending { .. } => "it is already decided",
         };
@@ -136,8 +135,7 @@ impl Callers {
             return None;
         };
         let why = match &entry.state {
-            State::Undecided { until } => {
-                self.expiries.remove(&(*until, txn));
+            State::Undecided => {
                 entry.state = State::Ending { replies: vec![reply], abort_once_read: false };
                 entry.slot.hold(held);
                 return Some(Input::Decide { txn, decision });
@@ -165,13 +163,13 @@ impl Callers {
         let entry = self.entries.get_mut(&txn)?;
         match &mut entry.state {
             State::Reading(_) => {
-                // The caller that began it is not waiting any more; otherwise it would not ask.
+                // The caller that began it is not waiting any more; otherwise it would not ask. Its
+                // reads may never arrive, so nothing waits for them.
                 let abort_once_read = entry.is_interactive;
                 entry.state = State::Ending { replies: vec![reply], abort_once_read };
-                None
+                abort_once_read.then(|| abort(txn))
             }
-            State::Undecided { until } => {
-                self.expiries.remove(&(*until, txn));
+            State::Undecided => {
                 entry.state = State::Ending { replies: vec![reply], abort_once_read: false };
                 // The caller's decision was lost on the way here, or there was none.
                 Some(Input::Decide { txn, decision: decision.unwrap_or(Decision::Abort) })
@@ -202,15 +200,16 @@ impl Callers {
         let entry = self.entries.get_mut(&txn)?;
         match &mut entry.state {
             State::Reading(reply) if reply.is_closed() => {
+                // A partition without a majority may never answer. Meanwhile the keys at the others
+                // would stay locked.
                 let abort_once_read = entry.is_interactive;
                 entry.state = State::Ending { replies: Vec::new(), abort_once_read };
-                None
+                abort_once_read.then(|| abort(txn))
             }
             // The caller that gave up is not the one that is waiting now.
             State::Reading(_) => None,
-            State::Undecided { until } => {
+            State::Undecided => {
                 // Its reads were being delivered when the caller left.
-                self.expiries.remove(&(*until, txn));
                 entry.state = State::Ending { replies: Vec::new(), abort_once_read: false };
                 Some(abort(txn))
             }
@@ -227,12 +226,7 @@ impl Callers {
     }
 
     /// The machine reports the transaction's reads.
-    pub(super) fn reads<P: Protocol>(
-        &mut self,
-        now: Time,
-        txn: TxnId,
-        reads: Reads,
-    ) -> Option<Input<P>> {
+    pub(super) fn reads<P: Protocol>(&mut self, txn: TxnId, reads: Reads) -> Option<Input<P>> {
         let entry = self.entries.get_mut(&txn)?;
         // Machines keep reads fresh. If a machine cannot, its reads are not delivered.
         let is_behind = entry.is_interactive && is_below(&entry.floors, &reads);
@@ -254,16 +248,14 @@ impl Callers {
                 if reply.send(Ok(Begun::Reads(reads))).is_err() {
                     return Some(abort(txn));
                 }
-                let until = now + DECIDE_WITHIN;
-                self.expiries.insert((until, txn));
-                entry.state = State::Undecided { until };
+                entry.state = State::Undecided;
                 None
             }
             State::Ending { replies, abort_once_read } => {
                 entry.state = State::Ending { replies, abort_once_read: false };
                 abort_once_read.then(|| abort(txn))
             }
-            other @ (State::Undecided { .. } | State::Ended { .. }) => {
+            other @ (State::Undecided | State::Ended { .. }) => {
                 entry.state = other;
                 None
             }
@@ -285,10 +277,9 @@ impl Callers {
                     answer(reply, Ok(finished.clone()));
                 }
             }
-            State::Undecided { until } => {
+            State::Undecided => {
                 // An early abort: its caller learns of it when it decides or reads more.
-                self.expiries.remove(&(until, txn));
-                let until = now + DECIDE_WITHIN;
+                let until = now + KEPT_FOR;
                 self.expiries.insert((until, txn));
                 let state = State::Ended { finished, until };
                 let reads = None;
@@ -309,19 +300,79 @@ impl Callers {
         self.expiries.first().map(|&(at, _)| at)
     }
 
-    /// Ends transactions whose callers took too long, and drops outcomes that no caller asked for.
-    pub(super) fn expire<P: Protocol>(&mut self, now: Time) -> Vec<Input<P>> {
-        let mut inputs = Vec::new();
+    /// Drops outcomes that no caller asked for.
+    pub(super) fn expire(&mut self, now: Time) {
         while let Some(&(at, txn)) = self.expiries.first().filter(|&&(at, _)| at <= now) {
             self.expiries.remove(&(at, txn));
-            let Some(entry) = self.entries.get_mut(&txn) else { continue };
-            if let State::Undecided { .. } = entry.state {
-                entry.state = State::Ending { replies: Vec::new(), abort_once_read: false };
-                inputs.push(abort(txn));
-            } else {
-                self.entries.remove(&txn);
-            }
+            self.entries.remove(&txn);
         }
-        inputs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::{ClientId, RegionId};
+    use orthodrome_protocols::carousel::Carousel;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    fn txn() -> Txn {
+        let id = TxnId { client: ClientId(1), counter: 1, attempt: 0 };
+        Txn::interactive(id, RegionId(0), vec![Key::from("a")], vec![Key::from("a")])
+    }
+
+    fn is_abort(input: Option<Input<Carousel>>) -> bool {
+        matches!(input, Some(Input::Decide { decision: Decision::Abort, .. }))
+    }
+
+    #[test]
+    fn who_gives_up_while_reading_aborts_at_once() {
+        let (mut callers, now) = (Callers::default(), Time::ZERO);
+        let (reply, waiting) = oneshot::channel();
+        let begin = Command::Begin { txn: txn(), slot: Slot::only(), reply };
+        let begun: Option<Input<Carousel>> = callers.command(now, begin);
+        assert!(matches!(begun, Some(Input::Begin(_))));
+        assert!(!is_abort(callers.command(now, Command::Abandon(txn().id))), "it is waiting");
+        drop(waiting);
+        assert!(is_abort(callers.command(now, Command::Abandon(txn().id))));
+    }
+
+    #[test]
+    fn who_resolves_while_reading_aborts_at_once() {
+        let (mut callers, now) = (Callers::default(), Time::ZERO);
+        let (reply, _waiting) = oneshot::channel();
+        let begin = Command::Begin { txn: txn(), slot: Slot::only(), reply };
+        let _: Option<Input<Carousel>> = callers.command(now, begin);
+        let (reply, mut resolved) = oneshot::channel();
+        let reads = Reads::default();
+        let resolve =
+            Command::Resolve { txn: txn(), reads, decision: None, slot: Slot::only(), reply };
+        assert!(is_abort(callers.command(now, resolve)));
+        callers.finish(now, txn().id, Outcome::Aborted(AbortReason::Client), "abort");
+        assert!(resolved.try_recv().is_ok());
+    }
+
+    #[test]
+    fn a_client_that_thinks_for_minutes_may_decide() {
+        let (mut callers, now) = (Callers::default(), Time::ZERO);
+        let (reply, _waiting) = oneshot::channel();
+        let begin = Command::Begin { txn: txn(), slot: Slot::only(), reply };
+        let _: Option<Input<Carousel>> = callers.command(now, begin);
+        let told: Option<Input<Carousel>> = callers.reads(txn().id, Reads::default());
+        assert!(told.is_none());
+        let later = now + Duration::from_secs(600);
+        assert_eq!(callers.next_expiry(), None);
+        callers.expire(later);
+        let (reply, _waiting) = oneshot::channel();
+        let resolve = Command::Resolve {
+            txn: txn(),
+            reads: Reads::default(),
+            decision: Some(Decision::Commit(orthodrome_core::txn::Writes::default())),
+            slot: Slot::only(),
+            reply,
+        };
+        let input: Option<Input<Carousel>> = callers.command(later, resolve);
+        assert!(matches!(input, Some(Input::Decide { decision: Decision::Commit(_), .. })));
     }
 }

@@ -107,9 +107,7 @@ impl<P: WireProtocol, M: Machine<P>> Turn for Driver<P, M> {
             }
         }
         self.events = events;
-        for input in self.callers.expire(now) {
-            self.host.step(now, clock, input);
-        }
+        self.callers.expire(now);
         let fired = self.host.fire(now, clock);
         count(&self.shared.counters(self.tag).timers, fired as u64);
         self.settle(now, clock);
@@ -232,7 +230,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
                     }
                 }
             }
-            Effect::Reads { txn, reads } => return self.callers.reads(now, txn, reads),
+            Effect::Reads { txn, reads } => return self.callers.reads(txn, reads),
             Effect::Finish { txn, outcome, path } => self.callers.finish(now, txn, outcome, path),
             Effect::Note(note) => {
                 let notes = &self.shared.counters(self.tag).notes;

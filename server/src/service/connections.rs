@@ -5,6 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -12,6 +13,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::Connected;
+
+/// How long nothing is accepted after that has failed.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection, and its permit.
 pub(super) struct Connection {
@@ -25,7 +29,14 @@ pub(super) fn accept(
     most: usize,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let places = Arc::new(Semaphore::new(most));
-    TcpListenerStream::new(listener).filter_map(move |accepted| match accepted {
+    let paused = TcpListenerStream::new(listener).then(async |accepted| {
+        if accepted.is_err() {
+            // As when the process has no more file descriptors: trying at once would cost a core.
+            tokio::time::sleep(PAUSE).await;
+        }
+        accepted
+    });
+    paused.filter_map(move |accepted| match accepted {
         Ok(stream) => {
             let place = Arc::clone(&places).try_acquire_owned().ok()?;
             crate::socket::prepare(&stream);

@@ -69,6 +69,9 @@ pub struct LimitsError {
     wanted: String,
 }
 
+/// The largest bound on what a node has at the same time: a semaphore takes no more.
+const PLACES_MAX: usize = tokio::sync::Semaphore::MAX_PERMITS;
+
 impl Limits {
     /// Checks that the limits are consistent.
     ///
@@ -93,6 +96,16 @@ impl Limits {
         at_least("txns_open_max", self.txns_open_max as u64, 1)?;
         at_least("connections_max", self.connections_max as u64, 1)?;
         at_least("requests_max", self.requests_max as u64, 1)?;
+        for (field, value) in [
+            ("connections_max", self.connections_max),
+            ("requests_max", self.requests_max),
+            ("request_bytes_in_flight_max", self.request_bytes_in_flight_max),
+        ] {
+            if value > PLACES_MAX {
+                let wanted = format!("at most {PLACES_MAX}");
+                return Err(LimitsError { field, value: value as u64, wanted });
+            }
+        }
         // A request must have room for one key with its value and the other fields.
         let one = u64::from(self.key_bytes_max) + u64::from(self.value_bytes_max) + 1_024;
         at_least("request_bytes_max", self.request_bytes_max.into(), one)?;
@@ -132,10 +145,11 @@ mod tests {
     fn limits_that_contradict_each_other_are_refused_by_name() {
         assert_eq!(Limits::default().check(), Ok(()));
         type Change = fn(&mut Limits);
-        let broken: [(&str, Change); 5] = [
+        let broken: [(&str, Change); 6] = [
             ("key_bytes_max", |limits| limits.key_bytes_max = 0),
             ("request_bytes_max", |limits| limits.value_bytes_max = 4 << 20),
             ("request_bytes_in_flight_max", |limits| limits.request_bytes_in_flight_max = 1),
+            ("connections_max", |limits| limits.connections_max = usize::MAX),
             ("lease", |limits| limits.lease = Duration::ZERO),
             ("lease", |limits| limits.lease = Duration::from_secs(1 << 40)),
         ];

@@ -859,6 +859,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         {
             caller.require(DEFAULT_KEYSPACE, Role::Write)?;
         }
+        self.inner.open.check_owner(txn.id, &caller)?;
         let (client, kind, timing) = (txn.id.client, txn.kind.clone(), Timing::resolve(&txn));
         let wanted = decision.clone();
         let ended = self.inner.transactions.resolve(txn, reads, decision).await;

@@ -207,6 +207,19 @@ impl OpenTxns {
         Ok(Round { open: self, id, timing, is_over: false })
     }
 
+    /// Refuses a question about a transaction that another principal has open here. It would end that
+    /// transaction, and its owner would be told what became of the question.
+    pub(super) fn check_owner(&self, id: TxnId, caller: &Principal) -> Result<(), Status> {
+        match self.lock().open.get(&id) {
+            Some(open) if open.owner.name != caller.name => {
+                Err(refuse(Status::permission_denied(format!(
+                    "transaction {id} is open for another principal; only that one may resolve it"
+                ))))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// Extends the lease of a transaction of `caller`; false if it has none.
     pub(super) fn keep(&self, id: TxnId, caller: &Principal) -> bool {
         let expires = Instant::now() + self.lease;

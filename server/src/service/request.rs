@@ -64,6 +64,9 @@ fn far_future() -> Timestamp {
     Timestamp(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
+/// The largest counter of a transaction. What comes after it has a number, too.
+const COUNTER_MAX: u64 = u64::MAX >> 1;
+
 /// Checks a transaction id.
 pub(super) fn txn_id(field: &str, id: Option<&api::TxnId>) -> Result<TxnId, Status> {
     let id = id.ok_or_else(|| invalid(field, "missing"))?;
@@ -72,6 +75,12 @@ pub(super) fn txn_id(field: &str, id: Option<&api::TxnId>) -> Result<TxnId, Stat
     }
     if id.counter == 0 {
         return Err(invalid(field, "counter is 0; a client counts its transactions from 1"));
+    }
+    if id.counter > COUNTER_MAX {
+        return Err(invalid(
+            field,
+            format_args!("counter is over {COUNTER_MAX}; a client counts its transactions from 1"),
+        ));
     }
     Ok(TxnId { client: ClientId(id.client), counter: id.counter, attempt: id.attempt })
 }
@@ -513,7 +522,7 @@ mod tests {
     #[test]
     fn every_bound_of_begin_is_refused_by_the_name_of_its_field() {
         type Change = fn(&mut api::BeginRequest);
-        let cases: [(&str, Change); 14] = [
+        let cases: [(&str, Change); 15] = [
             ("session[0]: a timestamp", |r| {
                 let (key, timestamp) = (b"a".to_vec(), u64::MAX);
                 r.session = vec![api::KnownKey { key, timestamp, deleted: false }];
@@ -521,6 +530,9 @@ mod tests {
             ("txn: missing", |r| r.txn = None),
             ("txn: client", |r| r.txn = Some(api::TxnId { client: 0, counter: 1, attempt: 0 })),
             ("txn: counter", |r| r.txn = Some(api::TxnId { client: 1, counter: 0, attempt: 0 })),
+            ("txn: counter", |r| {
+                r.txn = Some(api::TxnId { client: 1, counter: u64::MAX, attempt: 0 });
+            }),
             ("home_region", |r| r.home_region = 3),
             ("home_region", |r| r.home_region = 1 << 20),
             ("priority", |r| r.priority = 2),

@@ -398,6 +398,20 @@ fn an_empty_directory_is_taken_only_by_whom_nobody_counts_on() {
 }
 
 #[test]
+fn a_new_directory_gives_no_client_number_of_a_lost_one() {
+    let at = tempfile::tempdir().unwrap();
+    let first = |name: &str| {
+        let (_, recovered) = Storage::open(settings(&at.path().join(name))).unwrap();
+        recovered.values.clients
+    };
+    let lost = first("lost");
+    // One second later, at the earliest, its clients have used fewer numbers than that second has.
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    assert!(lost >= (now.as_secs() - 60) << 8, "{lost}");
+    assert!(first("new") >= lost);
+}
+
+#[test]
 fn ceilings_survive_any_damage_to_one_copy() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ceilings");

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use orthodrome_core::id::ClientId;
 use orthodrome_core::store::Memtable;
 use orthodrome_core::{Ticket, Timestamp};
 use tokio::sync::oneshot;
@@ -81,6 +83,14 @@ pub struct Storage {
     gateway: Vec<Bytes>,
 }
 
+/// The number of the first client of a new data directory. The directory may replace one that was
+/// lost: its clients' transactions are remembered elsewhere, so no number may be given again.
+/// Numbers ascend from the seconds since the epoch, with 256 for each second.
+fn first_client() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (since.as_secs() << 8) & ((1 << ClientId::NUMBER_BITS) - 1)
+}
+
 impl Storage {
     /// Locks a data directory and reads its contents; makes one if it does not exist. Counts this
     /// start, durably.
@@ -98,6 +108,7 @@ impl Storage {
             log = Log::create(&dir, &identity, options)?;
             engine = Engine::create(&state, &identity)?;
             ceilings = Ceilings::create(&file, &identity, sync)?;
+            ceilings.write(Values { clients: first_client(), ..ceilings.values() })?;
             directory.finish()?;
             (records, torn) = (Vec::new(), None);
         } else {

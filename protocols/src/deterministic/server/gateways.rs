@@ -63,11 +63,16 @@ impl Server {
             return;
         }
         let entry = self.plan(functor, self.cluster.region_of(gateway), cx);
+        // It has its position under some name, and waits for other shares. Its keys may have moved
+        // since: then it would get a second name, and another position.
+        let is_placed = self.state.shares.is_any_due(txn);
         let asked = RetryState::new(cx.now());
         self.waiting_bytes += entry.functor.size();
         let since = asked.at;
         self.waiting.insert(txn, Waiting { gateway, entry: entry.clone(), asked, since });
-        self.sequence(&entry, cx);
+        if !is_placed {
+            self.sequence(&entry, cx);
+        }
     }
 
     /// The answer to the gateway for a transaction that has run.

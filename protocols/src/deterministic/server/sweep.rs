@@ -134,8 +134,9 @@ impl Server {
                 self.send(waiting.gateway, answer, cx);
             } else if self.state.is_acknowledged(txn) {
                 self.stop_waiting(txn);
-            } else if self.state.shares.is_due(supposed.name()) {
-                // It has its position, and waits for other shares.
+            } else if self.state.shares.is_any_due(txn) {
+                // It has its position, and waits for other shares. Under another name, as after a
+                // move of its keys, it would get a second one.
             } else {
                 cx.note(Note::AskedAgain);
                 self.again.asked += 1;
