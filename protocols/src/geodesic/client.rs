@@ -27,7 +27,6 @@ use super::{Config, Geodesic, Note, Timer, backoff};
 use crate::delays::{Delays, delay, difference, shifted};
 use crate::functor::Functor;
 use crate::gateway::{Participant, split};
-use crate::portions::{Assembly, Portion};
 
 /// The client side of Geodesic.
 #[derive(Debug)]
@@ -153,8 +152,23 @@ struct Owing {
 #[derive(Debug, Default)]
 struct Snapshot {
     asked: BTreeSet<NodeId>,
-    arriving: BTreeMap<NodeId, Assembly<Vec<(Key, Read)>>>,
-    answers: BTreeMap<NodeId, Vec<(Key, Read)>>,
+    /// By replica. An answer counts for each key by itself: a replica that has closed up to the
+    /// timestamp of the read tells the same of a key whenever it is asked.
+    answers: BTreeMap<NodeId, BTreeMap<Key, Read>>,
+}
+
+impl Snapshot {
+    /// Those of the keys that the replica has not told.
+    fn missing(&self, node: NodeId, keys: &[Key]) -> Vec<Key> {
+        let told = self.answers.get(&node);
+        let is_missing = |key: &&Key| told.is_none_or(|told| !told.contains_key(*key));
+        keys.iter().filter(is_missing).cloned().collect()
+    }
+
+    /// The replicas that have told all of the keys.
+    fn complete(&self, keys: &[Key]) -> impl Iterator<Item = &BTreeMap<Key, Read>> {
+        self.answers.values().filter(move |told| keys.iter().all(|key| told.contains_key(key)))
+    }
 }
 
 impl Machine<Geodesic> for Client {
@@ -985,14 +999,19 @@ impl Client {
             let Some(participant) = open.participants.get(&partition) else { continue };
             let Some(replicas) = nearest.get(&partition) else { continue };
             let majority = replicas.len() / 2 + 1;
-            if part.answers.len() >= majority {
+            if part.complete(&participant.reads).count() >= majority {
                 continue;
             }
             let many = if are_all { replicas.len() } else { majority };
+            // Where packets are lost, a question or an answer of many packets hardly ever arrives. So
+            // what is asked again is asked in small portions, and only what is missing.
+            let portion = (participant.reads.len() / PORTIONS_MAX).max(KEYS_AGAIN);
+            let portion = if are_all { portion } else { usize::MAX };
             for &to in replicas.iter().take(many) {
-                if !part.answers.contains_key(&to) {
+                let missing = part.missing(to, &participant.reads);
+                for keys in missing.chunks(portion) {
                     part.asked.insert(to);
-                    let (keys, at) = (participant.reads.clone(), *at);
+                    let (keys, at) = (keys.to_vec(), *at);
                     cx.send(to, Msg::ReadOnly { txn: id, partition, keys, at });
                 }
             }
@@ -1003,7 +1022,6 @@ impl Client {
         &mut self,
         from: NodeId,
         (id, partition, then): (TxnId, PartitionId, Timestamp),
-        portion: Portion,
         reads: Option<Vec<(Key, Read)>>,
         cx: &mut Cx<'_, Geodesic>,
     ) {
@@ -1022,14 +1040,8 @@ impl Client {
             }
             return;
         };
-        if part.answers.contains_key(&from) {
-            return;
-        }
-        if let Some(whole) = part.arriving.entry(from).or_default().add(portion, reads) {
-            part.answers.insert(from, whole.concat());
-            part.arriving.remove(&from);
-            self.on_snapshot_complete(id, cx);
-        }
+        part.answers.entry(from).or_default().extend(reads);
+        self.on_snapshot_complete(id, cx);
     }
 
     fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
@@ -1040,10 +1052,11 @@ impl Client {
             let placed = self.cluster.partition(partition);
             let majority = placed.map_or(0, |placed| placed.replicas.len()) / 2 + 1;
             let enough = if self.config.mutations.one_report() { 1 } else { majority };
-            if part.answers.len() < enough {
+            let keys = open.participants.get(&partition).map_or(&[][..], |part| &part.reads);
+            if part.complete(keys).count() < enough {
                 return;
             }
-            for answer in part.answers.values() {
+            for answer in part.complete(keys) {
                 merge_newest(&mut reads, answer.clone());
             }
         }
@@ -1174,8 +1187,8 @@ impl Client {
             Msg::ReadResult { txn, partition, reads, is_too_much: false, behind } => {
                 self.on_read_result(from, txn, partition, (reads, &behind), cx);
             }
-            Msg::ReadOnlyResult { txn, partition, at, portion, reads } => {
-                self.on_read_only_result(from, (txn, partition, at), portion, reads, cx);
+            Msg::ReadOnlyResult { txn, partition, at, reads, .. } => {
+                self.on_read_only_result(from, (txn, partition, at), reads, cx);
             }
             Msg::Inquire { txn, partition } => {
                 let is_driven = self.drives.contains_key(&txn);
@@ -1212,6 +1225,11 @@ const MAKER_KEEPS: Duration = Duration::from_secs(60);
 /// only if a conflicting transaction was faster, so waiting for more would cost more than it saves.
 const DELAY_PERCENTILE: usize = 75;
 
+/// A read-only transaction that asks again asks for so many keys at once, or for more if it would need
+/// more than so many portions.
+const KEYS_AGAIN: usize = 16;
+const PORTIONS_MAX: usize = 64;
+
 /// How often a read-only transaction takes another time.
 const REFUSALS: u32 = 8;
 
@@ -1242,5 +1260,77 @@ impl fmt::Display for Client {
             separator = " | ";
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::host::Host;
+    use orthodrome_core::id::RegionId;
+    use orthodrome_core::machine::{Effect, Protocol as _};
+    use orthodrome_core::rng::Rng;
+    use orthodrome_core::store::MemoryEngine;
+    use orthodrome_core::time::Clock;
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::workers::Alone;
+
+    use super::*;
+    use crate::portions::Portion;
+
+    /// A link that loses one packet of five lost every answer of nine packets.
+    #[test]
+    fn a_read_that_is_repeated_asks_in_portions_for_what_is_missing() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
+        let config = Arc::new(Geodesic::configure(&cluster, "geodesic"));
+        let clock = Clock { now: Timestamp(1_000_000_000), error: Duration::ZERO };
+        let (engine, workers) = (Box::new(MemoryEngine::default()), Arc::new(Alone));
+        let setup = Setup { node: NodeId(4), cluster, config: config.clone(), engine, workers };
+        let rng = Rng::stream(1, "test", 4);
+        let mut host: Host<Geodesic, Client> = Host::start(setup, vec![], rng, Time::ZERO, clock);
+        let keys: Vec<Key> = (10..50).map(|number| Key::from(format!("k{number}"))).collect();
+        let id = TxnId::new(ClientId(1), 1);
+        let txn = Txn::read_only(id, RegionId(0), keys.clone());
+        host.step(Time::ZERO, clock, Input::Begin(txn));
+        let asked = |host: &mut Host<Geodesic, Client>| {
+            let mut asked: BTreeMap<NodeId, Vec<Vec<Key>>> = BTreeMap::new();
+            let mut is_over = false;
+            for effect in host.drain() {
+                match effect {
+                    Effect::Send { to, msg: Msg::ReadOnly { keys, .. } } => {
+                        asked.entry(to).or_default().push(keys);
+                    }
+                    Effect::Finish { outcome, .. } => {
+                        is_over = matches!(outcome, Outcome::Committed(_));
+                    }
+                    _ => {}
+                }
+            }
+            (asked, is_over)
+        };
+        let (first, _) = asked(&mut host);
+        assert_eq!(first.values().cloned().collect::<Vec<_>>(), vec![vec![keys.clone()]; 2]);
+        let tell = |host: &mut Host<Geodesic, Client>, now, from, keys: &[Key], number, of| {
+            let portion = Portion { sent_at: Time(9), number, of };
+            let reads = Some(keys.iter().map(|key| (key.clone(), Read::default())).collect());
+            let (partition, at) = (PartitionId(0), clock.now);
+            let msg = Msg::ReadOnlyResult { txn: id, partition, at, portion, reads };
+            host.step(now, clock, Input::Message { from, msg });
+        };
+        // One of two parts of one answer arrives.
+        tell(&mut host, Time::ZERO, NodeId(1), &keys[..20], 0, 2);
+        let later = Time::ZERO + config.resend_after;
+        host.fire(later, clock);
+        let (again, _) = asked(&mut host);
+        assert_eq!(again.len(), 3);
+        for (node, portions) in again {
+            assert!(portions.iter().all(|keys| keys.len() <= KEYS_AGAIN), "{portions:?}");
+            let missing = if node == NodeId(1) { &keys[20..] } else { &keys[..] };
+            assert_eq!(portions.concat(), missing, "of {node}");
+            for keys in portions {
+                tell(&mut host, later, node, &keys, 0, 1);
+            }
+        }
+        assert!(asked(&mut host).1, "it has all answers");
     }
 }

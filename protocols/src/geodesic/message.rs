@@ -879,7 +879,10 @@ impl Message for Msg {
 }
 
 /// Reads by key: of each key the newest version that anybody told.
-pub(super) fn merge_newest(into: &mut BTreeMap<Key, Read>, reads: Vec<(Key, Read)>) {
+pub(super) fn merge_newest(
+    into: &mut BTreeMap<Key, Read>,
+    reads: impl IntoIterator<Item = (Key, Read)>,
+) {
     for (key, read) in reads {
         match into.get_mut(&key) {
             Some(known) if known.version >= read.version => {}

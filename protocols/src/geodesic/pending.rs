@@ -228,6 +228,15 @@ pub(super) struct Questions {
 }
 
 impl Questions {
+    /// Adds the keys of the question of the same name that waits: whoever asks again may ask in
+    /// portions.
+    pub(super) fn widen(&self, question: &mut Question) {
+        if let Some((before, _)) = self.open.get(&question.name()) {
+            let keys = before.keys.iter().cloned().chain(std::mem::take(&mut question.keys));
+            question.keys = keys.collect::<BTreeSet<Key>>().into_iter().collect();
+        }
+    }
+
     /// Waits for all of these.
     pub(super) fn wait(&mut self, question: Question, blockers: BTreeSet<TxnId>) {
         let name = question.name();
@@ -301,7 +310,24 @@ impl Questions {
 
 #[cfg(test)]
 mod tests {
+    use orthodrome_core::id::ClientId;
+
     use super::*;
+
+    #[test]
+    fn a_question_in_portions_is_answered_for_all_its_keys() {
+        let (reader, writer) = (TxnId::new(ClientId(1), 1), TxnId::new(ClientId(2), 1));
+        let mut questions = Questions::default();
+        let (txn, to, at, is_read_only) = (reader, NodeId(4), Timestamp(9), true);
+        for key in ["b", "a", "b"] {
+            let keys = vec![Key::from(key)];
+            let mut question = Question { txn, to, at, keys, is_read_only };
+            questions.widen(&mut question);
+            questions.wait(question, BTreeSet::from([writer]));
+        }
+        let told = questions.release((reader, to, at), writer).map(|question| question.keys);
+        assert_eq!(told, Some(vec![Key::from("a"), Key::from("b")]));
+    }
 
     #[test]
     fn no_timestamp_is_made_twice_by_whichever_node() {

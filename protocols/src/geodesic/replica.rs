@@ -526,7 +526,8 @@ impl Replica {
         self.ask(Question { txn, to, at, keys, is_read_only }, world);
     }
 
-    fn ask(&mut self, question: Question, world: &mut World<'_, '_>) {
+    fn ask(&mut self, mut question: Question, world: &mut World<'_, '_>) {
+        self.questions.widen(&mut question);
         let mut blockers = self.writers.of(&question.keys);
         let place = question.place();
         blockers.retain(|&txn| txn != question.txn && self.is_before(txn, place));

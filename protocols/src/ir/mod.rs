@@ -34,6 +34,7 @@ use std::fmt;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::NodeId;
+use orthodrome_core::time::Timestamp;
 
 /// A view of one group. Agreements of a later view replace everything of earlier views that was not
 /// agreed.
@@ -134,6 +135,28 @@ pub struct Offer<I> {
     pub synced: BTreeMap<NodeId, View>,
     /// The record.
     pub image: I,
+    /// When the replica first used its disk: a replica that lost its disk shows another time. Zero if
+    /// it does not know.
+    pub born: Timestamp,
+    /// The replicas with whose empty records the group began, and which have counted ever since, each
+    /// with its time `born`. One of them that has never taken part in a view has lost nothing if it
+    /// still shows that time.
+    pub founders: BTreeMap<NodeId, Timestamp>,
+}
+
+impl<I> Offer<I> {
+    /// True if the record is complete although the replica has never taken part in a view: the group
+    /// began with it, and it has made no promise since.
+    fn is_of_founder(&self, node: NodeId, founders: &BTreeMap<NodeId, Timestamp>) -> bool {
+        let is_new = !self.is_whole && self.normal_view == View(0);
+        is_new && is_founder(node, self.born, founders)
+    }
+}
+
+/// True if the group began with the record of this replica, which has had the same disk since then.
+#[must_use]
+pub fn is_founder(node: NodeId, born: Timestamp, founders: &BTreeMap<NodeId, Timestamp>) -> bool {
+    born != Timestamp::ZERO && founders.get(&node) == Some(&born)
 }
 
 /// The records that the leader of a view has collected.
@@ -169,15 +192,24 @@ impl<I> Gathering<I> {
         self.offers.keys().copied()
     }
 
+    /// The replicas whose records have arrived, with the times at which they first used their disks.
+    #[must_use]
+    pub fn founders(&self) -> BTreeMap<NodeId, Timestamp> {
+        self.offers.iter().map(|(node, offer)| (*node, offer.born)).collect()
+    }
+
     /// The records to merge, if there are enough: f + 1 from replicas that have a complete state,
     /// and that count in the latest view among them.
     #[must_use]
     pub fn ready(&self, quorums: Quorums) -> Option<Gathered<'_, I>> {
         let whole = || self.offers.iter().filter(|(_, offer)| offer.is_whole);
         let (_, top) = whole().max_by_key(|(_, offer)| offer.normal_view)?;
-        let all: Vec<(NodeId, &Offer<I>)> = whole()
+        let all: Vec<(NodeId, &Offer<I>)> = (self.offers.iter())
             .filter(|(node, offer)| {
-                top.synced.get(node).is_some_and(|since| *since <= offer.normal_view)
+                let was_there = |since: &View| offer.is_whole && *since <= offer.normal_view;
+                top.synced.get(node).is_some_and(|since| {
+                    was_there(since) || offer.is_of_founder(**node, &top.founders)
+                })
             })
             .map(|(node, offer)| (*node, offer))
             .collect();
@@ -221,7 +253,8 @@ mod tests {
 
     fn offer(view: u64, is_whole: bool, synced: &[u32]) -> Offer<()> {
         let synced = synced.iter().map(|&node| (NodeId(node), View(4))).collect();
-        Offer { normal_view: View(view), is_whole, synced, image: () }
+        let (born, founders) = (Timestamp::ZERO, BTreeMap::new());
+        Offer { normal_view: View(view), is_whole, synced, image: (), born, founders }
     }
 
     #[test]
@@ -252,6 +285,24 @@ mod tests {
         assert!(gathering.is_new_group(quorums));
         gathering.add(NodeId(2), offer(3, true, &[1, 2, 3]));
         assert!(!gathering.is_new_group(quorums));
+    }
+
+    #[test]
+    fn a_founder_that_never_took_part_counts_while_it_has_its_disk() {
+        let quorums = Quorums::of(3);
+        let of = |founders: BTreeMap<NodeId, Timestamp>, since, born| {
+            let mut gathering = Gathering::default();
+            let synced = BTreeMap::from([(NodeId(1), View(1)), (NodeId(2), since)]);
+            gathering.add(NodeId(1), Offer { synced, founders, ..offer(5, true, &[]) });
+            gathering.add(NodeId(2), Offer { born, ..offer(0, false, &[]) });
+            gathering.ready(quorums).is_some()
+        };
+        let founders = BTreeMap::from([(NodeId(2), Timestamp(7)), (NodeId(3), Timestamp(8))]);
+        assert!(of(founders.clone(), View(1), Timestamp(7)));
+        assert!(!of(founders.clone(), View(1), Timestamp(9)), "it has lost its disk");
+        assert!(!of(BTreeMap::new(), View(1), Timestamp(7)), "it may have lost its disk");
+        let zero = BTreeMap::from([(NodeId(2), Timestamp::ZERO)]);
+        assert!(!of(zero, View(1), Timestamp::ZERO), "nobody knows its disk");
     }
 
     #[test]

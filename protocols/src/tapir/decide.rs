@@ -444,7 +444,9 @@ mod tests {
             let entry = Entry { cast: answer.cast, ..Entry::default() };
             let image = Image { entries: vec![(txn(1), entry)], ..Image::default() };
             let (normal_view, synced) = (View(1), synced.clone());
-            gathering.add(node, Offer { normal_view, is_whole: true, synced, image });
+            let (born, founders) = (Timestamp::ZERO, BTreeMap::new());
+            let offer = Offer { normal_view, is_whole: true, synced, image, born, founders };
+            gathering.add(node, offer);
         }
         let image = merge(quorums, &gathering.ready(quorums).unwrap());
         image.entries[0].1.cast.unwrap().vote
@@ -473,6 +475,8 @@ mod tests {
             is_whole: true,
             synced: (1..=5).map(|node| (NodeId(node), View(1))).collect(),
             image: Image { entries, ..Image::default() },
+            born: Timestamp::ZERO,
+            founders: BTreeMap::new(),
         };
         // Also at the same timestamp: replicas suggest the same later timestamp to all transactions
         // whose timestamp is too early.

@@ -346,6 +346,8 @@ pub enum Msg {
         image: Box<Image>,
         /// The part of that record.
         portion: Portion,
+        /// The replicas with whose records the group began; see [`Offer::founders`].
+        founders: BTreeMap<NodeId, Timestamp>,
     },
     /// Replica → replica, at intervals: it is alive, and in this view.
     #[message(to = partition)]
@@ -451,6 +453,8 @@ pub enum Change {
         image: Box<Image>,
         /// False if the replica still needs a copy of the data.
         is_whole: bool,
+        /// The replicas with whose records the group began; see [`Offer::founders`].
+        founders: BTreeMap<NodeId, Timestamp>,
     },
     /// A part of the record of the [`Change::Install`] that follows: an installation is one change,
     /// but may need several records.
@@ -465,6 +469,8 @@ pub enum Change {
     },
     /// The copy of the data is complete.
     Whole,
+    /// The replica uses its disk for the first time, at this time.
+    Born(Timestamp),
 }
 
 /// Durable records of a server.
@@ -512,12 +518,14 @@ impl Change {
     /// Splits a change into several records. Each has at most `bytes_max` bytes, unless a single
     /// transaction has more.
     pub(super) fn divide(self, bytes_max: usize) -> Vec<Self> {
-        let Self::Install { view, synced, image, is_whole } = self else { return vec![self] };
+        let Self::Install { view, synced, image, is_whole, founders } = self else {
+            return vec![self];
+        };
         let mut parts = image.divide(bytes_max);
         let last = Box::new(parts.pop().unwrap_or_default());
         let gather = |(number, part)| Self::Gather { view, number, image: Box::new(part) };
         let mut records: Vec<Self> = (0..).zip(parts).map(gather).collect();
-        records.push(Self::Install { view, synced, image: last, is_whole });
+        records.push(Self::Install { view, synced, image: last, is_whole, founders });
         records
     }
 }

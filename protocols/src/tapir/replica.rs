@@ -3,7 +3,7 @@
 mod copying;
 mod views;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
@@ -11,6 +11,7 @@ use orthodrome_core::store::Start;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome};
 
+use self::views::Outgoing;
 use super::message::{Answer, Ballot, Cast, Change, Image, Msg, Part, Vote};
 use super::occ::Validator;
 use super::server::World;
@@ -18,7 +19,7 @@ use super::state::{Entry, State};
 use super::{Note, Timer};
 use crate::acknowledged::below as below_of;
 use crate::ir::{Gathering, Quorums, View};
-use crate::portions::{Assembly, Portion};
+use crate::portions::Assembly;
 
 /// One replica of one partition.
 #[derive(Debug)]
@@ -33,8 +34,8 @@ pub(super) struct Replica {
     /// Records that have arrived in part, by replica; also that of the view that begins.
     arriving: BTreeMap<NodeId, Assembly<Image>>,
     starting: Assembly<Image>,
-    /// For each peer, the parts of a record that have not been sent to it yet.
-    outgoing: BTreeMap<NodeId, VecDeque<(Portion, Msg)>>,
+    /// For each peer, the record that is on its way to it.
+    outgoing: BTreeMap<NodeId, Outgoing>,
     /// When the last message of each peer arrived.
     heard: BTreeMap<NodeId, Time>,
     /// Peers that take part in this view.
@@ -119,6 +120,9 @@ impl Replica {
         if world.config.mutations.recovering_replicas_join() {
             replica.state.entries.clear();
         }
+        if replica.state.born == Timestamp::ZERO {
+            replica.change(Change::Born(world.cx.clock().now), world);
+        }
         replica.reindex(world);
         // A replica that was away brings itself and all others up to date (§3.2.2).
         replica.enter(replica.state.view.next(), world);
@@ -176,8 +180,8 @@ impl Replica {
             Msg::DoViewChange { view, offer, portion, .. } => {
                 self.on_do_view_change(from, view, offer.map(|offer| (portion, *offer)), world);
             }
-            Msg::StartView { view, synced, is_new_group, image, portion, .. } => {
-                let members = (synced, is_new_group);
+            Msg::StartView { view, synced, is_new_group, image, portion, founders, .. } => {
+                let members = (synced, is_new_group, founders);
                 self.on_start_view(view, members, (portion, *image), world);
             }
             Msg::Gossip { view, is_normal, .. } => self.on_gossip(from, view, is_normal, world),
@@ -207,7 +211,8 @@ impl Replica {
             | Change::Enter(_)
             | Change::Install { .. }
             | Change::Gather { .. }
-            | Change::Whole => vec![],
+            | Change::Whole
+            | Change::Born(_) => vec![],
         };
         let before = self.bytes_of(&concerned);
         self.state.apply(self.id, &change, world.store);
@@ -650,6 +655,7 @@ impl Replica {
                 world.send(to, self.gossip());
             }
         }
+        self.repeat_offer(world);
         self.leave_behind(world);
         if let Status::Copying { start, asked } = &self.status
             && now.since(*asked) >= world.config.resend_after

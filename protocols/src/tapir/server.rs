@@ -434,11 +434,11 @@ fn whole(
             parts.push(*image);
             None
         }
-        Change::Install { view, synced, image, is_whole } => {
+        Change::Install { view, synced, image, is_whole, founders } => {
             let parts = gathered.remove(&partition).filter(|(of, _)| *of == view);
             let parts = parts.into_iter().flat_map(|(_, parts)| parts);
             let image = Box::new(Image::join(parts.chain([*image])));
-            Some(Change::Install { view, synced, image, is_whole })
+            Some(Change::Install { view, synced, image, is_whole, founders })
         }
         Change::Cast { .. }
         | Change::Promise { .. }
@@ -447,7 +447,8 @@ fn whole(
         | Change::Acknowledge(_)
         | Change::Ceiling(_)
         | Change::Enter(_)
-        | Change::Whole => Some(change),
+        | Change::Whole
+        | Change::Born(_) => Some(change),
     }
 }
 
@@ -479,5 +480,106 @@ impl fmt::Display for Server {
             write!(f, " | drives {} {:?}", drive.txn, drive.stage)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::host::Host;
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::machine::{Effect, Protocol as _};
+    use orthodrome_core::rng::Rng;
+    use orthodrome_core::store::MemoryEngine;
+    use orthodrome_core::time::{Clock, Duration, Timestamp};
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::workers::Alone;
+
+    use super::super::state::Entry;
+    use super::*;
+
+    const P: PartitionId = PartitionId(0);
+
+    /// Runs a replica with a record of 80 kB, whose offers are lost unless `is_acknowledged`. Returns
+    /// the offers to each view's leader: how many bytes each one had.
+    fn offers(is_acknowledged: bool) -> BTreeMap<View, Vec<usize>> {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
+        let replicas = cluster.partition(P).unwrap().replicas.clone();
+        let (node, config) = (replicas[0], Arc::new(Tapir::configure(&cluster, "tapir")));
+        let mut state = State { view: View(1), normal_view: View(1), ..State::default() };
+        state.is_whole = true;
+        for counter in 0..40 {
+            let writes = [(Key::from("a"), Some(vec![b'x'; 2_000].into()))].into();
+            let part = Some(Part { reads: vec![], writes });
+            let (txn, participants) = (TxnId::new(ClientId(counter), 1), vec![P]);
+            state.entries.insert(txn, Entry { part, participants, ..Entry::default() });
+        }
+        let (engine, workers) = (Box::new(MemoryEngine::default()), Arc::new(Alone));
+        let setup = Setup { node, cluster, config, engine, workers };
+        let clock = Clock { now: Timestamp(1_000_000_000), error: Duration::ZERO };
+        let recovered = vec![Record::State(P, Box::new(state))];
+        let rng = Rng::stream(1, "test", 1);
+        let mut host: Host<Tapir, Server> = Host::start(setup, recovered, rng, Time::ZERO, clock);
+        let mut offers: BTreeMap<View, Vec<usize>> = BTreeMap::new();
+        for tick in 0..400_u64 {
+            let now = Time(tick * 50_000_000);
+            host.fire(now, clock);
+            let view = host.machine().replicas[&P].state.view;
+            if tick % 20 == 0 {
+                for &from in &replicas[1..] {
+                    let msg = Msg::Gossip { partition: P, view, is_normal: false };
+                    host.step(now, clock, Input::Message { from, msg });
+                }
+            }
+            loop {
+                let mut inputs = Vec::new();
+                for effect in host.drain() {
+                    match effect {
+                        Effect::Persist { ticket, .. } | Effect::Checkpoint { ticket, .. } => {
+                            inputs.push(Input::Durable(ticket));
+                        }
+                        Effect::Send { to, msg } => {
+                            let bytes = msg.size();
+                            let Msg::DoViewChange { partition, view, offer: Some(_), portion } =
+                                msg
+                            else {
+                                continue;
+                            };
+                            offers.entry(view).or_default().push(bytes);
+                            if is_acknowledged && portion.of > 1 {
+                                let offer = None;
+                                let msg = Msg::DoViewChange { partition, view, offer, portion };
+                                inputs.push(Input::Message { from: to, msg });
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+                if inputs.is_empty() {
+                    break;
+                }
+                for input in inputs {
+                    host.step(now, clock, input);
+                }
+            }
+        }
+        offers
+    }
+
+    /// A view change needs the records of all replicas that are left, and each was sent once, as one
+    /// message of a hundred packets. On a link that loses packets, one of them hardly ever arrived.
+    #[test]
+    fn an_offer_that_is_lost_is_sent_again_in_small_parts() {
+        let most = offers(false).into_values().max_by_key(Vec::len).unwrap_or_default();
+        assert!(most.len() > 100, "{most:?}");
+        assert!(most[0] > 80_000 && most[1..].iter().all(|bytes| *bytes < 3_000), "{most:?}");
+    }
+
+    #[test]
+    fn an_offer_that_has_arrived_is_not_sent_again() {
+        for (view, sent) in offers(true) {
+            let bytes: usize = sent.iter().skip(1).sum();
+            assert!(bytes < 100_000, "{view}: {sent:?}");
+        }
     }
 }

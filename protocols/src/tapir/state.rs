@@ -62,6 +62,10 @@ pub struct State {
     pub acknowledged: BTreeMap<ClientId, u64>,
     /// At or above every timestamp at which this replica was read (R8).
     pub ceiling: Timestamp,
+    /// When it first used its disk.
+    pub born: Timestamp,
+    /// The replicas with whose records the group began; see [`crate::ir::Offer::founders`].
+    pub founders: BTreeMap<NodeId, Timestamp>,
 }
 
 impl State {
@@ -88,15 +92,17 @@ impl State {
             Change::Acknowledge(clients) => self.acknowledge(clients),
             Change::Ceiling(ceiling) => self.ceiling = self.ceiling.max(*ceiling),
             Change::Enter(view) => self.view = self.view.max(*view),
-            Change::Install { view, synced, image, is_whole } => {
+            Change::Install { view, synced, image, is_whole, founders } => {
                 (self.view, self.normal_view) = (*view, *view);
                 self.synced.clone_from(synced);
+                self.founders.clone_from(founders);
                 self.is_whole = *is_whole;
                 self.install(partition, image, store);
             }
             // It counts as part of the installation.
             Change::Gather { .. } => {}
             Change::Whole => self.is_whole = true,
+            Change::Born(at) => self.born = *at,
         }
     }
 
@@ -194,17 +200,9 @@ impl State {
     /// has more.
     #[must_use]
     pub fn divide(self, bytes_max: usize) -> Vec<Self> {
-        let Self { view, normal_view, synced, is_whole, entries, acknowledged, ceiling } = self;
+        let Self { entries, acknowledged, .. } = self;
         let (entries_of_none, nobody) = (BTreeMap::new(), BTreeMap::new());
-        let empty = Self {
-            view,
-            normal_view,
-            synced,
-            is_whole,
-            entries: entries_of_none,
-            acknowledged: nobody,
-            ceiling,
-        };
+        let empty = Self { entries: entries_of_none, acknowledged: nobody, ..self };
         let mut parts = Pieces::new(empty, bytes_max);
         for (txn, entry) in entries {
             parts.of(entry.size()).entries.insert(txn, entry);
@@ -263,8 +261,9 @@ mod tests {
         assert_eq!(joined, state);
         let image = state.image(false);
         assert_eq!(Image::join(image.clone().divide(4 << 20)), image);
-        let (synced, is_whole) = (BTreeMap::new(), true);
-        let install = Change::Install { view: View(5), synced, image: Box::new(image), is_whole };
+        let (synced, founders, is_whole) = (BTreeMap::new(), BTreeMap::new(), true);
+        let (view, image) = (View(5), Box::new(image));
+        let install = Change::Install { view, synced, image, is_whole, founders };
         let records = install.divide(4 << 20);
         assert_eq!(records.len(), 60);
         let is_last = |change: &Change| matches!(change, Change::Install { .. });

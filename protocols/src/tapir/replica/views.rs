@@ -6,15 +6,31 @@ use std::collections::{BTreeMap, VecDeque};
 use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::store::Start;
-use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::Outcome;
 
 use super::{Replica, Status};
-use crate::ir::{Gathering, Offer, View};
+use crate::ir::{Gathering, Offer, View, is_founder};
 use crate::portions::{Assembly, Portion};
 use crate::tapir::message::{Change, Image, Msg};
 use crate::tapir::server::World;
+use crate::tapir::state::State;
 use crate::tapir::{Note, Timer, decide};
+
+/// A record that is on its way to a peer.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    /// Parts that were sent, and that may be lost.
+    sent: BTreeMap<u32, (Portion, Msg)>,
+    /// Parts that have not been sent yet.
+    waiting: VecDeque<(Portion, Msg)>,
+    /// When a part was last sent, or last arrived.
+    moved: Time,
+    /// How often the missing parts were sent again since one arrived.
+    repeated: u32,
+    /// It consists of small parts, because parts of it were lost.
+    is_small: bool,
+}
 
 impl Replica {
     /// The next view whose leader is alive. A view with a dead leader would cost everybody a
@@ -56,31 +72,64 @@ impl Replica {
         let view = self.state.view;
         let leader = view.leader(&self.replicas);
         let (partition, now) = (self.id, world.cx.now());
-        let empty = Offer {
-            normal_view: self.state.normal_view,
-            is_whole: self.state.is_whole,
-            synced: self.state.synced.clone(),
-            image: Image::default(),
-        };
-        let mine = |image: Image| Offer { image, ..empty.clone() };
         for to in self.peers(world.node) {
             if to != leader {
                 let (offer, portion) = (None, Portion::WHOLE);
                 world.reply(to, Msg::DoViewChange { partition, view, offer, portion });
                 continue;
             }
-            let parts = self.state.image(false).divide(world.config.piece_bytes);
-            let parts = Portion::number(parts, now).map(|(portion, part)| {
-                let offer = Some(Box::new(mine(part)));
-                (portion, Msg::DoViewChange { partition, view, offer, portion })
-            });
-            self.send_parts(to, parts.collect(), world);
+            let parts = self.offer_parts(world.config.piece_bytes, now);
+            self.send_parts(to, parts, false, world);
         }
         if leader == world.node {
-            let mine = mine(self.state.image(false));
+            let mine = self.offer_of(self.state.image(false));
             self.gathering.add(world.node, mine);
             self.begin_view(world);
         }
+    }
+
+    fn offer_of(&self, image: Image) -> Offer<Image> {
+        let State { normal_view, is_whole, born, .. } = self.state;
+        let (synced, founders) = (self.state.synced.clone(), self.state.founders.clone());
+        Offer { normal_view, is_whole, synced, image, born, founders }
+    }
+
+    /// The record, for the leader of the new view.
+    fn offer_parts(&self, bytes_max: usize, now: Time) -> VecDeque<(Portion, Msg)> {
+        let (partition, view) = (self.id, self.state.view);
+        let parts = self.state.image(false).divide(bytes_max);
+        let parts = Portion::number(parts, now).map(|(portion, part)| {
+            let offer = Some(Box::new(self.offer_of(part)));
+            (portion, Msg::DoViewChange { partition, view, offer, portion })
+        });
+        parts.collect()
+    }
+
+    /// The leader of the view that should begin has not acknowledged the whole record for a while, and
+    /// no view begins: parts may be lost. Another view would need all records again.
+    pub(super) fn repeat_offer(&mut self, world: &mut World<'_, '_>) {
+        let leader = self.state.view.leader(&self.replicas);
+        if !matches!(self.status, Status::Changing { .. }) || leader == world.node {
+            return;
+        }
+        let Some(outgoing) = self.outgoing.get_mut(&leader) else { return };
+        let now = world.cx.now();
+        let pause = world.config.resend_after * (1 << outgoing.repeated.min(5));
+        if outgoing.sent.is_empty() || now.since(outgoing.moved) < pause {
+            return;
+        }
+        world.cx.note(Note::Resent);
+        if !outgoing.resend((leader, now), world) {
+            let parts = self.offer_parts(self.small(world), now);
+            self.send_parts(leader, parts, true, world);
+        }
+    }
+
+    /// The size of the parts of a record that is sent again. The smaller a message, the likelier it
+    /// arrives where packets are lost.
+    fn small(&self, world: &World<'_, '_>) -> usize {
+        (self.entries_bytes / SMALL_PARTS)
+            .clamp(SMALL_BYTES, world.config.piece_bytes.max(SMALL_BYTES))
     }
 
     pub(super) fn await_view(&mut self, world: &mut World<'_, '_>) {
@@ -149,6 +198,9 @@ impl Replica {
             }
             return;
         };
+        if portion.of > 1 {
+            self.accept_part(from, portion, world);
+        }
         offer.image = Image::join(parts);
         if !is_installed {
             self.gathering.add(from, offer);
@@ -164,6 +216,7 @@ impl Replica {
     /// The leader merges, once it has f + 1 records.
     pub(super) fn begin_view(&mut self, world: &mut World<'_, '_>) {
         let view = self.state.view;
+        let mut founders = self.gathering.founders();
         let (image, before) = match self.gathering.ready(self.quorums) {
             // Only a replica with all data can give others a copy.
             Some(gathered) if gathered.all.iter().all(|(node, _)| *node != world.node) => {
@@ -171,7 +224,9 @@ impl Replica {
                 return;
             }
             Some(gathered) => {
-                let before = gathered.latest.first().map(|(_, offer)| offer.synced.clone());
+                let top = gathered.latest.first().map(|(_, offer)| offer);
+                founders = top.map_or_else(BTreeMap::new, |offer| offer.founders.clone());
+                let before = top.map(|offer| offer.synced.clone());
                 (decide::merge(self.quorums, &gathered), before)
             }
             None if self.gathering.is_new_group(self.quorums) => (Image::default(), None),
@@ -186,7 +241,11 @@ impl Replica {
             .filter(|node| self.is_here(**node, world.config.absence_after, world))
             .map(|node| (*node, before.get(node).copied().unwrap_or(view)))
             .collect();
-        self.install(view, synced, Box::new(image), true, world);
+        // Nor does it count as a founder any more.
+        founders.retain(|node, _| {
+            synced.contains_key(node) && (is_new_group || before.contains_key(node))
+        });
+        self.install(view, (synced, founders), Box::new(image), true, world);
         self.join(world);
         for to in self.peers(world.node) {
             self.send_view(to, is_new_group, world);
@@ -200,8 +259,14 @@ impl Replica {
         if self.view_sent.get(&to).is_some_and(is_on_its_way) {
             return;
         }
-        self.view_sent.insert(to, now);
-        let parts = self.state.image(true).divide(world.config.piece_bytes);
+        let is_repeated = self.view_sent.insert(to, now).is_some();
+        if let Some(outgoing) = self.outgoing.get_mut(&to)
+            && outgoing.resend((to, now), world)
+        {
+            return;
+        }
+        let bytes_max = if is_repeated { self.small(world) } else { world.config.piece_bytes };
+        let parts = self.state.image(true).divide(bytes_max);
         let parts = Portion::number(parts, now).map(|(portion, part)| {
             let msg = Msg::StartView {
                 partition: self.id,
@@ -210,11 +275,12 @@ impl Replica {
                 is_new_group,
                 image: Box::new(part),
                 portion,
+                founders: self.state.founders.clone(),
             };
             (portion, msg)
         });
         let parts = parts.collect();
-        self.send_parts(to, parts, world);
+        self.send_parts(to, parts, is_repeated, world);
     }
 
     /// Sends the first parts. Each one that arrives makes room for the next, because a record may
@@ -222,13 +288,19 @@ impl Replica {
     fn send_parts(
         &mut self,
         to: NodeId,
-        mut parts: VecDeque<(Portion, Msg)>,
+        waiting: VecDeque<(Portion, Msg)>,
+        is_small: bool,
         world: &mut World<'_, '_>,
     ) {
-        for (_, msg) in parts.drain(..parts.len().min(PARTS_AT_ONCE)) {
-            world.reply(to, msg);
+        let repeated = u32::from(is_small);
+        let mut outgoing = Outgoing { waiting, is_small, repeated, ..Outgoing::default() };
+        let now = world.cx.now();
+        let window = PARTS_AT_ONCE * world.config.piece_bytes / self.small(world);
+        let small_at_once = window.clamp(1, SMALL_PARTS_AT_ONCE);
+        for _ in 0..if is_small { small_at_once } else { PARTS_AT_ONCE } {
+            outgoing.send_next((to, now), world);
         }
-        self.outgoing.insert(to, parts);
+        self.outgoing.insert(to, outgoing);
     }
 
     /// The peer has part of a record, and waits for more.
@@ -239,16 +311,19 @@ impl Replica {
         arrived: Portion,
         world: &mut World<'_, '_>,
     ) {
+        let now = world.cx.now();
         let Some(parts) = self.outgoing.get_mut(&from).filter(|_| view == self.state.view) else {
             return;
         };
-        let is_of_these = |(portion, _): &mut (Portion, Msg)| portion.sent_at == arrived.sent_at;
         self.is_moving = true;
         if let Some(at) = self.view_sent.get_mut(&from) {
-            *at = world.cx.now();
+            *at = now;
         }
-        if let Some((_, msg)) = parts.pop_front_if(is_of_these) {
-            world.reply(from, msg);
+        let is_of_these = |(portion, _): &(Portion, Msg)| *portion == arrived;
+        if parts.sent.get(&arrived.number).is_some_and(is_of_these) {
+            parts.sent.remove(&arrived.number);
+            (parts.moved, parts.repeated) = (now, 0);
+            parts.send_next((from, now), world);
         }
     }
 
@@ -262,12 +337,12 @@ impl Replica {
     pub(super) fn install(
         &mut self,
         view: View,
-        synced: BTreeMap<NodeId, View>,
+        (synced, founders): (BTreeMap<NodeId, View>, BTreeMap<NodeId, Timestamp>),
         image: Box<Image>,
         is_whole: bool,
         world: &mut World<'_, '_>,
     ) {
-        self.change(Change::Install { view, synced, image, is_whole }, world);
+        self.change(Change::Install { view, synced, image, is_whole, founders }, world);
         if !is_whole {
             // It may have made promises to readers that it does not remember. Any f + 1 of the
             // other replicas know a bound.
@@ -295,7 +370,7 @@ impl Replica {
     pub(super) fn on_start_view(
         &mut self,
         view: View,
-        (synced, is_new_group): (BTreeMap<NodeId, View>, bool),
+        (synced, is_new_group, founders): Members,
         (portion, part): (Portion, Image),
         world: &mut World<'_, '_>,
     ) {
@@ -312,8 +387,11 @@ impl Replica {
         let is_counted_on = since.is_some();
         let was_there = since.is_some_and(|since| since <= self.state.normal_view);
         let begins = is_new_group && self.state.normal_view == View(0);
-        let is_whole = (self.state.is_whole && was_there) || (is_counted_on && begins);
-        self.install(view, synced, image, is_whole, world);
+        // The group has counted on it ever since it began, so this record has all that it lacks.
+        let founds =
+            self.state.normal_view == View(0) && is_founder(world.node, self.state.born, &founders);
+        let is_whole = (self.state.is_whole && was_there) || (is_counted_on && (begins || founds));
+        self.install(view, (synced, founders), image, is_whole, world);
         if is_counted_on {
             self.join(world);
             world.reply(view.leader(&self.replicas), self.gossip());
@@ -366,5 +444,36 @@ impl Replica {
     }
 }
 
+impl Outgoing {
+    fn send_next(&mut self, (to, now): (NodeId, Time), world: &mut World<'_, '_>) {
+        let Some((portion, msg)) = self.waiting.pop_front() else { return };
+        world.reply(to, msg.clone());
+        self.sent.insert(portion.number, (portion, msg));
+        self.moved = now;
+    }
+
+    /// Sends the small parts again that may be lost. False if there are none.
+    fn resend(&mut self, (to, now): (NodeId, Time), world: &mut World<'_, '_>) -> bool {
+        if !self.is_small || self.sent.is_empty() {
+            return false;
+        }
+        (self.moved, self.repeated) = (now, self.repeated + 1);
+        for (_, msg) in self.sent.values() {
+            world.reply(to, msg.clone());
+        }
+        true
+    }
+}
+
+/// The replicas that a view counts, whether the group begins with the view, and the founders.
+type Members = (BTreeMap<NodeId, View>, bool, BTreeMap<NodeId, Timestamp>);
+
 /// The number of parts of a record that may be on their way to one peer.
 const PARTS_AT_ONCE: usize = 4;
+
+/// The same for a record that is sent again in small parts.
+const SMALL_PARTS_AT_ONCE: usize = 32;
+
+/// A small part fits into one packet, unless there would be more than so many parts.
+const SMALL_BYTES: usize = 1_024;
+const SMALL_PARTS: usize = 256;
