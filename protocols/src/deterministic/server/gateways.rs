@@ -10,7 +10,7 @@ use orthodrome_core::time::Time;
 use orthodrome_core::txn::{Key, Reads};
 
 use super::super::message::{Msg, Name, Sequenced};
-use super::super::state::{Applied, visible};
+use super::super::state::Applied;
 use super::super::{Cx, Note};
 use super::Server;
 use crate::functor::Functor;
@@ -142,9 +142,11 @@ impl Server {
         keys: Vec<Key>,
         cx: &mut Cx<'_>,
     ) {
+        // With the version of a deletion, as long as it is kept: a client that knows an older value
+        // must see that this is newer.
         let read = |key: Key| {
             let read = self.store.read(self.placement.partition_of(&key), &key);
-            (key, visible(read))
+            (key, read)
         };
         let reads: Reads = keys.into_iter().map(read).collect();
         self.send(gateway, Msg::Found { txn, round, reads }, cx);
