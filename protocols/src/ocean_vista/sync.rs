@@ -668,10 +668,10 @@ impl Sync {
             let own = mine.entries.get(&ts);
             let Some(any) = held.first().copied().or(own) else { continue };
             let is_out = any.incarnation <= self.members.settled_through(world.owner(ts));
-            // Its coordinator sends higher versions again. But the acknowledgements of a lost disk
-            // counted, and no server will send those versions again (seed 6002794). A version that
-            // no other replica has arrived here since.
-            if ts > self.to && !is_out && (!has_lost || held.is_empty()) {
+            // The acknowledgements of a lost disk counted, and no server will send those versions
+            // again (seed 6002794). A version that no other replica has arrived here since.
+            let is_counted = has_lost && !held.is_empty();
+            if is_sent_again(ts, self.to, best.settled) && !is_out && !is_counted {
                 continue;
             }
             let closed = promised.closed(world.owner(ts), any.incarnation).filter(|_| is_out);
@@ -710,6 +710,13 @@ fn best(answers: &BTreeMap<NodeId, Answer>, node: NodeId) -> Option<(NodeId, &An
         .iter()
         .max_by_key(|&(&peer, answer)| (peer != node || !lacks(answer), answer.settled));
     best.map(|(&peer, answer)| (peer, answer))
+}
+
+/// True if the coordinator of a version above the copied range sends it again. Nobody sends what a
+/// peer has settled: this node was out then, and the copy counts as complete up to what the peer
+/// has settled (seed 130000068).
+fn is_sent_again(ts: Timestamp, to: Timestamp, settled: Timestamp) -> bool {
+    ts > to && ts >= settled
 }
 
 /// The state of a version, by the rule for readers.
@@ -836,6 +843,18 @@ mod tests {
         questions.ask(of, peer, now);
         questions.on_answer(of, peer, now + Duration::from_millis(500));
         assert_eq!(questions.timeout(&config), Duration::from_secs(2), "the link is slow");
+    }
+
+    /// A node that knew an old Vwatermark left out what a peer had settled above that and not yet
+    /// computed. It counted that as copied, and never asked for it again (seed 130000068).
+    #[test]
+    fn what_a_peer_has_settled_above_the_own_watermark_is_copied() {
+        let (to, settled) = (Timestamp(10), Timestamp(20));
+        let sent = |ts| is_sent_again(Timestamp(ts), to, settled);
+        assert!(!sent(10), "it was visible here when the copy began");
+        assert!(!sent(11) && !sent(19), "the peer has settled it");
+        assert!(sent(20) && sent(21));
+        assert!(is_sent_again(Timestamp(11), to, Timestamp(5)), "the peer lags");
     }
 
     #[test]
