@@ -357,14 +357,14 @@ impl Checker<'_> {
                 .map_err(|why| format!("principals.{name}.token_sha256: {why}"));
         }
         if let Some(path) = certificate_file {
+            let leaf = tls::leaf(&self.base.join(path))
+                .map_err(|error| format!("principals.{name}.certificate_file: {error}"))?;
             if self.client_tls()?.is_none_or(|tls| tls.client_authority.is_none()) {
                 return Err(format!(
                     "principals.{name}.certificate_file: no client is asked for a certificate; set \
                      `client_tls.client_authority` to the authority that signed it, or give a token"
                 ));
             }
-            let leaf = tls::leaf(&self.base.join(path))
-                .map_err(|error| format!("principals.{name}.certificate_file: {error}"))?;
             return Ok(Credential::Certificate(leaf));
         }
         let (field, token) = match (token, token_file) {
