@@ -12,7 +12,6 @@
 )]
 
 mod by_key;
-mod catalogue;
 mod clients;
 mod deadlocks;
 mod errors;

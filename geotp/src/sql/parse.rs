@@ -253,19 +253,17 @@ fn split(text: &str, dialect: Dialect) -> Result<Vec<Piece<'_>>, Refusal> {
     Ok(pieces)
 }
 
-/// A part of a statement's text.
-pub(super) enum Lexeme<'a> {
+enum Lexeme<'a> {
     Semicolon,
     Comment(&'a str),
     Quoted,
     Plain,
 }
 
-/// Splits the text of a statement.
-pub(super) struct Scan<'a> {
-    pub(super) text: &'a str,
-    pub(super) at: usize,
-    pub(super) dialect: Dialect,
+struct Scan<'a> {
+    text: &'a str,
+    at: usize,
+    dialect: Dialect,
 }
 
 impl<'a> Scan<'a> {
@@ -273,7 +271,7 @@ impl<'a> Scan<'a> {
         self.text.get(self.at..).unwrap_or_default()
     }
 
-    pub(super) fn next_part(&mut self) -> Result<Option<Lexeme<'a>>, Refusal> {
+    fn next_part(&mut self) -> Result<Option<Lexeme<'a>>, Refusal> {
         let rest = self.rest();
         let Some(first) = rest.chars().next() else { return Ok(None) };
         let is_maria = self.dialect == Dialect::MariaDb;
@@ -340,7 +338,7 @@ impl<'a> Scan<'a> {
 }
 
 /// Whether a name can contain this character, except at its beginning.
-pub(super) fn in_name(c: char) -> bool {
+fn in_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '$')
 }
 

@@ -19,7 +19,6 @@ use orthodrome_geotp::sql::{
 };
 use tokio::sync::{Notify, mpsc};
 
-use super::catalogue::Catalogues;
 use super::consensus::{Consensus, Order};
 use super::cursors::Cursor;
 use super::discovery::Discovered;
@@ -43,8 +42,6 @@ pub(super) struct Proxy {
     pub(super) catalogue: Catalogue,
     /// Tables as discovered at the sources.
     pub(super) discovered: Discovered,
-    /// What clients see of the tables of all sources.
-    pub(super) catalogues: Catalogues,
     /// The source for tables that clients create without a placement.
     pub(super) new_tables: Option<SourceId>,
     /// Blocks of generated keys.
