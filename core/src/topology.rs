@@ -207,7 +207,7 @@ impl Topology {
         self.rtt.iter().flatten().copied().max().unwrap_or_default()
     }
 
-    /// The round trip that time-outs follow from: the longest one, and at least [`RTT_ASSUMED_MIN`].
+    /// The round trip that time-outs follow from: the longest one, and at least 75 ms.
     #[must_use]
     pub fn rtt_assumed(&self) -> Duration {
         self.rtt_max().max(RTT_ASSUMED_MIN)
