@@ -102,7 +102,7 @@ const CAUGHT_WITHIN: [(&str, &str, u64); 17] = [
     (CALVIN, "R6", 20),
     (SLOG, "S2", 60),
     (SLOG, "S7", 10),
-    (SLOG, "S10", 200),
+    (SLOG, "S10", 300),
     (SLOG_CONSENSUS, "S2", 80),
     (SLOG_CONSENSUS, "S10", 200),
     (SLOTH, "S1", 160),
