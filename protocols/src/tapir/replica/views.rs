@@ -295,7 +295,7 @@ impl Replica {
         let repeated = u32::from(is_small);
         let mut outgoing = Outgoing { waiting, is_small, repeated, ..Outgoing::default() };
         let now = world.cx.now();
-        let window = PARTS_AT_ONCE * world.config.piece_bytes / self.small(world);
+        let window = world.config.piece_bytes.saturating_mul(PARTS_AT_ONCE) / self.small(world);
         let small_at_once = window.clamp(1, SMALL_PARTS_AT_ONCE);
         for _ in 0..if is_small { small_at_once } else { PARTS_AT_ONCE } {
             outgoing.send_next((to, now), world);
