@@ -165,6 +165,16 @@ pub struct Read {
     pub version: Version,
 }
 
+impl Read {
+    /// The version by which replicas compare what was read. They drop deletions at different times,
+    /// so an absent key has its initial version, whether they remember that it was deleted or not. A
+    /// key that was written and deleted again in between is as absent as before.
+    #[must_use]
+    pub fn compared(&self) -> Version {
+        if self.value.is_some() { self.version } else { Version::INITIAL }
+    }
+}
+
 /// The reads of a transaction, by key.
 pub type Reads = BTreeMap<Key, Read>;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::TxnId;
-use orthodrome_core::txn::{AbortReason, Key, Op, Read, Reads, Txn, Version, Writes};
+use orthodrome_core::txn::{AbortReason, Key, Op, Reads, Txn, Version, Writes};
 
 /// A transaction with everything needed to compute its writes. Ocean Vista stores it in place of
 /// the values (§3.1); the deterministic protocols keep it in their logs.
@@ -56,7 +56,7 @@ impl Functor {
     /// Writes that commit if the versions seen are still current.
     #[must_use]
     pub fn validation(txn: &Txn, seen: &Reads, writes: Writes) -> Arc<Self> {
-        let expected = seen.iter().map(|(key, read)| (key.clone(), seen_version(read))).collect();
+        let expected = seen.iter().map(|(key, read)| (key.clone(), read.compared())).collect();
         Arc::new(Self {
             txn: txn.id,
             reads: seen.keys().cloned().collect(),
@@ -75,7 +75,7 @@ impl Functor {
             Body::Ops(ops) => Txn::execute(ops, reads),
             Body::Validate { expected, writes } => {
                 let is_as_seen = |(key, version): &(Key, Version)| {
-                    reads.get(key).is_some_and(|read| seen_version(read) == *version)
+                    reads.get(key).is_some_and(|read| read.compared() == *version)
                 };
                 let is_valid = expected.iter().all(is_as_seen);
                 if is_valid { Ok(writes.clone()) } else { Err(AbortReason::StaleRead) }
@@ -94,12 +94,6 @@ impl Functor {
     pub fn is_write_only(&self) -> bool {
         self.reads.is_empty() && !self.writes.is_empty()
     }
-}
-
-/// The version by which a read is compared. Whoever has dropped a deletion reads a key that never was,
-/// and must come to the same result as whoever still has it.
-fn seen_version(read: &Read) -> Version {
-    if read.value.is_some() { read.version } else { Version::INITIAL }
 }
 
 impl fmt::Debug for Functor {

@@ -10,7 +10,6 @@ use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{Decision, Key, Outcome, Read, Txn};
 
-use super::fast::version_of;
 use super::leader::Context;
 use super::message::Msg;
 use super::{Carousel, Config, Note, Timer};
@@ -95,7 +94,7 @@ impl Gateway for Own {
         let participants = open.participants.keys().copied().collect();
         match decision {
             Decision::Commit(writes) => {
-                let versions = open.reads.iter().map(|(key, read)| (key.clone(), version_of(read)));
+                let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.compared()));
                 let (writes, versions) = (Arc::new(writes.clone()), Arc::new(versions.collect()));
                 Msg::Commit { txn, coordinator, participants, writes, versions }
             }

@@ -10,7 +10,7 @@ use orthodrome_core::limits::Pieces;
 use orthodrome_core::locks::PendingKeys;
 use orthodrome_core::machine::Leak;
 use orthodrome_core::time::{Time, Timestamp};
-use orthodrome_core::txn::{AbortReason, Key, Read, Version};
+use orthodrome_core::txn::{AbortReason, Key, Version};
 
 use super::cpc::{FastVote, LIST_MAX, Listed, PendingList, examine};
 use super::leader::{Leading, Partition, World};
@@ -119,14 +119,6 @@ impl Fast {
     }
 }
 
-/// The version of what was read, as replicas and coordinators compare it. Replicas drop deletions at
-/// different times, so an absent key has its initial version, whether this replica remembers that
-/// the key was deleted or not. A key that was written and deleted again in between is as absent as
-/// before: the transaction holds it from its prepare on, and computed from what is there now.
-pub(super) fn version_of(read: &Read) -> Version {
-    if read.value.is_none() { Version::INITIAL } else { read.version }
-}
-
 /// The latest versions at this replica.
 pub(super) fn versions(
     partition: PartitionId,
@@ -134,7 +126,7 @@ pub(super) fn versions(
     world: &World<'_>,
 ) -> Vec<(Key, Version)> {
     let version = |key: Key| {
-        let version = version_of(&world.store.read(partition, &key));
+        let version = world.store.read(partition, &key).compared();
         (key, version)
     };
     keys.into_iter().map(version).collect()
@@ -507,9 +499,8 @@ impl Leading<'_> {
     /// the leader made after such a vote, because it would then also have the prepare.
     fn may_have_prepared(&self, txn: TxnId, listed: &Prepared, world: &World<'_>) -> bool {
         let reads: Vec<Key> = listed.versions.iter().map(|(key, _)| key.clone()).collect();
-        let is_latest = |(key, version): &(Key, Version)| {
-            version_of(&world.store.read(self.id, key)) == *version
-        };
+        let is_latest =
+            |(key, version): &(Key, Version)| world.store.read(self.id, key).compared() == *version;
         self.leader.pending.conflict(txn, &reads, &listed.writes).is_none()
             && listed.versions.iter().all(is_latest)
             && (listed.proposal > self.leader.logged

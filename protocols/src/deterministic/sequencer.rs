@@ -322,7 +322,8 @@ impl Sequencer {
         moves
     }
 
-    /// Proposes acknowledgements of other streams and those that all streams have, in turns. Only one such entry is pending at a time.
+    /// Proposes acknowledgements of other streams and those that all streams have, in turns. Only one
+    /// such entry is pending at a time.
     pub fn acknowledgement(&mut self, view: &View<'_>) -> Option<Command> {
         if self.acknowledging > view.state.applied(view.stream) {
             return None;

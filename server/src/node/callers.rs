@@ -322,6 +322,15 @@ mod tests {
         Txn::interactive(id, RegionId(0), vec![Key::from("a")], vec![Key::from("a")])
     }
 
+    /// A transaction that reads, and its caller.
+    fn reading(callers: &mut Callers) -> oneshot::Receiver<Result<Begun, GatewayError>> {
+        let (reply, waiting) = oneshot::channel();
+        let begin = Command::Begin { txn: txn(), slot: Slot::only(), reply };
+        let begun: Option<Input<Carousel>> = callers.command(Time::ZERO, begin);
+        assert!(matches!(begun, Some(Input::Begin(_))));
+        waiting
+    }
+
     fn is_abort(input: Option<Input<Carousel>>) -> bool {
         matches!(input, Some(Input::Decide { decision: Decision::Abort, .. }))
     }
@@ -329,10 +338,7 @@ mod tests {
     #[test]
     fn who_gives_up_while_reading_aborts_at_once() {
         let (mut callers, now) = (Callers::default(), Time::ZERO);
-        let (reply, waiting) = oneshot::channel();
-        let begin = Command::Begin { txn: txn(), slot: Slot::only(), reply };
-        let begun: Option<Input<Carousel>> = callers.command(now, begin);
-        assert!(matches!(begun, Some(Input::Begin(_))));
+        let waiting = reading(&mut callers);
         assert!(!is_abort(callers.command(now, Command::Abandon(txn().id))), "it is waiting");
         drop(waiting);
         assert!(is_abort(callers.command(now, Command::Abandon(txn().id))));
@@ -341,9 +347,7 @@ mod tests {
     #[test]
     fn who_resolves_while_reading_aborts_at_once() {
         let (mut callers, now) = (Callers::default(), Time::ZERO);
-        let (reply, _waiting) = oneshot::channel();
-        let begin = Command::Begin { txn: txn(), slot: Slot::only(), reply };
-        let _: Option<Input<Carousel>> = callers.command(now, begin);
+        let _waiting = reading(&mut callers);
         let (reply, mut resolved) = oneshot::channel();
         let reads = Reads::default();
         let resolve =
@@ -356,9 +360,7 @@ mod tests {
     #[test]
     fn a_client_that_thinks_for_minutes_may_decide() {
         let (mut callers, now) = (Callers::default(), Time::ZERO);
-        let (reply, _waiting) = oneshot::channel();
-        let begin = Command::Begin { txn: txn(), slot: Slot::only(), reply };
-        let _: Option<Input<Carousel>> = callers.command(now, begin);
+        let _waiting = reading(&mut callers);
         let told: Option<Input<Carousel>> = callers.reads(txn().id, Reads::default());
         assert!(told.is_none());
         let later = now + Duration::from_secs(600);

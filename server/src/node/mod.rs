@@ -924,10 +924,7 @@ async fn open<P: WireProtocol>(
         Durability::Sync => true,
         Durability::NoSync => false,
         Durability::None => {
-            // No file stores the used ids. So ids begin with the seconds since the epoch;
-            // incarnations of one node differ if each lasts a second for every 256 clients.
-            let seconds = NodeClock::system(&settings.clock_skew).0 / 1_000_000_000;
-            let clients = (seconds << 8, 1 << ClientId::NUMBER_BITS);
+            let clients = (storage::first_client(), 1 << ClientId::NUMBER_BITS);
             return Ok(Data {
                 storage: None,
                 engine: Box::new(memory.clone()),

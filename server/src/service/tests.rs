@@ -429,6 +429,24 @@ async fn a_commit_needs_an_open_transaction_of_its_own_and_declared_keys() {
     assert_eq!(decided, 1);
 }
 
+#[tokio::test]
+async fn nobody_resolves_what_another_principal_has_open() {
+    let running = start(Limits::default()).await;
+    running.begin(1).await.unwrap();
+    let resolve = || {
+        let begun = Some(api::resolve_request::Begun::Interactive(begin(1)));
+        let writes = api::Writes { writes: Vec::new() };
+        let decision = Some(api::resolve_request::Decision::Commit(writes));
+        api::ResolveRequest { begun, decision, ..Default::default() }
+    };
+    let theirs = running.call_as::<_, api::ResolveResponse>(OTHER, RESOLVE, resolve()).await;
+    let theirs = theirs.unwrap_err();
+    assert_eq!(theirs.code(), Code::PermissionDenied);
+    assert!(refused(&theirs), "{theirs}");
+    running.commit(1).await.unwrap();
+    let _: api::ResolveResponse = running.call_as(TOKEN, RESOLVE, resolve()).await.unwrap();
+}
+
 fn general(counter: u64) -> api::BeginRequest {
     api::BeginRequest { txn: Some(name(counter)), general: true, ..Default::default() }
 }

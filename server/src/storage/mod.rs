@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use orthodrome_core::NodeId;
 
+pub(crate) use writer::first_client;
 pub use writer::{Recovered, Report, Settings, Storage, Tag, Work, Writer};
 
 /// The owner of the data. It is in the header of every file.

@@ -83,10 +83,11 @@ pub struct Storage {
     gateway: Vec<Bytes>,
 }
 
-/// The number of the first client of a new data directory. The directory may replace one that was
-/// lost: its clients' transactions are remembered elsewhere, so no number may be given again.
-/// Numbers ascend from the seconds since the epoch, with 256 for each second.
-fn first_client() -> u64 {
+/// The number of the first client of a node that stores none yet. An earlier life may have been
+/// lost: its clients' transactions are remembered elsewhere, so no number may be given again. Numbers
+/// begin with the seconds since the epoch, 256 for each, so lives differ if each lasts a second for
+/// every 256 clients.
+pub(crate) fn first_client() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (since.as_secs() << 8) & ((1 << ClientId::NUMBER_BITS) - 1)
 }

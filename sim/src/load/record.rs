@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::time::{Time, Timestamp, nanos};
-use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Reads, Txn, Writes};
+use orthodrome_core::txn::{Decision, Key, Kind, Op, Outcome, Reads, Txn, Writes};
 use orthodrome_eval::record::{Attempt, deletes, entry};
 
 use super::active::{Active, LOOK};
@@ -157,23 +157,22 @@ fn written(active: &Active, reads: &Reads) -> BTreeMap<Key, bool> {
         (Kind::Interactive | Kind::General, None | Some(Decision::Abort)) => BTreeMap::new(),
         (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => keys(writes),
         // Its guards held, so it writes every key that it declared.
-        (Kind::Procedure(ops), _) if active.has_lost_reads() => {
-            let all = &active.request.writes;
-            all.iter().map(|key| (key.clone(), deletes(ops, key))).collect()
-        }
+        (Kind::Procedure(ops), _) if active.has_lost_reads() => declared(active, ops),
         (Kind::Procedure(ops), _) => {
             Txn::execute(ops, reads).map_or_else(|_| BTreeMap::new(), |writes| keys(&writes))
         }
     }
 }
 
+/// The keys that a procedure declared to write, and whether it deletes them.
+fn declared(active: &Active, ops: &[Op]) -> BTreeMap<Key, bool> {
+    active.request.writes.iter().map(|key| (key.clone(), deletes(ops, key))).collect()
+}
+
 /// The keys that a transaction without outcome may have deleted.
 fn maybe_deleted(active: &Active) -> Vec<Key> {
     let written = match &active.request.kind {
-        Kind::Procedure(ops) => {
-            let all = &active.request.writes;
-            all.iter().map(|key| (key.clone(), deletes(ops, key))).collect()
-        }
+        Kind::Procedure(ops) => declared(active, ops),
         Kind::Interactive | Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => {
             written(active, &Reads::new())
         }

@@ -18,7 +18,7 @@ use super::state::Slot;
 use super::strings::Strings;
 use crate::txn::AbortReason;
 
-/// The most work of one transaction, in bytes. It takes about half a second.
+/// The most work of one transaction, in bytes.
 pub const WORK_BYTES_MAX: usize = 64 << 20;
 
 /// The work that a transaction may still do.
