@@ -1,18 +1,13 @@
 //! Tracks which caller waits for which transaction. The gateway machine knows only transactions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use orthodrome_core::session::{Floors, is_below};
-use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{AbortReason, Kind, Reads, Txn};
-use orthodrome_core::{Decision, Input, Key, Outcome, Protocol, Time, TxnId};
+use orthodrome_core::{Decision, Input, Key, Outcome, Protocol, TxnId};
 use tokio::sync::oneshot::Sender;
 
 use crate::gateway::{Begun, Command, Finished, GatewayError, HeldBytes, Slot, is_interactive};
-
-/// How long an outcome is kept until its caller asks for it. Its client's lease, which the service
-/// keeps, decides how long a transaction may stay undecided.
-const KEPT_FOR: Duration = Duration::from_secs(60);
 
 type Reply<T> = Sender<Result<T, GatewayError>>;
 
@@ -23,8 +18,9 @@ enum State {
     Undecided,
     /// It will end without further input; these callers wait for the outcome.
     Ending { replies: Vec<Reply<Finished>>, abort_once_read: bool },
-    /// It ended while its caller was deciding, or before the reads were delivered.
-    Ended { finished: Finished, until: Time },
+    /// It ended while its caller was deciding. The caller decides within its lease, which the service
+    /// keeps and ends.
+    Ended(Finished),
 }
 
 struct Entry {
@@ -52,7 +48,6 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Callers {
     entries: BTreeMap<TxnId, Entry>,
-    expiries: BTreeSet<(Time, TxnId)>,
 }
 
 fn abort<P: Protocol>(txn: TxnId) -> Input<P> {
@@ -66,7 +61,7 @@ fn answer<T>(reply: Reply<T>, result: Result<T, GatewayError>) {
 
 impl Callers {
     /// Handles a caller's command, and returns the input for the machine, if any.
-    pub(super) fn command<P: Protocol>(&mut self, now: Time, command: Command) -> Option<Input<P>> {
+    pub(super) fn command<P: Protocol>(&mut self, command: Command) -> Option<Input<P>> {
         match command {
             Command::Begin { txn, slot, reply } => {
                 if self.entries.contains_key(&txn.id) {
@@ -90,7 +85,7 @@ impl Callers {
                 self.entries.insert(txn.id, entry);
                 Some(Input::Resolve { txn, reads, decision })
             }
-            Command::Abandon(txn) => self.abandon(now, txn),
+            Command::Abandon(txn) => self.abandon(txn),
         }
     }
 
@@ -110,7 +105,7 @@ impl Callers {
                 entry.state = State::Reading(reply);
                 return Some(Input::Read { txn, keys });
             }
-            State::Ended { .. } => {
+            State::Ended(_) => {
                 if let Some(finished) = self.take_ended(txn) {
                     answer(reply, Ok(Begun::Finished(finished)));
                 }
@@ -140,7 +135,7 @@ impl Callers {
                 entry.slot.hold(held);
                 return Some(Input::Decide { txn, decision });
             }
-            State::Ended { .. } => {
+            State::Ended(_) => {
                 if let Some(finished) = self.take_ended(txn) {
                     answer(reply, Ok(finished));
                 }
@@ -178,7 +173,7 @@ impl Callers {
                 replies.push(reply);
                 None
             }
-            State::Ended { .. } => {
+            State::Ended(_) => {
                 if let Some(finished) = self.take_ended(txn) {
                     answer(reply, Ok(finished));
                 }
@@ -189,14 +184,13 @@ impl Callers {
 
     /// Takes the outcome that was kept for the caller; it is delivered once.
     fn take_ended(&mut self, txn: TxnId) -> Option<Finished> {
-        let State::Ended { finished, until } = self.entries.remove(&txn)?.state else {
+        let State::Ended(finished) = self.entries.remove(&txn)?.state else {
             return None;
         };
-        self.expiries.remove(&(until, txn));
         Some(finished)
     }
 
-    fn abandon<P: Protocol>(&mut self, now: Time, txn: TxnId) -> Option<Input<P>> {
+    fn abandon<P: Protocol>(&mut self, txn: TxnId) -> Option<Input<P>> {
         let entry = self.entries.get_mut(&txn)?;
         match &mut entry.state {
             State::Reading(reply) if reply.is_closed() => {
@@ -217,9 +211,9 @@ impl Callers {
                 replies.retain(|reply| !reply.is_closed());
                 None
             }
-            // The outcome is kept for a caller that asks again.
-            State::Ended { until, .. } => {
-                debug_assert!(*until >= now, "an outcome outlived its term");
+            // Its reads were being delivered when the caller left.
+            State::Ended(_) => {
+                self.entries.remove(&txn);
                 None
             }
         }
@@ -255,7 +249,7 @@ impl Callers {
                 entry.state = State::Ending { replies, abort_once_read: false };
                 abort_once_read.then(|| abort(txn))
             }
-            other @ (State::Undecided | State::Ended { .. }) => {
+            other @ (State::Undecided | State::Ended(_)) => {
                 entry.state = other;
                 None
             }
@@ -263,7 +257,7 @@ impl Callers {
     }
 
     /// The machine reports the transaction's outcome.
-    pub(super) fn finish(&mut self, now: Time, txn: TxnId, outcome: Outcome, path: &'static str) {
+    pub(super) fn finish(&mut self, txn: TxnId, outcome: Outcome, path: &'static str) {
         let Some(Entry { is_interactive, is_general, floors, reads, state, slot }) =
             self.entries.remove(&txn)
         else {
@@ -277,34 +271,12 @@ impl Callers {
                     answer(reply, Ok(finished.clone()));
                 }
             }
-            State::Undecided => {
-                // An early abort: its caller learns of it when it decides or reads more.
-                let until = now + KEPT_FOR;
-                self.expiries.insert((until, txn));
-                let state = State::Ended { finished, until };
-                let reads = None;
+            // An early abort: its caller learns of it when it decides or reads more.
+            State::Undecided | State::Ended(_) => {
+                let (state, reads) = (State::Ended(finished), None);
                 let entry = Entry { is_interactive, is_general, floors, reads, state, slot };
                 self.entries.insert(txn, entry);
             }
-            State::Ended { finished, until } => {
-                let state = State::Ended { finished, until };
-                let reads = None;
-                let entry = Entry { is_interactive, is_general, floors, reads, state, slot };
-                self.entries.insert(txn, entry);
-            }
-        }
-    }
-
-    /// The next time at which [`Callers::expire`] has something to do.
-    pub(super) fn next_expiry(&self) -> Option<Time> {
-        self.expiries.first().map(|&(at, _)| at)
-    }
-
-    /// Drops outcomes that no caller asked for.
-    pub(super) fn expire(&mut self, now: Time) {
-        while let Some(&(at, txn)) = self.expiries.first().filter(|&&(at, _)| at <= now) {
-            self.expiries.remove(&(at, txn));
-            self.entries.remove(&txn);
         }
     }
 }
@@ -326,7 +298,7 @@ mod tests {
     fn reading(callers: &mut Callers) -> oneshot::Receiver<Result<Begun, GatewayError>> {
         let (reply, waiting) = oneshot::channel();
         let begin = Command::Begin { txn: txn(), slot: Slot::only(), reply };
-        let begun: Option<Input<Carousel>> = callers.command(Time::ZERO, begin);
+        let begun: Option<Input<Carousel>> = callers.command(begin);
         assert!(matches!(begun, Some(Input::Begin(_))));
         waiting
     }
@@ -337,44 +309,51 @@ mod tests {
 
     #[test]
     fn who_gives_up_while_reading_aborts_at_once() {
-        let (mut callers, now) = (Callers::default(), Time::ZERO);
+        let mut callers = Callers::default();
         let waiting = reading(&mut callers);
-        assert!(!is_abort(callers.command(now, Command::Abandon(txn().id))), "it is waiting");
+        assert!(!is_abort(callers.command(Command::Abandon(txn().id))), "it is waiting");
         drop(waiting);
-        assert!(is_abort(callers.command(now, Command::Abandon(txn().id))));
+        assert!(is_abort(callers.command(Command::Abandon(txn().id))));
     }
 
     #[test]
     fn who_resolves_while_reading_aborts_at_once() {
-        let (mut callers, now) = (Callers::default(), Time::ZERO);
+        let mut callers = Callers::default();
         let _waiting = reading(&mut callers);
         let (reply, mut resolved) = oneshot::channel();
         let reads = Reads::default();
         let resolve =
             Command::Resolve { txn: txn(), reads, decision: None, slot: Slot::only(), reply };
-        assert!(is_abort(callers.command(now, resolve)));
-        callers.finish(now, txn().id, Outcome::Aborted(AbortReason::Client), "abort");
+        assert!(is_abort(callers.command(resolve)));
+        callers.finish(txn().id, Outcome::Aborted(AbortReason::Client), "abort");
         assert!(resolved.try_recv().is_ok());
     }
 
     #[test]
-    fn a_client_that_thinks_for_minutes_may_decide() {
-        let (mut callers, now) = (Callers::default(), Time::ZERO);
+    fn who_decides_late_learns_of_an_early_abort() {
+        let mut callers = Callers::default();
         let _waiting = reading(&mut callers);
         let told: Option<Input<Carousel>> = callers.reads(txn().id, Reads::default());
         assert!(told.is_none());
-        let later = now + Duration::from_secs(600);
-        assert_eq!(callers.next_expiry(), None);
-        callers.expire(later);
-        let (reply, _waiting) = oneshot::channel();
-        let resolve = Command::Resolve {
-            txn: txn(),
-            reads: Reads::default(),
-            decision: Some(Decision::Commit(orthodrome_core::txn::Writes::default())),
-            slot: Slot::only(),
-            reply,
-        };
-        let input: Option<Input<Carousel>> = callers.command(later, resolve);
-        assert!(matches!(input, Some(Input::Decide { decision: Decision::Commit(_), .. })));
+        callers.finish(txn().id, Outcome::Aborted(AbortReason::Conflict), "conflict");
+        let (reply, mut resolved) = oneshot::channel();
+        let reads = Reads::default();
+        let resolve =
+            Command::Resolve { txn: txn(), reads, decision: None, slot: Slot::only(), reply };
+        let input: Option<Input<Carousel>> = callers.command(resolve);
+        assert!(input.is_none());
+        let outcome = resolved.try_recv().unwrap().unwrap().outcome;
+        assert_eq!(outcome, Outcome::Aborted(AbortReason::Conflict));
+        assert!(callers.entries.is_empty());
+    }
+
+    #[test]
+    fn who_leaves_while_an_early_abort_is_told_leaves_nothing_behind() {
+        let mut callers = Callers::default();
+        let _waiting = reading(&mut callers);
+        let _: Option<Input<Carousel>> = callers.reads(txn().id, Reads::default());
+        callers.finish(txn().id, Outcome::Aborted(AbortReason::Conflict), "conflict");
+        assert!(!is_abort(callers.command(Command::Abandon(txn().id))));
+        assert!(callers.entries.is_empty());
     }
 }

@@ -107,7 +107,6 @@ impl<P: WireProtocol, M: Machine<P>> Turn for Driver<P, M> {
             }
         }
         self.events = events;
-        self.callers.expire(now);
         let fired = self.host.fire(now, clock);
         count(&self.shared.counters(self.tag).timers, fired as u64);
         self.settle(now, clock);
@@ -149,8 +148,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
 
     /// Sets the time at which the machine must take its next turn, if no thread takes it before.
     fn set_alarm(&self) {
-        let next = [self.host.next_deadline(), self.callers.next_expiry()];
-        let deadline = next.into_iter().flatten().min();
+        let deadline = self.host.next_deadline();
         self.inbox.set_alarm(deadline.and_then(|time| self.shared.clock.instant(time)));
     }
 
@@ -162,7 +160,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
                 Some(Input::Message { from, msg })
             }
             Event::Durable(ticket) => Some(Input::Durable(ticket)),
-            Event::Command(command) => self.callers.command(now, command),
+            Event::Command(command) => self.callers.command(command),
             Event::Admin(order, reply) => {
                 let refusal = self.host.machine().refusal(&order);
                 let is_taken = refusal.is_none();
@@ -200,7 +198,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
             effects.extend(self.host.drain());
             let mut inputs = Vec::new();
             for effect in effects.drain(..) {
-                inputs.extend(self.carry_out(now, effect));
+                inputs.extend(self.carry_out(effect));
             }
             self.effects = effects;
             if inputs.is_empty() {
@@ -212,7 +210,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
         }
     }
 
-    fn carry_out(&mut self, now: Time, effect: Effect<P>) -> Option<Input<P>> {
+    fn carry_out(&mut self, effect: Effect<P>) -> Option<Input<P>> {
         match effect {
             Effect::Send { to, msg } => self.shared.send(self.me, to, msg),
             Effect::Persist { ticket, record } => self.persist(ticket, &record),
@@ -231,7 +229,7 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
                 }
             }
             Effect::Reads { txn, reads } => return self.callers.reads(txn, reads),
-            Effect::Finish { txn, outcome, path } => self.callers.finish(now, txn, outcome, path),
+            Effect::Finish { txn, outcome, path } => self.callers.finish(txn, outcome, path),
             Effect::Note(note) => {
                 let notes = &self.shared.counters(self.tag).notes;
                 let mut notes = notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
