@@ -41,6 +41,10 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// True if every region has a complete copy of the data, whose shares the region's servers may
     /// divide ([`crate::Cluster::divided`]). Other protocols ignore shares.
     const SHARES: bool = false;
+    /// True if servers drop deletions as soon as they have run. A client that knows an older value
+    /// of the key then waits for a newer one until its deadline, which is an open defect
+    /// (`docs/defects.md`); the swarm deletes no keys with such a protocol.
+    const FORGETS_DELETIONS: bool = false;
     /// Enables the swarm's fault profile "priority races", for protocols that use priorities.
     const RANKS: bool = false;
     /// True if partitions have replicas. Otherwise each partition is on one server, which comes

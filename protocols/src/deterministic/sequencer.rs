@@ -55,7 +55,7 @@ pub(super) struct Sequencer {
     told: BTreeMap<ClientId, u64>,
     /// The entry of the last proposed acknowledgement.
     acknowledging: Index,
-    /// True if the next proposal is about what all streams have, if there is any.
+    /// True if the next proposal is a `Forget`, if anything can be forgotten.
     is_forgetting_next: bool,
 }
 
@@ -322,8 +322,8 @@ impl Sequencer {
         moves
     }
 
-    /// Proposes acknowledgements of other streams and those that all streams have, in turns. Only one
-    /// such entry is pending at a time.
+    /// Proposes `Acknowledge` (what other streams have) and `Forget` (what all streams have) in turns.
+    /// At most one of them is pending.
     pub fn acknowledgement(&mut self, view: &View<'_>) -> Option<Command> {
         if self.acknowledging > view.state.applied(view.stream) {
             return None;

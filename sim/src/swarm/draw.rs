@@ -115,9 +115,7 @@ impl Drawing<'_> {
     fn workload<P: Protocol>(&mut self) -> (&'static str, workload::Options) {
         let seed = self.seed;
         let (mut workload, mut options) = draw_workload(self.profile, &mut self.rng);
-        // Calvin, SLOG and Sloth drop deletions as soon as they have run. A client that knows an older
-        // value of the key then waits for a newer one until its deadline, which is an open defect.
-        let deleting = unusual::draw_deletions(seed, &options).filter(|_| !P::SHARES);
+        let deleting = unusual::draw_deletions(seed, &options).filter(|_| !P::FORGETS_DELETIONS);
         if let Some(deleting) = self.draws.take(Unusual::Deletions, deleting) {
             (workload, options) = deleting;
         }

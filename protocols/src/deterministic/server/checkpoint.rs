@@ -114,8 +114,8 @@ impl Server {
         let mut records = pieces.clone();
         for (&stream, held) in &mut self.streams {
             let applied = self.state.applied(stream);
-            let kept = (self.config.log_kept, self.config.hosting.kept_bytes);
-            let through = held.replica.compactable_within(kept.0, kept.1).min(applied);
+            let (entries, bytes) = (self.config.log_kept, self.config.hosting.kept_bytes);
+            let through = held.replica.compactable_within(entries, bytes).min(applied);
             let through = through.min(self.exchange.compactable(self.placement.share(), stream));
             held.replica.compact(through);
             let log = held.replica.checkpoint_records().into_iter();
