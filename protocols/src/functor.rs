@@ -126,6 +126,7 @@ impl fmt::Debug for Body {
 mod tests {
     use orthodrome_core::id::ClientId;
     use orthodrome_core::time::Timestamp;
+    use orthodrome_core::txn::Read;
 
     use super::*;
 

@@ -13,6 +13,10 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// The number of questions without an answer after which the connection ends.
 const KEEPALIVE_RETRIES: u32 = 3;
 
+/// The pause after a failed accept, as when the process has no more file descriptors: trying at once
+/// would cost a core.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
 /// Prepares the connection of a client that was accepted. Answers leave at once, and the connection
 /// of a peer that has vanished, for example with its power, ends within a minute. A connection
 /// works without these settings too, so errors are not returned.
@@ -30,7 +34,13 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
         .with_time(KEEPALIVE_IDLE)
         .with_interval(KEEPALIVE_INTERVAL)
         .with_retries(KEEPALIVE_RETRIES);
-    SockRef::from(stream).set_tcp_keepalive(&settings)
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(&settings)?;
+    // Nobody is asked while an answer is not acknowledged: without this, that takes a quarter of an
+    // hour.
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_RETRIES))?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -51,5 +61,7 @@ mod tests {
         let silence = socket.tcp_keepalive_time().unwrap()
             + socket.tcp_keepalive_interval().unwrap() * socket.tcp_keepalive_retries().unwrap();
         assert!(silence <= Duration::from_secs(60), "{silence:?}");
+        #[cfg(target_os = "linux")]
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(silence), "with an answer on its way");
     }
 }

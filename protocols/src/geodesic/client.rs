@@ -152,8 +152,9 @@ struct Owing {
 #[derive(Debug, Default)]
 struct Snapshot {
     asked: BTreeSet<NodeId>,
-    /// By replica. An answer counts for each key by itself: a replica that has closed up to the
-    /// timestamp of the read tells the same of a key whenever it is asked.
+    /// By replica. Each key counts by itself. Of any f + 1 answers for a key, one is from a replica
+    /// that knows, or waits for, every earlier writer of that key. So answers may come at different
+    /// times.
     answers: BTreeMap<NodeId, BTreeMap<Key, Read>>,
 }
 
@@ -1303,7 +1304,12 @@ mod tests {
                     Effect::Finish { outcome, .. } => {
                         is_over = matches!(outcome, Outcome::Committed(_));
                     }
-                    _ => {}
+                    Effect::Send { .. }
+                    | Effect::Persist { .. }
+                    | Effect::Checkpoint { .. }
+                    | Effect::Reads { .. }
+                    | Effect::Note(_)
+                    | Effect::Claim(_) => {}
                 }
             }
             (asked, is_over)

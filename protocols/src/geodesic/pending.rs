@@ -228,8 +228,8 @@ pub(super) struct Questions {
 }
 
 impl Questions {
-    /// Adds the keys of the question of the same name that waits: whoever asks again may ask in
-    /// portions.
+    /// If a question with this name waits already, adds that question's keys: whoever asks again may
+    /// ask in portions.
     pub(super) fn widen(&self, question: &mut Question) {
         if let Some((before, _)) = self.open.get(&question.name()) {
             let keys = before.keys.iter().cloned().chain(std::mem::take(&mut question.keys));

@@ -139,8 +139,8 @@ pub struct Offer<I> {
     /// it does not know.
     pub born: Timestamp,
     /// The replicas with whose empty records the group began, and which have counted ever since, each
-    /// with its time `born`. One of them that has never taken part in a view has lost nothing if it
-    /// still shows that time.
+    /// with its time `born`. A founder that has never taken part in a view, and still has this time,
+    /// has lost nothing.
     pub founders: BTreeMap<NodeId, Timestamp>,
 }
 

@@ -361,8 +361,8 @@ impl Checker<'_> {
                 .map_err(|error| format!("principals.{name}.certificate_file: {error}"))?;
             if self.client_tls()?.is_none_or(|tls| tls.client_authority.is_none()) {
                 return Err(format!(
-                    "principals.{name}.certificate_file: no client is asked for a certificate; set \
-                     `client_tls.client_authority` to the authority that signed it, or give a token"
+                    "principals.{name}.certificate_file: this node asks clients for no certificate; set \
+                     `client_tls.client_authority` to the authority that signed this one, or use a token"
                 ));
             }
             return Ok(Credential::Certificate(leaf));

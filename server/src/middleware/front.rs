@@ -120,9 +120,8 @@ impl Front {
             let (tcp, from) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // File descriptors may be free again in a moment.
                     warn!("cannot accept a client: {error}");
-                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    tokio::time::sleep(crate::socket::ACCEPT_PAUSE).await;
                     continue;
                 }
             };

@@ -129,6 +129,7 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
         return stream.flush().await;
     }
     let (pid, secret) = front.enter(session.cancelled.clone());
+    let _place = Place::of(&front, pid);
     let out = &mut stream.output;
     for (name, value) in [
         ("server_version", SERVER_VERSION),
@@ -154,7 +155,6 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
         queued: Vec::new(),
         reported: Vec::new(),
     };
-    let _place = Place::of(&front, pid);
     connection.talk().await
 }
 

@@ -527,7 +527,8 @@ impl<T: Transactions> Connection<T> {
     }
 
     /// The stamps of keys. One that does not exist gets one, so that somebody who makes and removes
-    /// it is noticed. Who may only read leaves no stamps: none of its transactions changes anything.
+    /// it is noticed. A principal that may only read leaves none, because its transactions
+    /// change nothing.
     async fn stamps(&self, keys: &[KeyName]) -> Result<Vec<Option<Stamp>>, Trouble> {
         let Some(caller) = self.caller.as_ref().filter(|_| !keys.is_empty()) else {
             return Ok(Vec::new());

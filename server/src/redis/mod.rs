@@ -39,8 +39,6 @@ use run::Runner;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// The pause after a connection could not be accepted, for example for lack of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The server's side of TLS with the settings of the gRPC API.
 ///
@@ -99,7 +97,7 @@ pub(crate) async fn serve<T: Transactions>(
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a Redis client");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(crate::socket::ACCEPT_PAUSE).await;
                 continue;
             }
         };

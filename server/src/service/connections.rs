@@ -5,7 +5,6 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -13,9 +12,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::Connected;
-
-/// How long nothing is accepted after that has failed.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection, and its permit.
 pub(super) struct Connection {
@@ -31,8 +27,7 @@ pub(super) fn accept(
     let places = Arc::new(Semaphore::new(most));
     let paused = TcpListenerStream::new(listener).then(async |accepted| {
         if accepted.is_err() {
-            // As when the process has no more file descriptors: trying at once would cost a core.
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(crate::socket::ACCEPT_PAUSE).await;
         }
         accepted
     });

@@ -207,8 +207,8 @@ impl OpenTxns {
         Ok(Round { open: self, id, timing, is_over: false })
     }
 
-    /// Refuses a question about a transaction that another principal has open here. It would end that
-    /// transaction, and its owner would be told what became of the question.
+    /// Refuses `Resolve` of a transaction that another principal has open here. Otherwise `Resolve`
+    /// would end it, and its owner would receive that outcome.
     pub(super) fn check_owner(&self, id: TxnId, caller: &Principal) -> Result<(), Status> {
         match self.lock().open.get(&id) {
             Some(open) if open.owner.name != caller.name => {

@@ -99,15 +99,15 @@ impl Engine {
             }
         }
         let (owner, checkpoint) = read_meta(&database).map_err(broken)?;
-        if !has_table(&database, DELETED).map_err(broken)? {
-            list_deleted(&database, path).map_err(broken)?;
-        }
         if owner != identity.to_string().as_bytes() {
             return Err(StorageError::WrongIdentity {
                 path: path.to_owned(),
                 found: String::from_utf8_lossy(&owner).into_owned(),
                 expected: identity.to_string(),
             });
+        }
+        if !has_table(&database, DELETED).map_err(broken)? {
+            list_deleted(&database, path).map_err(broken)?;
         }
         Ok((Self::share(path, database)?, checkpoint))
     }

@@ -192,9 +192,9 @@ impl Log {
         Ok(Self { dir, identity, options, file, end, sequence, batch, broken: false })
     }
 
-    /// Makes recovered data of the segment of `to`, from the offset `from` to its end, durable before it is used. A process that died between a write and
-    /// its sync leaves bytes in the page cache only, and after a failed sync the cache marks them
-    /// as clean. Writing and syncing them again solves both.
+    /// Makes the bytes from `from` to `to` in the segment of `to` durable before they are used. A
+    /// process that died between a write and its sync leaves bytes in the page cache only, and after
+    /// a failed sync the cache marks them as clean. Writing and syncing them again solves both.
     fn settle(&mut self, name: &'static str, from: u64, to: Position) -> Result<(), StorageError> {
         use std::os::unix::fs::FileExt as _;
         let path = path(&self.dir, to.segment, Kind::Segment);

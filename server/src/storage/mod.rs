@@ -193,8 +193,8 @@ pub enum StorageError {
     },
     /// A thread that writes panicked.
     #[error(
-        "the thread {thread:?} failed, so nothing more becomes durable: {why}; start the node again, and report this \
-         defect"
+        "the thread {thread:?} failed, so nothing more becomes durable: {why}; start the node again, and \
+         report this defect"
     )]
     Panic {
         /// Its name.

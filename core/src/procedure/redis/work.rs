@@ -13,7 +13,7 @@ use super::hashes::Hashes;
 use super::keys;
 use super::lists::Lists;
 use super::sets::Sets;
-use super::sorted::Sorted;
+use super::sorted::{Sorted, Span};
 use super::state::Slot;
 use super::strings::Strings;
 use crate::txn::AbortReason;
@@ -108,7 +108,13 @@ fn list_work(command: &Lists, slot: &Slot) -> usize {
 fn sorted_work(command: &Sorted, slot: &mut Slot) -> usize {
     match command {
         Sorted::CountIn(_) | Sorted::Rank(..) => slot.cost(),
-        // The members are sorted once, and passed over each time.
+        // The members are sorted once. A range of ranks is found in that order.
+        Sorted::Range { span: Span::Ranks(first, last), .. } => {
+            let length = slot.sorted().ok().flatten().map_or(0, std::collections::BTreeMap::len);
+            let order = if slot.count_order() { slot.cost() } else { 0 };
+            order.saturating_add(keys::span(*first, *last, length).len() * ELEMENT_BYTES)
+        }
+        // All members are passed over.
         Sorted::Range { .. } | Sorted::RemoveRange(_) | Sorted::Pop(..) => {
             slot.cost().saturating_mul(if slot.count_order() { 2 } else { 1 })
         }

@@ -20,7 +20,7 @@ use crate::tapir::{Note, Timer, decide};
 /// A record that is on its way to a peer.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    /// Parts that were sent, and that may be lost.
+    /// Sent parts that the peer has not acknowledged.
     sent: BTreeMap<u32, (Portion, Msg)>,
     /// Parts that have not been sent yet.
     waiting: VecDeque<(Portion, Msg)>,
@@ -297,7 +297,8 @@ impl Replica {
         let now = world.cx.now();
         let window = world.config.piece_bytes.saturating_mul(PARTS_AT_ONCE) / self.small(world);
         let small_at_once = window.clamp(1, SMALL_PARTS_AT_ONCE);
-        for _ in 0..if is_small { small_at_once } else { PARTS_AT_ONCE } {
+        let at_once = if is_small { small_at_once } else { PARTS_AT_ONCE };
+        for _ in 0..at_once {
             outgoing.send_next((to, now), world);
         }
         self.outgoing.insert(to, outgoing);
@@ -327,7 +328,7 @@ impl Replica {
         }
     }
 
-    /// Part of a record has arrived, but not all of it.
+    /// Acknowledges one part of a record.
     fn accept_part(&mut self, from: NodeId, portion: Portion, world: &mut World<'_, '_>) {
         self.is_moving = true;
         let (partition, view) = (self.id, self.state.view);
@@ -452,7 +453,8 @@ impl Outgoing {
         self.moved = now;
     }
 
-    /// Sends the small parts again that may be lost. False if there are none.
+    /// Sends the small parts again that are not acknowledged. False if the parts are large, or none is
+    /// missing.
     fn resend(&mut self, (to, now): (NodeId, Time), world: &mut World<'_, '_>) -> bool {
         if !self.is_small || self.sent.is_empty() {
             return false;
@@ -474,6 +476,7 @@ const PARTS_AT_ONCE: usize = 4;
 /// The same for a record that is sent again in small parts.
 const SMALL_PARTS_AT_ONCE: usize = 32;
 
-/// A small part fits into one packet, unless there would be more than so many parts.
+/// A small part fits into one packet. The parts of a record of more than [`SMALL_PARTS`] packets are
+/// larger.
 const SMALL_BYTES: usize = 1_024;
 const SMALL_PARTS: usize = 256;
