@@ -46,10 +46,6 @@ const LONG: [&str; 6] = [
     "orthodrome-protocols replication",
 ];
 
-/// The suite whose tests wait most of the time, for database servers behind emulated distances. One
-/// more of them runs at once than there are cores.
-const WAITING: &str = "orthodrome middleware";
-
 /// Builds the test programs of `scope`, which are arguments of `cargo test` that choose packages.
 pub fn build(scope: &[&str]) -> Result<Vec<Suite>> {
     let mut cargo = super::command(&["test", "--release", "--no-run"]);
@@ -135,10 +131,6 @@ impl Suite {
         command.envs(setting.iter().map(|(name, value)| (name, value)));
         for (name, program) in &self.programs {
             command.env(format!("CARGO_BIN_EXE_{name}"), program);
-        }
-        if self.name == WAITING {
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            command.env("RUST_TEST_THREADS", (cores + 1).to_string());
         }
         let start = Instant::now();
         // A file instead of a pipe: a process that a test has left running would keep a pipe open.

@@ -432,9 +432,12 @@ impl Rig {
     /// Waits until every source has executed the proxy's decisions, and the proxy has recorded
     /// that.
     pub fn finish(&self) {
-        let is_done = || self.psql("SHOW ORTHODROME TRANSACTIONS").is_empty();
+        let undone = || self.psql("SHOW ORTHODROME TRANSACTIONS");
+        let is_done = || undone().is_empty();
         let done = wait(Instant::now() + PATIENCE, is_done);
-        done.unwrap_or_else(|| panic!("{}\ndecided, and not done", self.log()));
+        done.unwrap_or_else(|| {
+            panic!("{}{}\ndecided, and not done: {}", self.log(), self.open(), undone())
+        });
         // Work after an answer is done before the next answer.
         assert!(is_done(), "{}\nsomething was decided that nobody asked for", self.log());
     }

@@ -437,7 +437,9 @@ async fn nobody_resolves_what_another_principal_has_open() {
         let begun = Some(api::resolve_request::Begun::Interactive(begin(1)));
         let writes = api::Writes { writes: Vec::new() };
         let decision = Some(api::resolve_request::Decision::Commit(writes));
-        api::ResolveRequest { begun, decision, ..Default::default() }
+        let version = Some(api::Version { timestamp: 1, writer: Some(name(1)) });
+        let reads = vec![api::KeyVersion { key: b"k".to_vec(), version }];
+        api::ResolveRequest { begun, decision, reads }
     };
     let theirs = running.call_as::<_, api::ResolveResponse>(OTHER, RESOLVE, resolve()).await;
     let theirs = theirs.unwrap_err();

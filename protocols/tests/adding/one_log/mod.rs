@@ -130,6 +130,7 @@ impl Protocol for OneLog {
     const NEEDS_CLOCKS: bool = false;
     const MEMBERS: bool = true;
 
+    const FORGETS_DELETIONS: bool = true;
     type Config = Config;
     type Msg = Msg;
     type Timer = Timer;
