@@ -593,8 +593,11 @@ impl Session {
         let (to, schema) = (self.client, &self.proxy.catalogues.schema);
         let mut taken: BTreeSet<String> =
             wanted.iter().map(|(_, shape)| shape.name.clone()).collect();
-        let names = taken.clone();
         let own = self.own_statements(wanted).await?;
+        // Statements of MariaDB have their foreign keys.
+        let with_statement = wanted.iter().filter(|(_, shape)| own.contains_key(&shape.name));
+        let references = with_statement.flat_map(|(_, shape)| &shape.references);
+        let mut referring: BTreeSet<String> = references.map(|it| it.name.clone()).collect();
         let (mut made, mut after) = (Vec::new(), Vec::new());
         for (at, shape) in wanted {
             let from = self.proxy.catalogue.source(*at).map_or(to, |source| source.kind);
@@ -611,7 +614,12 @@ impl Session {
                 continue;
             }
             made.extend(shape.create(schema, from, to, &mut taken));
-            after.extend(shape.refer(schema, from, to, |name| names.contains(name)));
+            // A table of this name at another source may be another one.
+            let table = |name: &str| {
+                let mut all = wanted.iter().filter(|(of, _)| of == at);
+                all.find(|(_, shape)| shape.name == name).map(|(_, shape)| shape)
+            };
+            after.extend(shape.refer(schema, from, to, table, &mut referring));
         }
         made.extend(after);
         Ok(made)

@@ -17,18 +17,24 @@ pub(super) fn questions(kind: Dialect) -> String {
     }
 }
 
-/// Types that users have defined are text: the other source may not have them.
+/// Types that users have defined are text: the other source may not have them. For the same reason
+/// defaults, checks and indexes are left out that use what users or extensions have defined, and so
+/// are collations that not every server has. Servers record on what such things depend, except for
+/// what every server has.
 const POSTGRES_COLUMNS: &str = "\
     SELECT c.relname, a.attname, CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace \
       THEN format_type(a.atttypid, a.atttypmod) ELSE 'text' END, a.attnotnull::int, \
-      CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace THEN pg_get_expr(d.adbin, d.adrelid) END, \
+      CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace AND (e.text LIKE 'nextval(%' OR NOT EXISTS \
+        (SELECT 1 FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_attrdef'::regclass \
+          AND x.objid = d.oid AND x.refobjid <> d.adrelid)) THEN e.text END, \
       a.attidentity, a.attgenerated, \
       CASE WHEN a.attcollation <> t.typcollation THEN (SELECT quote_ident(collname) \
-        FROM pg_catalog.pg_collation WHERE oid = a.attcollation) END \
+        FROM pg_catalog.pg_collation WHERE oid = a.attcollation AND oid < 12000) END \
     FROM pg_catalog.pg_class c \
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
     JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
     LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
+    LEFT JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid) AS text) e ON true \
     WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p', 'f') \
     ORDER BY c.relname, a.attnum";
 
@@ -40,22 +46,33 @@ const POSTGRES_KEYS: &str = "\
       (SELECT string_agg(a.attname, chr(31) ORDER BY u.n) FROM unnest(k.confkey) WITH ORDINALITY u(num, n) \
         JOIN pg_catalog.pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.num) \
     FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid \
-    LEFT JOIN pg_catalog.pg_class f ON f.oid = k.confrelid \
-    WHERE c.relnamespace = current_schema()::regnamespace AND k.contype IN ('p', 'u', 'c', 'f', 'x') \
+    LEFT JOIN pg_catalog.pg_class f ON f.oid = k.confrelid AND f.relnamespace = c.relnamespace \
+    WHERE c.relnamespace = current_schema()::regnamespace AND (k.contype IN ('p', 'u', 'f') \
+      OR k.contype IN ('c', 'x') AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_depend x \
+        WHERE x.refclassid <> 'pg_catalog.pg_class'::regclass \
+        AND x.refclassid <> 'pg_catalog.pg_constraint'::regclass AND (x.objid = k.oid \
+          AND x.classid = 'pg_catalog.pg_constraint'::regclass OR x.objid = k.conindid \
+          AND x.classid = 'pg_catalog.pg_class'::regclass))) \
     ORDER BY c.relname, k.contype = 'p' DESC, k.conname";
 
+/// MariaDB has no indexes that correspond to GIN, GiST and others.
 const POSTGRES_INDEXES: &str = "\
     SELECT c.relname, i.relname, x.indisunique::int, \
       replace(replace(pg_get_indexdef(x.indexrelid), ' ON ONLY ', ' ON '), \
         ' ON ' || quote_ident(current_schema()) || '.', ' ON '), \
-      CASE WHEN x.indpred IS NULL AND x.indexprs IS NULL THEN \
+      CASE WHEN x.indpred IS NULL AND x.indexprs IS NULL AND m.amname IN ('btree', 'hash') THEN \
         (SELECT string_agg(a.attname, chr(31) ORDER BY u.n) FROM unnest(x.indkey) WITH ORDINALITY u(num, n) \
           JOIN pg_catalog.pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = u.num \
           WHERE u.n <= x.indnkeyatts) END \
     FROM pg_catalog.pg_index x JOIN pg_catalog.pg_class c ON c.oid = x.indrelid \
-    JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid \
+    JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid JOIN pg_catalog.pg_am m ON m.oid = i.relam \
     WHERE c.relnamespace = current_schema()::regnamespace AND NOT EXISTS \
       (SELECT 1 FROM pg_catalog.pg_constraint k WHERE k.conindid = x.indexrelid AND k.contype IN ('p', 'u', 'x')) \
+      AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_depend d WHERE d.objid = x.indexrelid \
+        AND d.classid = 'pg_catalog.pg_class'::regclass AND d.refclassid <> 'pg_catalog.pg_class'::regclass) \
+      AND (m.amname IN ('btree', 'hash') OR NOT EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a \
+        JOIN pg_catalog.pg_type t ON t.oid = a.atttypid WHERE a.attrelid = x.indrelid \
+        AND a.attnum = ANY (x.indkey) AND t.typnamespace <> 'pg_catalog'::regnamespace)) \
     ORDER BY c.relname, i.relname";
 
 const MARIA_COLUMNS: &str = "\
@@ -138,18 +155,22 @@ fn postgres_column(row: &[Option<Vec<u8>>]) -> ShapeColumn {
     let (identity, generated) = (text(5), text(6));
     let counts = default.as_deref().is_some_and(|default| default.starts_with("nextval("));
     let mut words = cell(row, 7).map(|name| format!(" COLLATE {name}")).unwrap_or_default();
-    if counts && let Some(serial) = serial_of(&type_name) {
-        // The type makes a sequence and a default of its own. Its name must stay readable for the
-        // other kind of source, which knows it too.
-        (type_name, default) = (serial.to_owned(), None);
+    if counts {
+        // The default's sequence is at its source only. The type `serial` makes a sequence and a
+        // default of its own, and the other kind of source knows it, too.
+        default = None;
+        if let Some(serial) = serial_of(&type_name) {
+            serial.clone_into(&mut type_name);
+        }
     }
     match &*identity {
         "a" => words.push_str(" GENERATED ALWAYS AS IDENTITY"),
         "d" => words.push_str(" GENERATED BY DEFAULT AS IDENTITY"),
         _ => {}
     }
-    if generated == "s" {
-        let expression = default.take().unwrap_or_default();
+    if generated == "s"
+        && let Some(expression) = default.take()
+    {
         words.push_str(&format!(" GENERATED ALWAYS AS ({expression}) STORED"));
     }
     ShapeColumn {
