@@ -16,6 +16,8 @@ struct Name {
     end: usize,
     /// Its parts without quotes; lower case where there were none.
     parts: Vec<String>,
+    /// The last part as it was written, without quotes.
+    last: String,
 }
 
 /// Words that may follow a relation and are not its alias.
@@ -77,11 +79,12 @@ fn names(text: &str, dialect: Dialect) -> Result<Vec<Name>, Refusal> {
             continue;
         }
         let is_quoted = first == quote;
-        let part =
-            if is_quoted { slice.trim_matches(quote).to_owned() } else { slice.to_lowercase() };
+        let written = slice.trim_matches(quote);
+        let part = if is_quoted { written.to_owned() } else { written.to_lowercase() };
         match names.last_mut() {
             Some(last) if in_word && !is_quoted => {
                 last.end = scan.at;
+                last.last.push_str(written);
                 if let Some(word) = last.parts.last_mut() {
                     word.push_str(&part);
                 }
@@ -89,8 +92,14 @@ fn names(text: &str, dialect: Dialect) -> Result<Vec<Name>, Refusal> {
             Some(last) if after_dot && last.end + 1 == start => {
                 last.end = scan.at;
                 last.parts.push(part);
+                written.clone_into(&mut last.last);
             }
-            _ => names.push(Name { start, end: scan.at, parts: vec![part] }),
+            _ => names.push(Name {
+                start,
+                end: scan.at,
+                parts: vec![part],
+                last: written.to_owned(),
+            }),
         }
         (after_dot, in_word) = (false, !is_quoted);
     }
@@ -190,10 +199,15 @@ pub fn in_schema(
     let mut out = String::new();
     let mut done = 0;
     for (place, name) in names.iter().enumerate() {
-        let table = match name.parts.as_slice() {
-            [table] | [_, table] if place > 0 && is_it(table) => table,
+        // MariaDB distinguishes letters of both cases in names of tables.
+        let table = match (name.parts.as_slice(), dialect) {
+            ([table] | [_, table], Dialect::PostgreSql) => table,
+            ([_] | [_, _], Dialect::MariaDb) => &name.last,
             _ => continue,
         };
+        if place == 0 || !is_it(table) {
+            continue;
+        }
         if name.start < done {
             continue;
         }
@@ -210,6 +224,46 @@ pub fn in_schema(
     }
     out.push_str(text.get(done..).unwrap_or_default());
     Ok(out)
+}
+
+/// The numbers of a statement's parameters that are arrays: those in `= ANY ($1)`.
+///
+/// # Errors
+/// A quote or comment does not end.
+pub fn array_parameters(text: &str) -> Result<BTreeSet<usize>, Refusal> {
+    let mut scan = Scan { text, at: 0, dialect: Dialect::PostgreSql };
+    let mut words: Vec<String> = Vec::new();
+    let mut in_word = false;
+    loop {
+        let start = scan.at;
+        let Some(lexeme) = scan.next_part()? else { break };
+        let slice = text.get(start..scan.at).unwrap_or_default();
+        let goes_on = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
+        match (lexeme, words.last_mut()) {
+            (Lexeme::Plain, _) if slice.trim().is_empty() => in_word = false,
+            (Lexeme::Plain, Some(word)) if in_word && slice.chars().all(goes_on) => {
+                word.push_str(&slice.to_lowercase());
+            }
+            (Lexeme::Plain, _) => {
+                in_word = slice.chars().all(goes_on);
+                words.push(slice.to_lowercase());
+            }
+            (Lexeme::Quoted | Lexeme::Semicolon, _) => {
+                in_word = false;
+                words.push(";".to_owned());
+            }
+            (Lexeme::Comment(_), _) => in_word = false,
+        }
+    }
+    let number = |four: &[String]| match four {
+        [word, open, parameter, close]
+            if matches!(word.as_str(), "any" | "all" | "some") && open == "(" && close == ")" =>
+        {
+            parameter.strip_prefix('$')?.parse().ok()
+        }
+        _ => None,
+    };
+    Ok(words.windows(4).filter_map(number).collect())
 }
 
 /// A name in quotes.
@@ -288,9 +342,23 @@ mod tests {
             |text: &str| in_schema(text, Dialect::MariaDb, "s", |table| table == "t").unwrap();
         assert_eq!(told("DESCRIBE t"), "DESCRIBE `s`.`t`");
         assert_eq!(told("SHOW CREATE TABLE `bank`.`t`"), "SHOW CREATE TABLE `s`.`t`");
+        assert_eq!(told("DESCRIBE T"), "DESCRIBE T");
+        let of_two = in_schema("DESC bank.twoA", Dialect::MariaDb, "s", |table| table == "twoA");
+        assert_eq!(of_two.unwrap(), "DESC `s`.`twoA`");
         assert_eq!(
             told("SHOW FULL COLUMNS FROM t FROM bank LIKE 't'"),
             "SHOW FULL COLUMNS FROM `s`.`t` LIKE 't'"
         );
+    }
+
+    #[test]
+    fn parameters_of_any_are_arrays() {
+        for (text, wanted) in [
+            ("SELECT 1 FROM t WHERE a = ANY ( $1 ) AND b = $2 OR c <> all($3)", vec![1, 3]),
+            ("SELECT 1 FROM t WHERE a = many($1) AND b = ANY($2 || '{}')", vec![]),
+            ("SELECT 'ANY($1)' /* ANY($2) */ FROM t WHERE a = any /* x */ ($12)", vec![12]),
+        ] {
+            assert_eq!(Vec::from_iter(array_parameters(text).unwrap()), wanted, "{text}");
+        }
     }
 }

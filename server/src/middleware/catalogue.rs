@@ -152,6 +152,7 @@ fn asks(text: &str, kind: Dialect) -> Result<Asks, SqlError> {
     let words: Vec<&str> = lower.split_whitespace().take(3).collect();
     let is_show = match words.as_slice() {
         ["desc" | "describe", ..] => true,
+        ["explain", _] => true,
         ["show", "full" | "extended", what, ..] | ["show", what, ..] => SHOWS.contains(what),
         _ => false,
     };
@@ -346,17 +347,44 @@ impl Shown {
     }
 }
 
-/// `SHOW TABLES` as a query; none if the statement is another one, or about another database.
+/// The columns of `SHOW TABLE STATUS`, and those of `information_schema.tables`.
+const STATUS: [(&str, &str); 20] = [
+    ("TABLE_NAME", "Name"),
+    ("ENGINE", "Engine"),
+    ("VERSION", "Version"),
+    ("ROW_FORMAT", "Row_format"),
+    ("TABLE_ROWS", "Rows"),
+    ("AVG_ROW_LENGTH", "Avg_row_length"),
+    ("DATA_LENGTH", "Data_length"),
+    ("MAX_DATA_LENGTH", "Max_data_length"),
+    ("INDEX_LENGTH", "Index_length"),
+    ("DATA_FREE", "Data_free"),
+    ("AUTO_INCREMENT", "Auto_increment"),
+    ("CREATE_TIME", "Create_time"),
+    ("UPDATE_TIME", "Update_time"),
+    ("CHECK_TIME", "Check_time"),
+    ("TABLE_COLLATION", "Collation"),
+    ("CHECKSUM", "Checksum"),
+    ("CREATE_OPTIONS", "Create_options"),
+    ("TABLE_COMMENT", "Comment"),
+    ("MAX_INDEX_LENGTH", "Max_index_length"),
+    ("TEMPORARY", "Temporary"),
+];
+
+/// `SHOW TABLES` or `SHOW TABLE STATUS` as a query; none if the statement is another one, or about
+/// another database. `columns` are those of `information_schema.tables`.
 fn show_tables(
     text: &str,
     words: &[String],
     databases: &BTreeSet<String>,
     own: &str,
+    columns: &[String],
 ) -> Option<String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let (is_full, rest) = match words.as_slice() {
-        ["show", "full", "tables", rest @ ..] => (true, rest),
-        ["show", "tables", rest @ ..] => (false, rest),
+    let (is_full, is_status, rest) = match words.as_slice() {
+        ["show", "full", "tables", rest @ ..] => (true, false, rest),
+        ["show", "tables", rest @ ..] => (false, false, rest),
+        ["show", "table", "status", rest @ ..] => (false, true, rest),
         _ => return None,
     };
     let of_database = match rest {
@@ -373,10 +401,16 @@ fn show_tables(
         text.get(at + word.len() + 2..).map(str::trim)
     };
     let kind = if is_full { ", TABLE_TYPE AS `Table_type`" } else { "" };
+    let status = STATUS.iter().filter(|(name, _)| columns.iter().any(|column| column == name));
+    let status: Vec<String> = status.map(|(name, shown)| format!("{name} AS `{shown}`")).collect();
     let of = |name: &str| {
-        let name = quote(name, Dialect::MariaDb);
+        let shown = if is_status {
+            status.join(", ")
+        } else {
+            format!("TABLE_NAME AS {}{kind}", quote(name, Dialect::MariaDb))
+        };
         format!(
-            "SELECT TABLE_NAME AS {name}{kind} FROM information_schema.tables WHERE TABLE_SCHEMA = {}",
+            "SELECT {shown} FROM information_schema.tables WHERE TABLE_SCHEMA = {}",
             constant(own)
         )
     };
@@ -398,7 +432,7 @@ fn show_tables(
 
 /// Whether a statement of a MySQL client describes a table that it names.
 fn is_description(words: &[String]) -> bool {
-    words.first().is_some_and(|word| matches!(&**word, "show" | "desc" | "describe"))
+    words.first().is_some_and(|word| matches!(&**word, "show" | "desc" | "describe" | "explain"))
 }
 
 impl Session {
@@ -444,15 +478,11 @@ impl Session {
         let databases = &proxy.databases;
         let has_more = !shown.tables.is_empty() || !shown.hidden.is_empty();
         let words_of = |count: usize| words.get(..count).unwrap_or_default().join(" ");
-        if words_of(3) == "show table status" && has_more {
-            return Err(SqlError::new(
-                "0A000",
-                "SHOW TABLE STATUS shows one source only; query information_schema.tables",
-            ));
-        }
         let mut text = text.to_owned();
         if has_more {
-            if let Some(query) = show_tables(&text, words, databases, &shown.own) {
+            let columns = shown.relations.get("information_schema.tables");
+            let columns = columns.map(Vec::as_slice).unwrap_or_default();
+            if let Some(query) = show_tables(&text, words, databases, &shown.own, columns) {
                 text = query;
             } else if self.client == Dialect::MariaDb && is_description(words) {
                 text = in_schema(&text, self.client, schema, |name| shown.tables.contains(name))?;
@@ -599,8 +629,11 @@ impl Session {
         let references = with_statement.flat_map(|(_, shape)| &shape.references);
         let mut referring: BTreeSet<String> = references.map(|it| it.name.clone()).collect();
         let (mut made, mut after) = (Vec::new(), Vec::new());
-        for (at, shape) in wanted {
-            let from = self.proxy.catalogue.source(*at).map_or(to, |source| source.kind);
+        let kind = |at: SourceId| self.proxy.catalogue.source(at).map_or(to, |it| it.kind);
+        // Keys of the client's kind of source come first, because they keep their names.
+        let (same, others): (Vec<_>, Vec<_>) = wanted.iter().partition(|(at, _)| kind(*at) == to);
+        for (at, shape) in same.into_iter().chain(others) {
+            let from = kind(*at);
             if let Some(statement) = own.get(&shape.name) {
                 made.push(moved(statement, &shape.name, schema).ok_or_else(|| {
                     SqlError::new(
@@ -728,6 +761,7 @@ mod tests {
             ("SHOW FULL TABLES", maria, Asks::Tables),
             ("SHOW VARIABLES LIKE 'tables'", maria, Asks::Schemas),
             ("DESCRIBE t", maria, Asks::Tables),
+            ("EXPLAIN t", maria, Asks::Tables),
             ("SELECT * FROM information_schema.processlist", maria, Asks::Schemas),
             ("SELECT @@version", maria, Asks::Nothing),
         ] {
@@ -740,7 +774,8 @@ mod tests {
         let databases = BTreeSet::from(["bank".to_owned()]);
         let told = |text: &str| {
             let words = orthodrome_geotp::sql::unread(text, Dialect::MariaDb).unwrap().words;
-            show_tables(text, &words, &databases, "bank")
+            let columns = ["TABLE_NAME".to_owned(), "TABLE_ROWS".to_owned()];
+            show_tables(text, &words, &databases, "bank", &columns)
         };
         let query = "TABLE_NAME AS `Tables_in_bank`";
         assert!(told("SHOW TABLES").unwrap().contains(query));
@@ -754,7 +789,11 @@ mod tests {
                 .contains("WHERE Tables_in_bank = 'a'")
         );
         assert_eq!(told("SHOW TABLES FROM mysql"), None);
-        assert_eq!(told("SHOW TABLE STATUS"), None);
+        assert_eq!(
+            told("SHOW TABLE STATUS FROM bank LIKE 'a%'").unwrap(),
+            "SELECT TABLE_NAME AS `Name`, TABLE_ROWS AS `Rows` FROM information_schema.tables \
+             WHERE TABLE_SCHEMA = 'bank' AND TABLE_NAME LIKE 'a%' ESCAPE '\\' ORDER BY 1"
+        );
     }
 
     #[test]
