@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::Dialect;
 
-use crate::rig::{CLIENT, Rig, SECRET, Setup, rig, said, wait};
+use crate::rig::{CLIENT, Rig, SECRET, Setup, all_of, rig, said, wait};
 use crate::tools::{python, skipped};
 
 /// How long a proxy may not notice a change behind its back, and time for its query.
@@ -164,6 +164,12 @@ fn mysql_clients_show_and_describe_the_tables_of_all_sources() {
     let made = rig.mysql("SHOW CREATE TABLE books");
     assert!(made.contains("REFERENCES `authors` (`id`) ON DELETE CASCADE"), "{made}");
     assert!(rig.mysql("SHOW INDEX FROM books").contains("books_by_title"));
+    let status = rig.mysql("SHOW TABLE STATUS FROM bank");
+    assert_eq!(named(&status), FOUND, "{status}");
+    assert!(!status.contains("orthodrome"), "{status}");
+    let status = rig.mysql("SHOW TABLE STATUS LIKE 'book%'");
+    assert!(status.starts_with("books\tInnoDB\t") && lines(&status).len() == 1, "{status}");
+    assert!(rig.mysql("EXPLAIN notes").contains("state\tenum"));
     let notes = rig.mysql("DESCRIBE notes");
     assert!(notes.contains("state\tenum('new','done')\tNO\tMUL"), "{notes}");
     let databases = rig.mysql("SHOW DATABASES");
@@ -232,4 +238,86 @@ fn sqlalchemy_inspects_the_tables_of_all_sources() {
             + &String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.contains("ok "), "{}\n{said}", rig.log());
     }
+}
+
+/// Statements for each kind of source, with what the other kind or the other source lacks.
+const ODD: [&str; 2] = [
+    "CREATE TYPE odd_mood AS ENUM ('sad', 'glad'); \
+     CREATE FUNCTION odd_f() RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT ''x''::text'; \
+     CREATE SEQUENCE odd_s; \
+     CREATE TABLE \"Odd Users\" (id text PRIMARY KEY, name text DEFAULT 'a'::text || 'b', \
+       mood odd_mood DEFAULT 'sad' CHECK (mood <> 'glad'), tags text[] DEFAULT '{}', j jsonb, \
+       r numeric DEFAULT 'NaN', x text DEFAULT odd_f(), n numeric DEFAULT nextval('odd_s'), \
+       CHECK (name <> odd_f())); \
+     CREATE INDEX odd_key ON \"Odd Users\" USING gin (j); \
+     CREATE INDEX odd_key2 ON \"Odd Users\" (odd_f(), name); \
+     CREATE TABLE odd_posts (id serial PRIMARY KEY, n bigserial UNIQUE, \
+       author text REFERENCES \"Odd Users\", a varchar(9000), b varchar(9000), c varchar(1000) UNIQUE, \
+       d char(300), e numeric(80,50), k int, g int GENERATED ALWAYS AS (k * 2) STORED); \
+     CREATE INDEX odd_key3 ON odd_posts (c, a)",
+    "CREATE TABLE oddParent (id int unsigned AUTO_INCREMENT PRIMARY KEY, k int, KEY odd_key (k)); \
+     CREATE TABLE odd_child (id bigint unsigned AUTO_INCREMENT PRIMARY KEY, p int unsigned, k int, \
+       at timestamp NOT NULL DEFAULT current_timestamp ON UPDATE current_timestamp, y year DEFAULT 2000, \
+       s set('a','b') DEFAULT 'a', b bit(1) DEFAULT b'0', dt datetime(3) DEFAULT current_timestamp(3), \
+       d date DEFAULT '2020-01-01', name varchar(50), FULLTEXT KEY odd_text (name), \
+       CONSTRAINT odd_fk FOREIGN KEY (p) REFERENCES oddParent (id) ON DELETE SET NULL, \
+       CONSTRAINT odd_fk2 FOREIGN KEY (k) REFERENCES oddParent (k), UNIQUE KEY odd_key (p, k))",
+];
+
+fn drop_odd(rig: &Rig) {
+    said(
+        "DROP TABLE IF EXISTS odd_posts, \"Odd Users\"; DROP FUNCTION IF EXISTS odd_f; \
+         DROP TYPE IF EXISTS odd_mood; DROP SEQUENCE IF EXISTS odd_s",
+        rig.servers[2].login(),
+    );
+    said("DROP TABLE IF EXISTS odd_child; DROP TABLE IF EXISTS oddParent", rig.servers[3].login());
+}
+
+#[test]
+fn tables_that_a_source_cannot_create_as_they_are_show_in_its_own_words() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    drop_odd(rig);
+    start(rig, "");
+    for (text, server) in ODD.into_iter().zip([2, 3]) {
+        said(text, rig.servers[server].login());
+    }
+    let all = ["Odd Users", "odd_posts", "oddParent", "odd_child"];
+    let shows = |text: &str| all.iter().all(|table| text.contains(table));
+    wait(Instant::now() + NOTICED, || shows(&rig.psql("\\dt")) && shows(&rig.mysql("SHOW TABLES")))
+        .unwrap_or_else(|| panic!("{}\n{}", rig.log(), rig.mysql("SHOW TABLES")));
+    let users = described(rig, "\"Odd Users\"");
+    for part in
+        ["mood|text|||\n", "x|text|||\n", "n|numeric|||\n", "\"odd_key\" gin (j)", "'{}'::text[]"]
+    {
+        assert!(users.contains(part), "{part}: {users}");
+    }
+    assert!(!users.contains("odd_f") && !users.contains("odd_key2"), "{users}");
+    let posts = described(rig, "odd_posts");
+    assert!(posts.contains("FOREIGN KEY (author) REFERENCES \"Odd Users\"(id)"), "{posts}");
+    let child = described(rig, "odd_child");
+    assert!(child.contains("\"odd_fk\" FOREIGN KEY (p)") && !child.contains("odd_fk2"), "{child}");
+    let posts = rig.mysql("SHOW CREATE TABLE odd_posts");
+    for part in ["`id` int(11) NOT NULL AUTO_INCREMENT", "`a` varchar(9000)", "`e` longtext"] {
+        assert!(posts.contains(part), "{part}: {posts}");
+    }
+    assert!(!posts.contains("REFERENCES"), "{posts}");
+    assert!(rig.mysql("DESC `Odd Users`").contains("name\tlongtext\tYES\t\tNULL"));
+    assert!(rig.mysql("DESC oddParent").contains("id\tint(10) unsigned\tNO\tPRI"));
+    drop_odd(rig);
+}
+
+#[test]
+fn asyncpg_sends_arrays_and_gets_errors_of_a_preparation() {
+    let python = match python() {
+        Ok(python) => python,
+        Err(why) => return skipped(&format!("no Python with asyncpg could be made: {why}")),
+    };
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig, "");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/middleware/introspect.py");
+    let address = format!("postgresql://{CLIENT}:{SECRET}@127.0.0.1:{}/bank", rig.postgresql);
+    let output = Command::new(&python).arg(&script).arg(address).output().unwrap();
+    assert!(output.status.success(), "{}\n{}", rig.log(), all_of(&output));
 }

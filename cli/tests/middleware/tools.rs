@@ -14,10 +14,11 @@ const JARS: [(&str, &str); 2] = [
 ];
 
 /// From the Python package index.
-const PACKAGES: [&str; 6] = [
+const PACKAGES: [&str; 7] = [
     "sqlalchemy==2.0.36",
     "psycopg2-binary==2.9.10",
     "psycopg[binary]==3.2.3",
+    "asyncpg==0.32.0",
     "pymysql==1.1.1",
     "django==5.1.4",
     "redis==5.2.1",
@@ -107,7 +108,7 @@ pub fn python_client(source: &Path) -> Result<PathBuf, String> {
 fn has_packages(python: &Path) -> bool {
     let mut command = Command::new(python);
     command
-        .args(["-c", "import sqlalchemy, psycopg2, psycopg, pymysql, django, redis"])
+        .args(["-c", "import sqlalchemy, psycopg2, psycopg, asyncpg, pymysql, django, redis"])
         .stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
