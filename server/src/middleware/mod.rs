@@ -44,7 +44,6 @@ mod names;
 mod near;
 mod operators;
 mod postgres;
-mod postgres_binary;
 mod postgres_front;
 mod postgres_wire;
 mod preflight;

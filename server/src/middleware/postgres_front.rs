@@ -13,7 +13,6 @@ use orthodrome_geotp::sql::{
 use super::auth::ScramServer;
 use super::copy::{Copy, copy_line, name};
 use super::front::{Front, Place};
-use super::postgres_binary::{OID, TEXT_ARRAY, binary_of, element_of, from_array};
 use super::postgres_wire::{
     Body, Message, from_bytea, is_not_utf8, kind, oid, put_text, read, to_hex, write,
 };
@@ -887,7 +886,7 @@ fn put_rows(
                 continue;
             };
             if format_of(formats, number) == 1 {
-                let binary = binary_of(cell, type_of(column)).ok_or_else(|| {
+                let binary = to_binary(cell, kind).ok_or_else(|| {
                     SqlError::new(
                         "0A000",
                         format!(
@@ -920,7 +919,7 @@ fn put_rows(
 }
 
 /// A value of a kind in PostgreSQL's binary form.
-pub(super) fn to_binary(cell: &[u8], kind: Kind) -> Option<Vec<u8>> {
+fn to_binary(cell: &[u8], kind: Kind) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(cell);
     Some(match kind {
         Kind::Bytes | Kind::Text | Kind::Other | Kind::Json => cell.to_vec(),
@@ -1049,22 +1048,64 @@ fn from_text(bytes: &Bytes, kind: Kind) -> Option<Value> {
     })
 }
 
-pub(super) fn from_binary(bytes: &Bytes, kind: Kind, oid: u32) -> Option<Value> {
+/// The type of arrays of texts.
+const TEXT_ARRAY: u32 = 1009;
+
+/// Types of arrays whose elements' binary forms [`from_binary`] knows.
+const ARRAYS: [u32; 13] =
+    [1000, 1002, 1003, 1005, 1007, 1009, 1014, 1015, 1016, 1021, 1022, 1028, 2951];
+
+/// An array of one dimension in PostgreSQL's text form.
+fn from_array(bytes: &Bytes) -> Option<Value> {
+    let number = |at: usize| {
+        let four = bytes.get(at..at.checked_add(4)?)?;
+        Some(i32::from_be_bytes(four.try_into().ok()?))
+    };
+    let element = number(8)? as u32;
+    if ARRAYS.contains(&element) {
+        return None;
+    }
+    let (count, mut at) = match number(0)? {
+        0 => (0, 12),
+        1 => (number(12)?, 20),
+        _ => return None,
+    };
+    let mut parts = Vec::new();
+    for _ in 0..count {
+        let length = number(at)?;
+        at += 4;
+        let Ok(length) = usize::try_from(length) else {
+            parts.push("NULL".to_owned());
+            continue;
+        };
+        let end = at.checked_add(length)?;
+        let value = Bytes::copy_from_slice(bytes.get(at..end)?);
+        at = end;
+        parts.push(match from_binary(&value, kind(element), element)? {
+            Value::Number(number) => number,
+            Value::Bool(is_true) => is_true.to_string(),
+            Value::Text(text) if !text.contains('\0') => {
+                format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+            }
+            Value::Text(_) | Value::Bytes(_) | Value::Null => return None,
+        });
+    }
+    (at == bytes.len()).then(|| Value::Text(format!("{{{}}}", parts.join(","))))
+}
+
+fn from_binary(bytes: &Bytes, kind: Kind, oid: u32) -> Option<Value> {
     let array = |count: usize| if bytes.len() == count { Some(&bytes[..]) } else { None };
     Some(match kind {
         Kind::Bool => Value::Bool(bytes.first() == Some(&1)),
         Kind::Int2 => Value::Number(i16::from_be_bytes(array(2)?.try_into().ok()?).to_string()),
         Kind::Int4 => Value::Number(i32::from_be_bytes(array(4)?.try_into().ok()?).to_string()),
-        Kind::Int8 if oid == OID => {
-            Value::Number(u32::from_be_bytes(array(4)?.try_into().ok()?).to_string())
-        }
         Kind::Int8 => Value::Number(i64::from_be_bytes(array(8)?.try_into().ok()?).to_string()),
         Kind::Float4 => Value::Text(f32::from_be_bytes(array(4)?.try_into().ok()?).to_string()),
         Kind::Float8 => Value::Text(f64::from_be_bytes(array(8)?.try_into().ok()?).to_string()),
         Kind::Text | Kind::Json => Value::Text(String::from_utf8(bytes.to_vec()).ok()?),
         // Untyped and binary: clients mean text.
         Kind::Other if oid == 0 => Value::Text(String::from_utf8(bytes.to_vec()).ok()?),
-        Kind::Other if element_of(oid).is_some() => from_array(bytes)?,
+        Kind::Other if ARRAYS.contains(&oid) => from_array(bytes)?,
         Kind::Bytes => Value::Bytes(bytes.to_vec()),
         Kind::Uuid => {
             let hex: String = array(16)?.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -1082,6 +1123,36 @@ pub(super) fn from_binary(bytes: &Bytes, kind: Kind, oid: u32) -> Option<Value> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arrays_in_binary_form_are_read() {
+        let array = |element: u32, parts: &[Option<&[u8]>]| {
+            let mut bytes = Vec::new();
+            for number in [1, 0, element as i32, parts.len() as i32, 1] {
+                bytes.extend(i32::to_be_bytes(number));
+            }
+            for part in parts {
+                bytes.extend(i32::to_be_bytes(part.map_or(-1, |part| part.len() as i32)));
+                bytes.extend(part.unwrap_or_default());
+            }
+            Bytes::from(bytes)
+        };
+        let texts = array(25, &[Some(b"a"), None, Some(b"b\"\\")]);
+        assert_eq!(
+            from_binary(&texts, kind(TEXT_ARRAY), TEXT_ARRAY),
+            Some(Value::Text("{\"a\",NULL,\"b\\\"\\\\\"}".into()))
+        );
+        let numbers = array(23, &[Some(&7_i32.to_be_bytes()), Some(&(-1_i32).to_be_bytes())]);
+        assert_eq!(from_array(&numbers), Some(Value::Text("{7,-1}".into())));
+        let empty = [0, 0, 25].map(i32::to_be_bytes).concat();
+        assert_eq!(from_array(&Bytes::from(empty)), Some(Value::Text("{}".into())));
+        // It ends too early, or has more elements than bytes, or bytes that no text has.
+        assert_eq!(from_array(&numbers.slice(..numbers.len() - 1)), None);
+        let mut many = numbers.to_vec();
+        many[12..16].copy_from_slice(&i32::MAX.to_be_bytes());
+        assert_eq!(from_array(&Bytes::from(many)), None);
+        assert_eq!(from_array(&array(25, &[Some(b"a\0")])), None);
+    }
 
     #[test]
     fn binary_forms_are_postgresql_s() {
