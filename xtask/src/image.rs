@@ -73,11 +73,15 @@ pub fn run(given: Option<PathBuf>, out: &Path) -> Result<PathBuf> {
         "layers": [layer.describe("application/vnd.oci.image.layer.v1.tar+gzip")],
     });
     let name = format!("orthodrome:{version}");
-    let mut described = keep_json(&manifest, &stage, &blobs)?
-        .describe("application/vnd.oci.image.manifest.v1+json");
-    described["annotations"] = json!({
-        "io.containerd.image.name": format!("docker.io/library/{name}"),
-        "org.opencontainers.image.ref.name": version,
+    let described = keep_json(&manifest, &stage, &blobs)?;
+    let described = json!({
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "digest": format!("sha256:{}", described.digest),
+        "size": described.bytes,
+        "annotations": {
+            "io.containerd.image.name": format!("docker.io/library/{name}"),
+            "org.opencontainers.image.ref.name": version,
+        },
     });
     let index = json!({
         "schemaVersion": 2,

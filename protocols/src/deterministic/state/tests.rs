@@ -334,9 +334,8 @@ fn what_has_run_of_a_key_is_below_everything_that_has_not() {
     let (mut forgotten, mut missing) = (0, 0);
     for _ in 0..300 {
         let logs = Drawing::draw(&mut rng, &placement, true);
-        let ends: BTreeMap<PartitionId, u64> = (logs.iter())
-            .map(|(&stream, log)| (stream, rng.below(log.len() as u64 + 1)))
-            .collect();
+        let ends: BTreeMap<PartitionId, u64> =
+            (logs.iter()).map(|(&stream, log)| (stream, rng.below(log.len() as u64 + 1))).collect();
         let mut held = [(); 3].map(|()| Held::new(&placement));
         for (number, held) in held.iter_mut().enumerate() {
             for (stream, log) in &logs {
