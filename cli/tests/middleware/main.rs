@@ -12,6 +12,7 @@
 )]
 
 mod by_key;
+mod catalogue;
 mod clients;
 mod deadlocks;
 mod errors;

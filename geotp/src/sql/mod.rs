@@ -23,7 +23,9 @@ pub mod plan;
 pub mod route;
 mod schema;
 pub mod set;
+pub mod shape;
 mod statements;
+pub mod system;
 #[cfg(test)]
 mod tests;
 pub mod typed;

@@ -253,17 +253,19 @@ fn split(text: &str, dialect: Dialect) -> Result<Vec<Piece<'_>>, Refusal> {
     Ok(pieces)
 }
 
-enum Lexeme<'a> {
+/// A part of a statement's text.
+pub(super) enum Lexeme<'a> {
     Semicolon,
     Comment(&'a str),
     Quoted,
     Plain,
 }
 
-struct Scan<'a> {
-    text: &'a str,
-    at: usize,
-    dialect: Dialect,
+/// Splits the text of a statement.
+pub(super) struct Scan<'a> {
+    pub(super) text: &'a str,
+    pub(super) at: usize,
+    pub(super) dialect: Dialect,
 }
 
 impl<'a> Scan<'a> {
@@ -271,7 +273,7 @@ impl<'a> Scan<'a> {
         self.text.get(self.at..).unwrap_or_default()
     }
 
-    fn next_part(&mut self) -> Result<Option<Lexeme<'a>>, Refusal> {
+    pub(super) fn next_part(&mut self) -> Result<Option<Lexeme<'a>>, Refusal> {
         let rest = self.rest();
         let Some(first) = rest.chars().next() else { return Ok(None) };
         let is_maria = self.dialect == Dialect::MariaDb;
@@ -338,7 +340,7 @@ impl<'a> Scan<'a> {
 }
 
 /// Whether a name can contain this character, except at its beginning.
-fn in_name(c: char) -> bool {
+pub(super) fn in_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '$')
 }
 

@@ -177,7 +177,22 @@ fn counts(option: &ColumnOption) -> bool {
 
 /// Translates the type of a column to `to`.
 fn column_type(data_type: &DataType, to: Dialect) -> Result<String, Refusal> {
-    let text = data_type.to_string().to_uppercase();
+    type_name(&data_type.to_string(), to)
+}
+
+/// PostgreSQL's name of a type of whole numbers whose values are generated.
+pub(super) fn serial(type_name: &str) -> Option<&'static str> {
+    match type_name {
+        "integer" => Some("serial"),
+        "bigint" => Some("bigserial"),
+        "smallint" => Some("smallserial"),
+        _ => None,
+    }
+}
+
+/// Translates the name of a type to `to`.
+pub(super) fn type_name(written: &str, to: Dialect) -> Result<String, Refusal> {
+    let text = written.to_uppercase();
     let (base, rest) = text.split_once('(').unwrap_or((&text, ""));
     let (size, after) = rest.split_once(')').unwrap_or(("", rest));
     let sized =

@@ -56,6 +56,13 @@ struct ProxyFile {
     tables: Vec<TableEntry>,
     /// The source for tables that clients create and that the file does not name.
     new_tables: Option<String>,
+    /// The tables that system catalogues show: `all`, or those of `one` source.
+    #[serde(default = "all")]
+    catalogue: String,
+}
+
+fn all() -> String {
+    "all".into()
 }
 
 fn one() -> u32 {
@@ -185,6 +192,8 @@ pub struct ProxyConfig {
     /// The source for tables that clients create and that the catalogue does not have; by default
     /// the first of the client's kind.
     pub new_tables: Option<SourceId>,
+    /// True if system catalogues show the tables of all sources.
+    pub shows_all: bool,
     /// Settings of the machine.
     pub middleware: middleware::Config,
     /// Settings of agents inside the proxy.
@@ -366,6 +375,16 @@ impl ProxyConfig {
                 format!("new_tables: unknown source `{name}`; use one of {}", known.join(", "))
             })
         };
+        let shows_all = match &*file.catalogue {
+            "all" => true,
+            "one" => false,
+            other => {
+                return Err(format!(
+                    "catalogue: unknown value `{other}`; use `all` for the tables of all sources, or `one` for \
+                     those of one source"
+                ));
+            }
+        };
         let new_tables = file.new_tables.as_ref().map(place).transpose()?;
         let lock_wait = Duration::from_millis(file.lock_wait_ms.max(1));
         let mut sources = Vec::new();
@@ -485,6 +504,7 @@ impl ProxyConfig {
             sources,
             catalogue,
             new_tables,
+            shows_all,
             middleware,
             agent,
             by_key,

@@ -11,7 +11,7 @@ use orthodrome_geotp::sql::{Catalogue, Dialect, SourceId, Verb, unknown_tables};
 use super::session::{Session, SqlError};
 
 /// How long the proxy caches a source's description of a table.
-const KEPT: Duration = Duration::from_secs(10);
+pub(super) const KEPT: Duration = Duration::from_secs(10);
 
 /// Known tables, in addition to those of the proxy's file.
 pub(super) struct Discovered {
@@ -24,6 +24,8 @@ struct Now {
     /// The catalogue of the file, with the discovered tables.
     all: Arc<Catalogue>,
     found: BTreeMap<String, Instant>,
+    /// The time of the last change of the schema through this proxy.
+    changed: Option<Instant>,
 }
 
 /// A table at one source.
@@ -36,7 +38,7 @@ struct Found {
 impl Discovered {
     pub(super) fn new(file: Catalogue) -> Self {
         let all = Arc::new(file.clone());
-        Self { file, now: Mutex::new(Now { all, found: BTreeMap::new() }) }
+        Self { file, now: Mutex::new(Now { all, found: BTreeMap::new(), changed: None }) }
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {
@@ -53,6 +55,12 @@ impl Discovered {
         let mut now = self.now();
         now.all = Arc::new(self.file.clone());
         now.found.clear();
+        now.changed = Some(Instant::now());
+    }
+
+    /// The time of the last change of the schema through this proxy.
+    pub(super) fn changed(&self) -> Option<Instant> {
+        self.now().changed
     }
 
     pub(super) fn learn(&self, table: Table) {

@@ -15,6 +15,7 @@ use orthodrome_geotp::sql::{
     allow_values, created, deletes, parse, plan, unread,
 };
 
+use super::driver::Setting;
 use super::errors::{SqlError, interrupted, syntax};
 use super::operators::{table, text_answer};
 use super::session::{Engine, Reply, Session};
@@ -36,10 +37,13 @@ impl Session {
     /// of new tables.
     fn home_for(&self, text: &str) -> Option<(SourceId, Dialect)> {
         let lower = text.to_lowercase();
-        let asks = ["pg_", "information_schema", "show"].iter().any(|word| lower.contains(word));
+        let asks = ["pg_", "information_schema", "regclass", "show", "desc"]
+            .iter()
+            .any(|word| lower.contains(word));
         let kind = |at: SourceId| self.proxy.catalogue.source(at).map(|source| (at, source.kind));
         let own = self.default_source().and_then(kind).filter(|(_, kind)| *kind == self.client);
-        own.filter(|_| asks).or_else(|| self.home())
+        let first = || self.catalogue_home().and_then(kind);
+        own.or_else(first).filter(|_| asks).or_else(|| self.home())
     }
 
     /// The nearest source of a kind.
@@ -58,10 +62,37 @@ impl Session {
         may_leave: bool,
     ) -> Result<Answer, SqlError> {
         let gone = || SqlError::new("08006", "no source is configured");
-        let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
         let kind = self.proxy.catalogue.source(at).map(|s| s.kind).ok_or_else(gone)?;
-        let settings = self.settings.at(kind);
-        let asked = source.ask_with(text, &settings, may_leave);
+        self.ask_as(at, text, &self.settings.at(kind), may_leave).await
+    }
+
+    /// The same with other settings.
+    pub(super) async fn ask_as(
+        &self,
+        at: SourceId,
+        text: &str,
+        settings: &[Setting],
+        may_leave: bool,
+    ) -> Result<Answer, SqlError> {
+        let answers = self.all_answers(at, text, settings, may_leave).await?;
+        Ok(answers.into_iter().next().unwrap_or_default())
+    }
+
+    /// The answers of all statements of a query batch, without the client's settings.
+    pub(super) async fn answers(&self, at: SourceId, text: &str) -> Result<Vec<Answer>, SqlError> {
+        self.all_answers(at, text, &[], false).await
+    }
+
+    async fn all_answers(
+        &self,
+        at: SourceId,
+        text: &str,
+        settings: &[Setting],
+        may_leave: bool,
+    ) -> Result<Vec<Answer>, SqlError> {
+        let gone = || SqlError::new("08006", "no source is configured");
+        let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
+        let asked = source.ask_with(text, settings, may_leave);
         let outcome = match self.settings.statement_time(true) {
             None => asked.await?,
             Some(time) => match tokio::time::timeout(time, asked).await {
@@ -74,9 +105,7 @@ impl Session {
                 let name = self.proxy.catalogue.source(at).map(|s| s.name.as_str());
                 Err(translated(fault, self.client, name.unwrap_or_default()))
             }
-            None => {
-                Ok(outcome.done.into_iter().next().map(|(answer, _)| answer).unwrap_or_default())
-            }
+            None => Ok(outcome.done.into_iter().map(|(answer, _)| answer).collect()),
         }
     }
 
@@ -132,6 +161,9 @@ impl Session {
                 let lower = text.to_lowercase();
                 let names = lower.split(|c: char| !(c.is_alphanumeric() || c == '_'));
                 let catalogue = self.catalogue();
+                // A pattern of SHOW TABLES may be the name of a table.
+                let is_list = words.iter().skip(1).take(2).any(|word| word == "tables");
+                let names = names.filter(|_| !(is_metadata && is_list));
                 let table = names.filter_map(|name| catalogue.table(name)).next();
                 if let Some(table) = table {
                     if !is_metadata {
@@ -164,7 +196,7 @@ impl Session {
                 text
             }
         };
-        let mut answer = self.ask(at, &text, effects.calls_unknown).await?;
+        let mut answer = self.ask_catalogue(at, &text, &words, effects.calls_unknown).await?;
         self.correct(parsed, &mut answer);
         let lower = text.to_lowercase();
         if lower.contains("from") || lower.starts_with("show") {
@@ -474,7 +506,7 @@ impl Session {
 }
 
 /// Whether a row of a source's system catalogue names one of the proxy's own tables.
-fn is_own_table(cell: &[u8]) -> bool {
+pub(super) fn is_own_table(cell: &[u8]) -> bool {
     const OWN: [&[u8]; 6] = [
         b"orthodrome_branches",
         b"orthodrome_proxies",

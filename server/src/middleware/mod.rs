@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`config`] (configuration files), `session` (turns a client's statements into
 //! rounds of a transaction), `near` (the mode of that name), `elsewhere` (statements outside of transactions), `settings` and `set`
-//! (session settings), `savepoints`, `discovery` (tables of the sources), `keys` (generated keys),
+//! (session settings), `savepoints`, `discovery` (tables of the sources), `catalogue` and `shapes` (what clients see of them),
+//! `keys` (generated keys),
 //! `operators` (statements for operators), `preflight` (`proxy --check`), `host` (threads of the machines), `claim` (a number
 //! belongs to one proxy), `source` and `driver` (sessions at a source), `marks` and `names`
 //! (savepoints at a source, and locks for missing rows), `consensus` and `records` (the mode
@@ -16,6 +17,7 @@
 )]
 
 mod auth;
+mod catalogue;
 mod claim;
 pub mod config;
 mod consensus;
@@ -51,6 +53,7 @@ mod savepoints;
 mod session;
 mod set;
 mod settings;
+mod shapes;
 mod source;
 mod stream;
 mod trust;

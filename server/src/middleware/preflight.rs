@@ -1,7 +1,7 @@
 //! `proxy --check`: connects to every source, and finds the settings and privileges that are missing
 //! there.
 
-use orthodrome_geotp::sql::{Answer, Dialect};
+use orthodrome_geotp::sql::{Answer, Dialect, SourceId};
 use tokio::task::JoinSet;
 
 use super::config::ProxyConfig;
@@ -27,7 +27,8 @@ const POSTGRES: &str = "\
     coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), \
     coalesce(has_table_privilege(to_regclass('orthodrome_proxies'), 'SELECT') \
         AND has_table_privilege(to_regclass('orthodrome_proxies'), 'INSERT') \
-        AND has_table_privilege(to_regclass('orthodrome_proxies'), 'UPDATE'), false)";
+        AND has_table_privilege(to_regclass('orthodrome_proxies'), 'UPDATE'), false), \
+    has_database_privilege(current_database(), 'CREATE')";
 
 /// The tables of the proxy that exist, and whether the user may create tables.
 const MARIA: &str = "\
@@ -36,7 +37,10 @@ const MARIA: &str = "\
         AND table_name IN ('orthodrome_proxies', 'orthodrome_branches')), \
     EXISTS (SELECT 1 FROM information_schema.user_privileges WHERE privilege_type = 'CREATE') \
     OR EXISTS (SELECT 1 FROM information_schema.schema_privileges \
-        WHERE table_schema = database() AND privilege_type = 'CREATE')";
+        WHERE table_schema = database() AND privilege_type = 'CREATE'), \
+    EXISTS (SELECT 1 FROM information_schema.user_privileges WHERE privilege_type = 'CREATE') \
+    OR EXISTS (SELECT 1 FROM information_schema.schema_privileges \
+        WHERE 'orthodrome_catalogue_1' LIKE replace(table_schema, char(92), '') AND privilege_type = 'CREATE')";
 
 /// MariaDB refuses this without the privilege `PROCESS`.
 const MARIA_WAITS: &str = "SELECT count(*) FROM information_schema.innodb_trx";
@@ -48,10 +52,12 @@ pub async fn inspect(config: &ProxyConfig) -> Vec<Inspected> {
         let name = config.catalogue.source(source.id).map_or_else(String::new, |s| s.name.clone());
         let (endpoint, replica) = (source.endpoint.clone(), source.replica.clone());
         let own = format!("source {name}");
-        asked.spawn(async move { ((place, 0), inspect_one(own, endpoint, true).await) });
+        let role = if is_home(config, source.id) { Role::Home } else { Role::Source };
+        asked.spawn(async move { ((place, 0), inspect_one(own, endpoint, role).await) });
         if let Some(replica) = replica {
             let own = format!("replica of {name} at {}", replica.address);
-            asked.spawn(async move { ((place, 1), inspect_one(own, replica, false).await) });
+            asked
+                .spawn(async move { ((place, 1), inspect_one(own, replica, Role::Replica).await) });
         }
     }
     let mut found: Vec<((usize, u8), Inspected)> = Vec::new();
@@ -62,8 +68,26 @@ pub async fn inspect(config: &ProxyConfig) -> Vec<Inspected> {
     found.into_iter().map(|(_, found)| found).collect()
 }
 
-async fn inspect_one(name: String, endpoint: Endpoint, is_source: bool) -> Inspected {
-    let asked = in_time(ask(&endpoint, is_source)).await;
+/// What a server is for the proxy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    Replica,
+    Source,
+    /// A source that shows the tables of the other sources, too.
+    Home,
+}
+
+/// Whether a source shows the tables of others to clients of its kind.
+fn is_home(config: &ProxyConfig, at: SourceId) -> bool {
+    let kind = config.catalogue.source(at).map(|source| source.kind);
+    let of_kind = |id: &SourceId| config.catalogue.source(*id).map(|source| source.kind) == kind;
+    let first = || config.sources.iter().map(|source| source.id).find(of_kind);
+    let home = config.new_tables.filter(of_kind).or_else(first);
+    config.shows_all && config.sources.len() > 1 && home == Some(at)
+}
+
+async fn inspect_one(name: String, endpoint: Endpoint, role: Role) -> Inspected {
+    let asked = in_time(ask(&endpoint, role)).await;
     match asked {
         Ok((version, problems)) => Inspected { name, version, problems },
         Err(trouble) => {
@@ -76,7 +100,7 @@ async fn inspect_one(name: String, endpoint: Endpoint, is_source: bool) -> Inspe
     }
 }
 
-async fn ask(endpoint: &Endpoint, is_source: bool) -> Result<(String, Vec<String>), Trouble> {
+async fn ask(endpoint: &Endpoint, role: Role) -> Result<(String, Vec<String>), Trouble> {
     let mut session = Session::connect(endpoint).await?;
     let text = match endpoint.kind {
         Dialect::PostgreSql => POSTGRES,
@@ -85,7 +109,7 @@ async fn ask(endpoint: &Endpoint, is_source: bool) -> Result<(String, Vec<String
     let found = session.text(text, endpoint.one_way).await?.ok()?;
     let answer = found.into_iter().next().map(|(answer, _)| answer).unwrap_or_default();
     let version = format!("{} {}", endpoint.kind, cell(&answer, 0));
-    if !is_source {
+    if role == Role::Replica {
         return Ok((version, Vec::new()));
     }
     let is = |column: usize| matches!(&*cell(&answer, column), "t" | "1");
@@ -108,12 +132,23 @@ async fn ask(endpoint: &Endpoint, is_source: bool) -> Result<(String, Vec<String
                 "the user may neither create tables nor use orthodrome_proxies; GRANT CREATE ON SCHEMA, or \
                  create the table and GRANT SELECT, INSERT, UPDATE on it",
             );
+            missing(
+                role == Role::Home && !is(5),
+                "the user may not create a schema, so clients cannot see the tables of other sources in \
+                 pg_catalog and information_schema; GRANT CREATE ON DATABASE, or set `catalogue = \"one\"`",
+            );
         }
         Dialect::MariaDb => {
             missing(
                 !is(1) && !is(2),
                 "the tables orthodrome_proxies and orthodrome_branches do not exist, and the user may not \
                  create tables; GRANT CREATE, or create them",
+            );
+            missing(
+                role == Role::Home && !is(3),
+                "the user may not create databases, so clients cannot see the tables of other sources in \
+                 information_schema and SHOW TABLES; GRANT ALL ON `orthodrome_catalogue_%`.*, or set \
+                 `catalogue = \"one\"`",
             );
             let waits = session.text(MARIA_WAITS, endpoint.one_way).await?;
             missing(

@@ -17,6 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::catalogue::Catalogues;
 use super::claim::{self, Begun, Claim, Claimant, Gate};
 use super::config::{AgentConfig, ProxyConfig, SourceConfig};
 use super::consensus::{Consensus, Store};
@@ -161,6 +162,7 @@ async fn start(
     Ok(Proxy {
         catalogue: config.catalogue.clone(),
         discovered: Discovered::new(config.catalogue.clone()),
+        catalogues: Catalogues::new(config.node.0, config.shows_all),
         new_tables: config.new_tables,
         blocks: Blocks::default(),
         nodes: config.sources.iter().map(|s| (s.id, s.node)).collect(),

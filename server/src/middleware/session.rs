@@ -19,6 +19,7 @@ use orthodrome_geotp::sql::{
 };
 use tokio::sync::{Notify, mpsc};
 
+use super::catalogue::Catalogues;
 use super::consensus::{Consensus, Order};
 use super::cursors::Cursor;
 use super::discovery::Discovered;
@@ -42,6 +43,8 @@ pub(super) struct Proxy {
     pub(super) catalogue: Catalogue,
     /// Tables as discovered at the sources.
     pub(super) discovered: Discovered,
+    /// What clients see of the tables of all sources.
+    pub(super) catalogues: Catalogues,
     /// The source for tables that clients create without a placement.
     pub(super) new_tables: Option<SourceId>,
     /// Blocks of generated keys.
