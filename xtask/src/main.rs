@@ -221,6 +221,15 @@ fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
 
 fn command(args: &[&str]) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // `cargo run` describes this package to us. Build scripts of others that look at such variables
+    // would run again, and much would be built again, after each change between `cargo test` and
+    // `cargo xtask test`.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(&name);
+        }
+    }
     cargo.args(args);
     cargo
 }

@@ -102,6 +102,8 @@ fn open(rig: &Rig, server: usize) -> String {
         // `information_schema.innodb_trx` may show what was a tenth of a second ago.
         Dialect::MariaDb => {
             let status = rig.at(server, "SHOW ENGINE INNODB STATUS");
+            // Above this, it tells of the latest deadlock.
+            let (_, status) = status.split_once("LIST OF TRANSACTIONS FOR EACH SESSION").unwrap();
             let (all, without) = ("row lock(s)", " 0 row lock(s)");
             (status.matches(all).count() - status.matches(without).count()).to_string()
         }
