@@ -158,6 +158,32 @@ fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     Ok(all)
 }
 
+/// Waits until no other `start` or `stop` works on the directory, and keeps others out until the
+/// result is dropped. The lock is on the directory itself, so it leaves no file.
+fn alone(dir: &Path, deadline: Instant) -> anyhow::Result<fs::File> {
+    let lock = fs::File::open(dir).with_context(|| dir.display().to_string())?;
+    let mut is_told = false;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(fs::TryLockError::WouldBlock) => {}
+            Err(fs::TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("cannot lock {}", dir.display()));
+            }
+        }
+        if !is_told {
+            note!("waiting: another `cluster start` or `cluster stop` of {} runs", dir.display());
+            is_told = true;
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "another `cluster start` or `cluster stop` of {} still runs; nothing was done",
+            dir.display()
+        );
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
 fn spawn(member: &Member) -> anyhow::Result<Child> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let place = member.beside("log");
@@ -178,6 +204,7 @@ fn spawn(member: &Member) -> anyhow::Result<Child> {
 fn start(dir: &Path, within: Duration) -> anyhow::Result<Status> {
     let members = members(dir)?;
     let deadline = Instant::now() + within;
+    let _alone = alone(dir, deadline)?;
     let mut started = Vec::new();
     for member in &members {
         match member.process() {
@@ -244,6 +271,7 @@ fn options(dir: &Path) -> String {
 fn stop(dir: &Path, within: Duration) -> anyhow::Result<Status> {
     let members = members(dir)?;
     let deadline = Instant::now() + within;
+    let _alone = alone(dir, deadline)?;
     let running: Vec<(&Member, u32)> =
         members.iter().filter_map(|member| Some((member, member.process()?))).collect();
     for (member, number) in &running {

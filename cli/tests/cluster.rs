@@ -124,3 +124,28 @@ fn status_shows_which_node_is_down_since_when_and_the_version_of_the_others() {
     let stopped = run(&["cluster", "stop", name]);
     assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
 }
+
+#[test]
+fn two_starts_at_once_start_each_node_once() {
+    must_end_within(LIMIT);
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("planet");
+    let name = dir.to_str().unwrap();
+    let port = free_ports(6).to_string();
+    let made = run(&["serve", "--init", name, "--topology", "local3", "--base-port", &port]);
+    assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
+    let _started = Started(&dir);
+    let starts = [(); 2].map(|()| {
+        let mut start = orthodrome(&["cluster", "start", name]);
+        start.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    });
+    let ended = starts.map(|start| start.wait_with_output().unwrap());
+    let said = ended.each_ref().map(|output| text(&output.stderr));
+    assert!(ended.iter().all(|output| output.status.success()), "{said:?}");
+    let already = |said: &String| said.matches("runs already").count();
+    assert_eq!(said.iter().map(already).sum::<usize>(), 3, "{said:?}");
+    let (report, code) = json(&run(&["cluster", "status", name, "--json"]));
+    assert_eq!(code, Some(0), "{report}");
+    let stopped = run(&["cluster", "stop", name]);
+    assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
+}

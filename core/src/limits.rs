@@ -36,7 +36,7 @@ impl Limits {
     pub fn has_room(&self, lane: Lane, waiting: usize, bytes: usize) -> bool {
         let is_favoured = lane == Lane::Control || bytes <= SMALL_BYTES;
         let spare = if is_favoured { self.queue_bytes / 8 } else { 0 };
-        waiting.saturating_add(bytes) <= self.queue_bytes + spare
+        waiting.saturating_add(bytes) <= self.queue_bytes.saturating_add(spare)
     }
 
     /// The size at which a record or a message with several transactions must end: half of the

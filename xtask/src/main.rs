@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod counts;
+mod image;
 mod package;
 mod suites;
 mod tests;
@@ -77,6 +78,16 @@ enum Task {
         #[arg(long, value_name = "FILE")]
         program: Option<PathBuf>,
     },
+    /// Build a container image (OCI) without Docker: the program, the libraries that it loads, and
+    /// nothing else. Load it with `docker load` or `podman load`.
+    Image {
+        /// Directory for the image; created if it does not exist.
+        #[arg(long, value_name = "DIR", default_value = "target/image")]
+        out: PathBuf,
+        /// Program to package instead of one that is built now, without mutations.
+        #[arg(long, value_name = "FILE")]
+        program: Option<PathBuf>,
+    },
 }
 
 fn main() -> Result<()> {
@@ -95,6 +106,10 @@ fn main() -> Result<()> {
             run(process_test("parity").env("ORTHODROME_PARITY_PROTOCOL", protocol))
         }
         Task::Twin => twin(),
+        Task::Image { out, program } => {
+            println!("{}", image::run(program, &out)?.display());
+            Ok(())
+        }
         Task::Package { out, program } => {
             let package = package::run(program, &out)?;
             println!("{}", package.display());
@@ -206,6 +221,15 @@ fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
 
 fn command(args: &[&str]) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // `cargo run` describes this package to us. Build scripts of others that look at such variables
+    // would run again, and much would be built again, after each change between `cargo test` and
+    // `cargo xtask test`.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(&name);
+        }
+    }
     cargo.args(args);
     cargo
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 /// The repository.
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
 }
 
@@ -45,10 +45,7 @@ const SHELLS: [(&str, &str); 3] = [
 /// Builds the package in `out`, and returns its path. Without a `program`, it builds one whose
 /// servers cannot have a mutation (ADR 35).
 pub fn run(program: Option<PathBuf>, out: &Path) -> Result<PathBuf> {
-    let program = match program {
-        Some(program) => program,
-        None => build()?,
-    };
+    let program = self::program(program)?;
     let version = version(&program)?;
     let architecture = output(Command::new("dpkg").arg("--print-architecture"))
         .context("packages for Debian need dpkg; on another system use one in a container")?;
@@ -63,10 +60,8 @@ pub fn run(program: Option<PathBuf>, out: &Path) -> Result<PathBuf> {
     let package = out.join(format!("orthodrome_{version}_{architecture}.deb"));
     let mut deb = Command::new("dpkg-deb");
     // Times of files are those of the commit, so that one commit always gives the same package.
-    if let Ok(time) =
-        output(Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(root()))
-    {
-        deb.env("SOURCE_DATE_EPOCH", time.trim());
+    if let Some(time) = commit_time() {
+        deb.env("SOURCE_DATE_EPOCH", time);
     }
     deb.args(["--root-owner-group", "-Zxz", "-z1", "--build"]).arg(&stage).arg(&package);
     output(&mut deb)?;
@@ -74,8 +69,19 @@ pub fn run(program: Option<PathBuf>, out: &Path) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// Builds the program in a folder of its own: its features differ from those of the tests.
-fn build() -> Result<PathBuf> {
+/// The time of the commit, in seconds since 1970; none outside a repository.
+pub fn commit_time() -> Option<String> {
+    let mut git = Command::new("git");
+    let time = output(git.args(["log", "-1", "--format=%ct"]).current_dir(root())).ok()?;
+    Some(time.trim().to_owned())
+}
+
+/// The program to package: the given one, or one that is built now, in a folder of its own, because
+/// its features differ from those of the tests.
+pub fn program(given: Option<PathBuf>) -> Result<PathBuf> {
+    if let Some(program) = given {
+        return Ok(program);
+    }
     let target = root().join("target/package");
     let mut cargo = super::command(&["build", "--release", "--package", "orthodrome"]);
     super::run(cargo.arg("--no-default-features").arg("--target-dir").arg(&target))?;
@@ -83,7 +89,7 @@ fn build() -> Result<PathBuf> {
 }
 
 /// The version that the program prints: `orthodrome 0.1.0 (commit …)`.
-fn version(program: &Path) -> Result<String> {
+pub fn version(program: &Path) -> Result<String> {
     let text = output(Command::new(program).arg("--version"))?;
     match text.split_whitespace().collect::<Vec<_>>().as_slice() {
         ["orthodrome", version, ..] => Ok((*version).to_owned()),
@@ -152,14 +158,14 @@ fn glibc(program: &[u8]) -> Option<String> {
     versions.max().map(|(_, text)| text)
 }
 
-fn install(from: &Path, to: &Path, mode: u32) -> Result<()> {
+pub fn install(from: &Path, to: &Path, mode: u32) -> Result<()> {
     let name = || format!("cannot copy {} to {}", from.display(), to.display());
     fs::create_dir_all(to.parent().unwrap_or(to)).with_context(name)?;
     fs::copy(from, to).with_context(name)?;
     fs::set_permissions(to, fs::Permissions::from_mode(mode)).with_context(name)
 }
 
-fn write(to: &Path, text: &str, mode: u32) -> Result<()> {
+pub fn write(to: &Path, text: &str, mode: u32) -> Result<()> {
     let name = || format!("cannot write {}", to.display());
     fs::create_dir_all(to.parent().unwrap_or(to)).with_context(name)?;
     fs::write(to, text).with_context(name)?;
@@ -187,7 +193,7 @@ fn size(folder: &Path) -> Result<u64> {
 }
 
 /// Directories are the same whatever the umask is.
-fn tidy(folder: &Path) -> Result<()> {
+pub fn tidy(folder: &Path) -> Result<()> {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o755))?;
     for path in list(folder)? {
         if path.is_dir() {
@@ -198,7 +204,7 @@ fn tidy(folder: &Path) -> Result<()> {
 }
 
 /// The standard output of a command that must succeed.
-fn output(command: &mut Command) -> Result<String> {
+pub fn output(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("could not start {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command:?} ended with {}:\n{said}", output.status);

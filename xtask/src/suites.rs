@@ -38,7 +38,7 @@ pub struct End {
 /// Suites that take minutes, the longest first: they begin first, so that no core is idle at the
 /// end.
 const LONG: [&str; 6] = [
-    "orthodrome middleware",
+    WAITING,
     "orthodrome-protocols swarm",
     "orthodrome-geotp swarm",
     "orthodrome-sim swarm",
@@ -94,6 +94,10 @@ fn artifact(message: &Value) -> Option<(Suite, bool)> {
     Some((Suite { name, program, folder, programs: BTreeMap::new() }, is_test))
 }
 
+/// The suite that waits for database servers and time-outs most of the time. It does not count as
+/// one that uses a core.
+const WAITING: &str = "orthodrome middleware";
+
 /// Runs all `suites`, as many in parallel as there are cores, and passes on each result as it
 /// arrives.
 pub fn run(
@@ -101,7 +105,8 @@ pub fn run(
     setting: &[(String, OsString)],
     mut ended: impl FnMut(&Suite, End),
 ) -> Result<()> {
-    let at_once = std::thread::available_parallelism().map_or(1, usize::from).min(4);
+    let waiting = suites.iter().filter(|suite| suite.name == WAITING).count();
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from).min(4) + waiting;
     let next = AtomicUsize::new(0);
     let (send, receive) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -109,7 +114,8 @@ pub fn run(
             let (send, next) = (send.clone(), &next);
             scope.spawn(move || {
                 while let Some(suite) = suites.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if send.send((suite, suite.run(setting))).is_err() {
+                    let has_listener = send.send((suite, suite.run(setting))).is_ok();
+                    if !has_listener || suite.name == WAITING {
                         return;
                     }
                 }

@@ -1,4 +1,4 @@
-//! The package for Debian, installed into a directory of its own.
+//! The package for Debian, installed into a directory of its own, and the container image.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
@@ -181,4 +181,69 @@ fn verify(root: &Path, units: &[String]) {
             assert!(!said.contains(word), "{instance}: {said}");
         }
     }
+}
+
+/// Runs the program of an unpacked image with its own libraries only; none if this user may not.
+fn contained(root: &Path, args: &[&str]) -> Option<Output> {
+    let ways: [&[&str]; 2] = [&["chroot"], &["unshare", "--map-root-user", "chroot"]];
+    let run = |way: &[&str]| {
+        let (program, rest) = way.split_first()?;
+        let mut command = Command::new(program);
+        command.args(rest).arg(root).arg("/usr/bin/orthodrome").args(args);
+        command.output().ok().filter(|output| output.status.success())
+    };
+    ways.into_iter().find_map(run)
+}
+
+#[test]
+fn the_image_has_what_its_digests_say_and_its_program_runs_with_nothing_else() {
+    let folder = Folder::new("image");
+    let out = folder.0.join("out");
+    let build = || {
+        let mut xtask = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        let made = run(xtask.arg("image").arg("--out").arg(&out).arg("--program").arg(program()));
+        let image = PathBuf::from(text(made).trim());
+        (fs::read(&image).unwrap(), image)
+    };
+    let (bytes, image) = build();
+    assert!(bytes == build().0, "one commit gives two images");
+
+    let layout = folder.0.join("layout");
+    fs::create_dir(&layout).unwrap();
+    run(Command::new("tar").arg("-xf").arg(&image).arg("-C").arg(&layout));
+    let blobs = layout.join("blobs/sha256");
+    for blob in fs::read_dir(&blobs).unwrap() {
+        let blob = blob.unwrap();
+        let digest = text(run(Command::new("sha256sum").arg(blob.path())));
+        assert!(digest.starts_with(blob.file_name().to_str().unwrap()), "{digest}");
+    }
+    let read = |file: &Path| -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
+    };
+    let named = |described: &serde_json::Value| {
+        let digest = described["digest"].as_str().unwrap();
+        let file = blobs.join(digest.strip_prefix("sha256:").unwrap());
+        assert_eq!(fs::metadata(&file).unwrap().len(), described["size"], "{digest}");
+        file
+    };
+    let manifest = read(&named(&read(&layout.join("index.json"))["manifests"][0]));
+    let config = read(&named(&manifest["config"]));
+    assert_eq!(config["config"]["Entrypoint"][0], "/usr/bin/orthodrome");
+    let layer = named(&manifest["layers"][0]);
+    let unpacked =
+        text(run(Command::new("sh").args(["-c", "gzip -dc \"$0\" | sha256sum"]).arg(&layer)));
+    let content = config["rootfs"]["diff_ids"][0].as_str().unwrap();
+    assert!(content.ends_with(unpacked.split_whitespace().next().unwrap()), "{unpacked}");
+
+    let root = folder.0.join("root");
+    fs::create_dir(&root).unwrap();
+    run(Command::new("tar").arg("-xzf").arg(&layer).arg("-C").arg(&root));
+    let Some(version) = contained(&root, &["--version"]) else {
+        return skipped("this user may not change the root directory (chroot, unshare)");
+    };
+    let version = text(version);
+    assert!(version.starts_with(&format!("orthodrome {}", env!("CARGO_PKG_VERSION"))), "{version}");
+    let args = ["serve", "--init", "/tmp/nodes", "--topology", "local3"];
+    contained(&root, &args).expect("the program makes no files in a container");
+    assert!(root.join("tmp/nodes/n1.toml").exists());
 }

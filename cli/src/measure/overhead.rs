@@ -91,9 +91,8 @@ pub async fn measure(args: &Args, dir: &Path) -> anyhow::Result<Overhead> {
     Ok(Overhead { measured: true, commit: output::COMMIT, seconds: args.seconds, statements })
 }
 
-/// Number of failures of a client's first query batch that are ignored; a later one ends the
-/// measurement.
-const WARM_UP_TRIES: u32 = 100;
+/// How long conflicts of a client's first query batch are ignored; a later one ends the measurement.
+const WARM_UP: Duration = Duration::from_secs(30);
 
 /// Repeats one query batch on uniformly drawn rows; each client has its own rows. Aborted batches
 /// are not counted.
@@ -110,11 +109,14 @@ async fn repeat(
         // A proxy that has just started runs no statements for a while. That is not a cost of the
         // statement.
         let first = batch.replace("{row}", &(u64::from(number) * rows).to_string());
-        for tries_left in (0..WARM_UP_TRIES).rev() {
+        let begun = Instant::now();
+        loop {
             match client.text(&first).await {
                 Ok(_) => break,
                 // Other clients start at the same moment and may conflict.
-                Err(Refused::Fault(fault)) if fault.sqlstate == "40001" && tries_left > 0 => {
+                Err(Refused::Fault(fault))
+                    if fault.sqlstate == "40001" && begun.elapsed() < WARM_UP =>
+                {
                     client.text("ROLLBACK").await?;
                 }
                 Err(error) => return Err(error.into()),

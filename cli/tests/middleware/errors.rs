@@ -4,7 +4,7 @@ use orthodrome_geotp::sql::Dialect;
 use orthodrome_server::middleware::local::{Client, Login, Refused};
 use tokio::runtime::Runtime;
 
-use crate::rig::{Rig, all_of, rig};
+use crate::rig::{Rig, Setup, all_of, rig};
 use crate::sessions::Talk;
 
 /// The code and the message with which a query batch is refused: SQLSTATE for PostgreSQL clients,
@@ -256,11 +256,21 @@ fn a_transaction_that_is_not_prepared_cannot_be_resolved() {
 fn tables_of_the_proxy_are_not_shown_to_clients() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
+    // Of the tables of one source, and of all.
+    let mut setup = Setup::accounts(&[0, 1], false);
+    setup.settings = "catalogue = \"one\"\n".into();
+    rig.start_bank_as(setup);
+    let told = rig.mysql("SHOW TABLE STATUS");
+    assert!(told.contains("accounts") && !told.contains("orthodrome"), "{told}");
+    hides_own_tables(rig);
     rig.start_bank(&[0, 1], false);
+    hides_own_tables(rig);
+}
+
+fn hides_own_tables(rig: &Rig) {
     for text in [
         "SHOW TABLES",
         "SHOW FULL TABLES",
-        "SHOW TABLE STATUS",
         "SELECT table_name FROM information_schema.tables WHERE table_schema = 'bank'",
     ] {
         let told = rig.mysql(text);

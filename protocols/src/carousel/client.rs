@@ -8,7 +8,7 @@ use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Setup, UNKNOWABLE};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Timestamp};
-use orthodrome_core::txn::{Decision, Key, Outcome, Read, Txn};
+use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Read, Txn};
 
 use super::leader::Context;
 use super::message::Msg;
@@ -92,13 +92,17 @@ impl Gateway for Own {
     fn end_message(open: &Open, decision: &Decision) -> Msg {
         let (txn, coordinator) = (open.txn.id, open.coordinator);
         let participants = open.participants.keys().copied().collect();
+        let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.compared()));
+        let versions = Arc::new(versions.collect());
         match decision {
             Decision::Commit(writes) => {
-                let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.compared()));
-                let (writes, versions) = (Arc::new(writes.clone()), Arc::new(versions.collect()));
+                let writes = Arc::new(writes.clone());
                 Msg::Commit { txn, coordinator, participants, writes, versions }
             }
-            Decision::Abort => Msg::Abort { txn, coordinator, participants },
+            Decision::Abort => {
+                let is_refusal = matches!(open.txn.kind, Kind::Procedure(_));
+                Msg::Abort { txn, coordinator, participants, is_refusal, versions }
+            }
         }
     }
 

@@ -17,19 +17,21 @@ use crate::gateway::Participant;
 
 type Coordinating = commit::Coordinating<Leader>;
 
-/// Votes of the fast path, besides the others.
+/// Votes of the fast path, besides the others; and a procedure's refusal.
 #[derive(Debug, Default)]
-pub struct FastVotes {
+pub struct More {
     /// Votes of single replicas, while their partition has not voted.
     open: BTreeMap<PartitionId, BTreeMap<NodeId, FastVote>>,
     /// Partitions that have voted on the fast path.
     given: BTreeSet<PartitionId>,
+    /// The participants of a procedure that refuses what it read, and the versions of that.
+    refused: Option<(Vec<PartitionId>, Request)>,
 }
 
 impl Coordinator for Leader {
     commit::coordinator_items!();
 
-    type More = FastVotes;
+    type More = More;
 
     fn outcome_message(txn: TxnId, outcome: Outcome, coordinating: Option<&Coordinating>) -> Msg {
         let is_fast = coordinating.is_some_and(|Coordinating { votes, more, .. }| {
@@ -85,6 +87,10 @@ impl Gathering for Leader {
         }
     }
 
+    fn on_undecided(leading: &mut Leading<'_>, txn: TxnId, _: bool, world: &mut World<'_>) {
+        leading.try_refuse(txn, world);
+    }
+
     /// The paper's participants never ask (see C9).
     fn never_asks(config: &Config) -> bool {
         config.mutations.no_tombstones()
@@ -124,12 +130,14 @@ impl Leading<'_> {
         self.propose(Command::RequestCommit { txn, participants, writes, versions }, world);
     }
 
-    /// §4.1.2: the application aborted before it asked to commit.
+    /// §4.1.2: the application aborted before it asked to commit; or a procedure refuses what it
+    /// read, in these versions.
     pub(super) fn on_abort(
         &mut self,
         client: NodeId,
         txn: TxnId,
         participants: Vec<PartitionId>,
+        refused: Option<Arc<Vec<(Key, Version)>>>,
         world: &mut World<'_>,
     ) {
         if self.answer(client, txn, world) {
@@ -142,7 +150,30 @@ impl Leading<'_> {
             // decides.
             return;
         }
-        self.abort_unilaterally(txn, AbortReason::Client, participants, world);
+        let Some(versions) = refused else {
+            self.abort_unilaterally(txn, AbortReason::Client, participants, world);
+            return;
+        };
+        let request = Request { writes: Arc::default(), versions };
+        coordinating.more.refused = Some((participants, request));
+        coordinating.heard = world.cx.now();
+        self.try_decide(txn, world);
+    }
+
+    /// A procedure's refusal aborts the transaction once the votes show whether what it read is what
+    /// the participants hold. If they do not, others were about to change it, and the procedure must
+    /// run again: a refusal is final for its client.
+    fn try_refuse(&mut self, txn: TxnId, world: &mut World<'_>) {
+        let Some(coordinating) = self.under_way(txn) else { return };
+        let Some((participants, request)) = &coordinating.more.refused else { return };
+        let vote = |partition| coordinating.votes.get(&partition);
+        let reason = match decide(participants.iter().copied(), Some(request), vote) {
+            Some(Outcome::Committed(_)) => AbortReason::Client,
+            Some(Outcome::Aborted(reason)) => reason,
+            Some(Outcome::Unknown) | None => return,
+        };
+        let participants = participants.clone();
+        self.abort_unilaterally(txn, reason, participants, world);
     }
 
     /// §4.1.2 ⑨⑩: a partition's vote, from its log. The votes of its single replicas are not needed

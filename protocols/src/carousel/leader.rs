@@ -309,8 +309,9 @@ impl Leading<'_> {
             Msg::Commit { txn, participants, writes, versions, .. } => {
                 self.on_commit(from, txn, participants, writes, versions, world);
             }
-            Msg::Abort { txn, participants, .. } => {
-                self.on_abort(from, txn, participants, world);
+            Msg::Abort { txn, participants, is_refusal, versions, .. } => {
+                let refused = is_refusal.then_some(versions);
+                self.on_abort(from, txn, participants, refused, world);
             }
             Msg::Heartbeat { txns, .. } => self.on_heartbeat(&txns, world),
             Msg::Resolve { txn, participants, .. } => {

@@ -104,6 +104,11 @@ pub enum Msg {
         coordinator: PartitionId,
         /// The participants.
         participants: Vec<PartitionId>,
+        /// True if a procedure refuses what it read. That counts only if all participants have
+        /// prepared these versions; otherwise others were about to change the values.
+        is_refusal: bool,
+        /// Of a refusal: the version of each key that the procedure read.
+        versions: Arc<Vec<(Key, Version)>>,
     },
     /// Client → coordinator: the clients of these transactions are alive and have not decided
     /// (§4.3.1).

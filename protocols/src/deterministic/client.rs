@@ -12,7 +12,7 @@ use orthodrome_core::id::{NodeId, ShareId, TxnId};
 use orthodrome_core::machine::{Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::Duration;
-use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn, Version};
 
 use super::message::{Msg, Record};
 use super::placement::shares;
@@ -271,7 +271,11 @@ impl Client {
             cx.set_timer(Timer::Open(id), cx.now() + AGAIN_AFTER);
             return;
         }
-        for (key, read) in reads {
+        for (key, mut read) in reads {
+            if read.value.is_none() && read.version.writer == Version::INITIAL.writer {
+                // The key is absent, and the timestamp says only what the server has run.
+                read.version = Version::INITIAL;
+            }
             open.found.entry(key).or_insert(read);
         }
         if !keys.iter().all(|key| open.found.contains_key(key)) {

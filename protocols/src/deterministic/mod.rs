@@ -344,7 +344,6 @@ impl Protocol for Deterministic {
     const GENERAL: bool = true;
     const STALE_READS: bool = true;
     const SHARES: bool = true;
-    const FORGETS_DELETIONS: bool = true;
     // The order of transactions is the order of logs.
     const NEEDS_CLOCKS: bool = false;
     const MEMBERS: bool = true;

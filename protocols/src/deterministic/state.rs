@@ -331,6 +331,17 @@ impl State {
         waiting.min().map_or(stamp, |earliest| earliest.min(stamp))
     }
 
+    /// Every transaction that accesses `key` and has not run gets a timestamp that is not below this.
+    /// So if the key is absent, a client that knows an older version knows one that was deleted.
+    #[must_use]
+    pub fn run_below(&self, key: &Key, placement: &Placement) -> Timestamp {
+        let home = self.home(key, placement);
+        let below = self.collectable(home.stream).max(home.since);
+        // The key may have moved while transactions that the old home has ordered are due.
+        let due = self.shares.due().filter(|due| due.keys().any(|other| other == key));
+        due.map(|due| due.earliest()).fold(below, Timestamp::min)
+    }
+
     /// For each partition, the timestamp below which old versions may be dropped.
     #[must_use]
     pub fn collectables(&self, placement: &Placement) -> Vec<(PartitionId, Timestamp)> {

@@ -27,6 +27,9 @@ use crate::tls::{self, Tls, TlsFiles};
 /// Maximum time that a node may wait for pending transactions at its shutdown, in seconds: a day.
 const SHUTDOWN_S_MAX: u64 = 24 * 60 * 60;
 
+/// The most bytes that may wait for the connection to one node: more than a node has.
+const QUEUE_BYTES_MAX: usize = 1 << 40;
+
 /// Checks a parsed file. Paths in it are relative to `base`.
 ///
 /// # Errors
@@ -429,6 +432,12 @@ impl Checker<'_> {
             return Err(format!(
                 "limits.peer_queue_bytes_max: {queue} is smaller than one message; use at least {}",
                 largest + 1_024
+            ));
+        }
+        if queue > QUEUE_BYTES_MAX {
+            return Err(format!(
+                "limits.peer_queue_bytes_max: {queue} is out of range; it must be at most \
+                 {QUEUE_BYTES_MAX}"
             ));
         }
         Ok((limits, in_flight, queue))

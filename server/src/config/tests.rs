@@ -112,6 +112,11 @@ fn errors_name_the_place_and_the_remedy() {
         ("[placement]", "[limits]\ntxns_in_flight_max = 0\n[placement]", &["in_flight"]),
         (
             "[placement]",
+            "[limits]\npeer_queue_bytes_max = 9223372036854775807\n[placement]",
+            &["limits.peer_queue_bytes_max", "at most"],
+        ),
+        (
+            "[placement]",
             "[[principals]]\nname = \"a\"\nrole = \"read\"\n[placement]",
             &["principals.a", "token_file"],
         ),

@@ -29,6 +29,8 @@ const OMITTED: Failure = Failure::new(
 const GROUP_COMMANDS_MAX: usize = 128;
 /// And up to this number of bytes.
 const GROUP_BYTES_MAX: usize = 256 << 10;
+/// The most bytes that are dropped after the last answer to a client.
+const LINGER_BYTES_MAX: usize = 512 << 20;
 /// Answers are sent when they have this number of bytes, also if more requests have arrived.
 const OUT_BYTES: usize = 64 << 10;
 /// The bytes that each connection may have without counting among those of the node.
@@ -122,7 +124,8 @@ impl<T: Transactions> Connection<T> {
             self.answer_all(&mut writer).await?;
             self.send(&mut writer).await?;
             if self.is_closing {
-                return writer.shutdown().await;
+                writer.shutdown().await?;
+                return self.linger(&mut reader, &ending).await;
             }
             self.release();
             if self.buffer.is_empty() {
@@ -142,6 +145,36 @@ impl<T: Transactions> Connection<T> {
             if read == 0 {
                 return Ok(());
             }
+        }
+    }
+
+    /// Drops what the client still sends, for a while. A connection that is closed with unread bytes
+    /// loses the last answer, which says why it is closed: a request that is too large, for example.
+    async fn linger(
+        &mut self,
+        reader: &mut (impl AsyncRead + Unpin),
+        ending: &CancellationToken,
+    ) -> std::io::Result<()> {
+        if self.caller.is_none() {
+            return Ok(());
+        }
+        (self.buffer, self.group) = (BytesMut::new(), Group::default());
+        let time = self.runner.front().limits().request_timeout;
+        let mut dropped = vec![0; OUT_BYTES];
+        let mut left = LINGER_BYTES_MAX;
+        let all = async {
+            while left > 0 {
+                let read = reader.read(&mut dropped).await?;
+                if read == 0 {
+                    break;
+                }
+                left = left.saturating_sub(read);
+            }
+            Ok(())
+        };
+        tokio::select! {
+            () = ending.cancelled() => Ok(()),
+            ended = tokio::time::timeout(time, all) => ended.unwrap_or(Ok(())),
         }
     }
 

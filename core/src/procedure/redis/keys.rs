@@ -122,8 +122,7 @@ pub(super) fn parse_expire(
     let (key, amount) = (args.key()?, args.bytes()?);
     let conditions = expire_conditions(args)?;
     let amount = number::integer(&amount).ok_or(NOT_INTEGER)?;
-    let millis = amount.checked_mul(if is_seconds { 1_000 } else { 1 }).ok_or(invalid)?;
-    let lifetime = if is_absolute { Lifetime::At(millis) } else { Lifetime::In(millis) };
+    let lifetime = Lifetime::parse(amount, is_seconds, is_absolute).ok_or(invalid)?;
     Ok((key, Keys::Expire(lifetime, conditions)))
 }
 

@@ -112,11 +112,13 @@ impl Score {
         self.0
     }
 
-    /// Reads a number, `inf` or `-inf`.
+    /// Reads a number, `inf` or `-inf`; none also if the number is too large.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok().filter(|text| text.len() <= 512)?;
-        Self::new(text.parse().ok()?)
+        let value: f64 = text.parse().ok()?;
+        let is_too_large = value.is_infinite() && text.bytes().any(|byte| byte.is_ascii_digit());
+        Self::new(value).filter(|_| !is_too_large)
     }
 
     /// The sum; none if it is not a number (the sum of both infinities).

@@ -45,6 +45,20 @@ pub enum Lifetime {
     At(i64),
 }
 
+/// The longest lifetime, in milliseconds. The time of expiry has 63 bits for clients.
+const LIFETIME_MS_MAX: i64 = 1 << 62;
+
+impl Lifetime {
+    /// The lifetime that a command names; none if it is too long.
+    pub(super) fn parse(amount: i64, is_seconds: bool, is_absolute: bool) -> Option<Self> {
+        let millis = amount.checked_mul(if is_seconds { 1_000 } else { 1 })?;
+        if is_absolute {
+            return Some(Self::At(millis));
+        }
+        (millis <= LIFETIME_MS_MAX).then_some(Self::In(millis))
+    }
+}
+
 /// A command on one string.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub enum Strings {
@@ -239,10 +253,8 @@ pub(super) fn lifetime(
     is_absolute: bool,
 ) -> Result<Lifetime, Failure> {
     let invalid = Failure::of(format!("ERR invalid expire time in '{}' command", args.name()));
-    let amount = args.integer()?;
-    let factor = if is_seconds { 1_000 } else { 1 };
-    let millis = amount.checked_mul(factor).filter(|millis| *millis > 0).ok_or(invalid)?;
-    Ok(if is_absolute { Lifetime::At(millis) } else { Lifetime::In(millis) })
+    let amount = Some(args.integer()?).filter(|amount| *amount > 0);
+    amount.and_then(|amount| Lifetime::parse(amount, is_seconds, is_absolute)).ok_or(invalid)
 }
 
 /// One of the words `EX`, `PX`, `EXAT` and `PXAT` with its number.

@@ -301,6 +301,7 @@ fn lists_and_sorted_sets() {
         ZADD z NX INCR 1 a => nil
         ZADD z NX XX 1 a => !ERR XX and NX options at the same time are not compatible
         ZADD z x a => !ERR value is not a valid float
+        ZADD z 1e400 a => !ERR value is not a valid float
         ZRANGE z 0 -1 WITHSCORES => <"a"=2 "b"=4 "c"=6 "d"=9>
         ZRANGE z (2 6 BYSCORE => ["b" "c"]
         ZRANGE z +inf -inf BYSCORE REV LIMIT 1 2 => ["c" "b"]
@@ -383,6 +384,8 @@ fn keys_expire_once_and_never_come_back() {
         EXISTS c => :0
         SET a 1 EX 0 => !ERR invalid expire time in 'set' command
         SETEX a -1 v => !ERR invalid expire time in 'setex' command
+        SETEX a 9223372036854775 v => !ERR invalid expire time in 'setex' command
+        PEXPIRE b 9223372036854775807 => !ERR invalid expire time in 'pexpire' command
         SET d 1 PXAT 900 => OK
         EXISTS d => :0
         "#,

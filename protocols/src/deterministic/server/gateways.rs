@@ -5,9 +5,8 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, TxnId};
 use orthodrome_core::machine::Claim;
-use orthodrome_core::time::Duration;
-use orthodrome_core::time::Time;
-use orthodrome_core::txn::{Key, Reads};
+use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::txn::{Key, Reads, Version};
 
 use super::super::message::{Msg, Name, Sequenced};
 use super::super::state::Applied;
@@ -142,10 +141,14 @@ impl Server {
         keys: Vec<Key>,
         cx: &mut Cx<'_>,
     ) {
-        // With the version of a deletion, as long as it is kept: a client that knows an older value
-        // must see that this is newer.
+        // A client that knows a value must see that its deletion is newer. Servers forget deletions,
+        // but know which transactions have run.
         let read = |key: Key| {
-            let read = self.store.read(self.placement.partition_of(&key), &key);
+            let mut read = self.store.read(self.placement.partition_of(&key), &key);
+            if read.version == Version::INITIAL {
+                let below = self.state.run_below(&key, &self.placement);
+                read.version.timestamp = Timestamp(below.0.saturating_sub(1));
+            }
             (key, read)
         };
         let reads: Reads = keys.into_iter().map(read).collect();

@@ -325,6 +325,47 @@ fn joined_states_are_what_the_longer_prefixes_give() {
     assert!(counts.iter().all(|&count| count > 300), "{counts:?}");
 }
 
+/// A server that has forgotten a deletion can tell it from a version that it has not run: what it has
+/// run of a key is below [`State::run_below`], and what it has not run is not.
+#[test]
+fn what_has_run_of_a_key_is_below_everything_that_has_not() {
+    let mut rng = Rng::stream(12, "run below", 0);
+    let placement = placement();
+    let (mut forgotten, mut missing) = (0, 0);
+    for _ in 0..300 {
+        let logs = Drawing::draw(&mut rng, &placement, true);
+        let ends: BTreeMap<PartitionId, u64> =
+            (logs.iter()).map(|(&stream, log)| (stream, rng.below(log.len() as u64 + 1))).collect();
+        let mut held = [(); 3].map(|()| Held::new(&placement));
+        for (number, held) in held.iter_mut().enumerate() {
+            for (stream, log) in &logs {
+                let end = if number == 2 { log.len() as u64 } else { ends[stream] };
+                while held.state.applied(*stream).0 < end {
+                    held.step(*stream, log, &placement);
+                }
+            }
+        }
+        let [forgets, keeps, whole] = &mut held;
+        forgets.collect(&placement);
+        for (partition, _) in placement.partitions() {
+            for (key, versions) in whole.store.scan(partition, None, usize::MAX) {
+                let below = forgets.state.run_below(&key, &placement);
+                let newest = keeps.store.read(partition, &key).version;
+                let known = forgets.store.read(partition, &key).version;
+                if known == Version::INITIAL && newest != known {
+                    forgotten += 1;
+                    assert!(newest.timestamp < below, "{key}: {newest:?} has run, below {below}");
+                }
+                for (version, _) in versions.iter().filter(|(version, _)| *version > newest) {
+                    missing += 1;
+                    assert!(version.timestamp >= below, "{key}: {version:?} has not, {below}");
+                }
+            }
+        }
+    }
+    assert!(forgotten > 50 && missing > 100, "{forgotten} {missing}");
+}
+
 /// Servers with one share each, two servers for each share, and their messages.
 struct Divided {
     placements: [Placement; 2],
