@@ -107,6 +107,12 @@ fn psql_shows_the_tables_of_all_sources() {
     assert_eq!(lines(&databases).iter().filter(|line| line.starts_with("bank|")).count(), 1);
     assert!(!databases.contains("template1"), "{databases}");
     assert!(!rig.psql("\\dn").contains("orthodrome_"));
+    for name in ["public.books", "\"public\".\"books\"", "books"] {
+        let columns = format!(
+            "SELECT attname FROM pg_attribute WHERE attrelid = '{name}'::regclass AND attnum = 2"
+        );
+        assert_eq!(rig.psql(&columns), "title", "{name}");
+    }
     // Values go to the table itself.
     rig.psql("INSERT INTO authors (name) VALUES ('Ada')");
     assert_eq!(rig.psql("SELECT name FROM authors"), "Ada");

@@ -226,6 +226,63 @@ pub fn in_schema(
     Ok(out)
 }
 
+/// What takes the name of a table as a text.
+const NAMING: [&str; 6] = [
+    "to_regclass(",
+    "pg_get_serial_sequence(",
+    "pg_relation_size(",
+    "pg_table_size(",
+    "pg_indexes_size(",
+    "pg_total_relation_size(",
+];
+
+/// Gives tables that texts name another schema: `'own.t'::regclass` becomes `'schema.t'::regclass`.
+///
+/// # Errors
+/// A quote or comment does not end.
+pub fn in_schema_by_text(
+    text: &str,
+    own: &str,
+    schema: &str,
+    is_it: impl Fn(&str) -> bool,
+) -> Result<String, Refusal> {
+    let lower = text.to_ascii_lowercase();
+    let mut scan = Scan { text, at: 0, dialect: Dialect::PostgreSql };
+    let mut out = String::new();
+    loop {
+        let start = scan.at;
+        let Some(lexeme) = scan.next_part()? else { return Ok(out) };
+        let slice = text.get(start..scan.at).unwrap_or_default();
+        let constant = match lexeme {
+            Lexeme::Quoted => slice.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\'')),
+            Lexeme::Plain | Lexeme::Comment(_) | Lexeme::Semicolon => None,
+        };
+        let before = lower.get(..start).unwrap_or_default().trim_end();
+        let after = lower.get(scan.at..).unwrap_or_default().trim_start();
+        let cast = after.strip_prefix("::").or_else(|| after.strip_prefix("as "));
+        let cast = cast.unwrap_or_default().trim_start();
+        let is_name = cast.trim_start_matches("pg_catalog.").starts_with("regclass")
+            || NAMING.iter().any(|name| before.ends_with(name));
+        match constant.filter(|_| is_name).and_then(name_of_text) {
+            Some((of, table)) if of == own && is_it(&table) => {
+                let kind = Dialect::PostgreSql;
+                let name = format!("{}.{}", quote(schema, kind), quote(&table, kind));
+                out.push_str(&format!("'{}'", name.replace('\'', "''")));
+            }
+            _ => out.push_str(slice),
+        }
+    }
+}
+
+/// The schema and the name of a table in a constant: `public."Table"`.
+fn name_of_text(constant: &str) -> Option<(String, String)> {
+    let text = constant.replace("''", "'");
+    let found = names(&text, Dialect::PostgreSql).ok()?;
+    let [name] = found.as_slice() else { return None };
+    let [schema, table] = name.parts.as_slice() else { return None };
+    (name.start == 0 && name.end == text.len()).then(|| (schema.clone(), table.clone()))
+}
+
 /// The numbers of a statement's parameters that are arrays: those in `= ANY ($1)`.
 ///
 /// # Errors
@@ -349,6 +406,27 @@ mod tests {
             told("SHOW FULL COLUMNS FROM t FROM bank LIKE 't'"),
             "SHOW FULL COLUMNS FROM `s`.`t` LIKE 't'"
         );
+    }
+
+    #[test]
+    fn a_table_that_a_text_names_is_named_in_another_schema() {
+        let told = |text: &str| {
+            in_schema_by_text(text, "public", "s", |table| table == "t" || table == "T").unwrap()
+        };
+        for (text, wanted) in [
+            ("SELECT 'public.t'::regclass", "SELECT '\"s\".\"t\"'::regclass"),
+            ("'\"public\".\"T\"' :: pg_catalog.regclass", "'\"s\".\"T\"' :: pg_catalog.regclass"),
+            ("CAST('public.t' AS regclass)", "CAST('\"s\".\"t\"' AS regclass)"),
+            ("to_regclass( 'PUBLIC.t')", "to_regclass( '\"s\".\"t\"')"),
+            ("SELECT 'public.t', 'public.u'::regclass", "SELECT 'public.t', 'public.u'::regclass"),
+            (
+                "SELECT 't'::regclass, 'other.t'::regclass",
+                "SELECT 't'::regclass, 'other.t'::regclass",
+            ),
+            ("SELECT '''public.t'::regclass", "SELECT '''public.t'::regclass"),
+        ] {
+            assert_eq!(told(text), wanted);
+        }
     }
 
     #[test]

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::shape::{Shape, moved};
-use orthodrome_geotp::sql::system::{in_schema, quote, replace_relations, system_relations};
+use orthodrome_geotp::sql::system::{
+    in_schema, in_schema_by_text, quote, replace_relations, system_relations,
+};
 use orthodrome_geotp::sql::{Answer, Dialect, SourceId};
 use tokio::sync::RwLock;
 
@@ -486,6 +488,9 @@ impl Session {
                 text = query;
             } else if self.client == Dialect::MariaDb && is_description(words) {
                 text = in_schema(&text, self.client, schema, |name| shown.tables.contains(name))?;
+            } else if self.client == Dialect::PostgreSql {
+                let is_it = |name: &str| shown.tables.contains(name);
+                text = in_schema_by_text(&text, &shown.own, schema, is_it)?;
             }
         }
         let only_this =
