@@ -302,7 +302,9 @@ fn tables_that_a_source_cannot_create_as_they_are_show_in_its_own_words() {
     let posts = described(rig, "odd_posts");
     assert!(posts.contains("FOREIGN KEY (author) REFERENCES \"Odd Users\"(id)"), "{posts}");
     let child = described(rig, "odd_child");
-    assert!(child.contains("\"odd_fk\" FOREIGN KEY (p)") && !child.contains("odd_fk2"), "{child}");
+    // MariaDB has an index of this name for the foreign key that PostgreSQL cannot have.
+    assert!(child.contains("\"odd_fk\" FOREIGN KEY (p)"), "{child}");
+    assert!(!child.contains("\"odd_fk2\" FOREIGN KEY"), "{child}");
     let posts = rig.mysql("SHOW CREATE TABLE odd_posts");
     for part in ["`id` int(11) NOT NULL AUTO_INCREMENT", "`a` varchar(9000)", "`e` longtext"] {
         assert!(posts.contains(part), "{part}: {posts}");
