@@ -258,13 +258,16 @@ const ODD: [&str; 2] = [
      CREATE INDEX odd_key ON \"Odd Users\" USING gin (j); \
      CREATE INDEX odd_key2 ON \"Odd Users\" (odd_f(), name); \
      CREATE TABLE odd_posts (id serial PRIMARY KEY, n bigserial UNIQUE, \
-       author text REFERENCES \"Odd Users\", a varchar(9000), b varchar(9000), c varchar(1000) UNIQUE, \
+       author text REFERENCES \"Odd Users\", a varchar(9000), b varchar(9000), \
+       c varchar(1000) UNIQUE, \
        d char(300), e numeric(80,50), k int, g int GENERATED ALWAYS AS (k * 2) STORED); \
      CREATE INDEX odd_key3 ON odd_posts (c, a)",
     "CREATE TABLE oddParent (id int unsigned AUTO_INCREMENT PRIMARY KEY, k int, KEY odd_key (k)); \
      CREATE TABLE odd_child (id bigint unsigned AUTO_INCREMENT PRIMARY KEY, p int unsigned, k int, \
-       at timestamp NOT NULL DEFAULT current_timestamp ON UPDATE current_timestamp, y year DEFAULT 2000, \
-       s set('a','b') DEFAULT 'a', b bit(1) DEFAULT b'0', dt datetime(3) DEFAULT current_timestamp(3), \
+       at timestamp NOT NULL DEFAULT current_timestamp ON UPDATE current_timestamp, \
+       y year DEFAULT 2000, \
+       s set('a','b') DEFAULT 'a', b bit(1) DEFAULT b'0', \
+       dt datetime(3) DEFAULT current_timestamp(3), \
        d date DEFAULT '2020-01-01', name varchar(50), FULLTEXT KEY odd_text (name), \
        CONSTRAINT odd_fk FOREIGN KEY (p) REFERENCES oddParent (id) ON DELETE SET NULL, \
        CONSTRAINT odd_fk2 FOREIGN KEY (k) REFERENCES oddParent (k), UNIQUE KEY odd_key (p, k))",
