@@ -260,8 +260,6 @@ fn tables_of_the_proxy_are_not_shown_to_clients() {
     let mut setup = Setup::accounts(&[0, 1], false);
     setup.settings = "catalogue = \"one\"\n".into();
     rig.start_bank_as(setup);
-    let told = rig.mysql("SHOW TABLE STATUS");
-    assert!(told.contains("accounts") && !told.contains("orthodrome"), "{told}");
     hides_own_tables(rig);
     rig.start_bank(&[0, 1], false);
     hides_own_tables(rig);
@@ -271,6 +269,7 @@ fn hides_own_tables(rig: &Rig) {
     for text in [
         "SHOW TABLES",
         "SHOW FULL TABLES",
+        "SHOW TABLE STATUS",
         "SELECT table_name FROM information_schema.tables WHERE table_schema = 'bank'",
     ] {
         let told = rig.mysql(text);
