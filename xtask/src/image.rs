@@ -73,16 +73,15 @@ pub fn run(given: Option<PathBuf>, out: &Path) -> Result<PathBuf> {
         "layers": [layer.describe("application/vnd.oci.image.layer.v1.tar+gzip")],
     });
     let name = format!("orthodrome:{version}");
-    let described = keep_json(&manifest, &stage, &blobs)?;
-    let described = json!({
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "digest": format!("sha256:{}", described.digest),
-        "size": described.bytes,
-        "annotations": {
+    let manifest = keep_json(&manifest, &stage, &blobs)?;
+    let mut described = manifest.describe("application/vnd.oci.image.manifest.v1+json");
+    if let Value::Object(fields) = &mut described {
+        let annotations = json!({
             "io.containerd.image.name": format!("docker.io/library/{name}"),
             "org.opencontainers.image.ref.name": version,
-        },
-    });
+        });
+        fields.insert("annotations".into(), annotations);
+    }
     let index = json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json",
