@@ -158,7 +158,8 @@ impl<T: Transactions> Connection<T> {
         if self.caller.is_none() {
             return Ok(());
         }
-        (self.buffer, self.group) = (BytesMut::new(), Group::default());
+        (self.buffer, self.requests, self.multi) = Default::default();
+        self.release();
         let time = self.runner.front().limits().request_timeout;
         let mut dropped = vec![0; OUT_BYTES];
         let mut left = LINGER_BYTES_MAX;

@@ -211,14 +211,17 @@ impl Rig {
 
     /// A client that has a place. The place of one that has left may not be free yet.
     async fn admitted(&self) -> TcpStream {
-        loop {
-            let mut client = self.client().await;
-            client.write_all(b"PING\r\n").await.unwrap();
-            let mut answer = [0; 7];
-            if client.read_exact(&mut answer).await.is_ok() && answer == *b"+PONG\r\n" {
-                return client;
+        let admitted = async {
+            loop {
+                let mut client = self.client().await;
+                client.write_all(b"PING\r\n").await.unwrap();
+                let mut answer = [0; 7];
+                if client.read_exact(&mut answer).await.is_ok() && answer == *b"+PONG\r\n" {
+                    return client;
+                }
             }
-        }
+        };
+        tokio::time::timeout(Duration::from_secs(30), admitted).await.expect("a place is free")
     }
 
     fn twist(&self, twists: impl IntoIterator<Item = Twist>) {
