@@ -41,9 +41,9 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// True if every region has a complete copy of the data, whose shares the region's servers may
     /// divide ([`crate::Cluster::divided`]). Other protocols ignore shares.
     const SHARES: bool = false;
-    /// True if a client that knows a value which another client has deleted may wait for a newer one
-    /// until its deadline, because servers drop deletions and then seem to be behind. This is an open
-    /// defect (`docs/defects.md`); the swarm deletes no keys with such a protocol.
+    /// True if servers drop a deletion at once, so that a client that knows the deleted value takes
+    /// them for servers that are behind. The swarm deletes no keys with such a protocol. Only the
+    /// example in `protocols/tests/adding` is one.
     const FORGETS_DELETIONS: bool = false;
     /// Enables the swarm's fault profile "priority races", for protocols that use priorities.
     const RANKS: bool = false;
