@@ -35,15 +35,21 @@ fn row<'a>(report: &'a Value, node: &str) -> &'a Value {
     report["nodes"].as_array().unwrap().iter().find(|row| row["node"] == node).unwrap()
 }
 
+/// Makes a cluster of three nodes in this directory, and returns its first port.
+fn make(name: &str) -> String {
+    let port = free_ports(6).to_string();
+    let made = run(&["serve", "--init", name, "--topology", "local3", "--base-port", &port]);
+    assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
+    port
+}
+
 #[test]
 fn status_shows_which_node_is_down_since_when_and_the_version_of_the_others() {
     must_end_within(LIMIT);
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().join("planet");
     let name = dir.to_str().unwrap();
-    let port = free_ports(6).to_string();
-    let made = run(&["serve", "--init", name, "--topology", "local3", "--base-port", &port]);
-    assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
+    let port = make(name);
     let status = || json(&run(&["cluster", "status", name, "--json"]));
     let (report, code) = status();
     assert_eq!(code, Some(1), "nothing runs: {report}");
@@ -131,9 +137,7 @@ fn two_starts_at_once_start_each_node_once() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().join("planet");
     let name = dir.to_str().unwrap();
-    let port = free_ports(6).to_string();
-    let made = run(&["serve", "--init", name, "--topology", "local3", "--base-port", &port]);
-    assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
+    make(name);
     let _started = Started(&dir);
     let starts = [(); 2].map(|()| {
         let mut start = orthodrome(&["cluster", "start", name]);

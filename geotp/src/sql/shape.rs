@@ -679,22 +679,18 @@ mod tests {
             ..column(name, type_name)
         };
         let keys = || vec![key("a", &["a"]), key("b", &["b"]), key("c", &["c"])];
-        let columns = vec![counted("a", "numeric(20,0)"), counted("c", "bigint")];
-        let made = of(columns, keys()).create(
-            "s",
-            Dialect::PostgreSql,
-            Dialect::MariaDb,
-            &mut BTreeSet::new(),
-        );
-        assert_eq!(made[0].matches("AUTO_INCREMENT").count(), 1, "{made:?}");
-        let columns = vec![counted("a", "integer"), counted("b", "bigint")];
-        let made = of(columns, keys()).create(
-            "s",
-            Dialect::PostgreSql,
-            Dialect::MariaDb,
-            &mut BTreeSet::new(),
-        );
-        assert_eq!(made[0].matches("AUTO_INCREMENT").count(), 1, "{made:?}");
+        for columns in [
+            vec![counted("a", "numeric(20,0)"), counted("c", "bigint")],
+            vec![counted("a", "integer"), counted("b", "bigint")],
+        ] {
+            let made = of(columns, keys()).create(
+                "s",
+                Dialect::PostgreSql,
+                Dialect::MariaDb,
+                &mut BTreeSet::new(),
+            );
+            assert_eq!(made[0].matches("AUTO_INCREMENT").count(), 1, "{made:?}");
+        }
     }
 
     #[test]
