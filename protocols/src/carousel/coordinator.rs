@@ -154,6 +154,12 @@ impl Leading<'_> {
             self.abort_unilaterally(txn, AbortReason::Client, participants, world);
             return;
         };
+        if coordinating.more.refused.is_some() {
+            // The client has asked again, so a vote may be lost, which nobody asks for: there is no
+            // commit request.
+            self.abort_unilaterally(txn, AbortReason::Recovery, participants, world);
+            return;
+        }
         let request = Request { writes: Arc::default(), versions };
         coordinating.more.refused = Some((participants, request));
         coordinating.heard = world.cx.now();
