@@ -159,7 +159,8 @@ impl<T: Transactions> Connection<T> {
             return Ok(());
         }
         (self.buffer, self.requests, self.multi) = Default::default();
-        self.release();
+        self.watched.clear();
+        self.held = None;
         let time = self.runner.front().limits().request_timeout;
         let mut dropped = vec![0; OUT_BYTES];
         let mut left = LINGER_BYTES_MAX;
