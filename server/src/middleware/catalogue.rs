@@ -21,6 +21,7 @@ use super::driver::Setting;
 use super::errors::SqlError;
 use super::session::Session;
 use super::shapes::{cell, questions, shapes};
+use super::source::SILENT;
 
 /// How long the proxy asks again at each query after a change of the schema: a source may execute
 /// a commit a moment after its client knows of it.
@@ -337,8 +338,12 @@ impl Shown {
         Some(format!("{first} UNION ALL SELECT {moved} FROM {relation} WHERE {main} = '{schema}'"))
     }
 
-    /// The answer with the home's own schema instead of the catalogue's.
+    /// The answer with the home's own schema instead of the catalogue's. Before the first refresh
+    /// that is not known.
     fn as_own(&self, answer: &mut Answer, schema: &str) {
+        if self.own.is_empty() {
+            return;
+        }
         for cell in answer.rows.iter_mut().flatten().flatten() {
             if let Ok(text) = std::str::from_utf8(cell)
                 && text.contains(schema)
@@ -347,6 +352,12 @@ impl Shown {
             }
         }
     }
+}
+
+/// Waits for a lock of the catalogue, which another client may hold during a long query.
+async fn in_time<T>(locked: impl Future<Output = T>) -> Result<T, SqlError> {
+    let busy = |_| SqlError::new("55000", "another client uses the catalogue; try again");
+    tokio::time::timeout(SILENT, locked).await.map_err(busy)
 }
 
 /// The columns of `SHOW TABLE STATUS`, and those of `information_schema.tables`.
@@ -470,7 +481,7 @@ impl Session {
         let schema = &catalogues.schema;
         let slot = catalogues.of(self.client);
         let is_held = (self.client, asked) == (Dialect::MariaDb, Asks::Tables);
-        let _held = if is_held { Some(slot.making.read().await) } else { None };
+        let _held = if is_held { Some(in_time(slot.making.read()).await?) } else { None };
         let shown = slot.now();
         if asked == Asks::Tables && shown.since.is_none() {
             // Another client has asked meanwhile, and its answer is an error.
@@ -541,7 +552,7 @@ impl Session {
         if is_fresh(&slot.now()) {
             return Ok(());
         }
-        let _making = slot.making.write().await;
+        let _making = in_time(slot.making.write()).await?;
         let mut shown = Shown::clone(&slot.now());
         if is_fresh(&shown) {
             return Ok(());
@@ -550,8 +561,8 @@ impl Session {
         // While this is under way, and if it fails, nobody may use the old state.
         let was_known = shown.since.take().is_some();
         slot.set(shown.clone());
-        let answers =
-            self.answers(home, &home_questions(self.client, &proxy.catalogues.schema)).await?;
+        let questions = home_questions(self.client, &proxy.catalogues.schema);
+        let answers = self.answers_in_time(home, &questions).await?;
         let broken = || SqlError::new("XX000", "a source did not describe its system catalogue");
         let itself = Home::of(&answers).ok_or_else(broken)?;
         self.learn_shapes(home, &mut shown).await?;
@@ -573,6 +584,13 @@ impl Session {
         Ok(())
     }
 
+    /// The answers of a source. One that is silent is not reached: other clients wait for these
+    /// answers, too.
+    async fn answers_in_time(&self, at: SourceId, text: &str) -> Result<Vec<Answer>, SqlError> {
+        let silent = |_| SqlError::new("08006", "a source does not describe its tables in time");
+        tokio::time::timeout(SILENT, self.answers(at, text)).await.map_err(silent)?
+    }
+
     /// Asks every other source for its tables. A source that cannot be reached has those that it
     /// had.
     async fn learn_shapes(&self, home: SourceId, shown: &mut Shown) -> Result<(), SqlError> {
@@ -580,7 +598,7 @@ impl Session {
             if at == home {
                 continue;
             }
-            match self.answers(at, &questions(source.kind)).await {
+            match self.answers_in_time(at, &questions(source.kind)).await {
                 Ok(answers) => {
                     shown.known.insert(at, shapes(source.kind, &answers));
                 }
@@ -680,7 +698,7 @@ impl Session {
             }
             let one = |name: &&String| format!("SHOW CREATE TABLE {}", quote(name, self.client));
             let text = names.iter().map(one).collect::<Vec<_>>().join(";\n");
-            let answers = self.answers(at, &text).await?;
+            let answers = self.answers_in_time(at, &text).await?;
             for (name, answer) in names.into_iter().zip(&answers) {
                 let statement = answer.rows.first().and_then(|row| cell(row, 1));
                 found.insert(name.clone(), statement.unwrap_or_default());

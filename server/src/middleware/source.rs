@@ -24,7 +24,7 @@ use super::names::{self, Missing, Probe};
 /// Interval between checks of a source.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time limit for a server's answer to a question about itself.
-const SILENT: Duration = Duration::from_secs(5);
+pub(super) const SILENT: Duration = Duration::from_secs(5);
 /// Time limit of a query batch that is a transaction by itself, in addition to waits for locks.
 const STUCK: Duration = Duration::from_secs(60);
 /// Pause before a retry.
