@@ -23,16 +23,16 @@ use super::driver::{Fault, Outcome};
 pub(super) fn key(place: u16, name: i64) -> Key {
     let mut bytes = place.to_be_bytes().to_vec();
     bytes.extend(name.to_be_bytes());
-    Key(Bytes::from(bytes))
+    bytes.into()
 }
 
 /// The first key of a source.
 pub(super) fn first_key(place: u16) -> Key {
-    Key(if place == 0 { Bytes::new() } else { Bytes::copy_from_slice(&place.to_be_bytes()) })
+    if place == 0 { Key::default() } else { Key::from(&place.to_be_bytes()[..]) }
 }
 
 fn number_of(key: &Key) -> i64 {
-    let bytes = key.0.get(2..).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+    let bytes = key.bytes().get(2..).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
     bytes.map_or(0, i64::from_be_bytes)
 }
 
