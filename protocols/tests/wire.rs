@@ -9,7 +9,6 @@ use std::any::type_name;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use bytes::Bytes;
 use checks::{Check, ComesBack, Each, IsNeverTakenForWhole, IsRefusedOrRead, SAMPLES, keep_fields};
 use orthodrome_core::store::Versions;
 use orthodrome_core::topology::Topology;
