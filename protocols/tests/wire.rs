@@ -76,7 +76,7 @@ fn refusal<T: Wire>(value: &T) -> String {
 #[test]
 fn values_that_break_a_promise_of_their_type_are_refused() {
     let mut rng = Rng::stream(6, "promises", 0);
-    let keys = ["b", "a"].map(|key| Key::from(key)).to_vec();
+    let keys = ["b", "a"].map(Key::from).to_vec();
     let txn = Txn { reads: keys.clone(), ..Wire::sample(&mut rng) };
     assert!(refusal(&txn).starts_with("Txn.reads holds"), "{}", refusal(&txn));
     let txn = Txn { reads: Vec::new(), writes: keys.clone(), ..txn };
