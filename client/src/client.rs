@@ -275,10 +275,10 @@ impl Inner {
 
     /// What this client knows about these keys.
     pub(crate) fn known(&self, keys: &[bytes::Bytes]) -> Vec<api::KnownKey> {
-        let keys: Vec<Key> = keys.iter().cloned().map(Key).collect();
+        let keys: Vec<Key> = keys.iter().map(Key::from).collect();
         let floors = self.session().floors_of(&keys).into_iter();
         let known = floors.map(|(key, floor)| api::KnownKey {
-            key: key.0,
+            key: key.to_bytes(),
             timestamp: floor.timestamp.0,
             deleted: floor.is_deletion,
         });
@@ -715,8 +715,9 @@ fn map(about: &api::DescribeResponse) -> Option<Cluster> {
     let partitioning = match about.partitioning.as_ref()?.kind.as_ref()? {
         Kind::Hash(_) => Partitioning::hash(about.partitions.iter().map(|p| PartitionId(p.id))),
         Kind::Ranges(ranges) => {
-            let start =
-                |start: &api::RangeStart| (Key(start.key.clone()), PartitionId(start.partition));
+            let start = |start: &api::RangeStart| {
+                (Key::from(start.key.clone()), PartitionId(start.partition))
+            };
             Partitioning::Range { starts: ranges.starts.iter().map(start).collect() }
         }
     };

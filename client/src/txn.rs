@@ -472,7 +472,10 @@ impl OpenTransaction {
     async fn ask_to_commit(&mut self, writes: Writes, pace: &mut Pace) -> Result<Ended, Error> {
         use api::resolve_request::Decision;
         let declared = self.write_keys.as_ref();
-        let is_stray = |key: &Key| declared.is_some_and(|all| all.binary_search(&key.0).is_err());
+        let is_declared = |key: &Key, all: &[bytes::Bytes]| {
+            all.binary_search_by(|held| held.as_ref().cmp(key.bytes())).is_ok()
+        };
+        let is_stray = |key: &Key| declared.is_some_and(|all| !is_declared(key, all));
         if let Some(key) = writes.0.keys().find(|key| is_stray(key)) {
             return Err(Error::Invalid(format!("key {key} is not declared as a write key")));
         }

@@ -67,7 +67,7 @@ pub(crate) fn priority(priority: Priority) -> Result<i32, Error> {
 }
 
 pub(crate) fn keys(keys: impl IntoIterator<Item = Key>) -> Vec<bytes::Bytes> {
-    keys.into_iter().map(|key| key.0).collect()
+    keys.into_iter().map(|key| key.to_bytes()).collect()
 }
 
 pub(crate) fn reads(reads: Vec<api::KeyRead>) -> Reads {
@@ -81,14 +81,14 @@ pub(crate) fn reads(reads: Vec<api::KeyRead>) -> Reads {
         };
         let version = Version { timestamp: Timestamp(version.timestamp), writer };
         let value = read.value.map(orthodrome_core::Value);
-        (Key(read.key), Read { value, version })
+        (Key::from(read.key), Read { value, version })
     };
     Reads(reads.into_iter().map(read).collect())
 }
 
 pub(crate) fn versions(reads: &Reads) -> Vec<api::KeyVersion> {
     let version = |(key, read): (&Key, &Read)| api::KeyVersion {
-        key: key.0.clone(),
+        key: key.to_bytes(),
         version: Some(api::Version {
             timestamp: read.version.timestamp.0,
             writer: txn_id(read.version.writer),
@@ -99,7 +99,7 @@ pub(crate) fn versions(reads: &Reads) -> Vec<api::KeyVersion> {
 
 pub(crate) fn writes(writes: Writes) -> Vec<api::KeyWrite> {
     let write = |(key, value): (Key, Option<orthodrome_core::Value>)| api::KeyWrite {
-        key: key.0,
+        key: key.to_bytes(),
         value: value.map(|value| value.0),
     };
     writes.0.into_iter().map(write).collect()
@@ -112,7 +112,7 @@ pub(crate) fn asked_writes(question: &api::ResolveRequest) -> Writes {
     let mut writes = Writes::new();
     if let Some(Decision::Commit(commit)) = &question.decision {
         let write = |write: &api::KeyWrite| {
-            (Key(write.key.clone()), write.value.clone().map(orthodrome_core::Value))
+            (Key::from(&write.key), write.value.clone().map(orthodrome_core::Value))
         };
         writes.0.extend(commit.writes.iter().map(write));
     }
@@ -120,10 +120,10 @@ pub(crate) fn asked_writes(question: &api::ResolveRequest) -> Writes {
         for api::Op { key, op } in &procedure.ops {
             match op {
                 Some(api::op::Op::Call(call)) => {
-                    writes.0.extend(call.writes.iter().map(|key| (Key(key.clone()), None)));
+                    writes.0.extend(call.writes.iter().map(|key| (Key::from(key), None)));
                 }
                 Some(api::op::Op::Get(_) | api::op::Op::Compare(_)) | None => {}
-                Some(_) => drop(writes.0.insert(Key(key.clone()), None)),
+                Some(_) => drop(writes.0.insert(Key::from(key), None)),
             }
         }
     }
@@ -142,7 +142,7 @@ pub(crate) fn op(op: Op) -> api::Op {
         Op::Append(key, value) => (key, Wire::Append(value.0)),
         Op::Delete(key) => (key, Wire::Delete(api::Delete {})),
         Op::Call(Call { procedure, reads, writes, arguments }) => {
-            let bytes = |keys: Vec<Key>| keys.into_iter().map(|key| key.0).collect();
+            let bytes = |keys: Vec<Key>| keys.into_iter().map(|key| key.to_bytes()).collect();
             let call = api::Call {
                 procedure: procedure.name().into(),
                 reads: bytes(reads),
@@ -152,5 +152,5 @@ pub(crate) fn op(op: Op) -> api::Op {
             (Key::default(), Wire::Call(call))
         }
     };
-    api::Op { key: key.0, op: Some(op) }
+    api::Op { key: key.to_bytes(), op: Some(op) }
 }

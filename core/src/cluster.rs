@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{NodeId, PartitionId, RegionId, ShareId};
+use crate::key::mix;
 use crate::topology::Topology;
 use crate::txn::Key;
 
@@ -91,7 +92,7 @@ impl Partitioning {
     pub fn partition_of(&self, key: &Key) -> PartitionId {
         match self {
             Self::Hash { ring, firsts } => {
-                let at = hash(key);
+                let at = key.place();
                 let piece = usize::try_from(at >> (64 - PIECES_BITS)).unwrap_or(0);
                 let first = firsts.get(piece).map_or(0, |&first| first as usize);
                 let arcs = ring.get(first..).unwrap_or_default();
@@ -105,35 +106,6 @@ impl Partitioning {
             }
         }
     }
-}
-
-/// The part of a key that is hashed under [`Partitioning::Hash`]: the text between its first `{`
-/// and the next `}`, or the whole key if there is none. Keys with the same part are in the same
-/// partition.
-fn tag(key: &[u8]) -> &[u8] {
-    let inner = key.iter().position(|&byte| byte == b'{').and_then(|open| key.get(open + 1..));
-    let tag = inner.and_then(|inner| inner.split(|&byte| byte == b'}').next());
-    let is_closed = |tag: &&[u8]| inner.is_some_and(|inner| tag.len() < inner.len());
-    tag.filter(|tag| !tag.is_empty()).filter(is_closed).unwrap_or(key)
-}
-
-/// FNV-1a with a final mix. It must never change, because it decides where data is stored.
-fn hash(key: &Key) -> u64 {
-    let fnv = |bytes: &[u8]| {
-        bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        })
-    };
-    // Most keys have no braces, which costs less to see over all bytes at once than byte by byte.
-    let has_brace = key.0.iter().fold(false, |has, &byte| has | (byte == b'{'));
-    mix(fnv(if has_brace { tag(&key.0) } else { &key.0 }))
-}
-
-/// The finalizer of SplitMix64: every input bit affects every output bit.
-fn mix(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 /// The topology and placement of one cluster. Fixed during one epoch, and shared by all machines.
@@ -393,7 +365,7 @@ impl Cluster {
     pub fn share_of(&self, key: &Key) -> ShareId {
         // The hash is mixed once more, because the ring's arcs, which decide about partitions,
         // group neighbouring hashes.
-        let share = mix(hash(key)) % u64::from(self.shares.max(1));
+        let share = mix(key.place()) % u64::from(self.shares.max(1));
         ShareId(u32::try_from(share).unwrap_or_default())
     }
 
@@ -520,24 +492,11 @@ mod tests {
 
     #[test]
     fn keys_with_the_same_part_in_braces_lie_together() {
-        let cases = [
-            ("savings{17}", "17"),
-            ("{17}checking{18}", "17"),
-            ("a{{b}c", "{b"),
-            ("plain", "plain"),
-            ("open{17", "open{17"),
-            ("empty{}x{y}", "empty{}x{y}"),
-            ("shut}17{", "shut}17{"),
-            ("", ""),
-        ];
-        for (key, expected) in cases {
-            assert_eq!(tag(key.as_bytes()), expected.as_bytes(), "{key}");
-        }
         let hash = Partitioning::hash((0..5).map(PartitionId));
         let Partitioning::Hash { ring, .. } = &hash else { panic!("{hash:?}") };
         for number in 0..20_000 {
             let key = Key::from(format!("{number}"));
-            let next = ring.partition_point(|&(end, _)| end < super::hash(&key));
+            let next = ring.partition_point(|&(end, _)| end < key.place());
             let arc = ring.get(next).or_else(|| ring.first());
             assert_eq!(Some(hash.partition_of(&key)), arc.map(|arc| arc.1), "{key}");
         }

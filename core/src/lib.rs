@@ -14,6 +14,7 @@ pub mod cluster;
 pub mod digest;
 pub mod host;
 pub mod id;
+mod key;
 pub mod limits;
 pub mod locks;
 pub mod machine;

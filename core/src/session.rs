@@ -10,8 +10,6 @@
 use crate::wire::Wire;
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
-
 use crate::time::Timestamp;
 use crate::txn::{Key, Op, Read, Reads, Version, Writes};
 
@@ -133,10 +131,8 @@ impl Session {
             }
             None => {
                 self.bytes += key.len();
-                // It copies the key, because the key may share the buffer of a whole answer.
-                let key = Key(Bytes::copy_from_slice(&key.0));
                 self.order.insert(told, key.clone());
-                self.floors.insert(key, (Floor { timestamp, is_deletion }, told));
+                self.floors.insert(key.clone(), (Floor { timestamp, is_deletion }, told));
             }
         }
         while self.floors.len() > self.keys_max || self.bytes > self.bytes_max {

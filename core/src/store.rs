@@ -317,7 +317,7 @@ impl Store {
         version: Version,
         value: Option<Value>,
     ) {
-        self.puts.add_bytes(&key.0);
+        self.puts.add_bytes(key.bytes());
         self.puts.add(version.timestamp.0);
         if let Some(value) = &value {
             self.puts.add_bytes(&value.0);

@@ -1,6 +1,5 @@
 //! Transactions as every protocol sees them: their reads, writes and outcomes.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -8,103 +7,61 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{RegionId, TxnId};
+pub use crate::key::Key;
 use crate::limits::{TXN_BYTES_MAX, bytes_of};
 use crate::procedure::Call;
 use crate::session::Floors;
 use crate::time::Timestamp;
 use crate::wire::{Wire, WireError};
 
-/// A key: any bytes. The service that accepts it bounds its length.
-#[expect(
-    clippy::derived_hash_with_manual_eq,
-    reason = "equality is that of the bytes, only faster"
-)]
-#[derive(Clone, Eq, Hash, Default, Wire)]
-pub struct Key(pub Bytes);
-
-impl Key {
-    /// True if both are copies of one key, so that their bytes need not be read.
-    fn is_shared_with(&self, other: &Self) -> bool {
-        std::ptr::eq(self.0.as_ptr(), other.0.as_ptr()) && self.0.len() == other.0.len()
-    }
-}
-
-impl PartialEq for Key {
-    fn eq(&self, other: &Self) -> bool {
-        self.is_shared_with(other) || self.0 == other.0
-    }
-}
-
-impl PartialOrd for Key {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Key {
-    fn cmp(&self, other: &Self) -> Ordering {
-        match self.is_shared_with(other) {
-            true => Ordering::Equal,
-            false => self.0.as_ref().cmp(other.0.as_ref()),
-        }
-    }
-}
-
 /// A value: any bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
 pub struct Value(pub Bytes);
 
-macro_rules! bytes_like {
-    ($name:ident) => {
-        impl $name {
-            /// Length in bytes.
-            #[must_use]
-            pub fn len(&self) -> usize {
-                self.0.len()
-            }
+impl Value {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
 
-            /// True if there are no bytes.
-            #[must_use]
-            pub fn is_empty(&self) -> bool {
-                self.0.is_empty()
-            }
-        }
-
-        impl From<&str> for $name {
-            fn from(text: &str) -> Self {
-                Self(Bytes::copy_from_slice(text.as_bytes()))
-            }
-        }
-
-        impl From<String> for $name {
-            fn from(text: String) -> Self {
-                Self(Bytes::from(text))
-            }
-        }
-
-        impl From<Vec<u8>> for $name {
-            fn from(bytes: Vec<u8>) -> Self {
-                Self(Bytes::from(bytes))
-            }
-        }
-
-        impl fmt::Display for $name {
-            /// Printable ASCII as it is, any other byte as `\xNN`.
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.escape_ascii().fmt(f)
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Display::fmt(self, f)
-            }
-        }
-    };
+    /// True if there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
-bytes_like!(Key);
-bytes_like!(Value);
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self(Bytes::copy_from_slice(text.as_bytes()))
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self(Bytes::from(text))
+    }
+}
+
+impl From<Vec<u8>> for Value {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Bytes::from(bytes))
+    }
+}
+
+impl fmt::Display for Value {
+    /// Printable ASCII as it is, any other byte as `\xNN`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.escape_ascii().fmt(f)
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 /// The priority of a transaction: higher is more important.
 #[derive(

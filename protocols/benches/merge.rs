@@ -34,7 +34,7 @@ const BATCH: u64 = 1_000;
 
 /// Keys are named after the region of their home.
 fn home(key: &Key) -> PartitionId {
-    PartitionId(u32::from(key.0.first() == Some(&b'b')))
+    PartitionId(u32::from(key.bytes().first() == Some(&b'b')))
 }
 
 /// A transaction that writes a key of each region.

@@ -9,7 +9,6 @@ use std::any::type_name;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use bytes::Bytes;
 use checks::{Check, ComesBack, Each, IsNeverTakenForWhole, IsRefusedOrRead, SAMPLES, keep_fields};
 use orthodrome_core::store::Versions;
 use orthodrome_core::topology::Topology;
@@ -77,7 +76,7 @@ fn refusal<T: Wire>(value: &T) -> String {
 #[test]
 fn values_that_break_a_promise_of_their_type_are_refused() {
     let mut rng = Rng::stream(6, "promises", 0);
-    let keys = ["b", "a"].map(|key| Key(Bytes::from_static(key.as_bytes()))).to_vec();
+    let keys = ["b", "a"].map(Key::from).to_vec();
     let txn = Txn { reads: keys.clone(), ..Wire::sample(&mut rng) };
     assert!(refusal(&txn).starts_with("Txn.reads holds"), "{}", refusal(&txn));
     let txn = Txn { reads: Vec::new(), writes: keys.clone(), ..txn };
@@ -95,7 +94,7 @@ fn values_that_break_a_promise_of_their_type_are_refused() {
     let version = |at| (Version { timestamp: Timestamp(at), ..Version::INITIAL }, None);
     let versions: Versions = [version(2), version(1)].into_iter().collect();
     let piece = Chunk::<carousel::State> {
-        keys: vec![(Key(Bytes::from_static(b"k")), versions)],
+        keys: vec![(Key::from("k"), versions)],
         ..Wire::sample(&mut rng)
     };
     assert!(refusal(&piece).starts_with("Chunk.keys holds"), "{}", refusal(&piece));
@@ -123,7 +122,7 @@ fn what_survives_fits_into_a_message() {
     let topology = Topology::built_in("local3").unwrap();
     let cluster = Cluster::spread(topology, 1, 1, 3, 3).unwrap();
     let limit = OceanVista::configure(&cluster, "ocean-vista").in_flight_bytes_max;
-    let key = Key(Bytes::from_static(b"k"));
+    let key = Key::from("k");
     let shortest = Functor {
         txn: TxnId { client: ClientId(1), counter: 1, attempt: 0 },
         reads: Vec::new(),

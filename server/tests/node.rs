@@ -695,7 +695,7 @@ async fn general_transactions_read_as_they_go_along() {
     let first = vec![Key::from("a")];
     let begun = client.gateway.begin(Txn::general(id, RegionId(0), first)).await.unwrap();
     let next = reads(begun).remove(&Key::from("a")).unwrap().value.unwrap();
-    let next = Key(next.0);
+    let next = Key::from(next.0);
     let round = client.gateway.read(id, vec![next.clone(), "a".into()]).await.unwrap();
     let found = reads(round);
     assert_eq!(found.len(), 2);

@@ -269,13 +269,13 @@ pub fn prefixed(prefix: &str, key: &Key) -> Key {
     if prefix.is_empty() {
         return key.clone();
     }
-    Key::from([prefix.as_bytes(), &key.0].concat())
+    Key::from([prefix.as_bytes(), key.bytes()].concat())
 }
 
 fn stripped(prefix: &str, reads: &Reads) -> Reads {
     let strip = |(key, read): (&Key, &Read)| {
-        let rest = if key.0.starts_with(prefix.as_bytes()) { prefix.len() } else { 0 };
-        (Key(key.0.slice(rest..)), read.clone())
+        let rest = if key.bytes().starts_with(prefix.as_bytes()) { prefix.len() } else { 0 };
+        (Key::from(key.bytes().get(rest..).unwrap_or_default()), read.clone())
     };
     reads.iter().map(strip).collect()
 }

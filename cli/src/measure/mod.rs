@@ -536,7 +536,7 @@ impl Batches {
     /// The number of the row for a key of the workload.
     fn row(&self, key: &Key) -> anyhow::Result<u64> {
         let place = self.cluster.leader_region(self.cluster.partition_of(key)).0;
-        let name = String::from_utf8_lossy(&key.0).into_owned();
+        let name = String::from_utf8_lossy(key.bytes()).into_owned();
         let rank = name.rsplit(':').next().and_then(|rank| rank.parse::<u64>().ok());
         let rank = rank.with_context(|| format!("{name} is not a row of the workload"))?;
         Ok(u64::from(place) * self.rows + rank % self.rows)

@@ -313,7 +313,7 @@ impl Open {
 }
 
 fn undeclared(key: &Key, what: &str, side: &str) -> String {
-    let key = quote(&key.0);
+    let key = quote(key.bytes());
     format!("{key} is not declared as {what}; name it to the {side} of -> in `begin`")
 }
 
@@ -325,7 +325,7 @@ fn value_of(reads: &Reads, key: &Key) -> Option<Vec<u8>> {
 fn show(keys: &[Key], value: impl Fn(&Key) -> Option<Vec<u8>>) -> String {
     let mut text = String::new();
     for key in keys {
-        let name = quote(&key.0);
+        let name = quote(key.bytes());
         // Writing to a string cannot fail.
         let _ = match value(key) {
             Some(value) => writeln!(text, "{name} = {}", quote(&value)),

@@ -94,7 +94,7 @@ pub fn history_key(w: i64, number: i64) -> Key {
 /// The numbers in a key: those in braces, then those that follow, separated by colons.
 #[must_use]
 pub fn key_numbers(key: &Key) -> Option<Vec<i64>> {
-    let text = std::str::from_utf8(&key.0).ok()?;
+    let text = std::str::from_utf8(key.bytes()).ok()?;
     let (_, text) = text.split_once('{')?;
     let (first, rest) = text.split_once('}')?;
     let rest = rest.split(':').filter(|word| !word.is_empty());

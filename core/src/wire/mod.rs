@@ -5,8 +5,8 @@
 //! is zero, empty or none. So two versions understand each other as long as field numbers keep
 //! their meaning. `wire.txt` in each protocol's folder lists the numbers, and a test compares.
 //!
-//! Decoding checks everything and never panics. Decoded keys and values share the buffer from which
-//! they were read.
+//! Decoding checks everything and never panics. Decoded values share the buffer from which they were
+//! read; keys are short, and are copied.
 
 mod schema;
 mod source;

@@ -348,7 +348,7 @@ enum Found {
 
 fn found(key: &Key, value: Option<&Value>) -> Result<Found, String> {
     let bad = || format!("{key} holds {value:?}, which is not a row of its table");
-    let is_of = |table: &[u8]| key.0.starts_with(table);
+    let is_of = |table: &[u8]| key.bytes().starts_with(table);
     if is_of(b"user{") || is_of(b"vehicle{") {
         let rider = Rider::parse(value).ok_or_else(bad)?;
         let is_riding = i64::from(rider.ride != 0);
@@ -373,7 +373,7 @@ fn audit(reads: &Reads) -> Result<(), String> {
     for (key, read) in reads {
         let (Found::Ride(Some(ride)), Some((_, number))) = (
             found(key, read.value.as_ref())?,
-            std::str::from_utf8(&key.0).unwrap_or_default().split_once(':'),
+            std::str::from_utf8(key.bytes()).unwrap_or_default().split_once(':'),
         ) else {
             continue;
         };

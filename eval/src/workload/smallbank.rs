@@ -235,7 +235,7 @@ impl Workload for SmallBank {
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
         for key in &request.reads {
             let cents = balance(key, reads)?;
-            if key.0.starts_with(b"savings") && !(0..=INITIAL_CENTS).contains(&cents) {
+            if key.bytes().starts_with(b"savings") && !(0..=INITIAL_CENTS).contains(&cents) {
                 return Err(format!(
                     "{key} holds {cents} cents; savings lie between 0 and {INITIAL_CENTS}"
                 ));

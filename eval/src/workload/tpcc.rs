@@ -461,7 +461,7 @@ fn step_delivery(request: &Request, reads: &Reads) -> Option<Step> {
 
 /// OrderStatus (clause 2.6): a customer's last order.
 fn step_order_status(request: &Request, reads: &Reads) -> Option<Step> {
-    let key = request.reads.iter().find(|key| key.0.starts_with(b"last-order"))?;
+    let key = request.reads.iter().find(|key| key.bytes().starts_with(b"last-order"))?;
     let &[w, d, c] = rows::key_numbers(key)?.as_slice() else { return None };
     let number = rows::last_order(value(reads, key)?, w, d, c)?;
     let next = round([rows::order_key(w, d, number)].into(), reads);

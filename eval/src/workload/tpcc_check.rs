@@ -62,7 +62,7 @@ impl State {
     }
 
     fn insert(&mut self, key: &Key, value: Option<&Value>) -> Option<()> {
-        let table = key.0.split(|byte| *byte == b'{').next()?;
+        let table = key.bytes().split(|byte| *byte == b'{').next()?;
         match (table, key_numbers(key)?.as_slice()) {
             (b"warehouse", &[w]) => drop(self.warehouses.insert(w, Warehouse::parse(value)?)),
             (b"district", &[w, d]) => {

@@ -788,7 +788,7 @@ impl Replica {
             }
             let (key, versions) = of(key);
             let values = versions.iter().filter_map(|(_, value)| value.as_ref());
-            bytes += key.0.len() + values.map(|value| value.0.len()).sum::<usize>();
+            bytes += key.len() + values.map(|value| value.0.len()).sum::<usize>();
             told.push((key, versions));
         }
         world.reply(from, Msg::Fetched { txn, partition: self.id, keys: told, rest });
@@ -1231,7 +1231,7 @@ fn version_of(store: &Store, partition: PartitionId, key: &Key, txn: TxnId) -> O
 /// Every version of a key. The store finds keys that follow another one, so the search begins at the
 /// key without its last byte.
 fn versions_of(store: &Store, partition: PartitionId, key: &Key) -> Versions {
-    let mut after = key.len().checked_sub(1).map(|end| Key(key.0.slice(..end)));
+    let mut after = key.bytes().split_last().map(|(_, rest)| Key::from(rest));
     loop {
         let found = store.scan(partition, after.as_ref(), SCAN_KEYS);
         match found.last() {

@@ -628,7 +628,7 @@ impl Replica {
             if self.held.contains(&partition) {
                 let digest = digests.entry(partition).or_default();
                 digest.add(ts.0);
-                digest.add_bytes(&key.0);
+                digest.add_bytes(key.bytes());
                 digest.add(u64::from(value.is_some()));
                 if let Some(value) = value {
                     digest.add_bytes(&value.0);

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use orthodrome_core::NodeId;
 use orthodrome_core::txn::Key;
 use orthodrome_geotp::contract::{Last, Part};
@@ -377,9 +376,7 @@ fn part_of(steps: &[&Step], settings: Vec<Setting>, is_keyed: bool) -> Part<Sql>
         part.writes |= step.does != Does::Read;
         let records = &step.part.records;
         part.records.extend(
-            records
-                .iter()
-                .map(|record| Key(Bytes::from(format!("{}:{}", record.table, record.key)))),
+            records.iter().map(|record| Key::from(format!("{}:{}", record.table, record.key))),
         );
         let mut keys = step.part.keys.clone();
         if is_keyed || step.met() >= records.len() as u64 {

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use orthodrome_core::NodeId;
 use orthodrome_core::txn::Key;
 use orthodrome_geotp::contract::Xid;
@@ -39,8 +38,7 @@ impl Session {
         let mut records: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
         for part in &plan.parts {
             if let Some(node) = self.proxy.nodes.get(&part.source) {
-                let keys =
-                    part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key))));
+                let keys = part.records.iter().map(|r| Key::from(format!("{}:{}", r.table, r.key)));
                 records.entry(*node).or_default().extend(keys);
             }
         }
@@ -95,7 +93,7 @@ impl Session {
                 let rows = found.into_iter().map(|((node, key), spot)| {
                     vec![
                         self.source_name(node),
-                        String::from_utf8_lossy(&key.0).into_owned(),
+                        String::from_utf8_lossy(key.bytes()).into_owned(),
                         format!("{spot:?}"),
                     ]
                 });

@@ -10,7 +10,6 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use orthodrome_core::txn::{Key, Read, Version};
 use orthodrome_core::{ClientId, NodeId, Timestamp, TxnId};
 use orthodrome_geotp::scalardb::{Image, Mark, Msg, Record, State};
@@ -23,16 +22,16 @@ use super::driver::{Fault, Outcome};
 pub(super) fn key(place: u16, name: i64) -> Key {
     let mut bytes = place.to_be_bytes().to_vec();
     bytes.extend(name.to_be_bytes());
-    Key(Bytes::from(bytes))
+    bytes.into()
 }
 
 /// The first key of a source.
 pub(super) fn first_key(place: u16) -> Key {
-    Key(if place == 0 { Bytes::new() } else { Bytes::copy_from_slice(&place.to_be_bytes()) })
+    if place == 0 { Key::default() } else { Key::from(&place.to_be_bytes()[..]) }
 }
 
 fn number_of(key: &Key) -> i64 {
-    let bytes = key.0.get(2..).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+    let bytes = key.bytes().get(2..).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
     bytes.map_or(0, i64::from_be_bytes)
 }
 
@@ -357,6 +356,7 @@ fn records(keys: &[Key], answer: &Answer) -> Vec<Record> {
 mod tests {
     use super::super::local::{Client, LocalServer, Refused};
     use super::*;
+    use bytes::Bytes;
 
     fn txn(counter: u64) -> TxnId {
         TxnId::new(ClientId(7), counter)

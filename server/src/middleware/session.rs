@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use orthodrome_core::txn::Key;
 use orthodrome_core::{NodeId, Outcome};
 use orthodrome_geotp::contract::{self, Failure, Last, Part, Reason, SessionId, Xid};
@@ -718,9 +717,9 @@ impl Session {
                     .map_or_else(Vec::new, |kind| self.settings.at(kind)),
                 may_leave,
             });
-            there.records.extend(
-                part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key)))),
-            );
+            there
+                .records
+                .extend(part.records.iter().map(|r| Key::from(format!("{}:{}", r.table, r.key))));
             there.writes |= plan.is_write;
         }
         places

@@ -52,7 +52,7 @@ pub(super) fn reads_bytes(reads: &Reads) -> usize {
 
 pub(super) fn reads(reads: Reads) -> Vec<api::KeyRead> {
     let read = |(key, read): (orthodrome_core::Key, orthodrome_core::txn::Read)| api::KeyRead {
-        key: key.0,
+        key: key.to_bytes(),
         value: read.value.map(|value| value.0),
         version: Some(version(read.version)),
     };
@@ -196,7 +196,7 @@ fn partitioning(partitioning: &Partitioning) -> api::Partitioning {
         Partitioning::Hash { .. } => Kind::Hash(Hash {}),
         Partitioning::Range { starts } => {
             let start = |(key, owner): &(orthodrome_core::Key, orthodrome_core::PartitionId)| {
-                api::RangeStart { key: key.0.to_vec(), partition: owner.0 }
+                api::RangeStart { key: key.bytes().to_vec(), partition: owner.0 }
             };
             Kind::Ranges(Ranges { starts: starts.iter().map(start).collect() })
         }

@@ -261,7 +261,7 @@ fn merge_table(
     }
     let due = take_deleted(&mut deleted, partition, above.collect_below)?;
     let none = Versions::new();
-    let written = above.keys.iter().map(|(key, versions)| (row(partition, &key.0), versions));
+    let written = above.keys.iter().map(|(key, versions)| (row(partition, key.bytes()), versions));
     for (row, versions) in written.chain(due.into_iter().map(|row| (row, &none))) {
         let mut held = match table.get(&row[..])? {
             Some(value) => {
@@ -318,7 +318,7 @@ fn decode(row: &[u8], mut value: &[u8]) -> Result<Versions, String> {
 
 impl StateEngine for Engine {
     fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<Versioned> {
-        let row = row(partition, &key.0);
+        let row = row(partition, key.bytes());
         let found = self.table().get(&row[..]);
         let value = found.unwrap_or_else(|error| self.broken(&error))?;
         let mut versions = decode(&row, value.value()).unwrap_or_else(|why| self.broken(&why));
@@ -333,7 +333,7 @@ impl StateEngine for Engine {
         after: Option<&Key>,
         limit: usize,
     ) -> Vec<(Key, Versions)> {
-        let first = row(partition, after.map_or(&[][..], |key| &key.0));
+        let first = row(partition, after.map_or(&[][..], |key| key.bytes()));
         let from =
             if after.is_some() { Bound::Excluded(&first[..]) } else { Bound::Included(&first[..]) };
         let table = self.table();
@@ -349,7 +349,7 @@ impl StateEngine for Engine {
                 break;
             }
             let versions = decode(row, value.value()).unwrap_or_else(|why| self.broken(&why));
-            found.push((Key(Bytes::copy_from_slice(key)), versions));
+            found.push((Key::from(key), versions));
         }
         found
     }

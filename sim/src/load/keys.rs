@@ -18,7 +18,7 @@ impl Keys {
         self.0.resize(SLOTS, Key::default());
         for key in keys {
             let mut digest = Digest::default();
-            digest.add_bytes(&key.0);
+            digest.add_bytes(key.bytes());
             let slot = usize::try_from(digest.value()).unwrap_or_default() % SLOTS;
             match self.0.get_mut(slot) {
                 Some(known) if known == key => *key = known.clone(),
@@ -43,6 +43,6 @@ mod tests {
         assert_eq!(shared, names);
         let mut again = [Key::from("k49999"), Key::from("k49999")];
         keys.share(&mut again);
-        assert!(std::ptr::eq(again[0].0.as_ptr(), again[1].0.as_ptr()));
+        assert!(std::ptr::eq(again[0].bytes(), again[1].bytes()));
     }
 }

@@ -20,7 +20,7 @@ struct Store {
 }
 
 fn keys_of(names: &KeyNames) -> Vec<Key> {
-    names.names().iter().map(|(_, name)| Key(name.clone())).collect()
+    names.names().iter().map(|(_, name)| Key::from(name)).collect()
 }
 
 /// Why a batch had no effect.
@@ -63,7 +63,7 @@ impl Store {
             }
             let call = batch.call(&keys);
             let reads: Vec<_> =
-                call.reads.iter().map(|key| self.values.get(&key.0).cloned()).collect();
+                call.reads.iter().map(|key| self.values.get(key.bytes()).cloned()).collect();
             match call.run(&reads) {
                 Ok(results) => {
                     assert!(evaluation.is_watch_kept && !evaluation.needs_more_writes);
@@ -71,9 +71,9 @@ impl Store {
                         match value {
                             Some(value) => {
                                 assert!(value.len() <= VALUE_BYTES_MAX);
-                                self.values.insert(key.0, value);
+                                self.values.insert(key.to_bytes(), value);
                             }
-                            None => drop(self.values.remove(&key.0)),
+                            None => drop(self.values.remove(key.bytes())),
                         }
                     }
                     return Ok(evaluation);
@@ -569,7 +569,7 @@ fn the_work_of_a_transaction_is_bounded() {
         if !batch.is_read_only() {
             let call = batch.call(&keys_of(&names));
             let reads: Vec<_> =
-                call.reads.iter().map(|key| store.values.get(&key.0).cloned()).collect();
+                call.reads.iter().map(|key| store.values.get(key.bytes()).cloned()).collect();
             let ran = call.run(&reads);
             assert_eq!(ran.is_err(), found.is_too_large, "replicas count as gateways do");
             assert!(ran.is_ok() || ran == Err(AbortReason::TooLarge));

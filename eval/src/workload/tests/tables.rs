@@ -75,7 +75,7 @@ fn customers_and_items_are_drawn_unevenly() {
     let requests = run("tpcc:new-order", &Options::default(), 5_000).1;
     let mut items = BTreeMap::<i64, u32>::new();
     for (request, _) in &requests {
-        for key in request.reads.iter().filter(|key| key.0.starts_with(b"stock")) {
+        for key in request.reads.iter().filter(|key| key.bytes().starts_with(b"stock")) {
             *items.entry(key_numbers(key).unwrap()[1]).or_default() += 1;
         }
     }
@@ -221,7 +221,9 @@ fn break_row(
     change: impl Fn(&Key, Option<&Value>) -> Option<Value>,
 ) {
     let prefix = format!("{table}{{");
-    for (key, read) in state.iter_mut().filter(|(key, _)| key.0.starts_with(prefix.as_bytes())) {
+    for (key, read) in
+        state.iter_mut().filter(|(key, _)| key.bytes().starts_with(prefix.as_bytes()))
+    {
         if let Some(value) = change(key, read.value.as_ref()) {
             read.value = Some(value);
             return;
@@ -380,7 +382,7 @@ fn every_invariant_of_movr_fails_where_it_is_broken() {
     let state = left(workload.as_ref(), &serial);
     workload.audit_end(&state).unwrap();
     let rides = |state: &Reads, course: Course| -> Vec<(Key, Ride)> {
-        let rides = state.iter().filter(|(key, _)| key.0.starts_with(b"ride{"));
+        let rides = state.iter().filter(|(key, _)| key.bytes().starts_with(b"ride{"));
         let ride = |(key, read): (&Key, &Read)| {
             Some((key.clone(), Ride::parse(read.value.as_ref()?).unwrap()))
         };

@@ -9,7 +9,7 @@ const STREAMS: u32 = 3;
 
 /// Keys are named after their stream: `0a` belongs to stream 0.
 fn home(key: &Key) -> PartitionId {
-    PartitionId(u32::from(key.0[0] - b'0'))
+    PartitionId(u32::from(key.bytes()[0] - b'0'))
 }
 
 fn id(number: u64) -> Name {

@@ -234,14 +234,14 @@ fn digest_of(name: Name, timestamp: Timestamp, reads: &Reads, writes: &Output) -
         digest.add(word);
     }
     for (key, Read { value, version }) in reads {
-        digest.add_bytes(&key.0);
+        digest.add_bytes(key.bytes());
         digest.add(version.timestamp.0);
         digest.add_bytes(value.as_ref().map_or(&[], |value| &value.0));
     }
     match writes {
         Ok(writes) => {
             for (key, value) in writes {
-                digest.add_bytes(&key.0);
+                digest.add_bytes(key.bytes());
                 digest.add(u64::from(value.is_some()));
                 digest.add_bytes(value.as_ref().map_or(&[], |value| &value.0));
             }
