@@ -514,7 +514,11 @@ impl Query {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     ended @ Ended::Committed(timestamp) => {
                         let reads = wire::reads(answer.reads);
-                        if client.knows_more_than(&reads) {
+                        let is_behind = match is_stale {
+                            true => client.knows_more_than(&reads),
+                            false => client.session().is_ahead_of_snapshot(&reads.0, timestamp),
+                        };
+                        if is_behind {
                             // The gateway does not compare reads with what clients know.
                             if !pace.pause().await {
                                 return Err(Error::Aborted(AbortReason::StaleRead));

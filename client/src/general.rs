@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use orthodrome_core::txn::{Key, Priority, Value};
+use orthodrome_core::txn::{Key, Priority, Read, Value};
 use orthodrome_core::{RegionId, Timestamp, TxnId};
 use tokio::time::Instant;
 
@@ -511,6 +511,6 @@ fn stale() -> Outcome {
 
 /// True if both saw the same versions.
 fn is_same(now: &Reads, before: &Reads) -> bool {
-    let version = |reads: &Reads, key: &Key| reads.0.get(key).map(|read| read.version);
+    let version = |reads: &Reads, key: &Key| reads.0.get(key).map(Read::compared);
     before.0.keys().all(|key| version(now, key) == version(before, key))
 }

@@ -87,12 +87,10 @@ pub(crate) fn reads(reads: Vec<api::KeyRead>) -> Reads {
 }
 
 pub(crate) fn versions(reads: &Reads) -> Vec<api::KeyVersion> {
-    let version = |(key, read): (&Key, &Read)| api::KeyVersion {
-        key: key.to_bytes(),
-        version: Some(api::Version {
-            timestamp: read.version.timestamp.0,
-            writer: txn_id(read.version.writer),
-        }),
+    let version = |(key, read): (&Key, &Read)| {
+        let Version { timestamp, writer } = read.compared();
+        let version = api::Version { timestamp: timestamp.0, writer: txn_id(writer) };
+        api::KeyVersion { key: key.to_bytes(), version: Some(version) }
     };
     reads.0.iter().map(version).collect()
 }

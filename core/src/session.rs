@@ -11,15 +11,16 @@ use crate::wire::Wire;
 use std::collections::BTreeMap;
 
 use crate::time::Timestamp;
-use crate::txn::{Key, Op, Read, Reads, Version, Writes};
+use crate::txn::{Key, Op, Read, Reads, Writes};
 
 /// The oldest version of one key that a session may still read.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Wire)]
 pub struct Floor {
     /// Its commit timestamp.
     pub timestamp: Timestamp,
-    /// True if this version is, or may be, a deletion. Servers drop old deletions, so a read that
-    /// finds the key absent also satisfies such a floor.
+    /// True if this version is, or may be, a deletion, or the key was absent at this time. Servers
+    /// drop old deletions, and say of an absent key what they have run. So a read that finds the key
+    /// absent, of a version that nobody wrote, also satisfies such a floor.
     pub is_deletion: bool,
 }
 
@@ -28,7 +29,7 @@ impl Floor {
     #[must_use]
     pub fn admits(self, read: &Read) -> bool {
         read.version.timestamp >= self.timestamp
-            || (self.is_deletion && read.version == Version::INITIAL)
+            || (self.is_deletion && read.value.is_none() && read.version.is_unwritten())
     }
 }
 
@@ -149,6 +150,17 @@ impl Session {
         keys.into_iter().filter_map(floor).collect()
     }
 
+    /// As [`Session::is_ahead_of`], for the reads of a transaction that committed at `at`. Everything
+    /// up to then precedes it, so an absent key was deleted since the client knew a value of it.
+    #[must_use]
+    pub fn is_ahead_of_snapshot(&self, reads: &Reads, at: Timestamp) -> bool {
+        let is_absent = |read: &Read| read.value.is_none() && read.version.is_unwritten();
+        reads.iter().any(|(key, read)| {
+            let floor = self.floors.get(key).map(|(floor, _)| *floor).unwrap_or_default();
+            !(floor.admits(read) || (is_absent(read) && at >= floor.timestamp))
+        })
+    }
+
     /// True if one of these reads is older than the client's floor.
     #[must_use]
     pub fn is_ahead_of(&self, reads: &Reads) -> bool {
@@ -160,7 +172,7 @@ impl Session {
 mod tests {
     use super::*;
     use crate::id::{ClientId, TxnId};
-    use crate::txn::Value;
+    use crate::txn::{Value, Version};
 
     fn reads(key: &str, at: u64, value: Option<&str>) -> Reads {
         let writer = if at == 0 { TxnId::default() } else { TxnId::new(ClientId(1), at) };
@@ -208,6 +220,37 @@ mod tests {
         assert!(session.is_ahead_of(&reads("k", 4, Some("v"))));
         assert!(!session.is_ahead_of(&reads("k", 5, None)));
         assert!(!session.is_ahead_of(&reads("k", 0, None)));
+    }
+
+    #[test]
+    fn an_absent_read_tells_what_had_been_deleted_when_it_was_read() {
+        let absent = |at: u64| {
+            let version = Version { timestamp: Timestamp(at), ..Version::INITIAL };
+            Reads::from([("k".into(), Read { value: None, version })])
+        };
+        let mut session = Session::default();
+        session.wrote(Timestamp(5), &Writes::from([("k".into(), Some("v".into()))]));
+        // A server that has run everything up to 4 may not have run the write.
+        assert!(session.is_ahead_of(&absent(4)));
+        assert!(!session.is_ahead_of(&absent(5)));
+        session.read(&absent(6));
+        // The key has been absent since then. Other servers may have run less, or know less of it.
+        assert!(session.is_ahead_of(&reads("k", 5, Some("v"))));
+        assert!(!session.is_ahead_of(&absent(3)));
+        assert!(!session.is_ahead_of(&absent(0)));
+        // A deletion that is older than what the client knows comes from a server that is behind.
+        assert!(session.is_ahead_of(&reads("k", 5, None)));
+    }
+
+    #[test]
+    fn what_is_absent_from_a_snapshot_had_been_deleted_before() {
+        let mut session = Session::default();
+        session.wrote(Timestamp(5), &Writes::from([("k".into(), Some("v".into()))]));
+        let absent = reads("k", 0, None);
+        assert!(session.is_ahead_of(&absent));
+        assert!(session.is_ahead_of_snapshot(&absent, Timestamp(4)));
+        assert!(!session.is_ahead_of_snapshot(&absent, Timestamp(6)));
+        assert!(session.is_ahead_of_snapshot(&reads("k", 4, Some("u")), Timestamp(6)));
     }
 
     #[test]

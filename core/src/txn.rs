@@ -105,6 +105,13 @@ impl Version {
         timestamp: Timestamp::ZERO,
         writer: TxnId { client: crate::ClientId(0), counter: 0, attempt: 0 },
     };
+
+    /// True if nobody wrote it: the key was never written, or its deletion has been forgotten. The
+    /// timestamp then says only which transactions the server that was asked has run.
+    #[must_use]
+    pub fn is_unwritten(self) -> bool {
+        self.writer == Self::INITIAL.writer
+    }
 }
 
 impl fmt::Display for Version {
@@ -118,7 +125,8 @@ impl fmt::Display for Version {
 pub struct Read {
     /// None if the key was never written, or was deleted.
     pub value: Option<Value>,
-    /// The version.
+    /// The version. If nobody wrote it ([`Version::is_unwritten`]), every version of the key up to
+    /// its timestamp had been written, and deleted again, when the key was read.
     pub version: Version,
 }
 
@@ -129,6 +137,14 @@ impl Read {
     #[must_use]
     pub fn compared(&self) -> Version {
         if self.value.is_some() { self.version } else { Version::INITIAL }
+    }
+
+    /// A read of which only the compared version is known: enough to check that it still holds. If
+    /// there was a value, an empty one stands for it.
+    #[must_use]
+    pub fn without_value(compared: Version) -> Self {
+        let value = (!compared.is_unwritten()).then(Value::default);
+        Self { value, version: compared }
     }
 }
 

@@ -105,7 +105,11 @@ fn read_ops(attempt: &Attempt<'_>, values: Values, status: Status) -> Result<Vec
                 })?;
                 Op::ReadList(key.to_string(), list)
             }
-            Values::Versions => Op::ReadVersion(key.to_string(), read.version.to_string()),
+            Values::Versions => {
+                let unwritten = read.version.is_unwritten();
+                let version = if unwritten { Version::INITIAL } else { read.version };
+                Op::ReadVersion(key.to_string(), version.to_string())
+            }
         });
     }
     Ok(ops)

@@ -145,8 +145,11 @@ mod tests {
             assert!(functor.execute(&deleted).is_ok() && functor.execute(&never).is_ok());
             assert_eq!(functor.execute(&there), Err(AbortReason::StaleRead));
         }
-        let functor = Functor::validation(&txn, &there, Writes::new());
-        assert!(functor.execute(&there).is_ok());
-        assert_eq!(functor.execute(&deleted), Err(AbortReason::StaleRead));
+        // A client that asks for the outcome does not send the value again.
+        for seen in [there.clone(), of(Read::without_value(version))] {
+            let functor = Functor::validation(&txn, &seen, Writes::new());
+            assert!(functor.execute(&there).is_ok());
+            assert_eq!(functor.execute(&deleted), Err(AbortReason::StaleRead));
+        }
     }
 }

@@ -7,10 +7,10 @@
 //! | command | effect |
 //! |---|---|
 //! | `cluster [regions=3] [rtt=100] [topology=NAME] [servers=1] [gateways=1] [partitions=1] [replicas=3] [shares=1] [mutation=T] [hide="A,B"] [steps]` | starts every node. What `hide` names is not shown: kinds of messages, `timer`, `durable`, `note`. With `steps`, messages, flushes and timers wait for commands; without, they take their time under `run` |
-//! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [stale] [general] [put="k:v,…"] [add="k:n,…"] [high] [below=N] [knows=T]` | begins a transaction: interactive; read-only with `ro`, of any consistent state with `stale`; general with `general`; a procedure with `put` or `add`; its client knows of versions of its keys at the timestamp `knows` |
+//! | `begin GATEWAY TXN [read="a,b"] [write="a,b"] [ro] [stale] [general] [put="k:v,…"] [add="k:n,…"] [high] [below=N] [knows=T] [absent=T]` | begins a transaction: interactive; read-only with `ro`, of any consistent state with `stale`; general with `general`; a procedure with `put` or `add`; its client knows of versions of its keys at the timestamp `knows`, or that its keys were absent at `absent` |
 //! | `read TXN KEY…` | the next round of a general transaction |
 //! | `decide TXN [k=v …] [abort]` | answers the reads of an interactive or general transaction |
-//! | `resolve GATEWAY TXN` | asks another gateway for the outcome of a transaction |
+//! | `resolve GATEWAY TXN [saw="a:TXN@T,…"]` | asks another gateway for the outcome of a transaction whose client has read these versions |
 //! | `run [for=MS] [until=MS] [quiet]` | lets time pass; shows nothing if `quiet` |
 //! | `messages` | lists what is in flight (with `steps`) |
 //! | `deliver [N…] [kind=K] [from=n1] [to=n2] [txn=c1.1] [all]` | delivers what is in flight and matches; with `all`, also what is sent thereby, until nothing is left |
@@ -46,7 +46,7 @@ use orthodrome_core::session::Floor;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::trace::{Event, Line};
-use orthodrome_core::txn::{Decision, Key, Op, Priority, Reads, Txn, Value};
+use orthodrome_core::txn::{Decision, Key, Op, Priority, Read, Reads, Txn, Value, Version};
 use orthodrome_eval::workload::{Issuer, Request, Values, Workload};
 
 use crate::clock::ClockModel;
@@ -276,9 +276,11 @@ impl<P: Protocol> Golden<P> {
         let home = self.simulation()?.cluster.region_of(gateway);
         let mut txn = transaction(id, home, args)?;
         txn.acknowledged_below = number(args.take_key("below"), id.counter)?;
-        let timestamp = Timestamp(number(args.take_key("knows"), 0)?);
+        let (knows, absent) = (args.take_key("knows"), args.take_key("absent"));
+        let is_deletion = absent.is_some();
+        let timestamp = Timestamp(number(knows.or(absent), 0)?);
         if timestamp != Timestamp::ZERO {
-            let floor = Floor { timestamp, is_deletion: false };
+            let floor = Floor { timestamp, is_deletion };
             let keys = txn.reads.iter().chain(&txn.writes);
             txn.floors = keys.map(|key| (key.clone(), floor)).collect();
         }
@@ -327,7 +329,17 @@ impl<P: Protocol> Golden<P> {
         let id: TxnId = args.next_pos().ok_or("resolve which TXN")?.parse()?;
         let begun = self.begun.get(&id).ok_or_else(|| format!("{id} was not begun"))?;
         let (txn, decision) = (begun.txn.clone(), begun.decision.clone());
-        let input = Input::Resolve { txn, reads: Reads::new(), decision };
+        let saw = args.take_key("saw");
+        let reads = saw.into_iter().flat_map(|text| text.split(',')).map(|text| {
+            let form = "write what it saw as key:writer@timestamp";
+            let (key, version) = text.split_once(':').ok_or(form)?;
+            let (writer, timestamp) = version.split_once('@').ok_or(form)?;
+            let timestamp = Timestamp(timestamp.parse()?);
+            let version = Version { timestamp, writer: writer.parse()? };
+            Ok((Key::from(key), Read::without_value(version)))
+        });
+        let reads: Outcome<Reads> = reads.collect();
+        let input = Input::Resolve { txn, reads: reads?, decision };
         self.simulation()?.call(index, input, 0);
         Ok(())
     }

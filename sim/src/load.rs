@@ -15,7 +15,7 @@ use orthodrome_core::machine::{Input, Protocol};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::session::Session;
 use orthodrome_core::time::{Duration, Time};
-use orthodrome_core::txn::{Key, Kind, Priority, Reads};
+use orthodrome_core::txn::{Key, Kind, Priority, Read, Reads};
 use orthodrome_eval::history::Entry;
 use orthodrome_eval::metrics::{Counters, Latencies};
 use orthodrome_eval::workload::{Issuer, Request, Values, Workload};
@@ -395,11 +395,12 @@ impl Load {
             }
             Action::Resolve | Action::Read | Action::Decide => {
                 active.is_resolved = true;
-                Input::Resolve {
-                    txn,
-                    reads: active.reads.clone().unwrap_or_default(),
-                    decision: active.decision.clone(),
-                }
+                // As in the API, the values are not sent again.
+                let seen = active.reads.iter().flatten();
+                let reads = seen
+                    .map(|(key, read)| (key.clone(), Read::without_value(read.compared())))
+                    .collect();
+                Input::Resolve { txn, reads, decision: active.decision.clone() }
             }
         };
         Some((gateway, input, 0))

@@ -79,7 +79,7 @@ impl Oracle {
     ) -> Result<(), String> {
         for (key, read) in reads {
             self.touched.insert(key.clone());
-            if read.version == Version::INITIAL {
+            if read.version.is_unwritten() {
                 continue;
             }
             let Version { timestamp, writer } = read.version;
@@ -123,10 +123,11 @@ impl Oracle {
         for (key, read) in reads {
             let is_absent = |deleted: bool| {
                 // A database may forget that a key was deleted.
-                read.version == Version::INITIAL && (deleted || self.maybe_deleted.contains(key))
+                let is_forgotten = read.value.is_none() && read.version.is_unwritten();
+                is_forgotten && (deleted || self.maybe_deleted.contains(key))
             };
             if let Some((newest, deleted)) = self.newest.get(key)
-                && read.version.timestamp < newest.timestamp
+                && (read.version.is_unwritten() || read.version.timestamp < newest.timestamp)
                 && !is_absent(*deleted)
             {
                 return Err(format!(

@@ -12,7 +12,7 @@ use orthodrome_core::id::{NodeId, ShareId, TxnId};
 use orthodrome_core::machine::{Input, Leak, Machine, Setup, UNKNOWABLE};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::Duration;
-use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn, Version};
+use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
 use super::message::{Msg, Record};
 use super::placement::shares;
@@ -271,11 +271,7 @@ impl Client {
             cx.set_timer(Timer::Open(id), cx.now() + AGAIN_AFTER);
             return;
         }
-        for (key, mut read) in reads {
-            if read.value.is_none() && read.version.writer == Version::INITIAL.writer {
-                // The key is absent, and the timestamp says only what the server has run.
-                read.version = Version::INITIAL;
-            }
+        for (key, read) in reads {
             open.found.entry(key).or_insert(read);
         }
         if !keys.iter().all(|key| open.found.contains_key(key)) {
@@ -285,7 +281,8 @@ impl Client {
         if open.txn.kind == Kind::StaleReadOnly {
             // The transactions that a server has run include all transactions that precede any of
             // them: a consistent state.
-            let newest = reads.values().map(|read| read.version.timestamp).max();
+            let written = reads.values().filter(|read| !read.version.is_unwritten());
+            let newest = written.map(|read| read.version.timestamp).max();
             cx.reads(id, reads);
             self.finish(id, Outcome::Committed(newest.unwrap_or_default()), "stale", cx);
             return;

@@ -226,7 +226,7 @@ impl Checker<'_> {
                 attempt: id.attempt,
             });
             let version = Version { timestamp: Timestamp(version.timestamp), writer };
-            if checked.insert(key, Read { value: None, version }).is_some() {
+            if checked.insert(key, Read::without_value(version)).is_some() {
                 return Err(invalid(&field(), "its key is given twice"));
             }
         }
@@ -604,6 +604,13 @@ mod tests {
         let fine = question(begun(), vec![read("b"), read("a")], write("c"));
         let resolve = checked(|check| check.resolve(fine)).unwrap();
         assert_eq!(resolve.reads.len(), 2);
+        assert!(resolve.reads.values().all(|read| read.compared() == Version::INITIAL));
+        let writer = Some(api::TxnId { client: 7, counter: 1, attempt: 0 });
+        let version = Some(api::Version { timestamp: 5, writer });
+        let held = vec![read("a"), api::KeyVersion { version, ..read("b") }];
+        let held = checked(|check| check.resolve(question(begun(), held, write("c")))).unwrap();
+        // A key that had a value is not taken for one that was absent.
+        assert_eq!(held.reads[&"b".into()].compared().timestamp, Timestamp(5));
         assert!(matches!(resolve.decision, Some(Decision::Commit(writes)) if writes.len() == 1));
         let none = question(begun(), vec![], None);
         assert_eq!(checked(|check| check.resolve(none)).unwrap().decision, None);

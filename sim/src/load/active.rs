@@ -73,10 +73,9 @@ impl Ahead {
 
     /// The decision of the transaction that commits, given its reads.
     pub(super) fn decide(&mut self, reads: &Reads) -> Decision {
-        let is_as_seen = self
-            .seen
-            .iter()
-            .all(|(key, seen)| reads.get(key).is_some_and(|read| read.version == seen.version));
+        let is_as_seen = self.seen.iter().all(|(key, seen)| {
+            reads.get(key).is_some_and(|read| read.compared() == seen.compared())
+        });
         self.is_stale = !is_as_seen;
         let decision = self.decision.clone().filter(|_| is_as_seen);
         decision.unwrap_or(Decision::Abort)

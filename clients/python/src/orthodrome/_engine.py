@@ -94,11 +94,11 @@ def to_versions(reads: Mapping[bytes, Read]) -> list[api.KeyVersion]:
         writer = api.TxnId(client=of.writer.client, counter=of.writer.counter, attempt=of.writer.attempt)
         return api.Version(timestamp=of.timestamp, writer=writer)
 
-    return [api.KeyVersion(key=key, version=version(read.version)) for key, read in sorted(reads.items())]
+    return [api.KeyVersion(key=key, version=version(read.compared)) for key, read in sorted(reads.items())]
 
 
 def same_versions(now: Mapping[bytes, Read], before: Mapping[bytes, Read]) -> bool:
-    return all(key in now and now[key].version == read.version for key, read in before.items())
+    return all(key in now and now[key].compared == read.compared for key, read in before.items())
 
 
 @dataclass(frozen=True)
@@ -365,7 +365,7 @@ class Engine:
                 timestamp = ended(answer.outcome)
                 reads = to_reads(answer.reads)
                 # The gateway does not compare reads with what clients know.
-                if not self.session.is_ahead_of(reads):
+                if not self.session.is_ahead_of(reads, -1 if is_stale else timestamp):
                     self.session.read(reads)
                     return timestamp, reads
                 raise stale()

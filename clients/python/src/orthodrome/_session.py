@@ -149,13 +149,15 @@ class Session:
                     known.append(api.KnownKey(key=key, timestamp=floor[0], deleted=floor[1]))
         return known
 
-    def is_ahead_of(self, reads: Mapping[bytes, Read]) -> bool:
-        """True if one of these reads is older than what the client knows."""
+    def is_ahead_of(self, reads: Mapping[bytes, Read], at: int = -1) -> bool:
+        """True if one of these reads is older than what the client knows. If they are those of a transaction that
+        committed at `at`, an absent key was deleted since the client knew a value of it."""
         with self._lock:
             for key, read in reads.items():
                 timestamp, is_deletion = self._floors.get(key, (0, False))
                 # Servers drop old deletions, so an absent key is not older than a deletion.
-                is_absent = is_deletion and read.version == INITIAL
+                is_unwritten = read.value is None and read.version.writer == INITIAL.writer
+                is_absent = is_unwritten and (is_deletion or at >= timestamp)
                 if read.version.timestamp < timestamp and not is_absent:
                     return True
         return False

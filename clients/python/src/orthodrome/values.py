@@ -51,7 +51,8 @@ class TxnId(NamedTuple):
 class Version(NamedTuple):
     """The write that a read saw."""
 
-    #: Commit timestamp of the writer in nanoseconds; 0 if no transaction wrote the key.
+    #: Commit timestamp of the writer in nanoseconds. If the writer is client 0, no transaction wrote the key, or its
+    #: deletion has been forgotten: all versions up to this timestamp had been deleted again.
     timestamp: int
     writer: TxnId
 
@@ -65,6 +66,11 @@ class Read(NamedTuple):
     #: None if the key was absent.
     value: bytes | None
     version: Version
+
+    @property
+    def compared(self) -> Version:
+        """The version by which two reads are compared. All absent keys are alike, because servers forget deletions."""
+        return INITIAL if self.value is None else self.version
 
 
 class Reads(Mapping[Data, "bytes | None"]):

@@ -142,12 +142,14 @@ impl Server {
         cx: &mut Cx<'_>,
     ) {
         // A client that knows a value must see that its deletion is newer. Servers forget deletions,
-        // but know which transactions have run.
+        // each at another time, but know which transactions have run.
         let read = |key: Key| {
             let mut read = self.store.read(self.placement.partition_of(&key), &key);
-            if read.version == Version::INITIAL {
+            if read.value.is_none() {
                 let below = self.state.run_below(&key, &self.placement);
-                read.version.timestamp = Timestamp(below.0.saturating_sub(1));
+                let run = Timestamp(below.0.saturating_sub(1));
+                let timestamp = read.version.timestamp.max(run);
+                read.version = Version { timestamp, ..Version::INITIAL };
             }
             (key, read)
         };
