@@ -248,6 +248,54 @@ fn empty_directory_is_rejected_for_a_member() {
     assert_eq!(text(&output.stdout), "kept = 1\n", "{}", text(&output.stderr));
 }
 
+/// With `replicas = 1` in its file, a node would count its own vote as a majority, and acknowledge what
+/// the others do not have.
+#[test]
+fn a_node_whose_file_places_partitions_otherwise_does_not_serve() {
+    must_end_within(LIMIT);
+    let arguments = ["--topology", "local3", "--protocol", "tapir"];
+    let mut cluster = Cluster::init(3, &arguments, &[]);
+    let file = cluster.config(3);
+    let right = std::fs::read_to_string(&file).unwrap();
+    let changed = |from: &str, to: &str| {
+        assert!(right.contains(from), "{from} is not in {right}");
+        std::fs::write(&file, right.replace(from, to)).unwrap();
+    };
+    let serve = |code: i32| {
+        let output = run(&["serve", "--config", file.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    // A new cluster: no data contradicts the file, but the other nodes do.
+    cluster.start(1..=2);
+    changed("replicas = 3", "replicas = 1");
+    let said = serve(1);
+    assert!(said.contains("is not that of n1, n2") || said.contains("is not that of n2"), "{said}");
+    // The directory has the placement of the wrong file, and no data.
+    std::fs::remove_dir_all(cluster.dir().join("data/n3")).unwrap();
+    std::fs::write(&file, &right).unwrap();
+    cluster.start_with([3], &["--new-cluster"]);
+    let first = cluster.endpoint(1);
+    let shell = |command: &str| {
+        let output = run(&["shell", "--deadline", "60s", "--connect", &first, "-e", command]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    shell("put kept 1");
+    // With data, it does not even start, whether the others run or not.
+    cluster.kill(1..=3);
+    changed("replicas = 3", "replicas = 1");
+    let said = serve(2);
+    assert!(said.contains("was made with p0 on n1 n2 n3"), "{said}");
+    let file_of_next = right.replace("replicas = 3", "replicas = 1");
+    std::fs::write(&file, format!("map_epoch = 2\n{file_of_next}")).unwrap();
+    let said = serve(2);
+    assert!(said.contains("this protocol cannot move partitions"), "{said}");
+    std::fs::write(&file, &right).unwrap();
+    cluster.start(1..=3);
+    assert_eq!(shell("get kept"), "kept = 1\n");
+}
+
 #[test]
 fn five_processes_survive_the_death_of_one_and_end_in_good_order() {
     must_end_within(LIMIT);

@@ -16,7 +16,7 @@ pub mod run;
 mod turns;
 mod workers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -47,7 +47,9 @@ use crate::gateway::{
     Backend, Command, Description, Gateway, GatewayError, Health, InFlight, InFlightMax,
 };
 use crate::inbox::Inbox;
-use crate::storage::{self, Expected, Identity, Report, Storage, StorageError, Tag, Work, Writer};
+use crate::storage::{
+    self, Expected, Identity, Placement, Report, Storage, StorageError, Tag, Work, Writer,
+};
 use crate::tls::Tls;
 use crate::transport::handshake::{Introduction, Process, map_digest};
 use crate::transport::{self, Deliver, LinkStatus, Peer, Transport};
@@ -186,6 +188,8 @@ struct Shared<P: WireProtocol> {
     ended: CancellationToken,
     transport: OnceLock<Transport>,
     clients: Clients,
+    /// Processes that were refused because of their placement.
+    placed_otherwise: Mutex<BTreeSet<NodeId>>,
 }
 
 /// The source of new client ids.
@@ -224,6 +228,7 @@ impl<P: WireProtocol> Shared<P> {
             ended: CancellationToken::new(),
             transport: OnceLock::new(),
             clients: Clients { block, writer: OnceLock::new() },
+            placed_otherwise: Mutex::default(),
         }
     }
 
@@ -320,6 +325,28 @@ impl<P: WireProtocol> Shared<P> {
         error!(node = %self.me.node, why, "this node has failed and stops serving");
         self.failure.send_replace(Some(why.to_owned()));
         self.end();
+    }
+
+    /// Another process has connected, or was refused because of its placement. If at least half of
+    /// all processes have another placement, then this node's file is probably wrong. It must not
+    /// commit anything alone.
+    fn met(&self, peer: NodeId, has_other_placement: bool) {
+        let mut others = self.placed_otherwise.lock().unwrap_or_else(PoisonError::into_inner);
+        if !has_other_placement {
+            others.remove(&peer);
+            return;
+        }
+        others.insert(peer);
+        let all = self.map.servers().count();
+        if others.len() * 2 >= all {
+            let names: Vec<String> = others.iter().map(NodeId::to_string).collect();
+            drop(others);
+            self.fail(&format!(
+                "the placement of partitions in this node's file is not that of {}; give all nodes the same \
+                 `map_epoch`, topology, nodes and placement",
+                names.join(", ")
+            ));
+        }
     }
 
     fn end(&self) {
@@ -449,6 +476,10 @@ impl<P: WireProtocol> Deliver for Receiver<P> {
 
     fn delivered(&self) {
         self.shared.tick();
+    }
+
+    fn met(&self, peer: NodeId, has_other_placement: bool) {
+        self.shared.met(peer, has_other_placement);
     }
 }
 
@@ -942,6 +973,7 @@ async fn open<P: WireProtocol>(
         identity: identity.clone(),
         protocol,
         expected: settings.expected,
+        placement: (Placement::of(&settings.map), P::MEMBERS),
         sync,
         segment_bytes: 64 << 20,
         verify: settings.verify_state,

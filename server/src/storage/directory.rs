@@ -3,6 +3,7 @@
 //! ```text
 //! LOCK            held while a process uses the directory
 //! NEW             made with the files of a new cluster: that there is no data yet is no loss
+//! placement.toml  the placement of partitions with which the data was made
 //! identity.toml   whose data this is; written last when the directory is made
 //! ceilings        two copies of the numbers that must never go back
 //! log/            the log
@@ -118,6 +119,12 @@ impl Directory {
         self.is_new
     }
 
+    /// The directory itself.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The directory of the log.
     #[must_use]
     pub fn log(&self) -> PathBuf {
@@ -161,16 +168,12 @@ impl Directory {
             protocol: self.protocol.into(),
         };
         let path = self.path.join("identity.toml");
-        let draft = self.path.join("identity.toml.tmp");
         let text = toml::to_string(&file).map_err(|error| StorageError::Io {
             action: "write",
             path: path.clone(),
             source: std::io::Error::other(error),
         })?;
-        File::create(&draft)
-            .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&draft, &path))
-            .map_err(|e| StorageError::io("write", &path, e))?;
+        replace(&path, &text)?;
         remove(&self.path.join(MARK))?;
         sync_dir(&self.log())?;
         sync_dir(&self.path)?;
@@ -180,6 +183,16 @@ impl Directory {
         self.is_new = false;
         Ok(())
     }
+}
+
+/// Replaces the contents of a small file, durably, and never by a part of the new contents.
+pub(super) fn replace(path: &Path, text: &str) -> Result<(), StorageError> {
+    let draft = path.with_added_extension("tmp");
+    File::create(&draft)
+        .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&draft, path))
+        .map_err(|e| StorageError::io("write", path, e))?;
+    path.parent().map_or(Ok(()), sync_dir)
 }
 
 /// Removes a file if it exists.

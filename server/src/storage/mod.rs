@@ -9,6 +9,7 @@
 pub mod directory;
 pub mod engine;
 pub mod log;
+mod placement;
 mod writer;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use orthodrome_core::NodeId;
 
+pub use placement::Placement;
 pub(crate) use writer::first_client;
 pub use writer::{Recovered, Report, Settings, Storage, Tag, Work, Writer};
 
@@ -162,6 +164,18 @@ pub enum StorageError {
         found: String,
         /// The node or protocol that opens it.
         expected: String,
+    },
+    /// The data was made with another placement of partitions.
+    #[error("{}: this data was made with {found}, and the node's file says {expected}; {remedy}", path.display())]
+    WrongPlacement {
+        /// The file.
+        path: PathBuf,
+        /// What differs, of the data.
+        found: String,
+        /// What differs, of the node's file.
+        expected: String,
+        /// The remedy.
+        remedy: &'static str,
     },
     /// The format is unknown to this version.
     #[error("{} has format {found}, and this version reads {known}; use the version that wrote it", path.display())]

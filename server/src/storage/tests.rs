@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 
 use bytes::Bytes;
+use orthodrome_core::cluster::Cluster;
 use orthodrome_core::store::{MemoryEngine, Memtable, StateEngine as _, Store};
+use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::Version;
 use orthodrome_core::{ClientId, Key, NodeId, PartitionId, Ticket, Timestamp, TxnId, Value};
 use proptest::prelude::*;
@@ -411,6 +413,29 @@ fn a_new_directory_gives_no_client_number_of_a_lost_one() {
     assert!(first("new") >= lost);
 }
 
+/// A number that is given twice would make a new transaction pass for an old one of its name.
+#[test]
+fn an_older_copy_of_a_directory_gives_no_client_number_again() {
+    let at = tempfile::tempdir().unwrap();
+    let dir = at.path().join("data");
+    let first = || Storage::open(settings(&dir)).unwrap().1.values.clients;
+    let made = first();
+    let file = dir.join("ceilings");
+    let mut ceilings = Ceilings::open(&file, &me(), true).unwrap();
+    let values = ceilings.values();
+    // As it was long ago.
+    ceilings.write(Values { clients: 5, ..values }).unwrap();
+    ceilings.write(Values { clients: 5, ..values }).unwrap();
+    drop(ceilings);
+    assert!(first() >= made);
+    // A clock that was set back gives none again either.
+    let mut ceilings = Ceilings::open(&file, &me(), true).unwrap();
+    let later = Values { clients: made + (1 << 30), ..ceilings.values() };
+    ceilings.write(later).unwrap();
+    drop(ceilings);
+    assert_eq!(first(), later.clients);
+}
+
 #[test]
 fn ceilings_survive_any_damage_to_one_copy() {
     let dir = tempfile::tempdir().unwrap();
@@ -594,12 +619,52 @@ proptest! {
     }
 }
 
+/// The placement of two partitions on three servers.
+fn placement(replicas: u32, epoch: u64) -> Placement {
+    let topology = Topology::built_in("local3").unwrap();
+    let mut cluster = Cluster::spread(topology, 1, 1, 2, replicas).unwrap();
+    cluster.epoch = epoch;
+    Placement::of(&cluster)
+}
+
+#[test]
+fn data_is_not_opened_with_another_placement() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let open = |placement, may_move| {
+        let settings = Settings { placement: (placement, may_move), ..settings(&dir) };
+        Storage::open(settings).map(drop).map_err(|error| error.to_string())
+    };
+    open(placement(3, 1), false).unwrap();
+    open(placement(3, 1), false).unwrap();
+    let error = open(placement(1, 1), false).unwrap_err();
+    assert!(error.contains("p0 on n1 n2 n3") && error.contains("p0 on n1;"), "{error}");
+    // Only data that knows the members of its partitions may have others in its file.
+    open(placement(1, 2), false).unwrap_err();
+    open(placement(1, 1), true).unwrap_err();
+    open(placement(1, 2), true).unwrap();
+    let error = open(placement(3, 1), true).unwrap_err();
+    assert!(error.contains("map_epoch 2") && error.contains("map_epoch 1;"), "{error}");
+    open(placement(3, 3), true).unwrap();
+    // A key is in the partition that it was in.
+    let topology = Topology::built_in("local3").unwrap();
+    let mut cluster = Cluster::spread(topology, 1, 1, 3, 3).unwrap();
+    cluster.epoch = 4;
+    let error = open(Placement::of(&cluster), true).unwrap_err();
+    assert!(error.contains("over 2 partitions") && error.contains("over 3"), "{error}");
+    // The directory of an earlier version has none.
+    fs::remove_file(dir.join("placement.toml")).unwrap();
+    open(placement(3, 1), false).unwrap();
+    open(placement(1, 1), false).unwrap_err();
+}
+
 fn settings(dir: &Path) -> Settings {
     Settings {
         data_dir: dir.to_owned(),
         identity: me(),
         protocol: "toy",
         expected: Expected::Either,
+        placement: (placement(3, 1), false),
         sync: true,
         segment_bytes: 1 << 20,
         verify: true,

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use super::directory::{Ceilings, Directory, Values};
 use super::engine::Engine;
 use super::log::{Hook, Log, Options, Position, Record};
-use super::{Expected, Identity, StorageError};
+use super::{Expected, Identity, Placement, StorageError};
 use crate::inbox::Inbox;
 
 /// The owner of a record.
@@ -47,6 +47,8 @@ pub struct Settings {
     pub protocol: &'static str,
     /// The expected contents of the directory.
     pub expected: Expected,
+    /// The placement of partitions, and whether the data itself knows the members of partitions.
+    pub placement: (Placement, bool),
     /// If false, data survives the death of the process, but not of the machine.
     pub sync: bool,
     /// See [`Options::segment_bytes`].
@@ -83,10 +85,10 @@ pub struct Storage {
     gateway: Vec<Bytes>,
 }
 
-/// The number of the first client of a node that stores none yet. An earlier life may have been
-/// lost: its clients' transactions are remembered elsewhere, so no number may be given again. Numbers
-/// begin with the seconds since the epoch, 256 for each, so lives differ if each lasts a second for
-/// every 256 clients.
+/// The least number of the next client of a node that starts. An earlier life may have been lost, or
+/// an older copy of its data may have been restored. Its clients' transactions are remembered
+/// elsewhere, so no number may be given again. Numbers begin with the seconds since the epoch, 256
+/// for each, so lives differ if each lasts a second for every 256 clients.
 pub(crate) fn first_client() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (since.as_secs() << 8) & ((1 << ClientId::NUMBER_BITS) - 1)
@@ -100,12 +102,14 @@ impl Storage {
     /// See [`StorageError`].
     pub fn open(settings: Settings) -> Result<(Self, Recovered), StorageError> {
         let Settings { data_dir, identity, protocol, expected, .. } = settings;
-        let Settings { sync, segment_bytes, verify, hook, .. } = settings;
+        let Settings { sync, segment_bytes, verify, hook, placement, .. } = settings;
         let mut directory = Directory::open(&data_dir, &identity, protocol, expected)?;
+        let (placement, may_move) = placement;
         let (dir, state, file) = (directory.log(), directory.state(), directory.ceilings());
         let mut options = Options { sync, segment_bytes, durable: Position::default(), hook };
         let (log, records, engine, mut ceilings, torn);
         if directory.is_new() {
+            placement.write_new(directory.path())?;
             log = Log::create(&dir, &identity, options)?;
             engine = Engine::create(&state, &identity)?;
             ceilings = Ceilings::create(&file, &identity, sync)?;
@@ -113,6 +117,7 @@ impl Storage {
             directory.finish()?;
             (records, torn) = (Vec::new(), None);
         } else {
+            placement.check(directory.path(), may_move)?;
             ceilings = Ceilings::open(&file, &identity, sync)?;
             options.durable = ceilings.values().durable;
             let at;
@@ -130,7 +135,9 @@ impl Storage {
         }
         let values = ceilings.values();
         let incarnation = values.incarnation + 1;
-        ceilings.write(Values { incarnation, ..values })?;
+        // The directory may be an older copy, without the numbers that were given since.
+        let clients = values.clients.max(first_client());
+        ceilings.write(Values { incarnation, clients, ..values })?;
         let (server, gateway) = split(&identity, records)?;
         let values = ceilings.values();
         let storage =

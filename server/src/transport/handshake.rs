@@ -81,6 +81,21 @@ pub enum HandshakeError {
         /// The remedy.
         remedy: &'static str,
     },
+    /// A process of the cluster has another placement of partitions.
+    #[error(
+        "{field} of {node} is {theirs}, and here it is {ours}; give all nodes the same `map_epoch`, topology, nodes \
+         and placement"
+    )]
+    OtherPlacement {
+        /// The process.
+        node: NodeId,
+        /// The field that differs.
+        field: &'static str,
+        /// The other end's value.
+        theirs: String,
+        /// The value here.
+        ours: String,
+    },
     /// The other end refused.
     #[error("the other end refuses: {0}")]
     Refused(String),
@@ -186,10 +201,19 @@ impl Introduction {
         let lists = "give all nodes one list of nodes";
         same("gateway id", &NodeId(hello.gateway), &known.gateway, lists)?;
         same("region", &hello.region, &known.region, lists)?;
-        same("map epoch", &hello.map_epoch, &self.map_epoch, "restart the node with the old map")?;
-        let digest = format!("{:016x}", hello.map_digest.0);
-        let ours = format!("{:016x}", self.map_digest);
-        same("map digest", &digest, &ours, "give all nodes the same topology and placement")?;
+        let maps = [
+            ("map epoch", hello.map_epoch.to_string(), self.map_epoch.to_string()),
+            (
+                "map digest",
+                format!("{:016x}", hello.map_digest.0),
+                format!("{:016x}", self.map_digest),
+            ),
+        ];
+        if let Some((field, theirs, ours)) =
+            maps.into_iter().find(|(_, theirs, ours)| theirs != ours)
+        {
+            return Err(HandshakeError::OtherPlacement { node, field, theirs, ours });
+        }
         same("protocol", &hello.protocol, &self.protocol, "set one `protocol` on all nodes")?;
         // A process of another machine must not be taken for one that shares the clock.
         let apart = "if loopback addresses in `nodes` lead to other machines, set `shared_clock` to \
@@ -238,17 +262,28 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     certified: impl FnOnce(&Process) -> Result<(), String>,
 ) -> Result<Process, HandshakeError> {
     let caller = match read(stream).await {
-        Ok(hello) => mine.check(&hello).and_then(|process| {
-            certified(process).map_err(|theirs| HandshakeError::Mismatch {
-                field: "certificate",
-                theirs,
-                ours: process.node.to_string(),
-                remedy: "give each node the certificate that was made for it",
-            })?;
-            // Before the answer, which tells the higher of both offsets.
-            mine.meet(&hello)?;
-            Ok(process.clone())
-        }),
+        Ok(hello) => {
+            let checked = mine.check(&hello);
+            // The node stops if most others have another placement, so only they may say so.
+            let claimed = match &checked {
+                Ok(process) => Some(*process),
+                Err(HandshakeError::OtherPlacement { node, .. }) => mine.others.get(node),
+                Err(_) => None,
+            };
+            let certified = claimed.map_or(Ok(()), |process| {
+                certified(process).map_err(|theirs| HandshakeError::Mismatch {
+                    field: "certificate",
+                    theirs,
+                    ours: process.node.to_string(),
+                    remedy: "give each node the certificate that was made for it",
+                })
+            });
+            certified.and(checked).and_then(|process| {
+                // Before the answer, which tells the higher of both offsets.
+                mine.meet(&hello)?;
+                Ok(process.clone())
+            })
+        }
         Err(error @ HandshakeError::Version { .. }) => Err(error),
         // The other end would not understand an answer.
         Err(error) => return Err(error),

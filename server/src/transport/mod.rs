@@ -66,6 +66,10 @@ pub trait Deliver: Send + Sync + 'static {
 
     /// Called when all messages of one read of a connection have been delivered.
     fn delivered(&self);
+
+    /// Called when another process has connected, or was refused because it has another placement of
+    /// partitions.
+    fn met(&self, peer: NodeId, has_other_placement: bool);
 }
 
 /// Another process.
@@ -761,8 +765,16 @@ impl<D: Deliver> Acceptor<D> {
                 };
                 drop(place);
                 match greeted.unwrap_or(Err(HandshakeError::Timeout)) {
-                    Ok((stream, peer)) => acceptor.receive(stream, peer).await,
-                    Err(error) => warn!(%me, %address, %error, "refused a connection"),
+                    Ok((stream, peer)) => {
+                        acceptor.deliver.met(peer.node, false);
+                        acceptor.receive(stream, peer).await;
+                    }
+                    Err(error) => {
+                        warn!(%me, %address, %error, "refused a connection");
+                        if let HandshakeError::OtherPlacement { node, .. } = error {
+                            acceptor.deliver.met(node, true);
+                        }
+                    }
                 }
             });
         }

@@ -22,6 +22,8 @@ impl Deliver for Collect {
     }
 
     fn delivered(&self) {}
+
+    fn met(&self, _: NodeId, _: bool) {}
 }
 
 type Inbox = mpsc::UnboundedReceiver<(NodeId, NodeId, Bytes, Instant)>;

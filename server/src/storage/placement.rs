@@ -1,0 +1,130 @@
+//! The placement with which a node's data was made.
+//!
+//! Servers count votes over the servers of a partition, and find a key by its partition. With another
+//! placement in its file, a node would acknowledge commits that the others do not have, or miss data
+//! that it has. So the data directory has a copy of the placement, in the file `placement.toml`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use orthodrome_core::NodeId;
+use orthodrome_core::cluster::{Cluster, Partitioning};
+use serde::{Deserialize, Serialize};
+
+use super::StorageError;
+use super::directory::replace;
+
+const FILE: &str = "placement.toml";
+
+/// What decides where the data of a cluster is, as text.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    /// The number of the placement, `map_epoch` in the node's file.
+    epoch: u64,
+    /// How keys map to partitions, and the number of shares of each region's copy.
+    keys: String,
+    /// The servers of each partition.
+    partitions: BTreeMap<String, String>,
+}
+
+impl Placement {
+    /// The placement of a cluster.
+    #[must_use]
+    pub fn of(cluster: &Cluster) -> Self {
+        let names = |ids: &mut dyn Iterator<Item = NodeId>| {
+            let names: Vec<String> = ids.map(|id| id.to_string()).collect();
+            names.join(" ")
+        };
+        let keys = match cluster.partitioning() {
+            Partitioning::Hash { .. } => "hash".to_owned(),
+            Partitioning::Range { starts } => {
+                let range = |(start, owner): &(_, _)| format!("{owner} from {start:?}");
+                starts.iter().map(range).collect::<Vec<_>>().join(", ")
+            }
+        };
+        let shares = match cluster.shares() {
+            0 | 1 => String::new(),
+            // A server's share depends on its place among all servers.
+            shares => {
+                let servers = names(&mut cluster.servers().map(|server| server.id));
+                format!(", {shares} shares on {servers}")
+            }
+        };
+        let partitions = cluster.partitions().map(|partition| {
+            let mut replicas = partition.replicas.clone();
+            replicas.sort_unstable();
+            (partition.id.to_string(), names(&mut replicas.into_iter()))
+        });
+        Self { epoch: cluster.epoch, keys: keys + &shares, partitions: partitions.collect() }
+    }
+
+    /// Compares it with the copy in the data directory, and stores it if there is none, or if it
+    /// follows the copy. If `may_move`, the data itself knows the members of a partition, so an
+    /// operator may name other servers under a higher epoch.
+    ///
+    /// # Errors
+    /// It is not the placement of the data.
+    pub fn check(&self, dir: &Path, may_move: bool) -> Result<(), StorageError> {
+        let path = dir.join(FILE);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            // The directory is of an earlier version.
+            Err(error) if error.kind() == ErrorKind::NotFound => return self.write(&path),
+            Err(error) => return Err(StorageError::io("read", &path, error)),
+        };
+        let why = "this is not a placement";
+        let corrupt = |_| StorageError::Corrupt { path: path.clone(), offset: 0, why };
+        let held: Self = toml::from_str(&text).map_err(corrupt)?;
+        if held == *self {
+            return Ok(());
+        }
+        let wrong = |found: String, expected: String, remedy: &'static str| {
+            Err(StorageError::WrongPlacement { path: path.clone(), found, expected, remedy })
+        };
+        if held.keys != self.keys || !held.partitions.keys().eq(self.partitions.keys()) {
+            let of = |placement: &Self| {
+                format!("keys by {} over {} partitions", placement.keys, placement.partitions.len())
+            };
+            return wrong(of(&held), of(self), "set them back: data cannot be divided anew");
+        }
+        let epoch = |placement: &Self| format!("map_epoch {}", placement.epoch);
+        if self.epoch < held.epoch {
+            return wrong(epoch(&held), epoch(self), "use the newest file");
+        }
+        let moved =
+            self.partitions.iter().find(|(id, servers)| held.partitions.get(*id) != Some(*servers));
+        if let Some((id, servers)) = moved
+            && !(may_move && self.epoch > held.epoch)
+        {
+            let before = held.partitions.get(id).map_or("", String::as_str);
+            let remedy = match may_move {
+                true => {
+                    "set the topology, the nodes and the placement back, or raise `map_epoch` on all nodes after \
+                     `change-members` has moved the partition"
+                }
+                false => {
+                    "set the topology, the nodes and the placement back: this protocol cannot move partitions"
+                }
+            };
+            return wrong(format!("{id} on {before}"), format!("{id} on {servers}"), remedy);
+        }
+        self.write(&path)
+    }
+
+    /// Stores it in a directory without data.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn write_new(&self, dir: &Path) -> Result<(), StorageError> {
+        self.write(&dir.join(FILE))
+    }
+
+    fn write(&self, path: &Path) -> Result<(), StorageError> {
+        let text = toml::to_string(self)
+            .map_err(|error| StorageError::io("write", path, std::io::Error::other(error)))?;
+        replace(path, &text)
+    }
+}
