@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use orthodrome_client::{Client, ClusterInfo, Config, Link, StatusInfo, Tls};
+use orthodrome_client::{Client, ClusterInfo, Config, Error, Link, StatusInfo, Tls};
 use orthodrome_core::NodeId;
 use orthodrome_server::config::NodeConfig;
 use serde::Serialize;
@@ -205,11 +205,19 @@ fn start(dir: &Path, within: Duration) -> anyhow::Result<Status> {
     let members = members(dir)?;
     let deadline = Instant::now() + within;
     let _alone = alone(dir, deadline)?;
-    let mut started = Vec::new();
+    let (mut started, mut running) = (Vec::new(), Vec::new());
     for member in &members {
         match member.process() {
-            Some(number) => note!("{} runs already (process {number})", member.id),
+            Some(number) => running.push((member, number)),
             None => started.push((member, spawn(member)?)),
+        }
+    }
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    for (member, number) in running {
+        if runtime.block_on(goes_on(dir, member, number, deadline))? {
+            note!("{} runs already (process {number})", member.id);
+        } else {
+            started.push((member, spawn(member)?));
         }
     }
     for (member, process) in &mut started {
@@ -253,6 +261,39 @@ fn start(dir: &Path, within: Duration) -> anyhow::Result<Status> {
     );
     output::print(&text)?;
     Ok(Status::Passed)
+}
+
+/// True if a node that runs already serves; false if it was stopping, and has ended meanwhile.
+async fn goes_on(
+    dir: &Path,
+    member: &Member,
+    process: u32,
+    deadline: Instant,
+) -> anyhow::Result<bool> {
+    let mut is_told = false;
+    loop {
+        let state = match ask(dir, member).await {
+            Ok((_, status)) if status.trouble.is_empty() => return Ok(true),
+            Ok((_, status)) => status.trouble,
+            Err(_) if member.process().is_none() => return Ok(false),
+            // It serves others.
+            Err(error) if matches!(error.downcast_ref(), Some(Error::Unauthenticated(_))) => {
+                return Ok(true);
+            }
+            Err(error) => format!("not answering: {error:#}"),
+        };
+        if !is_told {
+            note!("{} (process {process}) is {state}; waiting", member.id);
+            is_told = true;
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{} (process {process}) runs, but is {state}; see {}",
+            member.id,
+            member.beside("log").display()
+        );
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 /// The options of a shell for the credentials in the directory.

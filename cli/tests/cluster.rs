@@ -12,7 +12,7 @@
 
 mod processes;
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -150,6 +150,40 @@ fn two_starts_at_once_start_each_node_once() {
     assert_eq!(said.iter().map(already).sum::<usize>(), 3, "{said:?}");
     let (report, code) = json(&run(&["cluster", "status", name, "--json"]));
     assert_eq!(code, Some(0), "{report}");
+    let stopped = run(&["cluster", "stop", name]);
+    assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
+}
+
+#[test]
+fn a_node_that_is_stopping_is_started_again_when_it_has_ended() {
+    must_end_within(LIMIT);
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("planet");
+    let name = dir.to_str().unwrap();
+    let port = make(name);
+    let _started = Started(&dir);
+    let start = || {
+        let output = run(&["cluster", "start", name]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    start();
+    // An open transaction keeps the node from ending at once.
+    let endpoint = format!("127.0.0.1:{port}");
+    let mut shell = orthodrome(&["shell", "--connect", &endpoint]);
+    let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    shell.stdin.as_mut().unwrap().write_all(b"begin b -> b\n").unwrap();
+    let mut answer = [0];
+    shell.stdout.as_mut().unwrap().read_exact(&mut answer).unwrap();
+    let process: u32 = std::fs::read_to_string(dir.join("n1.pid")).unwrap().trim().parse().unwrap();
+    signal(process, "TERM");
+    let said = start();
+    assert!(!said.contains("n1 runs already"), "{said}");
+    let (report, code) = json(&run(&["cluster", "status", name, "--json"]));
+    assert_eq!(code, Some(0), "{report}");
+    assert_ne!(row(&report, "n1")["process"], process);
+    drop(shell.stdin.take());
+    shell.wait().unwrap();
     let stopped = run(&["cluster", "stop", name]);
     assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
 }

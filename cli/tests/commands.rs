@@ -115,11 +115,25 @@ fn an_init_that_fails_leaves_nothing_behind() {
             assert_eq!(fs::read_dir(inside("empty")).unwrap().count(), 0, "{name} {wrong:?}");
         }
     }
+    // Two listeners at one port would fail at the start.
+    let line = refused(&["serve", "--init", &inside("new"), "--redis", "--base-port", "6378"]);
+    assert!(line.contains("clients of Redis at ports 6379 to"), "{line}");
+    assert!(!Path::new(&inside("new")).exists());
     // Existing files remain.
     fs::write(folder.path().join("empty/mine"), "mine").unwrap();
     let line = refused(&["serve", "--init", &inside("empty")]);
     assert!(line.contains("not empty"), "{line}");
     assert!(folder.path().join("empty/mine").exists());
+}
+
+#[test]
+fn measurements_that_cannot_be_are_refused_before_servers_start() {
+    for (option, value) in [("--zipf", "NaN"), ("--distributed", "2")] {
+        let output = run(&["measure", option, value]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(option) && said.contains("a number from 0 to"), "{said}");
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::service::ServiceConfig;
 mod check;
 mod example;
 
-pub use example::{Example, ExampleNode};
+pub use example::{Example, ExampleNode, REDIS_PORT};
 
 /// The difference between the ids of a node's gateway and its server, such as `n1003` and `n3`. It
 /// is large enough that a node that joins never changes another gateway's id.

@@ -56,10 +56,10 @@ pub struct Args {
           value_parser = ["xa", "xa-local", "quro", "chiller", "scalardb", "scalardb+", "geotp-o1", "geotp-o2", "geotp", "near"])]
     modes: Vec<String>,
     /// Zipf exponents of the row distribution; one measurement for each
-    #[arg(long, value_name = "Z", value_delimiter = ',', default_value = "0.9")]
+    #[arg(long, value_name = "Z", value_delimiter = ',', default_value = "0.9", value_parser = exponent)]
     zipf: Vec<f64>,
     /// Shares of the transactions with rows on two servers, from 0 to 1; one measurement for each
-    #[arg(long, value_name = "F", value_delimiter = ',', default_value = "0.2")]
+    #[arg(long, value_name = "F", value_delimiter = ',', default_value = "0.2", value_parser = share)]
     distributed: Vec<f64>,
     /// Query batches in which a client sends the five operations of a transaction, 1 to 5; one measurement for each
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1",
@@ -180,6 +180,22 @@ struct Run {
     unknown: u64,
     /// Utilization of all processors of this machine, in per cent.
     processor_percent: f64,
+}
+
+/// A Zipf exponent.
+fn exponent(text: &str) -> Result<f64, String> {
+    in_range(text, 10.0)
+}
+
+/// A share of the transactions.
+fn share(text: &str) -> Result<f64, String> {
+    in_range(text, 1.0)
+}
+
+fn in_range(text: &str, most: f64) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok();
+    let found = number.filter(|number| (0.0..=most).contains(number));
+    found.ok_or_else(|| format!("it must be a number from 0 to {most}"))
 }
 
 /// Runs the measurements.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use orthodrome_core::{Cluster, NodeId};
-use orthodrome_server::config::{Example, ExampleNode, NodeConfig};
+use orthodrome_server::config::{Example, ExampleNode, NodeConfig, REDIS_PORT};
 use orthodrome_server::storage::directory::Directory;
 use orthodrome_server::tls::Authority;
 
@@ -99,7 +99,16 @@ fn write(wish: &Wish, place: &str) -> anyhow::Result<String> {
             wish.base_port
         );
     }
-    let port = |at: usize| format!("127.0.0.1:{}", usize::from(wish.base_port) + at);
+    let first = usize::from(wish.base_port);
+    if wish.redis && first < REDIS_PORT + count && REDIS_PORT < last {
+        bail!(
+            "--base-port {first}: the nodes listen for clients of Redis at ports {REDIS_PORT} to {}, and {first} to {} \
+             are among these; use another base port",
+            REDIS_PORT + count - 1,
+            last - 1
+        );
+    }
+    let port = |at: usize| format!("127.0.0.1:{}", first + at);
     let regions = map.regions().flat_map(|region| {
         std::iter::repeat_n(map.name_of(region), wish.servers_per_region as usize)
     });

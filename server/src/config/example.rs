@@ -69,7 +69,7 @@ impl Display for WithRedis<'_> {
 }
 
 /// Redis's own port, for the first node; the others have the next ones.
-const REDIS_PORT: usize = 6_379;
+pub const REDIS_PORT: usize = 6_379;
 
 impl Example {
     /// The contents of the file of a node that listens for clients of Redis. Otherwise the lines

@@ -257,7 +257,7 @@ impl Metrics {
         );
         registry.register(
             "leases_expired",
-            "Transactions aborted because their client let the lease run out",
+            "Transactions aborted because their client let the lease run out, or was idle while the node stopped",
             self.leases_expired.clone(),
         );
         registry.register(

@@ -558,13 +558,15 @@ impl<T: Transactions> Service<T> {
         (bytes > self.inner.limits.response_bytes_max as usize).then_some(bytes)
     }
 
-    /// Aborts transactions whose lease has expired; runs for ever.
+    /// Aborts transactions whose lease has expired, or whose client is idle while the node stops; runs
+    /// for ever.
     async fn sweep(self) {
         let mut ticks = tokio::time::interval(self.inner.open.sweep_interval());
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            for id in self.inner.open.take_expired(Instant::now()) {
+            let is_stopping = self.inner.transactions.describe().health == Health::Stopping;
+            for id in self.inner.open.take_expired(Instant::now(), is_stopping) {
                 self.inner.metrics.leases_expired.inc();
                 let service = self.clone();
                 // Each in its own task, so that a slow one does not delay the others.

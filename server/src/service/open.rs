@@ -13,6 +13,10 @@ use super::admission::Held;
 use super::metrics::Timing;
 use super::refuse;
 
+/// How long a node that is stopping waits for the client of an open transaction. A client that
+/// thinks for longer, and extends its lease meanwhile, would keep the node from ending.
+const IDLE_WHILE_STOPPING: Duration = Duration::from_secs(1);
+
 /// One open transaction.
 #[derive(Debug)]
 pub(super) struct Open {
@@ -21,6 +25,8 @@ pub(super) struct Open {
     pub(super) scope: Scope,
     timing: Timing,
     expires: Instant,
+    /// When the node last did something for it.
+    touched: Instant,
     /// True during a round of reads: no other request is accepted, and the lease does not expire.
     is_reading: bool,
     /// The bytes of the requests whose keys are kept here.
@@ -62,8 +68,8 @@ impl Table {
         let open = self.open.get_mut(&id).filter(|open| open.owner.name == caller.name);
         let open = open.ok_or_else(|| {
             refuse(Status::not_found(format!(
-                "transaction {id} is not open here: its lease expired, it is decided, or it began at \
-                 another gateway; use Resolve"
+                "transaction {id} is not open here: its lease expired, the node is stopping, it is \
+                 decided, or it began at another gateway; use Resolve"
             )))
         })?;
         if open.is_reading {
@@ -95,9 +101,10 @@ impl Room<'_> {
         timing: Timing,
         held: Option<Arc<Held>>,
     ) {
-        let expires = Instant::now() + self.0.lease;
+        let touched = Instant::now();
+        let expires = touched + self.0.lease;
         let held = held.into_iter().collect();
-        let open = Open { owner, scope, timing, expires, is_reading: false, held };
+        let open = Open { owner, scope, timing, expires, touched, is_reading: false, held };
         // The gateway refuses an id that is in use, so nothing is replaced here.
         self.0.lock().open.insert(id, open);
     }
@@ -122,11 +129,11 @@ impl Round<'_> {
         more: usize,
         hold: Option<Arc<Held>>,
     ) -> usize {
-        let expires = Instant::now() + self.open.lease;
+        let touched = Instant::now();
         self.is_over = true;
         let mut table = self.open.lock();
         let Some(open) = table.open.get_mut(&self.id) else { return more };
-        (open.is_reading, open.expires) = (false, expires);
+        (open.is_reading, open.touched, open.expires) = (false, touched, touched + self.open.lease);
         open.held.extend(hold);
         match &mut open.scope {
             Scope::Declared(_) => more,
@@ -233,15 +240,19 @@ impl OpenTxns {
         }
     }
 
-    /// Removes every transaction whose lease expired before `now`.
-    pub(super) fn take_expired(&self, now: Instant) -> Vec<TxnId> {
-        let is_expired = |open: &Open| open.expires < now && !open.is_reading;
+    /// Removes every transaction whose lease expired before `now`. If the node is stopping, also
+    /// those that have waited for their client for [`IDLE_WHILE_STOPPING`].
+    pub(super) fn take_expired(&self, now: Instant, is_stopping: bool) -> Vec<TxnId> {
+        let is_expired = |open: &Open| {
+            let is_over = is_stopping && open.touched + IDLE_WHILE_STOPPING < now;
+            (open.expires < now || is_over) && !open.is_reading
+        };
         self.lock().open.extract_if(.., |_, open| is_expired(open)).map(|(id, _)| id).collect()
     }
 
     /// Interval of the search for expired leases, so that no lease lasts more than a quarter too
     /// long.
     pub(super) fn sweep_interval(&self) -> Duration {
-        self.lease / 4
+        (self.lease / 4).min(IDLE_WHILE_STOPPING / 2)
     }
 }

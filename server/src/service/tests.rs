@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use orthodrome_core::machine::{Gauge, GroupView, MembershipOrder, OrderState, Refusal};
 use orthodrome_core::session::{Floor, Floors};
@@ -38,6 +39,8 @@ struct Script {
     /// While set, calls wait for it.
     gate: Mutex<Option<Arc<Notify>>>,
     arrived: Notify,
+    /// True while the node finishes what is in flight.
+    is_stopping: AtomicBool,
 }
 
 impl Script {
@@ -52,6 +55,7 @@ impl Script {
             floors: Mutex::default(),
             gate: Mutex::default(),
             arrived: Notify::new(),
+            is_stopping: AtomicBool::default(),
         })
     }
 
@@ -138,7 +142,10 @@ impl Transactions for Script {
             gateway: NodeId(5),
             region: "R1".into(),
             leaders: BTreeMap::new(),
-            health: Health::Serving,
+            health: match self.is_stopping.load(Ordering::Relaxed) {
+                true => Health::Stopping,
+                false => Health::Serving,
+            },
             in_flight: 0,
             in_flight_max: 1,
         }
@@ -572,6 +579,28 @@ async fn a_lease_that_runs_out_aborts_and_one_that_is_extended_does_not() {
     let status: api::StatusResponse =
         running.call_as(TOKEN, STATUS, api::StatusRequest {}).await.unwrap();
     assert_eq!((status.leases_expired, status.txns_open), (1, 0));
+}
+
+#[tokio::test]
+async fn a_node_that_stops_does_not_wait_for_idle_clients_that_extend_their_leases() {
+    let running = start(Limits { lease: Duration::from_secs(600), ..Limits::default() }).await;
+    running.begin(1).await.unwrap();
+    running.script.is_stopping.store(true, Ordering::Relaxed);
+    let path = "/orthodrome.v1.Orthodrome/KeepAlive";
+    loop {
+        let keep = api::KeepAliveRequest { txns: vec![name(1)] };
+        let answer: api::KeepAliveResponse = running.call_as(TOKEN, path, keep).await.unwrap();
+        if !answer.not_open.is_empty() {
+            break;
+        }
+    }
+    let status = running.commit(1).await.unwrap_err();
+    assert!(status.message().contains("the node is stopping"), "{status}");
+    while running.script.decided.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let id = TxnId::new(ClientId(7), 1);
+    assert_eq!(*running.script.decided.lock().unwrap(), [(id, Decision::Abort)]);
 }
 
 #[tokio::test]
