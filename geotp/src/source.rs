@@ -163,8 +163,9 @@ impl Source {
             }
             self.data.put(TABLE, key, Version { timestamp: at, writer }, value);
         }
-        // No transaction reads old versions.
-        self.data.collect_below(TABLE, at);
+        // No transaction reads old versions. A row that is inserted again gets a later version than
+        // its deletion.
+        self.data.collect_values_below(TABLE, at);
         let (now, lag) = (self.now, self.config.lag);
         let is_over = |(then, ..): &(Time, Key, Read)| now.since(*then) > lag;
         while self.past.len() > PAST_MAX || self.past.front().is_some_and(is_over) {

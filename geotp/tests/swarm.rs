@@ -49,6 +49,15 @@ fn expect(notes: &BTreeMap<String, u64>, expected: &[&str]) {
     }
 }
 
+/// A row that was deleted and inserted again had an earlier version than its deletion, because the
+/// simulated source forgot the deletion.
+#[test]
+fn a_row_that_is_inserted_again_follows_its_deletion() {
+    hold_every_promise::<GeoTp>(O3, 910_000_006..910_000_007);
+    hold_every_promise::<GeoTp>(O1, 910_000_019..910_000_020);
+    hold_every_promise::<GeoTp>(NEAR, 910_000_082..910_000_083);
+}
+
 #[test]
 fn seeds_with_faults_hold_every_promise() {
     let notes = hold_every_promise::<GeoTp>(O3, 0..seeds(120));
