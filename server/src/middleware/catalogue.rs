@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use orthodrome_core::Key;
 use orthodrome_geotp::sql::shape::{Shape, moved};
 use orthodrome_geotp::sql::system::{
     in_schema, in_schema_by_text, quote, replace_relations, system_relations,
@@ -34,8 +35,8 @@ const SCHEMAS: &str = "orthodrome_catalogue_";
 pub(super) struct Catalogues {
     postgres: Slot,
     maria: Slot,
-    /// The schema of the tables that the home lacks.
-    schema: String,
+    /// The schemas of the tables that homes lack, at PostgreSQL and at MariaDB.
+    schemas: (String, String),
     /// False if each catalogue is that of its home alone.
     is_on: bool,
 }
@@ -76,6 +77,8 @@ struct Shown {
     relations: BTreeMap<String, Vec<String>>,
     /// The last definitions of each source.
     known: BTreeMap<SourceId, BTreeMap<String, Shape>>,
+    /// The last statements with which sources of MariaDB have described tables.
+    described: BTreeMap<SourceId, BTreeMap<String, String>>,
 }
 
 /// What the home says of itself.
@@ -87,9 +90,26 @@ struct Home {
 }
 
 impl Catalogues {
-    pub(super) fn new(number: u32, is_on: bool) -> Self {
-        let schema = format!("{SCHEMAS}{number}");
-        Self { postgres: Slot::default(), maria: Slot::default(), schema, is_on }
+    /// The catalogues of the proxy with this number. Schemas of PostgreSQL are in a database, where
+    /// nobody else has this number. Those of MariaDB are databases, so they have the names of all
+    /// databases that the proxy serves in theirs: another proxy with this number serves others.
+    pub(super) fn new(number: u32, databases: &BTreeSet<String>, is_on: bool) -> Self {
+        let served: String = databases.iter().flat_map(|name| [name, "\0"]).collect();
+        let postgres = format!("{SCHEMAS}{number}");
+        let maria = format!("{postgres}_{:016x}", Key::from(served).place());
+        Self {
+            postgres: Slot::default(),
+            maria: Slot::default(),
+            schemas: (postgres, maria),
+            is_on,
+        }
+    }
+
+    fn schema(&self, kind: Dialect) -> &str {
+        match kind {
+            Dialect::PostgreSql => &self.schemas.0,
+            Dialect::MariaDb => &self.schemas.1,
+        }
     }
 
     fn of(&self, kind: Dialect) -> &Slot {
@@ -384,8 +404,23 @@ const STATUS: [(&str, &str); 20] = [
     ("TEMPORARY", "Temporary"),
 ];
 
-/// `SHOW TABLES` or `SHOW TABLE STATUS` as a query; none if the statement is another one, or about
-/// another database. `columns` are those of `information_schema.tables`.
+/// True if a text is one constant of MySQL in single quotes.
+fn is_constant(text: &str) -> bool {
+    let Some(mut rest) = text.strip_prefix('\'').map(str::chars) else { return false };
+    loop {
+        match rest.next() {
+            None => return false,
+            Some('\\') => drop(rest.next()),
+            Some('\'') if rest.as_str().is_empty() => return true,
+            Some('\'') if rest.next() != Some('\'') => return false,
+            Some(_) => {}
+        }
+    }
+}
+
+/// `SHOW TABLES` or `SHOW TABLE STATUS` as a query; none if the statement is another one, about
+/// another database, or has a condition that reads tables. `columns` are those of
+/// `information_schema.tables`.
 fn show_tables(
     text: &str,
     words: &[String],
@@ -432,9 +467,13 @@ fn show_tables(
     Some(match rest.first() {
         None => format!("{} ORDER BY 1", of(&column)),
         Some(&"like") => {
-            let pattern = after("like")?;
+            let pattern = after("like").filter(|pattern| is_constant(pattern))?;
             let name = format!("{column} ({})", pattern.trim_matches('\''));
             format!("{} AND TABLE_NAME LIKE {pattern} ESCAPE '\\' ORDER BY 1", of(&name))
+        }
+        // A query in a condition would read outside of the transaction.
+        Some(&"where") if rest.iter().any(|word| matches!(*word, "select" | "table" | "with")) => {
+            return None;
         }
         Some(&"where") => {
             format!("SELECT * FROM ({}) AS shown WHERE {} ORDER BY 1", of(&column), after("where")?)
@@ -478,7 +517,7 @@ impl Session {
         if asked == Asks::Tables {
             self.refresh(at).await?;
         }
-        let schema = &catalogues.schema;
+        let schema = catalogues.schema(self.client);
         let slot = catalogues.of(self.client);
         let is_held = (self.client, asked) == (Dialect::MariaDb, Asks::Tables);
         let _held = if is_held { Some(in_time(slot.making.read()).await?) } else { None };
@@ -561,13 +600,14 @@ impl Session {
         // While this is under way, and if it fails, nobody may use the old state.
         let was_known = shown.since.take().is_some();
         slot.set(shown.clone());
-        let questions = home_questions(self.client, &proxy.catalogues.schema);
+        let questions = home_questions(self.client, proxy.catalogues.schema(self.client));
         let answers = self.answers_in_time(home, &questions).await?;
         let broken = || SqlError::new("XX000", "a source did not describe its system catalogue");
         let itself = Home::of(&answers).ok_or_else(broken)?;
         self.learn_shapes(home, &mut shown).await?;
         let (wanted, hidden) = self.wanted(home, &itself, &shown.known);
-        let made = self.statements(&wanted).await?;
+        self.learn_statements(&wanted, &mut shown).await?;
+        let made = self.statements(&wanted, &shown.described)?;
         let is_there = was_known && itself.is_made != made.is_empty() && made == shown.made;
         if !is_there && (itself.is_made || !made.is_empty()) {
             self.make(home, &itself.own, itself.is_made, &made).await?;
@@ -580,6 +620,7 @@ impl Session {
             own: itself.own,
             relations: itself.relations,
             known: shown.known,
+            described: shown.described,
         });
         Ok(())
     }
@@ -642,13 +683,17 @@ impl Session {
     }
 
     /// The statements that create these tables in the schema of the catalogue.
-    async fn statements(&self, wanted: &[(SourceId, Shape)]) -> Result<Vec<String>, SqlError> {
-        let (to, schema) = (self.client, &self.proxy.catalogues.schema);
+    fn statements(
+        &self,
+        wanted: &[(SourceId, Shape)],
+        described: &BTreeMap<SourceId, BTreeMap<String, String>>,
+    ) -> Result<Vec<String>, SqlError> {
+        let (to, schema) = (self.client, self.proxy.catalogues.schema(self.client));
         let mut taken: BTreeSet<String> =
             wanted.iter().map(|(_, shape)| shape.name.clone()).collect();
-        let own = self.own_statements(wanted).await?;
+        let own = |at: &SourceId, name: &String| described.get(at)?.get(name);
         // Statements of MariaDB have their foreign keys.
-        let with_statement = wanted.iter().filter(|(_, shape)| own.contains_key(&shape.name));
+        let with_statement = wanted.iter().filter(|(at, shape)| own(at, &shape.name).is_some());
         let references = with_statement.flat_map(|(_, shape)| &shape.references);
         let mut referring: BTreeSet<String> = references.map(|it| it.name.clone()).collect();
         let (mut made, mut after) = (Vec::new(), Vec::new());
@@ -657,7 +702,7 @@ impl Session {
         let (same, others): (Vec<_>, Vec<_>) = wanted.iter().partition(|(at, _)| kind(*at) == to);
         for (at, shape) in same.into_iter().chain(others) {
             let from = kind(*at);
-            if let Some(statement) = own.get(&shape.name) {
+            if let Some(statement) = own(at, &shape.name) {
                 made.push(moved(statement, &shape.name, schema).ok_or_else(|| {
                     SqlError::new(
                         "0A000",
@@ -681,12 +726,13 @@ impl Session {
         Ok(made)
     }
 
-    /// The statements with which MariaDB sources describe these tables, for a MariaDB home.
-    async fn own_statements(
+    /// Asks the sources of MariaDB, for a home of MariaDB, with which statements they describe these
+    /// tables. One that cannot be reached describes them as before.
+    async fn learn_statements(
         &self,
         wanted: &[(SourceId, Shape)],
-    ) -> Result<BTreeMap<String, String>, SqlError> {
-        let mut found = BTreeMap::new();
+        shown: &mut Shown,
+    ) -> Result<(), SqlError> {
         for (at, source) in self.proxy.catalogue.sources() {
             if (self.client, source.kind) != (Dialect::MariaDb, Dialect::MariaDb) {
                 continue;
@@ -698,13 +744,19 @@ impl Session {
             }
             let one = |name: &&String| format!("SHOW CREATE TABLE {}", quote(name, self.client));
             let text = names.iter().map(one).collect::<Vec<_>>().join(";\n");
-            let answers = self.answers_in_time(at, &text).await?;
-            for (name, answer) in names.into_iter().zip(&answers) {
-                let statement = answer.rows.first().and_then(|row| cell(row, 1));
-                found.insert(name.clone(), statement.unwrap_or_default());
-            }
+            let answers = match self.answers_in_time(at, &text).await {
+                Ok(answers) => answers,
+                Err(gone) if gone.sqlstate == "08006" && shown.described.contains_key(&at) => {
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let statement = |answer: &Answer| cell(answer.rows.first()?, 1);
+            let told = names.into_iter().zip(&answers);
+            let told = told.filter_map(|(name, answer)| Some((name.clone(), statement(answer)?)));
+            shown.described.insert(at, told.collect());
         }
-        Ok(found)
+        Ok(())
     }
 
     /// Creates the schema of the catalogue anew, with these tables; without any, it is removed.
@@ -715,7 +767,7 @@ impl Session {
         is_made: bool,
         made: &[String],
     ) -> Result<(), SqlError> {
-        let schema = &self.proxy.catalogues.schema;
+        let schema = self.proxy.catalogues.schema(self.client);
         let mut text = Vec::new();
         match self.client {
             Dialect::PostgreSql => {
@@ -793,6 +845,20 @@ mod tests {
     }
 
     #[test]
+    fn proxies_of_other_databases_have_other_catalogues_at_one_server() {
+        let catalogues = |number, name: &str| {
+            let made = Catalogues::new(number, &BTreeSet::from([name.to_owned()]), true);
+            [Dialect::PostgreSql, Dialect::MariaDb].map(|kind| made.schema(kind).to_owned())
+        };
+        let [postgres, maria] = catalogues(1, "bank");
+        assert_eq!(postgres, "orthodrome_catalogue_1");
+        assert!(maria.starts_with("orthodrome_catalogue_1_") && maria.len() <= 64, "{maria}");
+        assert_eq!(catalogues(1, "bank"), [postgres, maria.clone()]);
+        assert_ne!(catalogues(1, "shop"), catalogues(1, "bank"));
+        assert_ne!(catalogues(2, "bank"), catalogues(1, "bank"));
+    }
+
+    #[test]
     fn show_tables_is_a_query_of_the_database() {
         let databases = BTreeSet::from(["bank".to_owned()]);
         let told = |text: &str| {
@@ -812,6 +878,15 @@ mod tests {
                 .contains("WHERE Tables_in_bank = 'a'")
         );
         assert_eq!(told("SHOW TABLES FROM mysql"), None);
+        assert!(told(r"SHOW TABLES LIKE 'it''s \'%'").is_some());
+        for reading in [
+            "SHOW TABLES LIKE 'a' UNION SELECT v FROM accounts WHERE 'a' = 'a'",
+            "SHOW TABLES LIKE (SELECT v FROM accounts)",
+            "SHOW TABLES WHERE 1 = (SELECT v FROM accounts)",
+            "SHOW TABLES WHERE 1 UNION TABLE accounts",
+        ] {
+            assert_eq!(told(reading), None, "{reading}");
+        }
         assert_eq!(
             told("SHOW TABLE STATUS FROM bank LIKE 'a%'").unwrap(),
             "SELECT TABLE_NAME AS `Name`, TABLE_ROWS AS `Rows` FROM information_schema.tables \

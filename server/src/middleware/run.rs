@@ -162,7 +162,7 @@ async fn start(
     Ok(Proxy {
         catalogue: config.catalogue.clone(),
         discovered: Discovered::new(config.catalogue.clone()),
-        catalogues: Catalogues::new(config.node.0, config.shows_all),
+        catalogues: Catalogues::new(config.node.0, &config.databases(), config.shows_all),
         new_tables: config.new_tables,
         blocks: Blocks::default(),
         nodes: config.sources.iter().map(|s| (s.id, s.node)).collect(),
