@@ -6,7 +6,7 @@ use std::time::Duration;
 use orthodrome_core::NodeId;
 use orthodrome_geotp::contract::{Failure, Isolation, Reason, Work, Xid};
 use orthodrome_geotp::sql::plan::{DIFFERS, Keys};
-use orthodrome_geotp::sql::{Answer, Dialect};
+use orthodrome_geotp::sql::{Answer, Column, Dialect};
 
 use super::maria::{Maria, TOO_LONG};
 use super::postgres::Postgres;
@@ -221,6 +221,19 @@ impl Session {
         match self {
             Self::Postgres(session) => session.text(text).await,
             Self::Maria(session) => session.text(text).await,
+        }
+    }
+
+    /// The columns of a query's result: the server parses the query and does not run it.
+    pub(super) async fn columns(
+        &mut self,
+        text: &str,
+        one_way: Duration,
+    ) -> Result<Vec<Column>, Trouble> {
+        tokio::time::sleep(one_way * 2).await;
+        match self {
+            Self::Postgres(session) => session.columns(text).await,
+            Self::Maria(session) => session.columns(text).await,
         }
     }
 

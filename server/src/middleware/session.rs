@@ -570,7 +570,8 @@ impl Session {
         let (client, prefer) = (self.client, self.prefer());
         let default_source = self.default_source();
         let context = Context { client, isolation, prefer, kinds, by_key, default_source };
-        Ok(plan(&self.catalogue(), statement, values, &context)?)
+        let plan = plan(&self.catalogue(), statement, values, &context)?;
+        self.with_source(parsed, values, plan)
     }
 
     /// Runs statements that read or change rows, in one round.
@@ -718,7 +719,8 @@ impl Session {
             there.records.extend(
                 part.records.iter().map(|r| Key(Bytes::from(format!("{}:{}", r.table, r.key)))),
             );
-            there.writes |= plan.is_write;
+            // A function that the proxy does not know may write.
+            there.writes |= plan.is_write || may_leave;
         }
         places
     }

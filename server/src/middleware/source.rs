@@ -12,7 +12,7 @@ use orthodrome_geotp::contract::{
     Failure, FromSource, Isolation, Mark, Reason, Then, ToSource, Wait, Xid,
 };
 use orthodrome_geotp::sql::plan::Keys;
-use orthodrome_geotp::sql::{Answer, Dialect, Record};
+use orthodrome_geotp::sql::{Answer, Column, Dialect, Record};
 use tracing::{debug, info, warn};
 
 use super::driver::{
@@ -453,6 +453,35 @@ impl Source {
             self.give_back(session);
         }
         Ok(outcome)
+    }
+
+    /// The columns of a query's result, with settings and outside of all branches. The query does
+    /// not run.
+    pub(super) async fn columns_with(
+        &self,
+        text: &str,
+        settings: &[Setting],
+    ) -> Result<Vec<Column>, Trouble> {
+        let mut session = self.session_for(settings).await?;
+        let before = self.endpoint.settle(session.settings(), settings);
+        // At PostgreSQL the settings end with their transaction.
+        let in_block = self.endpoint.kind == Dialect::PostgreSql && !before.is_empty();
+        let begin = in_block.then(|| "BEGIN".to_owned());
+        let before: Vec<String> = begin.into_iter().chain(before).collect();
+        // Only the query itself has an emulated delay.
+        if !before.is_empty() {
+            session.text(&before.join(";\n"), Duration::ZERO).await?.ok()?;
+            session.has_settings(settings.to_vec());
+        }
+        let found = session.columns(text, self.endpoint.one_way).await;
+        if let Err(Trouble::Broken(_)) = &found {
+            return found;
+        }
+        if in_block {
+            session.text("ROLLBACK", Duration::ZERO).await?;
+        }
+        self.give_back(session);
+        found
     }
 
     /// Runs a query batch that is a transaction by itself. If it leaves a transaction open, that is
@@ -1145,6 +1174,7 @@ impl Source {
 mod tests {
     use std::sync::mpsc;
 
+    use orthodrome_geotp::sql::Kind;
     use tempfile::TempDir;
     use tokio::runtime::Runtime;
 
@@ -1500,6 +1530,51 @@ mod tests {
                 rig.order(ToSource::Rollback { xid });
                 rig.wait_for("rolled back", |said| matches!(said, FromSource::RolledBack { .. }));
             }
+        }
+    }
+
+    /// A server that describes a query does not run it.
+    #[test]
+    fn a_query_that_is_described_does_not_run() {
+        for (kind, function) in [
+            (
+                Dialect::PostgreSql,
+                "CREATE FUNCTION note() RETURNS int LANGUAGE sql AS \
+                 'UPDATE t SET v = v + 1 RETURNING v'",
+            ),
+            (
+                Dialect::MariaDb,
+                "CREATE FUNCTION note() RETURNS INT MODIFIES SQL DATA BEGIN \
+                 UPDATE t SET v = v + 1; RETURN 1; END",
+            ),
+        ] {
+            let rig = Rig::start(kind);
+            rig.runtime.block_on(async {
+                let mut client = Client::enter(&rig.server.login()).await.unwrap();
+                client.text(function).await.unwrap();
+                let setting = match kind {
+                    Dialect::PostgreSql => {
+                        Setting { name: "timezone".into(), value: "'-1'".into() }
+                    }
+                    Dialect::MariaDb => {
+                        Setting { name: "time_zone".into(), value: "'-01:00'".into() }
+                    }
+                };
+                for settings in [vec![], vec![setting], vec![]] {
+                    for text in
+                        ["SELECT note() AS a, 'x' AS b", "SELECT v AS a, note() AS b FROM t"]
+                    {
+                        let columns = rig.source.columns_with(text, &settings).await.unwrap();
+                        let names: Vec<&str> = columns.iter().map(|c| c.name.as_str()).collect();
+                        assert_eq!(names, ["a", "b"], "{kind}");
+                        assert_eq!(columns[0].kind, Kind::Int4, "{kind}");
+                    }
+                    let wrong = rig.source.columns_with("SELECT nothing FROM t", &settings).await;
+                    assert!(matches!(wrong, Err(Trouble::Fault(_))), "{kind}: {wrong:?}");
+                }
+                let answers = client.text("SELECT v FROM t").await.unwrap();
+                assert_eq!(answers[0].rows, [[Some(b"0".to_vec())]], "{kind}");
+            });
         }
     }
 
