@@ -1,5 +1,6 @@
 //! A session at a source: a common interface to both kinds of servers.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
@@ -353,6 +354,17 @@ impl Session {
         Ok(rows.filter_map(wait).collect())
     }
 
+    /// The numbers of the sessions at this server.
+    pub(super) async fn ids(&mut self) -> Result<BTreeSet<u64>, Trouble> {
+        let text = match self {
+            Self::Postgres(_) => "SELECT pid FROM pg_stat_activity",
+            Self::Maria(_) => "SELECT id FROM information_schema.processlist",
+        };
+        let done = self.send(text).await?.ok()?;
+        let cells = done.into_iter().flat_map(|(answer, _)| answer.rows).flatten().flatten();
+        Ok(cells.filter_map(|cell| String::from_utf8(cell).ok()?.parse().ok()).collect())
+    }
+
     /// Lets the cache of [`Session::waits`] expire, so that the next reader gets new data.
     pub(super) async fn rest(&mut self) -> Result<(), Trouble> {
         match self {
@@ -422,9 +434,13 @@ impl Endpoint {
                 let done = session.send(&text).await?.ok()?;
                 Ok(done.iter().any(|(answer, _)| !answer.rows.is_empty()))
             }
-            // 1094: no such thread.
             Dialect::MariaDb => {
-                Ok(session.send(&format!("KILL CONNECTION {id}")).await?.fault.is_none())
+                match session.send(&format!("KILL CONNECTION {id}")).await?.fault {
+                    None => Ok(true),
+                    // There is no such thread.
+                    Some(fault) if fault.number == 1094 => Ok(false),
+                    Some(fault) => Err(Trouble::Fault(fault)),
+                }
             }
         }
     }

@@ -49,6 +49,7 @@ mod records;
 mod run;
 mod savepoints;
 mod session;
+mod session_list;
 mod set;
 mod settings;
 mod source;
