@@ -1,10 +1,12 @@
 //! Errors for clients: the same at each try, with the codes of their own protocol.
 
+use std::time::Instant;
+
 use orthodrome_geotp::sql::Dialect;
 use orthodrome_server::middleware::local::{Client, Login, Refused};
 use tokio::runtime::Runtime;
 
-use crate::rig::{Rig, all_of, rig};
+use crate::rig::{PATIENCE, Rig, Setup, all_of, rig, said, wait};
 use crate::sessions::Talk;
 
 /// The code and the message with which a query batch is refused: SQLSTATE for PostgreSQL clients,
@@ -235,6 +237,57 @@ fn a_statement_may_take_long() {
     postgres.does("BEGIN; SELECT pg_sleep(9) FROM accounts WHERE id = 1; COMMIT");
     postgres.does("SELECT pg_sleep(9) FROM accounts WHERE id = 1");
     assert_eq!(sleeps.join().unwrap(), "0");
+}
+
+/// When a time-out is told, the source has ended the statement, and does not carry it out later.
+#[test]
+fn a_statement_outside_a_transaction_has_ended_when_its_time_out_is_told() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    let mut setup = Setup::accounts(&[0, 1], false);
+    setup.lock_wait_ms = 60_000;
+    rig.start_bank_as(setup);
+    for (place, kind, limit, lock, free) in [
+        (
+            0,
+            Dialect::PostgreSql,
+            "SET statement_timeout = 300",
+            "BEGIN; LOCK TABLE slow",
+            "ROLLBACK",
+        ),
+        (
+            1,
+            Dialect::MariaDb,
+            "SET max_statement_time = 0.3",
+            "LOCK TABLES slow WRITE",
+            "UNLOCK TABLES",
+        ),
+    ] {
+        said("DROP TABLE IF EXISTS slow", rig.servers[place].login());
+        let mut client = Talk::begin(rig, kind);
+        client.does("CREATE TABLE slow (id int)");
+        client.does(limit);
+        let runtime = Runtime::new().unwrap();
+        let mut owner = runtime.block_on(Client::enter(&rig.servers[place].login())).unwrap();
+        runtime.block_on(owner.text(lock)).unwrap();
+        let code = client.refused("ALTER TABLE slow ADD COLUMN more int");
+        assert_eq!(code, if kind == Dialect::MariaDb { "1969" } else { "57014" });
+        runtime.block_on(owner.text(free)).unwrap();
+        let running = match kind {
+            Dialect::PostgreSql => {
+                "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'ALTER%'"
+            }
+            Dialect::MariaDb => {
+                "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'ALTER%'"
+            }
+        };
+        let is_over = || said(running, rig.servers[place].login()) == "0";
+        wait(Instant::now() + PATIENCE, is_over).unwrap();
+        let columns = "SELECT count(*) FROM information_schema.columns WHERE table_name = 'slow'";
+        assert_eq!(said(columns, rig.servers[place].login()), "1", "{kind}");
+        // The connection goes on.
+        client.does("DROP TABLE slow");
+    }
 }
 
 #[test]

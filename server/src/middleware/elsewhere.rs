@@ -1,6 +1,7 @@
 //! Statements that are not part of a transaction: those that name no table of the catalogue,
 //! changes of the schema, and queries for the columns of a statement's result.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::ast::{FromTable, ObjectType, Statement, TableObject};
@@ -64,15 +65,22 @@ impl Session {
         let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
         let kind = self.proxy.catalogue.source(at).map(|s| s.kind).ok_or_else(gone)?;
         let settings = self.settings.at(kind);
-        let asked = source.ask_with(text, &settings, may_leave);
-        let outcome = match self.settings.statement_time(true) {
-            None => asked.await?,
-            Some(time) => match tokio::time::timeout(time, asked).await {
-                Ok(outcome) => outcome?,
-                Err(_) => return Err(interrupted(self.client, true)),
-            },
+        let time = self.settings.statement_time(true);
+        let is_late = AtomicBool::new(false);
+        let stop = async {
+            tokio::select! {
+                () = self.cancelled.notified() => {}
+                () = tokio::time::sleep(time.unwrap_or_default()), if time.is_some() => {
+                    is_late.store(true, Ordering::Relaxed);
+                }
+            }
         };
+        let outcome = source.ask_until(text, &settings, may_leave, stop).await?;
         match outcome.fault {
+            // Only the proxy interrupts its sessions.
+            Some(fault) if fault.sqlstate == "57014" || fault.number == 1317 => {
+                Err(interrupted(self.client, is_late.load(Ordering::Relaxed)))
+            }
             Some(fault) => {
                 let name = self.proxy.catalogue.source(at).map(|s| s.name.as_str());
                 Err(translated(fault, self.client, name.unwrap_or_default()))

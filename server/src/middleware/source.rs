@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -94,6 +95,12 @@ pub(super) async fn in_time<T>(
 ) -> Result<T, Trouble> {
     let silent = |_| Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut));
     tokio::time::timeout(SILENT, asked).await.map_err(silent)?
+}
+
+/// The fault of a statement that was interrupted before it was sent.
+fn interrupted() -> Fault {
+    let message = "the statement was interrupted before it was sent".to_owned();
+    Fault { sqlstate: "57014".into(), number: 1317, message }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -476,20 +483,70 @@ impl Source {
         settings: &[Setting],
         may_leave: bool,
     ) -> Result<Outcome, Trouble> {
-        let mut session = self.session_for(settings).await?;
+        self.ask_until(text, settings, may_leave, std::future::pending()).await
+    }
+
+    /// As [`Source::ask_with`]. When `stop` ends, the batch is interrupted: the outcome is that of
+    /// the interrupted batch, which the server has ended.
+    pub(super) async fn ask_until(
+        &self,
+        text: &str,
+        settings: &[Setting],
+        may_leave: bool,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Outcome, Trouble> {
+        tokio::pin!(stop);
+        let mut session = tokio::select! {
+            session = self.session_for(settings) => session?,
+            // Nothing has been sent.
+            () = &mut stop => return Ok(Outcome { done: Vec::new(), fault: Some(interrupted()) }),
+        };
         let before = self.endpoint.settle(session.settings(), settings);
         let own = before.len();
         let text = before.into_iter().chain([text.to_owned()]).collect::<Vec<_>>().join(";\n");
-        let mut outcome = session.text(&text, self.endpoint.one_way).await?;
+        let handle = session.interrupt();
+        let (outcome, is_stopped) = {
+            let asked = session.text(&text, self.endpoint.one_way);
+            tokio::pin!(asked);
+            tokio::select! {
+                outcome = &mut asked => (outcome?, false),
+                () = &mut stop => (self.stop_batch(handle, asked).await?, true),
+            }
+        };
+        let mut outcome = outcome;
         let is_set = outcome.done.len() >= own;
         outcome.done.drain(..own.min(outcome.done.len()));
-        if is_set && may_leave {
+        if is_stopped {
+            // An interrupt may still arrive at the session, so it is closed.
+        } else if is_set && may_leave {
             self.reset_and_give_back(session);
         } else if is_set {
             session.has_settings(settings.to_vec());
             self.give_back(session);
         }
         Ok(outcome)
+    }
+
+    /// Interrupts the running batch of a session until the batch has ended, and ends the session if
+    /// that has no effect.
+    async fn stop_batch(
+        &self,
+        running: Interrupt,
+        mut asked: Pin<&mut impl Future<Output = Result<Outcome, Trouble>>>,
+    ) -> Result<Outcome, Trouble> {
+        for _ in 0..INTERRUPTS_MAX {
+            if let Err(trouble) = in_time(self.endpoint.interrupt(running.clone())).await {
+                warn!(source = %self.node, "cannot interrupt a statement: {trouble}");
+            }
+            if let Ok(ended) = tokio::time::timeout(AGAIN, asked.as_mut()).await {
+                return ended;
+            }
+        }
+        let mut session = in_time(self.session()).await?;
+        self.bury(&mut session, running.id()).await?;
+        self.give_back(session);
+        // Whatever the server has sent before it ended the session is the outcome.
+        asked.await
     }
 
     /// The columns of a query's result, with settings and outside of all branches. The query does
