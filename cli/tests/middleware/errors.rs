@@ -290,6 +290,54 @@ fn a_statement_outside_a_transaction_has_ended_when_its_time_out_is_told() {
     }
 }
 
+/// Copies that differ are told before anything is committed.
+#[test]
+fn a_change_of_copies_that_differ_changes_nothing() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    let tables = "[[tables]]\nname = \"notes\"\nbroadcast = [\"s0\", \"s1\"]\n";
+    let create = "DROP TABLE IF EXISTS notes; CREATE TABLE notes (id int PRIMARY KEY, v int); \
+                  INSERT INTO notes VALUES (1, 0), (2, 0)";
+    for (agents, mode) in [(false, "geotp"), (true, "geotp"), (false, "xa")] {
+        for place in [0, 1] {
+            said(create, rig.servers[place].login());
+        }
+        said("DELETE FROM notes WHERE id = 2", rig.servers[1].login());
+        let mut setup = Setup::accounts(&[0, 1], agents);
+        setup.tables.push_str(tables);
+        setup.settings = format!("mode = \"{mode}\"\n");
+        rig.start_bank_as(setup);
+        let seen = |rig: &Rig| {
+            rig.finish();
+            [0, 1].map(|place| said("SELECT sum(v) FROM notes", rig.servers[place].login()))
+        };
+        for text in [
+            "UPDATE notes SET v = v + 1",
+            "BEGIN; UPDATE notes SET v = v + 1; COMMIT",
+            "BEGIN; UPDATE notes SET v = v + 1 WHERE id = 1; UPDATE notes SET v = v + 1; COMMIT",
+        ] {
+            for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
+                Runtime::new().unwrap().block_on(async {
+                    let mut client = Client::enter(&rig.login(kind)).await.unwrap();
+                    let (code, words) = refused(&mut client, kind, text).await;
+                    assert!(
+                        words.contains("copies of a broadcast table differ"),
+                        "{code}: {words}"
+                    );
+                    client.text("ROLLBACK").await.unwrap();
+                });
+                assert_eq!(seen(rig), ["0", "0"], "{agents}, {mode}, {kind}: {text}");
+            }
+        }
+        // Where they are equal, all of them change.
+        rig.psql("UPDATE notes SET v = v + 1 WHERE id = 1");
+        rig.mysql("UPDATE notes SET v = v + 1 WHERE id = 1");
+        rig.psql("BEGIN; UPDATE notes SET v = v + 1 WHERE id = 1; COMMIT");
+        assert_eq!(seen(rig), ["3", "3"], "{agents}, {mode}");
+        rig.settle("copies that differ");
+    }
+}
+
 #[test]
 fn a_transaction_that_is_not_prepared_cannot_be_resolved() {
     let mut rig = rig();

@@ -288,6 +288,26 @@ pub(super) struct Placed {
     generated: Option<Generated>,
 }
 
+impl Placed {
+    /// Whether it changes several copies of a broadcast table.
+    fn has_copies(&self) -> bool {
+        self.plan.merge == Merge::Same && self.places.len() > 1
+    }
+
+    /// Refuses answers of copies that differ.
+    fn compare(&self, answers: &BTreeMap<NodeId, Vec<Answer>>) -> Result<(), SqlError> {
+        if !self.has_copies() {
+            return Ok(());
+        }
+        let counts = self.places.iter().filter_map(|(node, place)| {
+            let affected = answers.get(node)?.get(*place)?.affected;
+            Some(Answer { affected, ..Answer::default() })
+        });
+        merge(&self.plan.merge, counts.collect())?;
+        Ok(())
+    }
+}
+
 fn level(isolation: Isolation) -> contract::Isolation {
     match isolation {
         Isolation::Serializable => contract::Isolation::Serializable,
@@ -939,7 +959,9 @@ impl Session {
         if let Some(own) = own {
             proxy.engine.set_savepoint(xid, own);
         }
-        proxy.engine.round(xid, round, last);
+        // Copies of a broadcast table are compared before the commit.
+        let compares = finishes && placed.iter().any(Placed::has_copies);
+        proxy.engine.round(xid, round, if compares { Last::Marked } else { last });
         let mut answers = None;
         let (mut is_cancelled, mut is_late) = (false, false);
         let is_read = placed.iter().all(|placed| placed.verb == "SELECT");
@@ -974,6 +996,13 @@ impl Session {
                     }
                     if !finishes {
                         return Ok(found);
+                    }
+                    if compares {
+                        if let Err(error) = placed.iter().try_for_each(|one| one.compare(&found)) {
+                            self.end().await;
+                            return Err(error.into());
+                        }
+                        proxy.engine.commit(xid);
                     }
                     answers = Some(found);
                 }
