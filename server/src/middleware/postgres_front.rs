@@ -11,13 +11,13 @@ use orthodrome_geotp::sql::{
 
 use super::auth::ScramServer;
 use super::copy::{Copy, copy_line, name};
-use super::front::{Front, Place};
+use super::front::{Front, Place, log_in};
 use super::postgres_wire::{
     Body, Message, from_bytea, is_not_utf8, kind, oid, put_text, read, to_hex, write,
 };
 use super::session::{Reply, Session, SqlError};
 use super::settings::SERVER_VERSION;
-use super::stream::{Stream, TooLong, malformed};
+use super::stream::{MESSAGE_BYTES_MAX, Stream, TooLong, malformed};
 
 const SSL: i32 = 80_877_103;
 const GSS: i32 = 80_877_104;
@@ -38,6 +38,23 @@ struct Portal {
     columns: Option<Vec<Column>>,
 }
 
+impl Portal {
+    /// The bytes of its statement and of its values.
+    fn bytes(&self) -> usize {
+        let text: usize = self.parsed.iter().map(|parsed| parsed.text.len()).sum();
+        MESSAGE_OVERHEAD + text + self.values.iter().map(bytes_of).sum::<usize>()
+    }
+}
+
+/// The rows of a portal that a client reads piece by piece.
+struct Rest {
+    answer: Answer,
+    /// The number of rows that the client has.
+    at: usize,
+    /// The number of transactions that had ended when the query ran.
+    ended: u64,
+}
+
 struct Connection {
     stream: Stream,
     session: Session,
@@ -50,6 +67,36 @@ struct Connection {
     queued: Vec<Queued>,
     /// The settings as last reported to the client.
     reported: Vec<(&'static str, String)>,
+    /// Bytes of messages, statements and values that the connection keeps since the last Sync.
+    held: usize,
+}
+
+/// Maximum number of bytes that a connection keeps between two Syncs.
+const PIPELINE_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
+/// What each message of a pipeline counts for, in addition to its bytes.
+const MESSAGE_OVERHEAD: usize = 64;
+/// Answers that wait for a Sync are sent when there are more bytes of them.
+const WAITING_BYTES_MAX: usize = 1 << 20;
+
+/// The bytes of a bound value.
+fn bytes_of(value: &Value) -> usize {
+    size_of::<Value>()
+        + match value {
+            Value::Null | Value::Bool(_) => 0,
+            Value::Number(text) | Value::Text(text) => text.len(),
+            Value::Bytes(bytes) => bytes.len(),
+        }
+}
+
+/// The error for a pipeline that is too long.
+fn too_much() -> SqlError {
+    SqlError::new(
+        "54000",
+        format!(
+            "a pipeline has more than {PIPELINE_BYTES_MAX} bytes without Sync, which is what the proxy takes; \
+             nothing of it was executed; send Sync more often"
+        ),
+    )
 }
 
 /// An Execute that waits for the next message of the pipeline, which may be its COMMIT.
@@ -61,59 +108,12 @@ struct Queued {
 }
 
 /// Serves one client until it disconnects.
-pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<()> {
-    let parameters = loop {
-        stream.fill(8).await?;
-        let (length, code) = match stream.peeked() {
-            [a, b, c, d, e, f, g, h, ..] => {
-                (i32::from_be_bytes([*a, *b, *c, *d]), i32::from_be_bytes([*e, *f, *g, *h]))
-            }
-            _ => return Err(malformed("the start is cut off")),
-        };
-        if !(8..=10_000).contains(&length) {
-            return Err(malformed("the start has an impossible length"));
-        }
-        stream.fill(length as usize).await?;
-        stream.skip(8);
-        let mut body = Body(stream.take(length as usize - 8).freeze());
-        match code {
-            SSL => match &front.tls {
-                Some(tls) => {
-                    stream.output.put_u8(b'S');
-                    stream.flush().await?;
-                    let tls = tls.clone();
-                    stream
-                        .upgrade(|pipe| async move { Ok(Box::new(tls.accept(pipe).await?) as _) })
-                        .await?;
-                }
-                None => {
-                    stream.output.put_u8(b'N');
-                    stream.flush().await?;
-                }
-            },
-            GSS => {
-                stream.output.put_u8(b'N');
-                stream.flush().await?;
-            }
-            CANCEL => {
-                let (pid, secret) = (body.i32()?, body.i32()?);
-                front.cancel(pid as u32, secret as u32);
-                return Ok(());
-            }
-            196_608 => break parameters(&mut body)?,
-            _ => return Err(malformed("this version of the protocol is not spoken here")),
-        }
+pub(super) async fn serve(front: Arc<Front>, stream: Stream) -> io::Result<()> {
+    let Some((mut stream, (user, mut parameters))) =
+        log_in(stream, |stream| enter(front.clone(), stream)).await?
+    else {
+        return Ok(());
     };
-    let mut parameters = parameters;
-    let user = parameters.remove("user").unwrap_or_default();
-    if !authenticate(&front, &mut stream, &user).await? {
-        error(
-            &mut stream.output,
-            &SqlError::new("28P01", format!("password authentication failed for user \"{user}\"")),
-            true,
-        );
-        return stream.flush().await;
-    }
     let database = parameters.remove("database").unwrap_or_else(|| user.clone());
     let mut session = Session::new(front.proxy.clone(), Dialect::PostgreSql);
     write(&mut stream.output, b'R', |out| out.put_i32(0));
@@ -154,8 +154,70 @@ pub(super) async fn serve(front: Arc<Front>, mut stream: Stream) -> io::Result<(
         skips: false,
         queued: Vec::new(),
         reported: Vec::new(),
+        held: 0,
     };
     connection.talk().await
+}
+
+/// Logs a client in, and returns its user and its other startup parameters; none if it only wanted
+/// to cancel a statement, or may not enter.
+async fn enter(
+    front: Arc<Front>,
+    mut stream: Stream,
+) -> io::Result<Option<(Stream, (String, BTreeMap<String, String>))>> {
+    let mut parameters = loop {
+        stream.fill(8).await?;
+        let (length, code) = match stream.peeked() {
+            [a, b, c, d, e, f, g, h, ..] => {
+                (i32::from_be_bytes([*a, *b, *c, *d]), i32::from_be_bytes([*e, *f, *g, *h]))
+            }
+            _ => return Err(malformed("the start is cut off")),
+        };
+        if !(8..=10_000).contains(&length) {
+            return Err(malformed("the start has an impossible length"));
+        }
+        stream.fill(length as usize).await?;
+        stream.skip(8);
+        let mut body = Body(stream.take(length as usize - 8).freeze());
+        match code {
+            SSL => match &front.tls {
+                Some(tls) => {
+                    stream.output.put_u8(b'S');
+                    stream.flush().await?;
+                    let tls = tls.clone();
+                    stream
+                        .upgrade(|pipe| async move { Ok(Box::new(tls.accept(pipe).await?) as _) })
+                        .await?;
+                }
+                None => {
+                    stream.output.put_u8(b'N');
+                    stream.flush().await?;
+                }
+            },
+            GSS => {
+                stream.output.put_u8(b'N');
+                stream.flush().await?;
+            }
+            CANCEL => {
+                let (pid, secret) = (body.i32()?, body.i32()?);
+                front.cancel(pid as u32, secret as u32);
+                return Ok(None);
+            }
+            196_608 => break parameters(&mut body)?,
+            _ => return Err(malformed("this version of the protocol is not spoken here")),
+        }
+    };
+    let user = parameters.remove("user").unwrap_or_default();
+    if authenticate(&front, &mut stream, &user).await? {
+        return Ok(Some((stream, (user, parameters))));
+    }
+    error(
+        &mut stream.output,
+        &SqlError::new("28P01", format!("password authentication failed for user \"{user}\"")),
+        true,
+    );
+    stream.flush().await?;
+    Ok(None)
 }
 
 /// The settings among a client's startup parameters.
@@ -295,6 +357,13 @@ impl Connection {
                 continue;
             }
             let is_simple = tag == b'Q';
+            if let (b'P' | b'B' | b'D' | b'E' | b'C', Ok(message)) = (tag, &message) {
+                self.held += message.body.len() + MESSAGE_OVERHEAD;
+                if self.held + self.stream.output.len() > PIPELINE_BYTES_MAX {
+                    self.refuse_pipeline().await;
+                    continue;
+                }
+            }
             let handled = match message {
                 Ok(message) => self.handle(message).await,
                 Err(too_long) => Ok(Err(too_long)),
@@ -319,7 +388,25 @@ impl Connection {
                 error(&mut self.stream.output, &failed, false);
                 self.skips = true;
             }
+            if self.queued.is_empty() && self.stream.output.len() > WAITING_BYTES_MAX {
+                self.stream.flush().await?;
+            }
         }
+    }
+
+    /// Forgets a pipeline that is too long, before any of its waiting statements runs.
+    async fn refuse_pipeline(&mut self) {
+        let before = self.queued.first_mut().map(|first| std::mem::take(&mut first.before));
+        if let Some(before) = before {
+            // What was answered before the first of these statements is sent.
+            self.stream.output = before;
+        }
+        self.queued.clear();
+        self.portals.clear();
+        self.held = 0;
+        self.session.fail().await;
+        error(&mut self.stream.output, &too_much(), false);
+        self.skips = true;
     }
 
     /// The next message; none if the client has been silent for too long.
@@ -377,7 +464,12 @@ impl Connection {
                 if let Err(failed) = self.run_queued().await? {
                     error(&mut self.stream.output, &failed, false);
                 }
-                self.portals.clear();
+                // A portal lasts until its transaction ends.
+                if self.session.status() == b'I' {
+                    self.portals.clear();
+                }
+                // What remains counts on.
+                self.held = self.portals.values().map(Portal::bytes).sum();
                 self.ready().await?;
             }
             b'H' => {
@@ -746,7 +838,9 @@ impl Connection {
         let (values, formats) = (portal.values.clone(), portal.formats.clone());
         let rest = portal.rest.take();
         if rest.is_none() && limit <= 0 {
+            self.held += parsed.text.len() + values.iter().map(bytes_of).sum::<usize>();
             let before = std::mem::take(&mut self.stream.output);
+            self.held += before.len();
             self.queued.push(Queued { before, parsed, values, formats });
             return Ok(Ok(()));
         }
