@@ -34,7 +34,7 @@ struct Portal {
     values: Vec<Value>,
     formats: Vec<i16>,
     /// The remaining rows, after an Execute with a limit.
-    rest: Option<(Answer, usize)>,
+    rest: Option<Rest>,
     columns: Option<Vec<Column>>,
 }
 
@@ -492,6 +492,7 @@ impl Connection {
 
     async fn simple(&mut self, text: &str) -> io::Result<()> {
         self.statements.remove("");
+        self.portals.remove("");
         let parsed = match parse(text, Dialect::PostgreSql) {
             Ok(parsed) => parsed,
             Err(refusal) => {
@@ -847,10 +848,21 @@ impl Connection {
         if let Err(failed) = self.run_queued().await? {
             return Ok(Err(failed));
         }
-        let (answer, at) = match rest {
-            Some(rest) => rest,
+        let Rest { answer, at, ended } = match rest {
+            Some(rest) => {
+                if let Err(failed) = self.session.check_failed() {
+                    return Ok(Err(failed));
+                }
+                if rest.ended != self.session.ended {
+                    // Its transaction has ended, and with it the portal.
+                    self.portals.remove(&name);
+                    let why = format!("portal \"{name}\" does not exist");
+                    return Ok(Err(SqlError::new("34000", why)));
+                }
+                rest
+            }
             None => match self.session.run(&[(parsed, values)]).await.pop() {
-                Some(Reply::Rows(answer, _)) => (answer, 0),
+                Some(Reply::Rows(answer, _)) => Rest { answer, at: 0, ended: self.session.ended },
                 Some(Reply::Done { tag, .. }) => {
                     complete(&mut self.stream.output, &tag);
                     return Ok(Ok(()));
@@ -859,22 +871,25 @@ impl Connection {
                 None => return Ok(Ok(())),
             },
         };
-        let end = if limit > 0 {
-            (at + limit as usize).min(answer.rows.len())
-        } else {
-            answer.rows.len()
-        };
+        let count = answer.rows.len();
+        let end = if limit > 0 { at.saturating_add(limit as usize).min(count) } else { count };
         let rows = answer.rows.get(at..end).unwrap_or_default();
         if let Err(failed) = put_rows(&mut self.stream.output, &answer.columns, rows, &formats) {
             return Ok(Err(failed));
         }
-        if end < answer.rows.len() {
+        if end < count {
             write(&mut self.stream.output, b's', |_| {});
-            if let Some(portal) = self.portals.get_mut(&name) {
-                portal.rest = Some((answer, end));
-            }
         } else {
             complete(&mut self.stream.output, &tag_of("SELECT", end - at));
+        }
+        if let Some(portal) = self.portals.get_mut(&name) {
+            // A portal that is at its end stays there, and its rows are not needed any more.
+            let (answer, at) = if end < count {
+                (answer, end)
+            } else {
+                (Answer { columns: answer.columns, ..Answer::default() }, 0)
+            };
+            portal.rest = Some(Rest { answer, at, ended });
         }
         Ok(Ok(()))
     }

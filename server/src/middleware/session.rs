@@ -266,6 +266,8 @@ pub(super) struct Session {
     pub(super) unconfirmed: u32,
     /// The last generated key; 0 if there is none.
     pub(super) last_insert_id: u64,
+    /// Number of transactions that have ended.
+    pub(super) ended: u64,
     /// Notified when the client cancels the running statement.
     pub(super) cancelled: Arc<Notify>,
 }
@@ -339,6 +341,7 @@ impl Session {
             own_changes: OwnChanges::default(),
             unconfirmed: 0,
             last_insert_id: 0,
+            ended: 0,
             cancelled: Arc::default(),
         }
     }
@@ -420,6 +423,7 @@ impl Session {
 
     /// Handles the end of the transaction.
     pub(super) fn over(&mut self, is_committed: bool) {
+        self.ended += 1;
         self.deferred.clear();
         self.own_changes.end(is_committed);
         if is_committed {
