@@ -518,6 +518,11 @@ impl Connection {
             }
             Err(refusal) => return self.error(&refusal.into()),
         };
+        if parsed.parameters > usize::from(u16::MAX) {
+            let message = "Prepared statement contains too many placeholders".into();
+            let sqlstate = "HY000".into();
+            return self.error(&SqlError { sqlstate, number: 1390, message, position: 0 });
+        }
         let columns = match self.session.describe(&parsed).await {
             Ok(columns) => columns,
             Err(error) => return self.error(&error),

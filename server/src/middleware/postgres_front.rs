@@ -691,7 +691,7 @@ impl Connection {
 
     fn parse(&mut self, body: &mut Body) -> io::Result<Result<(), SqlError>> {
         let (name, text) = (body.text()?, body.text()?);
-        let count = body.i16()?;
+        let count = body.u16()?;
         let mut types = Vec::new();
         for _ in 0..count {
             types.push(body.i32()? as u32);
@@ -707,6 +707,11 @@ impl Connection {
             )));
         }
         let wanted = parsed.iter().map(|p| p.parameters).max().unwrap_or(0);
+        if wanted > usize::from(u16::MAX) {
+            let why =
+                format!("a statement has at most 65535 parameters, and this one has {wanted}");
+            return Ok(Err(SqlError::new("54023", why)));
+        }
         // Parameters without a type are text, which the source converts to what it needs.
         types.resize(types.len().max(wanted), 0);
         self.statements.insert(name, Prepared { parsed, types, columns: None });
@@ -723,12 +728,12 @@ impl Connection {
             )));
         };
         let mut formats = Vec::new();
-        for _ in 0..body.i16()? {
+        for _ in 0..body.u16()? {
             formats.push(body.i16()?);
         }
         let mut values = Vec::new();
-        let count = body.i16()?;
-        for number in 0..count as usize {
+        let count = body.u16()?;
+        for number in 0..usize::from(count) {
             let value = body.value()?;
             let is_binary = format_of(&formats, number) == 1;
             let oid = prepared.types.get(number).copied().unwrap_or(0);
@@ -739,7 +744,7 @@ impl Connection {
             }
         }
         let mut results = Vec::new();
-        for _ in 0..body.i16()? {
+        for _ in 0..body.u16()? {
             results.push(body.i16()?);
         }
         let wanted = prepared.parsed.iter().map(|p| p.parameters).max().unwrap_or(0);
@@ -786,7 +791,7 @@ impl Connection {
             };
             let types = prepared.types.clone();
             write(&mut self.stream.output, b't', |out| {
-                out.put_i16(types.len() as i16);
+                out.put_u16(types.len() as u16);
                 types.iter().for_each(|oid| out.put_u32(if *oid == 0 { 25 } else { *oid }));
             });
             (prepared.parsed.first().cloned(), Vec::new(), prepared.columns.clone())

@@ -85,6 +85,10 @@ impl Body {
         self.0.try_get_i16().map_err(|_| malformed("a message is cut off"))
     }
 
+    pub(super) fn u16(&mut self) -> io::Result<u16> {
+        self.0.try_get_u16().map_err(|_| malformed("a message is cut off"))
+    }
+
     pub(super) fn i32(&mut self) -> io::Result<i32> {
         self.0.try_get_i32().map_err(|_| malformed("a message is cut off"))
     }
