@@ -13,7 +13,7 @@ fn text(output: &Output) -> String {
 
 impl Rig {
     /// Runs a command that must succeed, and returns its output.
-    fn runs(&self, command: &mut Command) -> String {
+    pub fn runs(&self, command: &mut Command) -> String {
         let output = command.output().unwrap();
         let said = text(&output);
         assert!(output.status.success(), "{}\n{command:?}: {said}", self.log());

@@ -15,6 +15,7 @@ mod by_key;
 mod clients;
 mod deadlocks;
 mod errors;
+mod extended;
 mod keys;
 mod kills;
 mod lists;

@@ -16,6 +16,7 @@
 )]
 
 mod auth;
+mod binary;
 mod claim;
 pub mod config;
 mod consensus;
