@@ -13,6 +13,7 @@ use orthodrome_geotp::contract::{
 };
 use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::{Answer, Column, Dialect, Record};
+use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use super::driver::{
@@ -56,6 +57,18 @@ struct Slot {
     may_leave: AtomicBool,
 }
 
+/// Whether a driver may open sessions. An agent's driver may if no session of an earlier incarnation
+/// is running; before, it opens none, and so ends no branch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reach {
+    /// It is connecting to the server, or ending old sessions.
+    Unknown,
+    /// It may.
+    Ready,
+    /// The server cannot be reached.
+    Down,
+}
+
 /// The handle for interrupting a branch's session.
 #[derive(Default)]
 struct Handle {
@@ -80,9 +93,8 @@ pub(super) struct Source {
     /// The sessions of this incarnation, on disk, so that the next one can end those that are still
     /// running (G6).
     sessions: Option<SessionList>,
-    /// True if no session of an earlier incarnation is running. Before, an agent's driver opens no
-    /// session, and so ends no branch.
-    is_ready: AtomicBool,
+    /// Whether sessions may be opened.
+    reach: watch::Sender<Reach>,
     start: AtomicU64,
     last_id: AtomicU64,
     /// True if branches get transaction numbers, so that the holders of locks can be identified.
@@ -212,7 +224,11 @@ impl Source {
             ending: Mutex::default(),
             idle: Arc::default(),
             report: Box::new(report),
-            is_ready: AtomicBool::new(sessions.is_none()),
+            reach: watch::Sender::new(if sessions.is_none() {
+                Reach::Ready
+            } else {
+                Reach::Unknown
+            }),
             sessions: sessions.map(SessionList::new),
             start: AtomicU64::new(0),
             last_id: AtomicU64::new(0),
@@ -302,22 +318,31 @@ impl Source {
         loop {
             match Session::connect(&self.endpoint).await {
                 Err(trouble) => {
+                    self.set_reach(Reach::Down);
                     if is_first {
                         warn!(source = %self.node, address = %self.endpoint.address, "cannot be reached: {trouble}");
                         is_first = false;
                     }
                 }
                 Ok(mut session) => {
+                    self.set_reach(Reach::Unknown);
                     if let Err(trouble) = self.look(&mut session).await {
                         warn!(source = %self.node, "connection lost: {trouble}");
                     }
                     // The server may have been restarted.
-                    self.is_ready.store(self.sessions.is_none(), Ordering::Release);
+                    self.set_reach(Reach::Unknown);
                     locked(&self.idle).clear();
                     (self.report)(FromSource::Down);
                 }
             }
             tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Notes whether sessions may be opened. Drivers without a list of sessions always may.
+    fn set_reach(&self, reach: Reach) {
+        if self.sessions.is_some() {
+            self.reach.send_replace(reach);
         }
     }
 
@@ -327,7 +352,7 @@ impl Source {
         self.start.store(start, Ordering::Relaxed);
         self.last_id.store(id, Ordering::Relaxed);
         self.end_old_sessions(session).await?;
-        self.is_ready.store(true, Ordering::Release);
+        self.set_reach(Reach::Ready);
         self.number_branches(session).await?;
         info!(source = %self.node, "connected");
         (self.report)(FromSource::Up { start });
@@ -398,16 +423,19 @@ impl Source {
     async fn connect(&self) -> Result<Session, Trouble> {
         let Some(list) = &self.sessions else { return Session::connect(&self.endpoint).await };
         let not_ready = || {
-            let why = "the source was not reached yet, or sessions of an earlier agent are running";
+            let why = "the source is down, or sessions of an earlier agent are running there";
             Trouble::Broken(std::io::Error::new(std::io::ErrorKind::NotConnected, why))
         };
-        if !self.is_ready.load(Ordering::Acquire) {
+        let mut reach = self.reach.subscribe();
+        let known = reach.wait_for(|reach| *reach != Reach::Unknown);
+        let known = tokio::time::timeout(SILENT, known).await.map(|known| known.map(|it| *it));
+        if !matches!(known, Ok(Ok(Reach::Ready))) {
             return Err(not_ready());
         }
         let session = Session::connect(&self.endpoint).await?;
         list.add((self.start.load(Ordering::Relaxed), session.interrupt().id())).await?;
         // The number of the server's start may have changed since.
-        if self.is_ready.load(Ordering::Acquire) { Ok(session) } else { Err(not_ready()) }
+        if *self.reach.borrow() == Reach::Ready { Ok(session) } else { Err(not_ready()) }
     }
 
     /// A session with initial settings.
@@ -1683,6 +1711,8 @@ mod tests {
     #[test]
     fn a_branch_is_committed_after_its_old_session_has_ended() {
         let rig = Rig::start(Dialect::MariaDb);
+        // The start of the server is known.
+        rig.wait_for("up", |said| matches!(said, FromSource::Up { .. }));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sessions");
         for number in 1..=10 {
