@@ -57,8 +57,8 @@ struct Slot {
     may_leave: AtomicBool,
 }
 
-/// Whether a driver may open sessions. An agent's driver may if no session of an earlier incarnation
-/// is running; before, it opens none, and so ends no branch.
+/// Whether a driver may open sessions. An agent's driver may if no session of an earlier
+/// incarnation is running; before, it opens none, and so ends no branch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reach {
     /// It is connecting to the server, or ending old sessions.
