@@ -4,6 +4,8 @@
 //! [FORM [SEED]]`. The trace hash shows whether two builds simulated the same run. With the
 //! environment variable `TRACE` set to a file, the trace is written to that file.
 
+#![allow(clippy::disallowed_types, reason = "it measures how long a simulation takes")]
+
 use std::error::Error;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};

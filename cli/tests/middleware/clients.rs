@@ -13,7 +13,7 @@ fn text(output: &Output) -> String {
 
 impl Rig {
     /// Runs a command that must succeed, and returns its output.
-    fn runs(&self, command: &mut Command) -> String {
+    pub fn runs(&self, command: &mut Command) -> String {
         let output = command.output().unwrap();
         let said = text(&output);
         assert!(output.status.success(), "{}\n{command:?}: {said}", self.log());
@@ -89,6 +89,8 @@ fn pgbench_makes_its_own_tables_over_all_sources_and_runs() {
     // The second run began with an empty history.
     assert!(sums[0] == sums[1] && sums[1] == sums[2], "{sums:?}");
     assert_eq!(rig.psql("COPY pgbench_branches (bid, filler) FROM STDIN"), "");
+    // The next test may have fewer sources.
+    rig.finish();
 }
 
 #[test]
@@ -127,6 +129,8 @@ fn sysbench_runs(rig: &mut Rig, auto_inc: &str) {
     let gone =
         rig.login(orthodrome_geotp::sql::Dialect::MariaDb).client("SELECT 1 FROM sbtest1").output();
     assert!(text(&gone.unwrap()).contains("1146"));
+    // The next test may have fewer sources.
+    rig.finish();
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Errors for clients: the same at each try, with the codes of their own protocol.
 
+use std::time::Instant;
+
 use orthodrome_geotp::sql::Dialect;
 use orthodrome_server::middleware::local::{Client, Login, Refused};
 use tokio::runtime::Runtime;
 
-use crate::rig::{Rig, Setup, all_of, rig};
+use crate::rig::{PATIENCE, Rig, Setup, all_of, rig, said, wait};
 use crate::sessions::Talk;
 
 /// The code and the message with which a query batch is refused: SQLSTATE for PostgreSQL clients,
@@ -235,6 +237,123 @@ fn a_statement_may_take_long() {
     postgres.does("BEGIN; SELECT pg_sleep(9) FROM accounts WHERE id = 1; COMMIT");
     postgres.does("SELECT pg_sleep(9) FROM accounts WHERE id = 1");
     assert_eq!(sleeps.join().unwrap(), "0");
+}
+
+/// When a time-out is told, the source has ended the statement, and does not carry it out later.
+#[test]
+fn a_statement_outside_a_transaction_has_ended_when_its_time_out_is_told() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    let mut setup = Setup::accounts(&[0, 1], false);
+    setup.lock_wait_ms = 60_000;
+    rig.start_bank_as(setup);
+    for (place, kind, limit, lock, free) in [
+        (
+            0,
+            Dialect::PostgreSql,
+            "SET statement_timeout = 300",
+            "BEGIN; LOCK TABLE slow",
+            "ROLLBACK",
+        ),
+        (
+            1,
+            Dialect::MariaDb,
+            "SET max_statement_time = 0.3",
+            "LOCK TABLES slow WRITE",
+            "UNLOCK TABLES",
+        ),
+    ] {
+        said("DROP TABLE IF EXISTS slow", rig.servers[place].login());
+        let mut client = Talk::begin(rig, kind);
+        client.does("CREATE TABLE slow (id int)");
+        client.does(limit);
+        let runtime = Runtime::new().unwrap();
+        let mut owner = runtime.block_on(Client::enter(&rig.servers[place].login())).unwrap();
+        runtime.block_on(owner.text(lock)).unwrap();
+        let code = client.refused("ALTER TABLE slow ADD COLUMN more int");
+        assert_eq!(code, if kind == Dialect::MariaDb { "1969" } else { "57014" });
+        runtime.block_on(owner.text(free)).unwrap();
+        let running = match kind {
+            Dialect::PostgreSql => {
+                "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'ALTER%'"
+            }
+            Dialect::MariaDb => {
+                "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'ALTER%'"
+            }
+        };
+        let is_over = || said(running, rig.servers[place].login()) == "0";
+        wait(Instant::now() + PATIENCE, is_over).unwrap();
+        let columns = "SELECT count(*) FROM information_schema.columns WHERE table_name = 'slow'";
+        assert_eq!(said(columns, rig.servers[place].login()), "1", "{kind}");
+        // The connection goes on.
+        client.does("DROP TABLE slow");
+    }
+}
+
+/// Copies that differ are told before anything is committed.
+#[test]
+fn a_change_of_copies_that_differ_changes_nothing() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    let tables = "[[tables]]\nname = \"notes\"\nbroadcast = [\"s0\", \"s1\"]\n";
+    let create = "DROP TABLE IF EXISTS notes; CREATE TABLE notes (id int PRIMARY KEY, v int); \
+                  INSERT INTO notes VALUES (1, 0), (2, 0)";
+    for (agents, mode) in [(false, "geotp"), (true, "geotp"), (false, "xa")] {
+        for place in [0, 1] {
+            said(create, rig.servers[place].login());
+        }
+        said("DELETE FROM notes WHERE id = 2", rig.servers[1].login());
+        let mut setup = Setup::accounts(&[0, 1], agents);
+        setup.tables.push_str(tables);
+        setup.settings = format!("mode = \"{mode}\"\n");
+        rig.start_bank_as(setup);
+        let seen = |rig: &Rig| {
+            rig.finish();
+            [0, 1].map(|place| said("SELECT sum(v) FROM notes", rig.servers[place].login()))
+        };
+        for text in [
+            "UPDATE notes SET v = v + 1",
+            "BEGIN; UPDATE notes SET v = v + 1; COMMIT",
+            "BEGIN; UPDATE notes SET v = v + 1 WHERE id = 1; UPDATE notes SET v = v + 1; COMMIT",
+        ] {
+            for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
+                Runtime::new().unwrap().block_on(async {
+                    let mut client = Client::enter(&rig.login(kind)).await.unwrap();
+                    let (code, words) = refused(&mut client, kind, text).await;
+                    assert!(
+                        words.contains("copies of a broadcast table differ"),
+                        "{code}: {words}"
+                    );
+                    client.text("ROLLBACK").await.unwrap();
+                });
+                assert_eq!(seen(rig), ["0", "0"], "{agents}, {mode}, {kind}: {text}");
+            }
+        }
+        // A MySQL client's transaction goes on without the statement that failed.
+        let both =
+            "UPDATE notes SET v = v + 1 WHERE id = 1; UPDATE notes SET v = v - 1 WHERE id = 1";
+        for before in [None, Some(both)] {
+            let mut client = Talk::begin(rig, Dialect::MariaDb);
+            client.does("BEGIN");
+            before.into_iter().for_each(|text| client.does(text));
+            client.refused("UPDATE notes SET v = v + 1");
+            assert_eq!(client.shows("SELECT sum(v) FROM notes"), "0", "{agents}, {mode}");
+            client.does("COMMIT");
+            assert_eq!(seen(rig), ["0", "0"], "{agents}, {mode}, {before:?}");
+        }
+        // A PostgreSQL client's goes on from a savepoint.
+        let mut client = Talk::begin(rig, Dialect::PostgreSql);
+        client.does(&format!("BEGIN; {both}; SAVEPOINT a"));
+        client.refused("UPDATE notes SET v = v + 1");
+        client.does("ROLLBACK TO a; COMMIT");
+        assert_eq!(seen(rig), ["0", "0"], "{agents}, {mode}");
+        // Where they are equal, all of them change.
+        rig.psql("UPDATE notes SET v = v + 1 WHERE id = 1");
+        rig.mysql("UPDATE notes SET v = v + 1 WHERE id = 1");
+        rig.psql("BEGIN; UPDATE notes SET v = v + 1 WHERE id = 1; COMMIT");
+        assert_eq!(seen(rig), ["3", "3"], "{agents}, {mode}");
+        rig.settle("copies that differ");
+    }
 }
 
 #[test]

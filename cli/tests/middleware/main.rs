@@ -16,6 +16,7 @@ mod catalogue;
 mod clients;
 mod deadlocks;
 mod errors;
+mod extended;
 mod keys;
 mod kills;
 mod lists;

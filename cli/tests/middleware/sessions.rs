@@ -200,6 +200,52 @@ fn a_session_that_a_function_has_changed_is_reset_before_others_use_it() {
     rig.settle("functions that change their session");
 }
 
+/// A function may write, so a query of it is part of the transaction, also if no table says where
+/// it runs.
+#[test]
+fn a_function_without_a_table_runs_once_and_in_the_transaction() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], true);
+    let at_postgres = "\
+        DROP TABLE IF EXISTS notes; CREATE TABLE notes (id int); \
+        CREATE OR REPLACE FUNCTION note(given int) RETURNS int LANGUAGE sql AS \
+            'INSERT INTO notes VALUES (given) RETURNING id'";
+    let at_maria = "\
+        DROP TABLE IF EXISTS notes; CREATE TABLE notes (id int); \
+        CREATE OR REPLACE FUNCTION note(given int) RETURNS int NOT DETERMINISTIC MODIFIES SQL DATA BEGIN \
+            INSERT INTO notes VALUES (given); RETURN given; END";
+    for (place, kind, text) in [(0, POSTGRES, at_postgres), (1, MARIA, at_maria)] {
+        let runtime = Runtime::new().unwrap();
+        runtime.block_on(async {
+            let mut client = Client::enter(&rig.servers[place].login()).await.unwrap();
+            client.text(text).await.unwrap();
+        });
+        let written = || {
+            rig.finish();
+            said("SELECT count(*) FROM notes", rig.servers[place].login())
+        };
+        let mut client = Talk::begin(rig, kind);
+        let transfer = "UPDATE accounts SET balance = balance - 1 WHERE id = 1; \
+                        UPDATE accounts SET balance = balance + 1 WHERE id = 101";
+        client.does(&format!("BEGIN; {transfer}"));
+        assert_eq!(client.shows("SELECT note(7)"), "7");
+        client.does("ROLLBACK");
+        assert_eq!(written(), "0", "{kind}");
+        client.does(&format!("BEGIN; {transfer}"));
+        for text in ["SELECT note(8)", "SELECT * FROM (SELECT note(8)) AS it"] {
+            assert_eq!(client.shows(text), "8", "{kind}");
+        }
+        client.does("COMMIT");
+        assert_eq!(written(), "2", "{kind}");
+        assert_eq!(client.shows("SELECT note(9)"), "9");
+        assert_eq!(written(), "3", "{kind}");
+        // Functions of which the proxy knows that they change nothing need no transaction.
+        assert_eq!(client.shows("SELECT length('abc')"), "3");
+    }
+    rig.settle("functions that write");
+}
+
 #[test]
 fn what_belongs_to_a_client_is_not_another_s() {
     let mut rig = rig();

@@ -795,6 +795,24 @@ pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<
     names.filter(|name| !known(name)).collect()
 }
 
+/// Whether a statement reads a table of the sources' own catalogues.
+#[must_use]
+pub fn reads_system_tables(statement: &Statement) -> bool {
+    struct Finder(bool);
+    impl Visitor for Finder {
+        type Break = ();
+        fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<()> {
+            // Nothing is read from `dual`.
+            self.0 |= matches!(table, TableFactor::Table { name, args: None, .. }
+                if is_system(name) && table_name(name) != "dual");
+            ControlFlow::Continue(())
+        }
+    }
+    let mut finder = Finder(false);
+    let _ = walk(statement, &mut finder);
+    finder.0
+}
+
 /// Whether a name belongs to a system catalogue of the sources.
 fn is_system(name: &ObjectName) -> bool {
     const SCHEMAS: [&str; 5] =

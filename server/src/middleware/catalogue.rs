@@ -496,6 +496,11 @@ impl Session {
         own.or_else(|| all.find(|(_, s)| s.kind == self.client).map(|(id, _)| id))
     }
 
+    /// Whether a query is about the tables themselves.
+    pub(super) fn asks_catalogue(&self, text: &str) -> Result<bool, SqlError> {
+        Ok(self.proxy.catalogues.is_on && asks(text, self.client)? != Asks::Nothing)
+    }
+
     /// Runs a query batch at a source. If it asks the home's catalogue, the answer is about the
     /// tables of all sources.
     pub(super) async fn ask_catalogue(

@@ -1,12 +1,13 @@
 //! A session at a source: a common interface to both kinds of servers.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
 use orthodrome_core::NodeId;
 use orthodrome_geotp::contract::{Failure, Isolation, Reason, Work, Xid};
 use orthodrome_geotp::sql::plan::{DIFFERS, Keys};
-use orthodrome_geotp::sql::{Answer, Dialect};
+use orthodrome_geotp::sql::{Answer, Column, Dialect};
 
 use super::maria::{Maria, TOO_LONG};
 use super::postgres::Postgres;
@@ -57,6 +58,13 @@ pub struct Fault {
     pub number: u16,
     /// The text.
     pub message: String,
+}
+
+impl Fault {
+    /// Whether the statement was interrupted.
+    pub(super) fn is_interrupt(&self) -> bool {
+        self.sqlstate == "57014" || self.number == 1317
+    }
 }
 
 /// Why a source did not execute a request.
@@ -224,6 +232,19 @@ impl Session {
         }
     }
 
+    /// The columns of a query's result: the server parses the query and does not run it.
+    pub(super) async fn columns(
+        &mut self,
+        text: &str,
+        one_way: Duration,
+    ) -> Result<Vec<Column>, Trouble> {
+        tokio::time::sleep(one_way * 2).await;
+        match self {
+            Self::Postgres(session) => session.columns(text).await,
+            Self::Maria(session) => session.columns(text).await,
+        }
+    }
+
     /// Waits, in an idle session, until the server sends something or closes the connection.
     pub(super) async fn stirs(&mut self) {
         match self {
@@ -340,6 +361,17 @@ impl Session {
         Ok(rows.filter_map(wait).collect())
     }
 
+    /// The numbers of the sessions at this server.
+    pub(super) async fn ids(&mut self) -> Result<BTreeSet<u64>, Trouble> {
+        let text = match self {
+            Self::Postgres(_) => "SELECT pid FROM pg_stat_activity",
+            Self::Maria(_) => "SELECT id FROM information_schema.processlist",
+        };
+        let done = self.send(text).await?.ok()?;
+        let cells = done.into_iter().flat_map(|(answer, _)| answer.rows).flatten().flatten();
+        Ok(cells.filter_map(|cell| String::from_utf8(cell).ok()?.parse().ok()).collect())
+    }
+
     /// Lets the cache of [`Session::waits`] expire, so that the next reader gets new data.
     pub(super) async fn rest(&mut self) -> Result<(), Trouble> {
         match self {
@@ -409,9 +441,13 @@ impl Endpoint {
                 let done = session.send(&text).await?.ok()?;
                 Ok(done.iter().any(|(answer, _)| !answer.rows.is_empty()))
             }
-            // 1094: no such thread.
             Dialect::MariaDb => {
-                Ok(session.send(&format!("KILL CONNECTION {id}")).await?.fault.is_none())
+                match session.send(&format!("KILL CONNECTION {id}")).await?.fault {
+                    None => Ok(true),
+                    // There is no such thread.
+                    Some(fault) if fault.number == 1094 => Ok(false),
+                    Some(fault) => Err(Trouble::Fault(fault)),
+                }
             }
         }
     }
@@ -494,7 +530,7 @@ impl Endpoint {
     /// The meaning of an error for the branch: the reason, and whether the branch can continue.
     pub(super) fn judge(&self, fault: Fault) -> (Failure<Sql>, bool) {
         // Only this agent interrupts its sessions, and only to end a branch that failed elsewhere.
-        if fault.sqlstate == "57014" || fault.number == 1317 {
+        if fault.is_interrupt() {
             return (Reason::Peer.into(), false);
         }
         // A check of the mode `near` failed. Nothing of the branch may remain.

@@ -1,13 +1,16 @@
 //! Statements that are not part of a transaction: those that name no table of the catalogue,
 //! changes of the schema, and queries for the columns of a statement's result.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::ast::{FromTable, ObjectType, Statement, TableObject};
 use orthodrome_geotp::sql::catalog::{Placement, Table};
+use orthodrome_geotp::sql::dialect::{bind, render, translate};
 use orthodrome_geotp::sql::generated::{calls, put_calls};
 use orthodrome_geotp::sql::merge::merge;
-use orthodrome_geotp::sql::route::table_name;
+use orthodrome_geotp::sql::plan::Keys;
+use orthodrome_geotp::sql::route::{reads_system_tables, table_name};
 use orthodrome_geotp::sql::set::{effects, effects_of_words, set_config};
 use orthodrome_geotp::sql::typed::{Kinds, tables_to_know};
 use orthodrome_geotp::sql::{
@@ -15,7 +18,7 @@ use orthodrome_geotp::sql::{
     allow_values, created, deletes, parse, plan, unread,
 };
 
-use super::driver::Setting;
+use super::driver::{Setting, Trouble};
 use super::errors::{SqlError, interrupted, syntax};
 use super::operators::{table, text_answer};
 use super::session::{Engine, Reply, Session};
@@ -92,21 +95,95 @@ impl Session {
     ) -> Result<Vec<Answer>, SqlError> {
         let gone = || SqlError::new("08006", "no source is configured");
         let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
-        let asked = source.ask_with(text, settings, may_leave);
-        let outcome = match self.settings.statement_time(true) {
-            None => asked.await?,
-            Some(time) => match tokio::time::timeout(time, asked).await {
-                Ok(outcome) => outcome?,
-                Err(_) => return Err(interrupted(self.client, true)),
-            },
-        };
+        let is_late = AtomicBool::new(false);
+        let outcome = source.ask_until(text, settings, may_leave, self.stop(&is_late)).await?;
         match outcome.fault {
+            // Only the proxy interrupts its sessions.
+            Some(fault) if fault.is_interrupt() => {
+                Err(interrupted(self.client, is_late.load(Ordering::Relaxed)))
+            }
             Some(fault) => {
                 let name = self.proxy.catalogue.source(at).map(|s| s.name.as_str());
                 Err(translated(fault, self.client, name.unwrap_or_default()))
             }
             None => Ok(outcome.done.into_iter().map(|(answer, _)| answer).collect()),
         }
+    }
+
+    /// Ends when the client cancels its statement, or when the statement's time limit is over, which
+    /// sets `is_late`.
+    async fn stop(&self, is_late: &AtomicBool) {
+        let time = self.settings.statement_time(true);
+        tokio::select! {
+            () = self.cancelled.notified() => {}
+            () = tokio::time::sleep(time.unwrap_or_default()), if time.is_some() => {
+                is_late.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The columns of a query's result at a source, which does not run it. The query may have to
+    /// wait for a lock on a table.
+    async fn columns_at(&self, at: SourceId, text: &str) -> Result<Vec<Column>, SqlError> {
+        let gone = || SqlError::new("08006", "no source is configured");
+        let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
+        let named = self.proxy.catalogue.source(at).ok_or_else(gone)?;
+        let settings = self.settings.at(named.kind);
+        let is_late = AtomicBool::new(false);
+        match source.columns_until(text, &settings, self.stop(&is_late)).await {
+            Ok(columns) => Ok(columns),
+            Err(Trouble::Fault(fault)) if fault.is_interrupt() => {
+                Err(interrupted(self.client, is_late.load(Ordering::Relaxed)))
+            }
+            Err(Trouble::Fault(fault)) => Err(translated(fault, self.client, &named.name)),
+            Err(broken) => Err(broken.into()),
+        }
+    }
+
+    /// A plan with a source for a query that reads no table and calls a function that the proxy
+    /// does not know: the function may change rows, so it runs once, and in the transaction. The
+    /// source is that of new tables if it is of the client's kind, as for sequences and views;
+    /// otherwise the nearest one of the client's kind. Other plans are returned as they are.
+    pub(super) fn with_source(
+        &self,
+        parsed: &Parsed,
+        values: &[Value],
+        plan: Plan,
+    ) -> Result<Plan, SqlError> {
+        let Verb::Data(statement) = &parsed.verb else { return Ok(plan) };
+        if !plan.parts.is_empty()
+            || !effects(statement).calls_unknown
+            || reads_system_tables(statement)
+            || set_config(statement, values)?.is_some()
+        {
+            return Ok(plan);
+        }
+        let kind = |at: SourceId| self.proxy.catalogue.source(at).map(|source| (at, source.kind));
+        let own = self.default_source().and_then(kind).filter(|(_, kind)| *kind == self.client);
+        let (source, kind) = own
+            .or_else(|| self.home())
+            .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
+        let part = Part {
+            source,
+            prelude: Vec::new(),
+            text: self.rendered(statement, values, kind)?,
+            records: Vec::new(),
+            keys: Keys::default(),
+        };
+        Ok(Plan { parts: vec![part], ..plan })
+    }
+
+    /// A statement for a source of this kind.
+    fn rendered(
+        &self,
+        statement: &Statement,
+        values: &[Value],
+        kind: Dialect,
+    ) -> Result<String, SqlError> {
+        let mut statement = statement.clone();
+        bind(&mut statement, values, kind)?;
+        translate(&mut statement, self.client, kind, &self.proxy.catalogue)?;
+        Ok(render(&statement, self.client, kind))
     }
 
     /// Runs a statement that concerns no table of the catalogue at a source, outside of every
@@ -131,19 +208,9 @@ impl Session {
             .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
         let mut at = home;
         let text = match &parsed.verb {
-            Verb::Data(statement) => {
-                let mut statement = (**statement).clone();
-                orthodrome_geotp::sql::dialect::bind(&mut statement, values, kind)?;
-                orthodrome_geotp::sql::dialect::translate(
-                    &mut statement,
-                    self.client,
-                    kind,
-                    &self.proxy.catalogue,
-                )?;
-                orthodrome_geotp::sql::dialect::render(&statement, self.client, kind)
-            }
+            Verb::Data(statement) => self.rendered(statement, values, kind)?,
             _ => {
-                let first = words.first().map_or("", String::as_str);
+                let first = first_word(&words);
                 let is_metadata = matches!(first, "show" | "desc" | "describe");
                 if let ("show", Some(answer)) = (first, self.warnings(&words)?) {
                     return Ok(answer);
@@ -196,7 +263,17 @@ impl Session {
                 text
             }
         };
-        let mut answer = self.ask_catalogue(at, &text, &words, effects.calls_unknown).await?;
+        // The proxy does not know what a query that it cannot read calls, so the query is part of
+        // an open transaction.
+        let is_part = matches!(first_word(&words), "select" | "with" | "table")
+            && (self.in_transaction() || !self.autocommit)
+            && self.proxy.engine.xa().is_ok()
+            && !self.asks_catalogue(&text)?;
+        let mut answer = if is_part {
+            self.ask_within(at, text.clone()).await?
+        } else {
+            self.ask_catalogue(at, &text, &words, effects.calls_unknown).await?
+        };
         self.correct(parsed, &mut answer);
         let lower = text.to_lowercase();
         if lower.contains("from") || lower.starts_with("show") {
@@ -218,6 +295,12 @@ impl Session {
                 ),
             ),
         }
+    }
+
+    /// Whether a statement that the parser cannot read is a query.
+    fn is_query(&self, parsed: &Parsed) -> Result<bool, SqlError> {
+        let words = unread(&parsed.text, self.client)?.words;
+        Ok(matches!(first_word(&words), "select" | "with" | "table"))
     }
 
     /// Answers `SHOW WARNINGS` and similar statements: the proxy forwards no warnings, and those at
@@ -457,6 +540,7 @@ impl Session {
                     return self.columns_returned(parsed).await;
                 }
                 let plan = plan(&self.catalogue(), statement, &nulls, &context)?;
+                let plan = self.with_source(parsed, &nulls, plan)?;
                 if !plan.has_rows {
                     return Ok(Vec::new());
                 }
@@ -471,6 +555,12 @@ impl Session {
             }
             Verb::Explain(_) => Ok(text_answer("QUERY PLAN", []).columns),
             Verb::Show(name) => Ok(text_answer(name, []).columns),
+            Verb::Other if self.is_query(parsed)? => {
+                let (home, _) = self
+                    .home_for(&parsed.text)
+                    .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
+                self.columns_at(home, &unread(&parsed.text, self.client)?.text).await
+            }
             Verb::Other | Verb::Admin(_) => match self.setting(parsed, &[]).await? {
                 Reply::Rows(answer, _) => Ok(answer.columns),
                 Reply::Done { .. } | Reply::Error(_) => Ok(Vec::new()),
@@ -485,24 +575,32 @@ impl Session {
             self.proxy.catalogue.source(part.source).is_some_and(|s| s.kind == self.client)
         };
         let Some(part) = plan.parts.iter().find(is_own).or(plan.parts.first()) else {
+            let parsed = self.with_variables(parsed);
+            let Verb::Data(statement) = &parsed.verb else { return Ok(Vec::new()) };
+            self.check_effects(&effects(statement))?;
+            let (home, kind) = self
+                .home_for(&parsed.text)
+                .ok_or_else(|| SqlError::new("08006", "no source is configured"))?;
             let nulls = vec![Value::Null; parsed.parameters];
-            return Ok(self.elsewhere(parsed, &nulls).await?.columns);
-        };
-        let text = part.text.trim_end_matches(" FOR UPDATE");
-        let text = format!("SELECT * FROM ({text}) AS orthodrome_described LIMIT 0");
-        let may_leave = match &parsed.verb {
-            Verb::Data(statement) => effects(statement).calls_unknown,
-            _ => true,
+            return self.columns_at(home, &self.rendered(statement, &nulls, kind)?).await;
         };
         let source = part.source;
         let answer = if self.has_schema && self.open.is_some() {
+            let text = part.text.trim_end_matches(" FOR UPDATE");
+            let text = format!("SELECT * FROM ({text}) AS orthodrome_described LIMIT 0");
             self.ask_within(source, text).await?
         } else {
-            self.ask(source, &text, may_leave).await?
+            // A source that described the statement as a derived table could run it: MariaDB does.
+            let columns = self.columns_at(source, &part.text).await?;
+            Answer { columns, ..Answer::default() }
         };
         let merged = merge(&plan.merge, vec![answer.clone()]).unwrap_or(answer);
         Ok(merged.columns)
     }
+}
+
+fn first_word(words: &[String]) -> &str {
+    words.first().map_or("", String::as_str)
 }
 
 /// Whether a row of a source's system catalogue names one of the proxy's own tables.

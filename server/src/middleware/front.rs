@@ -3,19 +3,22 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::auth::random_bytes;
 use super::session::Proxy;
-use super::stream::Stream;
+use super::stream::{LOGIN_BYTES_MAX, MESSAGE_BYTES_MAX, Stream, malformed};
 
-/// Maximum number of connections of both kinds.
+/// Maximum number of connections of both kinds, including those of clients that have not logged in.
 const CONNECTIONS_MAX: usize = 10_000;
+/// Time limit of a login.
+const LOGIN_TIME: Duration = Duration::from_secs(60);
 
 /// The clients' side of a proxy.
 pub(super) struct Front {
@@ -23,6 +26,7 @@ pub(super) struct Front {
     pub(super) tls: Option<TlsAcceptor>,
     users: BTreeMap<String, String>,
     clients: Mutex<Clients>,
+    connections: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -36,6 +40,35 @@ struct Clients {
 pub(super) enum Speaks {
     Postgres,
     Mysql,
+}
+
+/// Lets a client log in within a time limit. Before it has, its messages must be short. `login`
+/// returns the stream, and what it has learned.
+pub(super) async fn log_in<T, R>(
+    stream: Stream,
+    login: impl FnOnce(Stream) -> R,
+) -> io::Result<Option<(Stream, T)>>
+where
+    R: Future<Output = io::Result<Option<(Stream, T)>>>,
+{
+    log_in_within(LOGIN_TIME, stream, login).await
+}
+
+async fn log_in_within<T, R>(
+    time: Duration,
+    mut stream: Stream,
+    login: impl FnOnce(Stream) -> R,
+) -> io::Result<Option<(Stream, T)>>
+where
+    R: Future<Output = io::Result<Option<(Stream, T)>>>,
+{
+    stream.longest = LOGIN_BYTES_MAX;
+    let late = |_| malformed("the client has not logged in within the time limit");
+    let found = tokio::time::timeout(time, login(stream)).await.map_err(late)??;
+    Ok(found.map(|(mut stream, found)| {
+        stream.longest = MESSAGE_BYTES_MAX;
+        (stream, found)
+    }))
 }
 
 /// The place of a client among those that are served; given back when dropped, also by a panic.
@@ -63,7 +96,8 @@ impl Front {
         tls: Option<TlsAcceptor>,
         users: BTreeMap<String, String>,
     ) -> Self {
-        Self { proxy, tls, users, clients: Mutex::default() }
+        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        Self { proxy, tls, users, clients: Mutex::default(), connections }
     }
 
     pub(super) fn password(&self, user: &str) -> Option<&str> {
@@ -125,13 +159,14 @@ impl Front {
                     continue;
                 }
             };
-            if self.clients().running.len() >= CONNECTIONS_MAX {
+            let Ok(connection) = self.connections.clone().try_acquire_owned() else {
                 warn!("too many clients; refused a connection");
                 continue;
-            }
+            };
             crate::socket::prepare(&tcp);
             let (front, ending) = (self.clone(), ending.clone());
             tokio::spawn(async move {
+                let _connection = connection;
                 let stream = Stream::new(tcp);
                 let served = async {
                     match speaks {
@@ -148,6 +183,42 @@ impl Front {
                     () = ending.cancelled() => {}
                 }
             });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    /// A login that reads one message of PostgreSQL's protocol.
+    async fn login(mut stream: Stream) -> io::Result<Option<(Stream, usize)>> {
+        let message = super::super::postgres_wire::read(&mut stream).await?;
+        Ok(Some((stream, message.body.len())))
+    }
+
+    #[tokio::test]
+    async fn a_login_has_a_deadline() {
+        let (_client, server) = tokio::io::duplex(64);
+        let silent = log_in_within(Duration::from_millis(1), Stream::new(server), login).await;
+        assert!(silent.is_err_and(|error| error.to_string().contains("time limit")));
+    }
+
+    #[tokio::test]
+    async fn messages_are_short_before_a_login_and_may_be_long_after_it() {
+        for (length, is_in) in [(100, true), (LOGIN_BYTES_MAX, true), (LOGIN_BYTES_MAX + 1, false)]
+        {
+            let (mut client, server) = tokio::io::duplex(1 << 20);
+            client.write_u8(b'p').await.unwrap();
+            client.write_u32(u32::try_from(length).unwrap()).await.unwrap();
+            client.write_all(&vec![b'x'; length - 4]).await.unwrap();
+            let found = log_in(Stream::new(server), login).await;
+            assert_eq!(found.is_ok(), is_in, "{length}");
+            if let Ok(Some((stream, read))) = found {
+                assert_eq!((stream.longest, read), (MESSAGE_BYTES_MAX, length - 4));
+            }
         }
     }
 }

@@ -272,22 +272,57 @@ impl Maria {
         }
     }
 
+    /// The columns of a query's result, without running it.
+    pub(super) async fn columns(&mut self, text: &str) -> Result<Vec<Column>, Trouble> {
+        self.number = 0;
+        // COM_STMT_PREPARE
+        self.send(&[&[22], text.as_bytes()].concat()).await?;
+        let packet = read(&mut self.stream, &mut self.number).await?;
+        if packet.first() == Some(&0xff) {
+            return Err(Trouble::Fault(fault(&packet)));
+        }
+        let mut body = Body(packet);
+        body.u8()?;
+        let (id, columns, parameters) = (body.uint(4)? as u32, body.uint(2)?, body.uint(2)?);
+        if parameters > 0 {
+            for _ in 0..=parameters {
+                read(&mut self.stream, &mut self.number).await?;
+            }
+        }
+        let mut found = Vec::new();
+        for _ in 0..columns {
+            found.push(self.column().await?);
+        }
+        if columns > 0 {
+            read(&mut self.stream, &mut self.number).await?;
+        }
+        self.number = 0;
+        // COM_STMT_CLOSE gets no answer.
+        self.send(&[&[25], &id.to_le_bytes()[..]].concat()).await?;
+        Ok(found)
+    }
+
+    /// Reads the description of a column.
+    async fn column(&mut self) -> std::io::Result<Column> {
+        let mut body = Body(read(&mut self.stream, &mut self.number).await?);
+        for _ in 0..4 {
+            body.value()?;
+        }
+        let name = body.value()?.unwrap_or_default();
+        body.value()?;
+        body.length()?;
+        let charset = body.uint(2)? as u16;
+        body.uint(4)?;
+        let code = body.u8()?;
+        let flags = body.uint(2)? as u16;
+        let name = String::from_utf8_lossy(&name).into_owned();
+        Ok(Column { name, kind: kind(code, charset, flags), oid: 0 })
+    }
+
     async fn rows(&mut self, count: u64) -> std::io::Result<Result<(Answer, u16), Fault>> {
         let mut answer = Answer::default();
         for _ in 0..count {
-            let mut body = Body(read(&mut self.stream, &mut self.number).await?);
-            for _ in 0..4 {
-                body.value()?;
-            }
-            let name = body.value()?.unwrap_or_default();
-            body.value()?;
-            body.length()?;
-            let charset = body.uint(2)? as u16;
-            body.uint(4)?;
-            let code = body.u8()?;
-            let flags = body.uint(2)? as u16;
-            let name = String::from_utf8_lossy(&name).into_owned();
-            answer.columns.push(Column { name, kind: kind(code, charset, flags), oid: 0 });
+            answer.columns.push(self.column().await?);
         }
         read(&mut self.stream, &mut self.number).await?;
         loop {

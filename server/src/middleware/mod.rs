@@ -17,6 +17,7 @@
 )]
 
 mod auth;
+mod binary;
 mod catalogue;
 mod claim;
 pub mod config;
@@ -51,6 +52,7 @@ mod records;
 mod run;
 mod savepoints;
 mod session;
+mod session_list;
 mod set;
 mod settings;
 mod shapes;

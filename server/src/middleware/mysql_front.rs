@@ -10,7 +10,7 @@ use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, 
 use tokio::sync::Notify;
 
 use super::auth::{caching_sha2, is_same, native, random_bytes};
-use super::front::{Front, Place};
+use super::front::{Front, Place, log_in};
 use super::maria::{PROXY, TOO_LONG};
 use super::mysql_text::{statement, text};
 use super::mysql_wire::{
@@ -30,7 +30,21 @@ struct Prepared {
     types: Vec<(u8, u8)>,
     /// Parameters that arrive in pieces.
     long: BTreeMap<u16, Vec<u8>>,
+    /// True if the pieces were too long, and are forgotten.
+    is_too_long: bool,
 }
+
+impl Prepared {
+    /// Forgets its pieces of parameters, and returns what they counted for.
+    fn forget_pieces(&mut self) -> usize {
+        self.is_too_long = false;
+        let pieces = std::mem::take(&mut self.long);
+        pieces.values().map(|piece| piece.len() + PIECE_OVERHEAD).sum()
+    }
+}
+
+/// What each parameter that arrives in pieces counts for, in addition to its bytes.
+const PIECE_OVERHEAD: usize = 64;
 
 struct Connection {
     front: Arc<Front>,
@@ -40,6 +54,8 @@ struct Connection {
     session: Session,
     statements: BTreeMap<u32, Prepared>,
     last_statement: u32,
+    /// Bytes of parameters that arrive in pieces, of all statements.
+    long: usize,
 }
 
 /// Serves one client until it disconnects.
@@ -48,15 +64,52 @@ pub(super) async fn serve(front: Arc<Front>, stream: Stream) -> io::Result<()> {
     // The number in the greeting is the one that KILL uses.
     let (id, _) = front.enter(cancelled.clone());
     let _place = Place::of(&front, id);
-    greet(front.clone(), stream, id, cancelled).await
+    let entered = log_in(stream, |stream| enter(front.clone(), stream, id)).await?;
+    let Some((stream, Entered { number, flags, database, plugin })) = entered else {
+        return Ok(());
+    };
+    let mut session = Session::new(front.proxy.clone(), Dialect::MariaDb);
+    session.cancelled = cancelled;
+    let mut connection = Connection {
+        front,
+        stream,
+        number,
+        flags,
+        session,
+        statements: BTreeMap::new(),
+        last_statement: 0,
+        long: 0,
+    };
+    if plugin == SHA2 {
+        // The proxy knows the password, so it never requests it.
+        connection.packet(&[1, 3]);
+    }
+    if let Err(unknown) = connection.session.check_database(&database) {
+        connection.error(&unknown);
+        return connection.stream.flush().await;
+    }
+    connection.ok(0, 0, false);
+    connection.stream.flush().await?;
+    connection.talk().await
 }
 
-async fn greet(
+/// What a login has shown.
+struct Entered {
+    /// The number of the next packet.
+    number: u8,
+    /// The capabilities of both ends.
+    flags: u32,
+    database: String,
+    /// The method of authentication.
+    plugin: String,
+}
+
+/// Logs a client in; none if it may not enter.
+async fn enter(
     front: Arc<Front>,
     mut stream: Stream,
     id: u32,
-    cancelled: Arc<Notify>,
-) -> io::Result<()> {
+) -> io::Result<Option<(Stream, Entered)>> {
     let nonce = random_bytes::<20>();
     let mut number = 0;
     let own = LONG
@@ -130,32 +183,25 @@ async fn greet(
         (None, _) => None,
     };
     let is_in = expected.is_some_and(|expected| is_same(&expected, &proof));
-    let mut session = Session::new(front.proxy.clone(), Dialect::MariaDb);
-    session.cancelled = cancelled;
-    let mut connection = Connection {
-        front: front.clone(),
-        stream,
-        number,
-        flags,
-        session,
-        statements: BTreeMap::new(),
-        last_statement: 0,
-    };
-    if !is_in {
-        connection.error(&denied(&user));
-        return connection.stream.flush().await;
+    if is_in {
+        return Ok(Some((stream, Entered { number, flags, database, plugin })));
     }
-    if plugin == SHA2 {
-        // The proxy knows the password, so it never requests it.
-        connection.packet(&[1, 3]);
-    }
-    if let Err(unknown) = connection.session.check_database(&database) {
-        connection.error(&unknown);
-        return connection.stream.flush().await;
-    }
-    connection.ok(0, 0, false);
-    connection.stream.flush().await?;
-    connection.talk().await
+    write(&mut stream.output, &mut number, &error_packet(&denied(&user)));
+    stream.flush().await?;
+    Ok(None)
+}
+
+/// `ERR`.
+fn error_packet(error: &SqlError) -> BytesMut {
+    let mut out = BytesMut::new();
+    out.put_u8(0xff);
+    out.put_u16_le(if error.number == 0 { 1105 } else { error.number });
+    out.put_u8(b'#');
+    let mut state = error.sqlstate.clone();
+    state.truncate(5);
+    out.extend_from_slice(format!("{state:0<5}").as_bytes());
+    out.extend_from_slice(error.message.as_bytes());
+    out
 }
 
 /// Asks the client to authenticate with the method that every client supports.
@@ -222,15 +268,7 @@ impl Connection {
     }
 
     fn error(&mut self, error: &SqlError) {
-        let mut out = BytesMut::new();
-        out.put_u8(0xff);
-        out.put_u16_le(if error.number == 0 { 1105 } else { error.number });
-        out.put_u8(b'#');
-        let mut state = error.sqlstate.clone();
-        state.truncate(5);
-        out.extend_from_slice(format!("{state:0<5}").as_bytes());
-        out.extend_from_slice(error.message.as_bytes());
-        self.packet(&out);
+        self.packet(&error_packet(error));
     }
 
     fn column(&mut self, column: &Column) {
@@ -335,6 +373,7 @@ impl Connection {
                 31 => {
                     self.session.reset().await;
                     self.statements.clear();
+                    self.long = 0;
                     self.ok(0, 0, false);
                 }
                 // COM_STMT_PREPARE
@@ -353,22 +392,22 @@ impl Connection {
                 // COM_STMT_SEND_LONG_DATA: no answer
                 24 => {
                     let (id, place) = (body.uint(4)? as u32, body.uint(2)? as u16);
-                    if let Some(statement) = self.statements.get_mut(&id) {
-                        statement.long.entry(place).or_default().extend_from_slice(&body.0);
-                    }
+                    self.put_piece(id, place, &body.0);
                     continue;
                 }
                 // COM_STMT_CLOSE: no answer
                 25 => {
                     let id = body.uint(4)? as u32;
-                    self.statements.remove(&id);
+                    if let Some(mut statement) = self.statements.remove(&id) {
+                        self.long -= statement.forget_pieces();
+                    }
                     continue;
                 }
                 // COM_STMT_RESET
                 26 => {
                     let id = body.uint(4)? as u32;
                     if let Some(statement) = self.statements.get_mut(&id) {
-                        statement.long.clear();
+                        self.long -= statement.forget_pieces();
                     }
                     self.ok(0, 0, false);
                 }
@@ -409,12 +448,28 @@ impl Connection {
         }
         self.session.reset().await;
         self.statements.clear();
+        self.long = 0;
         if let Err(unknown) = self.session.check_database(&database) {
             self.error(&unknown);
             return Ok(false);
         }
         self.ok(0, 0, false);
         Ok(true)
+    }
+
+    /// Keeps a piece of a parameter. It gets no answer: if there are too many bytes, the execution
+    /// of the statement is refused.
+    fn put_piece(&mut self, id: u32, place: u16, piece: &[u8]) {
+        let Some(statement) = self.statements.get_mut(&id) else { return };
+        let overhead = if statement.long.contains_key(&place) { 0 } else { PIECE_OVERHEAD };
+        let bytes = overhead + piece.len();
+        if statement.is_too_long || self.long + bytes > MESSAGE_BYTES_MAX {
+            self.long -= statement.forget_pieces();
+            statement.is_too_long = true;
+            return;
+        }
+        self.long += bytes;
+        statement.long.entry(place).or_default().extend_from_slice(piece);
     }
 
     fn killed(&mut self, id: u32) {
@@ -463,6 +518,11 @@ impl Connection {
             }
             Err(refusal) => return self.error(&refusal.into()),
         };
+        if parsed.parameters > usize::from(u16::MAX) {
+            let message = "Prepared statement contains too many placeholders".into();
+            let sqlstate = "HY000".into();
+            return self.error(&SqlError { sqlstate, number: 1390, message, position: 0 });
+        }
         let columns = match self.session.describe(&parsed).await {
             Ok(columns) => columns,
             Err(error) => return self.error(&error),
@@ -491,7 +551,7 @@ impl Connection {
         }
         self.statements.insert(
             self.last_statement,
-            Prepared { parsed, types: Vec::new(), long: BTreeMap::new() },
+            Prepared { parsed, types: Vec::new(), long: BTreeMap::new(), is_too_long: false },
         );
     }
 
@@ -506,6 +566,10 @@ impl Connection {
                 position: 0,
             }));
         };
+        if statement.is_too_long {
+            self.long -= statement.forget_pieces();
+            return Ok(Err(too_long()));
+        }
         let count = statement.parsed.parameters;
         let mut values = Vec::new();
         if count > 0 {
@@ -530,7 +594,7 @@ impl Connection {
                 }
             }
         }
-        statement.long.clear();
+        self.long -= statement.forget_pieces();
         Ok(Ok((statement.parsed.clone(), values)))
     }
 }

@@ -6,7 +6,7 @@ use std::io;
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use orthodrome_geotp::sql::Kind;
 
-use super::stream::{MESSAGE_BYTES_MAX, Stream, TooLong, malformed};
+use super::stream::{Stream, TooLong, malformed};
 
 const PART: usize = 0xff_ffff;
 
@@ -41,7 +41,7 @@ pub(super) async fn read(stream: &mut Stream, number: &mut u8) -> io::Result<Byt
             [a, b, c, n, ..] => (u32::from_le_bytes([*a, *b, *c, 0]) as usize, *n),
             _ => return Err(malformed("a packet is cut off")),
         };
-        if whole.len() + length > MESSAGE_BYTES_MAX {
+        if whole.len() + length > stream.longest {
             let tag = whole.first().copied().unwrap_or_default();
             return Err(io::Error::other(TooLong { tag, bytes: whole.len() + length }));
         }

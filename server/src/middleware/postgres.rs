@@ -146,6 +146,32 @@ impl Postgres {
             }
         }
     }
+
+    /// The columns of a query's result, without running it.
+    pub(super) async fn columns(&mut self, text: &str) -> Result<Vec<Column>, Trouble> {
+        let out = &mut self.stream.output;
+        write(out, b'P', |out| {
+            put_text(out, "");
+            put_text(out, text);
+            out.put_i16(0);
+        });
+        write(out, b'D', |out| {
+            out.put_u8(b'S');
+            put_text(out, "");
+        });
+        write(out, b'S', |_| {});
+        self.stream.flush().await?;
+        let mut found = Ok(Vec::new());
+        loop {
+            let message = read(&mut self.stream).await?;
+            match message.tag {
+                b'T' => found = Ok(columns(&mut Body(message.body))?),
+                b'E' => found = Err(Trouble::Fault(fault(message.body))),
+                b'Z' => return found,
+                _ => {}
+            }
+        }
+    }
 }
 
 fn columns(body: &mut Body) -> std::io::Result<Vec<Column>> {

@@ -6,7 +6,7 @@ use std::io;
 use bytes::{Buf, BufMut as _, Bytes, BytesMut};
 use orthodrome_geotp::sql::Kind;
 
-use super::stream::{MESSAGE_BYTES_MAX, Stream, TooLong, malformed};
+use super::stream::{Stream, TooLong, malformed};
 
 /// A message.
 #[derive(Debug)]
@@ -23,10 +23,10 @@ pub(super) async fn read(stream: &mut Stream) -> io::Result<Message> {
         [tag, a, b, c, d, ..] => (*tag, u32::from_be_bytes([*a, *b, *c, *d]) as usize),
         _ => return Err(malformed("a message is cut off")),
     };
-    if (MESSAGE_BYTES_MAX + 1..1 << 30).contains(&length) {
+    if (stream.longest + 1..1 << 30).contains(&length) {
         return Err(io::Error::other(TooLong { tag, bytes: 1 + length }));
     }
-    if !(4..=MESSAGE_BYTES_MAX).contains(&length) {
+    if !(4..=stream.longest).contains(&length) {
         return Err(malformed("a message has an impossible length"));
     }
     stream.fill(1 + length).await?;
@@ -83,6 +83,10 @@ impl Body {
 
     pub(super) fn i16(&mut self) -> io::Result<i16> {
         self.0.try_get_i16().map_err(|_| malformed("a message is cut off"))
+    }
+
+    pub(super) fn u16(&mut self) -> io::Result<u16> {
+        self.0.try_get_u16().map_err(|_| malformed("a message is cut off"))
     }
 
     pub(super) fn i32(&mut self) -> io::Result<i32> {

@@ -268,6 +268,8 @@ pub(super) struct Session {
     pub(super) unconfirmed: u32,
     /// The last generated key; 0 if there is none.
     pub(super) last_insert_id: u64,
+    /// Number of transactions that have ended.
+    pub(super) ended: u64,
     /// Notified when the client cancels the running statement.
     pub(super) cancelled: Arc<Notify>,
 }
@@ -288,6 +290,26 @@ pub(super) struct Placed {
     places: Vec<(NodeId, usize)>,
     /// The generated keys of an INSERT.
     generated: Option<Generated>,
+}
+
+impl Placed {
+    /// Whether it changes several copies of a broadcast table.
+    fn has_copies(&self) -> bool {
+        self.plan.merge == Merge::Same && self.places.len() > 1
+    }
+
+    /// Refuses answers of copies that differ.
+    fn compare(&self, answers: &BTreeMap<NodeId, Vec<Answer>>) -> Result<(), SqlError> {
+        if !self.has_copies() {
+            return Ok(());
+        }
+        let counts = self.places.iter().filter_map(|(node, place)| {
+            let affected = answers.get(node)?.get(*place)?.affected;
+            Some(Answer { affected, ..Answer::default() })
+        });
+        merge(&self.plan.merge, counts.collect())?;
+        Ok(())
+    }
 }
 
 fn level(isolation: Isolation) -> contract::Isolation {
@@ -321,6 +343,7 @@ impl Session {
             own_changes: OwnChanges::default(),
             unconfirmed: 0,
             last_insert_id: 0,
+            ended: 0,
             cancelled: Arc::default(),
         }
     }
@@ -402,6 +425,7 @@ impl Session {
 
     /// Handles the end of the transaction.
     pub(super) fn over(&mut self, is_committed: bool) {
+        self.ended += 1;
         self.deferred.clear();
         self.own_changes.end(is_committed);
         if is_committed {
@@ -572,7 +596,8 @@ impl Session {
         let (client, prefer) = (self.client, self.prefer());
         let default_source = self.default_source();
         let context = Context { client, isolation, prefer, kinds, by_key, default_source };
-        Ok(plan(&self.catalogue(), statement, values, &context)?)
+        let plan = plan(&self.catalogue(), statement, values, &context)?;
+        self.with_source(parsed, values, plan)
     }
 
     /// Runs statements that read or change rows, in one round.
@@ -720,7 +745,8 @@ impl Session {
             there
                 .records
                 .extend(part.records.iter().map(|r| Key::from(format!("{}:{}", r.table, r.key))));
-            there.writes |= plan.is_write;
+            // A function that the proxy does not know may write.
+            there.writes |= plan.is_write || may_leave;
         }
         places
     }
@@ -939,7 +965,9 @@ impl Session {
         if let Some(own) = own {
             proxy.engine.set_savepoint(xid, own);
         }
-        proxy.engine.round(xid, round, last);
+        // Copies of a broadcast table are compared before the commit.
+        let compares = finishes && placed.iter().any(Placed::has_copies);
+        proxy.engine.round(xid, round, if compares { Last::Marked } else { last });
         let mut answers = None;
         let (mut is_cancelled, mut is_late) = (false, false);
         let is_read = placed.iter().all(|placed| placed.verb == "SELECT");
@@ -969,11 +997,32 @@ impl Session {
                 }
                 Some(Heard::Answers(found)) => {
                     open.rounds += 1;
+                    let compared = placed.iter().try_for_each(|one| one.compare(&found));
+                    if let Err(error) = compared {
+                        let goes_on = last == Last::No
+                            && match own {
+                                Some(own) => {
+                                    proxy.engine.roll_back_to(xid, own);
+                                    proxy.engine.release_savepoint(xid, own);
+                                    true
+                                }
+                                None => {
+                                    client == Dialect::PostgreSql && !self.savepoints.is_empty()
+                                }
+                            };
+                        if !goes_on {
+                            self.end().await;
+                        }
+                        return Err(error.into());
+                    }
                     if let Some(own) = own {
                         proxy.engine.release_savepoint(xid, own);
                     }
                     if !finishes {
                         return Ok(found);
+                    }
+                    if compares {
+                        proxy.engine.commit(xid);
                     }
                     answers = Some(found);
                 }

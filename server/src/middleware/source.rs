@@ -1,8 +1,8 @@
 //! The driver of one source: carries out an agent's orders, with one session for each branch.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write as _;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,8 @@ use orthodrome_geotp::contract::{
     Failure, FromSource, Isolation, Mark, Reason, Then, ToSource, Wait, Xid,
 };
 use orthodrome_geotp::sql::plan::Keys;
-use orthodrome_geotp::sql::{Answer, Dialect, Record};
+use orthodrome_geotp::sql::{Answer, Column, Dialect, Record};
+use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use super::driver::{
@@ -20,6 +21,7 @@ use super::driver::{
 };
 use super::marks::{Marked, Marks};
 use super::names::{self, Missing, Probe};
+use super::session_list::{Listed, SessionList};
 
 /// Interval between checks of a source.
 const LOOK: Duration = Duration::from_millis(500);
@@ -55,11 +57,25 @@ struct Slot {
     may_leave: AtomicBool,
 }
 
+/// Whether a driver may open sessions. An agent's driver may if no session of an earlier
+/// incarnation is running; before, it opens none, and so ends no branch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reach {
+    /// It is connecting to the server, or ending old sessions.
+    Unknown,
+    /// It may.
+    Ready,
+    /// The server cannot be reached.
+    Down,
+}
+
 /// The handle for interrupting a branch's session.
 #[derive(Default)]
 struct Handle {
     /// The session, while it belongs to this branch.
     of: Option<Interrupt>,
+    /// The start of the session's server.
+    start: u64,
     /// Number of interrupts that may still arrive at it.
     under_way: u32,
 }
@@ -74,9 +90,11 @@ pub(super) struct Source {
     ending: Mutex<BTreeSet<Xid>>,
     idle: Arc<Mutex<Vec<Session>>>,
     report: Box<dyn Fn(FromSource<Sql>) + Send + Sync>,
-    /// A file with the sessions of this incarnation, so that the next one can end those that are
-    /// still running (G6).
-    sessions: Option<PathBuf>,
+    /// The sessions of this incarnation, on disk, so that the next one can end those that are still
+    /// running (G6).
+    sessions: Option<SessionList>,
+    /// Whether sessions may be opened.
+    reach: watch::Sender<Reach>,
     start: AtomicU64,
     last_id: AtomicU64,
     /// True if branches get transaction numbers, so that the holders of locks can be identified.
@@ -89,6 +107,12 @@ pub(super) async fn in_time<T>(
 ) -> Result<T, Trouble> {
     let silent = |_| Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut));
     tokio::time::timeout(SILENT, asked).await.map_err(silent)?
+}
+
+/// The fault of a statement that was interrupted before it was sent.
+fn interrupted() -> Fault {
+    let message = "the statement was interrupted before it was sent".to_owned();
+    Fault { sqlstate: "57014".into(), number: 1317, message }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -124,6 +148,12 @@ impl Slot {
     /// The number of the branch's session at the server.
     fn session_id(&self) -> Option<u64> {
         locked(&self.handle).of.as_ref().map(Interrupt::id)
+    }
+
+    /// The branch's session, with the start of its server.
+    fn listed(&self) -> Option<Listed> {
+        let handle = locked(&self.handle);
+        handle.of.as_ref().map(|of| (handle.start, of.id()))
     }
 
     /// The session to interrupt, if the branch has one and it is running. No other branch uses it
@@ -194,7 +224,12 @@ impl Source {
             ending: Mutex::default(),
             idle: Arc::default(),
             report: Box::new(report),
-            sessions,
+            reach: watch::Sender::new(if sessions.is_none() {
+                Reach::Ready
+            } else {
+                Reach::Unknown
+            }),
+            sessions: sessions.map(SessionList::new),
             start: AtomicU64::new(0),
             last_id: AtomicU64::new(0),
             is_numbering: AtomicBool::new(false),
@@ -283,15 +318,19 @@ impl Source {
         loop {
             match Session::connect(&self.endpoint).await {
                 Err(trouble) => {
+                    self.set_reach(Reach::Down);
                     if is_first {
                         warn!(source = %self.node, address = %self.endpoint.address, "cannot be reached: {trouble}");
                         is_first = false;
                     }
                 }
                 Ok(mut session) => {
+                    self.set_reach(Reach::Unknown);
                     if let Err(trouble) = self.look(&mut session).await {
                         warn!(source = %self.node, "connection lost: {trouble}");
                     }
+                    // The server may have been restarted.
+                    self.set_reach(Reach::Unknown);
                     locked(&self.idle).clear();
                     (self.report)(FromSource::Down);
                 }
@@ -300,12 +339,20 @@ impl Source {
         }
     }
 
+    /// Notes whether sessions may be opened. Drivers without a list of sessions always may.
+    fn set_reach(&self, reach: Reach) {
+        if self.sessions.is_some() {
+            self.reach.send_replace(reach);
+        }
+    }
+
     async fn look(&self, session: &mut Session) -> Result<(), Trouble> {
         let before = (self.start.load(Ordering::Relaxed), self.last_id.load(Ordering::Relaxed));
-        let (start, id) = session.start_id(before.0, before.1).await?;
+        let (start, id) = in_time(session.start_id(before.0, before.1)).await?;
         self.start.store(start, Ordering::Relaxed);
         self.last_id.store(id, Ordering::Relaxed);
-        self.end_old_sessions(session).await;
+        self.end_old_sessions(session).await?;
+        self.set_reach(Reach::Ready);
         self.number_branches(session).await?;
         info!(source = %self.node, "connected");
         (self.report)(FromSource::Up { start });
@@ -314,6 +361,9 @@ impl Source {
             // restarted server.
             let _ = tokio::time::timeout(LOOK, session.stirs()).await;
             in_time(session.text("SELECT 1", Duration::ZERO)).await?;
+            if let Some(list) = self.sessions.as_ref().filter(|list| list.is_long()) {
+                self.forget_ended_sessions(list, session).await?;
+            }
         }
     }
 
@@ -336,32 +386,56 @@ impl Source {
         Ok(())
     }
 
-    /// Ends running sessions of earlier incarnations, which could still prepare branches.
-    async fn end_old_sessions(&self, session: &mut Session) {
-        let Some(path) = &self.sessions else { return };
-        let start = self.start.load(Ordering::Relaxed);
-        let left = std::fs::read_to_string(path).unwrap_or_default();
-        let _ = std::fs::remove_file(path);
-        let own: Vec<u64> =
-            locked(&self.slots).values().filter_map(|slot| slot.session_id()).collect();
-        for line in left.lines() {
-            let Some((at, id)) = line.split_once(' ') else { continue };
+    /// Ends running sessions of earlier incarnations, which could still prepare branches and own
+    /// those that are prepared.
+    async fn end_old_sessions(&self, session: &mut Session) -> Result<(), Trouble> {
+        let Some(list) = &self.sessions else { return Ok(()) };
+        for (start, id) in list.earlier()? {
             // After a restart of the server these numbers belong to other sessions.
-            let is_same = at.parse::<u64>().is_ok_and(|at| at.abs_diff(start) <= 2_000);
-            let id = id.parse::<u64>().ok().filter(|id| is_same && !own.contains(id));
-            if let Some(id) = id {
-                self.bury(session, id).await;
+            if self.is_same_start(start) {
+                self.bury(session, id).await?;
             }
         }
+        self.forget_ended_sessions(list, session).await
     }
 
-    fn remember(&self, session: &Session) {
-        let Some(path) = &self.sessions else { return };
-        let line = format!("{} {}\n", self.start.load(Ordering::Relaxed), session.interrupt().id());
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
-            warn!("cannot write {}: {error}", path.display());
+    /// Removes the sessions that have ended from the list.
+    async fn forget_ended_sessions(
+        &self,
+        list: &SessionList,
+        session: &mut Session,
+    ) -> Result<(), Trouble> {
+        // Sessions that are added after the query stay.
+        let mut ended = list.own();
+        let alive = in_time(session.ids()).await?;
+        ended.retain(|(start, id)| !self.is_same_start(*start) || !alive.contains(id));
+        list.forget(ended).await?;
+        Ok(())
+    }
+
+    /// Whether the server has not been restarted since `start`.
+    fn is_same_start(&self, start: u64) -> bool {
+        // The start of a MariaDB server is known to the second.
+        self.start.load(Ordering::Relaxed).abs_diff(start) <= 2_000
+    }
+
+    /// Opens a session. If it is an agent's, it is in the list before anything runs in it.
+    async fn connect(&self) -> Result<Session, Trouble> {
+        let Some(list) = &self.sessions else { return Session::connect(&self.endpoint).await };
+        let not_ready = || {
+            let why = "the source is down, or sessions of an earlier agent are running there";
+            Trouble::Broken(std::io::Error::new(std::io::ErrorKind::NotConnected, why))
+        };
+        let mut reach = self.reach.subscribe();
+        let known = reach.wait_for(|reach| *reach != Reach::Unknown);
+        let known = tokio::time::timeout(SILENT, known).await.map(|known| known.map(|it| *it));
+        if !matches!(known, Ok(Ok(Reach::Ready))) {
+            return Err(not_ready());
         }
+        let session = Session::connect(&self.endpoint).await?;
+        list.add((self.start.load(Ordering::Relaxed), session.interrupt().id())).await?;
+        // The number of the server's start may have changed since.
+        if *self.reach.borrow() == Reach::Ready { Ok(session) } else { Err(not_ready()) }
     }
 
     /// A session with initial settings.
@@ -385,9 +459,7 @@ impl Source {
             }
             return Ok(session);
         }
-        let session = Session::connect(&self.endpoint).await?;
-        self.remember(&session);
-        Ok(session)
+        self.connect().await
     }
 
     /// Makes a branch's session available to other branches, unless an interrupt may still arrive
@@ -439,20 +511,132 @@ impl Source {
         settings: &[Setting],
         may_leave: bool,
     ) -> Result<Outcome, Trouble> {
-        let mut session = self.session_for(settings).await?;
+        self.ask_until(text, settings, may_leave, std::future::pending()).await
+    }
+
+    /// As [`Source::ask_with`]. When `stop` ends, the batch is interrupted: the outcome is that of
+    /// the interrupted batch, which the server has ended.
+    pub(super) async fn ask_until(
+        &self,
+        text: &str,
+        settings: &[Setting],
+        may_leave: bool,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Outcome, Trouble> {
+        tokio::pin!(stop);
+        let mut session = tokio::select! {
+            session = self.session_for(settings) => session?,
+            // Nothing has been sent.
+            () = &mut stop => return Ok(Outcome { done: Vec::new(), fault: Some(interrupted()) }),
+        };
         let before = self.endpoint.settle(session.settings(), settings);
         let own = before.len();
         let text = before.into_iter().chain([text.to_owned()]).collect::<Vec<_>>().join(";\n");
-        let mut outcome = session.text(&text, self.endpoint.one_way).await?;
+        let handle = session.interrupt();
+        let (outcome, is_stopped) = {
+            let asked = session.text(&text, self.endpoint.one_way);
+            tokio::pin!(asked);
+            tokio::select! {
+                outcome = &mut asked => (outcome?, false),
+                () = &mut stop => (self.stop_batch(handle, asked).await?, true),
+            }
+        };
+        let mut outcome = outcome;
         let is_set = outcome.done.len() >= own;
         outcome.done.drain(..own.min(outcome.done.len()));
-        if is_set && may_leave {
+        if is_stopped {
+            // An interrupt may still arrive at the session, so it is closed.
+        } else if is_set && may_leave {
             self.reset_and_give_back(session);
         } else if is_set {
             session.has_settings(settings.to_vec());
             self.give_back(session);
         }
         Ok(outcome)
+    }
+
+    /// Interrupts the running batch of a session until the batch has ended, and ends the session if
+    /// that has no effect.
+    async fn stop_batch<T>(
+        &self,
+        running: Interrupt,
+        mut asked: Pin<&mut impl Future<Output = Result<T, Trouble>>>,
+    ) -> Result<T, Trouble> {
+        for _ in 0..INTERRUPTS_MAX {
+            if let Err(trouble) = in_time(self.endpoint.interrupt(running.clone())).await {
+                warn!(source = %self.node, "cannot interrupt a statement: {trouble}");
+            }
+            if let Ok(ended) = tokio::time::timeout(AGAIN, asked.as_mut()).await {
+                return ended;
+            }
+        }
+        let mut session = in_time(self.session()).await?;
+        self.bury(&mut session, running.id()).await?;
+        self.give_back(session);
+        // Whatever the server has sent before it ended the session is the outcome. If the
+        // connection is dead, nothing arrives.
+        in_time(asked).await
+    }
+
+    /// The columns of a query's result, with settings and outside of all branches. The query does
+    /// not run. When `stop` ends, the source is interrupted.
+    pub(super) async fn columns_until(
+        &self,
+        text: &str,
+        settings: &[Setting],
+        stop: impl Future<Output = ()>,
+    ) -> Result<Vec<Column>, Trouble> {
+        tokio::pin!(stop);
+        let mut session = tokio::select! {
+            session = self.session_for(settings) => session?,
+            () = &mut stop => return Err(Trouble::Fault(interrupted())),
+        };
+        let handle = session.interrupt();
+        let (found, is_stopped) = {
+            let asked = self.columns_in(&mut session, text, settings);
+            tokio::pin!(asked);
+            tokio::select! {
+                found = &mut asked => (found, false),
+                () = &mut stop => (self.stop_batch(handle, asked).await, true),
+            }
+        };
+        match found {
+            // An interrupt may still arrive at the session, so it is closed.
+            Ok(found) if is_stopped => found,
+            Ok(found) => {
+                self.give_back(session);
+                found
+            }
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// The columns of a query's result in a session. If this returns `Ok`, the session can be used
+    /// again.
+    async fn columns_in(
+        &self,
+        session: &mut Session,
+        text: &str,
+        settings: &[Setting],
+    ) -> Result<Result<Vec<Column>, Trouble>, Trouble> {
+        let before = self.endpoint.settle(session.settings(), settings);
+        // At PostgreSQL the settings end with their transaction.
+        let in_block = self.endpoint.kind == Dialect::PostgreSql && !before.is_empty();
+        let begin = in_block.then(|| "BEGIN".to_owned());
+        let before: Vec<String> = begin.into_iter().chain(before).collect();
+        // Only the query itself has an emulated delay.
+        if !before.is_empty() {
+            session.text(&before.join(";\n"), Duration::ZERO).await?.ok()?;
+            session.has_settings(settings.to_vec());
+        }
+        let found = session.columns(text, self.endpoint.one_way).await;
+        if let Err(Trouble::Broken(broken)) = found {
+            return Err(Trouble::Broken(broken));
+        }
+        if in_block {
+            session.text("ROLLBACK", Duration::ZERO).await?.ok()?;
+        }
+        Ok(found)
     }
 
     /// Runs a query batch that is a transaction by itself. If it leaves a transaction open, that is
@@ -542,7 +726,11 @@ impl Source {
             let wanted = statements.first().map(|statement| statement.settings.as_slice());
             match self.session_for(wanted.unwrap_or_default()).await {
                 Ok(session) => {
-                    locked(&slot.handle).of = Some(session.interrupt());
+                    {
+                        let mut handle = locked(&slot.handle);
+                        handle.of = Some(session.interrupt());
+                        handle.start = self.start.load(Ordering::Relaxed);
+                    }
                     *locked(&slot.settings) = session.settings().to_vec();
                     *place = Some(session);
                 }
@@ -956,15 +1144,9 @@ impl Source {
                     break place;
                 }
             };
-            let begun = slot.session_id();
-            if let (None, Some(begun), false) =
-                (&*place, begun, slot.is_prepared.load(Ordering::Acquire))
-            {
-                // Its connection broke. The server may still be running its batch, and may prepare.
-                if let Ok(mut session) = self.session().await {
-                    self.bury(&mut session, begun).await;
-                    self.give_back(session);
-                }
+            if place.is_none() && slot.session_id().is_some() {
+                // Its connection broke. The server may still be running its batch, and may prepare:
+                // its session is ended below.
                 slot.is_prepared.store(true, Ordering::Release);
             }
             if !slot.is_prepared.load(Ordering::Acquire) {
@@ -1009,8 +1191,9 @@ impl Source {
         if let Some(running) = slot.reach_for(is_running) {
             if let Ok(mut session) = self.session().await {
                 info!(source = %self.node, %xid, session = running.id(), "the interrupted session does not answer; closed");
-                self.bury(&mut session, running.id()).await;
-                self.give_back(session);
+                if self.bury(&mut session, running.id()).await.is_ok() {
+                    self.give_back(session);
+                }
             }
             slot.has_met();
         }
@@ -1019,14 +1202,15 @@ impl Source {
     /// Ends a session whose owner is gone, and waits until it has disappeared. While a MariaDB
     /// session is ending, its prepared branch is visible but cannot be ended: an attempt removes it
     /// from `XA RECOVER` while its locks remain.
-    async fn bury(&self, session: &mut Session, lost: u64) {
+    async fn bury(&self, session: &mut Session, lost: u64) -> Result<(), Trouble> {
         for _ in 0..1_000 {
-            match self.endpoint.end_session(session, lost).await {
-                Ok(true) => tokio::time::sleep(AGAIN / 20).await,
-                Ok(false) | Err(_) => return,
+            if !in_time(self.endpoint.end_session(session, lost)).await? {
+                return Ok(());
             }
+            tokio::time::sleep(AGAIN / 20).await;
         }
-        warn!(source = %self.node, lost, "a session of an earlier incarnation does not end");
+        warn!(source = %self.node, lost, "a session whose owner is gone does not end");
+        Err(Trouble::Broken(std::io::Error::from(std::io::ErrorKind::TimedOut)))
     }
 
     async fn commit_prepared(&self, xid: Xid, at: Timestamp) {
@@ -1052,45 +1236,47 @@ impl Source {
     async fn try_to_end(&self, xid: Xid, commit: bool) -> bool {
         let text = self.endpoint.end_prepared(&xid.at(self.node), commit);
         // The session that prepared it, if its connection broke.
-        let mut lost: Option<u64> = None;
+        let mut lost: Option<Listed> = None;
         loop {
             let slot = self.slot(xid);
-            let own = match &slot {
+            let place = match &slot {
                 Some(slot) => slot.session.lock().await.take(),
                 None => None,
             };
-            if let (None, Some(slot)) = (&own, &slot) {
-                lost = slot.session_id();
+            if let (None, Some(slot)) = (&place, &slot) {
+                lost = slot.listed();
             }
             locked(&self.slots).remove(&xid);
-            let is_own = own.is_some();
-            let mut session = match own {
+            let is_own = place.is_some();
+            let mut session = match place {
                 Some(session) => session,
                 None => match self.session().await {
                     Ok(session) => session,
                     Err(trouble) => {
                         debug!(source = %self.node, %xid, "cannot open a session to end a branch: {trouble}");
-                        if matches!(trouble, Trouble::Broken(_)) {
-                            // After a restart of the server, that number belongs to another
-                            // session.
-                            lost = None;
-                        }
                         tokio::time::sleep(AGAIN).await;
                         continue;
                     }
                 },
             };
-            if let Some(lost) = lost.take() {
-                self.bury(&mut session, lost).await;
+            // After a restart of the server, that number belongs to another session.
+            let old = lost.filter(|(start, _)| self.is_same_start(*start));
+            if let Some((_, id)) = old
+                && let Err(trouble) = self.bury(&mut session, id).await
+            {
+                warn!(source = %self.node, %xid, "cannot end the session of a branch: {trouble}");
+                tokio::time::sleep(AGAIN).await;
+                continue;
             }
-            let id = session.interrupt().id();
+            let own = (self.start.load(Ordering::Relaxed), session.interrupt().id());
+            lost = None;
             let keep = |session| match slot.as_deref().filter(|_| is_own) {
                 Some(slot) => self.release(slot, session),
                 None => self.give_back(session),
             };
             match session.text(&text, self.endpoint.one_way).await {
                 Err(_) => {
-                    lost = is_own.then_some(id);
+                    lost = is_own.then_some(own);
                     tokio::time::sleep(AGAIN).await;
                 }
                 Ok(Outcome { fault: None, .. }) => {
@@ -1115,7 +1301,7 @@ impl Source {
                     }
                     warn!(source = %self.node, %xid, "cannot end a prepared branch: {}", fault.message);
                     // If the branch belongs to this session, it is closed with it.
-                    lost = is_own.then_some(id);
+                    lost = is_own.then_some(own);
                     tokio::time::sleep(AGAIN * 5).await;
                 }
             }
@@ -1145,6 +1331,7 @@ impl Source {
 mod tests {
     use std::sync::mpsc;
 
+    use orthodrome_geotp::sql::Kind;
     use tempfile::TempDir;
     use tokio::runtime::Runtime;
 
@@ -1167,6 +1354,10 @@ mod tests {
 
     impl Rig {
         fn start(kind: Dialect) -> Self {
+            Self::start_with(kind, None)
+        }
+
+        fn start_with(kind: Dialect, sessions: Option<PathBuf>) -> Self {
             let directory = tempfile::tempdir().unwrap();
             let server = LocalServer::start(kind, &directory.path().join("server")).unwrap();
             let runtime = Runtime::new().unwrap();
@@ -1177,7 +1368,7 @@ mod tests {
                     "CREATE TABLE t (id INT PRIMARY KEY, v INT); INSERT INTO t VALUES (1, 0)";
                 client.text(made).await.unwrap();
                 let to = server.login().endpoint();
-                Source::start(NODE, to, None, move |said| drop(report.send(said)))
+                Source::start(NODE, to, sessions, move |said| drop(report.send(said)))
             });
             Self { source, reports, runtime, server, _directory: directory }
         }
@@ -1500,6 +1691,171 @@ mod tests {
                 rig.order(ToSource::Rollback { xid });
                 rig.wait_for("rolled back", |said| matches!(said, FromSource::RolledBack { .. }));
             }
+        }
+    }
+
+    /// The columns of a query's result, without a time limit.
+    async fn columns(rig: &Rig, text: &str, settings: &[Setting]) -> Result<Vec<Column>, Trouble> {
+        rig.source.columns_until(text, settings, std::future::pending()).await
+    }
+
+    /// A query whose table another session has locked waits for the lock when it is described. The
+    /// source ends it when the proxy does not wait any more.
+    #[test]
+    fn a_description_that_waits_for_a_lock_can_be_interrupted() {
+        let rig = Rig::start(Dialect::PostgreSql);
+        rig.runtime.block_on(async {
+            let mut owner = Client::enter(&rig.server.login()).await.unwrap();
+            owner.text("BEGIN; LOCK TABLE t").await.unwrap();
+            let stop = tokio::time::sleep(Duration::from_millis(300));
+            let asked = rig.source.columns_until("SELECT v FROM t", &[], stop);
+            let ended = tokio::time::timeout(PATIENCE, asked).await.unwrap();
+            assert!(
+                matches!(&ended, Err(Trouble::Fault(fault)) if fault.is_interrupt()),
+                "{ended:?}"
+            );
+            let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+            let answers = owner.text(waiting).await.unwrap();
+            assert_eq!(answers[0].rows, [[Some(b"0".to_vec())]]);
+        });
+    }
+
+    /// A server that describes a query does not run it.
+    #[test]
+    fn a_query_that_is_described_does_not_run() {
+        for (kind, function) in [
+            (
+                Dialect::PostgreSql,
+                "CREATE FUNCTION note() RETURNS int LANGUAGE sql AS \
+                 'UPDATE t SET v = v + 1 RETURNING v'",
+            ),
+            (
+                Dialect::MariaDb,
+                "CREATE FUNCTION note() RETURNS INT MODIFIES SQL DATA BEGIN \
+                 UPDATE t SET v = v + 1; RETURN 1; END",
+            ),
+        ] {
+            let rig = Rig::start(kind);
+            rig.runtime.block_on(async {
+                let mut client = Client::enter(&rig.server.login()).await.unwrap();
+                client.text(function).await.unwrap();
+                let setting = match kind {
+                    Dialect::PostgreSql => {
+                        Setting { name: "timezone".into(), value: "'-1'".into() }
+                    }
+                    Dialect::MariaDb => {
+                        Setting { name: "time_zone".into(), value: "'-01:00'".into() }
+                    }
+                };
+                for settings in [vec![], vec![setting], vec![]] {
+                    for text in
+                        ["SELECT note() AS a, 'x' AS b", "SELECT v AS a, note() AS b FROM t"]
+                    {
+                        let columns = columns(&rig, text, &settings).await.unwrap();
+                        let names: Vec<&str> = columns.iter().map(|c| c.name.as_str()).collect();
+                        assert_eq!(names, ["a", "b"], "{kind}");
+                        assert_eq!(columns[0].kind, Kind::Int4, "{kind}");
+                    }
+                    let wrong = columns(&rig, "SELECT nothing FROM t", &settings).await;
+                    assert!(matches!(wrong, Err(Trouble::Fault(_))), "{kind}: {wrong:?}");
+                }
+                let answers = client.text("SELECT v FROM t").await.unwrap();
+                assert_eq!(answers[0].rows, [[Some(b"0".to_vec())]], "{kind}");
+            });
+        }
+    }
+
+    /// A session of an earlier incarnation that owns a prepared branch, and whose connection lives
+    /// on, is ended before the branch is committed. The commit does not miss the branch.
+    #[test]
+    fn a_branch_is_committed_after_its_old_session_has_ended() {
+        let rig = Rig::start(Dialect::MariaDb);
+        // The start of the server is known.
+        rig.wait_for("up", |said| matches!(said, FromSource::Up { .. }));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sessions");
+        for number in 1..=10 {
+            let xid = xid(number);
+            let name = xid.at(NODE);
+            let _old = rig.runtime.block_on(async {
+                let mut old = Client::enter(&rig.server.login()).await.unwrap();
+                let prepare = format!(
+                    "XA START '{name}'; UPDATE t SET v = {number} WHERE id = 1; XA END '{name}'; \
+                     XA PREPARE '{name}'; SELECT connection_id()"
+                );
+                let answers = old.text(&prepare).await.unwrap();
+                let id = answers.last().unwrap().rows[0][0].clone().unwrap();
+                let start = rig.source.start.load(Ordering::Relaxed);
+                let line = format!("{start} {}\n", String::from_utf8(id).unwrap());
+                std::fs::write(&path, line).unwrap();
+                old
+            });
+            let (report, reports) = mpsc::channel();
+            let _entered = rig.runtime.enter();
+            let to = rig.server.login().endpoint();
+            let next =
+                Source::start(NODE, to, Some(path.clone()), move |said| drop(report.send(said)));
+            // At once, before the new incarnation has reached the server.
+            next.order(ToSource::CommitPrepared { xid, at: Timestamp::ZERO });
+            loop {
+                match reports.recv_timeout(PATIENCE).unwrap() {
+                    FromSource::Committed { .. } => break,
+                    FromSource::Gone { .. } => panic!("{number}: the commit missed the branch"),
+                    _ => {}
+                }
+            }
+            let seen = rig.server.login().client("SELECT v FROM t").output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&seen.stdout).trim(), number.to_string());
+        }
+    }
+
+    /// A driver that reaches its server again keeps the sessions that live on in its list.
+    #[test]
+    fn sessions_that_live_on_stay_in_the_list() {
+        for kind in [Dialect::PostgreSql, Dialect::MariaDb] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("sessions");
+            let rig = Rig::start_with(kind, Some(path.clone()));
+            rig.wait_for("up", |said| matches!(said, FromSource::Up { .. }));
+            let xid = xid(1);
+            rig.run(xid, [plain("UPDATE t SET v = 7 WHERE id = 1")], Then::Wait);
+            assert!(rig.ran(xid).is_ok());
+            let own = rig.source.slot(xid).unwrap().session_id().unwrap();
+            let is_listed = || {
+                let text = std::fs::read_to_string(&path).unwrap();
+                text.lines().any(|line| line.ends_with(&format!(" {own}")))
+            };
+            assert!(is_listed(), "{kind}");
+            // All other sessions end, among them the one that watches the server.
+            let others = match kind {
+                Dialect::PostgreSql => {
+                    format!(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> {own} AND \
+                         pid <> pg_backend_pid() AND backend_type = 'client backend'"
+                    )
+                }
+                Dialect::MariaDb => "SELECT id FROM information_schema.processlist".into(),
+            };
+            rig.runtime.block_on(async {
+                let mut client = Client::enter(&rig.server.login()).await.unwrap();
+                let answers = client.text(&others).await.unwrap();
+                if kind == Dialect::MariaDb {
+                    let mine = client.text("SELECT connection_id()").await.unwrap();
+                    let mine = mine[0].rows[0][0].clone().unwrap();
+                    for id in answers[0].rows.iter().flatten().flatten() {
+                        let id = String::from_utf8(id.clone()).unwrap();
+                        if id != own.to_string() && id.as_bytes() != mine {
+                            // It may have ended already.
+                            let _ = client.text(&format!("KILL CONNECTION {id}")).await;
+                        }
+                    }
+                }
+            });
+            rig.wait_for("down", |said| matches!(said, FromSource::Down));
+            rig.wait_for("up", |said| matches!(said, FromSource::Up { .. }));
+            assert!(is_listed(), "{kind}");
+            rig.order(ToSource::Rollback { xid });
+            rig.wait_for("rolled back", |said| matches!(said, FromSource::RolledBack { .. }));
         }
     }
 

@@ -7,6 +7,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 /// Maximum length of an accepted message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Maximum length of a message of a client that has not logged in.
+pub(super) const LOGIN_BYTES_MAX: usize = 64 << 10;
 
 pub(super) trait Pipe: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Pipe for T {}
@@ -16,6 +18,8 @@ pub(super) struct Stream {
     pipe: Option<Box<dyn Pipe>>,
     input: BytesMut,
     pub(super) output: BytesMut,
+    /// Maximum length of a message from the other end.
+    pub(super) longest: usize,
 }
 
 pub(super) fn closed() -> io::Error {
@@ -26,7 +30,7 @@ pub(super) fn malformed(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// A message of a client is longer than [`MESSAGE_BYTES_MAX`], and is still in the stream.
+/// A message of a client is longer than it may be, and is still in the stream.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("a message is longer than {MESSAGE_BYTES_MAX} bytes")]
 pub(super) struct TooLong {
@@ -45,7 +49,12 @@ impl TooLong {
 
 impl Stream {
     pub(super) fn new(pipe: impl Pipe + 'static) -> Self {
-        Self { pipe: Some(Box::new(pipe)), input: BytesMut::new(), output: BytesMut::new() }
+        Self {
+            pipe: Some(Box::new(pipe)),
+            input: BytesMut::new(),
+            output: BytesMut::new(),
+            longest: MESSAGE_BYTES_MAX,
+        }
     }
 
     fn pipe(&mut self) -> io::Result<&mut Box<dyn Pipe>> {
