@@ -10,10 +10,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use orthodrome_client::{Client, ClusterInfo, Config, Error, Link, StatusInfo, Tls};
+use orthodrome_client::{Client, ClusterInfo, Config, Link, StatusInfo, Tls};
 use orthodrome_core::NodeId;
 use orthodrome_server::config::NodeConfig;
 use serde::Serialize;
+use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
 use crate::serve::init::{AUTHORITY_FILE, TOKEN_FILE};
@@ -270,17 +271,23 @@ async fn goes_on(
     process: u32,
     deadline: Instant,
 ) -> anyhow::Result<bool> {
-    let mut is_told = false;
+    let (mut is_ending, mut is_told) = (false, false);
     loop {
         let state = match ask(dir, member).await {
             Ok((_, status)) if status.trouble.is_empty() => return Ok(true),
-            Ok((_, status)) => status.trouble,
-            Err(_) if member.process().is_none() => return Ok(false),
-            // It serves others.
-            Err(error) if matches!(error.downcast_ref(), Some(Error::Unauthenticated(_))) => {
-                return Ok(true);
+            Ok((_, status)) => {
+                is_ending = true;
+                status.trouble
             }
-            Err(error) => format!("not answering: {error:#}"),
+            Err(_) if member.process().is_none() => return Ok(false),
+            Err(error) => {
+                let listens = TcpStream::connect(&member.config.listen_client).await.is_ok();
+                if listens && !is_ending {
+                    // It serves clients with other credentials than those in the directory.
+                    return Ok(true);
+                }
+                format!("not answering: {error:#}")
+            }
         };
         if !is_told {
             note!("{} (process {process}) is {state}; waiting", member.id);
