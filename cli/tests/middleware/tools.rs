@@ -113,8 +113,11 @@ fn has_packages(python: &Path) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// The class path of the drivers for Java.
+/// The class path of the drivers for Java; an error says why Java cannot be used.
 pub fn class_path() -> Result<String, String> {
+    if !is_here("java", "-version") {
+        return Err("java is not installed: apt-get install default-jdk-headless".into());
+    }
     let mut places = Vec::new();
     for (name, path) in JARS {
         let place = folder().join(name);
