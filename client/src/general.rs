@@ -3,7 +3,10 @@
 //! If the cluster's protocol runs them, every round of reads is a call to the gateway, under the
 //! transaction's locks. Otherwise the library first reads with read-only transactions
 //! (*reconnaissance*). It then declares every key that it has seen in one interactive transaction,
-//! and commits only if that reads the same versions. Callers see no difference except in speed.
+//! and commits only if that reads the same versions. If another transaction has changed a value
+//! meanwhile, the next attempt declares the same keys at its start, and its closure computes from
+//! what that reads. So a transaction that others always overtake commits nevertheless. Callers see
+//! no difference except in speed.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -98,8 +101,10 @@ impl General {
         let mut pace = Pace::new(self.deadline);
         let mut name = self.client.names.take();
         let mut last = LastAbort::default();
+        let mut seen = Seen::default();
         loop {
-            let rounds = OpenGeneral::new(&self, name, Some(pace.deadline));
+            let mut rounds = OpenGeneral::new(&self, name, Some(pace.deadline));
+            rounds.begin_as_seen(seen).await;
             let attempt = Arc::new(Attempt {
                 rounds: tokio::sync::Mutex::new(Some(rounds)),
                 writes: Mutex::default(),
@@ -110,6 +115,7 @@ impl General {
                 return Err(Error::Unexpected("the transaction ended twice".into()));
             };
             let writes = std::mem::take(&mut *attempt.writes());
+            seen = rounds.seen(&writes);
             let outcome = match computed {
                 Ok(()) => rounds.end(writes).await,
                 Err(abort) => rounds.give_up(abort).await,
@@ -133,6 +139,13 @@ impl General {
         let name = self.client.names.take();
         OpenGeneral::new(&self, name, None)
     }
+}
+
+/// The keys of an attempt that aborted, for the next one to declare at its start.
+#[derive(Default)]
+struct Seen {
+    reads: Vec<Key>,
+    writes: Vec<Key>,
 }
 
 /// One call of a closure.
@@ -224,7 +237,8 @@ pub struct OpenGeneral {
     name: Name,
     /// What it has read in all rounds.
     reads: Reads,
-    /// The gateway's side of the transaction, after the first round.
+    /// The gateway's side of the transaction, after the first round. With reconnaissance: while an
+    /// attempt needs no other keys than the one before it.
     native: Option<Native>,
     /// With reconnaissance: the number of snapshots that the reads came from, and the timestamp of
     /// the last.
@@ -297,6 +311,8 @@ impl OpenGeneral {
         let read = if self.client.runs_general {
             self.read_natively(keys).await
         } else {
+            // It needs a key that it has not declared. Dropping the transaction aborts it.
+            self.native = None;
             self.read_ahead(keys).await
         };
         read.map_err(|stop| self.stopped.insert(stop).to_error())
@@ -344,13 +360,53 @@ impl OpenGeneral {
     }
 
     async fn begin_natively(&mut self, keys: Vec<Key>, pace: &mut Pace) -> Result<(), Stop> {
-        let began = std::time::Instant::now();
         let declared = api::BeginRequest {
             read_keys: wire::keys(keys),
             priority: wire::priority(self.priority)?,
             general: true,
             ..Default::default()
         };
+        self.open(declared, pace).await
+    }
+
+    /// With reconnaissance: the keys of this attempt, which wrote `writes`. Otherwise none.
+    fn seen(&self, writes: &Writes) -> Seen {
+        if self.client.runs_general {
+            return Seen::default();
+        }
+        let writes: Vec<Key> = writes.0.keys().cloned().collect();
+        Seen { reads: self.reads.0.keys().cloned().collect(), writes }
+    }
+
+    /// With reconnaissance: begins a transaction that declares the keys of the attempt before.
+    async fn begin_as_seen(&mut self, Seen { reads, writes }: Seen) {
+        if reads.is_empty() {
+            return;
+        }
+        let mut pace = Pace::new(self.left());
+        let begin = async {
+            let declared = api::BeginRequest {
+                read_keys: wire::keys(reads),
+                write_keys: wire::keys(writes),
+                priority: wire::priority(self.priority)?,
+                ..Default::default()
+            };
+            self.open(declared, &mut pace).await
+        };
+        match begin.await {
+            Ok(()) => {
+                if let Some(native) = &self.native {
+                    self.reads.clone_from(native.txn.reads());
+                }
+                // Until it commits, nothing says that its reads held at one time.
+                self.snapshots = (2, Timestamp::ZERO);
+            }
+            Err(stop) => self.stopped = Some(stop),
+        }
+    }
+
+    async fn open(&mut self, declared: api::BeginRequest, pace: &mut Pace) -> Result<(), Stop> {
+        let began = std::time::Instant::now();
         self.client.check_size(&declared)?;
         let (home, begun) = open(&self.client, &mut self.name, &declared, pace).await?;
         match begun {
@@ -381,11 +437,13 @@ impl OpenGeneral {
 
     /// Commits the writes that the closure or the caller computed.
     async fn end(&mut self, writes: Writes) -> Result<Outcome, Error> {
+        let is_declared = |native: &Native| writes.0.keys().all(|key| native.txn.may_write(key));
         let ended = if self.stopped.is_some() {
             self.end_stopped()
-        } else if self.client.runs_general {
+        } else if self.client.runs_general || self.native.as_ref().is_some_and(is_declared) {
             self.end_natively(writes).await
         } else {
+            self.native = None;
             return self.end_ahead(writes).await;
         };
         Ok(match ended? {

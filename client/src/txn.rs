@@ -400,6 +400,14 @@ impl OpenTransaction {
         }
     }
 
+    /// True if it has declared that it may write `key`.
+    pub(crate) fn may_write(&self, key: &Key) -> bool {
+        let is_among = |keys: &Vec<bytes::Bytes>| {
+            keys.binary_search_by(|held| held.as_ref().cmp(key.bytes())).is_ok()
+        };
+        self.write_keys.as_ref().is_none_or(is_among)
+    }
+
     /// The request that resolves it if its outcome is in doubt.
     pub(crate) fn question(&self) -> Box<api::ResolveRequest> {
         self.question.clone()
@@ -471,12 +479,7 @@ impl OpenTransaction {
 
     async fn ask_to_commit(&mut self, writes: Writes, pace: &mut Pace) -> Result<Ended, Error> {
         use api::resolve_request::Decision;
-        let declared = self.write_keys.as_ref();
-        let is_declared = |key: &Key, all: &[bytes::Bytes]| {
-            all.binary_search_by(|held| held.as_ref().cmp(key.bytes())).is_ok()
-        };
-        let is_stray = |key: &Key| declared.is_some_and(|all| !is_declared(key, all));
-        if let Some(key) = writes.0.keys().find(|key| is_stray(key)) {
+        if let Some(key) = writes.0.keys().find(|key| !self.may_write(key)) {
             return Err(Error::Invalid(format!("key {key} is not declared as a write key")));
         }
         let writes = wire::writes(writes);

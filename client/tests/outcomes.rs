@@ -541,6 +541,41 @@ async fn a_change_between_rounds_makes_a_general_transaction_retry() {
 }
 
 #[tokio::test]
+async fn an_attempt_after_a_change_declares_its_keys_before_it_reads() {
+    let node = Node::start_plain(&Arc::default(), 0).await;
+    let client = Client::connect(Config::new([&node.address])).await.unwrap();
+    // With the keys of the attempt before, with another key to read, and with another to write.
+    for (other_read, other_write, more) in [(None, "c", 0), (Some("d"), "c", 2), (None, "e", 1)] {
+        set(&client, &[("a", "old"), ("d", "more")]).await;
+        let before = node.store.calls(Call::Begin).len();
+        let calls = AtomicU32::new(0);
+        let open = AtomicU32::new(0);
+        let step = |txn: GeneralTxn| {
+            let is_first = calls.fetch_add(1, Ordering::Relaxed) == 0;
+            open.store(u32::try_from(node.store.open()).unwrap(), Ordering::Relaxed);
+            let other = client.clone();
+            async move {
+                let seen = txn.text("a").await?.unwrap_or_default();
+                if is_first {
+                    set(&other, &[("a", "new")]).await;
+                } else if let Some(key) = other_read {
+                    txn.get(key).await?;
+                }
+                txn.put(if is_first { "c" } else { other_write }, seen);
+                Ok(())
+            }
+        };
+        committed(client.general().run(step).await);
+        assert_eq!(calls.load(Ordering::Relaxed), 2);
+        assert_eq!(open.load(Ordering::Relaxed), 1, "the second attempt had begun before it read");
+        // Look, the other client's change, declare; declare at once. Then look and declare again.
+        assert_eq!(node.store.calls(Call::Begin).len() - before, 4 + more);
+        assert_eq!(node.store.text(other_write).unwrap(), "new");
+        gone(&node).await;
+    }
+}
+
+#[tokio::test]
 async fn a_closure_that_gave_up_on_inconsistent_reads_is_called_again() {
     let node = Node::start_plain(&Arc::default(), 0).await;
     let client = Client::connect(Config::new([&node.address])).await.unwrap();

@@ -197,6 +197,40 @@ class Transactions(unittest.TestCase):
         with self.assertRaisesRegex(orthodrome.InvalidError, "read"):
             drive(attempt.get_all(["other"]))
 
+    def seen(self, value: bytes, timestamp: int) -> tuple[str, api.ReadResponse]:
+        reads = self.opened(value, timestamp)[1].opened.reads
+        return ("Read", api.ReadResponse(outcome=COMMITTED, reads=reads))
+
+    def overtaken(self, *later: tuple[str, Any]) -> tuple[Run, Any, Script]:
+        """The attempt after one that read `k` and found it changed at its end."""
+        changed = (self.seen(b"1", 5), self.opened(b"2", 6), ("Abort", api.AbortResponse()))
+        made, script = engine(*changed, *later)
+        runs = Run(made, None, made.options(Priority.LOW, None))
+        attempt = drive(runs.begin())
+        self.assertEqual(drive(attempt.get_all(["k"])), [b"1"])
+        attempt.write("k", "new")
+        self.assertFalse(drive(runs.commit(attempt)))
+        return runs, drive(runs.begin()), script
+
+    def test_attempt_after_a_change_declares_its_keys_before_it_reads(self) -> None:
+        commit = ("Commit", api.CommitResponse(outcome=COMMITTED))
+        runs, attempt, script = self.overtaken(self.opened(b"3", 7), commit)
+        self.assertEqual(drive(attempt.get_all(["k"])), [b"3"])
+        attempt.write("k", "4")
+        self.assertTrue(drive(runs.commit(attempt)))
+        begin = script.asked[3][2]
+        self.assertEqual((begin.read_keys, begin.write_keys), ([b"k"], [b"k"]))
+        self.assertEqual(script.asked[4][2].writes[0].value, b"4")
+
+    def test_attempt_that_needs_another_key_looks_again(self) -> None:
+        commit = ("Commit", api.CommitResponse(outcome=COMMITTED))
+        runs, attempt, script = self.overtaken(self.opened(b"3", 7), self.opened(b"3", 7), commit)
+        attempt.write("other", "4")
+        self.assertTrue(drive(runs.commit(attempt)))
+        declared, at_end = script.asked[3][2], script.asked[4][2]
+        self.assertEqual(at_end.write_keys, [b"other"])
+        self.assertNotEqual(at_end.txn.counter, declared.txn.counter)
+
     def test_error_of_the_function_aborts_and_is_raised(self) -> None:
         made, script = engine(self.opened(b"1", 5), ("Abort", api.AbortResponse()))
         runs = Run(made, declare(["k"], []), made.options(Priority.LOW, None))

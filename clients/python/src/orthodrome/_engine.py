@@ -664,12 +664,22 @@ class Attempt:
 
     A transaction that declares its keys begins with `begin`. Any other begins with its first read. If the protocol of the
     cluster does not run transactions in rounds, each round is a read-only transaction (reconnaissance), and the end
-    declares every key that was seen and commits only if it reads the same versions."""
+    declares every key that was seen and commits only if it reads the same versions. If it does not, the next attempt
+    declares these keys (`seen`) at its start, so others cannot overtake it for ever."""
 
-    def __init__(self, engine: Engine, name: Name, declared: Declared | None, options: Options, pace: Pace | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        name: Name,
+        declared: Declared | None,
+        options: Options,
+        pace: Pace | None,
+        seen: Declared | None = None,
+    ) -> None:
         self._engine = engine
         self._name = name
         self._declared = declared
+        self._seen = seen
         self._options = options
         #: The deadline of all attempts together; None if each call has its own.
         self._pace = pace
@@ -697,14 +707,25 @@ class Attempt:
         if self._stopped is not None:
             raise self._stopped
 
+    @property
+    def seen(self) -> Declared | None:
+        """With reconnaissance: the keys that it has seen, for the next attempt to declare."""
+        if self._declared is not None or self._engine.runs_general or not self._reads:
+            return None
+        return Declared(tuple(sorted(self._reads)), frozenset(self._writes))
+
     async def begin(self) -> None:
-        """Begins a transaction that declares its keys."""
-        if self._declared is None:
+        """Begins a transaction that declares its keys, or the keys that an earlier attempt has seen."""
+        declared = self._declared or self._seen
+        if declared is None:
             return
+        if self._declared is None:
+            # Until it commits, nothing says that its reads held at one time.
+            self._snapshots = (2, 0)
         pace = self._engine.pace(self._left())
         request = self._request()
-        request.read_keys.extend(self._declared.reads)
-        request.write_keys.extend(sorted(self._declared.writes))
+        request.read_keys.extend(declared.reads)
+        request.write_keys.extend(sorted(declared.writes))
         while True:
             try:
                 self._txn = await self._engine.open(self._name, request, pace)
@@ -738,6 +759,8 @@ class Attempt:
     async def _read(self, keys: list[bytes]) -> None:
         engine = self._engine
         if not engine.runs_general:
+            # It needs a key that it has not declared.
+            self._drop()
             options = Options(self._options.priority, self._left())
             timestamp, reads = await engine.snapshot(keys, options, False)
             self._reads.update(reads)
@@ -772,7 +795,9 @@ class Attempt:
             await self._release()
             raise self._stopped
         try:
-            if self._declared is None and not self._engine.runs_general:
+            if self._seen is not None and not self._writes.keys() <= self._seen.writes:
+                self._drop()
+            if self._declared is None and not self._engine.runs_general and self._txn is None:
                 self.committed = await self._end_ahead()
             else:
                 pace = self._engine.pace(self._left())
@@ -781,6 +806,12 @@ class Attempt:
         finally:
             await self._release()
         return self.committed
+
+    def _drop(self) -> None:
+        """Goes on with reconnaissance: aborts the transaction that the attempt began with, in the background."""
+        if self._txn is not None:
+            self._txn.abort_later()
+            self._txn = None
 
     async def _release(self) -> None:
         if self._txn is not None:
@@ -845,11 +876,12 @@ class Run:
         self._pace = engine.pace(options.timeout)
         self._name = engine.names.take()
         self._last: Aborted | None = None
+        self._seen: Declared | None = None
 
     async def begin(self) -> Attempt:
         """The next attempt."""
         while True:
-            attempt = Attempt(self._engine, self._name, self._declared, self._options, self._pace)
+            attempt = Attempt(self._engine, self._name, self._declared, self._options, self._pace, self._seen)
             try:
                 await attempt.begin()
                 return attempt
@@ -864,6 +896,7 @@ class Run:
             await attempt.commit()
             return True
         except Aborted as aborted:
+            self._seen = attempt.seen
             await self._before_retry(aborted)
             return False
         except errors.DeadlineError as error:
@@ -872,6 +905,7 @@ class Run:
     async def failed(self, attempt: Attempt, error: BaseException) -> None:
         """The function raised `error`. Returns if it is to be called again; otherwise the caller raises it again."""
         is_interrupted = not isinstance(error, Exception)
+        self._seen = attempt.seen
         try:
             await attempt.give_up(wait=not is_interrupted)
         except Aborted as aborted:
