@@ -61,13 +61,14 @@ const DATABASES: [(&str, &str); 2] =
     [("/usr/lib/postgresql", "postgresql"), ("/usr/sbin/mariadbd", "mariadb-server")];
 
 /// The clients for tests of the middleware, of the Redis protocol and of the metrics: a program that
-/// shows that the client is installed, and the name of Debian's package. A test whose client cannot be installed says so, and counts as
-/// skipped.
+/// shows that the client is installed, and the name of Debian's package. A test whose client cannot
+/// be installed says so, and counts as skipped.
 const CLIENTS: [(&str, &str); 7] = [
     ("sysbench --version", "sysbench"),
     ("javac -version", "default-jdk-headless"),
+    // Fetches the drivers for Java.
+    ("mvn --version", "maven"),
     ("python3 -c 'import ensurepip'", "python3-venv"),
-    ("curl --version", "curl"),
     ("redis-cli --version", "redis-tools"),
     // The answers of commands are compared with those of Redis.
     ("redis-server --version", "redis-server"),

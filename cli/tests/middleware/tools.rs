@@ -6,12 +6,16 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 /// From Maven Central: PostgreSQL's and MariaDB's drivers for Java.
 const JARS: [(&str, &str); 2] = [
-    ("postgresql.jar", "org/postgresql/postgresql/42.7.4/postgresql-42.7.4.jar"),
-    ("mariadb.jar", "org/mariadb/jdbc/mariadb-java-client/3.5.1/mariadb-java-client-3.5.1.jar"),
+    ("postgresql-42.7.4.jar", "org.postgresql:postgresql:42.7.4"),
+    ("mariadb-java-client-3.5.1.jar", "org.mariadb.jdbc:mariadb-java-client:3.5.1"),
 ];
+
+/// The goal of Maven that puts one artifact into a folder.
+const MAVEN_COPY: &str = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy";
 
 /// From the Python package index.
 const PACKAGES: [&str; 7] = [
@@ -118,15 +122,17 @@ pub fn class_path() -> Result<String, String> {
     if !is_here("java", "-version") {
         return Err("java is not installed: apt-get install default-jdk-headless".into());
     }
+    // No test takes a file that another one is still fetching.
+    static FETCHES: Mutex<()> = Mutex::new(());
+    let _alone = FETCHES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut places = Vec::new();
-    for (name, path) in JARS {
+    for (name, artifact) in JARS {
         let place = folder().join(name);
         if !place.exists() {
-            // It gets its name only when it is complete.
-            let part = folder().join(format!("{name}.part"));
-            let address = format!("https://repo1.maven.org/maven2/{path}");
-            run(Command::new("curl").args(["-fsSL", "-o"]).arg(&part).arg(address))?;
-            std::fs::rename(&part, &place).unwrap();
+            let mut maven = Command::new("mvn");
+            maven.args(["--quiet", "--batch-mode", MAVEN_COPY]);
+            maven.arg(format!("-Dartifact={artifact}"));
+            run(maven.arg(format!("-DoutputDirectory={}", folder().display())))?;
         }
         places.push(place.display().to_string());
     }
