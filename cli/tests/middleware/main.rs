@@ -17,6 +17,7 @@ mod clients;
 mod deadlocks;
 mod errors;
 mod extended;
+mod gather;
 mod keys;
 mod kills;
 mod lists;

@@ -16,6 +16,7 @@ pub mod catalog;
 mod copy;
 mod decimal;
 pub mod dialect;
+pub mod gather;
 pub mod generated;
 pub mod merge;
 pub mod parse;

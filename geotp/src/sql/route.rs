@@ -814,7 +814,7 @@ pub fn reads_system_tables(statement: &Statement) -> bool {
 }
 
 /// Whether a name belongs to a system catalogue of the sources.
-fn is_system(name: &ObjectName) -> bool {
+pub(super) fn is_system(name: &ObjectName) -> bool {
     const SCHEMAS: [&str; 5] =
         ["pg_catalog", "information_schema", "mysql", "performance_schema", "sys"];
     let mut parts =

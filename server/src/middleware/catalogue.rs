@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use orthodrome_core::Key;
+use orthodrome_geotp::sql::gather::Template;
 use orthodrome_geotp::sql::shape::{Shape, moved};
 use orthodrome_geotp::sql::system::{
     in_schema, in_schema_by_text, quote, replace_relations, system_relations,
@@ -499,6 +500,52 @@ impl Session {
     /// Whether a query is about the tables themselves.
     pub(super) fn asks_catalogue(&self, text: &str) -> Result<bool, SqlError> {
         Ok(self.proxy.catalogues.is_on && asks(text, self.client)? != Asks::Nothing)
+    }
+
+    /// Where the home has these tables, and the home.
+    pub(super) async fn templates(
+        &self,
+        tables: &[String],
+    ) -> Result<(SourceId, BTreeMap<String, Template>), SqlError> {
+        let proxy = self.proxy.clone();
+        let home = self.catalogue_home().filter(|_| proxy.catalogues.is_on).ok_or_else(|| {
+            SqlError::new(
+                "0A000",
+                "no source can answer this query by itself; to gather its rows, the proxy needs `catalogue = \"all\"` \
+                 and a source of the client's kind",
+            )
+        })?;
+        self.refresh(home).await?;
+        let (shown, client) = (proxy.catalogues.of(self.client).now(), self.client);
+        let schema = proxy.catalogues.schema(client);
+        let mut found = BTreeMap::new();
+        for table in tables {
+            let is_it = |name: &&String| name.eq_ignore_ascii_case(table);
+            let copy = shown.tables.iter().find(is_it);
+            if copy.is_none() && shown.hidden.iter().any(|name| is_it(&name)) {
+                continue;
+            }
+            let (schema, name) = copy.map_or((&*shown.own, table), |name| (schema, name));
+            let name = format!("{}.{}", quote(schema, client), quote(name, client));
+            let unordered = BTreeSet::new();
+            found.insert(table.clone(), Template { name, is_copy: copy.is_some(), unordered });
+        }
+        if client == Dialect::MariaDb {
+            let (schemas, names) = (list([&shown.own, &schema.to_owned()]), list(tables));
+            let question = format!(
+                "SELECT lower(table_name), lower(column_name) FROM information_schema.columns \
+                 WHERE table_schema IN ({schemas}) AND lower(table_name) IN ({names}) \
+                 AND data_type IN ('enum', 'set', 'bit')"
+            );
+            let answers = self.answers_in_time(home, &question).await?;
+            for row in answers.iter().flat_map(|answer| &answer.rows) {
+                let (Some(table), Some(column)) = (cell(row, 0), cell(row, 1)) else { continue };
+                if let Some(template) = found.get_mut(&table) {
+                    template.unordered.insert(column);
+                }
+            }
+        }
+        Ok((home, found))
     }
 
     /// Runs a query batch at a source. If it asks the home's catalogue, the answer is about the

@@ -124,7 +124,11 @@ impl Session {
 
     /// The columns of a query's result at a source, which does not run it. The query may have to
     /// wait for a lock on a table.
-    async fn columns_at(&self, at: SourceId, text: &str) -> Result<Vec<Column>, SqlError> {
+    pub(super) async fn columns_at(
+        &self,
+        at: SourceId,
+        text: &str,
+    ) -> Result<Vec<Column>, SqlError> {
         let gone = || SqlError::new("08006", "no source is configured");
         let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
         let named = self.proxy.catalogue.source(at).ok_or_else(gone)?;
@@ -539,8 +543,12 @@ impl Session {
                 if parsed.word() != "SELECT" {
                     return self.columns_returned(parsed).await;
                 }
-                let plan = plan(&self.catalogue(), statement, &nulls, &context)?;
-                let plan = self.with_source(parsed, &nulls, plan)?;
+                let plan = match plan(&self.catalogue(), statement, &nulls, &context) {
+                    Ok(plan) => self.with_source(parsed, &nulls, plan)?,
+                    Err(refusal) => {
+                        return self.columns_gathered(parsed, &nulls, refusal.into()).await;
+                    }
+                };
                 if !plan.has_rows {
                     return Ok(Vec::new());
                 }

@@ -30,6 +30,7 @@ mod driver;
 mod elsewhere;
 mod errors;
 mod front;
+mod gather;
 mod halt;
 mod host;
 mod keys;

@@ -33,7 +33,13 @@ impl Session {
         inner: &Parsed,
         values: &[Value],
     ) -> Result<Reply, SqlError> {
-        let plan = self.planned(inner, values).await?;
+        let plan = match self.planned(inner, values).await {
+            Ok(plan) => plan,
+            Err(refusal) => {
+                let lines = self.explain_gathered(inner, values, refusal).await?;
+                return Ok(Reply::Rows(text_answer("QUERY PLAN", lines), "EXPLAIN"));
+            }
+        };
         let mut lines = plan.explain(&self.proxy.catalogue);
         let mut records: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
         for part in &plan.parts {

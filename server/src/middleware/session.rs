@@ -293,6 +293,10 @@ pub(super) struct Placed {
 }
 
 impl Placed {
+    pub(super) fn new(plan: Plan, verb: &'static str, places: Vec<(NodeId, usize)>) -> Self {
+        Self { plan, verb, places, generated: None }
+    }
+
     /// Whether it changes several copies of a broadcast table.
     fn has_copies(&self) -> bool {
         self.plan.merge == Merge::Same && self.places.len() > 1
@@ -628,7 +632,17 @@ impl Session {
             }
             let parsed = keyed.get(&index).map_or(parsed, |(parsed, _)| parsed);
             let may_leave = self.check_may_run(parsed, values)?;
-            plans.push((self.planned(parsed, values).await?, may_leave));
+            match self.planned(parsed, values).await {
+                Ok(plan) => plans.push((plan, may_leave)),
+                Err(refusal) if batch.len() == 1 => {
+                    let reply = self.gather(parsed, values, refusal).await?;
+                    return Ok(vec![reply]);
+                }
+                Err(refusal) => {
+                    let error = Box::pin(self.data_around(batch, index, refusal, ends, commits));
+                    return error.await;
+                }
+            }
             if let ([_], [(plan, _)], false) = (batch, plans.as_slice(), ends || commits)
                 && let Some(reply) = self.defer(parsed, values, plan).await?
             {
@@ -706,8 +720,34 @@ impl Session {
         Ok(replies.into_iter().flatten().collect())
     }
 
+    /// Runs statements of which the one at `at` was refused with `refusal`. If its rows can be
+    /// gathered, it runs by itself, after those before it.
+    async fn data_around(
+        &mut self,
+        batch: &[(Parsed, Vec<Value>)],
+        at: usize,
+        refusal: SqlError,
+        ends: bool,
+        commits: bool,
+    ) -> Result<Vec<Reply>, SqlError> {
+        let (before, rest) = batch.split_at(at);
+        let Some((this, after)) = rest.split_first() else { return Err(refusal) };
+        if !self.is_gathered(&this.0, &this.1).await {
+            return Err(refusal);
+        }
+        let mut replies = Vec::new();
+        if !before.is_empty() {
+            replies.extend(self.data(before, false, false).await?);
+        }
+        replies.extend(self.data(std::slice::from_ref(this), false, false).await?);
+        if !after.is_empty() {
+            replies.extend(self.data(after, ends, commits).await?);
+        }
+        Ok(replies)
+    }
+
     /// Adds a statement's parts to a round, and returns the positions of their answers.
-    fn place(
+    pub(super) fn place(
         &mut self,
         round: &mut Round,
         plan: &Plan,
@@ -755,7 +795,7 @@ impl Session {
     pub(super) async fn change_schema(&mut self, plan: &Plan) -> Result<(), SqlError> {
         let mut round = Round::default();
         let places = self.place(&mut round, plan, true, true);
-        let placed = [Placed { plan: plan.clone(), verb: "CREATE", places, generated: None }];
+        let placed = [Placed::new(plan.clone(), "CREATE", places)];
         self.has_schema = true;
         self.round(round, &placed, Last::No, false).await.map(drop)
     }
@@ -778,7 +818,7 @@ impl Session {
         let plan = Plan { parts: vec![part], merge, is_write, has_rows };
         let mut round = Round::default();
         let places = self.place(&mut round, &plan, true, false);
-        let placed = [Placed { plan, verb: "SELECT", places, generated: None }];
+        let placed = [Placed::new(plan, "SELECT", places)];
         let answers = self.round(round, &placed, Last::No, false).await?;
         Ok(answers.into_values().flatten().next().unwrap_or_default())
     }
@@ -1356,7 +1396,10 @@ fn asks_for_keys(parsed: &Parsed) -> bool {
 }
 
 /// A statement's reply, from the answers of its round.
-fn reply(placed: &Placed, answers: &mut BTreeMap<NodeId, Vec<Answer>>) -> Result<Reply, SqlError> {
+pub(super) fn reply(
+    placed: &Placed,
+    answers: &mut BTreeMap<NodeId, Vec<Answer>>,
+) -> Result<Reply, SqlError> {
     let mut own = Vec::new();
     for (node, place) in &placed.places {
         let answer =
