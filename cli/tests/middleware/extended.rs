@@ -44,6 +44,22 @@ fn drivers_use_the_extended_protocol_within_its_bounds() {
 }
 
 #[test]
+fn parameters_without_a_type_get_that_of_their_place() {
+    let python = match python() {
+        Ok(python) => python,
+        Err(why) => return skipped(&format!("no Python with drivers could be made: {why}")),
+    };
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/middleware/untyped.py");
+    let mut command = Command::new(&python);
+    command.arg(&script).args([CLIENT, SECRET, &rig.postgresql.to_string()]);
+    assert!(rig.runs(&mut command).contains("ok"));
+    rig.settle("parameters without a type");
+}
+
+#[test]
 fn jdbc_reads_rows_piece_by_piece() {
     let jars = match class_path() {
         Ok(jars) => jars,

@@ -18,6 +18,7 @@ use sqlparser::ast::{
 use sqlparser::tokenizer::Span;
 
 use super::Refusal;
+use super::arrays::list_elements;
 use super::catalog::{Catalogue, Dialect};
 use super::dialect::{bind, render};
 use super::parse::{Parsed, Verb, parse};
@@ -99,6 +100,7 @@ impl Gather {
     ) -> Result<Option<Self>, Refusal> {
         let mut statement = statement.clone();
         bind(&mut statement, parameters, client)?;
+        list_elements(&mut statement)?;
         let Statement::Query(query) = statement else { return Ok(None) };
         let mut used = Used::default();
         let _ = walk(&*query, &mut used);

@@ -16,6 +16,9 @@ pub enum Merge {
     Only,
     /// Rows are concatenated; counts of changed rows are added up.
     Concatenate,
+    /// The same for rows of an INSERT: for each answer, the numbers of its rows in the statement. The
+    /// rows that it returns come in this order, which PostgreSQL and MariaDB keep and ORMs rely on.
+    InOrder(Vec<Vec<usize>>),
     /// All sources did the same; the first answer is used.
     Same,
     /// Rows of a SELECT.
@@ -26,7 +29,7 @@ impl fmt::Display for Merge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Only => f.write_str("no merge"),
-            Self::Concatenate => f.write_str("each has its own rows"),
+            Self::Concatenate | Self::InOrder(_) => f.write_str("each has its own rows"),
             Self::Same => f.write_str("all do the same"),
             Self::Rows(rows) => {
                 let mut steps = vec!["merged"];
@@ -130,6 +133,19 @@ pub fn merge(how: &Merge, mut answers: Vec<Answer>) -> Result<Answer, Refusal> {
             }
             answers.truncate(1);
             Ok(answers.pop().unwrap_or_default())
+        }
+        Merge::InOrder(numbers) => {
+            // A conflict may leave rows out; nobody knows which then.
+            let is_whole = answers.len() == numbers.len()
+                && answers.iter().zip(numbers).all(|(answer, own)| answer.rows.len() == own.len());
+            let mut whole = merge(&Merge::Concatenate, answers)?;
+            if is_whole {
+                let mut rows: Vec<(usize, Vec<Cell>)> =
+                    numbers.iter().flatten().copied().zip(whole.rows).collect();
+                rows.sort_by_key(|(number, _)| *number);
+                whole.rows = rows.into_iter().map(|(_, row)| row).collect();
+            }
+            Ok(whole)
         }
         Merge::Concatenate => {
             let columns = unify(&mut answers)?;

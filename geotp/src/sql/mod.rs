@@ -12,6 +12,7 @@
     reason = "sqlparser's trees grow with each release; whatever is not named is refused or passed on"
 )]
 
+mod arrays;
 pub mod catalog;
 mod copy;
 mod decimal;

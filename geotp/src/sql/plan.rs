@@ -12,8 +12,8 @@ mod spread;
 use std::collections::{BTreeMap, BTreeSet};
 
 use sqlparser::ast::{
-    Expr, FromTable, ObjectName, ObjectType, Query, SetExpr, Statement, TableWithJoins,
-    UpdateTableFromKind, Value as SqlValue,
+    Expr, Fetch, FromTable, LimitClause, ObjectName, ObjectType, Query, SetExpr, Statement,
+    TableWithJoins, UpdateTableFromKind, Value as SqlValue,
 };
 use sqlparser::tokenizer::Span;
 
@@ -27,6 +27,7 @@ use self::record::Named;
 pub use self::record::{Keys, Record};
 use self::spread::Spread;
 use super::Refusal;
+use super::arrays::list_elements;
 use super::catalog::{Catalogue, Dialect, Placement, SourceId};
 use super::dialect::{bind, render, translate};
 use super::generated::list_assignments;
@@ -104,6 +105,8 @@ pub fn plan(
     let has_bytes = parameters.iter().any(|p| matches!(p, Value::Bytes(_)));
     let unbound = has_bytes.then(|| statement.clone());
     bind(&mut statement, parameters, context.client)?;
+    list_elements(&mut statement)?;
+    fetch_as_limit(&mut statement);
     let router = Router { catalogue, by_key: context.by_key };
     let planner = Planner { catalogue, router: &router, context, unbound, parameters };
     match &statement {
@@ -142,6 +145,22 @@ pub fn plan(
         }
         other => planner.schema(other),
     }
+}
+
+/// `FETCH FIRST n ROWS ONLY` as `LIMIT n`.
+fn fetch_as_limit(statement: &mut Statement) {
+    let Statement::Query(query) = statement else { return };
+    let Some(Fetch { with_ties: false, percent: false, quantity }) = &query.fetch else { return };
+    let limit = Some(quantity.clone().unwrap_or_else(|| number(1)));
+    let offset = match &query.limit_clause {
+        None => None,
+        Some(LimitClause::LimitOffset { limit: None, offset, limit_by }) if limit_by.is_empty() => {
+            offset.clone()
+        }
+        Some(_) => return,
+    };
+    query.limit_clause = Some(LimitClause::LimitOffset { limit, offset, limit_by: Vec::new() });
+    query.fetch = None;
 }
 
 struct Planner<'a> {
@@ -257,6 +276,8 @@ impl Planner<'_> {
             Some(unbound) if self.kind(source) != self.context.client => {
                 let mut statement = unbound.clone();
                 bind(&mut statement, self.parameters, self.kind(source))?;
+                list_elements(&mut statement)?;
+                fetch_as_limit(&mut statement);
                 Ok(statement)
             }
             _ => Ok(bound.clone()),

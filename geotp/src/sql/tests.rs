@@ -145,7 +145,47 @@ fn words_that_are_not_about_rows() {
 }
 
 #[test]
+fn rows_that_an_insert_returns_come_in_its_order() {
+    let text = "INSERT INTO orders (id) VALUES (250), (1), (150), (2) RETURNING id";
+    let plan = planned(text, PG, RR, &[]).unwrap();
+    let answer = |ids: &[&str]| Answer {
+        columns: vec![Column { name: "id".into(), kind: Kind::Int4, oid: 23 }],
+        rows: ids.iter().map(|id| vec![Some(id.as_bytes().to_vec())]).collect(),
+        affected: ids.len() as u64,
+        last_insert_id: 0,
+    };
+    let ids = |answers: Vec<Answer>| -> Vec<String> {
+        let whole = merge(&plan.merge, answers).unwrap();
+        whole
+            .rows
+            .into_iter()
+            .map(|row| String::from_utf8(row[0].clone().unwrap()).unwrap())
+            .collect()
+    };
+    let all = vec![answer(&["1", "2"]), answer(&["150"]), answer(&["250"])];
+    assert_eq!(ids(all), ["250", "1", "150", "2"]);
+    // ON CONFLICT has left a row out.
+    let fewer = vec![answer(&["2"]), answer(&["150"]), answer(&["250"])];
+    assert_eq!(ids(fewer), ["2", "150", "250"]);
+}
+
+#[test]
+fn limits_may_be_cast_or_in_the_words_of_the_standard() {
+    for limit in
+        ["LIMIT 2::integer", "LIMIT CAST(2 AS bigint)", "FETCH FIRST 2 ROWS ONLY", "LIMIT (2)"]
+    {
+        let text = format!("SELECT id FROM orders ORDER BY id {limit}");
+        let plan = planned(&text, PG, RR, &[]).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(plan.merge.to_string(), "merged, sorted, cut", "{text}");
+    }
+    let offset = "SELECT id FROM orders ORDER BY id OFFSET 1 ROWS FETCH NEXT ROW ONLY";
+    assert_eq!(planned(offset, PG, RR, &[]).unwrap().merge.to_string(), "merged, sorted, cut");
+    refused("SELECT id FROM orders LIMIT 2::text", PG, RR, "must be integers");
+}
+
+#[test]
 fn keys_choose_sources() {
+    assert_eq!(sources("SELECT * FROM orders WHERE id = ANY('{5,150}')"), [0, 1]);
     assert_eq!(sources("SELECT * FROM orders WHERE id = 5"), [0]);
     assert_eq!(sources("SELECT * FROM orders WHERE id = '150'"), [1]);
     assert_eq!(sources("SELECT * FROM orders o WHERE o.id BETWEEN 90 AND 110"), [0, 1]);

@@ -614,6 +614,23 @@ impl Session {
         Ok(answer)
     }
 
+    /// The types of a statement's parameters at the home of the catalogue.
+    pub(super) async fn types_at_home(&self, text: &str) -> Result<Vec<u32>, SqlError> {
+        let proxy = self.proxy.clone();
+        let unknown = || SqlError::new("42P18", "the types of parameters are not known");
+        let home = self.catalogue_home().ok_or_else(unknown)?;
+        let source = proxy.direct.get(&home).ok_or_else(unknown)?;
+        if proxy.catalogues.is_on {
+            self.refresh(home).await?;
+        }
+        let shown = proxy.catalogues.of(self.client).now();
+        let schema = proxy.catalogues.schema(self.client);
+        let settings = self.with_path(schema, !shown.tables.is_empty());
+        let described = source.described_until(text, &settings, std::future::pending());
+        let described = tokio::time::timeout(SILENT, described).await.map_err(|_| unknown())?;
+        described.map(|described| described.parameters).map_err(|_| unknown())
+    }
+
     /// The client's settings, with the schema of the catalogue before all others.
     fn with_path(&self, schema: &str, has_more: bool) -> Vec<Setting> {
         let mut settings = self.settings.at(self.client);

@@ -67,6 +67,15 @@ impl Fault {
     }
 }
 
+/// What a statement takes and gives.
+#[derive(Default, Debug)]
+pub(super) struct Described {
+    /// PostgreSQL's numbers of its parameters' types; none at MariaDB.
+    pub(super) parameters: Vec<u32>,
+    /// The columns of its result.
+    pub(super) columns: Vec<Column>,
+}
+
 /// Why a source did not execute a request.
 #[derive(Debug)]
 pub(super) enum Trouble {
@@ -232,16 +241,19 @@ impl Session {
         }
     }
 
-    /// The columns of a query's result: the server parses the query and does not run it.
-    pub(super) async fn columns(
+    /// What a statement takes and gives: the server parses it and does not run it.
+    pub(super) async fn describe(
         &mut self,
         text: &str,
         one_way: Duration,
-    ) -> Result<Vec<Column>, Trouble> {
+    ) -> Result<Described, Trouble> {
         tokio::time::sleep(one_way * 2).await;
         match self {
-            Self::Postgres(session) => session.columns(text).await,
-            Self::Maria(session) => session.columns(text).await,
+            Self::Postgres(session) => session.describe(text).await,
+            Self::Maria(session) => {
+                let columns = session.columns(text).await?;
+                Ok(Described { columns, parameters: Vec::new() })
+            }
         }
     }
 

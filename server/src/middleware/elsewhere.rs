@@ -134,8 +134,8 @@ impl Session {
         let named = self.proxy.catalogue.source(at).ok_or_else(gone)?;
         let settings = self.settings.at(named.kind);
         let is_late = AtomicBool::new(false);
-        match source.columns_until(text, &settings, self.stop(&is_late)).await {
-            Ok(columns) => Ok(columns),
+        match source.described_until(text, &settings, self.stop(&is_late)).await {
+            Ok(described) => Ok(described.columns),
             Err(Trouble::Fault(fault)) if fault.is_interrupt() => {
                 Err(interrupted(self.client, is_late.load(Ordering::Relaxed)))
             }

@@ -45,6 +45,7 @@ mod mysql_wire;
 mod names;
 mod near;
 mod operators;
+mod parameters;
 mod postgres;
 mod postgres_front;
 mod postgres_wire;

@@ -9,7 +9,7 @@ use orthodrome_geotp::sql::{Answer, Column, Kind};
 use tokio::net::TcpStream;
 
 use super::auth::ScramClient;
-use super::driver::{Endpoint, Fault, Outcome, Trouble};
+use super::driver::{Described, Endpoint, Fault, Outcome, Trouble};
 use super::postgres_wire::{Body, fields, from_hex, kind, put_text, read, write};
 use super::stream::{Stream, malformed};
 
@@ -147,8 +147,8 @@ impl Postgres {
         }
     }
 
-    /// The columns of a query's result, without running it.
-    pub(super) async fn columns(&mut self, text: &str) -> Result<Vec<Column>, Trouble> {
+    /// What a statement takes and gives, without running it.
+    pub(super) async fn describe(&mut self, text: &str) -> Result<Described, Trouble> {
         let out = &mut self.stream.output;
         write(out, b'P', |out| {
             put_text(out, "");
@@ -161,11 +161,21 @@ impl Postgres {
         });
         write(out, b'S', |_| {});
         self.stream.flush().await?;
-        let mut found = Ok(Vec::new());
+        let mut found = Ok(Described::default());
         loop {
             let message = read(&mut self.stream).await?;
             match message.tag {
-                b'T' => found = Ok(columns(&mut Body(message.body))?),
+                b't' => {
+                    let mut body = Body(message.body);
+                    let count = body.i16()?;
+                    let types: std::io::Result<Vec<u32>> =
+                        (0..count).map(|_| Ok(body.i32()? as u32)).collect();
+                    found = Ok(Described { parameters: types?, columns: Vec::new() });
+                }
+                b'T' => {
+                    let columns = columns(&mut Body(message.body))?;
+                    found = found.map(|found| Described { columns, ..found });
+                }
                 b'E' => found = Err(Trouble::Fault(fault(message.body))),
                 b'Z' => return found,
                 _ => {}

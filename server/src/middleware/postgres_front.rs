@@ -4,19 +4,17 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{BufMut as _, BytesMut};
 use orthodrome_geotp::sql::{
     Answer, Cell, Column, CopyForm, Dialect, Kind, Parsed, Value, Verb, parse,
-    system::array_parameters,
 };
 
 use super::auth::ScramServer;
 use super::binary;
 use super::copy::{Copy, copy_line, name};
 use super::front::{Front, Place, log_in};
-use super::postgres_wire::{
-    Body, Message, from_bytea, is_not_utf8, kind, oid, put_text, read, to_hex, write,
-};
+use super::parameters::parameter;
+use super::postgres_wire::{Body, Message, is_not_utf8, kind, oid, put_text, read, to_hex, write};
 use super::session::{Reply, Session, SqlError};
 use super::settings::SERVER_VERSION;
 use super::stream::{MESSAGE_BYTES_MAX, Stream, TooLong, malformed};
@@ -27,7 +25,10 @@ const CANCEL: i32 = 80_877_102;
 
 struct Prepared {
     parsed: Vec<Parsed>,
+    /// The types of its parameters; 0 if a type is not known.
     types: Vec<u32>,
+    /// True once a source was asked for types.
+    has_types: bool,
     columns: Option<Vec<Column>>,
 }
 
@@ -459,7 +460,7 @@ impl Connection {
                 self.ready().await?;
             }
             b'P' => return self.parse(&mut body),
-            b'B' => return self.bind(&mut body),
+            b'B' => return self.bind(&mut body).await,
             b'D' => return self.describe(&mut body).await,
             b'E' => return self.execute(&mut body).await,
             b'C' => {
@@ -725,34 +726,43 @@ impl Connection {
         }
         // Parameters without a type are text, which the source converts to what it needs.
         types.resize(types.len().max(wanted), 0);
-        let arrays = match array_parameters(&text) {
-            Ok(arrays) => arrays,
-            Err(refusal) => return Ok(Err(refusal.into())),
-        };
-        for number in arrays {
-            if let Some(it) = number.checked_sub(1).and_then(|place| types.get_mut(place))
-                && *it == 0
-            {
-                *it = TEXT_ARRAY;
-            }
-        }
-        self.statements.insert(name, Prepared { parsed, types, columns: None });
+        self.statements.insert(name, Prepared { parsed, types, has_types: false, columns: None });
         write(&mut self.stream.output, b'1', |_| {});
         Ok(Ok(()))
     }
 
-    fn bind(&mut self, body: &mut Body) -> io::Result<Result<(), SqlError>> {
+    /// Asks a source for the types of parameters to which the client has given none.
+    async fn learn_types(&mut self, name: &str) {
+        let Some(prepared) = self.statements.get(name).filter(|one| !one.has_types) else { return };
+        let [parsed] = prepared.parsed.as_slice() else { return };
+        if !prepared.types.contains(&0) {
+            return;
+        }
+        let parsed = parsed.clone();
+        let learned = self.session.parameter_types(&parsed).await;
+        if let Some(prepared) = self.statements.get_mut(name) {
+            prepared.has_types = true;
+            let own = prepared.types.iter_mut().zip(learned);
+            own.filter(|(own, _)| **own == 0).for_each(|(own, learned)| *own = learned);
+        }
+    }
+
+    async fn bind(&mut self, body: &mut Body) -> io::Result<Result<(), SqlError>> {
         let (portal, name) = (body.text()?, body.text()?);
+        let mut formats = Vec::new();
+        for _ in 0..body.u16()? {
+            formats.push(body.i16()?);
+        }
+        if formats.contains(&1) {
+            // Without its type, nobody knows what the bytes mean.
+            self.learn_types(&name).await;
+        }
         let Some(prepared) = self.statements.get(&name) else {
             return Ok(Err(SqlError::new(
                 "26000",
                 format!("prepared statement \"{name}\" does not exist"),
             )));
         };
-        let mut formats = Vec::new();
-        for _ in 0..body.u16()? {
-            formats.push(body.i16()?);
-        }
         let mut values = Vec::new();
         let count = body.u16()?;
         for number in 0..usize::from(count) {
@@ -804,6 +814,9 @@ impl Connection {
             return Ok(Err(failed));
         }
         let (what, name) = (body.u8()?, body.text()?);
+        if what == b'S' {
+            self.learn_types(&name).await;
+        }
         let (parsed, formats, known) = if what == b'S' {
             let Some(prepared) = self.statements.get(&name) else {
                 return Ok(Err(SqlError::new(
@@ -1041,179 +1054,9 @@ fn put_rows(
     Ok(())
 }
 
-/// Converts a bound parameter; its name is for error messages.
-fn parameter(
-    value: Option<Bytes>,
-    oid: u32,
-    is_binary: bool,
-    name: &str,
-) -> Result<Value, SqlError> {
-    let Some(bytes) = value else { return Ok(Value::Null) };
-    let kind = kind(oid);
-    let is_text = !is_binary || matches!(kind, Kind::Text | Kind::Json) || oid == 0;
-    if is_text && (bytes.contains(&0) || std::str::from_utf8(&bytes).is_err()) {
-        let why = format!("invalid byte sequence for encoding \"UTF8\" in {name}");
-        return Err(SqlError::new("22021", why));
-    }
-    let found = if is_binary { from_binary(&bytes, kind, oid) } else { from_text(&bytes, kind) };
-    found.ok_or_else(|| match (is_binary, kind) {
-        (true, _) => {
-            let why = format!("{name} is not understood in binary form; send it as text");
-            SqlError::new("0A000", why)
-        }
-        (false, _) => SqlError::new("22P02", format!("invalid input syntax in {name}")),
-    })
-}
-
-fn from_text(bytes: &Bytes, kind: Kind) -> Option<Value> {
-    let text = String::from_utf8(bytes.to_vec()).ok()?;
-    Some(match kind {
-        Kind::Int2 | Kind::Int4 | Kind::Int8 | Kind::Decimal => {
-            Value::Number(text.trim().to_owned())
-        }
-        Kind::Bool => Value::Bool(matches!(text.as_str(), "t" | "true" | "1" | "on" | "yes")),
-        Kind::Bytes => Value::Bytes(from_bytea(text.as_bytes())?),
-        _ => Value::Text(text),
-    })
-}
-
-/// The type of arrays of texts.
-const TEXT_ARRAY: u32 = 1009;
-
-/// Types of arrays whose elements' binary forms [`from_binary`] knows.
-const ARRAYS: [u32; 13] =
-    [1000, 1002, 1003, 1005, 1007, 1009, 1014, 1015, 1016, 1021, 1022, 1028, 2951];
-
-/// An array of one dimension in PostgreSQL's text form.
-fn from_array(bytes: &Bytes) -> Option<Value> {
-    let number = |at: usize| {
-        let four = bytes.get(at..at.checked_add(4)?)?;
-        Some(i32::from_be_bytes(four.try_into().ok()?))
-    };
-    let element = number(8)? as u32;
-    if ARRAYS.contains(&element) {
-        return None;
-    }
-    let (count, mut at) = match number(0)? {
-        0 => (0, 12),
-        1 => (number(12)?, 20),
-        _ => return None,
-    };
-    let mut parts = Vec::new();
-    for _ in 0..count {
-        let length = number(at)?;
-        at += 4;
-        let Ok(length) = usize::try_from(length) else {
-            parts.push("NULL".to_owned());
-            continue;
-        };
-        let end = at.checked_add(length)?;
-        let value = Bytes::copy_from_slice(bytes.get(at..end)?);
-        at = end;
-        parts.push(match from_binary(&value, kind(element), element)? {
-            Value::Number(number) => number,
-            Value::Bool(is_true) => is_true.to_string(),
-            Value::Text(text) if !text.contains('\0') => {
-                format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
-            }
-            Value::Text(_) | Value::Bytes(_) | Value::Null => return None,
-        });
-    }
-    (at == bytes.len()).then(|| Value::Text(format!("{{{}}}", parts.join(","))))
-}
-
-fn from_binary(bytes: &Bytes, kind: Kind, oid: u32) -> Option<Value> {
-    let array = |count: usize| if bytes.len() == count { Some(&bytes[..]) } else { None };
-    Some(match kind {
-        Kind::Bool => Value::Bool(bytes.first() == Some(&1)),
-        Kind::Int2 => Value::Number(i16::from_be_bytes(array(2)?.try_into().ok()?).to_string()),
-        Kind::Int4 => Value::Number(i32::from_be_bytes(array(4)?.try_into().ok()?).to_string()),
-        // oid
-        Kind::Int8 if oid == 26 => {
-            Value::Number(u32::from_be_bytes(array(4)?.try_into().ok()?).to_string())
-        }
-        Kind::Int8 => Value::Number(i64::from_be_bytes(array(8)?.try_into().ok()?).to_string()),
-        Kind::Float4 => Value::Text(f32::from_be_bytes(array(4)?.try_into().ok()?).to_string()),
-        Kind::Float8 => Value::Text(f64::from_be_bytes(array(8)?.try_into().ok()?).to_string()),
-        // jsonb begins with its version.
-        Kind::Json if oid == 3802 => {
-            Value::Text(String::from_utf8(bytes.strip_prefix(&[1])?.to_vec()).ok()?)
-        }
-        Kind::Text | Kind::Json => Value::Text(String::from_utf8(bytes.to_vec()).ok()?),
-        // Untyped and binary: clients mean text.
-        Kind::Other if oid == 0 => Value::Text(String::from_utf8(bytes.to_vec()).ok()?),
-        Kind::Other if ARRAYS.contains(&oid) => from_array(bytes)?,
-        Kind::Bytes => Value::Bytes(bytes.to_vec()),
-        Kind::Uuid => {
-            let hex: String = array(16)?.iter().map(|byte| format!("{byte:02x}")).collect();
-            Value::Text(hex)
-        }
-        Kind::Decimal
-        | Kind::Date
-        | Kind::Time
-        | Kind::Timestamp
-        | Kind::TimestampTz
-        | Kind::Other => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arrays_in_binary_form_are_read() {
-        let array = |element: u32, parts: &[Option<&[u8]>]| {
-            let mut bytes = Vec::new();
-            for number in [1, 0, element as i32, parts.len() as i32, 1] {
-                bytes.extend(i32::to_be_bytes(number));
-            }
-            for part in parts {
-                bytes.extend(i32::to_be_bytes(part.map_or(-1, |part| part.len() as i32)));
-                bytes.extend(part.unwrap_or_default());
-            }
-            Bytes::from(bytes)
-        };
-        let texts = array(25, &[Some(b"a"), None, Some(b"b\"\\")]);
-        assert_eq!(
-            from_binary(&texts, kind(TEXT_ARRAY), TEXT_ARRAY),
-            Some(Value::Text("{\"a\",NULL,\"b\\\"\\\\\"}".into()))
-        );
-        let numbers = array(23, &[Some(&7_i32.to_be_bytes()), Some(&(-1_i32).to_be_bytes())]);
-        assert_eq!(from_array(&numbers), Some(Value::Text("{7,-1}".into())));
-        let empty = [0, 0, 25].map(i32::to_be_bytes).concat();
-        assert_eq!(from_array(&Bytes::from(empty)), Some(Value::Text("{}".into())));
-        // It ends too early, or has more elements than bytes, or bytes that no text has.
-        assert_eq!(from_array(&numbers.slice(..numbers.len() - 1)), None);
-        let mut many = numbers.to_vec();
-        many[12..16].copy_from_slice(&i32::MAX.to_be_bytes());
-        assert_eq!(from_array(&Bytes::from(many)), None);
-        assert_eq!(from_array(&array(25, &[Some(b"a\0")])), None);
-    }
-
-    #[test]
-    fn parameters_of_both_forms_are_read() {
-        let of = |bytes: &[u8], oid, is_binary| {
-            let read = parameter(Some(Bytes::copy_from_slice(bytes)), oid, is_binary, "$1");
-            read.map_err(|error| error.sqlstate)
-        };
-        assert_eq!(of(&(-5_i32).to_be_bytes(), 23, true), Ok(Value::Number("-5".into())));
-        assert_eq!(of(b"7", 0, false), Ok(Value::Text("7".into())));
-        assert_eq!(parameter(None, 23, true, "$1"), Ok(Value::Null));
-        assert_eq!(of(b"123", 23, true), Err("0A000".into()));
-        assert_eq!(of(&7_u32.to_be_bytes(), 26, true), Ok(Value::Number("7".into())));
-        assert_eq!(of(b"\x01{}", 3802, true), Ok(Value::Text("{}".into())));
-        // Bytes are unchanged; text must be UTF-8 without zeros.
-        assert_eq!(of(b"\xff\0", 17, true), Ok(Value::Bytes(vec![0xff, 0])));
-        assert_eq!(of(b"\\xff00", 17, false), Ok(Value::Bytes(vec![0xff, 0])));
-        assert_eq!(of(b"a\\\\\\377", 17, false), Ok(Value::Bytes(b"a\\\xff".to_vec())));
-        assert_eq!(of(b"a\\9", 17, false), Err("22P02".into()));
-        for (bytes, oid, is_binary) in
-            [(b"\xff", 25, false), (b"\xff", 25, true), (b"\xff", 0, true), (b"\0", 25, false)]
-        {
-            assert_eq!(of(bytes, oid, is_binary), Err("22021".into()), "{bytes:?}, {oid}");
-        }
-    }
 
     #[test]
     fn options_of_a_client_are_settings() {

@@ -12,12 +12,13 @@ use orthodrome_geotp::contract::{
     Failure, FromSource, Isolation, Mark, Reason, Then, ToSource, Wait, Xid,
 };
 use orthodrome_geotp::sql::plan::Keys;
-use orthodrome_geotp::sql::{Answer, Column, Dialect, Record};
+use orthodrome_geotp::sql::{Answer, Dialect, Record};
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use super::driver::{
-    Endpoint, Fault, Holder, Interrupt, Outcome, Session, Setting, Sql, Statement, Trouble,
+    Described, Endpoint, Fault, Holder, Interrupt, Outcome, Session, Setting, Sql, Statement,
+    Trouble,
 };
 use super::marks::{Marked, Marks};
 use super::names::{self, Missing, Probe};
@@ -354,6 +355,7 @@ impl Source {
         self.end_old_sessions(session).await?;
         self.set_reach(Reach::Ready);
         self.number_branches(session).await?;
+        let was_numbering = self.is_numbering.load(Ordering::Acquire);
         info!(source = %self.node, "connected");
         (self.report)(FromSource::Up { start });
         loop {
@@ -361,6 +363,9 @@ impl Source {
             // restarted server.
             let _ = tokio::time::timeout(LOOK, session.stirs()).await;
             in_time(session.text("SELECT 1", Duration::ZERO)).await?;
+            if was_numbering && !self.is_numbering.load(Ordering::Acquire) {
+                self.number_branches(session).await?;
+            }
             if let Some(list) = self.sessions.as_ref().filter(|list| list.is_long()) {
                 self.forget_ended_sessions(list, session).await?;
             }
@@ -580,12 +585,12 @@ impl Source {
 
     /// The columns of a query's result, with settings and outside of all branches. The query does
     /// not run. When `stop` ends, the source is interrupted.
-    pub(super) async fn columns_until(
+    pub(super) async fn described_until(
         &self,
         text: &str,
         settings: &[Setting],
         stop: impl Future<Output = ()>,
-    ) -> Result<Vec<Column>, Trouble> {
+    ) -> Result<Described, Trouble> {
         tokio::pin!(stop);
         let mut session = tokio::select! {
             session = self.session_for(settings) => session?,
@@ -593,7 +598,7 @@ impl Source {
         };
         let handle = session.interrupt();
         let (found, is_stopped) = {
-            let asked = self.columns_in(&mut session, text, settings);
+            let asked = self.described_in(&mut session, text, settings);
             tokio::pin!(asked);
             tokio::select! {
                 found = &mut asked => (found, false),
@@ -611,14 +616,14 @@ impl Source {
         }
     }
 
-    /// The columns of a query's result in a session. If this returns `Ok`, the session can be used
+    /// What a statement takes and gives, from a session. If this returns `Ok`, the session can be used
     /// again.
-    async fn columns_in(
+    async fn described_in(
         &self,
         session: &mut Session,
         text: &str,
         settings: &[Setting],
-    ) -> Result<Result<Vec<Column>, Trouble>, Trouble> {
+    ) -> Result<Result<Described, Trouble>, Trouble> {
         let before = self.endpoint.settle(session.settings(), settings);
         // At PostgreSQL the settings end with their transaction.
         let in_block = self.endpoint.kind == Dialect::PostgreSql && !before.is_empty();
@@ -629,7 +634,7 @@ impl Source {
             session.text(&before.join(";\n"), Duration::ZERO).await?.ok()?;
             session.has_settings(settings.to_vec());
         }
-        let found = session.columns(text, self.endpoint.one_way).await;
+        let found = session.describe(text, self.endpoint.one_way).await;
         if let Err(Trouble::Broken(broken)) = found {
             return Err(Trouble::Broken(broken));
         }
@@ -1051,8 +1056,11 @@ impl Source {
                     (self.report)(FromSource::RunFailed { xid, statement: 0, failure, goes_on });
                 }
                 Some(Piece::Begin) | None => {
-                    // The table may have been dropped.
-                    self.is_numbering.store(false, Ordering::Release);
+                    // The table of numbers may have been dropped; the watch makes it anew. An
+                    // interrupt says nothing about it.
+                    if failure.fault.as_ref().is_some_and(|fault| !fault.is_interrupt()) {
+                        self.is_numbering.store(false, Ordering::Release);
+                    }
                     *place = None;
                     locked(&self.slots).remove(&xid);
                     let (failure, goes_on) = (Reason::Connection.into(), false);
@@ -1337,6 +1345,8 @@ mod tests {
 
     use super::super::local::{Client, LocalServer, USER};
     use super::super::names::NAMES_MAX;
+    use orthodrome_geotp::sql::Column;
+
     use super::*;
 
     const NODE: NodeId = NodeId(1001);
@@ -1696,7 +1706,8 @@ mod tests {
 
     /// The columns of a query's result, without a time limit.
     async fn columns(rig: &Rig, text: &str, settings: &[Setting]) -> Result<Vec<Column>, Trouble> {
-        rig.source.columns_until(text, settings, std::future::pending()).await
+        let found = rig.source.described_until(text, settings, std::future::pending()).await?;
+        Ok(found.columns)
     }
 
     /// A query whose table another session has locked waits for the lock when it is described. The
@@ -1708,7 +1719,7 @@ mod tests {
             let mut owner = Client::enter(&rig.server.login()).await.unwrap();
             owner.text("BEGIN; LOCK TABLE t").await.unwrap();
             let stop = tokio::time::sleep(Duration::from_millis(300));
-            let asked = rig.source.columns_until("SELECT v FROM t", &[], stop);
+            let asked = rig.source.described_until("SELECT v FROM t", &[], stop);
             let ended = tokio::time::timeout(PATIENCE, asked).await.unwrap();
             assert!(
                 matches!(&ended, Err(Trouble::Fault(fault)) if fault.is_interrupt()),

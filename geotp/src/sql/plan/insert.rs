@@ -54,7 +54,8 @@ impl Planner<'_> {
             Placement::Sharded(sharding) => {
                 let split = self.split_rows(insert, table, nested)?;
                 check_unmoved(insert, &sharding.column)?;
-                (self.divided_insert(statement, split)?, Merge::Concatenate)
+                let numbers = split.values().map(|(rows, _)| rows.clone()).collect();
+                (self.divided_insert(statement, split)?, Merge::InOrder(numbers))
             }
         };
         let merge = if parts.len() == 1 { Merge::Only } else { merge };

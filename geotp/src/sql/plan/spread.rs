@@ -1,7 +1,7 @@
 //! One SELECT over several sources: the query for each source, and how rows are merged.
 
 use sqlparser::ast::{
-    Distinct, DuplicateTreatment, Expr, FunctionArg, FunctionArgExpr, FunctionArguments,
+    CastKind, Distinct, DuplicateTreatment, Expr, FunctionArg, FunctionArgExpr, FunctionArguments,
     GroupByExpr, Ident, LimitClause, ObjectName, ObjectNamePart, OrderByKind, OrderBySort, Query,
     Select, SelectItem, SetExpr, Value as SqlValue,
 };
@@ -414,16 +414,29 @@ fn is_constant(expr: &Expr) -> bool {
 
 /// LIMIT and OFFSET as numbers.
 fn limits(clause: Option<&LimitClause>) -> Result<(Option<usize>, usize), Refusal> {
-    let constant = |expr: &Expr| match expr {
-        Expr::Value(value) => match &value.value {
-            SqlValue::Number(text, _) | SqlValue::SingleQuotedString(text) => {
-                text.parse::<usize>().ok().map(Some)
+    // SQLAlchemy casts its numbers.
+    fn constant(expr: &Expr) -> Option<Option<usize>> {
+        match expr {
+            Expr::Nested(inner) => constant(inner),
+            Expr::Cast {
+                expr, data_type, kind: CastKind::Cast | CastKind::DoubleColon, ..
+            } => {
+                const INTEGERS: [&str; 7] =
+                    ["int", "integer", "bigint", "smallint", "int2", "int4", "int8"];
+                let name = data_type.to_string().to_lowercase();
+                let is_integer = INTEGERS.contains(&name.as_str());
+                is_integer.then(|| constant(expr))?
             }
-            SqlValue::Null => Some(None),
+            Expr::Value(value) => match &value.value {
+                SqlValue::Number(text, _) | SqlValue::SingleQuotedString(text) => {
+                    text.parse::<usize>().ok().map(Some)
+                }
+                SqlValue::Null => Some(None),
+                _ => None,
+            },
             _ => None,
-        },
-        _ => None,
-    };
+        }
+    }
     let bad = || Refusal::unsupported("over several sources LIMIT and OFFSET must be integers");
     Ok(match clause {
         None => (None, 0),
