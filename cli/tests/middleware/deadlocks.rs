@@ -226,3 +226,56 @@ fn who_has_only_read_is_not_taken_for_somebody_else() {
     assert_eq!(rig.noted("GlobalDeadlock"), 0, "{}", rig.log());
     rig.settle("readers");
 }
+
+/// Two who have locked a row each and then read the row of the other, both at MariaDB: only numbers
+/// of branches show who waits for a reader.
+async fn readers_deadlock(rig: &Rig) -> Option<String> {
+    let (mut one, mut other) = (enter(rig).await, enter(rig).await);
+    one.text(&format!("BEGIN; {}", take(1))).await.unwrap();
+    other.text(&format!("BEGIN; {}", take(101))).await.unwrap();
+    let (of_one, of_other) = (balance_of(101), balance_of(1));
+    let (told, told_other) = tokio::join!(one.text(&of_one), other.text(&of_other));
+    let fault = [told, told_other].into_iter().find_map(|told| match told {
+        Err(Refused::Fault(fault)) => Some(fault.sqlstate),
+        _ => None,
+    });
+    for client in [&mut one, &mut other] {
+        client.text("ROLLBACK").await.unwrap();
+    }
+    fault
+}
+
+#[test]
+fn interrupted_statements_do_not_end_the_detection_of_deadlocks() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig, &[1, 3], false);
+    Runtime::new().unwrap().block_on(async {
+        assert_eq!(readers_deadlock(rig).await.as_deref(), Some("40P01"));
+        let mut clients = Vec::new();
+        for number in 0..8 {
+            let mut client = enter(rig).await;
+            clients.push(tokio::spawn(async move {
+                client.text(&format!("SET statement_timeout = {}", 1 + number % 4)).await.unwrap();
+                let text = format!("BEGIN; {}; {}; COMMIT", take(10 + number), take(110 + number));
+                let mut interrupted = 0;
+                for _ in 0..60 {
+                    if client.text(&text).await.is_err() {
+                        interrupted += 1;
+                        client.text("ROLLBACK").await.unwrap();
+                    }
+                }
+                interrupted
+            }));
+        }
+        let mut interrupted = 0;
+        for client in clients {
+            interrupted += client.await.unwrap();
+        }
+        assert!(interrupted > 20, "only {interrupted} statements were interrupted");
+        let begun = Instant::now();
+        assert_eq!(readers_deadlock(rig).await.as_deref(), Some("40P01"));
+        assert!(begun.elapsed() < LOCK_WAIT / 2, "it took {:?}", begun.elapsed());
+    });
+    rig.finish();
+}
