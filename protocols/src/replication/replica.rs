@@ -337,6 +337,12 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
+    /// True if there is an event.
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// The next event, if there is one.
     pub fn next_event(&mut self) -> Option<Event<R>> {
         let event = self.events.pop_front()?;
