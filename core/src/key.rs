@@ -28,6 +28,7 @@ struct Content {
 
 impl Key {
     /// The bytes.
+    #[inline]
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0.bytes
@@ -53,12 +54,14 @@ impl Key {
 
     /// Its place on the ring of [`crate::cluster::Partitioning::Hash`]. It is computed once, when
     /// the key is made: every node that a transaction passes asks for it.
+    #[inline]
     #[must_use]
     pub fn place(&self) -> u64 {
         self.0.place
     }
 
     /// True if both are copies of one key, so that their bytes need not be read.
+    #[inline]
     fn is_shared_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -107,6 +110,7 @@ impl Default for Key {
 }
 
 impl PartialEq for Key {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
         self.is_shared_with(other)
             || (self.place() == other.place() && self.bytes() == other.bytes())
@@ -122,6 +126,7 @@ impl PartialOrd for Key {
 }
 
 impl Ord for Key {
+    #[inline]
     fn cmp(&self, other: &Self) -> Ordering {
         match self.is_shared_with(other) {
             true => Ordering::Equal,

@@ -1,6 +1,7 @@
 //! The keys that pending transactions read and write: the conflict check of optimistic protocols.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use smallvec::SmallVec;
 
@@ -18,7 +19,15 @@ struct Holders {
 /// The read and write sets of pending transactions, by key. Two transactions conflict if one
 /// writes a key that the other reads or writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PendingKeys(BTreeMap<Key, Holders>);
+pub struct PendingKeys(BTreeMap<Placed, Holders>);
+
+/// A key after its [`Key::place`]. Nobody asks for the keys in their own order, and to compare places
+/// the bytes of the keys, which lie elsewhere in memory, need not be read.
+type Placed = (u64, Key);
+
+fn placed(key: &Key) -> Placed {
+    (key.place(), key.clone())
+}
 
 impl PendingKeys {
     /// A pending transaction, other than `txn`, that conflicts with these sets: the first one in
@@ -26,9 +35,10 @@ impl PendingKeys {
     #[must_use]
     pub fn conflict(&self, txn: TxnId, reads: &[Key], writes: &[Key]) -> Option<TxnId> {
         let not_me = |holder: &TxnId| *holder != txn;
-        let on_read = reads.iter().filter_map(|key| self.0.get(key)?.writer.filter(not_me));
+        let on_read =
+            reads.iter().filter_map(|key| self.0.get(&placed(key))?.writer.filter(not_me));
         let on_write = writes.iter().filter_map(|key| {
-            let held = self.0.get(key)?;
+            let held = self.0.get(&placed(key))?;
             held.writer.filter(not_me).or_else(|| held.readers.iter().copied().find(not_me))
         });
         on_read.chain(on_write).next()
@@ -37,7 +47,7 @@ impl PendingKeys {
     /// The pending transaction that writes this key.
     #[must_use]
     pub fn writer_of(&self, key: &Key) -> Option<TxnId> {
-        self.0.get(key)?.writer
+        self.0.get(&placed(key))?.writer
     }
 
     /// Adds a transaction's sets.
@@ -51,14 +61,14 @@ impl PendingKeys {
         writes: impl IntoIterator<Item = &'a Key>,
     ) {
         for key in reads {
-            let held = self.0.entry(key.clone()).or_default();
+            let held = self.0.entry(placed(key)).or_default();
             assert!(held.writer.is_none_or(|w| w == txn), "{txn} reads {key} under a writer");
             if !held.readers.contains(&txn) {
                 held.readers.push(txn);
             }
         }
         for key in writes {
-            let held = self.0.entry(key.clone()).or_default();
+            let held = self.0.entry(placed(key)).or_default();
             assert!(held.writer.is_none_or(|w| w == txn), "{txn} writes {key} under a writer");
             assert!(held.readers.iter().all(|&r| r == txn), "{txn} writes {key} under a reader");
             held.writer = Some(txn);
@@ -68,13 +78,14 @@ impl PendingKeys {
     /// Removes a transaction's sets.
     pub fn remove<'a>(&mut self, txn: TxnId, keys: impl IntoIterator<Item = &'a Key>) {
         for key in keys {
-            if let Some(held) = self.0.get_mut(key) {
+            if let Entry::Occupied(mut entry) = self.0.entry(placed(key)) {
+                let held = entry.get_mut();
                 held.readers.retain(|reader| *reader != txn);
                 if held.writer == Some(txn) {
                     held.writer = None;
                 }
                 if held.readers.is_empty() && held.writer.is_none() {
-                    self.0.remove(key);
+                    entry.remove();
                 }
             }
         }

@@ -75,6 +75,25 @@ impl Samples {
         self.histogram.value_at_quantile(quantile).min(self.max)
     }
 
+    /// The quantiles of ascending shares above 0. It looks at each bin once, where [`Samples::quantile`] adds
+    /// up all bins from the first.
+    #[must_use]
+    pub fn quantiles(&self, shares: impl IntoIterator<Item = f64>) -> Vec<u64> {
+        let mut bins = self.histogram.iter_recorded();
+        let (mut counted, mut value) = (0, 0);
+        let mut of = |share: f64| {
+            let wanted = (share * self.len() as f64).ceil() as u64;
+            while counted < wanted.max(1)
+                && let Some(bin) = bins.next()
+            {
+                counted += bin.count_since_last_iteration();
+                value = bin.value_iterated_to();
+            }
+            value.min(self.max)
+        };
+        shares.into_iter().map(&mut of).collect()
+    }
+
     /// The largest number; 0 if there are no samples.
     #[must_use]
     pub fn max(&self) -> u64 {
@@ -194,8 +213,8 @@ impl Latencies {
 const CDF_POINTS: f64 = 50.0;
 
 fn cdf_ms(samples: &Samples) -> Vec<f64> {
-    let point = |at| round(samples.quantile(f64::from(at) / CDF_POINTS) as f64 / 1e6);
-    (1..=CDF_POINTS as u32).map(point).collect()
+    let shares = (1..=CDF_POINTS as u32).map(|at| f64::from(at) / CDF_POINTS);
+    samples.quantiles(shares).into_iter().map(|nanos| round(nanos as f64 / 1e6)).collect()
 }
 
 /// Latencies of one kind of transactions.
@@ -515,6 +534,7 @@ impl Retry {
 mod tests {
     use super::*;
     use orthodrome_core::id::ClientId;
+    use proptest::prelude::*;
 
     fn latencies(values: &[(Priority, u16, u64)]) -> Latencies {
         let mut latencies = Latencies::default();
@@ -522,6 +542,21 @@ mod tests {
             latencies.record(priority, RegionId(region), Duration::from_micros(micros));
         }
         latencies
+    }
+
+    proptest! {
+        #[test]
+        fn quantiles_together_are_those_of_each_share(
+            values in proptest::collection::vec(0_u64..1 << 40, 0..300),
+            mut shares in proptest::collection::vec(0.001..=1.0, 0..60),
+        ) {
+            let mut samples = Samples::default();
+            values.into_iter().for_each(|value| samples.record(value));
+            shares.push(1.0);
+            shares.sort_by(f64::total_cmp);
+            let each: Vec<u64> = shares.iter().map(|&share| samples.quantile(share)).collect();
+            prop_assert_eq!(samples.quantiles(shares), each);
+        }
     }
 
     #[test]

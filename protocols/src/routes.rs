@@ -86,12 +86,11 @@ impl Routes {
     /// This node has a replica of `partition`, which knows the leader better than this cache, if it
     /// knows one at all.
     pub fn follow(&mut self, partition: PartitionId, leader: Option<NodeId>, now: Time) {
-        match (leader, self.known.get_mut(&partition)) {
-            (Some(leader), _) => {
-                let route = Route { is_followed: true, ..Route::new(leader, now) };
-                self.known.insert(partition, route);
-            }
-            (None, Some(route)) => route.is_followed = false,
+        let route = leader.map(|leader| Route { is_followed: true, ..Route::new(leader, now) });
+        match (route, self.known.get_mut(&partition)) {
+            (Some(route), Some(known)) => *known = route,
+            (Some(route), None) => drop(self.known.insert(partition, route)),
+            (None, Some(known)) => known.is_followed = false,
             (None, None) => {}
         }
     }

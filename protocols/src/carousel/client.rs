@@ -84,7 +84,7 @@ impl Gateway for Own {
         Some(Msg::CoordinatorPrepare {
             txn: open.txn.id,
             coordinator: open.coordinator,
-            participants: participants.map(without_floor).collect(),
+            participants: Arc::new(participants.map(without_floor).collect()),
             acknowledged_below: open.txn.acknowledged_below,
         })
     }

@@ -76,7 +76,7 @@ pub enum Msg {
         /// The coordinator's group.
         coordinator: PartitionId,
         /// All participants.
-        participants: Vec<Participant>,
+        participants: Arc<Vec<Participant>>,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
     },
@@ -395,7 +395,7 @@ pub enum Command {
         /// The transaction.
         txn: TxnId,
         /// The participants.
-        participants: Vec<Participant>,
+        participants: Arc<Vec<Participant>>,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
     },

@@ -122,7 +122,7 @@ macro_rules! gathering_items {
 
         fn coordinate_command(
             txn: TxnId,
-            participants: Vec<$part>,
+            participants: std::sync::Arc<Vec<$part>>,
             acknowledged_below: u64,
         ) -> Command {
             Command::Coordinate { txn, participants, acknowledged_below }

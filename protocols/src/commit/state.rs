@@ -5,6 +5,7 @@
 //! region.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
@@ -98,8 +99,8 @@ pub struct Ended {
 /// a participant, `Q` a commit request.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Coordinated<A, Q> {
-    /// The participants.
-    pub participants: Vec<A>,
+    /// The participants. The replicas share them with the log.
+    pub participants: Arc<Vec<A>>,
     /// The commit request, once it is replicated.
     pub request: Option<Q>,
     /// The decision, once it is replicated.
@@ -108,7 +109,7 @@ pub struct Coordinated<A, Q> {
 
 impl<A, Q> Default for Coordinated<A, Q> {
     fn default() -> Self {
-        Self { participants: Vec::new(), request: None, decision: None }
+        Self { participants: Arc::default(), request: None, decision: None }
     }
 }
 
@@ -124,10 +125,10 @@ impl<A: Part, Q: Request> Coordinated<A, Q> {
         self.participants.iter().map(A::partition)
     }
 
-    /// Stores the participants, if they were not known.
-    fn know(&mut self, participants: impl IntoIterator<Item = A>) {
+    /// Stores the participants' partitions, if they were not known.
+    fn know(&mut self, participants: &[PartitionId]) {
         if self.participants.is_empty() {
-            self.participants = participants.into_iter().collect();
+            self.participants = Arc::new(participants.iter().copied().map(A::bare).collect());
         }
     }
 }
@@ -339,10 +340,13 @@ impl<P, C> State<P, Ended, C> {
 /// For the role of coordinator.
 impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
     /// Stores the participants of a client's transaction.
-    pub(crate) fn coordinate(&mut self, txn: TxnId, participants: &[A]) {
-        if !self.is_acknowledged(txn) && !self.settled.contains_key(&txn) {
-            let entry = self.coordinated.entry(txn).or_default();
-            entry.know(participants.iter().cloned());
+    pub(crate) fn coordinate(&mut self, txn: TxnId, participants: &Arc<Vec<A>>) {
+        if self.is_acknowledged(txn) || self.settled.contains_key(&txn) {
+            return;
+        }
+        let known = self.coordinated.entry(txn).or_default();
+        if known.participants.is_empty() {
+            known.participants = participants.clone();
         }
     }
 
@@ -361,7 +365,7 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
         if entry.decision.is_some() || !is_new {
             return Applied::Nothing;
         }
-        entry.know(participants.iter().copied().map(A::bare));
+        entry.know(participants);
         entry.request = Some(request);
         Applied::Requested(txn)
     }
@@ -379,7 +383,7 @@ impl<P, A: Part, Q: Request> State<P, Ended, Coordinated<A, Q>> {
             return Applied::Nothing;
         }
         let entry = self.coordinated.entry(txn).or_default();
-        entry.know(participants.iter().copied().map(A::bare));
+        entry.know(participants);
         let round = entry.round();
         if entry.decision.is_some() || only_after.is_some_and(|after| after != round) {
             return Applied::Nothing;

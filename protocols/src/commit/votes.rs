@@ -6,6 +6,7 @@
 //! new leader lacks only the votes, and asks for them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::time::Timestamp;
@@ -40,7 +41,7 @@ pub trait Gathering:
     /// The command that stores the participants of a transaction.
     fn coordinate_command(
         txn: TxnId,
-        participants: Vec<Self::Part>,
+        participants: Arc<Vec<Self::Part>>,
         acknowledged_below: u64,
     ) -> CommandOf<Self>;
     /// The command for a decision. With `only_after`, an abort that counts only if the log has no
@@ -131,7 +132,7 @@ impl<R: Gathering> Leading<'_, R> {
         &mut self,
         client: NodeId,
         txn: TxnId,
-        participants: Vec<R::Part>,
+        participants: Arc<Vec<R::Part>>,
         acknowledged_below: u64,
         world: &mut World<'_, R>,
     ) {
@@ -354,7 +355,7 @@ impl<R: Gathering> Leading<'_, R> {
         };
         // Its commit request is not in the log yet.
         let Some(known) = state.coordinated.get(&txn) else { return };
-        for part in &known.participants {
+        for part in known.participants.iter() {
             let partition = part.partition();
             if !R::has_voted(coordinating, partition) && only.is_none_or(|only| only == partition) {
                 let (participant, coordinator) = (part.clone(), id);

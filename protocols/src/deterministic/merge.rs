@@ -64,8 +64,8 @@ pub struct Merged {
 pub struct Merge {
     /// Transactions that have not run.
     vertices: BTreeMap<Name, Vertex>,
-    /// For each key and the stream that orders it, the last of those that access it.
-    tails: BTreeMap<(PartitionId, Key), Tail>,
+    /// For each stream and key that it orders, the last of those that access the key.
+    tails: BTreeMap<PartitionId, BTreeMap<Key, Tail>>,
     /// Incomplete transactions, by the time when they were first seen.
     incomplete: BTreeSet<(Time, Name)>,
     /// Transactions that may run, in this order.
@@ -223,13 +223,14 @@ impl Merge {
         let txn = entry.name();
         let mut before = BTreeSet::new();
         let here = |key: &&Key| entry.is_ordered_by(stream, key, &home);
+        let tails = self.tails.entry(stream).or_default();
         for key in entry.functor.reads.iter().filter(here) {
-            let tail = self.tails.entry((stream, key.clone())).or_default();
+            let tail = tails.entry(key.clone()).or_default();
             before.extend(tail.writer);
             tail.readers.insert(txn);
         }
         for key in entry.functor.writes.iter().filter(here) {
-            let tail = self.tails.entry((stream, key.clone())).or_default();
+            let tail = tails.entry(key.clone()).or_default();
             before.extend(tail.writer.replace(txn));
             before.append(&mut tail.readers);
         }
@@ -361,14 +362,19 @@ impl Merge {
     fn forget(&mut self, vertex: &Vertex) {
         let txn = vertex.entry.name();
         for (stream, _, entry) in &vertex.places {
-            for key in entry.functor.reads.iter().chain(&entry.functor.writes) {
-                let at = (*stream, key.clone());
-                let Some(tail) = self.tails.get_mut(&at) else { continue };
+            let Some(tails) = self.tails.get_mut(stream) else { continue };
+            let reads = &entry.functor.reads;
+            let only_written = entry.functor.writes.iter().filter(|key| !reads.contains(key));
+            for key in reads.iter().chain(only_written) {
+                let Some(tail) = tails.get_mut(key) else { continue };
                 tail.readers.remove(&txn);
                 tail.writer.take_if(|writer| *writer == txn);
                 if tail.writer.is_none() && tail.readers.is_empty() {
-                    self.tails.remove(&at);
+                    tails.remove(key);
                 }
+            }
+            if tails.is_empty() {
+                self.tails.remove(stream);
             }
         }
     }
@@ -458,7 +464,8 @@ impl Merge {
         stream: PartitionId,
         keys: impl Iterator<Item = &'a Key>,
     ) -> Option<Time> {
-        let tails = keys.filter_map(|key| self.tails.get(&(stream, key.clone())));
+        let tails = self.tails.get(&stream);
+        let tails = keys.filter_map(|key| tails?.get(key));
         let last = tails.flat_map(|tail| tail.writer.iter().chain(tail.readers.iter().next()));
         last.filter_map(|&txn| self.oldest_on_path(txn)).min()
     }

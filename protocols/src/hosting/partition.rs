@@ -181,6 +181,11 @@ impl<R: Role> Partition<R> {
         world.touch(self.id);
     }
 
+    /// True if [`Partition::drain_events`] has something to do after a flush: most flushes only send.
+    pub(super) fn has_events(&self) -> bool {
+        self.replica.has_events() || !self.backlog.is_empty()
+    }
+
     /// Processes all events of the replicated log.
     pub(super) fn drain_events(&mut self, world: &mut World<'_, R>) {
         while let Some(event) = self.replica.next_event() {

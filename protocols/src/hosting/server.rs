@@ -441,7 +441,9 @@ impl<R: Role> Server<R> {
         while let Some(id) = unflushed.pop_first() {
             self.with(id, cx, |partition, world| {
                 partition.replica.flush(&mut world.io(id));
-                partition.drain_events(world);
+                if partition.has_events() {
+                    partition.drain_events(world);
+                }
             });
         }
         if self.pending_writes.unflushed.is_empty() {

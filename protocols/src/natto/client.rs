@@ -2,6 +2,7 @@
 //! timestamps, and handles provisional reads (§3.1 to §3.4).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Gauge, Setup, UNKNOWABLE};
@@ -81,7 +82,7 @@ impl Gateway for Own {
         Some(Msg::CoordinatorPrepare {
             txn: open.txn.id,
             coordinator: open.coordinator,
-            participants: open.participants.keys().copied().collect(),
+            participants: Arc::new(open.participants.keys().copied().collect()),
             acknowledged_below: open.txn.acknowledged_below,
         })
     }

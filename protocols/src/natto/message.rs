@@ -6,6 +6,7 @@
 //! [`Msg::NotLeader`], and the sender sends the message again to the leader.
 
 use std::mem::size_of;
+use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
@@ -146,7 +147,7 @@ pub enum Msg {
         /// The coordinator's group.
         coordinator: PartitionId,
         /// All participants.
-        participants: Vec<PartitionId>,
+        participants: Arc<Vec<PartitionId>>,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
     },
@@ -402,7 +403,7 @@ pub enum Command {
         /// The transaction.
         txn: TxnId,
         /// The participants.
-        participants: Vec<PartitionId>,
+        participants: Arc<Vec<PartitionId>>,
         /// [`orthodrome_core::Txn::acknowledged_below`].
         acknowledged_below: u64,
     },

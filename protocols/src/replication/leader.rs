@@ -86,8 +86,7 @@ pub(super) struct Progress<R: Replicated> {
     /// The next entry to send.
     pub(super) next: Index,
     pub(super) mode: Mode<R>,
-    /// Last index and size of each message in flight.
-    inflight: VecDeque<(Index, usize)>,
+    inflight: Inflight,
     /// The largest size of the entries in the next message, in bytes. On links that lose packets, a
     /// long message arrives less often than a short one. So the size shrinks with every loss and
     /// grows with every success.
@@ -101,6 +100,41 @@ pub(super) struct Progress<R: Replicated> {
     /// When its last answer came, and since when its answers have come without a long gap.
     pub(super) heard_at: Option<Time>,
     steady_since: Time,
+}
+
+/// The messages with entries that a member has not confirmed.
+#[derive(Debug, Default)]
+struct Inflight {
+    /// Last index and size of each.
+    messages: VecDeque<(Index, usize)>,
+    /// The sum of their sizes. On a long link there are many, and each flush asks for the sum.
+    bytes: usize,
+}
+
+impl Inflight {
+    fn push(&mut self, end: Index, bytes: usize) {
+        self.messages.push_back((end, bytes));
+        self.bytes += bytes;
+    }
+
+    /// The member has confirmed all entries up to `matched`.
+    fn confirm(&mut self, matched: Index) {
+        while let Some(&(end, bytes)) = self.messages.front()
+            && end <= matched
+        {
+            self.messages.pop_front();
+            self.bytes -= bytes;
+        }
+    }
+
+    fn clear(&mut self) {
+        self.messages.clear();
+        self.bytes = 0;
+    }
+
+    fn is_full(&self, config: &Config) -> bool {
+        self.messages.len() >= config.max_inflight || self.bytes >= config.max_inflight_bytes
+    }
 }
 
 /// How the leader sends to a member.
@@ -121,7 +155,7 @@ impl<R: Replicated> Progress<R> {
             matched: Index(0),
             next,
             mode: Mode::Probe { is_waiting: false },
-            inflight: VecDeque::new(),
+            inflight: Inflight::default(),
             batch_bytes: usize::MAX,
             sent_round: 0,
             beat: None,
@@ -149,9 +183,7 @@ impl<R: Replicated> Progress<R> {
             self.matched = matched;
             self.batch_bytes = self.batch_bytes.saturating_mul(2);
         }
-        while self.inflight.front().is_some_and(|&(end, _)| end <= self.matched) {
-            self.inflight.pop_front();
-        }
+        self.inflight.confirm(self.matched);
         let is_reached = match &self.mode {
             // A heartbeat's answer shows that the probe arrived only if it confirms more than was
             // confirmed before the probe.
@@ -218,10 +250,7 @@ impl<R: Replicated> Progress<R> {
         match &mut self.mode {
             Mode::Snapshot(_) | Mode::Probe { is_waiting: true } => return Ok(None),
             Mode::Stream => {
-                let bytes: usize = self.inflight.iter().map(|(_, bytes)| bytes).sum();
-                let is_full = self.inflight.len() >= config.max_inflight
-                    || bytes >= config.max_inflight_bytes;
-                if self.next > log.last() || is_full {
+                if self.next > log.last() || self.inflight.is_full(config) {
                     return Ok(None);
                 }
             }
@@ -242,7 +271,7 @@ impl<R: Replicated> Progress<R> {
         }
         if matches!(self.mode, Mode::Stream) {
             self.next = self.next.plus(entries.len());
-            self.inflight.push_back((self.next.previous(), bytes));
+            self.inflight.push(self.next.previous(), bytes);
         }
         self.sent_round = beat.round;
         Ok(Some(Message::AppendEntries { term, prev_index, prev_term, entries, chosen, beat }))

@@ -145,8 +145,8 @@ pub enum Message<R: Replicated> {
         index: Index,
         /// The term of that entry.
         index_term: Term,
-        /// The membership as of that entry.
-        members: Members,
+        /// The membership as of that entry; in a box, so that other messages are short.
+        members: Box<Members>,
         /// Part of the state.
         chunk: R::Chunk,
         /// True if no piece follows.
@@ -189,8 +189,8 @@ pub enum Record<R: Replicated> {
         index: Index,
         /// Its term.
         term: Term,
-        /// The membership as of it.
-        members: Members,
+        /// The membership as of it; in a box, because most records are entries and all have one size.
+        members: Box<Members>,
     },
     /// The state is only partly installed: only a snapshot can complete it.
     Incomplete,

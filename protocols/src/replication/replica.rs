@@ -136,7 +136,7 @@ fn replay<R: Replicated>(
     };
     for record in records {
         match record {
-            Record::Base { index, term, members } => state.log = Log::new(index, term, members),
+            Record::Base { index, term, members } => state.log = Log::new(index, term, *members),
             Record::Incomplete => state.incomplete = true,
             Record::HardState { term, vote } => (state.term, state.vote) = (term, vote),
             Record::Entry { index, entry } => {
@@ -182,7 +182,8 @@ impl<R: Replicated> Replica<R> {
         if is_new {
             // From here on the group is the one with which the node first started, whatever the
             // placement says after a restart.
-            io.persist(Record::Base { index: Index(0), term: Term(0), members: initial.clone() });
+            let members = Box::new(initial.clone());
+            io.persist(Record::Base { index: Index(0), term: Term(0), members });
         }
         let Recovered { term, vote, log, incomplete } =
             replay(initial, recovered, config.mutations);
@@ -336,6 +337,12 @@ impl<R: Replicated> Replica<R> {
         }
     }
 
+    /// True if there is an event.
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// The next event, if there is one.
     pub fn next_event(&mut self) -> Option<Event<R>> {
         let event = self.events.pop_front()?;
@@ -452,7 +459,7 @@ impl<R: Replicated> Replica<R> {
     pub fn checkpoint_records(&self) -> Vec<Record<R>> {
         let (index, term, members) = self.log.base();
         let mut records = vec![
-            Record::Base { index, term, members: members.clone() },
+            Record::Base { index, term, members: Box::new(members.clone()) },
             Record::HardState { term: self.term, vote: self.vote },
         ];
         if self.incomplete {

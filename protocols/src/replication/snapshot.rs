@@ -293,7 +293,7 @@ impl<R: Replicated> Replica<R> {
         let next = incoming.next;
         self.tell(Event::SnapshotChunk { chunk, first: piece == 0, last: is_last, index });
         if is_last {
-            self.install(index, index_term, members);
+            self.install(index, index_term, *members);
         } else {
             self.reply_to_piece(from, snapshot, next, io);
         }
@@ -346,7 +346,7 @@ fn piece_message<R: Replicated>(
         piece: *piece,
         index,
         index_term,
-        members,
+        members: Box::new(members),
         chunk: chunk.clone(),
         is_last: *is_last,
         beat,

@@ -214,7 +214,7 @@ impl Script {
         let term = Term(term.max(terms.last().copied().unwrap_or(0)));
         let node = self.node(id)?;
         node.crash(0);
-        let members = Members::settled(node.group.voters.clone(), Vec::new());
+        let members = Box::new(Members::settled(node.group.voters.clone(), Vec::new()));
         let mut records = vec![
             Record::Base { index: Index(0), term: Term(0), members },
             Record::HardState { term, vote },
