@@ -15,7 +15,7 @@ mod processes;
 mod tools;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -253,6 +253,49 @@ fn every_metric_of_the_dashboard_the_alerts_and_the_page_is_exported() {
         let family = family.unwrap_or(name);
         assert!(named.contains(family), "docs/database.md does not name {family}");
     }
+}
+
+/// The parts of the page in the next event.
+fn event(events: &mut BufReader<TcpStream>) -> BTreeMap<String, String> {
+    loop {
+        let mut line = String::new();
+        let read = events.read_line(&mut line).unwrap();
+        assert!(read > 0, "the events ended");
+        if let Some(data) = line.strip_prefix("data: ") {
+            return serde_json::from_str(data).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_console_of_a_node_shows_its_cluster_and_follows_its_transactions() {
+    must_end_within(LIMIT);
+    let cluster = busy_cluster();
+    let endpoint = cluster.endpoint(1);
+    let console = page(&endpoint, "/console").unwrap();
+    // One pill for each region, and one row for each node.
+    assert_eq!(console.matches("1/1 up").count(), 3, "{console}");
+    assert_eq!(console.matches(">up<").count(), 2, "{console}");
+    // A reason without aborts has another class.
+    until("the abort is counted", || {
+        page(&endpoint, "/console").unwrap().contains("<tr><td>too-large</td>")
+    });
+
+    let mut stream = TcpStream::connect(&endpoint).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    write!(stream, "GET /console/events HTTP/1.0\r\nHost: {endpoint}\r\n\r\n").unwrap();
+    let mut events = BufReader::new(stream);
+    let first = event(&mut events);
+    assert!(first["round-trips"].contains("<td"), "{first:?}");
+    assert!(!first["keys"].contains("busy-key"), "{first:?}");
+    let place = cluster.path().join("more");
+    std::fs::write(&place, "put busy-key 1\nput busy-key 2\nput busy-key 3\n").unwrap();
+    let mut shell = processes::orthodrome(&["shell", "--deadline", "60s", "--connect", &endpoint]);
+    let output = shell.stdin(std::fs::File::open(&place).unwrap()).output().unwrap();
+    assert_eq!(text(&output.stdout).matches("committed").count(), 3);
+    until("the key is shown", || {
+        event(&mut events).get("keys").is_some_and(|keys| keys.contains("busy-key"))
+    });
 }
 
 #[test]

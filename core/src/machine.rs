@@ -357,6 +357,9 @@ pub struct GroupView {
     pub leader: Option<NodeId>,
     /// If this server leads: the voter to which it should transfer leadership before it stops.
     pub successor: Option<NodeId>,
+    /// If this server leads: for each other member, the number of entries of the log that it has
+    /// not made durable yet, as far as this server knows. Otherwise empty.
+    pub behind: Vec<(NodeId, u64)>,
 }
 
 /// An order to change the members of a partition's group, and its progress.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use orthodrome_core::Wire as _;
 use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
-use orthodrome_core::txn::{Kind, Reads};
+use orthodrome_core::txn::{Kind, Priority, Reads};
 use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Time, Txn, TxnId};
 use tokio::sync::{Notify, oneshot};
 
@@ -169,6 +169,56 @@ pub struct Description {
     pub in_flight_max: usize,
 }
 
+/// What a transaction in flight waits for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Stage {
+    /// For its reads. If it is dropped now, it aborts.
+    Reads,
+    /// For its client, who has the reads.
+    Client,
+    /// For its outcome: its client has asked for it. Until it is known, the transaction is in
+    /// doubt.
+    Outcome,
+}
+
+/// A transaction in flight.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pending {
+    /// Its id.
+    pub txn: TxnId,
+    /// The name of its kind.
+    pub kind: &'static str,
+    /// Its priority.
+    pub priority: Priority,
+    /// What it waits for.
+    pub stage: Stage,
+    /// How long it has waited for that.
+    pub waits: Duration,
+    /// The time since it began here.
+    pub age: Duration,
+}
+
+/// The transactions in flight at one gateway.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PendingTxns {
+    /// Number of transactions that wait for their client.
+    pub open: usize,
+    /// How long the oldest of them has been in flight; zero if there is none.
+    pub open_age_max: Duration,
+    /// Number of transactions in doubt: their client has asked for the outcome, and there is none
+    /// yet.
+    pub in_doubt: usize,
+    /// How long the one that has been in doubt for longest has been so; zero if there is none.
+    pub in_doubt_age_max: Duration,
+    /// The oldest transactions in flight, oldest first; at most [`PendingTxns::LISTED_MAX`].
+    pub oldest: Vec<Pending>,
+}
+
+impl PendingTxns {
+    /// The maximum length of the list.
+    pub const LISTED_MAX: usize = 20;
+}
+
 /// Commands of the gateway to the task that owns the client machine.
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -216,6 +266,8 @@ pub(crate) trait Backend: Send + Sync {
     /// The states of the orders to change members that the server machine was given, and the time
     /// of this report.
     fn orders(&self) -> oneshot::Receiver<(Time, Vec<MembershipOrder>)>;
+    /// The transactions in flight at the client machine.
+    fn pending(&self) -> oneshot::Receiver<PendingTxns>;
     /// Whether the node serves.
     fn health(&self) -> Health;
     /// A client id that no other call, process or restart ever returns.
@@ -427,6 +479,12 @@ impl Gateway {
         [client, server].into_iter().flatten().flatten().flatten().collect()
     }
 
+    /// The transactions in flight; none if the client side does not answer within a second.
+    pub async fn pending(&self) -> Option<PendingTxns> {
+        let answer = tokio::time::timeout(Duration::from_secs(1), self.backend.pending()).await;
+        answer.ok().and_then(Result::ok)
+    }
+
     /// Orders to change members that were given to the node's server side, with their age; empty if
     /// it does not answer within a second.
     pub async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
@@ -513,6 +571,17 @@ fn decision_bytes(decision: &Decision) -> usize {
     match decision {
         Decision::Commit(writes) => bytes_of(writes),
         Decision::Abort => 0,
+    }
+}
+
+/// The name of a kind of transactions, in metrics and for operators.
+pub(crate) fn name_of(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::Interactive => "interactive",
+        Kind::General => "general",
+        Kind::Procedure(_) => "procedure",
+        Kind::ReadOnly => "read-only",
+        Kind::StaleReadOnly => "stale-read-only",
     }
 }
 

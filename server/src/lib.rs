@@ -21,6 +21,7 @@ mod inbox;
 mod kernel;
 pub mod middleware;
 pub mod node;
+pub mod plane;
 mod redis;
 pub mod service;
 pub mod shared_clock;

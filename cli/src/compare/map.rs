@@ -4,6 +4,7 @@
 use maud::{Markup, html};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::RegionId;
+use orthodrome_server::plane;
 
 /// Width and height.
 const SIZE: (f64, f64) = (640.0, 460.0);
@@ -19,8 +20,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Places the regions of `cluster` by stress majorization. It starts from a circle, so the same
-    /// topology always gives the same drawing.
+    /// Places the regions of `cluster`. The same topology always gives the same drawing.
     pub fn new(cluster: &Cluster) -> Self {
         let map = &cluster.topology;
         let count = map.len();
@@ -28,23 +28,7 @@ impl Layout {
             let id = |at: usize| RegionId(u16::try_from(at).unwrap_or(u16::MAX));
             map.rtt(id(a), id(b)).as_secs_f64()
         };
-        let turn = std::f64::consts::TAU / count.max(1) as f64;
-        let mut places: Vec<(f64, f64)> =
-            (0..count).map(|at| (turn * at as f64).sin_cos()).collect();
-        for _ in 0..300 {
-            let moved = places.iter().enumerate().map(|(a, &(x, y))| {
-                let pulls = places.iter().enumerate().filter(|(b, _)| *b != a);
-                let (sx, sy) = pulls.fold((0.0, 0.0), |(sx, sy), (b, &(ox, oy))| {
-                    let (dx, dy) = (x - ox, y - oy);
-                    let stretch = rtt(a, b) / dx.hypot(dy).max(1e-9);
-                    (sx + ox + dx * stretch, sy + oy + dy * stretch)
-                });
-                let others = count.saturating_sub(1).max(1) as f64;
-                (sx / others, sy / others)
-            });
-            places = moved.collect();
-        }
-        Self { places: fitted(&places) }
+        Self { places: plane::fitted(&plane::places(count, rtt), SIZE, (MARGIN, MARGIN)) }
     }
 
     /// The position of a region.
@@ -87,22 +71,6 @@ impl Layout {
             }
         }
     }
-}
-
-/// The positions, scaled and moved so that they fill the drawing.
-fn fitted(places: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    let range = |values: &dyn Fn(&(f64, f64)) -> f64| {
-        let (low, high) = places
-            .iter()
-            .map(values)
-            .fold((f64::MAX, f64::MIN), |(low, high), at| (low.min(at), high.max(at)));
-        ((low + high) / 2.0, (high - low).max(1e-9))
-    };
-    let ((mx, wide), (my, tall)) = (range(&|place| place.0), range(&|place| place.1));
-    let scale = ((SIZE.0 - 2.0 * MARGIN) / wide).min((SIZE.1 - 2.0 * MARGIN) / tall);
-    let fit =
-        |&(x, y): &(f64, f64)| (SIZE.0 / 2.0 + (x - mx) * scale, SIZE.1 / 2.0 + (y - my) * scale);
-    places.iter().map(fit).collect()
 }
 
 /// The links to draw, each once.

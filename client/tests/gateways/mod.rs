@@ -12,7 +12,9 @@ use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Version, Writes};
 use orthodrome_core::{
     ClientId, Cluster, Decision, Key, NodeId, Outcome, RegionId, Timestamp, Txn, TxnId,
 };
-use orthodrome_server::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError};
+use orthodrome_server::gateway::{
+    Begun, Description, Finished, GatewayError, Health, OrderError, PendingTxns,
+};
 use orthodrome_server::service::{self, Access, Limits, ServiceConfig, Transactions};
 use orthodrome_server::transport::LinkStatus;
 use tokio::net::{TcpListener, TcpStream};
@@ -400,6 +402,10 @@ impl Transactions for Handle {
             in_flight: 0,
             in_flight_max: 1,
         }
+    }
+
+    async fn pending(&self) -> Option<PendingTxns> {
+        None
     }
 
     async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {

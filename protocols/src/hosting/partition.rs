@@ -357,6 +357,7 @@ pub fn group_view<R: Replicated>(
         learners: replica.learners().to_vec(),
         leader: replica.leader(),
         successor: replica.successor(now),
+        behind: replica.behind(),
     }
 }
 

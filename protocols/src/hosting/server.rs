@@ -246,7 +246,8 @@ impl<R: Role> Server<R> {
         let voters = self.routes.voters(id).to_vec();
         // A leader from before the change of members does not lead now.
         let leader = leader.filter(|leader| voters.contains(leader));
-        Some(GroupView { partition: id, voters, learners: Vec::new(), leader, successor: None })
+        let (learners, behind) = (Vec::new(), Vec::new());
+        Some(GroupView { partition: id, voters, learners, leader, successor: None, behind })
     }
 
     /// Calls a function on one of the partitions, if it is here.

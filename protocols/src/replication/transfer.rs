@@ -73,4 +73,14 @@ impl<R: Replicated> Replica<R> {
         });
         best.map(|progress| progress.node)
     }
+
+    /// If this node leads: each other member, and the number of entries that are not durable there
+    /// yet, as far as this node knows. Otherwise empty.
+    #[must_use]
+    pub fn behind(&self) -> Vec<(NodeId, u64)> {
+        let Role::Leader(lead) = &self.role else { return Vec::new() };
+        let others = lead.progress.iter().filter(|progress| progress.node != self.me);
+        let last = self.log.last();
+        others.map(|other| (other.node, last.0.saturating_sub(other.matched.0))).collect()
+    }
 }

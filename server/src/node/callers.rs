@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::session::{Floors, is_below};
-use orthodrome_core::txn::{AbortReason, Kind, Reads, Txn};
-use orthodrome_core::{Decision, Input, Key, Outcome, Protocol, TxnId};
+use orthodrome_core::txn::{AbortReason, Kind, Priority, Reads, Txn};
+use orthodrome_core::{Decision, Input, Key, Outcome, Protocol, Time, TxnId};
 use tokio::sync::oneshot::Sender;
 
-use crate::gateway::{Begun, Command, Finished, GatewayError, HeldBytes, Slot, is_interactive};
+use crate::gateway::{
+    Begun, Command, Finished, GatewayError, HeldBytes, Pending, PendingTxns, Slot, Stage,
+    is_interactive, name_of,
+};
 
 type Reply<T> = Sender<Result<T, GatewayError>>;
 
@@ -34,13 +37,52 @@ struct Entry {
     reads: Option<Reads>,
     state: State,
     slot: Slot,
+    journey: Journey,
+}
+
+/// What operators see of a transaction.
+#[derive(Clone, Copy)]
+struct Journey {
+    kind: &'static str,
+    priority: Priority,
+    /// True if its first request also asks for its outcome: it has one round and may write.
+    is_in_doubt_at_once: bool,
+    began: Time,
+    /// When its state last changed.
+    changed: Time,
 }
 
 impl Entry {
-    fn new(txn: &Txn, state: State, slot: Slot) -> Self {
+    fn new(txn: &Txn, state: State, slot: Slot, now: Time) -> Self {
         let is_general = matches!(txn.kind, Kind::General);
         let (is_interactive, floors) = (is_interactive(txn), txn.floors.clone());
-        Self { is_interactive, is_general, floors, reads: None, state, slot }
+        let journey = Journey {
+            kind: name_of(&txn.kind),
+            priority: txn.priority,
+            is_in_doubt_at_once: matches!(txn.kind, Kind::Procedure(_)),
+            began: now,
+            changed: now,
+        };
+        Self { is_interactive, is_general, floors, reads: None, state, slot, journey }
+    }
+
+    fn turn(&mut self, state: State, now: Time) {
+        (self.state, self.journey.changed) = (state, now);
+    }
+
+    fn stage(&self) -> Stage {
+        match &self.state {
+            State::Reading(_) if self.journey.is_in_doubt_at_once => Stage::Outcome,
+            State::Reading(_) => Stage::Reads,
+            State::Undecided | State::Ended(_) => Stage::Client,
+            State::Ending { .. } => Stage::Outcome,
+        }
+    }
+
+    fn pending(&self, txn: TxnId, now: Time) -> Pending {
+        let Journey { kind, priority, began, changed, .. } = self.journey;
+        let (waits, age) = (now.since(changed), now.since(began));
+        Pending { txn, kind, priority, stage: self.stage(), waits, age }
     }
 }
 
@@ -48,6 +90,8 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Callers {
     entries: BTreeMap<TxnId, Entry>,
+    /// The time of this turn.
+    now: Time,
 }
 
 fn abort<P: Protocol>(txn: TxnId) -> Input<P> {
@@ -60,6 +104,39 @@ fn answer<T>(reply: Reply<T>, result: Result<T, GatewayError>) {
 }
 
 impl Callers {
+    /// Begins a turn.
+    pub(super) fn set_time(&mut self, now: Time) {
+        self.now = now;
+    }
+
+    /// The transactions in flight, for operators.
+    pub(super) fn pending(&self) -> PendingTxns {
+        let mut found = PendingTxns::default();
+        let mut all: Vec<_> = self.entries.iter().collect();
+        for (_, entry) in &all {
+            let Journey { began, changed, .. } = entry.journey;
+            match entry.stage() {
+                Stage::Reads => {}
+                Stage::Client => {
+                    found.open += 1;
+                    found.open_age_max = found.open_age_max.max(self.now.since(began));
+                }
+                Stage::Outcome => {
+                    found.in_doubt += 1;
+                    found.in_doubt_age_max = found.in_doubt_age_max.max(self.now.since(changed));
+                }
+            }
+        }
+        let most = PendingTxns::LISTED_MAX;
+        if all.len() > most {
+            all.select_nth_unstable_by_key(most, |(id, entry)| (entry.journey.began, **id));
+            all.truncate(most);
+        }
+        all.sort_unstable_by_key(|(id, entry)| (entry.journey.began, **id));
+        found.oldest = all.into_iter().map(|(id, entry)| entry.pending(*id, self.now)).collect();
+        found
+    }
+
     /// Handles a caller's command, and returns the input for the machine, if any.
     pub(super) fn command<P: Protocol>(&mut self, command: Command) -> Option<Input<P>> {
         match command {
@@ -68,7 +145,7 @@ impl Callers {
                     answer(reply, Err(GatewayError::AlreadyBegun(txn.id)));
                     return None;
                 }
-                let entry = Entry::new(&txn, State::Reading(reply), slot);
+                let entry = Entry::new(&txn, State::Reading(reply), slot, self.now);
                 self.entries.insert(txn.id, entry);
                 Some(Input::Begin(txn))
             }
@@ -81,7 +158,7 @@ impl Callers {
                     return self.join(txn.id, decision, reply);
                 }
                 let state = State::Ending { replies: vec![reply], abort_once_read: false };
-                let entry = Entry::new(&txn, state, slot);
+                let entry = Entry::new(&txn, state, slot, self.now);
                 self.entries.insert(txn.id, entry);
                 Some(Input::Resolve { txn, reads, decision })
             }
@@ -96,13 +173,14 @@ impl Callers {
         keys: Vec<Key>,
         reply: Reply<Begun>,
     ) -> Option<Input<P>> {
+        let now = self.now;
         let Some(entry) = self.entries.get_mut(&txn) else {
             answer(reply, Err(GatewayError::UnknownTransaction(txn)));
             return None;
         };
         let why = match &entry.state {
             State::Undecided if entry.is_general => {
-                entry.state = State::Reading(reply);
+                entry.turn(State::Reading(reply), now);
                 return Some(Input::Read { txn, keys });
             }
             State::Ended(_) => {
@@ -125,13 +203,14 @@ impl Callers {
         (decision, held): (Decision, HeldBytes),
         reply: Reply<Finished>,
     ) -> Option<Input<P>> {
+        let now = self.now;
         let Some(entry) = self.entries.get_mut(&txn) else {
             answer(reply, Err(GatewayError::UnknownTransaction(txn)));
             return None;
         };
         let why = match &entry.state {
             State::Undecided => {
-                entry.state = State::Ending { replies: vec![reply], abort_once_read: false };
+                entry.turn(State::Ending { replies: vec![reply], abort_once_read: false }, now);
                 entry.slot.hold(held);
                 return Some(Input::Decide { txn, decision });
             }
@@ -155,17 +234,18 @@ impl Callers {
         decision: Option<Decision>,
         reply: Reply<Finished>,
     ) -> Option<Input<P>> {
+        let now = self.now;
         let entry = self.entries.get_mut(&txn)?;
         match &mut entry.state {
             State::Reading(_) => {
                 // The caller that began it is not waiting any more; otherwise it would not ask. Its
                 // reads may never arrive, so nothing waits for them.
                 let abort_once_read = entry.is_interactive;
-                entry.state = State::Ending { replies: vec![reply], abort_once_read };
+                entry.turn(State::Ending { replies: vec![reply], abort_once_read }, now);
                 abort_once_read.then(|| abort(txn))
             }
             State::Undecided => {
-                entry.state = State::Ending { replies: vec![reply], abort_once_read: false };
+                entry.turn(State::Ending { replies: vec![reply], abort_once_read: false }, now);
                 // The caller's decision was lost on the way here, or there was none.
                 Some(Input::Decide { txn, decision: decision.unwrap_or(Decision::Abort) })
             }
@@ -191,20 +271,21 @@ impl Callers {
     }
 
     fn abandon<P: Protocol>(&mut self, txn: TxnId) -> Option<Input<P>> {
+        let now = self.now;
         let entry = self.entries.get_mut(&txn)?;
         match &mut entry.state {
             State::Reading(reply) if reply.is_closed() => {
                 // A partition without a majority may never answer. Meanwhile the keys at the others
                 // would stay locked.
                 let abort_once_read = entry.is_interactive;
-                entry.state = State::Ending { replies: Vec::new(), abort_once_read };
+                entry.turn(State::Ending { replies: Vec::new(), abort_once_read }, now);
                 abort_once_read.then(|| abort(txn))
             }
             // The caller that gave up is not the one that is waiting now.
             State::Reading(_) => None,
             State::Undecided => {
                 // Its reads were being delivered when the caller left.
-                entry.state = State::Ending { replies: Vec::new(), abort_once_read: false };
+                entry.turn(State::Ending { replies: Vec::new(), abort_once_read: false }, now);
                 Some(abort(txn))
             }
             State::Ending { replies, .. } => {
@@ -221,6 +302,7 @@ impl Callers {
 
     /// The machine reports the transaction's reads.
     pub(super) fn reads<P: Protocol>(&mut self, txn: TxnId, reads: Reads) -> Option<Input<P>> {
+        let now = self.now;
         let entry = self.entries.get_mut(&txn)?;
         // Machines keep reads fresh. If a machine cannot, its reads are not delivered.
         let is_behind = entry.is_interactive && is_below(&entry.floors, &reads);
@@ -233,6 +315,7 @@ impl Callers {
         let ending = State::Ending { replies: Vec::new(), abort_once_read: false };
         match std::mem::replace(&mut entry.state, ending) {
             State::Reading(reply) if is_behind => {
+                entry.journey.changed = now;
                 let outcome = Outcome::Aborted(AbortReason::StaleRead);
                 let finished = Finished { outcome, reads: None, path: "behind" };
                 answer(reply, Ok(Begun::Finished(finished)));
@@ -242,7 +325,7 @@ impl Callers {
                 if reply.send(Ok(Begun::Reads(reads))).is_err() {
                     return Some(abort(txn));
                 }
-                entry.state = State::Undecided;
+                entry.turn(State::Undecided, now);
                 None
             }
             State::Ending { replies, abort_once_read } => {
@@ -258,11 +341,8 @@ impl Callers {
 
     /// The machine reports the transaction's outcome.
     pub(super) fn finish(&mut self, txn: TxnId, outcome: Outcome, path: &'static str) {
-        let Some(Entry { is_interactive, is_general, floors, reads, state, slot }) =
-            self.entries.remove(&txn)
-        else {
-            return;
-        };
+        let Some(entry) = self.entries.remove(&txn) else { return };
+        let Entry { is_interactive, is_general, floors, reads, state, slot, journey } = entry;
         let finished = Finished { outcome, reads, path };
         match state {
             State::Reading(reply) => answer(reply, Ok(Begun::Finished(finished))),
@@ -274,7 +354,8 @@ impl Callers {
             // An early abort: its caller learns of it when it decides or reads more.
             State::Undecided | State::Ended(_) => {
                 let (state, reads) = (State::Ended(finished), None);
-                let entry = Entry { is_interactive, is_general, floors, reads, state, slot };
+                let entry =
+                    Entry { is_interactive, is_general, floors, reads, state, slot, journey };
                 self.entries.insert(txn, entry);
             }
         }
@@ -283,6 +364,8 @@ impl Callers {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use orthodrome_core::id::{ClientId, RegionId};
     use orthodrome_protocols::carousel::Carousel;
     use tokio::sync::oneshot;
@@ -355,5 +438,57 @@ mod tests {
         callers.finish(txn().id, Outcome::Aborted(AbortReason::Conflict), "conflict");
         assert!(!is_abort(callers.command(Command::Abandon(txn().id))));
         assert!(callers.entries.is_empty());
+    }
+
+    #[test]
+    fn pending_transactions_are_counted_by_what_they_wait_for() {
+        let mut callers = Callers::default();
+        callers.set_time(Time::from_millis(1));
+        let _waiting = reading(&mut callers);
+        callers.set_time(Time::from_millis(5));
+        let found = callers.pending();
+        assert_eq!((found.open, found.in_doubt), (0, 0), "it reads");
+        let waits = Duration::from_millis(4);
+        assert_eq!(found.oldest[0].stage, Stage::Reads);
+        assert_eq!((found.oldest[0].waits, found.oldest[0].age), (waits, waits));
+
+        let _: Option<Input<Carousel>> = callers.reads(txn().id, Reads::default());
+        callers.set_time(Time::from_millis(8));
+        let found = callers.pending();
+        assert_eq!((found.open, found.in_doubt), (1, 0), "its client decides");
+        assert_eq!(found.open_age_max, Duration::from_millis(7));
+
+        let (reply, _outcome) = oneshot::channel();
+        let slot = Slot::only();
+        let resolve =
+            Command::Resolve { txn: txn(), reads: Reads::default(), decision: None, slot, reply };
+        let _: Option<Input<Carousel>> = callers.command(resolve);
+        callers.set_time(Time::from_millis(10));
+        let found = callers.pending();
+        assert_eq!((found.open, found.in_doubt), (0, 1), "its outcome is not known");
+        assert_eq!(found.in_doubt_age_max, Duration::from_millis(2));
+        assert_eq!(found.oldest[0].age, Duration::from_millis(9));
+
+        callers.finish(txn().id, Outcome::Aborted(AbortReason::Client), "abort");
+        assert_eq!(callers.pending(), PendingTxns::default());
+    }
+
+    #[test]
+    fn the_list_of_pending_transactions_has_the_oldest_and_is_bounded() {
+        let mut callers = Callers::default();
+        let mut waiting = Vec::new();
+        // The ids fall while time passes, so that the order of ids is not the order of ages.
+        for at in 1..=100 {
+            callers.set_time(Time::from_millis(at));
+            let id = TxnId { client: ClientId(1), counter: 200 - at, attempt: 0 };
+            let txn = Txn { id, ..txn() };
+            let (reply, answer) = oneshot::channel();
+            let begin = Command::Begin { txn, slot: Slot::only(), reply };
+            let _: Option<Input<Carousel>> = callers.command(begin);
+            waiting.push(answer);
+        }
+        let listed: Vec<_> = callers.pending().oldest.iter().map(|txn| txn.txn.counter).collect();
+        let expected: Vec<_> = (1..=20).map(|at| 200 - at).collect();
+        assert_eq!(listed, expected);
     }
 }

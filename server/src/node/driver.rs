@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::callers::Callers;
 use super::{ClockError, Shared};
-use crate::gateway::Command;
+use crate::gateway::{Command, PendingTxns};
 use crate::inbox::Inbox;
 use crate::storage::{Tag, Work};
 use crate::wire::WireProtocol;
@@ -43,6 +43,8 @@ pub(super) enum Event<P: WireProtocol> {
     Groups(oneshot::Sender<Vec<GroupView>>),
     /// The states of orders to change members, and the current time.
     Orders(oneshot::Sender<(Time, Vec<MembershipOrder>)>),
+    /// The transactions in flight.
+    Pending(oneshot::Sender<PendingTxns>),
 }
 
 /// The destination of a machine's records.
@@ -98,6 +100,7 @@ impl<P: WireProtocol, M: Machine<P>> Turn for Driver<P, M> {
         self.inbox.take(&mut events, BATCH);
         // After they were taken: no reading is older than what it is for.
         let (now, clock) = self.shared.clock.read()?;
+        self.callers.set_time(now);
         let counters = self.shared.counters(self.tag);
         count(&counters.batches, 1);
         count(&counters.inputs, events.len() as u64);
@@ -184,6 +187,10 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
             }
             Event::Orders(reply) => {
                 let _ = reply.send((now, self.host.machine().orders()));
+                None
+            }
+            Event::Pending(reply) => {
+                let _ = reply.send(self.callers.pending());
                 None
             }
         }

@@ -45,6 +45,7 @@ use self::turns::Life;
 use self::workers::Threads;
 use crate::gateway::{
     Backend, Command, Description, Gateway, GatewayError, Health, InFlight, InFlightMax,
+    PendingTxns,
 };
 use crate::inbox::Inbox;
 use crate::storage::{
@@ -393,6 +394,12 @@ impl<P: WireProtocol> Backend for Shared<P> {
         let (reply, orders) = oneshot::channel();
         self.put(Tag::Server, Event::Orders(reply));
         orders
+    }
+
+    fn pending(&self) -> oneshot::Receiver<PendingTxns> {
+        let (reply, pending) = oneshot::channel();
+        self.put(Tag::Gateway, Event::Pending(reply));
+        pending
     }
 
     fn health(&self) -> Health {

@@ -11,7 +11,7 @@ use orthodrome_core::{ClientId, Cluster, Decision, Key, NodeId, Outcome, Timesta
 use tokio::io::AsyncReadExt as _;
 
 use super::*;
-use crate::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError};
+use crate::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError, PendingTxns};
 use crate::service::{Access, Credential, Limits, Listeners, Role, ServiceConfig, serve_all};
 use crate::transport::LinkStatus;
 
@@ -167,6 +167,10 @@ impl Transactions for Memory {
 
     async fn gauges(&self) -> Vec<Gauge> {
         Vec::new()
+    }
+
+    async fn pending(&self) -> Option<PendingTxns> {
+        None
     }
 
     async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {

@@ -1,5 +1,5 @@
 //! Pages for operators, at the address and with the TLS of the gRPC API: `/metrics` for Prometheus,
-//! `/livez` and `/readyz` for process supervisors.
+//! `/livez` and `/readyz` for process supervisors. `console` has the page for people.
 //!
 //! `/metrics` needs a credential with the role `read`, as the API does. The other two need none,
 //! like the health service of gRPC, and report only whether the node lives and serves.
@@ -68,7 +68,7 @@ async fn metrics<T: Transactions>(State(pages): State<Pages<T>>, request: Reques
 }
 
 /// The status of HTTP that says the same as a status of gRPC.
-fn http_status(code: Code) -> StatusCode {
+pub(super) fn http_status(code: Code) -> StatusCode {
     match code {
         Code::Unauthenticated => StatusCode::UNAUTHORIZED,
         Code::PermissionDenied => StatusCode::FORBIDDEN,
@@ -103,7 +103,8 @@ impl<T: Transactions> Pages<T> {
         let request = tonic::Request::from_parts(metadata, parts.extensions, ());
         self.access.identify(&request)?.require(DEFAULT_KEYSPACE, Role::Read)?;
         let transactions = &inner.transactions;
-        let (quantities, groups) = tokio::join!(transactions.gauges(), transactions.groups());
+        let (quantities, groups, pending) =
+            tokio::join!(transactions.gauges(), transactions.groups(), transactions.pending());
         let now = Now {
             about: &transactions.describe(),
             requests: [inner.admission.requests(), inner.limits.requests_max],
@@ -113,6 +114,7 @@ impl<T: Transactions> Pages<T> {
             quantities: &quantities,
             groups: &groups,
             links: &transactions.links(),
+            pending: pending.as_ref(),
         };
         inner.metrics.page(&now).map_err(|error| Status::internal(error.to_string()))
     }

@@ -9,8 +9,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use orthodrome_core::machine::{Gauge as Quantity, GroupView};
-use orthodrome_core::txn::{Kind, Priority};
-use orthodrome_core::{NodeId, Outcome, Txn};
+use orthodrome_core::txn::Priority;
+use orthodrome_core::{NodeId, Outcome, Txn, TxnId};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -19,7 +19,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
-use crate::gateway::Description;
+use super::live::Live;
+use crate::gateway::{Description, PendingTxns, name_of};
 use crate::transport::LinkStatus;
 
 /// Upper bounds of the buckets of latencies, in seconds: from a commit on one machine to one that
@@ -27,31 +28,39 @@ use crate::transport::LinkStatus;
 const SECONDS: [f64; 16] =
     [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0];
 
-/// The labels and the start of a transaction in progress.
+/// The kind of a request for the outcome of a transaction.
+const RESOLVE: &str = "resolve";
+
+/// The labels and the times of a transaction in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    kind: &'static str,
-    priority: &'static str,
-    began: Instant,
+    pub(super) txn: TxnId,
+    pub(super) kind: &'static str,
+    pub(super) priority: &'static str,
+    pub(super) began: Instant,
+    /// When the node answered the last round of reads; none if there was none.
+    pub(super) reads_answered: Option<Instant>,
+    /// When the client decided; none if it does not decide.
+    pub(super) decided: Option<Instant>,
 }
 
 impl Timing {
     /// For a transaction that arrives now.
     pub(super) fn start(txn: &Txn) -> Self {
-        let kind = match &txn.kind {
-            Kind::Interactive => "interactive",
-            Kind::General => "general",
-            Kind::Procedure(_) => "procedure",
-            Kind::ReadOnly => "read-only",
-            Kind::StaleReadOnly => "stale-read-only",
-        };
-        Self { kind, ..Self::resolve(txn) }
+        Self { kind: name_of(&txn.kind), ..Self::resolve(txn) }
     }
 
     /// For a request for the outcome of a transaction.
     pub(super) fn resolve(txn: &Txn) -> Self {
         let priority = if txn.priority > Priority::LOW { "high" } else { "low" };
-        Self { kind: "resolve", priority, began: Instant::now() }
+        let began = Instant::now();
+        let (reads_answered, decided) = (None, None);
+        Self { txn: txn.id, kind: RESOLVE, priority, began, reads_answered, decided }
+    }
+
+    /// True if the priority is above the lowest.
+    pub(super) fn is_high(&self) -> bool {
+        self.priority == "high"
     }
 }
 
@@ -109,6 +118,12 @@ struct Partition {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Behind {
+    partition: String,
+    peer: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Peer {
     peer: String,
 }
@@ -143,6 +158,8 @@ pub(super) struct Metrics {
     redis_commands: Family<RedisCommand, Counter>,
     /// Connections of the Redis protocol.
     pub(super) redis_connections: Gauge,
+    /// What the console shows.
+    pub(super) live: Live,
 }
 
 impl fmt::Debug for Metrics {
@@ -168,6 +185,7 @@ impl Default for Metrics {
             rounds,
             redis_commands: Family::default(),
             redis_connections: Gauge::default(),
+            live: Live::default(),
         }
     }
 }
@@ -185,12 +203,17 @@ pub(super) struct Now<'a> {
     pub(super) quantities: &'a [Quantity],
     pub(super) groups: &'a [GroupView],
     pub(super) links: &'a [LinkStatus],
+    /// The transactions in flight; none if the gateway does not answer.
+    pub(super) pending: Option<&'a PendingTxns>,
 }
 
 impl Metrics {
     /// Counts a transaction whose client is about to receive this outcome.
     pub(super) fn end(&self, timing: Timing, path: &'static str, outcome: Outcome) {
-        let Timing { kind, priority, began } = timing;
+        let Timing { kind, priority, began, .. } = timing;
+        if kind != RESOLVE {
+            self.live.end(&timing, path, outcome);
+        }
         let (total, outcome, reason) = match outcome {
             Outcome::Committed(_) => (&self.committed, "committed", String::new()),
             Outcome::Aborted(reason) => (&self.aborted, "aborted", reason.to_string()),
@@ -306,6 +329,7 @@ fn register_now(registry: &mut Registry, now: &Now<'_>) {
         "Most transactions that wait for their client",
         open_max,
     );
+    register_pending(registry, now.pending);
     let refused: Counter = Counter::default();
     refused.inc_by(now.refused);
     registry.register("requests_refused", "Requests refused because of overload", refused);
@@ -331,7 +355,37 @@ fn register_now(registry: &mut Registry, now: &Now<'_>) {
     register_links(registry, now.links);
 }
 
+/// These metrics are missing if the gateway does not answer, so that nobody takes it for idle.
+fn register_pending(registry: &mut Registry, pending: Option<&PendingTxns>) {
+    let Some(pending) = pending else { return };
+    let in_doubt: Gauge = Gauge::default();
+    in_doubt.set(i64::try_from(pending.in_doubt).unwrap_or(i64::MAX));
+    registry.register(
+        "transactions_in_doubt",
+        "Transactions whose client has asked for the outcome, and that have none yet",
+        in_doubt,
+    );
+    let age = |registry: &mut Registry, name: &str, help: &str, age: Duration| {
+        let gauge = Gauge::<f64, AtomicU64>::default();
+        gauge.set(age.as_secs_f64());
+        registry.register(name, help, gauge);
+    };
+    age(
+        registry,
+        "transactions_in_doubt_age_seconds",
+        "How long the transaction that has been in doubt for longest has been so; 0 if there is none",
+        pending.in_doubt_age_max,
+    );
+    age(
+        registry,
+        "transactions_open_age_seconds",
+        "Time since the oldest transaction that waits for its client began; 0 if there is none",
+        pending.open_age_max,
+    );
+}
+
 fn register_groups(registry: &mut Registry, node: NodeId, groups: &[GroupView]) {
+    let behind = Family::<Behind, Gauge>::default();
     let (leads, voters, known) = (
         Family::<Partition, Gauge>::default(),
         Family::<Partition, Gauge>::default(),
@@ -343,10 +397,20 @@ fn register_groups(registry: &mut Registry, node: NodeId, groups: &[GroupView]) 
         known.get_or_create(&partition).set(i64::from(group.leader.is_some()));
         let many = i64::try_from(group.voters.len()).unwrap_or(i64::MAX);
         voters.get_or_create(&partition).set(many);
+        for (peer, entries) in &group.behind {
+            let labels = Behind { peer: peer.to_string(), partition: partition.partition.clone() };
+            let entries = i64::try_from(*entries).unwrap_or(i64::MAX);
+            behind.get_or_create(&labels).set(entries);
+        }
     }
     registry.register("partition_leads", "1 if this node leads the partition", leads);
     registry.register("partition_leader_known", "1 if this node knows a leader", known);
     registry.register("partition_voters", "Members of the partition that vote", voters);
+    registry.register(
+        "partition_behind_entries",
+        "Entries of the log that are not durable at the peer yet, as the leader knows",
+        behind,
+    );
 }
 
 fn register_links(registry: &mut Registry, links: &[LinkStatus]) {

@@ -27,7 +27,9 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::audit::{AuditLog, By, Event};
-use crate::gateway::{Begun, Description, Finished, Gateway, GatewayError, Health, OrderError};
+use crate::gateway::{
+    Begun, Description, Finished, Gateway, GatewayError, Health, OrderError, PendingTxns,
+};
 use crate::redis;
 use crate::transport::LinkStatus;
 
@@ -36,9 +38,11 @@ mod admission;
 mod answer;
 mod codec;
 mod connections;
+mod console;
 mod front;
 mod http;
 mod limits;
+mod live;
 mod metrics;
 mod open;
 mod quota;
@@ -113,6 +117,8 @@ pub trait Transactions: Send + Sync + 'static {
     fn groups(&self) -> impl Future<Output = Vec<GroupView>> + Send;
     /// See [`Gateway::gauges`].
     fn gauges(&self) -> impl Future<Output = Vec<Gauge>> + Send;
+    /// See [`Gateway::pending`].
+    fn pending(&self) -> impl Future<Output = Option<PendingTxns>> + Send;
     /// See [`Gateway::orders`].
     fn orders(&self) -> impl Future<Output = Vec<(MembershipOrder, Duration)>> + Send;
 }
@@ -161,6 +167,10 @@ impl Transactions for Gateway {
 
     async fn gauges(&self) -> Vec<Gauge> {
         Self::gauges(self).await
+    }
+
+    async fn pending(&self) -> Option<PendingTxns> {
+        Self::pending(self).await
     }
 
     async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
@@ -275,7 +285,7 @@ pub async fn serve_all<T: Transactions>(
     if let Some(redis) = &redis {
         check_address(redis.local_addr()?, &access, tls.as_ref())?;
     }
-    let mut server = builder(&limits);
+    let (mut server, is_tls) = (builder(&limits), tls.is_some());
     if let Some(tls) = tls {
         server = server.tls_config(tls_config(tls))?;
     }
@@ -284,17 +294,19 @@ pub async fn serve_all<T: Transactions>(
     let connections_max = limits.connections_max;
     let service = Service::new(transactions, cluster, admission.clone(), limits, audit);
     let sweeper = AbortOnDrop(tokio::spawn(service.clone().sweep()));
+    let seconds = AbortOnDrop(tokio::spawn(service.clone().count_seconds()));
     let (ending, front) = (CancellationToken::new(), Front::new(service.clone(), access.clone()));
     let ended = ending.clone();
     let redis = redis.map(|listener| {
         AbortOnDrop(tokio::spawn(redis::serve(Arc::new(front), listener, acceptor, ended)))
     });
+    let console = console::routes(service.clone(), access.clone(), is_tls, ending.clone());
     let shutdown = async move {
         shutdown.await;
         ending.cancel();
     };
 
-    let pages = http::pages(service.clone(), access.clone());
+    let pages = http::pages(service.clone(), access.clone()).merge(console);
     let identify = move |mut request: Request<()>| {
         let principal = access.identify(&request)?;
         request.extensions_mut().insert(principal);
@@ -325,7 +337,7 @@ pub async fn serve_all<T: Transactions>(
         // It ends soon after the shutdown, and by itself if its connections fail.
         let _ = (&mut redis.0).await;
     }
-    drop((sweeper, watch));
+    drop((sweeper, seconds, watch));
     Ok(())
 }
 
@@ -468,6 +480,7 @@ impl<T: Transactions> Service<T> {
         if matches!(txn.kind, Kind::Interactive | Kind::General | Kind::StaleReadOnly) {
             txn.floors = self.inner.sessions.floors_of(&txn);
         }
+        self.inner.metrics.live.begin(&txn);
         Ok(txn)
     }
 
@@ -556,6 +569,18 @@ impl<T: Transactions> Service<T> {
     fn over(&self, reads: &Reads) -> Option<usize> {
         let bytes = answer::reads_bytes(reads);
         (bytes > self.inner.limits.response_bytes_max as usize).then_some(bytes)
+    }
+
+    /// Measures each second, for the console; runs for ever.
+    async fn count_seconds(self) {
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The first tick comes at once.
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            self.inner.metrics.live.tick(Instant::now());
+        }
     }
 
     /// Aborts transactions whose lease has expired, or whose client is idle while the node stops; runs
@@ -686,6 +711,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                     return Err(self.too_large("read_keys", bytes));
                 }
                 let held = admitted.as_ref().map(Admitted::bytes);
+                let timing = Timing { reads_answered: Some(Instant::now()), ..timing };
                 let scope = if is_general {
                     let keys = read_keys.into_iter().collect();
                     Scope::General { keys, bytes: answer::reads_bytes(&reads) }
@@ -728,6 +754,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
             }
         })?;
         let (timing, started) = (round.timing, Instant::now());
+        self.inner.metrics.live.read(&keys);
         let answer = match self.inner.transactions.read(id, keys).await {
             Ok(Begun::Reads(reads)) => {
                 let held = admitted.as_ref().map(Admitted::bytes);
@@ -770,6 +797,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let check = |open: &open::Open| self.check_commit(&caller, &open.scope, &writes);
         let timing = self.inner.open.take(id, &caller, check)?;
         let started = Instant::now();
+        let timing = Timing { decided: Some(started), ..timing };
         let decision = Decision::Commit(writes.clone());
         let finished = Self::finished(self.inner.transactions.decide(id, decision).await)?;
         self.learn(id.client, &finished, Did::Wrote(&writes));
@@ -785,6 +813,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let caller = Self::caller(&request)?;
         let id = request::txn_id("txn", request.get_ref().txn.as_ref())?;
         let timing = self.inner.open.take(id, &caller, |_| Ok(()))?;
+        let timing = Timing { decided: Some(Instant::now()), ..timing };
         let ended = self.inner.transactions.decide(id, Decision::Abort).await;
         let outcome = self.tell(timing, &Self::finished(ended)?);
         Ok(Response::new(api::AbortResponse { outcome }))

@@ -134,6 +134,7 @@ impl Round<'_> {
         let mut table = self.open.lock();
         let Some(open) = table.open.get_mut(&self.id) else { return more };
         (open.is_reading, open.touched, open.expires) = (false, touched, touched + self.open.lease);
+        open.timing.reads_answered = Some(touched);
         open.held.extend(hold);
         match &mut open.scope {
             Scope::Declared(_) => more,

@@ -25,7 +25,7 @@ pub(super) fn map() -> Cluster {
 }
 
 /// Answers every call with what it was told to, and remembers the calls.
-struct Script {
+pub(super) struct Script {
     outcome: Mutex<Result<Outcome, GatewayError>>,
     value: Mutex<Vec<u8>>,
     decided: Mutex<Vec<(TxnId, Decision)>>,
@@ -41,6 +41,8 @@ struct Script {
     arrived: Notify,
     /// True while the node finishes what is in flight.
     is_stopping: AtomicBool,
+    /// What is in flight.
+    pub(super) pending: Mutex<PendingTxns>,
 }
 
 impl Script {
@@ -56,6 +58,7 @@ impl Script {
             gate: Mutex::default(),
             arrived: Notify::new(),
             is_stopping: AtomicBool::default(),
+            pending: Mutex::default(),
         })
     }
 
@@ -129,6 +132,7 @@ impl Transactions for Script {
             learners: vec![NodeId(1)],
             leader: Some(NodeId(3)),
             successor: None,
+            behind: vec![(NodeId(2), 17), (NodeId(4), 0)],
         }]
     }
 
@@ -163,6 +167,7 @@ impl Transactions for Script {
             received_bytes: 500,
             connects: 2,
             rtt_us,
+            delay: Duration::from_millis(10),
             queued_bytes: 64,
         };
         vec![link(2, true, 250_000), link(3, false, 0)]
@@ -170,6 +175,10 @@ impl Transactions for Script {
 
     async fn gauges(&self) -> Vec<Gauge> {
         vec![Gauge { name: "depth_m", node: NodeId(3), value: -7 }]
+    }
+
+    async fn pending(&self) -> Option<PendingTxns> {
+        Some(self.pending.lock().unwrap().clone())
     }
 
     async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
@@ -189,21 +198,30 @@ impl Transactions for Script {
     }
 }
 
-const TOKEN: &str = "a-token-of-the-writer";
-const OTHER: &str = "a-token-of-another-one";
+pub(super) const TOKEN: &str = "a-token-of-the-writer";
+pub(super) const OTHER: &str = "a-token-of-another-one";
 const ROOT: &str = "a-token-of-an-operator";
 
-struct Running {
-    script: Arc<Script>,
-    address: SocketAddr,
+pub(super) struct Running {
+    pub(super) script: Arc<Script>,
+    pub(super) address: SocketAddr,
     channel: Channel,
+    pub(super) serving: Option<tokio::task::JoinHandle<()>>,
 }
 
-async fn start(limits: Limits) -> Running {
+pub(super) async fn start(limits: Limits) -> Running {
     start_with(limits, None).await
 }
 
 async fn start_with(limits: Limits, audit: Option<AuditLog>) -> Running {
+    start_until(limits, audit, CancellationToken::new()).await
+}
+
+pub(super) async fn start_until(
+    limits: Limits,
+    audit: Option<AuditLog>,
+    stop: CancellationToken,
+) -> Running {
     let script = Script::new(Outcome::Committed(Timestamp(42)));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -217,11 +235,11 @@ async fn start_with(limits: Limits, audit: Option<AuditLog>) -> Running {
         (Credential::token(ROOT).unwrap(), Principal::new("root", Role::Admin)),
     ]);
     let config = ServiceConfig { access: access.unwrap(), tls: None, limits, audit };
-    let serving =
-        serve(Arc::clone(&script), Arc::new(map()), listener, config, std::future::pending());
-    tokio::spawn(async move { serving.await.unwrap() });
+    let stopped = stop.cancelled_owned();
+    let serving = serve(Arc::clone(&script), Arc::new(map()), listener, config, stopped);
+    let serving = Some(tokio::spawn(async move { serving.await.unwrap() }));
     let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect_lazy();
-    Running { script, address, channel }
+    Running { script, address, channel, serving }
 }
 
 impl Running {
@@ -243,11 +261,18 @@ impl Running {
         grpc.unary(request, path, ProstCodec::<Q, A>::default()).await.map(Response::into_inner)
     }
 
-    async fn begin(&self, counter: u64) -> Result<api::BeginResponse, Status> {
+    pub(super) async fn begin(&self, counter: u64) -> Result<api::BeginResponse, Status> {
         self.call_as(TOKEN, BEGIN, begin(counter)).await
     }
 
-    async fn commit(&self, counter: u64) -> Result<api::CommitResponse, Status> {
+    /// Adds one to a key.
+    pub(super) async fn add_to(&self, token: &str, key: &[u8]) {
+        let ops = vec![api::Op { key: key.to_vec(), op: Some(api::op::Op::Add(1)) }];
+        let add = api::ExecuteRequest { ops, ..add() };
+        let _: api::ExecuteResponse = self.call_as(token, EXECUTE, add).await.unwrap();
+    }
+
+    pub(super) async fn commit(&self, counter: u64) -> Result<api::CommitResponse, Status> {
         let writes = vec![api::KeyWrite { key: b"k".to_vec(), value: None }];
         let commit = api::CommitRequest { txn: Some(name(counter)), writes };
         self.call_as(TOKEN, COMMIT, commit).await

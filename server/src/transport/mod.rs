@@ -132,6 +132,8 @@ pub struct LinkStatus {
     pub connects: u64,
     /// Round-trip time of the last ping, without emulated delay, in microseconds.
     pub rtt_us: u64,
+    /// Emulated one-way delay of messages from here to there.
+    pub delay: Duration,
     /// Queued bytes.
     pub queued_bytes: usize,
 }
@@ -324,6 +326,7 @@ impl Link {
             received_bytes: get(received_bytes),
             connects: get(connects),
             rtt_us: get(rtt_us),
+            delay: self.peer.delay,
             queued_bytes: self.queue().bytes,
         }
     }
