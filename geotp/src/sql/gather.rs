@@ -262,8 +262,8 @@ impl Link {
         let kind = answer.columns.get(place)?.kind;
         let is_number = kind.is_exact();
         // At MariaDB two texts are equal that another collation takes for different ones.
-        if !is_number && !(matches!(kind, Kind::Text | Kind::Uuid) && client == Dialect::PostgreSql)
-        {
+        let is_text = matches!(kind, Kind::Text | Kind::Uuid) && client == Dialect::PostgreSql;
+        if !(is_number || is_text) {
             return None;
         }
         let values: BTreeSet<&[u8]> =
