@@ -973,7 +973,7 @@ async fn open<P: WireProtocol>(
         identity: identity.clone(),
         protocol,
         expected: settings.expected,
-        placement: (Placement::of(&settings.map), P::MEMBERS),
+        placement: (Placement::of(&settings.map, protocol), P::MEMBERS),
         sync,
         segment_bytes: 64 << 20,
         verify: settings.verify_state,
