@@ -139,6 +139,14 @@ pub enum StartError {
     /// Its data cannot be used.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// Its data is lost, at least in part, and this protocol knows another way than to restore it.
+    #[error("{error}. {otherwise}")]
+    Lost {
+        /// What is lost.
+        error: StorageError,
+        /// What to do if there is no copy.
+        otherwise: &'static str,
+    },
     /// The clock is behind a reading that this node has already used.
     #[error(
         "the system clock is {behind_ms} ms behind the newest time this node has used, more than \
@@ -931,6 +939,22 @@ struct Data<P: WireProtocol> {
     clock: Timestamp,
 }
 
+/// What an operator can do about lost data of which there is no copy, if anything.
+fn without_a_copy<P: WireProtocol>(settings: &Settings) -> Option<&'static str> {
+    let (map, node) = (&settings.map, settings.node);
+    if P::replaceable(map).contains(&node) {
+        return Some(
+            "If there is no copy, start the node once with an empty directory and `--replace`",
+        );
+    }
+    let mut own = map.partitions().filter(|partition| partition.replicas.contains(&node));
+    // The others of a group must still be able to choose an entry.
+    let is_outvoted = own.all(|partition| partition.replicas.len() > 2);
+    (P::MEMBERS && is_outvoted).then_some(
+        "If there is no copy, give the node's partitions to other nodes: `change-members` in `orthodrome shell`",
+    )
+}
+
 async fn open<P: WireProtocol>(
     protocol: &'static str,
     settings: &Settings,
@@ -980,8 +1004,11 @@ async fn open<P: WireProtocol>(
         hook: None,
     };
     let opened = tokio::task::spawn_blocking(move || Storage::open(options)).await;
-    let (storage, recovered) =
-        opened.map_err(|error| StartError::Settings(error.to_string()))??;
+    let opened = opened.map_err(|error| StartError::Settings(error.to_string()))?;
+    let (storage, recovered) = opened.map_err(|error| match without_a_copy::<P>(settings) {
+        Some(otherwise) if error.is_loss() => StartError::Lost { error, otherwise },
+        Some(_) | None => StartError::Storage(error),
+    })?;
     if let Some(torn) = &recovered.torn {
         warn!(node = %settings.node, "the log ended in an incomplete write, as after a crash: {torn}");
     }
