@@ -51,7 +51,7 @@ use crate::storage::{
     self, Expected, Identity, Placement, Report, Storage, StorageError, Tag, Work, Writer,
 };
 use crate::tls::Tls;
-use crate::transport::handshake::{Introduction, Process, map_digest};
+use crate::transport::handshake::{Introduction, Process, draw_instance, map_digest};
 use crate::transport::{self, Deliver, LinkStatus, Peer, Transport};
 use crate::wire::WireProtocol;
 
@@ -489,6 +489,14 @@ impl<P: WireProtocol> Deliver for Receiver<P> {
     fn met(&self, peer: NodeId, has_other_placement: bool) {
         self.shared.met(peer, has_other_placement);
     }
+
+    fn runs_elsewhere(&self, peer: NodeId) {
+        let me = self.shared.me.node;
+        self.shared.fail(&format!(
+            "{peer} is connected to another process that runs as {me}; find and stop that process: one node id \
+             must have one process, and a copy of a data directory must not run beside the original"
+        ));
+    }
 }
 
 /// A running node. Dropping it ends the node at once, as a crash would, except that its data
@@ -902,6 +910,7 @@ fn introduce(protocol: &str, settings: &Settings) -> Result<Introduction, StartE
     Ok(Introduction {
         cluster: settings.cluster.clone(),
         me,
+        instance: draw_instance(),
         others: processes,
         map_epoch: settings.map.epoch,
         map_digest: map_digest(&settings.map),
@@ -979,7 +988,8 @@ async fn open<P: WireProtocol>(
         Durability::Sync => true,
         Durability::NoSync => false,
         Durability::None => {
-            let clients = (storage::first_client(), 1 << ClientId::NUMBER_BITS);
+            let first = storage::draw_client(storage::first_client());
+            let clients = (first, 1 << ClientId::NUMBER_BITS);
             return Ok(Data {
                 storage: None,
                 engine: Box::new(memory.clone()),

@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use orthodrome_core::NodeId;
 
 pub use placement::Placement;
-pub(crate) use writer::first_client;
 pub use writer::{Recovered, Report, Settings, Storage, Tag, Work, Writer};
+pub(crate) use writer::{draw_client, first_client};
 
 /// The owner of the data. It is in the header of every file.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -846,6 +846,36 @@ fn client_ids_are_never_handed_out_twice() {
 }
 
 #[test]
+fn processes_on_copies_of_one_directory_give_different_client_ids() {
+    let root = tempfile::tempdir().unwrap();
+    let [dir, copy] = ["data", "copy"].map(|name| root.path().join(name));
+    let reserve = |writer: &Writer| {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        writer.submit(Work::Clients(reply));
+        answer.blocking_recv().unwrap()
+    };
+    let (writer, _, _reports) = start(&dir);
+    reserve(&writer);
+    writer.stop();
+    fs::create_dir_all(copy.join("log")).unwrap();
+    for name in ["identity.toml", "placement.toml", "ceilings", "state.redb", "log"] {
+        let from = dir.join(name);
+        if from.is_dir() {
+            for file in fs::read_dir(from).unwrap() {
+                let file = file.unwrap();
+                fs::copy(file.path(), copy.join("log").join(file.file_name())).unwrap();
+            }
+        } else {
+            fs::copy(from, copy.join(name)).unwrap();
+        }
+    }
+    let (first, second) = (start(&dir), start(&copy));
+    let (first, second) = (reserve(&first.0), reserve(&second.0));
+    // Once in ten thousand runs they overlap.
+    assert!(first.1 <= second.0 || second.1 <= first.0, "{first:?} and {second:?}");
+}
+
+#[test]
 fn an_engine_older_than_its_log_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("data");
