@@ -52,7 +52,7 @@ use crate::storage::{
     self, Expected, Identity, Placement, Report, Storage, StorageError, Tag, Work, Writer,
 };
 use crate::tls::Tls;
-use crate::transport::handshake::{Introduction, Process, map_digest};
+use crate::transport::handshake::{Introduction, Process, draw_instance, map_digest};
 use crate::transport::{self, Deliver, LinkStatus, Peer, Transport};
 use crate::wire::WireProtocol;
 
@@ -140,6 +140,14 @@ pub enum StartError {
     /// Its data cannot be used.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// Its data is lost, at least in part, and this protocol knows another way than to restore it.
+    #[error("{error}. {otherwise}")]
+    Lost {
+        /// What is lost.
+        error: StorageError,
+        /// What to do if there is no copy.
+        otherwise: &'static str,
+    },
     /// The clock is behind a reading that this node has already used.
     #[error(
         "the system clock is {behind_ms} ms behind the newest time this node has used, more than \
@@ -487,6 +495,14 @@ impl<P: WireProtocol> Deliver for Receiver<P> {
 
     fn met(&self, peer: NodeId, has_other_placement: bool) {
         self.shared.met(peer, has_other_placement);
+    }
+
+    fn runs_elsewhere(&self, peer: NodeId) {
+        let me = self.shared.me.node;
+        self.shared.fail(&format!(
+            "{peer} is connected to another process that runs as {me}; find and stop that process: one node id \
+             must have one process, and a copy of a data directory must not run beside the original"
+        ));
     }
 }
 
@@ -901,6 +917,7 @@ fn introduce(protocol: &str, settings: &Settings) -> Result<Introduction, StartE
     Ok(Introduction {
         cluster: settings.cluster.clone(),
         me,
+        instance: draw_instance(),
         others: processes,
         map_epoch: settings.map.epoch,
         map_digest: map_digest(&settings.map),
@@ -938,6 +955,22 @@ struct Data<P: WireProtocol> {
     clock: Timestamp,
 }
 
+/// What an operator can do about lost data of which there is no copy, if anything.
+fn without_a_copy<P: WireProtocol>(settings: &Settings) -> Option<&'static str> {
+    let (map, node) = (&settings.map, settings.node);
+    if P::replaceable(map).contains(&node) {
+        return Some(
+            "If there is no copy, start the node once with an empty directory and `--replace`",
+        );
+    }
+    let mut own = map.partitions().filter(|partition| partition.replicas.contains(&node));
+    // The others of a group must still be able to choose an entry.
+    let is_outvoted = own.all(|partition| partition.replicas.len() > 2);
+    (P::MEMBERS && is_outvoted).then_some(
+        "If there is no copy, give the node's partitions to other nodes: `change-members` in `orthodrome shell`",
+    )
+}
+
 async fn open<P: WireProtocol>(
     protocol: &'static str,
     settings: &Settings,
@@ -962,7 +995,8 @@ async fn open<P: WireProtocol>(
         Durability::Sync => true,
         Durability::NoSync => false,
         Durability::None => {
-            let clients = (storage::first_client(), 1 << ClientId::NUMBER_BITS);
+            let first = storage::draw_client(storage::first_client());
+            let clients = (first, 1 << ClientId::NUMBER_BITS);
             return Ok(Data {
                 storage: None,
                 engine: Box::new(memory.clone()),
@@ -980,15 +1014,18 @@ async fn open<P: WireProtocol>(
         identity: identity.clone(),
         protocol,
         expected: settings.expected,
-        placement: (Placement::of(&settings.map), P::MEMBERS),
+        placement: (Placement::of(&settings.map, protocol), P::MEMBERS),
         sync,
         segment_bytes: 64 << 20,
         verify: settings.verify_state,
         hook: None,
     };
     let opened = tokio::task::spawn_blocking(move || Storage::open(options)).await;
-    let (storage, recovered) =
-        opened.map_err(|error| StartError::Settings(error.to_string()))??;
+    let opened = opened.map_err(|error| StartError::Settings(error.to_string()))?;
+    let (storage, recovered) = opened.map_err(|error| match without_a_copy::<P>(settings) {
+        Some(otherwise) if error.is_loss() => StartError::Lost { error, otherwise },
+        Some(_) | None => StartError::Storage(error),
+    })?;
     if let Some(torn) = &recovered.torn {
         warn!(node = %settings.node, "the log ended in an incomplete write, as after a crash: {torn}");
     }

@@ -24,6 +24,7 @@ use super::{Expected, Identity, StorageError};
 
 const FORMAT: u16 = 2;
 const MARK: &str = "NEW";
+const NOT_AN_IDENTITY: &str = "this is not an identity file";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -94,13 +95,12 @@ impl Directory {
         fs::create_dir_all(path).map_err(|e| StorageError::io("create", path, e))?;
         let lock = lock(&path.join("LOCK"))?;
         let file = path.join("identity.toml");
-        let is_new = match fs::read_to_string(&file) {
-            Ok(text) => {
+        let is_new = match read_text(&file, NOT_AN_IDENTITY)? {
+            Some(text) => {
                 check_identity(&file, &text, identity, protocol)?;
                 false
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => true,
-            Err(error) => return Err(StorageError::io("read", &file, error)),
+            None => true,
         };
         let (path, identity) = (path.to_owned(), identity.clone());
         let directory = Self { path, _lock: lock, is_new, identity, protocol };
@@ -185,6 +185,18 @@ impl Directory {
     }
 }
 
+/// The contents of a small file; none if it does not exist. `why` says what it is if it is not text.
+pub(super) fn read_text(path: &Path, why: &'static str) -> Result<Option<String>, StorageError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == ErrorKind::InvalidData => {
+            Err(StorageError::Corrupt { path: path.to_owned(), offset: 0, why })
+        }
+        Err(error) => Err(StorageError::io("read", path, error)),
+    }
+}
+
 /// Replaces the contents of a small file, durably, and never by a part of the new contents.
 pub(super) fn replace(path: &Path, text: &str) -> Result<(), StorageError> {
     let draft = path.with_added_extension("tmp");
@@ -258,8 +270,7 @@ fn check_identity(
     protocol: &str,
 ) -> Result<(), StorageError> {
     let corrupt = |why| StorageError::Corrupt { path: path.to_owned(), offset: 0, why };
-    let file: IdentityFile =
-        toml::from_str(text).map_err(|_| corrupt("this is not an identity file"))?;
+    let file: IdentityFile = toml::from_str(text).map_err(|_| corrupt(NOT_AN_IDENTITY))?;
     if file.format != FORMAT {
         let path = path.to_owned();
         return Err(StorageError::Format { path, found: file.format, known: FORMAT });

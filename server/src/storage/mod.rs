@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use orthodrome_core::NodeId;
 
 pub use placement::Placement;
-pub(crate) use writer::first_client;
 pub use writer::{Recovered, Report, Settings, Storage, Tag, Work, Writer};
+pub(crate) use writer::{draw_client, first_client};
 
 /// The owner of the data. It is in the header of every file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -86,7 +86,7 @@ pub enum StorageError {
     #[error("an earlier write to the log failed; start the node again to recover what is on disk")]
     Broken,
     /// A file has contents that no crash can cause.
-    #[error("{} is damaged at offset {offset}: {why}; restore this node's data directory from a good copy, or replace the node (`serve --replace`)", path.display())]
+    #[error("{} is damaged at offset {offset}: {why}; restore this node's data directory from a good copy", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -96,7 +96,7 @@ pub enum StorageError {
         why: &'static str,
     },
     /// A required file is missing.
-    #[error("{} is missing; restore this node's data directory from a good copy, or replace the node (`serve --replace`)", path.display())]
+    #[error("{} is missing; restore this node's data directory from a good copy", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
@@ -115,8 +115,8 @@ pub enum StorageError {
     },
     /// The directory should hold data, and is empty.
     #[error(
-        "{} holds no data of {node}. If `data_dir` is wrong, correct it. If the data is lost, restore it or see \
-         `serve --replace`. If the cluster is new and {node} has never run, start it once with `--new-cluster`",
+        "{} holds no data of {node}. If `data_dir` is wrong, correct it. If the data is lost, restore it. \
+         If the cluster is new and {node} has never run, start it once with `--new-cluster`",
         path.display()
     )]
     Empty {
@@ -246,6 +246,15 @@ pub enum StorageError {
 impl StorageError {
     fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), source }
+    }
+
+    /// True if the node's data is lost, at least in part.
+    #[must_use]
+    pub fn is_loss(&self) -> bool {
+        matches!(
+            self,
+            Self::Corrupt { .. } | Self::Missing { .. } | Self::Empty { .. } | Self::Engine { .. }
+        )
     }
 
     fn engine(action: &'static str, path: &Path, source: redb::Error) -> Self {

@@ -3,18 +3,20 @@
 //! Servers count votes over the servers of a partition, and find a key by its partition. With another
 //! placement in its file, a node would acknowledge commits that the others do not have, or miss data
 //! that it has. So the data directory has a copy of the placement, in the file `placement.toml`.
+//! Some data depends on more: the logs of SLOG and Sloth on the region of each preferred leader, and a
+//! server's share on the servers of its region. The copy has that too.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::Arc;
 
 use orthodrome_core::NodeId;
 use orthodrome_core::cluster::{Cluster, Partitioning};
+use orthodrome_protocols::deterministic::{self, Orderer, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::StorageError;
-use super::directory::replace;
+use super::directory::{read_text, replace};
 
 const FILE: &str = "placement.toml";
 
@@ -28,12 +30,46 @@ pub struct Placement {
     keys: String,
     /// The servers of each partition.
     partitions: BTreeMap<String, String>,
+    /// The log that orders each partition, if that follows from preferred leaders. Empty if not, and
+    /// in a file of an earlier version.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    logs: BTreeMap<String, String>,
+    /// The share of each server, if values are divided. Empty if not, and in a file of an earlier
+    /// version.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    shares: BTreeMap<String, String>,
+}
+
+/// The log of each partition, for protocols with one log for the primaries of a region.
+fn logs(cluster: &Cluster, protocol: &str) -> BTreeMap<String, String> {
+    let ordering = match protocol {
+        deterministic::SLOTH => Ordering::Regional,
+        deterministic::SLOG => Ordering::Ordered(Orderer::Region),
+        deterministic::SLOG_CONSENSUS => Ordering::Ordered(Orderer::Consensus),
+        _ => return BTreeMap::new(),
+    };
+    let streams = deterministic::Placement::new(Arc::new(cluster.clone()), ordering);
+    streams.partitions().map(|(id, stream)| (id.to_string(), stream.to_string())).collect()
+}
+
+/// The first entry that differs, in both. None if one of them has none at all.
+fn differing<'a>(
+    held: &'a BTreeMap<String, String>,
+    wanted: &'a BTreeMap<String, String>,
+) -> Option<(&'a str, &'a str, &'a str)> {
+    if held.is_empty() || wanted.is_empty() {
+        return None;
+    }
+    let value = |of: &'a BTreeMap<String, String>, id| of.get(id).map_or("", String::as_str);
+    let entries = held.keys().chain(wanted.keys());
+    let mut entries = entries.map(|id| (id.as_str(), value(held, id), value(wanted, id)));
+    entries.find(|(_, held, wanted)| held != wanted)
 }
 
 impl Placement {
-    /// The placement of a cluster.
+    /// The placement of a cluster, and what the data of `protocol` depends on besides.
     #[must_use]
-    pub fn of(cluster: &Cluster) -> Self {
+    pub fn of(cluster: &Cluster, protocol: &str) -> Self {
         let names = |ids: &mut dyn Iterator<Item = NodeId>| {
             let names: Vec<String> = ids.map(|id| id.to_string()).collect();
             names.join(" ")
@@ -58,7 +94,16 @@ impl Placement {
             replicas.sort_unstable();
             (partition.id.to_string(), names(&mut replicas.into_iter()))
         });
-        Self { epoch: cluster.epoch, keys: keys + &shares, partitions: partitions.collect() }
+        let share_of = |id: NodeId| (id.to_string(), cluster.share_at(id).0.to_string());
+        let is_divided = cluster.shares() > 1;
+        let divided = cluster.servers().filter(|_| is_divided).map(|server| share_of(server.id));
+        Self {
+            epoch: cluster.epoch,
+            keys: keys + &shares,
+            partitions: partitions.collect(),
+            logs: logs(cluster, protocol),
+            shares: divided.collect(),
+        }
     }
 
     /// Compares it with the copy in the data directory, and stores it if there is none, or if it
@@ -69,13 +114,9 @@ impl Placement {
     /// It is not the placement of the data.
     pub fn check(&self, dir: &Path, may_move: bool) -> Result<(), StorageError> {
         let path = dir.join(FILE);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            // The directory is of an earlier version.
-            Err(error) if error.kind() == ErrorKind::NotFound => return self.write(&path),
-            Err(error) => return Err(StorageError::io("read", &path, error)),
-        };
         let why = "this is not a placement";
+        // Without one, the directory is of an earlier version.
+        let Some(text) = read_text(&path, why)? else { return self.write(&path) };
         let corrupt = |_| StorageError::Corrupt { path: path.clone(), offset: 0, why };
         let held: Self = toml::from_str(&text).map_err(corrupt)?;
         if held == *self {
@@ -89,6 +130,20 @@ impl Placement {
                 format!("keys by {} over {} partitions", placement.keys, placement.partitions.len())
             };
             return wrong(of(&held), of(self), "set them back: data cannot be divided anew");
+        }
+        if let Some((id, held, wanted)) = differing(&held.logs, &self.logs) {
+            let of = |log| format!("{id} in the log {log}");
+            let remedy = "set the preferred leaders and the regions of nodes back: this protocol's logs \
+                          follow from them";
+            return wrong(of(held), of(wanted), remedy);
+        }
+        if let Some((id, held, wanted)) = differing(&held.shares, &self.shares) {
+            let of = |share| format!("share {share} on {id}");
+            return wrong(
+                of(held),
+                of(wanted),
+                "set the regions of nodes back: shares follow from them",
+            );
         }
         let epoch = |placement: &Self| format!("map_epoch {}", placement.epoch);
         if self.epoch < held.epoch {

@@ -5,13 +5,16 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use bytes::Bytes;
-use orthodrome_core::cluster::Cluster;
+use orthodrome_core::cluster::{Cluster, Node, Partition, Role};
 use orthodrome_core::store::{MemoryEngine, Memtable, StateEngine as _, Store};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::Version;
-use orthodrome_core::{ClientId, Key, NodeId, PartitionId, Ticket, Timestamp, TxnId, Value};
+use orthodrome_core::{
+    ClientId, Key, NodeId, PartitionId, RegionId, Ticket, Timestamp, TxnId, Value,
+};
 use proptest::prelude::*;
 
 use super::directory::{Ceilings, Directory, Values};
@@ -624,7 +627,7 @@ fn placement(replicas: u32, epoch: u64) -> Placement {
     let topology = Topology::built_in("local3").unwrap();
     let mut cluster = Cluster::spread(topology, 1, 1, 2, replicas).unwrap();
     cluster.epoch = epoch;
-    Placement::of(&cluster)
+    Placement::of(&cluster, "toy")
 }
 
 #[test]
@@ -650,12 +653,100 @@ fn data_is_not_opened_with_another_placement() {
     let topology = Topology::built_in("local3").unwrap();
     let mut cluster = Cluster::spread(topology, 1, 1, 3, 3).unwrap();
     cluster.epoch = 4;
-    let error = open(Placement::of(&cluster), true).unwrap_err();
+    let error = open(Placement::of(&cluster, "toy"), true).unwrap_err();
     assert!(error.contains("over 2 partitions") && error.contains("over 3"), "{error}");
     // The directory of an earlier version has none.
     fs::remove_file(dir.join("placement.toml")).unwrap();
     open(placement(3, 1), false).unwrap();
     open(placement(1, 1), false).unwrap_err();
+}
+
+/// The default placement of three partitions on three servers, `leaders` apart, of `protocol`.
+fn led_by(protocol: &str, leaders: [u32; 3]) -> Placement {
+    let topology = Topology::built_in("local3").unwrap();
+    let cluster = Cluster::spread(topology.clone(), 1, 1, 3, 3).unwrap();
+    let partitions = cluster.partitions().zip(leaders).map(|(partition, leader)| {
+        let preferred_leader = NodeId(leader);
+        Partition { preferred_leader, ..partition.clone() }
+    });
+    let keys = cluster.partitioning().clone();
+    let cluster = Cluster::new(topology, 1, cluster.nodes().copied(), partitions, keys).unwrap();
+    Placement::of(&cluster, protocol)
+}
+
+#[test]
+fn other_leaders_are_refused_where_logs_follow_from_them() {
+    let (before, other, same) = ([1, 2, 3], [1, 1, 3], [2, 3, 1]);
+    for (protocol, depends) in [
+        ("slog", true),
+        ("slog-consensus", true),
+        ("sloth", true),
+        ("calvin", false),
+        ("carousel-basic", false),
+        ("geodesic", false),
+    ] {
+        for is_older in [false, true] {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().join("data");
+            let open = |placement| {
+                let settings = Settings { placement: (placement, true), ..settings(&dir) };
+                Storage::open(settings).map(drop).map_err(|error| error.to_string())
+            };
+            open(led_by(protocol, before)).unwrap();
+            if is_older {
+                // An earlier version did not store logs. The file is written anew with them.
+                let path = dir.join("placement.toml");
+                let text = fs::read_to_string(&path).unwrap();
+                assert_eq!(text.contains("[logs]"), depends, "{protocol}: {text}");
+                fs::write(&path, text.split("[logs]").next().unwrap()).unwrap();
+                open(led_by(protocol, before)).unwrap();
+                assert_eq!(fs::read_to_string(&path).unwrap(), text, "{protocol}");
+            }
+            let opened = open(led_by(protocol, other));
+            assert_eq!(opened.is_err(), depends, "{protocol}: {opened:?}");
+            if let Err(error) = opened {
+                let told = ["p1 in the log p1", "p1 in the log p0", "set the preferred leaders"];
+                assert!(told.iter().all(|part| error.contains(part)), "{protocol}: {error}");
+            }
+            // The same logs, each led elsewhere.
+            open(led_by(protocol, same)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn other_regions_are_refused_where_shares_follow_from_them() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("data");
+    let open = |regions: [u16; 4]| {
+        let topology = Topology::uniform(2, Duration::from_micros(100), Duration::from_millis(5));
+        let node =
+            |(at, region)| Node { id: NodeId(at), region: RegionId(region), role: Role::Server };
+        let nodes = (1..).zip(regions).map(node).collect();
+        let cluster = Cluster::spread_over(topology, 1, nodes, 1, 3).unwrap();
+        let cluster = cluster.divided(2).unwrap();
+        let placement = (Placement::of(&cluster, "calvin"), true);
+        Storage::open(Settings { placement, ..settings(&dir) }).map(drop)
+    };
+    open([0, 0, 1, 1]).unwrap();
+    let error = open([0, 1, 1, 0]).unwrap_err().to_string();
+    assert!(error.contains("share s1 on n2") && error.contains("share s0 on n2"), "{error}");
+    open([0, 0, 1, 1]).unwrap();
+}
+
+#[test]
+fn files_that_are_not_text_are_damaged() {
+    for name in ["identity.toml", "placement.toml"] {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("data");
+        drop(Storage::open(settings(&dir)).unwrap());
+        let path = dir.join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[3] ^= 0x80;
+        fs::write(&path, bytes).unwrap();
+        let error = Storage::open(settings(&dir)).map(drop).unwrap_err();
+        assert!(matches!(error, StorageError::Corrupt { .. }), "{name}: {error}");
+    }
 }
 
 fn settings(dir: &Path) -> Settings {
@@ -752,6 +843,36 @@ fn client_ids_are_never_handed_out_twice() {
             seen = end;
         }
     }
+}
+
+#[test]
+fn processes_on_copies_of_one_directory_give_different_client_ids() {
+    let root = tempfile::tempdir().unwrap();
+    let [dir, copy] = ["data", "copy"].map(|name| root.path().join(name));
+    let reserve = |writer: &Writer| {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        writer.submit(Work::Clients(reply));
+        answer.blocking_recv().unwrap()
+    };
+    let (writer, _, _reports) = start(&dir);
+    reserve(&writer);
+    writer.stop();
+    fs::create_dir_all(copy.join("log")).unwrap();
+    for name in ["identity.toml", "placement.toml", "ceilings", "state.redb", "log"] {
+        let from = dir.join(name);
+        if from.is_dir() {
+            for file in fs::read_dir(from).unwrap() {
+                let file = file.unwrap();
+                fs::copy(file.path(), copy.join("log").join(file.file_name())).unwrap();
+            }
+        } else {
+            fs::copy(from, copy.join(name)).unwrap();
+        }
+    }
+    let (first, second) = (start(&dir), start(&copy));
+    let (first, second) = (reserve(&first.0), reserve(&second.0));
+    // Once in ten thousand runs they overlap.
+    assert!(first.1 <= second.0 || second.1 <= first.0, "{first:?} and {second:?}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The only thread that writes: it takes all queued work, appends it, syncs once, and reports.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,6 +38,12 @@ const GATEWAY_CHECKPOINT: u8 = 3;
 
 /// Number of client ids that one durable write reserves.
 const CLIENTS: u64 = 4096;
+/// The numbers of clients that a start skips are drawn below this: as many as pass in three days.
+const SKIPPED_MAX: u64 = 1 << 26;
+/// The same, once skipped numbers run [`AHEAD_MAX`] ahead of time: as many as pass in 17 minutes.
+const SKIPPED_MAX_AHEAD: u64 = 1 << 18;
+/// As many numbers as pass in 97 days.
+const AHEAD_MAX: u64 = 1 << 31;
 
 /// Settings of a node's storage.
 pub struct Settings {
@@ -92,6 +100,16 @@ pub struct Storage {
 pub(crate) fn first_client() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (since.as_secs() << 8) & ((1 << ClientId::NUMBER_BITS) - 1)
+}
+
+/// The first number of a process that gives its first number, not below `least`. Two processes on
+/// copies of one data directory have the same least number and may start in the same second, and other
+/// nodes cannot tell their clients apart. So each skips some, drawn at random.
+pub(crate) fn draw_client(least: u64) -> u64 {
+    let is_ahead = least > first_client().saturating_add(AHEAD_MAX);
+    let max = if is_ahead { SKIPPED_MAX_AHEAD } else { SKIPPED_MAX };
+    // The standard library seeds each hasher at random.
+    least + RandomState::new().build_hasher().finish() % max
 }
 
 impl Storage {
@@ -159,6 +177,7 @@ impl Storage {
             report: Box::new(report),
             pending: None,
             appended: BTreeMap::new(),
+            has_reserved: false,
         };
         let thread =
             std::thread::Builder::new().name("storage".into()).spawn(move || state.run())?;
@@ -330,6 +349,8 @@ struct Thread {
     pending: Option<Pending>,
     /// Each owner's last ticket in the log that has not been reported.
     appended: BTreeMap<Tag, Ticket>,
+    /// It has reserved client ids since it started. Starts without clients skip none.
+    has_reserved: bool,
 }
 
 impl Thread {
@@ -461,7 +482,12 @@ impl Thread {
 
     fn reserve_clients(&mut self, reply: oneshot::Sender<(u64, u64)>) -> Result<(), StorageError> {
         let values = self.storage.ceilings.values();
-        let (first, end) = (values.clients, values.clients + CLIENTS);
+        let first = match self.has_reserved {
+            true => values.clients,
+            false => draw_client(values.clients),
+        };
+        self.has_reserved = true;
+        let end = first + CLIENTS;
         self.storage.ceilings.write(Values { clients: end, ..values })?;
         // If the caller is gone, its ids stay unused.
         let _ = reply.send((first, end));

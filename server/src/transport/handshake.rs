@@ -6,6 +6,8 @@
 //! reason if it refuses.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::sync::Arc;
 
@@ -47,6 +49,10 @@ struct Hello {
     clock_offset: Fixed,
     /// The reason why the sender refuses the connection; empty if it accepts.
     refusal: String,
+    /// The number of the sender's process; 0 from an earlier version.
+    instance: Fixed,
+    /// True if the sender refuses because it is connected to another process with the same id.
+    runs_elsewhere: bool,
 }
 
 /// Why a handshake failed.
@@ -96,6 +102,14 @@ pub enum HandshakeError {
         /// The value here.
         ours: String,
     },
+    /// Another process with the same id is connected to the accepting end, and lives.
+    #[error("another process runs as {node} and is connected to {to}; stop one of the two")]
+    RunsElsewhere {
+        /// The id of both processes.
+        node: NodeId,
+        /// The accepting end.
+        to: NodeId,
+    },
     /// The other end refused.
     #[error("the other end refuses: {0}")]
     Refused(String),
@@ -119,6 +133,8 @@ pub struct Introduction {
     pub cluster: String,
     /// This process.
     pub me: Process,
+    /// The number of this process, drawn when it starts; see [`draw_instance`].
+    pub instance: u64,
     /// All processes but this one.
     pub others: BTreeMap<NodeId, Process>,
     /// The epoch of the placement.
@@ -129,6 +145,14 @@ pub struct Introduction {
     pub protocol: String,
     /// The clock that this process shares with all others, if they run on one machine.
     pub shared_clock: Option<Arc<SharedClock>>,
+}
+
+/// A number for this process. A node has another one after each start, and so has a process that
+/// runs on a copy of its data.
+#[must_use]
+pub fn draw_instance() -> u64 {
+    // The standard library seeds each hasher at random. 0 is an earlier version's.
+    RandomState::new().build_hasher().finish().max(1)
 }
 
 /// A digest of the placement: nodes with different placements must not communicate.
@@ -158,6 +182,8 @@ impl Introduction {
                 self.shared_clock.as_ref().map_or(0, |c| c.offset().cast_unsigned()),
             ),
             refusal,
+            instance: Fixed(self.instance),
+            runs_elsewhere: false,
         }
     }
 
@@ -235,6 +261,9 @@ pub async fn dial<S: AsyncRead + AsyncWrite + Unpin>(
     stream.write_all(&encode(&mine.hello(""))).await?;
     stream.flush().await?;
     let hello = read(stream).await?;
+    if hello.runs_elsewhere && hello.cluster == mine.cluster && hello.node == expected.0 {
+        return Err(HandshakeError::RunsElsewhere { node: mine.me.node, to: expected });
+    }
     if !hello.refusal.is_empty() {
         let plain = hello.refusal.chars().filter(|c| !c.is_control()).collect();
         return Err(HandshakeError::Refused(plain));
@@ -252,15 +281,20 @@ pub async fn dial<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// The accepting end: returns the process that connected. `certified` checks that the certificate
-/// belongs to that process.
+/// belongs to that process. `admit` gets its id and its number, and decides last.
 ///
 /// # Errors
 /// See [`HandshakeError`]. The other end was informed of the reason.
-pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+pub async fn accept<S, A, F>(
     stream: &mut S,
     mine: &Introduction,
     certified: impl FnOnce(&Process) -> Result<(), String>,
-) -> Result<Process, HandshakeError> {
+    admit: impl FnOnce(NodeId, u64) -> F,
+) -> Result<(Process, A), HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    F: Future<Output = Result<A, HandshakeError>>,
+{
     let caller = match read(stream).await {
         Ok(hello) => {
             let checked = mine.check(&hello);
@@ -278,18 +312,23 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
                     remedy: "give each node the certificate that was made for it",
                 })
             });
-            certified.and(checked).and_then(|process| {
-                // Before the answer, which tells the higher of both offsets.
-                mine.meet(&hello)?;
-                Ok(process.clone())
-            })
+            match certified.and(checked) {
+                Ok(process) => match admit(process.node, hello.instance.0).await {
+                    // Before the answer, which tells the higher of both offsets.
+                    Ok(admitted) => mine.meet(&hello).map(|()| (process.clone(), admitted)),
+                    Err(error) => Err(error),
+                },
+                Err(error) => Err(error),
+            }
         }
         Err(error @ HandshakeError::Version { .. }) => Err(error),
         // The other end would not understand an answer.
         Err(error) => return Err(error),
     };
     let refusal = caller.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    stream.write_all(&encode(&mine.hello(&refusal))).await?;
+    let mut hello = mine.hello(&refusal);
+    hello.runs_elsewhere = matches!(caller, Err(HandshakeError::RunsElsewhere { .. }));
+    stream.write_all(&encode(&hello)).await?;
     stream.flush().await?;
     caller
 }
@@ -357,6 +396,7 @@ mod tests {
         Introduction {
             cluster: "test".into(),
             me: process(node),
+            instance: draw_instance(),
             others: (1..=3).filter(|n| *n != node).map(|n| (NodeId(n), process(n))).collect(),
             map_epoch: 1,
             map_digest: 77,
@@ -406,7 +446,10 @@ mod tests {
 
     async fn meet(a: Introduction, b: Introduction, expected: u32) -> Ends {
         let (mut dialer, mut acceptor) = tokio::io::duplex(4096);
-        tokio::join!(dial(&mut dialer, &a, NodeId(expected)), accept(&mut acceptor, &b, |_| Ok(())))
+        let all = |_: NodeId, _: u64| async { Ok(()) };
+        let accepted = accept(&mut acceptor, &b, |_| Ok(()), all);
+        let (dialed, accepted) = tokio::join!(dial(&mut dialer, &a, NodeId(expected)), accepted);
+        (dialed, accepted.map(|(process, ())| process))
     }
 
     #[tokio::test]
@@ -451,7 +494,8 @@ mod tests {
         let mut bytes = encode(&introduction(1).hello(""));
         bytes[8..12].copy_from_slice(&[9, 0, 10, 0]);
         dialer.write_all(&bytes).await.unwrap();
-        let error = accept(&mut acceptor, &introduction(2), |_| Ok(())).await.unwrap_err();
+        let all = |_: NodeId, _: u64| async { Ok(()) };
+        let error = accept(&mut acceptor, &introduction(2), |_| Ok(()), all).await.unwrap_err();
         assert!(error.to_string().contains("(9, 10)"), "{error}");
         let answer = read(&mut dialer).await.unwrap();
         assert!(answer.refusal.contains("(9, 10)"), "{}", answer.refusal);

@@ -10,6 +10,7 @@
 mod delay;
 pub mod frame;
 pub mod handshake;
+mod incoming;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -34,6 +35,7 @@ use tracing::{debug, info, warn};
 use self::delay::DelayLine;
 use self::frame::Frame;
 use self::handshake::{HandshakeError, Introduction, Process};
+use self::incoming::{Connections, Place};
 use crate::tls::{self, Tls};
 
 /// Time limit for connecting and for the handshake.
@@ -70,6 +72,10 @@ pub trait Deliver: Send + Sync + 'static {
     /// Called when another process has connected, or was refused because it has another placement of
     /// partitions.
     fn met(&self, peer: NodeId, has_other_placement: bool);
+
+    /// Called when another process refuses this one, because another one with the same id is
+    /// connected to it.
+    fn runs_elsewhere(&self, peer: NodeId);
 }
 
 /// Another process.
@@ -390,10 +396,10 @@ impl Transport {
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let shared = Arc::new(Shared { introduction, tls, stop: stop.clone() });
         for link in &own {
-            let (link, shared) = (link.clone(), shared.clone());
+            let (link, shared, deliver) = (link.clone(), shared.clone(), deliver.clone());
             let cancelled = stop.clone().cancelled_owned();
             tasks.spawn(async move {
-                let mut dialing = pin!(shared.dial(&link));
+                let mut dialing = pin!(shared.dial(&link, &*deliver));
                 tokio::select! { () = &mut dialing => {} () = cancelled => {} }
                 link.set_connected(false);
             });
@@ -402,7 +408,7 @@ impl Transport {
             shared,
             links: links.clone(),
             deliver,
-            current: Mutex::default(),
+            current: Connections::default(),
             tasks: tasks.clone(),
         };
         let accepting = Arc::new(acceptor).listen(listener);
@@ -497,7 +503,7 @@ struct Shared {
 
 impl Shared {
     /// Keeps a connection to one peer. It ends only when it is dropped.
-    async fn dial(&self, link: &Link) {
+    async fn dial(&self, link: &Link, deliver: &impl Deliver) {
         let me = self.introduction.me.node;
         let peer = link.peer.process.node;
         let mut rng = Rng::stream(u64::from(std::process::id()), "dial", peer.0.into());
@@ -519,7 +525,12 @@ impl Shared {
                     info!(%me, %peer, %error, "connection lost");
                     continue;
                 }
-                Err(error) => error.to_string(),
+                Err(error) => {
+                    if let HandshakeError::RunsElsewhere { .. } = error {
+                        deliver.runs_elsewhere(peer);
+                    }
+                    error.to_string()
+                }
             };
             // Messages for an unreachable peer are lost, as on a real network.
             link.clear();
@@ -734,8 +745,7 @@ struct Acceptor<D> {
     shared: Arc<Shared>,
     links: BTreeMap<NodeId, Arc<Link>>,
     deliver: Arc<D>,
-    /// The newest connection from each peer. An older one is dead, although it was not closed.
-    current: Mutex<BTreeMap<NodeId, CancellationToken>>,
+    current: Connections,
     tasks: TaskTracker,
 }
 
@@ -768,9 +778,9 @@ impl<D: Deliver> Acceptor<D> {
                 };
                 drop(place);
                 match greeted.unwrap_or(Err(HandshakeError::Timeout)) {
-                    Ok((stream, peer)) => {
+                    Ok((stream, peer, place)) => {
                         acceptor.deliver.met(peer.node, false);
-                        acceptor.receive(stream, peer).await;
+                        acceptor.receive(stream, peer, place).await;
                     }
                     Err(error) => {
                         warn!(%me, %address, %error, "refused a connection");
@@ -783,13 +793,19 @@ impl<D: Deliver> Acceptor<D> {
         }
     }
 
-    async fn greet(&self, stream: TcpStream) -> Result<(Box<dyn Stream>, Process), HandshakeError> {
+    async fn greet(
+        &self,
+        stream: TcpStream,
+    ) -> Result<(Box<dyn Stream>, Process, Place), HandshakeError> {
         stream.set_nodelay(true)?;
         let mine = &self.shared.introduction;
+        let admit = |peer, instance| {
+            self.current.admit(mine.me.node, peer, instance, self.shared.stop.clone())
+        };
         let Some(tls) = &self.shared.tls else {
             let mut stream: Box<dyn Stream> = Box::new(stream);
-            let peer = handshake::accept(&mut stream, mine, |_| Ok(())).await?;
-            return Ok((stream, peer));
+            let (peer, place) = handshake::accept(&mut stream, mine, |_| Ok(()), admit).await?;
+            return Ok((stream, peer, place));
         };
         let stream = tls.acceptor.accept(stream).await?;
         let (_, connection) = stream.get_ref();
@@ -799,23 +815,16 @@ impl<D: Deliver> Acceptor<D> {
             Some(certificate) => tls::is_for(certificate, &mine.cluster, process.node),
             None => Err("none".into()),
         };
-        let peer = handshake::accept(&mut stream, mine, certified).await?;
-        Ok((stream, peer))
+        let (peer, place) = handshake::accept(&mut stream, mine, certified, admit).await?;
+        Ok((stream, peer, place))
     }
 
-    async fn receive(&self, stream: Box<dyn Stream>, peer: Process) {
+    async fn receive(&self, stream: Box<dyn Stream>, peer: Process, place: Place) {
         let me = self.shared.introduction.me.node;
         let Some(link) = self.links.get(&peer.node) else { return };
-        let mine = self.shared.stop.child_token();
-        {
-            let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(older) = current.insert(peer.node, mine.clone()) {
-                older.cancel();
-            }
-        }
         let ended = tokio::select! {
-            ended = self.read_frames(stream, &peer, link) => ended,
-            () = mine.cancelled() => return,
+            ended = self.read_frames(stream, &peer, link, &place) => ended,
+            () = place.incoming.ended.cancelled() => return,
         };
         match ended {
             Ended::Closed | Ended::Io(_) => {
@@ -827,7 +836,13 @@ impl<D: Deliver> Acceptor<D> {
         }
     }
 
-    async fn read_frames(&self, stream: Box<dyn Stream>, peer: &Process, link: &Link) -> Ended {
+    async fn read_frames(
+        &self,
+        stream: Box<dyn Stream>,
+        peer: &Process,
+        link: &Link,
+        place: &Place,
+    ) -> Ended {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut input = BytesMut::with_capacity(64 << 10);
         loop {
@@ -840,6 +855,7 @@ impl<D: Deliver> Acceptor<D> {
                 };
                 match frame {
                     Frame::Ping(number) => {
+                        place.incoming.pinged(number);
                         let answer = frame::signal(true, number);
                         let answered = timeout(SILENCE_MAX, async {
                             writer.write_all(&answer).await?;
@@ -869,7 +885,7 @@ impl<D: Deliver> Acceptor<D> {
             input.reserve(16 << 10);
             match timeout(SILENCE_MAX, reader.read_buf(&mut input)).await {
                 Ok(Ok(0)) => return Ended::Closed,
-                Ok(Ok(_)) => {}
+                Ok(Ok(_)) => place.incoming.heard(),
                 Ok(Err(error)) => return error.into(),
                 Err(_) => return Ended::Silence,
             }

@@ -24,6 +24,11 @@ impl Deliver for Collect {
     fn delivered(&self) {}
 
     fn met(&self, _: NodeId, _: bool) {}
+
+    fn runs_elsewhere(&self, peer: NodeId) {
+        let told = Bytes::from_static(b"runs elsewhere");
+        let _ = self.0.send((peer, peer, told, Instant::now()));
+    }
 }
 
 type Inbox = mpsc::UnboundedReceiver<(NodeId, NodeId, Bytes, Instant)>;
@@ -39,6 +44,7 @@ fn settings(node: u32, addresses: &[String], delay: Duration, tls: Option<Tls>) 
         introduction: Introduction {
             cluster: "test".into(),
             me: process(node),
+            instance: handshake::draw_instance(),
             others: others.clone().map(|n| (NodeId(n), process(n))).collect(),
             map_epoch: 1,
             map_digest: 7,
@@ -266,6 +272,23 @@ async fn a_restarted_peer_is_found_again() {
     inboxes[1] = inbox;
     send_and_receive(&transports, &mut inboxes).await;
     assert!(transports[0].status()[0].connects >= 2);
+}
+
+#[tokio::test]
+async fn a_second_process_with_the_same_id_is_told_so_and_the_first_goes_on() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    // On a copy of the data of the first, with an address of its own.
+    let (copy, address) = listener().await;
+    let second = transports[0].links.values().next().unwrap().peer.address.clone();
+    let (sender, mut inbox) = mpsc::unbounded_channel();
+    let settings = settings(1, &[address, second], Duration::ZERO, None);
+    let copied = Transport::start(settings, copy, Arc::new(Collect(sender))).unwrap();
+    let (from, _, told, _) = timeout(PATIENCE, inbox.recv()).await.unwrap().unwrap();
+    assert_eq!((from, &told[..]), (NodeId(2), &b"runs elsewhere"[..]));
+    assert_eq!(copied.status()[0].connects, 0);
+    send_and_receive(&transports, &mut inboxes).await;
+    assert_eq!(transports[0].status()[0].connects, 1);
 }
 
 /// Waits until the first peer was connected to so often.
