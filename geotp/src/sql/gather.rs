@@ -20,6 +20,7 @@ use sqlparser::tokenizer::Span;
 use super::Refusal;
 use super::catalog::{Catalogue, Dialect};
 use super::dialect::{bind, render};
+use super::names;
 use super::parse::{Parsed, Verb, parse};
 use super::route::{is_system, table_name};
 use super::system::quote;
@@ -97,6 +98,7 @@ impl Gather {
         parameters: &[Value],
         client: Dialect,
     ) -> Result<Option<Self>, Refusal> {
+        names::check(catalogue, statement, client)?;
         let mut statement = statement.clone();
         bind(&mut statement, parameters, client)?;
         let Statement::Query(query) = statement else { return Ok(None) };

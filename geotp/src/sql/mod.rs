@@ -19,6 +19,7 @@ pub mod dialect;
 pub mod gather;
 pub mod generated;
 pub mod merge;
+pub mod names;
 pub mod parse;
 pub mod plan;
 pub mod route;

@@ -96,6 +96,8 @@ pub enum Verb {
     Admin(Vec<String>),
     /// COPY … FROM STDIN: the table and columns.
     Copy {
+        /// What is written before the table's name: its schema, or its database and schema.
+        before: Vec<String>,
         /// The table.
         table: String,
         /// Its columns; none means all.

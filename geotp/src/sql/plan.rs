@@ -31,6 +31,7 @@ use super::catalog::{Catalogue, Dialect, Placement, SourceId};
 use super::dialect::{bind, render, translate};
 use super::generated::list_assignments;
 use super::merge::Merge;
+use super::names;
 use super::parse::Isolation;
 use super::route::{Names, RECORDS_MAX, Route, Router, one_place, subqueries};
 use super::typed::{self, Kinds};
@@ -95,6 +96,7 @@ pub fn plan(
     parameters: &[Value],
     context: &Context,
 ) -> Result<Plan, Refusal> {
+    names::check(catalogue, statement, context.client)?;
     let mut statement = statement.clone();
     if let Statement::Insert(insert) = &mut statement {
         list_assignments(insert);

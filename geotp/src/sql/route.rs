@@ -100,7 +100,7 @@ impl Constraint {
     }
 }
 
-/// The last part of a name, in lower case; schemas are ignored.
+/// The last part of a name, in lower case. [`names::check`](super::names::check) checks the parts before it.
 #[must_use]
 pub fn table_name(name: &ObjectName) -> String {
     name.0
@@ -277,7 +277,7 @@ impl Router<'_> {
     /// The table, or an error if it is unknown; `None` for system catalogues of sources.
     pub(super) fn table(&self, name: &ObjectName) -> Result<Option<&Table>, Refusal> {
         let bare = table_name(name);
-        if let Some(table) = self.catalogue.table(&bare) {
+        if let Some(table) = self.catalogue.table(&bare).filter(|_| !has_system_schema(name)) {
             return Ok(Some(table));
         }
         if is_system(name) {
@@ -813,14 +813,27 @@ pub fn reads_system_tables(statement: &Statement) -> bool {
     finder.0
 }
 
+/// The sources' own schemas and databases.
+pub(super) const SYSTEM_SCHEMAS: [&str; 5] =
+    ["pg_catalog", "information_schema", "mysql", "performance_schema", "sys"];
+
+/// The first part of a name, in lower case.
+fn first_part(name: &ObjectName) -> String {
+    let first = name.0.first().and_then(|part| part.as_ident());
+    first.map_or_else(String::new, |ident| ident.value.to_lowercase())
+}
+
+/// Whether a name has the schema of a system catalogue of the sources before it.
+fn has_system_schema(name: &ObjectName) -> bool {
+    name.0.len() > 1 && SYSTEM_SCHEMAS.contains(&first_part(name).as_str())
+}
+
 /// Whether a name belongs to a system catalogue of the sources.
 pub(super) fn is_system(name: &ObjectName) -> bool {
-    const SCHEMAS: [&str; 5] =
-        ["pg_catalog", "information_schema", "mysql", "performance_schema", "sys"];
-    let mut parts =
-        name.0.iter().filter_map(|part| part.as_ident()).map(|i| i.value.to_lowercase());
-    let first = parts.next().unwrap_or_default();
-    SCHEMAS.contains(&first.as_str()) || table_name(name).starts_with("pg_") || first == "dual"
+    let first = first_part(name);
+    SYSTEM_SCHEMAS.contains(&first.as_str())
+        || table_name(name).starts_with("pg_")
+        || first == "dual"
 }
 
 /// The direct subqueries of a part of a statement, as derived tables and in expressions, without

@@ -1,0 +1,65 @@
+//! Names of schemas and databases, views, indexes and types over several sources; what dumps and
+//! drivers ask for first.
+
+use std::process::{Command, Stdio};
+
+use orthodrome_geotp::sql::Dialect;
+
+use crate::rig::{Rig, SECRET, Setup, all_of, rig, said};
+use crate::sessions::Talk;
+
+const POSTGRES: Dialect = Dialect::PostgreSql;
+const MARIA: Dialect = Dialect::MariaDb;
+
+/// The proxy over a MariaDB server and two PostgreSQL servers, of which the first has a table of
+/// the same name in another schema.
+fn start(rig: &mut Rig) {
+    said("DROP SCHEMA IF EXISTS s4 CASCADE", rig.servers[0].login());
+    said("DROP DATABASE IF EXISTS other", rig.servers[1].login());
+    rig.start_bank(&[0, 1, 2], false);
+    said(
+        "CREATE SCHEMA s4; CREATE TABLE s4.accounts (id int, balance int); INSERT INTO s4.accounts VALUES (7, 7)",
+        rig.servers[0].login(),
+    );
+}
+
+#[test]
+fn another_schema_or_database_is_refused_and_its_rows_stay() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig);
+    let mut postgres = Talk::begin(rig, POSTGRES);
+    let mut maria = Talk::begin(rig, MARIA);
+    for text in [
+        "SELECT * FROM s4.accounts",
+        "DELETE FROM s4.accounts",
+        "TRUNCATE s4.accounts",
+        "BEGIN; TRUNCATE s4.accounts; COMMIT",
+        "DROP TABLE IF EXISTS s4.accounts",
+        "DECLARE c CURSOR WITH HOLD FOR SELECT * FROM s4.accounts",
+        "SELECT a.id FROM accounts a JOIN s4.accounts b ON a.balance = b.balance",
+        "EXPLAIN SELECT * FROM s4.accounts",
+    ] {
+        assert_eq!(postgres.refused(text), "3F000", "{text}");
+        postgres.does("ROLLBACK");
+        let text = text.replace("s4.", "other.");
+        if !text.starts_with("DECLARE") {
+            assert_eq!(maria.refused(&text), "1146", "{text}");
+            maria.does("ROLLBACK");
+        }
+    }
+    for copy in ["COPY s4.accounts TO STDOUT", "COPY s4.accounts FROM STDIN"] {
+        let output = rig.try_psql(copy);
+        assert!(all_of(&output).contains("schema \"s4\" does not exist"), "{}", all_of(&output));
+    }
+    let count = "SELECT count(*) FROM public.accounts";
+    assert_eq!(postgres.shows(count), "60");
+    assert_eq!(postgres.shows("SELECT count(*) FROM bank.public.accounts"), "60");
+    assert_eq!(maria.shows("SELECT count(bank.accounts.id) FROM bank.accounts"), "60");
+    assert_eq!(rig.psql("COPY public.accounts TO STDOUT").lines().count(), 60);
+    // Without a search path, as pg_dump reads.
+    postgres.does("SELECT pg_catalog.set_config('search_path', '', false)");
+    assert_eq!(postgres.shows("SELECT balance FROM public.accounts WHERE id = 1"), "1000");
+    assert_eq!(postgres.shows("SELECT balance FROM public.accounts WHERE id = 101"), "1000");
+    assert_eq!(said("SELECT count(*) FROM s4.accounts", rig.servers[0].login()), "1");
+}
