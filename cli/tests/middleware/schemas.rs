@@ -63,3 +63,43 @@ fn another_schema_or_database_is_refused_and_its_rows_stay() {
     assert_eq!(postgres.shows("SELECT balance FROM public.accounts WHERE id = 101"), "1000");
     assert_eq!(said("SELECT count(*) FROM s4.accounts", rig.servers[0].login()), "1");
 }
+
+#[test]
+fn a_definition_sees_every_row_or_is_refused() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig);
+    for server in &rig.servers {
+        said("DROP VIEW IF EXISTS seen", server.login());
+        said("DROP TABLE IF EXISTS seen_too", server.login());
+        said("DROP TABLE IF EXISTS noted", server.login());
+    }
+    for (kind, code) in [(POSTGRES, "0A000"), (MARIA, "1235")] {
+        let mut client = Talk::begin(rig, kind);
+        for text in [
+            "CREATE VIEW seen AS SELECT * FROM accounts",
+            "CREATE TABLE seen_too AS SELECT * FROM accounts",
+            "CREATE VIEW seen AS SELECT 1 AS x WHERE EXISTS (SELECT 1 FROM accounts)",
+        ] {
+            assert_eq!(client.refused(text), code, "{text}");
+        }
+        client.does("CREATE TABLE noted (id int PRIMARY KEY, v int)");
+        client.does("INSERT INTO noted (id, v) VALUES (1, 2), (2, 3)");
+        client.does("CREATE VIEW seen AS SELECT id, v FROM noted WHERE v > 2");
+        client.does("CREATE TABLE seen_too AS SELECT id FROM noted");
+        assert_eq!(client.shows("SELECT id FROM seen"), "2", "{kind}");
+        assert_eq!(client.shows("SELECT count(*) FROM seen_too"), "2", "{kind}");
+        let place = if kind == POSTGRES { 0 } else { 1 };
+        let stored = match kind {
+            POSTGRES => "SELECT pg_get_viewdef('seen'::regclass)",
+            MARIA => {
+                "SELECT view_definition FROM information_schema.views WHERE table_name = 'seen'"
+            }
+        };
+        let stored = said(stored, rig.servers[place].login());
+        assert!(!stored.to_lowercase().contains(" share"), "{stored}");
+        client.does("DROP VIEW seen");
+        client.does("DROP TABLE seen_too");
+        client.does("DROP TABLE noted");
+    }
+}

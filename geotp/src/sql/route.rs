@@ -762,6 +762,29 @@ fn equates(condition: &Expr, is: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
     }
 }
 
+/// The tables that a query reads, without the names of parts of it.
+pub(super) fn relations(query: &Query) -> Vec<ObjectName> {
+    struct Finder(Vec<ObjectName>, BTreeSet<String>);
+    impl Visitor for Finder {
+        type Break = ();
+        fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<()> {
+            if let TableFactor::Table { name, args: None, .. } = table {
+                self.0.push(name.clone());
+            }
+            ControlFlow::Continue(())
+        }
+        fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
+            self.1.extend(Names::of(query).0);
+            ControlFlow::Continue(())
+        }
+    }
+    let mut finder = Finder(Vec::new(), BTreeSet::new());
+    let _ = walk(query, &mut finder);
+    let Finder(mut names, parts) = finder;
+    names.retain(|name| name.0.len() > 1 || !parts.contains(&table_name(name)));
+    names
+}
+
 /// The tables that a statement names and the catalogue does not have, other than those of the sources' own catalogues.
 #[must_use]
 pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<String> {
