@@ -103,3 +103,50 @@ fn a_definition_sees_every_row_or_is_refused() {
         client.does("DROP TABLE noted");
     }
 }
+
+#[test]
+fn an_index_is_dropped_and_renamed_at_every_source() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig);
+    let indexes = |rig: &Rig, name: &str| {
+        let of = |place: usize| {
+            let text = match rig.servers[place].kind {
+                POSTGRES => format!("SELECT count(*) FROM pg_indexes WHERE indexname = '{name}'"),
+                MARIA => format!(
+                    "SELECT count(DISTINCT table_name) FROM information_schema.statistics \
+                     WHERE index_name = '{name}' AND table_schema = 'bank'"
+                ),
+            };
+            said(&text, rig.servers[place].login())
+        };
+        [of(0), of(1), of(2)].join("")
+    };
+    let mut postgres = Talk::begin(rig, POSTGRES);
+    let mut maria = Talk::begin(rig, MARIA);
+    postgres.does("CREATE INDEX pxi ON accounts (balance)");
+    assert_eq!(indexes(rig, "pxi"), "111");
+    postgres.does("ALTER INDEX pxi RENAME TO pxj");
+    assert_eq!((indexes(rig, "pxi"), indexes(rig, "pxj")), ("000".into(), "111".into()));
+    postgres.does("DROP INDEX pxj");
+    assert_eq!(indexes(rig, "pxj"), "000");
+    assert_eq!(postgres.refused("DROP INDEX pxj"), "42704");
+    postgres.does("DROP INDEX IF EXISTS pxj");
+    maria.does("CREATE INDEX pxi ON accounts (balance)");
+    maria.does("DROP INDEX pxi ON accounts");
+    assert_eq!(indexes(rig, "pxi"), "000");
+    // In a transaction over PostgreSQL sources alone.
+    let tables = "[[tables]]\nname = \"marks\"\nbroadcast = [\"s0\", \"s2\"]\n";
+    for server in &rig.servers {
+        said("DROP TABLE IF EXISTS marks", server.login());
+    }
+    rig.start(Setup { tables: tables.into(), ..Setup::accounts(&[0, 1, 2], false) });
+    let mut postgres = Talk::begin(rig, POSTGRES);
+    postgres.does(
+        "BEGIN; CREATE TABLE marks (id int PRIMARY KEY, v int); CREATE INDEX pxi ON marks (v)",
+    );
+    postgres.does("DROP INDEX pxi");
+    postgres.does("COMMIT");
+    assert_eq!(indexes(rig, "pxi"), "000");
+    postgres.does("DROP TABLE marks");
+}
