@@ -150,3 +150,34 @@ fn an_index_is_dropped_and_renamed_at_every_source() {
     assert_eq!(indexes(rig, "pxi"), "000");
     postgres.does("DROP TABLE marks");
 }
+
+#[test]
+fn types_are_created_at_every_postgresql_source() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig);
+    for place in [0, 2] {
+        let text =
+            "DROP TABLE IF EXISTS moods; DROP TYPE IF EXISTS mood; DROP DOMAIN IF EXISTS amount";
+        said(text, rig.servers[place].login());
+    }
+    let tables = "[[tables]]\nname = \"moods\"\n\
+                  shard = { by = \"hash\", column = \"id\", sources = [\"s0\", \"s2\"] }\n";
+    rig.start(Setup { tables: tables.into(), ..Setup::accounts(&[0, 1, 2], false) });
+    let mut client = Talk::begin(rig, POSTGRES);
+    client.does("CREATE TYPE mood AS ENUM ('sad', 'happy')");
+    client.does("CREATE DOMAIN amount AS int CHECK (VALUE > 0)");
+    client.does("CREATE TABLE moods (id int PRIMARY KEY, m mood, a amount)");
+    for id in 1..9 {
+        client.does(&format!("INSERT INTO moods (id, m, a) VALUES ({id}, 'happy', {id})"));
+    }
+    assert_eq!(client.shows("SELECT count(*) FROM moods WHERE m = 'happy'"), "8");
+    assert_eq!(client.refused("INSERT INTO moods (id, m, a) VALUES (9, 'sad', 0)"), "23514");
+    client.does("DROP TABLE moods");
+    client.does("DROP TYPE mood");
+    client.does("DROP DOMAIN amount");
+    for place in [0, 2] {
+        let text = "SELECT count(*) FROM pg_type WHERE typname IN ('mood', 'amount')";
+        assert_eq!(said(text, rig.servers[place].login()), "0");
+    }
+}

@@ -201,6 +201,9 @@ impl Parsed {
             Statement::CreateView { .. } => "CREATE VIEW".into(),
             Statement::CreateSequence { .. } => "CREATE SEQUENCE".into(),
             Statement::CreateType { .. } => "CREATE TYPE".into(),
+            Statement::AlterType(_) => "ALTER TYPE".into(),
+            Statement::CreateDomain(_) => "CREATE DOMAIN".into(),
+            Statement::DropDomain(_) => "DROP DOMAIN".into(),
             Statement::Comment { .. } => "COMMENT".into(),
             Statement::AlterIndex { .. } => "ALTER INDEX".into(),
             Statement::AlterView { .. } => "ALTER VIEW".into(),
@@ -838,6 +841,9 @@ fn verb(statement: Statement, dialect: Dialect) -> Result<Verb, Refusal> {
         | Statement::CreateView { .. }
         | Statement::CreateSequence { .. }
         | Statement::CreateType { .. }
+        | Statement::AlterType(_)
+        | Statement::CreateDomain(_)
+        | Statement::DropDomain(_)
         | Statement::Comment { .. }
         | Statement::AlterIndex { .. }
         | Statement::AlterView { .. }

@@ -369,6 +369,20 @@ impl Planner<'_> {
         Ok(Plan { parts, merge: Merge::Only, is_write: true, has_rows: false })
     }
 
+    /// Every PostgreSQL source has every type, so that tables of any placement can use it.
+    fn types(&self, statement: &Statement) -> Result<Plan, Refusal> {
+        let is_postgres = |id: &SourceId| self.kind(*id) == Dialect::PostgreSql;
+        let sources = self.catalogue.sources().map(|(id, _)| id).filter(is_postgres);
+        let mut parts = Vec::new();
+        for source in sources {
+            parts.push(self.part(statement, source, Named::default())?);
+        }
+        if parts.is_empty() || self.context.client != Dialect::PostgreSql {
+            return Err(Refusal::unsupported("types belong to PostgreSQL sources and clients"));
+        }
+        Ok(Plan { parts, merge: Merge::Same, is_write: true, has_rows: false })
+    }
+
     /// A change of the schema goes to every source that has the table.
     fn schema(&self, statement: &Statement) -> Result<Plan, Refusal> {
         let mut names: Vec<ObjectName> = match statement {
@@ -381,6 +395,13 @@ impl Planner<'_> {
             Statement::Drop { object_type: ObjectType::Table, names, .. } => names.clone(),
             Statement::Drop { object_type: ObjectType::Index, table: Some(table), .. } => {
                 vec![table.clone()]
+            }
+            Statement::CreateType { .. }
+            | Statement::AlterType(_)
+            | Statement::CreateDomain(_)
+            | Statement::DropDomain(_)
+            | Statement::Drop { object_type: ObjectType::Type, .. } => {
+                return self.types(statement);
             }
             _ => return self.unplaced(statement),
         };
