@@ -181,3 +181,36 @@ fn types_are_created_at_every_postgresql_source() {
         assert_eq!(said(text, rig.servers[place].login()), "0");
     }
 }
+
+#[test]
+fn what_dumps_and_drivers_ask_for_first_is_answered() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig);
+    let mut postgres = Talk::begin(rig, POSTGRES);
+    let text = "SELECT current_setting('jit') AS cur, set_config('jit', 'off', false) AS new";
+    let answer = postgres.text(text).unwrap().remove(0);
+    let names: Vec<&str> = answer.columns.iter().map(|column| column.name.as_str()).collect();
+    assert_eq!(names, ["cur", "new"]);
+    assert_eq!(answer.rows, [vec![Some(b"on".to_vec()), Some(b"off".to_vec())]]);
+    assert_eq!(postgres.shows("SHOW jit"), "off");
+    let text = "SELECT set_config(name, 'x', false) FROM pg_settings WHERE name = 'no_such_name'";
+    assert_eq!(postgres.text(text).unwrap().remove(0).rows.len(), 0);
+    let text = "SELECT set_config(name, '11MB', false) FROM pg_settings WHERE name = 'work_mem'";
+    assert_eq!(postgres.shows(text), "11MB");
+    assert_eq!(postgres.shows("SHOW work_mem"), "11MB");
+    let mut maria = Talk::begin(rig, MARIA);
+    maria.does("UNLOCK TABLES");
+    // As a driver does that takes the proxy for MySQL 8.
+    maria.does("SET NAMES 'utf8mb4' COLLATE 'utf8mb4_0900_ai_ci'");
+    assert_eq!(maria.shows("SELECT 'a' = 'A'"), "1");
+    assert_eq!(maria.shows("SELECT balance FROM accounts WHERE id = 101"), "1000");
+    assert_eq!(maria.shows("SELECT @@collation_connection"), "utf8mb4_0900_ai_ci");
+    let mut dump = Command::new("mariadb-dump");
+    dump.args(["--no-defaults", "--host=127.0.0.1", "--user=alice", "--single-transaction"]);
+    dump.args(["--skip-lock-tables", &format!("--port={}", rig.mysql), "bank", "accounts"]);
+    let dump = dump.env("MYSQL_PWD", SECRET).stdin(Stdio::null()).output().unwrap();
+    assert!(dump.status.success(), "{}", all_of(&dump));
+    let text = String::from_utf8_lossy(&dump.stdout).into_owned();
+    assert!(text.contains("(1,1000)") && text.contains("(101,1000)"), "{text}");
+}

@@ -770,6 +770,8 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
         ("EXECUTE", name) if !name.is_empty() && name != "IMMEDIATE" => {
             statements::execute(text, dialect)?
         }
+        // No client has locked a table.
+        ("UNLOCK", "TABLES") if dialect == Dialect::MariaDb => Verb::Housekeeping("UNLOCK TABLES"),
         ("LOCK", "TABLES") | ("UNLOCK", "TABLES") => {
             return Err(Refusal::unsupported(
                 "LOCK TABLES is not part of a transaction; use SELECT … FOR UPDATE",

@@ -13,7 +13,7 @@ use super::catalog::{Catalogue, Dialect, SourceId};
 use super::merge::merge;
 use super::parse::{Isolation, Savepoint, Verb, parse, unread};
 use super::plan::{Context, Keys, Plan, Record, plan};
-use super::set::{self, Change, Term, effects};
+use super::set::{self, Change, ConfigItem, Term, effects};
 use super::typed::{Kinds, tables_to_know};
 use super::value::{Answer, Cell, Column, Kind, Value};
 
@@ -1003,8 +1003,10 @@ fn set_config_is_a_set() {
         let Verb::Data(statement) = parse(text, PG).unwrap().remove(0).verb else {
             panic!("{text}")
         };
-        set::set_config(&statement, values)
+        let found = set::set_config(&statement, values)?;
+        Ok::<_, Refusal>(found.map(|found| (found.if_known, found.items)))
     };
+    let is = |change, value: &str| ConfigItem::Set(change, value.to_owned());
     let setting = |name: &str, value: &[&str], is_local| Change::Setting {
         name: name.into(),
         value: value.iter().map(|one| Term::Text((*one).into())).collect(),
@@ -1012,10 +1014,22 @@ fn set_config_is_a_set() {
     };
     let zone = [Value::Text("Europe/Berlin".into())];
     let told = found("SELECT set_config('TimeZone', $1, false)", &zone).unwrap().unwrap();
-    assert_eq!(told, [(setting("timezone", &["Europe/Berlin"], false), "Europe/Berlin".into())]);
+    let change = setting("timezone", &["Europe/Berlin"], false);
+    assert_eq!(told, (false, vec![is(change, "Europe/Berlin")]));
     let text = "SELECT pg_catalog.set_config('search_path', 'a, \"B\"', true) AS x";
     let told = found(text, &[]).unwrap().unwrap();
-    assert_eq!(told, [(setting("search_path", &["a", "B"], true), "a, \"B\"".into())]);
+    let change = setting("search_path", &["a", "B"], true);
+    assert_eq!(told, (false, vec![is(change, "a, \"B\"")]));
+    // asyncpg, and pg_dump.
+    let text = "SELECT current_setting('jit') AS cur, set_config('jit', 'off', false) AS new";
+    let told = found(text, &[]).unwrap().unwrap();
+    let off = is(setting("jit", &["off"], false), "off");
+    assert_eq!(told, (false, vec![ConfigItem::Current("jit".into()), off]));
+    let text = "SELECT set_config(name, 'view', false) FROM pg_settings WHERE name = 'x'";
+    let told = found(text, &[]).unwrap().unwrap();
+    assert_eq!(told, (true, vec![is(setting("x", &["view"], false), "view")]));
+    assert_eq!(found("SELECT current_setting('jit')", &[]), Ok(None));
+    assert!(found("SELECT set_config('a', 'b', false), current_setting('a')", &[]).is_err());
     assert_eq!(found("SELECT 1", &[]), Ok(None));
     assert!(found("SELECT set_config(name, setting, false)", &[]).is_err());
 }

@@ -12,7 +12,7 @@ use orthodrome_geotp::sql::generated::{calls, put_calls};
 use orthodrome_geotp::sql::merge::{Merge, merge};
 use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::route::{reads_system_tables, table_name};
-use orthodrome_geotp::sql::set::{effects, effects_of_words, set_config};
+use orthodrome_geotp::sql::set::{config_columns, effects, effects_of_words, set_config};
 use orthodrome_geotp::sql::typed::{Kinds, tables_to_know};
 use orthodrome_geotp::sql::{
     Answer, Column, Context, Dialect, Isolation, Parsed, Part, Plan, SourceId, Unread, Value, Verb,
@@ -593,8 +593,10 @@ impl Session {
     /// The columns of a statement's result, from one of its sources; none if it has no rows.
     pub(super) async fn describe(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
         match &parsed.verb {
-            Verb::Data(statement) if set_config(statement, &[]).map_or(true, |it| it.is_some()) => {
-                Ok(text_answer("set_config", []).columns)
+            Verb::Data(statement) if config_columns(statement).is_some() => {
+                let names = config_columns(statement).unwrap_or_default();
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                Ok(table(&names, []).columns)
             }
             Verb::Data(_) => {
                 let returns = parsed.text.to_lowercase().contains("returning");
