@@ -214,3 +214,21 @@ fn what_dumps_and_drivers_ask_for_first_is_answered() {
     let text = String::from_utf8_lossy(&dump.stdout).into_owned();
     assert!(text.contains("(1,1000)") && text.contains("(101,1000)"), "{text}");
 }
+
+#[test]
+fn a_source_that_refuses_the_login_is_named_with_its_words() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    rig.start_bank(&[0, 1], false);
+    let file = std::fs::read_to_string(rig.path("proxy.toml")).unwrap();
+    let (rest, last) = file.split_at(file.find("name = \"s1\"").unwrap());
+    let wrong = last.replacen("loopback-only", "wrong", 1);
+    std::fs::write(rig.path("proxy.toml"), format!("{rest}{wrong}")).unwrap();
+    rig.start_proxy(None);
+    for (text, login) in
+        [("UPDATE accounts SET balance = 1 WHERE id = 101", POSTGRES), ("SELECT f()", MARIA)]
+    {
+        let told = all_of(&rig.login(login).client(text).output().unwrap());
+        assert!(told.contains("s1") && told.contains("Access denied"), "{told}");
+    }
+}

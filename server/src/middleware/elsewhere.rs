@@ -20,7 +20,7 @@ use orthodrome_geotp::sql::{
 };
 
 use super::driver::{Setting, Trouble};
-use super::errors::{SqlError, interrupted, syntax};
+use super::errors::{SqlError, interrupted, syntax, unreachable};
 use super::operators::{table, text_answer};
 use super::session::{Engine, Reply, Session};
 use super::words::translated;
@@ -97,16 +97,15 @@ impl Session {
         let gone = || SqlError::new("08006", "no source is configured");
         let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
         let is_late = AtomicBool::new(false);
-        let outcome = source.ask_until(text, settings, may_leave, self.stop(&is_late)).await?;
+        let name = self.proxy.catalogue.source(at).map_or("", |source| source.name.as_str());
+        let outcome = source.ask_until(text, settings, may_leave, self.stop(&is_late)).await;
+        let outcome = outcome.map_err(|trouble| unreachable(trouble, name))?;
         match outcome.fault {
             // Only the proxy interrupts its sessions.
             Some(fault) if fault.is_interrupt() => {
                 Err(interrupted(self.client, is_late.load(Ordering::Relaxed)))
             }
-            Some(fault) => {
-                let name = self.proxy.catalogue.source(at).map(|s| s.name.as_str());
-                Err(translated(fault, self.client, name.unwrap_or_default()))
-            }
+            Some(fault) => Err(translated(fault, self.client, name)),
             None => Ok(outcome.done.into_iter().map(|(answer, _)| answer).collect()),
         }
     }
@@ -141,7 +140,7 @@ impl Session {
                 Err(interrupted(self.client, is_late.load(Ordering::Relaxed)))
             }
             Err(Trouble::Fault(fault)) => Err(translated(fault, self.client, &named.name)),
-            Err(broken) => Err(broken.into()),
+            Err(broken) => Err(unreachable(broken, &named.name)),
         }
     }
 

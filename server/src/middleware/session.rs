@@ -1177,7 +1177,10 @@ impl Session {
                 ("40001", format!("source {name} restarted, so its locks may be lost"))
             }
             Reason::Connection | Reason::Unknown => {
-                ("40001", format!("the connection to source {name} broke"))
+                let id = self.proxy.nodes.iter().find(|(_, node)| **node == source);
+                let refusal = id.and_then(|(id, _)| self.proxy.direct.get(id)?.refusal());
+                let why = refusal.map_or_else(String::new, |why| format!(" ({why})"));
+                ("40001", format!("the connection to source {name} broke{why}"))
             }
             Reason::Unprepared => ("40001", format!("source {name} could not prepare")),
             Reason::Peer => {
