@@ -216,6 +216,26 @@ fn what_dumps_and_drivers_ask_for_first_is_answered() {
 }
 
 #[test]
+fn an_update_that_changes_nothing_affects_no_row_at_mariadb() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for agents in [false, true] {
+        rig.start_bank(&[0, 1], agents);
+        for (text, affected) in [
+            ("UPDATE accounts SET balance = 1000 WHERE id = 101", 0),
+            ("UPDATE accounts SET balance = 999 + (id > 101) WHERE id IN (101, 102)", 1),
+            ("UPDATE accounts SET balance = 1000 WHERE id = 101", 1),
+            ("UPDATE accounts SET balance = 1000 WHERE id = 1", 1),
+            ("DELETE FROM accounts WHERE id IN (101, 120)", 2),
+        ] {
+            let output = rig.login(MARIA).client(text).arg("-vv").output().unwrap();
+            let told = format!("{affected} row");
+            assert!(all_of(&output).contains(&told), "{agents}: {text}: {}", all_of(&output));
+        }
+    }
+}
+
+#[test]
 fn a_source_that_refuses_the_login_is_named_with_its_words() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();

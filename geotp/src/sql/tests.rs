@@ -662,7 +662,7 @@ impl World {
             .zip(kinds)
             .map(|(name, kind)| Column { name, kind, oid: 0 })
             .collect();
-        Answer { columns, affected: found.len() as u64, rows: found, last_insert_id: 0 }
+        Answer { columns, affected: found.len() as u64, rows: found, ..Answer::default() }
     }
 
     /// The merged answer and the whole one.
