@@ -25,6 +25,7 @@ mod near;
 mod numbers;
 mod rig;
 mod savepoints;
+mod schemas;
 mod sessions;
 mod skew;
 mod steps;

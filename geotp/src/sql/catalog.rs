@@ -200,11 +200,18 @@ impl Table {
     }
 }
 
+/// The schema that PostgreSQL's tables are in by default.
+pub(super) const PUBLIC: &str = "public";
+
 /// Checked sources and tables.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Catalogue {
     sources: Vec<Source>,
     tables: BTreeMap<String, Table>,
+    /// The names of the database.
+    databases: BTreeSet<String>,
+    /// Names of the schema in addition to `public`.
+    schemas: BTreeSet<String>,
 }
 
 /// An error in a catalogue: the field, the problem, and the remedy.
@@ -508,6 +515,28 @@ impl Catalogue {
             None => drop(all.tables.remove(name)),
         }
         all
+    }
+
+    /// The same with these names of the database.
+    #[must_use]
+    pub fn with_databases(&self, databases: BTreeSet<String>) -> Self {
+        Self { databases, ..self.clone() }
+    }
+
+    /// The same with these names of the schema, in addition to `public`.
+    #[must_use]
+    pub fn with_schemas(&self, schemas: BTreeSet<String>) -> Self {
+        Self { schemas, ..self.clone() }
+    }
+
+    /// Whether this is a name of the database.
+    pub(super) fn has_database(&self, name: &str) -> bool {
+        self.databases.contains(name)
+    }
+
+    /// Whether this is a name of the schema for PostgreSQL clients.
+    pub(super) fn has_schema(&self, name: &str) -> bool {
+        name == PUBLIC || self.schemas.contains(name)
     }
 
     /// The table called `name`, in any case.

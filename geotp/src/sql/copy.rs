@@ -33,13 +33,14 @@ pub(super) fn read(text: &str) -> Result<Verb, Refusal> {
     reader.word("copy");
     let mut query = None;
     let (mut table, mut columns) = (String::new(), Vec::new());
+    let mut before: Vec<String> = Vec::new();
     if reader.takes(&Token::LParen) {
         let rest = reader.up_to_parenthesis()?;
         query = Some(rest.iter().map(written).collect::<Vec<_>>().join(" "));
     } else {
         table = reader.column()?;
         while reader.takes(&Token::Period) {
-            table = reader.column()?;
+            before.push(std::mem::replace(&mut table, reader.column()?));
         }
         if reader.takes(&Token::LParen) {
             columns.push(reader.column()?);
@@ -66,13 +67,14 @@ pub(super) fn read(text: &str) -> Result<Verb, Refusal> {
         return Err(near(Some(token)));
     }
     if !is_to {
-        return Ok(Verb::Copy { table, columns, form });
+        return Ok(Verb::Copy { before, table, columns, form });
     }
     let query = query.unwrap_or_else(|| {
         let quoted = |name: &String| format!("\"{}\"", name.replace('"', "\"\""));
         let columns: Vec<String> = columns.iter().map(quoted).collect();
         let columns = if columns.is_empty() { "*".to_owned() } else { columns.join(", ") };
-        format!("SELECT {columns} FROM {}", quoted(&table))
+        let name: Vec<String> = before.iter().chain([&table]).map(quoted).collect();
+        format!("SELECT {columns} FROM {}", name.join("."))
     });
     Ok(Verb::CopyOut { query, form })
 }

@@ -7,15 +7,17 @@
 use std::ops::ControlFlow;
 
 use sqlparser::ast::{
-    BinaryOperator, CastKind, DataType, ExactNumberInfo, Expr, Function, FunctionArg,
+    BinaryOperator, CastKind, CreateView, DataType, ExactNumberInfo, Expr, Function, FunctionArg,
     FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident, LimitClause, LockType,
     ObjectName, ObjectNamePart, Offset, OffsetRows, OrderByExpr, OrderByKind, OrderBySort, Query,
-    SetExpr, Statement, UnaryOperator, Value as SqlValue, ValueWithSpan, VisitorMut,
+    Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, Statement, UnaryOperator,
+    Value as SqlValue, ValueWithSpan, VisitorMut,
 };
 use sqlparser::tokenizer::Span;
 
 use super::Refusal;
 use super::catalog::{Catalogue, Dialect};
+use super::names;
 use super::route::table_name;
 use super::value::Value;
 use super::walk::walk_mut;
@@ -104,6 +106,9 @@ pub fn translate(
     catalogue: &Catalogue,
 ) -> Result<(), Refusal> {
     walk_mut(statement, &mut Translator { from, to, catalogue })?;
+    for name in names::unvisited(statement) {
+        names::strip(catalogue, name, from, to);
+    }
     if from == to {
         return Ok(());
     }
@@ -160,10 +165,32 @@ impl VisitorMut for Translator<'_> {
     type Break = Refusal;
 
     fn pre_visit_relation(&mut self, name: &mut ObjectName) -> Flow {
-        // A schema or database in a client's statement is the proxy's, not the source's.
+        // A schema or database in a client's statement is the proxy's, not the source's. What the
+        // catalogue does not know may be a function.
         if name.0.len() > 1 && self.catalogue.table(&table_name(name)).is_some() {
-            let last = name.0.pop();
-            name.0 = last.into_iter().collect();
+            names::strip(self.catalogue, name, self.from, self.to);
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
+        for item in &mut select.projection {
+            if let SelectItem::QualifiedWildcard(
+                SelectItemQualifiedWildcardKind::ObjectName(name),
+                _,
+            ) = item
+            {
+                names::strip(self.catalogue, name, self.from, self.to);
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_statement(&mut self, statement: &mut Statement) -> Flow {
+        if let Statement::CreateView(CreateView { name, .. }) | Statement::AlterView { name, .. } =
+            statement
+        {
+            names::strip(self.catalogue, name, self.from, self.to);
         }
         ControlFlow::Continue(())
     }
@@ -224,6 +251,11 @@ impl VisitorMut for Translator<'_> {
             }
             return ControlFlow::Continue(());
         }
+        if let Expr::CompoundIdentifier(parts) = expr
+            && parts.len() > 2
+        {
+            self.strip_column(parts);
+        }
         if self.to == Dialect::MariaDb {
             escape_pattern(expr);
         }
@@ -271,6 +303,16 @@ pub(super) fn nulls_first(key: &OrderByExpr, dialect: Dialect) -> bool {
 }
 
 impl Translator<'_> {
+    /// Removes the proxy's schema or database from the name of a column, as from that of its table.
+    fn strip_column(&self, parts: &mut Vec<Ident>) {
+        let Some(column) = parts.pop() else { return };
+        let table = std::mem::take(parts).into_iter().map(ObjectNamePart::Identifier).collect();
+        let mut table = ObjectName(table);
+        names::strip(self.catalogue, &mut table, self.from, self.to);
+        parts.extend(table.0.into_iter().filter_map(|part| part.as_ident().cloned()));
+        parts.push(column);
+    }
+
     /// The same order at the source, regardless of where the source puts NULLs by default.
     fn order(&self, mut key: OrderByExpr, is_distinct: bool) -> Vec<OrderByExpr> {
         if self.from == self.to

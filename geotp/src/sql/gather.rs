@@ -21,6 +21,7 @@ use super::Refusal;
 use super::arrays::list_elements;
 use super::catalog::{Catalogue, Dialect};
 use super::dialect::{bind, render};
+use super::names;
 use super::parse::{Parsed, Verb, parse};
 use super::route::{is_system, table_name};
 use super::system::quote;
@@ -98,6 +99,7 @@ impl Gather {
         parameters: &[Value],
         client: Dialect,
     ) -> Result<Option<Self>, Refusal> {
+        names::check(catalogue, statement, client)?;
         let mut statement = statement.clone();
         bind(&mut statement, parameters, client)?;
         list_elements(&mut statement)?;

@@ -154,6 +154,7 @@ pub fn merge(how: &Merge, mut answers: Vec<Answer>) -> Result<Answer, Refusal> {
             whole.columns = columns;
             for answer in all {
                 whole.affected += answer.affected;
+                whole.unchanged += answer.unchanged;
                 whole.rows.extend(answer.rows);
                 if whole.last_insert_id == 0 {
                     whole.last_insert_id = answer.last_insert_id;
@@ -195,7 +196,7 @@ impl RowMerge {
         let rows: Vec<_> =
             rows.into_iter().skip(self.offset).take(self.limit.unwrap_or(usize::MAX)).collect();
         let affected = rows.len() as u64;
-        Ok(Answer { columns, rows, affected, last_insert_id: 0 })
+        Ok(Answer { columns, rows, affected, ..Answer::default() })
     }
 
     /// The sort order with column numbers.

@@ -96,6 +96,8 @@ pub enum Verb {
     Admin(Vec<String>),
     /// COPY … FROM STDIN: the table and columns.
     Copy {
+        /// What is written before the table's name: its schema, or its database and schema.
+        before: Vec<String>,
         /// The table.
         table: String,
         /// Its columns; none means all.
@@ -199,6 +201,9 @@ impl Parsed {
             Statement::CreateView { .. } => "CREATE VIEW".into(),
             Statement::CreateSequence { .. } => "CREATE SEQUENCE".into(),
             Statement::CreateType { .. } => "CREATE TYPE".into(),
+            Statement::AlterType(_) => "ALTER TYPE".into(),
+            Statement::CreateDomain(_) => "CREATE DOMAIN".into(),
+            Statement::DropDomain(_) => "DROP DOMAIN".into(),
             Statement::Comment { .. } => "COMMENT".into(),
             Statement::AlterIndex { .. } => "ALTER INDEX".into(),
             Statement::AlterView { .. } => "ALTER VIEW".into(),
@@ -765,6 +770,8 @@ fn by_words(words: &[String], text: &str, dialect: Dialect) -> Result<Option<Ver
         ("EXECUTE", name) if !name.is_empty() && name != "IMMEDIATE" => {
             statements::execute(text, dialect)?
         }
+        // No client has locked a table.
+        ("UNLOCK", "TABLES") if dialect == Dialect::MariaDb => Verb::Housekeeping("UNLOCK TABLES"),
         ("LOCK", "TABLES") | ("UNLOCK", "TABLES") => {
             return Err(Refusal::unsupported(
                 "LOCK TABLES is not part of a transaction; use SELECT … FOR UPDATE",
@@ -836,6 +843,9 @@ fn verb(statement: Statement, dialect: Dialect) -> Result<Verb, Refusal> {
         | Statement::CreateView { .. }
         | Statement::CreateSequence { .. }
         | Statement::CreateType { .. }
+        | Statement::AlterType(_)
+        | Statement::CreateDomain(_)
+        | Statement::DropDomain(_)
         | Statement::Comment { .. }
         | Statement::AlterIndex { .. }
         | Statement::AlterView { .. }

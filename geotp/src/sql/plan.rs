@@ -12,8 +12,8 @@ mod spread;
 use std::collections::{BTreeMap, BTreeSet};
 
 use sqlparser::ast::{
-    Expr, Fetch, FromTable, LimitClause, ObjectName, ObjectType, Query, SetExpr, Statement,
-    TableWithJoins, UpdateTableFromKind, Value as SqlValue,
+    CreateTable, CreateView, Expr, Fetch, FromTable, LimitClause, ObjectName, ObjectType, Query,
+    SetExpr, Statement, TableWithJoins, UpdateTableFromKind, Value as SqlValue,
 };
 use sqlparser::tokenizer::Span;
 
@@ -32,8 +32,9 @@ use super::catalog::{Catalogue, Dialect, Placement, SourceId};
 use super::dialect::{bind, render, translate};
 use super::generated::list_assignments;
 use super::merge::Merge;
+use super::names;
 use super::parse::Isolation;
-use super::route::{Names, RECORDS_MAX, Route, Router, one_place, subqueries};
+use super::route::{Names, RECORDS_MAX, Route, Router, one_place, relations, subqueries};
 use super::typed::{self, Kinds};
 use super::value::Value;
 use super::walk::walk_mut;
@@ -96,6 +97,7 @@ pub fn plan(
     parameters: &[Value],
     context: &Context,
 ) -> Result<Plan, Refusal> {
+    names::check(catalogue, statement, context.client)?;
     let mut statement = statement.clone();
     if let Statement::Insert(insert) = &mut statement {
         list_assignments(insert);
@@ -197,7 +199,15 @@ impl Planner<'_> {
             typed::convert(&mut statement, &self.context.kinds)?;
         }
         let mut prelude = Vec::new();
-        if self.context.isolation == Isolation::Serializable {
+        let reads_or_changes = matches!(
+            statement,
+            Statement::Query(_)
+                | Statement::Insert(_)
+                | Statement::Update(_)
+                | Statement::Delete(_)
+        );
+        // A definition would keep the locks: whoever read a view would take them.
+        if self.context.isolation == Isolation::Serializable && reads_or_changes {
             let mut locker = Locker { to, depth: 0, prelude: Vec::new(), router: self.router };
             if matches!(
                 statement,
@@ -344,14 +354,54 @@ impl Planner<'_> {
         Ok(Plan { parts, merge, is_write: true, has_rows })
     }
 
-    /// A view, a sequence, a type or such: it belongs to the source of new tables.
+    /// Refuses a definition whose query does not see every row at the source that has it.
+    fn check_definition(&self, query: &Query, source: SourceId) -> Result<(), Refusal> {
+        for name in relations(query) {
+            let Some(table) = self.router.table(&name)? else { continue };
+            let has_all = match &table.placement {
+                Placement::Broadcast(copies) => copies.contains(&source),
+                Placement::Single(_) | Placement::Sharded(_) => table.sources() == [source].into(),
+            };
+            if !has_all {
+                let at = self.catalogue.source(source);
+                return Err(Refusal::unsupported(format!(
+                    "source {} would have this definition, and it does not have all rows of \"{}\"; \
+                     use the query itself, or place the table there or as a broadcast table",
+                    at.map_or_else(|| source.to_string(), |at| at.name.clone()),
+                    table.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// A view, a sequence or such: it belongs to the source of new tables.
     fn unplaced(&self, statement: &Statement) -> Result<Plan, Refusal> {
         let at = self.context.default_source.filter(|at| self.kind(*at) == self.context.client);
         let source = at.ok_or_else(|| {
             Refusal::unsupported("this schema change is not supported; run it at each source")
         })?;
+        if let Statement::CreateView(CreateView { query, .. })
+        | Statement::AlterView { query, .. } = statement
+        {
+            self.check_definition(query, source)?;
+        }
         let parts = vec![self.part(statement, source, Named::default())?];
         Ok(Plan { parts, merge: Merge::Only, is_write: true, has_rows: false })
+    }
+
+    /// Every PostgreSQL source has every type, so that tables of any placement can use it.
+    fn types(&self, statement: &Statement) -> Result<Plan, Refusal> {
+        let is_postgres = |id: &SourceId| self.kind(*id) == Dialect::PostgreSql;
+        let sources = self.catalogue.sources().map(|(id, _)| id).filter(is_postgres);
+        let mut parts = Vec::new();
+        for source in sources {
+            parts.push(self.part(statement, source, Named::default())?);
+        }
+        if parts.is_empty() || self.context.client != Dialect::PostgreSql {
+            return Err(Refusal::unsupported("types belong to PostgreSQL sources and clients"));
+        }
+        Ok(Plan { parts, merge: Merge::Same, is_write: true, has_rows: false })
     }
 
     /// A change of the schema goes to every source that has the table.
@@ -367,6 +417,13 @@ impl Planner<'_> {
             Statement::Drop { object_type: ObjectType::Index, table: Some(table), .. } => {
                 vec![table.clone()]
             }
+            Statement::CreateType { .. }
+            | Statement::AlterType(_)
+            | Statement::CreateDomain(_)
+            | Statement::DropDomain(_)
+            | Statement::Drop { object_type: ObjectType::Type, .. } => {
+                return self.types(statement);
+            }
             _ => return self.unplaced(statement),
         };
         let is_drop = matches!(statement, Statement::Drop { object_type: ObjectType::Table, .. });
@@ -378,6 +435,18 @@ impl Planner<'_> {
             for source in table.sources() {
                 per_source.entry(source).or_default().push(name.clone());
             }
+        }
+        if let Statement::CreateTable(CreateTable { query: Some(query), name, .. }) = statement {
+            let table = self.router.table(name)?;
+            let sources: Vec<SourceId> = per_source.keys().copied().collect();
+            let (Some(Placement::Single(_)), [source]) =
+                (table.map(|table| &table.placement), sources.as_slice())
+            else {
+                return Err(Refusal::unsupported(
+                    "CREATE TABLE … AS needs a table that is at one source; create the table, then use INSERT … SELECT",
+                ));
+            };
+            self.check_definition(query, *source)?;
         }
         let mut parts = Vec::new();
         for (source, names) in per_source {

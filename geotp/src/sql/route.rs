@@ -100,7 +100,7 @@ impl Constraint {
     }
 }
 
-/// The last part of a name, in lower case; schemas are ignored.
+/// The last part of a name, in lower case. [`names::check`](super::names::check) checks the parts before it.
 #[must_use]
 pub fn table_name(name: &ObjectName) -> String {
     name.0
@@ -277,7 +277,7 @@ impl Router<'_> {
     /// The table, or an error if it is unknown; `None` for system catalogues of sources.
     pub(super) fn table(&self, name: &ObjectName) -> Result<Option<&Table>, Refusal> {
         let bare = table_name(name);
-        if let Some(table) = self.catalogue.table(&bare) {
+        if let Some(table) = self.catalogue.table(&bare).filter(|_| !has_system_schema(name)) {
             return Ok(Some(table));
         }
         if is_system(name) {
@@ -762,6 +762,29 @@ fn equates(condition: &Expr, is: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
     }
 }
 
+/// The tables that a query reads, without the names of parts of it.
+pub(super) fn relations(query: &Query) -> Vec<ObjectName> {
+    struct Finder(Vec<ObjectName>, BTreeSet<String>);
+    impl Visitor for Finder {
+        type Break = ();
+        fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<()> {
+            if let TableFactor::Table { name, args: None, .. } = table {
+                self.0.push(name.clone());
+            }
+            ControlFlow::Continue(())
+        }
+        fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
+            self.1.extend(Names::of(query).0);
+            ControlFlow::Continue(())
+        }
+    }
+    let mut finder = Finder(Vec::new(), BTreeSet::new());
+    let _ = walk(query, &mut finder);
+    let Finder(mut names, parts) = finder;
+    names.retain(|name| name.0.len() > 1 || !parts.contains(&table_name(name)));
+    names
+}
+
 /// The tables that a statement names and the catalogue does not have, other than those of the sources' own catalogues.
 #[must_use]
 pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<String> {
@@ -813,14 +836,27 @@ pub fn reads_system_tables(statement: &Statement) -> bool {
     finder.0
 }
 
+/// The sources' own schemas and databases.
+pub(super) const SYSTEM_SCHEMAS: [&str; 5] =
+    ["pg_catalog", "information_schema", "mysql", "performance_schema", "sys"];
+
+/// The first part of a name, in lower case.
+fn first_part(name: &ObjectName) -> String {
+    let first = name.0.first().and_then(|part| part.as_ident());
+    first.map_or_else(String::new, |ident| ident.value.to_lowercase())
+}
+
+/// Whether a name has the schema of a system catalogue of the sources before it.
+fn has_system_schema(name: &ObjectName) -> bool {
+    name.0.len() > 1 && SYSTEM_SCHEMAS.contains(&first_part(name).as_str())
+}
+
 /// Whether a name belongs to a system catalogue of the sources.
 pub(super) fn is_system(name: &ObjectName) -> bool {
-    const SCHEMAS: [&str; 5] =
-        ["pg_catalog", "information_schema", "mysql", "performance_schema", "sys"];
-    let mut parts =
-        name.0.iter().filter_map(|part| part.as_ident()).map(|i| i.value.to_lowercase());
-    let first = parts.next().unwrap_or_default();
-    SCHEMAS.contains(&first.as_str()) || table_name(name).starts_with("pg_") || first == "dual"
+    let first = first_part(name);
+    SYSTEM_SCHEMAS.contains(&first.as_str())
+        || table_name(name).starts_with("pg_")
+        || first == "dual"
 }
 
 /// The direct subqueries of a part of a statement, as derived tables and in expressions, without

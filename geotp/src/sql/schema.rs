@@ -4,8 +4,9 @@
 //! are left out.
 
 use sqlparser::ast::{
-    AlterTableOperation, ColumnDef, ColumnOption, CreateTable, CreateTableOptions, DataType, Expr,
-    GeneratedAs, Ident, IndexColumn, ObjectName, ObjectNamePart, Statement, TableConstraint,
+    AlterIndexOperation, AlterTableOperation, ColumnDef, ColumnOption, CreateTable,
+    CreateTableOptions, DataType, Expr, GeneratedAs, Ident, IndexColumn, ObjectName,
+    ObjectNamePart, ObjectType, Statement, TableConstraint,
 };
 
 use super::Refusal;
@@ -47,6 +48,12 @@ pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Re
                 }
             }
         }
+        // PostgreSQL's names of indexes are those of a schema.
+        Statement::Drop { object_type: ObjectType::Index, table, .. }
+            if to == Dialect::PostgreSql =>
+        {
+            *table = None;
+        }
         Statement::CreateIndex(create) if to == Dialect::MariaDb => {
             if create.name.is_none() {
                 return Err(Refusal::unsupported("MariaDB needs a name for the index; add one"));
@@ -56,6 +63,72 @@ pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Re
         _ => {}
     }
     Ok(())
+}
+
+/// A change of one index, in PostgreSQL's words, which do not name its table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IndexChange {
+    /// The index, as PostgreSQL compares names.
+    pub index: String,
+    /// The statement for a PostgreSQL source.
+    pub text: String,
+    /// Its new name; none to drop it.
+    renamed: Option<String>,
+    /// True if an index that does not exist is no error.
+    pub if_exists: bool,
+}
+
+impl IndexChange {
+    /// The statement for a MariaDB source, where this table has the index.
+    #[must_use]
+    pub fn for_mariadb(&self, table: &str) -> String {
+        let quoted = |name: &str| format!("`{}`", name.replace('`', "``"));
+        let (table, index) = (quoted(table), quoted(&self.index));
+        match &self.renamed {
+            None => format!("DROP INDEX {index} ON {table}"),
+            Some(name) => format!("ALTER TABLE {table} RENAME INDEX {index} TO {}", quoted(name)),
+        }
+    }
+}
+
+/// The changes of indexes by `DROP INDEX` and `ALTER INDEX` of a PostgreSQL client; none for other
+/// statements.
+#[must_use]
+pub fn index_changes(statement: &Statement) -> Option<Vec<IndexChange>> {
+    let folded = |name: &ObjectName| {
+        let last = name.0.last().and_then(|part| part.as_ident());
+        last.map_or_else(String::new, |ident| match ident.quote_style {
+            Some(_) => ident.value.clone(),
+            None => ident.value.to_lowercase(),
+        })
+    };
+    let text = |statement: &Statement| {
+        super::dialect::render(statement, Dialect::PostgreSql, Dialect::PostgreSql)
+    };
+    match statement {
+        Statement::Drop {
+            object_type: ObjectType::Index, table: None, names, if_exists, ..
+        } => {
+            let change = |index: &ObjectName| {
+                let mut one = statement.clone();
+                if let Statement::Drop { names, .. } = &mut one {
+                    *names = vec![index.clone()];
+                }
+                let (index, text) = (folded(index), text(&one));
+                IndexChange { index, text, renamed: None, if_exists: *if_exists }
+            };
+            Some(names.iter().map(change).collect())
+        }
+        Statement::AlterIndex {
+            name,
+            operation: AlterIndexOperation::RenameIndex { index_name },
+        } => {
+            let (index, renamed) = (folded(name), Some(folded(index_name)));
+            let text = text(statement);
+            Some(vec![IndexChange { index, text, renamed, if_exists: false }])
+        }
+        _ => None,
+    }
 }
 
 /// The statements that replace TRUNCATE within a transaction, because it must be possible to roll
@@ -314,6 +387,7 @@ mod tests {
                 "CREATE TABLE t (id INT NOT NULL AUTO_INCREMENT PRIMARY KEY)"
             );
         }
+        assert_eq!(to_postgres("DROP INDEX i ON t"), "DROP INDEX i");
         assert!(to_maria("CREATE TABLE t (id serial)").contains("make \"id\" a key"));
         assert!(to_maria("CREATE TABLE t (a point)").contains("no type POINT"));
         assert!(to_maria("CREATE INDEX ON t (a)").contains("needs a name"));

@@ -4,8 +4,8 @@ mod effects;
 mod variables;
 
 use sqlparser::ast::{
-    Expr, FunctionArg, FunctionArgExpr, FunctionArguments, SelectItem, SetExpr, Statement,
-    Value as SqlValue,
+    Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments, Select, SelectItem, SetExpr,
+    Statement, Value as SqlValue,
 };
 use sqlparser::dialect::{MySqlDialect, PostgreSqlDialect};
 use sqlparser::tokenizer::{Token, Tokenizer};
@@ -499,45 +499,129 @@ pub fn switch(text: &str) -> Option<bool> {
     }
 }
 
-/// The changes that `SELECT set_config(name, value, is_local), …` makes, and the values that it
-/// returns; none if it is another statement.
+/// One column of a [`ConfigQuery`].
+#[derive(Clone, PartialEq, Debug)]
+pub enum ConfigItem {
+    /// `set_config(name, value, is_local)`: the change, and the value that it returns.
+    Set(Change, String),
+    /// `current_setting(name)`, of a setting that no item before it changes.
+    Current(String),
+}
+
+/// A `SELECT` that sets settings and may read others.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ConfigQuery {
+    /// Its columns.
+    pub items: Vec<ConfigItem>,
+    /// True if a setting that does not exist is no error: then there is no row.
+    pub if_known: bool,
+}
+
+/// The calls of `set_config` and `current_setting` that a query consists of, with the names of their
+/// columns; none if it is another query, or sets nothing.
+fn config_calls(statement: &Statement) -> Option<Vec<(&Function, String)>> {
+    let Statement::Query(query) = statement else { return None };
+    let SetExpr::Select(select) = &*query.body else { return None };
+    let mut calls = Vec::new();
+    for item in &select.projection {
+        let (expr, alias) = match item {
+            SelectItem::UnnamedExpr(expr) => (expr, None),
+            SelectItem::ExprWithAlias { expr, alias } => (expr, Some(alias)),
+            _ => return None,
+        };
+        let Expr::Function(function) = expr else { return None };
+        let name = super::route::table_name(&function.name);
+        if name != "set_config" && name != "current_setting" {
+            return None;
+        }
+        let alias = alias.map(|alias| match alias.quote_style {
+            Some(_) => alias.value.clone(),
+            None => alias.value.to_lowercase(),
+        });
+        calls.push((function, alias.unwrap_or(name)));
+    }
+    let sets = |(function, _): &(&Function, String)| {
+        super::route::table_name(&function.name) == "set_config"
+    };
+    let is_asked = select.from.is_empty() && select.selection.is_none();
+    (calls.iter().any(sets) && (is_asked || known_setting(select).is_some())).then_some(calls)
+}
+
+/// The setting that `FROM pg_settings WHERE name = 'setting'` means.
+fn known_setting(select: &Select) -> Option<String> {
+    let [from] = select.from.as_slice() else { return None };
+    let sqlparser::ast::TableFactor::Table { name, args: None, .. } = &from.relation else {
+        return None;
+    };
+    if !from.joins.is_empty() || super::route::table_name(name) != "pg_settings" {
+        return None;
+    }
+    match &select.selection {
+        Some(Expr::BinaryOp { left, op: sqlparser::ast::BinaryOperator::Eq, right }) => {
+            is_name(left).then(|| text_of(right, &[]))?
+        }
+        _ => None,
+    }
+}
+
+/// Whether an expression is the column `name`.
+fn is_name(expr: &Expr) -> bool {
+    matches!(expr, Expr::Identifier(name) if name.value.eq_ignore_ascii_case("name"))
+}
+
+/// The names of the columns of a query that [`set_config`] reads.
+#[must_use]
+pub fn config_columns(statement: &Statement) -> Option<Vec<String>> {
+    config_calls(statement).map(|calls| calls.into_iter().map(|(_, name)| name).collect())
+}
+
+/// What `SELECT set_config(name, value, is_local), …` does; none if it is another statement.
 ///
 /// # Errors
 /// An argument is not a constant.
-pub fn set_config(
-    statement: &Statement,
-    values: &[Value],
-) -> Result<Option<Vec<(Change, String)>>, Refusal> {
-    let Statement::Query(query) = statement else { return Ok(None) };
-    let SetExpr::Select(select) = &*query.body else { return Ok(None) };
-    if !select.from.is_empty() || select.selection.is_some() {
-        return Ok(None);
-    }
-    let mut changes = Vec::new();
-    for item in &select.projection {
-        let (SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. }) = item else {
-            return Ok(None);
-        };
-        let Expr::Function(function) = expr else { return Ok(None) };
-        let name = super::route::table_name(&function.name);
-        if name != "set_config" {
-            return Ok(None);
-        }
+pub fn set_config(statement: &Statement, values: &[Value]) -> Result<Option<ConfigQuery>, Refusal> {
+    let Some(calls) = config_calls(statement) else { return Ok(None) };
+    let known = match statement {
+        Statement::Query(query) => match &*query.body {
+            SetExpr::Select(select) => known_setting(select),
+            _ => None,
+        },
+        _ => None,
+    };
+    let mut items: Vec<ConfigItem> = Vec::new();
+    let mut set: Vec<String> = Vec::new();
+    for (function, _) in calls {
         let FunctionArguments::List(list) = &function.args else { return Ok(None) };
         let constant = |arg: &FunctionArg| match arg {
+            FunctionArg::Unnamed(FunctionArgExpr::Expr(expr)) if is_name(expr) => known.clone(),
             FunctionArg::Unnamed(FunctionArgExpr::Expr(expr)) => text_of(expr, values),
             _ => None,
         };
         let arguments: Vec<Option<String>> = list.args.iter().map(constant).collect();
+        if super::route::table_name(&function.name) == "current_setting" {
+            let [Some(name)] = arguments.as_slice() else {
+                return Err(Refusal::unsupported(
+                    "beside set_config, current_setting takes one constant: the name",
+                ));
+            };
+            if set.iter().any(|changed| changed.eq_ignore_ascii_case(name)) {
+                return Err(Refusal::unsupported(
+                    "current_setting after set_config of the same setting is not supported; ask in a statement of its own",
+                ));
+            }
+            items.push(ConfigItem::Current(name.clone()));
+            continue;
+        }
         let [Some(name), Some(value), Some(is_local)] = arguments.as_slice() else {
             return Err(Refusal::unsupported(
                 "set_config takes three constants here: the name, the value, and whether it is local",
             ));
         };
         let is_local = switch(is_local).ok_or_else(|| wrong("is_local", "a Boolean value"))?;
-        changes.push((assigned(name, value, is_local)?, value.clone()));
+        set.push(name.clone());
+        items.push(ConfigItem::Set(assigned(name, value, is_local)?, value.clone()));
     }
-    Ok((!changes.is_empty()).then_some(changes))
+    Ok(Some(ConfigQuery { items, if_known: known.is_some() }))
 }
 
 /// The change of a PostgreSQL setting to a value that is not in SQL syntax.

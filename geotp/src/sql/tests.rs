@@ -13,7 +13,7 @@ use super::catalog::{Catalogue, Dialect, SourceId};
 use super::merge::merge;
 use super::parse::{Isolation, Savepoint, Verb, parse, unread};
 use super::plan::{Context, Keys, Plan, Record, plan};
-use super::set::{self, Change, Term, effects};
+use super::set::{self, Change, ConfigItem, Term, effects};
 use super::typed::{Kinds, tables_to_know};
 use super::value::{Answer, Cell, Column, Kind, Value};
 
@@ -52,7 +52,7 @@ const FILE: &str = r#"
 "#;
 
 fn catalogue() -> Catalogue {
-    Catalogue::parse(FILE).unwrap()
+    Catalogue::parse(FILE).unwrap().with_databases(["bank".to_owned()].into())
 }
 
 fn context(client: Dialect, isolation: Isolation) -> Context {
@@ -152,7 +152,7 @@ fn rows_that_an_insert_returns_come_in_its_order() {
         columns: vec![Column { name: "id".into(), kind: Kind::Int4, oid: 23 }],
         rows: ids.iter().map(|id| vec![Some(id.as_bytes().to_vec())]).collect(),
         affected: ids.len() as u64,
-        last_insert_id: 0,
+        ..Answer::default()
     };
     let ids = |answers: Vec<Answer>| -> Vec<String> {
         let whole = merge(&plan.merge, answers).unwrap();
@@ -300,6 +300,78 @@ fn rows_of_an_insert_go_where_they_live() {
         .len(),
         1
     );
+}
+
+#[test]
+fn a_schema_or_database_that_the_proxy_does_not_show_is_refused() {
+    for (text, told) in [
+        (
+            "SELECT public.audit.a, public.audit.* FROM public.audit",
+            "SELECT audit.a, audit.* FROM audit",
+        ),
+        ("DELETE FROM bank.public.audit", "DELETE FROM audit"),
+        ("SELECT id FROM public.orders WHERE id = 1", "SELECT id FROM public.orders WHERE id = 1"),
+        (
+            "DELETE FROM \"public\".orders WHERE id = 1",
+            "DELETE FROM \"public\".orders WHERE id = 1",
+        ),
+        ("TRUNCATE public.audit", "TRUNCATE TABLE audit"),
+        ("DROP TABLE public.audit", "DROP TABLE audit"),
+        ("WITH s AS (SELECT 1) SELECT * FROM audit", "WITH s AS (SELECT 1) SELECT * FROM audit"),
+    ] {
+        assert_eq!(texts(text, PG, RR)[0].1, told, "{text}");
+    }
+    let told = "SELECT \"orders\".n FROM orders WHERE id = 1";
+    let text = "SELECT bank.`orders`.n FROM bank.orders WHERE id = 1";
+    assert_eq!(texts(text, MARIA, RR)[0].1, told);
+    assert_eq!(texts("DROP TABLE bank.audit", MARIA, RR)[0].1, "DROP TABLE audit");
+    for text in [
+        "SELECT * FROM s4.audit",
+        "SELECT * FROM \"Public\".audit",
+        "SELECT * FROM accounts JOIN s4.entries ON account = id",
+        "SELECT (SELECT count(*) FROM s4.audit)",
+        "DELETE FROM s4.audit",
+        "UPDATE s4.orders SET n = 1 WHERE id = 1",
+        "INSERT INTO s4.orders (id) VALUES (1)",
+        "INSERT INTO audit (id) SELECT id FROM s4.audit",
+        "TRUNCATE s4.audit",
+        "DROP TABLE s4.audit",
+        "DROP INDEX s4.i",
+        "ALTER TABLE s4.audit ADD COLUMN x int",
+        "CREATE TABLE s4.t (id int)",
+        "CREATE TABLE t (id int REFERENCES s4.audit)",
+        "CREATE INDEX i ON s4.audit (a)",
+        "CREATE VIEW s4.v AS SELECT 1",
+        "CREATE VIEW v AS SELECT * FROM s4.audit",
+        "COMMENT ON TABLE s4.audit IS 'x'",
+    ] {
+        let refusal = planned(text, PG, RR, &[]).expect_err(text);
+        let is_it = refusal.sqlstate == "3F000" || text.contains("Public");
+        assert!(is_it && refusal.message.contains("does not exist"), "{text}: {refusal}");
+        if !text.contains('"') {
+            let refusal = planned(&text.replace("s4.", "other."), MARIA, RR, &[]).expect_err(text);
+            assert!(refusal.message.starts_with("Table 'other."), "{text}: {refusal}");
+        }
+    }
+    refused("SELECT * FROM x.public.audit", PG, RR, "cross-database references");
+    refused("ALTER TABLE audit RENAME TO other.audit", MARIA, RR, "Table 'other.audit'");
+    // What belongs to the sources does not become a table of the same name.
+    let renamed = FILE.replace("name = \"audit\"", "name = \"tables\"");
+    let catalogue = Catalogue::parse(&renamed).unwrap();
+    let Verb::Data(statement) =
+        parse("SELECT * FROM information_schema.tables", PG).unwrap().remove(0).verb
+    else {
+        panic!("not read")
+    };
+    assert_eq!(plan(&catalogue, &statement, &[], &context(PG, RR)).unwrap().parts, []);
+    let shown = catalogue.with_schemas(["app".to_owned()].into());
+    let Verb::Data(statement) =
+        parse("SELECT id FROM app.orders WHERE id = 1", PG).unwrap().remove(0).verb
+    else {
+        panic!("not read")
+    };
+    let found = plan(&shown, &statement, &[], &context(PG, RR)).unwrap();
+    assert_eq!(found.parts[0].text, "SELECT id FROM orders WHERE id = 1");
 }
 
 #[test]
@@ -630,7 +702,7 @@ impl World {
             .zip(kinds)
             .map(|(name, kind)| Column { name, kind, oid: 0 })
             .collect();
-        Answer { columns, affected: found.len() as u64, rows: found, last_insert_id: 0 }
+        Answer { columns, affected: found.len() as u64, rows: found, ..Answer::default() }
     }
 
     /// The merged answer and the whole one.
@@ -814,19 +886,20 @@ fn what_drivers_and_benchmarks_say_first_is_understood() {
         quote: b'"',
         escape: b'"',
     };
-    let copy = |columns: &[&str], form: &CopyForm| Verb::Copy {
+    let copy = |before: &[&str], columns: &[&str], form: &CopyForm| Verb::Copy {
+        before: before.iter().map(|part| (*part).to_owned()).collect(),
         table: "pgbench_accounts".into(),
         columns: columns.iter().map(|column| (*column).to_owned()).collect(),
         form: form.clone(),
     };
     let postgres = Dialect::PostgreSql;
     let text = "copy pgbench_accounts from stdin with (freeze on)";
-    assert_eq!(verb(text, postgres), Ok(copy(&[], &form)));
+    assert_eq!(verb(text, postgres), Ok(copy(&[], &[], &form)));
     let text = "COPY public.\"pgbench_accounts\" (aid, \"bid\") FROM STDIN";
-    assert_eq!(verb(text, postgres), Ok(copy(&["aid", "bid"], &form)));
+    assert_eq!(verb(text, postgres), Ok(copy(&["public"], &["aid", "bid"], &form)));
     let text = "COPY pgbench_accounts FROM stdin WITH DELIMITER AS '|' NULL AS E'\\\\N'";
     let other = CopyForm { delimiter: b'|', ..form.clone() };
-    assert_eq!(verb(text, postgres), Ok(copy(&[], &other)));
+    assert_eq!(verb(text, postgres), Ok(copy(&[], &[], &other)));
     let text =
         "COPY (SELECT a, 'x)' FROM t WHERE (b = 1)) TO STDOUT (FORMAT csv, HEADER, NULL '-')";
     let csv = CopyForm {
@@ -970,8 +1043,10 @@ fn set_config_is_a_set() {
         let Verb::Data(statement) = parse(text, PG).unwrap().remove(0).verb else {
             panic!("{text}")
         };
-        set::set_config(&statement, values)
+        let found = set::set_config(&statement, values)?;
+        Ok::<_, Refusal>(found.map(|found| (found.if_known, found.items)))
     };
+    let is = |change, value: &str| ConfigItem::Set(change, value.to_owned());
     let setting = |name: &str, value: &[&str], is_local| Change::Setting {
         name: name.into(),
         value: value.iter().map(|one| Term::Text((*one).into())).collect(),
@@ -979,10 +1054,22 @@ fn set_config_is_a_set() {
     };
     let zone = [Value::Text("Europe/Berlin".into())];
     let told = found("SELECT set_config('TimeZone', $1, false)", &zone).unwrap().unwrap();
-    assert_eq!(told, [(setting("timezone", &["Europe/Berlin"], false), "Europe/Berlin".into())]);
+    let change = setting("timezone", &["Europe/Berlin"], false);
+    assert_eq!(told, (false, vec![is(change, "Europe/Berlin")]));
     let text = "SELECT pg_catalog.set_config('search_path', 'a, \"B\"', true) AS x";
     let told = found(text, &[]).unwrap().unwrap();
-    assert_eq!(told, [(setting("search_path", &["a", "B"], true), "a, \"B\"".into())]);
+    let change = setting("search_path", &["a", "B"], true);
+    assert_eq!(told, (false, vec![is(change, "a, \"B\"")]));
+    // asyncpg, and pg_dump.
+    let text = "SELECT current_setting('jit') AS cur, set_config('jit', 'off', false) AS new";
+    let told = found(text, &[]).unwrap().unwrap();
+    let off = is(setting("jit", &["off"], false), "off");
+    assert_eq!(told, (false, vec![ConfigItem::Current("jit".into()), off]));
+    let text = "SELECT set_config(name, 'view', false) FROM pg_settings WHERE name = 'x'";
+    let told = found(text, &[]).unwrap().unwrap();
+    assert_eq!(told, (true, vec![is(setting("x", &["view"], false), "view")]));
+    assert_eq!(found("SELECT current_setting('jit')", &[]), Ok(None));
+    assert!(found("SELECT set_config('a', 'b', false), current_setting('a')", &[]).is_err());
     assert_eq!(found("SELECT 1", &[]), Ok(None));
     assert!(found("SELECT set_config(name, setting, false)", &[]).is_err());
 }

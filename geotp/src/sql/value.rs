@@ -130,4 +130,6 @@ pub struct Answer {
     pub affected: u64,
     /// MariaDB's last generated key; 0 if there is none.
     pub last_insert_id: u64,
+    /// How many of the affected rows a MariaDB source found and left as they were.
+    pub unchanged: u64,
 }

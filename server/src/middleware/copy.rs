@@ -31,9 +31,10 @@ pub(super) struct Copy {
 }
 
 impl Copy {
+    /// `table` is quoted.
     pub(super) fn new(table: &str, columns: Vec<Column>, form: CopyForm) -> Self {
         let names: Vec<String> = columns.iter().map(|column| name(&column.name)).collect();
-        let head = format!("INSERT INTO {} ({}) VALUES ", name(table), names.join(", "));
+        let head = format!("INSERT INTO {table} ({}) VALUES ", names.join(", "));
         let (rest, rows) = (Vec::new(), Vec::new());
         Self {
             head,
@@ -375,7 +376,7 @@ mod tests {
     #[test]
     fn bytes_are_written_as_bytes() {
         let columns = vec![Column { name: "Note".into(), kind: Kind::Bytes, oid: 0 }];
-        let mut copy = Copy::new("a\"b", columns, form(false));
+        let mut copy = Copy::new(&name("a\"b"), columns, form(false));
         copy.take(b"\\\\x41\n").unwrap();
         let insert = "INSERT INTO \"a\"\"b\" (\"Note\") VALUES ('\\x41'::bytea)";
         assert_eq!(copy.end(), Ok(Some(insert.to_owned())));

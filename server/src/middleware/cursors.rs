@@ -153,7 +153,7 @@ impl Session {
             return Ok(Reply::done(&format!("MOVE {}", rows.len())));
         }
         let (columns, affected) = (cursor.answer.columns.clone(), rows.len() as u64);
-        Ok(Reply::Rows(Answer { columns, rows, affected, last_insert_id: 0 }, "FETCH"))
+        Ok(Reply::Rows(Answer { columns, rows, affected, ..Answer::default() }, "FETCH"))
     }
 
     pub(super) fn close(&mut self, name: Option<&str>) -> Result<Reply, SqlError> {

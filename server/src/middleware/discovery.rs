@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use orthodrome_geotp::sql::ast::Statement;
 use orthodrome_geotp::sql::catalog::{Placement, Table};
+use orthodrome_geotp::sql::names;
 use orthodrome_geotp::sql::{Catalogue, Dialect, SourceId, Verb, unknown_tables};
 
 use super::session::{Session, SqlError};
@@ -26,6 +28,8 @@ struct Now {
     found: BTreeMap<String, Instant>,
     /// The time of the last change of the schema through this proxy.
     changed: Option<Instant>,
+    /// The names of the schema at PostgreSQL sources, and the time of the query for them.
+    schemas: Option<(BTreeSet<String>, Instant)>,
 }
 
 /// A table at one source.
@@ -38,7 +42,10 @@ struct Found {
 impl Discovered {
     pub(super) fn new(file: Catalogue) -> Self {
         let all = Arc::new(file.clone());
-        Self { file, now: Mutex::new(Now { all, found: BTreeMap::new(), changed: None }) }
+        Self {
+            file,
+            now: Mutex::new(Now { all, found: BTreeMap::new(), changed: None, schemas: None }),
+        }
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {
@@ -53,7 +60,8 @@ impl Discovered {
     /// Clears the cache after a change of the schema.
     pub(super) fn forget(&self) {
         let mut now = self.now();
-        now.all = Arc::new(self.file.clone());
+        let schemas = now.schemas.as_ref().map(|(schemas, _)| schemas.clone());
+        now.all = Arc::new(self.file.with_schemas(schemas.unwrap_or_default()));
         now.found.clear();
         now.changed = Some(Instant::now());
     }
@@ -61,6 +69,17 @@ impl Discovered {
     /// The time of the last change of the schema through this proxy.
     pub(super) fn changed(&self) -> Option<Instant> {
         self.now().changed
+    }
+
+    /// Whether the names of the schema are to be asked for.
+    fn wants_schemas(&self) -> bool {
+        self.now().schemas.as_ref().is_none_or(|(_, since)| since.elapsed() >= KEPT)
+    }
+
+    fn learn_schemas(&self, schemas: BTreeSet<String>) {
+        let mut now = self.now();
+        now.all = Arc::new(now.all.with_schemas(schemas.clone()));
+        now.schemas = Some((schemas, Instant::now()));
     }
 
     pub(super) fn learn(&self, table: Table) {
@@ -139,9 +158,33 @@ impl Session {
         Ok((!found.columns.is_empty()).then_some(found))
     }
 
+    /// Refuses names of tables in a schema or database that the proxy does not show. PostgreSQL
+    /// clients may name the schema after that of any PostgreSQL source.
+    async fn check_names(&self, statement: &Statement) -> Result<(), SqlError> {
+        if !names::has_foreign(&self.catalogue(), statement, self.client) {
+            return Ok(());
+        }
+        if self.client == Dialect::PostgreSql && self.proxy.discovered.wants_schemas() {
+            let mut schemas = BTreeSet::new();
+            for (at, source) in self.proxy.catalogue.sources() {
+                if source.kind != Dialect::PostgreSql {
+                    continue;
+                }
+                // The client's own search path is not that of the proxy.
+                let answers = self.answers(at, "SELECT current_schema()").await?;
+                let cell = answers.first().and_then(|answer| answer.rows.first()?.first()?.clone());
+                schemas.extend(cell.and_then(|cell| String::from_utf8(cell).ok()));
+            }
+            self.proxy.discovered.learn_schemas(schemas);
+        }
+        names::check(&self.catalogue(), statement, self.client)?;
+        Ok(())
+    }
+
     /// Looks for those tables of a statement that the proxy does not know.
     pub(super) async fn discover(&self, verb: &Verb) -> Result<(), SqlError> {
         let (Verb::Data(statement) | Verb::Schema(statement)) = verb else { return Ok(()) };
+        self.check_names(statement).await?;
         for name in unknown_tables(&self.proxy.catalogue, statement) {
             if self.created.contains_key(&name) || self.proxy.discovered.is_known(&name) {
                 continue;

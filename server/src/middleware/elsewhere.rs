@@ -1,6 +1,7 @@
 //! Statements that are not part of a transaction: those that name no table of the catalogue,
 //! changes of the schema, and queries for the columns of a statement's result.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -8,18 +9,18 @@ use orthodrome_geotp::sql::ast::{FromTable, ObjectType, Statement, TableObject};
 use orthodrome_geotp::sql::catalog::{Placement, Table};
 use orthodrome_geotp::sql::dialect::{bind, render, translate};
 use orthodrome_geotp::sql::generated::{calls, put_calls};
-use orthodrome_geotp::sql::merge::merge;
+use orthodrome_geotp::sql::merge::{Merge, merge};
 use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::route::{reads_system_tables, table_name};
-use orthodrome_geotp::sql::set::{effects, effects_of_words, set_config};
+use orthodrome_geotp::sql::set::{config_columns, effects, effects_of_words, set_config};
 use orthodrome_geotp::sql::typed::{Kinds, tables_to_know};
 use orthodrome_geotp::sql::{
     Answer, Column, Context, Dialect, Isolation, Parsed, Part, Plan, SourceId, Unread, Value, Verb,
-    allow_values, created, deletes, parse, plan, unread,
+    allow_values, created, deletes, index_changes, parse, plan, unread,
 };
 
 use super::driver::{Setting, Trouble};
-use super::errors::{SqlError, interrupted, syntax};
+use super::errors::{SqlError, interrupted, syntax, unreachable};
 use super::operators::{table, text_answer};
 use super::session::{Engine, Reply, Session};
 use super::words::translated;
@@ -96,16 +97,15 @@ impl Session {
         let gone = || SqlError::new("08006", "no source is configured");
         let source = self.proxy.direct.get(&at).ok_or_else(gone)?;
         let is_late = AtomicBool::new(false);
-        let outcome = source.ask_until(text, settings, may_leave, self.stop(&is_late)).await?;
+        let name = self.proxy.catalogue.source(at).map_or("", |source| source.name.as_str());
+        let outcome = source.ask_until(text, settings, may_leave, self.stop(&is_late)).await;
+        let outcome = outcome.map_err(|trouble| unreachable(trouble, name))?;
         match outcome.fault {
             // Only the proxy interrupts its sessions.
             Some(fault) if fault.is_interrupt() => {
                 Err(interrupted(self.client, is_late.load(Ordering::Relaxed)))
             }
-            Some(fault) => {
-                let name = self.proxy.catalogue.source(at).map(|s| s.name.as_str());
-                Err(translated(fault, self.client, name.unwrap_or_default()))
-            }
+            Some(fault) => Err(translated(fault, self.client, name)),
             None => Ok(outcome.done.into_iter().map(|(answer, _)| answer).collect()),
         }
     }
@@ -140,7 +140,7 @@ impl Session {
                 Err(interrupted(self.client, is_late.load(Ordering::Relaxed)))
             }
             Err(Trouble::Fault(fault)) => Err(translated(fault, self.client, &named.name)),
-            Err(broken) => Err(broken.into()),
+            Err(broken) => Err(unreachable(broken, &named.name)),
         }
     }
 
@@ -394,7 +394,13 @@ impl Session {
             return Ok(Reply::done(&parsed.schema_tag()));
         };
         let parsed = &self.with_place(parsed);
-        let plan = self.planned(parsed, values).await?;
+        let plan = match self.plan_of_indexes(parsed).await? {
+            Some(plan) => plan,
+            None => self.planned(parsed, values).await?,
+        };
+        if plan.parts.is_empty() {
+            return Ok(Reply::done(&parsed.schema_tag()));
+        }
         let kind = |at: SourceId| self.proxy.catalogue.source(at).map(|source| source.kind);
         let is_postgres =
             plan.parts.iter().all(|part| kind(part.source) == Some(Dialect::PostgreSql));
@@ -418,6 +424,74 @@ impl Session {
         }
         self.created.clear();
         Ok(Reply::done(&parsed.schema_tag()))
+    }
+
+    /// The plan of a change of indexes that does not name their tables: it goes to every source that
+    /// has the index. None for other statements.
+    async fn plan_of_indexes(&mut self, parsed: &Parsed) -> Result<Option<Plan>, SqlError> {
+        let Verb::Schema(statement) = &parsed.verb else { return Ok(None) };
+        let Some(changes) = index_changes(statement).filter(|_| self.client == Dialect::PostgreSql)
+        else {
+            return Ok(None);
+        };
+        let all: Vec<(SourceId, Dialect)> =
+            self.proxy.catalogue.sources().map(|(at, source)| (at, source.kind)).collect();
+        let mut parts = Vec::new();
+        for change in changes {
+            let mut found = BTreeMap::new();
+            for (at, kind) in &all {
+                let text = tables_with_index(*kind, &change.index);
+                let is_within = self.has_schema && self.open.is_some();
+                let answer = if is_within && *kind == Dialect::PostgreSql {
+                    self.ask_within(*at, text).await?
+                } else {
+                    self.ask(*at, &text, false).await?
+                };
+                let names = answer.rows.into_iter().flatten().flatten();
+                let names: BTreeSet<String> =
+                    names.map(|name| String::from_utf8_lossy(&name).into_owned()).collect();
+                found.insert(*at, (*kind, names));
+            }
+            // At MariaDB several tables may have indexes of one name.
+            let of_postgres =
+                |(kind, _): &&(Dialect, BTreeSet<String>)| *kind == Dialect::PostgreSql;
+            let mut tables: BTreeSet<String> =
+                found.values().filter(of_postgres).flat_map(|(_, names)| names.clone()).collect();
+            if tables.is_empty() {
+                tables = found.values().flat_map(|(_, names)| names.clone()).collect();
+            }
+            let index = &change.index;
+            let table = match tables.len() {
+                0 if change.if_exists => continue,
+                0 => {
+                    let why = format!("index \"{index}\" does not exist");
+                    return Err(SqlError::new("42704", why));
+                }
+                1 => tables.pop_first().unwrap_or_default(),
+                _ => {
+                    let tables = tables.into_iter().collect::<Vec<_>>().join(", ");
+                    return Err(SqlError::new(
+                        "0A000",
+                        format!(
+                            "several tables have an index \"{index}\" ({tables}); send the statement to the source of \
+                             the table directly"
+                        ),
+                    ));
+                }
+            };
+            for (source, (kind, names)) in found {
+                if !names.contains(&table) {
+                    continue;
+                }
+                let text = match kind {
+                    Dialect::PostgreSql => change.text.clone(),
+                    Dialect::MariaDb => change.for_mariadb(&table),
+                };
+                let (prelude, records, keys) = (Vec::new(), Vec::new(), Keys::default());
+                parts.push(Part { source, prelude, text, records, keys });
+            }
+        }
+        Ok(Some(Plan { parts, merge: Merge::Same, is_write: true, has_rows: false }))
     }
 
     /// Gives a new table a placement if it has none, and makes it known to this transaction.
@@ -518,8 +592,10 @@ impl Session {
     /// The columns of a statement's result, from one of its sources; none if it has no rows.
     pub(super) async fn describe(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
         match &parsed.verb {
-            Verb::Data(statement) if set_config(statement, &[]).map_or(true, |it| it.is_some()) => {
-                Ok(text_answer("set_config", []).columns)
+            Verb::Data(statement) if config_columns(statement).is_some() => {
+                let names = config_columns(statement).unwrap_or_default();
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                Ok(table(&names, []).columns)
             }
             Verb::Data(_) => {
                 let returns = parsed.text.to_lowercase().contains("returning");
@@ -604,6 +680,21 @@ impl Session {
         };
         let merged = merge(&plan.merge, vec![answer.clone()]).unwrap_or(answer);
         Ok(merged.columns)
+    }
+}
+
+/// The query for the tables that have an index of this name.
+fn tables_with_index(kind: Dialect, index: &str) -> String {
+    let index = index.replace('\'', "''");
+    match kind {
+        Dialect::PostgreSql => format!(
+            "SELECT tablename::text FROM pg_catalog.pg_indexes \
+             WHERE schemaname = ANY (current_schemas(false)) AND indexname = '{index}'"
+        ),
+        Dialect::MariaDb => format!(
+            "SELECT DISTINCT table_name FROM information_schema.statistics \
+             WHERE table_schema = database() AND index_name = '{index}'"
+        ),
     }
 }
 

@@ -56,6 +56,16 @@ impl From<Trouble> for SqlError {
     }
 }
 
+/// The error for a source that could not be asked.
+pub(super) fn unreachable(trouble: Trouble, source: &str) -> SqlError {
+    match trouble {
+        Trouble::Fault(fault) => fault.into(),
+        Trouble::Broken(error) => {
+            SqlError::new("08006", format!("source {source} cannot be reached: {error}; try again"))
+        }
+    }
+}
+
 /// MariaDB's error number for a SQLSTATE of PostgreSQL.
 fn number_of(sqlstate: &str) -> u16 {
     match sqlstate {

@@ -120,7 +120,7 @@ impl Session {
         let placed = [Placed::new(plan, "SELECT", places)];
         let mut answers = self.round(round, &placed, Last::No, false).await?;
         let [placed] = &placed;
-        match reply(placed, &mut answers)? {
+        match reply(placed, &mut answers, true)? {
             Reply::Rows(answer, _) => Ok(answer),
             Reply::Done { .. } => Ok(Answer::default()),
             Reply::Error(error) => Err(error),

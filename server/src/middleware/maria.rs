@@ -56,6 +56,17 @@ pub(super) fn initial(name: &str, lock_wait: Duration) -> String {
     }
 }
 
+/// How many of the rows that an UPDATE found stayed as they were, from the words in which the
+/// server says so: `Rows matched: 3  Changed: 2  Warnings: 0`.
+fn unchanged(affected: u64, words: &[u8]) -> u64 {
+    let words = String::from_utf8_lossy(words);
+    let changed = words.split_once("Rows matched: ").and_then(|(_, rest)| {
+        let (_, rest) = rest.split_once("Changed: ")?;
+        rest.split_whitespace().next()?.parse().ok()
+    });
+    changed.map_or(0, |changed| affected.saturating_sub(changed))
+}
+
 /// `ERR`.
 fn fault(packet: &Bytes) -> Fault {
     let mut body = Body(packet.slice(1..));
@@ -238,8 +249,9 @@ impl Maria {
                     let affected = body.length()?.unwrap_or(0);
                     let last_insert_id = body.length()?.unwrap_or(0);
                     let status = body.uint(2)? as u16;
+                    let unchanged = unchanged(affected, body.0.get(2..).unwrap_or_default());
                     outcome.done.push((
-                        Answer { affected, last_insert_id, ..Answer::default() },
+                        Answer { affected, last_insert_id, unchanged, ..Answer::default() },
                         String::new(),
                     ));
                     status

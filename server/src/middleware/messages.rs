@@ -215,6 +215,8 @@ struct AnswerMessage {
     affected: u64,
     #[prost(uint64, tag = "4")]
     last_insert_id: u64,
+    #[prost(uint64, tag = "5")]
+    unchanged: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -403,6 +405,7 @@ fn answer_message(answer: &Answer) -> AnswerMessage {
         rows: answer.rows.iter().map(row).collect(),
         affected: answer.affected,
         last_insert_id: answer.last_insert_id,
+        unchanged: answer.unchanged,
     }
 }
 
@@ -418,6 +421,7 @@ fn answer(message: AnswerMessage) -> Option<Answer> {
             .collect(),
         affected: message.affected,
         last_insert_id: message.last_insert_id,
+        unchanged: message.unchanged,
     })
 }
 
@@ -632,6 +636,7 @@ mod tests {
             rows: vec![vec![None], vec![Some(vec![])]],
             affected: 2,
             last_insert_id: 5,
+            unchanged: 1,
         };
         let row =
             |key: &str| Row { table: "t".into(), key: key.into(), condition: "id = 1".into() };

@@ -70,6 +70,7 @@ pub(super) async fn serve(front: Arc<Front>, stream: Stream) -> io::Result<()> {
     };
     let mut session = Session::new(front.proxy.clone(), Dialect::MariaDb);
     session.cancelled = cancelled;
+    session.counts_found = flags & FOUND_ROWS != 0;
     let mut connection = Connection {
         front,
         stream,

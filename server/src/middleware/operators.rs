@@ -24,7 +24,7 @@ pub(super) fn table(names: &[&str], rows: impl IntoIterator<Item = Vec<String>>)
         .into_iter()
         .map(|row| row.into_iter().map(|cell| Some(cell.into_bytes())).collect())
         .collect();
-    Answer { columns, affected: rows.len() as u64, rows, last_insert_id: 0 }
+    Answer { columns, affected: rows.len() as u64, rows, ..Answer::default() }
 }
 
 impl Session {

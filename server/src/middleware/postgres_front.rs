@@ -526,8 +526,11 @@ impl Connection {
             }
             return Ok(());
         }
-        if let [Parsed { verb: Verb::Copy { table, columns, form }, .. }] = parsed.as_slice() {
-            let copied = self.copy(table, columns, form).await?;
+        if let [Parsed { verb: Verb::Copy { before, table, columns, form }, .. }] =
+            parsed.as_slice()
+        {
+            let table: Vec<String> = before.iter().chain([table]).map(|part| name(part)).collect();
+            let copied = self.copy(&table.join("."), columns, form).await?;
             match copied {
                 Ok(count) => complete(&mut self.stream.output, &format!("COPY {count}")),
                 Err(failed) => error(&mut self.stream.output, &failed, false),
@@ -607,7 +610,8 @@ impl Connection {
         Ok(answer.rows.len() as u64)
     }
 
-    /// Runs `COPY … FROM STDIN` as inserts in one transaction, and returns the number of rows.
+    /// Runs `COPY … FROM STDIN` as inserts in one transaction, and returns the number of rows. The
+    /// name of the table is quoted.
     async fn copy(
         &mut self,
         table: &str,
@@ -672,7 +676,7 @@ impl Connection {
         }
         let names: Vec<String> = columns.iter().map(|column| name(column)).collect();
         let names = if names.is_empty() { "*".to_owned() } else { names.join(", ") };
-        let parsed = parse(&format!("SELECT {names} FROM {}", name(table)), Dialect::PostgreSql)?;
+        let parsed = parse(&format!("SELECT {names} FROM {table}"), Dialect::PostgreSql)?;
         let columns = match parsed.first() {
             Some(parsed) => self.session.describe(parsed).await?,
             None => Vec::new(),

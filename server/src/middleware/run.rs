@@ -159,9 +159,10 @@ async fn start(
     };
     let mut by_distance: Vec<_> = config.sources.iter().map(|s| (s.emulated_rtt, s.id)).collect();
     by_distance.sort();
+    let catalogue = config.catalogue.with_databases(config.databases());
     Ok(Proxy {
-        catalogue: config.catalogue.clone(),
-        discovered: Discovered::new(config.catalogue.clone()),
+        catalogue: catalogue.clone(),
+        discovered: Discovered::new(catalogue),
         catalogues: Catalogues::new(config.node.0, &config.databases(), config.shows_all),
         new_tables: config.new_tables,
         blocks: Blocks::default(),

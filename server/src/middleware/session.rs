@@ -270,6 +270,8 @@ pub(super) struct Session {
     pub(super) last_insert_id: u64,
     /// Number of transactions that have ended.
     pub(super) ended: u64,
+    /// True if rows that an UPDATE found and left as they were count as affected.
+    pub(super) counts_found: bool,
     /// Notified when the client cancels the running statement.
     pub(super) cancelled: Arc<Notify>,
 }
@@ -348,6 +350,7 @@ impl Session {
             unconfirmed: 0,
             last_insert_id: 0,
             ended: 0,
+            counts_found: true,
             cancelled: Arc::default(),
         }
     }
@@ -702,7 +705,7 @@ impl Session {
                     continue;
                 }
                 let Some(placed) = found.next() else { break };
-                let reply = reply(placed, &mut answers)?;
+                let reply = reply(placed, &mut answers, self.counts_found)?;
                 let reply = match &placed.generated {
                     Some(generated) => self.with_generated(generated, reply),
                     None => reply,
@@ -1177,7 +1180,10 @@ impl Session {
                 ("40001", format!("source {name} restarted, so its locks may be lost"))
             }
             Reason::Connection | Reason::Unknown => {
-                ("40001", format!("the connection to source {name} broke"))
+                let id = self.proxy.nodes.iter().find(|(_, node)| **node == source);
+                let refusal = id.and_then(|(id, _)| self.proxy.direct.get(id)?.refusal());
+                let why = refusal.map_or_else(String::new, |why| format!(" ({why})"));
+                ("40001", format!("the connection to source {name} broke{why}"))
             }
             Reason::Unprepared => ("40001", format!("source {name} could not prepare")),
             Reason::Peer => {
@@ -1395,10 +1401,12 @@ fn asks_for_keys(parsed: &Parsed) -> bool {
     ["lastval", "currval", "nextval", "last_insert_id"].iter().any(|name| lower.contains(name))
 }
 
-/// A statement's reply, from the answers of its round.
+/// A statement's reply, from the answers of its round. `counts_found`: rows that an UPDATE found and
+/// left as they were count.
 pub(super) fn reply(
     placed: &Placed,
     answers: &mut BTreeMap<NodeId, Vec<Answer>>,
+    counts_found: bool,
 ) -> Result<Reply, SqlError> {
     let mut own = Vec::new();
     for (node, place) in &placed.places {
@@ -1414,7 +1422,8 @@ pub(super) fn reply(
     if placed.plan.has_rows {
         return Ok(Reply::Rows(answer, placed.verb));
     }
-    let count = answer.affected;
+    let unchanged = if counts_found { 0 } else { answer.unchanged };
+    let count = answer.affected.saturating_sub(unchanged);
     let tag = if placed.verb == "INSERT" {
         format!("INSERT 0 {count}")
     } else {

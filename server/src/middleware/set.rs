@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use orthodrome_geotp::sql::set::{assigned, put_variables, set_config};
-use orthodrome_geotp::sql::{Answer, Change, Dialect, Parsed, SourceId, Term, Value, Verb};
+use orthodrome_geotp::sql::set::{ConfigItem, assigned, config_columns, put_variables, set_config};
+use orthodrome_geotp::sql::{Answer, Change, Dialect, Parsed, SourceId, Term, Value, Verb, parse};
 
 use super::driver::Setting;
 use super::maria::NO_ESCAPES;
@@ -443,6 +443,20 @@ impl Session {
 }
 
 impl Session {
+    /// The value of a PostgreSQL setting.
+    async fn current(&mut self, name: &str) -> Result<String, SqlError> {
+        let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.');
+        let parsed = parse(&format!("SHOW {name}"), self.client)?.pop();
+        let Some(parsed) = parsed.filter(|_| name.chars().all(is_plain)) else {
+            return Err(unknown(self.client, name));
+        };
+        let Reply::Rows(answer, _) = self.show(&name.to_lowercase(), &parsed).await? else {
+            return Err(unknown(self.client, name));
+        };
+        let cell = answer.rows.into_iter().flatten().flatten().next();
+        Ok(cell.map_or_else(String::new, |cell| String::from_utf8_lossy(&cell).into_owned()))
+    }
+
     /// Executes `SELECT set_config(…)`, which is a `SET` with an answer; none if it is another
     /// statement.
     pub(super) async fn set_config(
@@ -457,10 +471,24 @@ impl Session {
         let Some(found) = set_config(statement, values)? else {
             return Ok(None);
         };
-        let (changes, told): (Vec<Change>, Vec<String>) = found.into_iter().unzip();
-        self.set(&changes).await?;
-        let names = vec!["set_config"; told.len()];
-        Ok(Some(table(&names, [told])))
+        let names = config_columns(statement).unwrap_or_default();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let (mut changes, mut told) = (Vec::new(), Vec::new());
+        for item in found.items {
+            match item {
+                ConfigItem::Set(change, value) => {
+                    changes.push(change);
+                    told.push(value);
+                }
+                ConfigItem::Current(name) => told.push(self.current(&name).await?),
+            }
+        }
+        match self.set(&changes).await {
+            Err(unknown) if found.if_known && unknown.sqlstate == "42704" => {
+                Ok(Some(table(&names, [])))
+            }
+            done => done.map(|_| Some(table(&names, [told]))),
+        }
     }
 }
 

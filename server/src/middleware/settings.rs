@@ -136,6 +136,11 @@ const READING_MODES: &[&str] = &[
     "postgresql",
 ];
 
+/// The default collation of MySQL 8, and the nearest one that MariaDB and MySQL of every version
+/// have.
+const MYSQL_8: &str = "utf8mb4_0900_ai_ci";
+const SIMILAR_TO_MYSQL_8: &str = "utf8mb4_unicode_520_ci";
+
 fn rule(client: Dialect, name: &str) -> Rule {
     let rules = match client {
         Dialect::PostgreSql => POSTGRES,
@@ -387,7 +392,12 @@ fn at(client: Dialect, kind: Dialect, name: &str, worth: &Worth) -> Option<Setti
     match rule(client, name) {
         Rule::Nothing | Rule::Only(_) | Rule::Never | Rule::Encoding | Rule::Time => None,
         Rule::DateStyle if kind == Dialect::PostgreSql => of(name, written(kind, worth)),
-        Rule::Collation if kind == Dialect::MariaDb => of(name, written(kind, worth)),
+        Rule::Collation if kind == Dialect::MariaDb => {
+            // Drivers that take the proxy for MySQL 8 ask for its default collation.
+            let is_newest = worth.shown().eq_ignore_ascii_case(MYSQL_8);
+            let worth = if is_newest { &Worth::text(SIMILAR_TO_MYSQL_8) } else { worth };
+            of(name, written(kind, worth))
+        }
         Rule::DateStyle | Rule::Collation => None,
         Rule::Source => (kind == client).then(|| of(name, written(kind, worth))).flatten(),
         Rule::SqlMode if kind == Dialect::MariaDb => {

@@ -58,6 +58,13 @@ struct Slot {
     may_leave: AtomicBool,
 }
 
+/// Whether a server reports that the user, the password or the database is wrong.
+fn is_of_login(fault: &Fault) -> bool {
+    fault.sqlstate.starts_with("28")
+        || fault.sqlstate == "3D000"
+        || matches!(fault.number, 1044 | 1045 | 1049 | 1698)
+}
+
 /// Whether a driver may open sessions. An agent's driver may if no session of an earlier
 /// incarnation is running; before, it opens none, and so ends no branch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,6 +98,8 @@ pub(super) struct Source {
     ending: Mutex<BTreeSet<Xid>>,
     idle: Arc<Mutex<Vec<Session>>>,
     report: Box<dyn Fn(FromSource<Sql>) + Send + Sync>,
+    /// Why the server cannot be reached, or refuses the login, since it was reached last.
+    refusal: Mutex<Option<String>>,
     /// The sessions of this incarnation, on disk, so that the next one can end those that are still
     /// running (G6).
     sessions: Option<SessionList>,
@@ -225,6 +234,7 @@ impl Source {
             ending: Mutex::default(),
             idle: Arc::default(),
             report: Box::new(report),
+            refusal: Mutex::default(),
             reach: watch::Sender::new(if sessions.is_none() {
                 Reach::Ready
             } else {
@@ -319,6 +329,7 @@ impl Source {
         loop {
             match Session::connect(&self.endpoint).await {
                 Err(trouble) => {
+                    *locked(&self.refusal) = Some(trouble.to_string());
                     self.set_reach(Reach::Down);
                     if is_first {
                         warn!(source = %self.node, address = %self.endpoint.address, "cannot be reached: {trouble}");
@@ -326,6 +337,7 @@ impl Source {
                     }
                 }
                 Ok(mut session) => {
+                    *locked(&self.refusal) = None;
                     self.set_reach(Reach::Unknown);
                     if let Err(trouble) = self.look(&mut session).await {
                         warn!(source = %self.node, "connection lost: {trouble}");
@@ -424,11 +436,28 @@ impl Source {
         self.start.load(Ordering::Relaxed).abs_diff(start) <= 2_000
     }
 
+    /// Why the server cannot be reached, or refuses the login; none if it was reached.
+    pub(super) fn refusal(&self) -> Option<String> {
+        locked(&self.refusal).clone()
+    }
+
+    /// Opens a session. A login that the server refuses is no error of the client's statement.
+    async fn log_in(&self) -> Result<Session, Trouble> {
+        Session::connect(&self.endpoint).await.map_err(|trouble| match trouble {
+            Trouble::Fault(fault) if is_of_login(&fault) => {
+                let why = format!("it refuses the login of the proxy: {}", fault.message);
+                Trouble::Broken(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why))
+            }
+            other => other,
+        })
+    }
+
     /// Opens a session. If it is an agent's, it is in the list before anything runs in it.
     async fn connect(&self) -> Result<Session, Trouble> {
-        let Some(list) = &self.sessions else { return Session::connect(&self.endpoint).await };
+        let Some(list) = &self.sessions else { return self.log_in().await };
         let not_ready = || {
             let why = "the source is down, or sessions of an earlier agent are running there";
+            let why = self.refusal().unwrap_or_else(|| why.to_owned());
             Trouble::Broken(std::io::Error::new(std::io::ErrorKind::NotConnected, why))
         };
         let mut reach = self.reach.subscribe();
@@ -437,7 +466,7 @@ impl Source {
         if !matches!(known, Ok(Ok(Reach::Ready))) {
             return Err(not_ready());
         }
-        let session = Session::connect(&self.endpoint).await?;
+        let session = self.log_in().await?;
         list.add((self.start.load(Ordering::Relaxed), session.interrupt().id())).await?;
         // The number of the server's start may have changed since.
         if *self.reach.borrow() == Reach::Ready { Ok(session) } else { Err(not_ready()) }
