@@ -315,7 +315,7 @@ fn a_schema_or_database_that_the_proxy_does_not_show_is_refused() {
             "DELETE FROM \"public\".orders WHERE id = 1",
             "DELETE FROM \"public\".orders WHERE id = 1",
         ),
-        ("TRUNCATE public.audit", "TRUNCATE TABLE audit"),
+        ("TRUNCATE TABLE public.audit", "TRUNCATE TABLE audit"),
         ("DROP TABLE public.audit", "DROP TABLE audit"),
         ("WITH s AS (SELECT 1) SELECT * FROM audit", "WITH s AS (SELECT 1) SELECT * FROM audit"),
     ] {
@@ -348,7 +348,7 @@ fn a_schema_or_database_that_the_proxy_does_not_show_is_refused() {
         let refusal = planned(text, PG, RR, &[]).expect_err(text);
         let is_it = refusal.sqlstate == "3F000" || text.contains("Public");
         assert!(is_it && refusal.message.contains("does not exist"), "{text}: {refusal}");
-        if !text.contains('"') {
+        if !text.contains('"') && !text.starts_with("COMMENT") {
             let refusal = planned(&text.replace("s4.", "other."), MARIA, RR, &[]).expect_err(text);
             assert!(refusal.message.starts_with("Table 'other."), "{text}: {refusal}");
         }
