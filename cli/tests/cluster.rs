@@ -179,7 +179,7 @@ fn a_node_that_is_stopping_is_started_again_when_it_has_ended() {
     signal(process, "TERM");
     // A busy machine may take a while to deliver the signal.
     let is_whole = || json(&run(&["cluster", "status", name, "--json"])).1 == Some(0);
-    processes::until("n1 stops serving", || !is_whole());
+    until("n1 stops serving", || !is_whole());
     let said = start();
     assert!(!said.contains("n1 runs already"), "{said}");
     let (report, code) = json(&run(&["cluster", "status", name, "--json"]));

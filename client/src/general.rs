@@ -310,6 +310,9 @@ impl OpenGeneral {
         }
         let read = if self.client.runs_general {
             self.read_natively(keys).await
+        } else if let Some(reads) = self.declared(&keys) {
+            self.reads.0.extend(reads);
+            Ok(())
         } else {
             // It needs a key that it has not declared. Dropping the transaction aborts it.
             self.native = None;
@@ -394,15 +397,16 @@ impl OpenGeneral {
             self.open(declared, &mut pace).await
         };
         match begin.await {
-            Ok(()) => {
-                if let Some(native) = &self.native {
-                    self.reads.clone_from(native.txn.reads());
-                }
-                // Until it commits, nothing says that its reads held at one time.
-                self.snapshots = (2, Timestamp::ZERO);
-            }
+            // Until it commits, nothing says that its reads held at one time.
+            Ok(()) => self.snapshots = (2, Timestamp::ZERO),
             Err(stop) => self.stopped = Some(stop),
         }
+    }
+
+    /// With reconnaissance: the reads of these keys, if the transaction has declared all of them.
+    fn declared(&self, keys: &[Key]) -> Option<Vec<(Key, Read)>> {
+        let reads = &self.native.as_ref()?.txn.reads().0;
+        keys.iter().map(|key| Some((key.clone(), reads.get(key)?.clone()))).collect()
     }
 
     async fn open(&mut self, declared: api::BeginRequest, pace: &mut Pace) -> Result<(), Stop> {

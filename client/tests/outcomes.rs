@@ -545,7 +545,7 @@ async fn an_attempt_after_a_change_declares_its_keys_before_it_reads() {
     let node = Node::start_plain(&Arc::default(), 0).await;
     let client = Client::connect(Config::new([&node.address])).await.unwrap();
     // With the keys of the attempt before, with another key to read, and with another to write.
-    for (other_read, other_write, more) in [(None, "c", 0), (Some("d"), "c", 2), (None, "e", 1)] {
+    for (other_read, other_write, more) in [(None, "c", 0), (Some("f"), "c", 2), (None, "e", 1)] {
         set(&client, &[("a", "old"), ("d", "more")]).await;
         let before = node.store.calls(Call::Begin).len();
         let calls = AtomicU32::new(0);
@@ -557,6 +557,7 @@ async fn an_attempt_after_a_change_declares_its_keys_before_it_reads() {
             async move {
                 let seen = txn.text("a").await?.unwrap_or_default();
                 if is_first {
+                    txn.get("d").await?;
                     set(&other, &[("a", "new")]).await;
                 } else if let Some(key) = other_read {
                     txn.get(key).await?;
@@ -565,11 +566,14 @@ async fn an_attempt_after_a_change_declares_its_keys_before_it_reads() {
                 Ok(())
             }
         };
-        committed(client.general().run(step).await);
+        let reads = committed(client.general().run(step).await).reads.unwrap();
+        let has_read: Vec<String> = reads.iter().map(|(key, _)| key.to_string()).collect();
+        let asked = if other_read.is_some() { &["a", "f"][..] } else { &["a"] };
+        assert_eq!(has_read, asked, "not what only the first attempt has read");
         assert_eq!(calls.load(Ordering::Relaxed), 2);
         assert_eq!(open.load(Ordering::Relaxed), 1, "the second attempt had begun before it read");
-        // Look, the other client's change, declare; declare at once. Then look and declare again.
-        assert_eq!(node.store.calls(Call::Begin).len() - before, 4 + more);
+        // Look twice, the other client's change, declare; declare at once. Then look and declare.
+        assert_eq!(node.store.calls(Call::Begin).len() - before, 5 + more);
         assert_eq!(node.store.text(other_write).unwrap(), "new");
         gone(&node).await;
     }

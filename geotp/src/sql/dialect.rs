@@ -174,6 +174,10 @@ impl VisitorMut for Translator<'_> {
     }
 
     fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
+        if self.to == Dialect::PostgreSql {
+            // Hints of MySQL, such as SQL_NO_CACHE.
+            select.select_modifiers = None;
+        }
         for item in &mut select.projection {
             if let SelectItem::QualifiedWildcard(
                 SelectItemQualifiedWildcardKind::ObjectName(name),
@@ -545,7 +549,8 @@ pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
         lock = " LOCK IN SHARE MODE";
     }
     // This visitor returns no error.
-    let _ = walk_mut(&mut statement, &mut Quoter(quote_of(from)));
+    let has_labels = matches!(statement, Statement::CreateType { .. });
+    let _ = walk_mut(&mut statement, &mut Quoter { quote: quote_of(from), has_labels });
     let mut text = statement.to_string();
     text.push_str(lock);
     if from == to { text } else { requote(&text, from, to) }
@@ -555,14 +560,19 @@ pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
 /// reads a constant, and writes a quote next to another one or after a backslash unchanged, so that
 /// the author of the text could end the constant with it. Names get this quote character: MySQL
 /// clients may quote column aliases like strings.
-struct Quoter(char);
+struct Quoter {
+    quote: char,
+    /// True if names in single quotes are the labels of an enumeration.
+    has_labels: bool,
+}
 
 impl VisitorMut for Quoter {
     type Break = Refusal;
     fn pre_visit_ident(&mut self, name: &mut Ident) -> Flow {
-        if name.quote_style.is_some() {
-            name.quote_style = Some(self.0);
-            name.value = name.value.replace(self.0, &format!("{0}{0}", self.0));
+        if let Some(before) = name.quote_style {
+            let quote = if self.has_labels && before == '\'' { before } else { self.quote };
+            name.quote_style = Some(quote);
+            name.value = name.value.replace(quote, &format!("{quote}{quote}"));
         }
         ControlFlow::Continue(())
     }

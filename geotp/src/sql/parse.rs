@@ -539,7 +539,9 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         Ok(statement) => statement,
         Err(problem) => return unread(parameters, problem),
     };
-    if dialect == Dialect::PostgreSql && names_like_a_text(&statement) {
+    // The parser takes the labels of an enumeration for names.
+    let is_type = matches!(statement, Statement::CreateType { .. });
+    if dialect == Dialect::PostgreSql && !is_type && names_like_a_text(&statement) {
         return unread(parameters, "a constant of this type cannot be read; use CAST".into());
     }
     done(verb(statement, dialect)?, parameters)

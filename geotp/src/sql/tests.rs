@@ -184,6 +184,17 @@ fn limits_may_be_cast_or_in_the_words_of_the_standard() {
 }
 
 #[test]
+fn types_and_hints_are_understood() {
+    let created = "CREATE TYPE mood AS ENUM ('sad', 'it''s')";
+    assert_eq!(texts(created, PG, RR), [(0, created.to_owned()), (2, created.to_owned())]);
+    let hinted = "SELECT /*!40001 SQL_NO_CACHE */ `id` FROM orders WHERE id = 5";
+    assert_eq!(
+        texts(hinted, MARIA, RR),
+        [(0, "SELECT \"id\" FROM orders WHERE id = 5".to_owned())]
+    );
+}
+
+#[test]
 fn keys_choose_sources() {
     assert_eq!(sources("SELECT * FROM orders WHERE id = ANY('{5,150}')"), [0, 1]);
     assert_eq!(sources("SELECT * FROM orders WHERE id = 5"), [0]);

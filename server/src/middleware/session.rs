@@ -1139,6 +1139,16 @@ impl Session {
         is_needed.then(|| self.savepoints.next())
     }
 
+    /// The sources that cannot be reached at the moment, with the reasons; empty if there is none.
+    fn unreached(&self) -> String {
+        let unreached = self.proxy.direct.iter().filter_map(|(id, source)| {
+            let name = self.proxy.catalogue.source(*id).map(|source| source.name.as_str());
+            Some(format!("{}: {}", name.unwrap_or_default(), source.refusal()?))
+        });
+        let unreached: Vec<String> = unreached.collect();
+        if unreached.is_empty() { String::new() } else { format!(" ({})", unreached.join("; ")) }
+    }
+
     pub(super) fn source_name(&self, node: NodeId) -> String {
         let found = self.proxy.nodes.iter().find(|(_, n)| **n == node);
         found
@@ -1198,7 +1208,11 @@ impl Session {
             Reason::Refused => {
                 ("40001", "too many transactions access the same hot records".to_owned())
             }
-            Reason::Timeout => ("40001", format!("source {name} did not answer in time")),
+            Reason::Timeout => {
+                let is_source = self.proxy.nodes.values().any(|node| *node == source);
+                let who = if is_source { format!("source {name}") } else { "a source".to_owned() };
+                ("40001", format!("{who} did not answer in time{}", self.unreached()))
+            }
             reason => ("40001", format!("source {name}: {reason:?}")),
         };
         SqlError::new(sqlstate, format!("transaction rolled back: {why}; try again"))

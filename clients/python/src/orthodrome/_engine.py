@@ -729,7 +729,8 @@ class Attempt:
         while True:
             try:
                 self._txn = await self._engine.open(self._name, request, pace)
-                self._reads = self._txn.reads
+                if self._declared is not None:
+                    self._reads = self._txn.reads
                 return
             except Aborted as aborted:
                 # The caller has not seen its reads, so it can be begun again.
@@ -759,6 +760,9 @@ class Attempt:
     async def _read(self, keys: list[bytes]) -> None:
         engine = self._engine
         if not engine.runs_general:
+            if self._txn is not None and all(key in self._txn.reads for key in keys):
+                self._reads.update((key, self._txn.reads[key]) for key in keys)
+                return
             # It needs a key that it has not declared.
             self._drop()
             options = Options(self._options.priority, self._left())
@@ -802,7 +806,9 @@ class Attempt:
             else:
                 pace = self._engine.pace(self._left())
                 txn = self._txn or await self._begin_general([], pace)
-                self.committed = await txn.commit(self._writes, pace)
+                committed = await txn.commit(self._writes, pace)
+                # A transaction that declared what an earlier attempt had read may have read more.
+                self.committed = committed if self._seen is None else Committed(committed.timestamp, self.reads)
         finally:
             await self._release()
         return self.committed
