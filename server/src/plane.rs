@@ -1,4 +1,11 @@
-//! Places points in a plane, so that their distances are roughly proportional to given ones.
+//! Drawings of topologies: places points in a plane, so that their distances are roughly proportional
+//! to given ones, and chooses the links between them.
+
+use orthodrome_core::RegionId;
+use orthodrome_core::topology::Topology;
+
+/// The largest number of regions for which all links are drawn.
+const ALL_LINKS_UP_TO: usize = 8;
 
 /// The number of rounds. The points of the largest built-in topologies do not move after half of
 /// them.
@@ -42,4 +49,19 @@ pub fn fitted(places: &[(f64, f64)], size: (f64, f64), margin: (f64, f64)) -> Ve
     let fit =
         |&(x, y): &(f64, f64)| (size.0 / 2.0 + (x - mx) * scale, size.1 / 2.0 + (y - my) * scale);
     places.iter().map(fit).collect()
+}
+
+/// The links to draw, each once: all of them, or, with many regions, those to the `nearest` neighbours
+/// of a region.
+#[must_use]
+pub fn links(topology: &Topology, nearest: usize) -> Vec<(RegionId, RegionId)> {
+    let is_near = |from: RegionId, to: RegionId| {
+        let is_closer = |other: &RegionId| {
+            *other != from && topology.rtt(from, *other) < topology.rtt(from, to)
+        };
+        topology.regions().filter(is_closer).count() < nearest
+    };
+    let is_drawn = |a, b| topology.len() <= ALL_LINKS_UP_TO || is_near(a, b) || is_near(b, a);
+    let all = topology.regions().flat_map(|a| topology.regions().map(move |b| (a, b)));
+    all.filter(|&(a, b)| a < b && is_drawn(a, b)).collect()
 }

@@ -9,9 +9,7 @@ use orthodrome_server::plane;
 /// Width and height.
 const SIZE: (f64, f64) = (640.0, 460.0);
 const MARGIN: f64 = 70.0;
-/// The largest number of regions for which all links are drawn. With more regions, only the links
-/// to a region's nearest neighbours are drawn.
-const ALL_LINKS_UP_TO: usize = 8;
+/// With many regions, only the links to so many neighbours of a region are drawn.
 const NEAREST: usize = 3;
 
 /// The positions of the regions.
@@ -44,11 +42,11 @@ impl Layout {
         html! {
             svg class="map" id=(id) viewBox={ "0 0 " (width) " " (height) } width=(width) height=(height)
                 role="img" aria-label={ "Regions of " (map.name) " and the round-trip times between them" } {
-                @for (a, b) in links(cluster) {
+                @for (a, b) in plane::links(&cluster.topology, NEAREST) {
                     @let ((ax, ay), (bx, by)) = (self.place(a), self.place(b));
                     line x1=(rounded(ax)) y1=(rounded(ay)) x2=(rounded(bx)) y2=(rounded(by)) {}
                 }
-                @for (a, b) in links(cluster) {
+                @for (a, b) in plane::links(&cluster.topology, NEAREST) {
                     @let ((ax, ay), (bx, by)) = (self.place(a), self.place(b));
                     // The label is nearer to one end, because in the middle the labels of crossing
                     // links would overlap.
@@ -71,21 +69,6 @@ impl Layout {
             }
         }
     }
-}
-
-/// The links to draw, each once.
-fn links(cluster: &Cluster) -> Vec<(RegionId, RegionId)> {
-    let map = &cluster.topology;
-    let is_drawn = |a: RegionId, b: RegionId| {
-        let nearer = |from: RegionId, to: RegionId| {
-            let closer =
-                |other: &RegionId| *other != from && map.rtt(from, *other) < map.rtt(from, to);
-            map.regions().filter(closer).count()
-        };
-        map.len() <= ALL_LINKS_UP_TO || nearer(a, b) < NEAREST || nearer(b, a) < NEAREST
-    };
-    let pairs = map.regions().flat_map(|a| map.regions().map(move |b| (a, b)));
-    pairs.filter(|&(a, b)| a < b && is_drawn(a, b)).collect()
 }
 
 /// The partitions that a region leads, abbreviated.
@@ -124,7 +107,7 @@ mod tests {
         };
         // Pixels for each millisecond on each link. They are similar, because these five regions
         // fit well into a plane.
-        let scales: Vec<f64> = links(&cluster)
+        let scales: Vec<f64> = plane::links(&cluster.topology, NEAREST)
             .into_iter()
             .map(|(a, b)| distance(a, b) / (map.rtt(a, b).as_secs_f64() * 1e3))
             .collect();

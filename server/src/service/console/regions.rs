@@ -11,8 +11,7 @@ use crate::plane;
 
 /// The largest number of regions that are drawn, and whose round trips are shown in a square table.
 const REGIONS_MAX: usize = 24;
-/// With more regions, only the links to a region's nearest neighbours are drawn.
-const ALL_LINKS_UP_TO: usize = 8;
+/// With many regions, only the links to so many neighbours of a region are drawn.
 const NEAREST: usize = 2;
 
 /// The smallest drawing. It is readable on the screen of a phone.
@@ -123,7 +122,7 @@ impl RegionMap {
             })
             .collect();
         let (size, pills) = spread(&places, &widths);
-        let links = labelled(&pairs(cluster), &pills, size);
+        let links = labelled(&plane::links(&cluster.topology, NEAREST), &pills, size);
         Some(Self { size, pills, links })
     }
 
@@ -239,21 +238,6 @@ fn separate(one: &mut Rect, other: &mut Rect) {
         let step = sign(one.y, other.y) * (dy / 2.0 + 0.1);
         (one.y, other.y) = (one.y + step, other.y - step);
     }
-}
-
-/// The links to draw, each once.
-fn pairs(cluster: &Cluster) -> Vec<(RegionId, RegionId)> {
-    let map = &cluster.topology;
-    let is_drawn = |a: RegionId, b: RegionId| {
-        let nearer = |from: RegionId, to: RegionId| {
-            let closer =
-                |other: &RegionId| *other != from && map.rtt(from, *other) < map.rtt(from, to);
-            map.regions().filter(closer).count()
-        };
-        map.len() <= ALL_LINKS_UP_TO || nearer(a, b) < NEAREST || nearer(b, a) < NEAREST
-    };
-    let all = map.regions().flat_map(|a| map.regions().map(move |b| (a, b)));
-    all.filter(|&(a, b)| a < b && is_drawn(a, b)).collect()
 }
 
 /// The links with their labels. A label for which there is no room is left out; its number is in the
