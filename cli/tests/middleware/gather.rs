@@ -182,6 +182,9 @@ fn a_query_that_would_gather_too_much_is_refused() {
     for (kind, code) in [(Dialect::PostgreSql, "54000"), (Dialect::MariaDb, "1104")] {
         let mut client = Talk::begin(rig, kind);
         assert_eq!(client.refused(all), code, "{kind}");
+        // It has locked what it had read until then.
+        let mut other = Talk::begin(rig, kind);
+        other.does("UPDATE customers SET region = 1 WHERE id = 1000");
         assert_eq!(client.shows(few), "1", "{kind}: the join restricts what is read");
     }
     rig.finish();

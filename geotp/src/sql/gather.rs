@@ -23,7 +23,7 @@ use super::catalog::{Catalogue, Dialect};
 use super::dialect::{bind, render};
 use super::names;
 use super::parse::{Parsed, Verb, parse};
-use super::route::{is_system, table_name};
+use super::route::{is_system, relations, table_name};
 use super::system::quote;
 use super::value::{Answer, Cell, Column, Kind, Value};
 use super::walk::{walk, walk_mut};
@@ -106,21 +106,17 @@ impl Gather {
         let Statement::Query(query) = statement else { return Ok(None) };
         let mut used = Used::default();
         let _ = walk(&*query, &mut used);
-        let is_known = |name: &ObjectName| {
-            let bare = table_name(name);
-            !is_system(name) && catalogue.table(&bare).is_some()
-        };
-        let is_part =
-            |name: &ObjectName| name.0.len() == 1 && used.parts.contains(&table_name(name));
-        let (tables, others): (Vec<_>, Vec<_>) =
-            used.relations.iter().partition(|name| is_known(name));
+        let tables = relations(&query);
+        let is_known =
+            |name: &ObjectName| !is_system(name) && catalogue.table(&table_name(name)).is_some();
+        // A common table expression may be meant where it has the name of a table.
         let is_hidden = used.parts.iter().any(|part| catalogue.table(part).is_some());
-        if tables.is_empty() || is_hidden || !others.into_iter().all(is_part) {
+        if tables.is_empty() || is_hidden || !tables.iter().all(is_known) {
             return Ok(None);
         }
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
         for name in tables {
-            *counts.entry(table_name(name)).or_default() += 1;
+            *counts.entry(table_name(&name)).or_default() += 1;
         }
         let mut outline = Outline::default();
         if let SetExpr::Select(select) = &*query.body {
@@ -286,10 +282,9 @@ impl Link {
     }
 }
 
-/// What a query uses.
+/// The names in a query.
 #[derive(Default)]
 struct Used {
-    relations: Vec<ObjectName>,
     /// Common table expressions.
     parts: BTreeSet<String>,
     names: BTreeSet<String>,
@@ -297,12 +292,6 @@ struct Used {
 
 impl Visitor for Used {
     type Break = ();
-    fn pre_visit_table_factor(&mut self, factor: &TableFactor) -> ControlFlow<()> {
-        if let TableFactor::Table { name, args: None, .. } = factor {
-            self.relations.push(name.clone());
-        }
-        ControlFlow::Continue(())
-    }
     fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
         let ctes = query.with.iter().flat_map(|with| &with.cte_tables);
         self.parts.extend(ctes.map(|cte| cte.alias.name.value.to_lowercase()));

@@ -66,21 +66,23 @@ impl Session {
         let gather = self.gatherable(parsed, values, refusal)?;
         let is_implicit = !self.in_block && self.autocommit && self.open.is_none();
         let isolation = self.isolation();
-        for tries in 1.. {
-            match self.gathered(&gather, is_implicit).await {
-                // Its client has seen nothing of the transaction.
-                Err(lost)
-                    if is_implicit
-                        && tries < TRIES
-                        && matches!(&*lost.sqlstate, "40001" | "40P01")
-                        && self.open.is_none() =>
-                {
-                    self.next_isolation = Some(isolation);
-                }
-                answer => return answer.map(|answer| Reply::Rows(answer, "SELECT")),
+        let mut answer = self.gathered(&gather, is_implicit).await;
+        for _ in 1..TRIES {
+            let is_lost =
+                answer.as_ref().is_err_and(|error| matches!(&*error.sqlstate, "40001" | "40P01"))
+                    && self.open.is_none();
+            if !(is_implicit && is_lost) {
+                break;
             }
+            // Its client has seen nothing of the transaction.
+            self.next_isolation = Some(isolation);
+            answer = self.gathered(&gather, is_implicit).await;
         }
-        Err(SqlError::new("40001", "transaction rolled back: it lost too many conflicts"))
+        if answer.is_err() && is_implicit {
+            // Rows that were read are locked until their transaction ends.
+            self.end().await;
+        }
+        answer.map(|answer| Reply::Rows(answer, "SELECT"))
     }
 
     async fn gathered(&mut self, gather: &Gather, is_implicit: bool) -> Result<Answer, SqlError> {

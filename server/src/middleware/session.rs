@@ -554,7 +554,7 @@ impl Session {
     }
 
     /// Rolls back the open transaction, if there is one.
-    async fn end(&mut self) {
+    pub(super) async fn end(&mut self) {
         self.deferred.clear();
         if let Some(mut open) = self.open.take() {
             self.proxy.engine.rollback(open.xid);
