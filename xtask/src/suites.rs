@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -98,6 +98,10 @@ fn artifact(message: &Value) -> Option<(Suite, bool)> {
 /// one that uses a core.
 const WAITING: &str = "orthodrome middleware";
 
+/// How long a suite may run. The longest takes twenty minutes beside others on two cores; one that
+/// hangs must not hide the results of all others until somebody stops the whole run.
+const LIMIT: Duration = Duration::from_secs(45 * 60);
+
 /// Runs all `suites`, as many in parallel as there are cores, and passes on each result as it
 /// arrives.
 pub fn run(
@@ -143,18 +147,52 @@ impl Suite {
         let path = self.program.with_extension("output");
         let file = std::fs::File::create(&path)?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let is_success = command.status()?.success();
+        let is_success = wait(command.spawn()?, LIMIT)?;
+        let took = start.elapsed();
         let output = std::fs::read(&path)?;
-        let output = format!("\n     Running {}\n{}", self.name, String::from_utf8_lossy(&output));
-        Ok(End { output, is_success, took: start.elapsed() })
+        let mut output =
+            format!("\n     Running {}\n{}", self.name, String::from_utf8_lossy(&output));
+        if took >= LIMIT {
+            let minutes = LIMIT.as_secs() / 60;
+            output += &format!("\n{} did not end within {minutes} min and was killed\n", self.name);
+        }
+        Ok(End { output, is_success, took })
     }
+}
+
+/// Waits until `child` ends, kills it after `limit`, and returns whether it succeeded.
+fn wait(mut child: Child, limit: Duration) -> std::io::Result<bool> {
+    let id = child.id().to_string();
+    let (ended, end) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if end.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+                // Not `Child::kill`: the other thread has the child until it ends.
+                Command::new("kill").args(["-KILL", &id]).status()?;
+            }
+            std::io::Result::Ok(())
+        });
+        let is_success = child.wait()?.success();
+        drop(ended);
+        Ok(is_success)
+    })
 }
 
 #[cfg(test)]
 mod unit {
     use serde_json::json;
 
-    use super::artifact;
+    use std::process::Command;
+    use std::time::Duration;
+
+    use super::{artifact, wait};
+
+    #[test]
+    fn a_suite_that_hangs_is_killed() {
+        let sleep = |seconds: &str| Command::new("sleep").arg(seconds).spawn().expect("sleep");
+        assert!(wait(sleep("0"), Duration::from_secs(600)).expect("it ended"));
+        assert!(!wait(sleep("600"), Duration::from_millis(50)).expect("it was killed"));
+    }
 
     #[test]
     fn suites_are_named_after_their_packages() {

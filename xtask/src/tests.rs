@@ -108,10 +108,38 @@ fn succeeds(program: &str, args: &[&str]) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
+/// What the test programs and their data need on the disk, with a reserve. A full disk makes tests of
+/// real servers fail one after the other, each with another message.
+const DISK_GIB: u64 = 10;
+
+/// Refuses to start if the disk of this program, or that of temporary files, is nearly full.
+fn ensure_disk() -> Result<()> {
+    let program = std::env::current_exe().context("this program has no path")?;
+    for place in [program, std::env::temp_dir()] {
+        let output = Command::new("df").args(["-P", "-k"]).arg(&place).output();
+        let output = output.context("could not ask df for the free space")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let free = free_kib(&text).with_context(|| format!("df said: {text}"))?;
+        ensure!(
+            free >= DISK_GIB << 20,
+            "{} GiB are free where {} is, and the tests need {DISK_GIB}: remove old build outputs",
+            free >> 20,
+            place.display()
+        );
+    }
+    Ok(())
+}
+
+/// The free space in the output of `df -P -k` for one file, in KiB.
+fn free_kib(text: &str) -> Option<u64> {
+    text.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()
+}
+
 /// Runs all tests, or those of the pure crates with fewer seeds.
 pub fn run(quick: bool) -> Result<Summary> {
     if !quick {
         install_databases()?;
+        ensure_disk()?;
     }
     let scope = match quick {
         true => PURE.iter().flat_map(|name| ["-p", name]).collect(),
@@ -180,7 +208,15 @@ fn count(result: &str, word: &str) -> u64 {
 
 #[cfg(test)]
 mod unit {
-    use super::{Summary, count};
+    use super::{Summary, count, free_kib};
+
+    #[test]
+    fn the_free_space_is_the_fourth_column() {
+        let text = "Filesystem 1024-blocks Used Available Capacity Mounted on\n\
+                    /dev/vda 264116896 12582912 83886080 14% /\n";
+        assert_eq!(free_kib(text), Some(83_886_080));
+        assert_eq!(free_kib("df: no such file"), None);
+    }
 
     #[test]
     fn counts_come_from_the_closing_line() {
