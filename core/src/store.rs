@@ -309,6 +309,18 @@ impl Store {
         self.read_at(partition, key, Timestamp::MAX)
     }
 
+    /// The newest version of `key`, from a server that knows every version of it up to `known`. If the
+    /// key is absent, and nothing here remembers whether it was deleted, the answer says so: a client
+    /// that knows an older value of the key must see that its deletion is newer (R11).
+    #[must_use]
+    pub fn read_known(&self, partition: PartitionId, key: &Key, known: Timestamp) -> Read {
+        let mut read = self.read(partition, key);
+        if read.value.is_none() && read.version.is_unwritten() {
+            read.version.timestamp = known;
+        }
+        read
+    }
+
     /// Adds a version of `key`. Adding a version that exists changes nothing.
     pub fn put(
         &mut self,

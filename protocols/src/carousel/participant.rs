@@ -83,7 +83,7 @@ impl Leading<'_> {
             // it was prepared.
             world.cx.note(Note::RepeatedPrepare);
             if prepare.wants_reads {
-                self.send_reads(client, txn, &prepare.participant.reads, world);
+                self.send_reads(client, txn, &prepare.participant, world);
             }
             if let Some(prepared) = self.state.prepared.get(&txn) {
                 self.send_vote(txn, prepare.coordinator, prepared.vote(), world);
@@ -102,14 +102,17 @@ impl Leading<'_> {
             return;
         }
         if prepare.wants_reads {
-            self.send_reads(client, txn, &prepare.participant.reads, world);
+            self.send_reads(client, txn, &prepare.participant, world);
         }
         self.prepare(prepare, world);
     }
 
-    /// R11: true if the client knows a commit here that is not applied yet. The coordinator decides
-    /// before the participants apply, and the client may be faster. The committed transaction is
-    /// prepared here, so it writes one of these keys; and it is decided, so it waits for nothing.
+    /// R11: true if the client may know a commit here that is not applied yet. The coordinator
+    /// decides before the participants apply, and the client may be faster. The committed
+    /// transaction is prepared here, so it writes one of these keys; and it is decided, so it waits
+    /// for nothing. But the floor is the highest timestamp that the client knows of any of its keys
+    /// here, so the writer may be another transaction, which is not decided and may itself wait at
+    /// another partition.
     fn is_behind_client(&self, participant: &Participant, world: &World<'_>) -> bool {
         let Participant { reads, writes, floor, .. } = participant;
         *floor != Timestamp::ZERO
@@ -119,10 +122,13 @@ impl Leading<'_> {
             })
     }
 
-    /// Lets a prepare wait until the conflicting transaction has ended.
+    /// Lets a prepare wait until the conflicting transaction has ended. If its gateway sends it again,
+    /// that lasts longer than a commit takes to arrive, so it is refused: two transactions may wait
+    /// for each other at two partitions.
     fn wait_for_known(&mut self, client: NodeId, prepare: Prepare, world: &mut World<'_>) {
         let (txn, coordinator) = (prepare.txn, prepare.coordinator);
-        if self.leader.waiting.len() < WAITING_MAX || self.leader.waiting.contains_key(&txn) {
+        let waits_already = self.leader.waiting.remove(&txn).is_some();
+        if !waits_already && self.leader.waiting.len() < WAITING_MAX {
             world.cx.note(Note::WaitedForKnown);
             self.leader.waiting.insert(txn, (client, prepare));
         } else {
@@ -235,11 +241,13 @@ impl Leading<'_> {
         }
     }
 
-    fn send_reads(&self, client: NodeId, txn: TxnId, keys: &[Key], world: &mut World<'_>) {
-        if keys.is_empty() {
+    /// Sends the newest values. All that the client knows has been applied.
+    fn send_reads(&self, client: NodeId, txn: TxnId, of: &Participant, world: &mut World<'_>) {
+        if of.reads.is_empty() {
             return;
         }
-        let reads = keys.iter().map(|key| (key.clone(), world.store.read(self.id, key))).collect();
+        let read = |key: &Key| (key.clone(), world.store.read_known(self.id, key, of.floor));
+        let reads = of.reads.iter().map(read).collect();
         world.send(client, Msg::ReadResult { txn, partition: self.id, reads });
     }
 

@@ -93,7 +93,7 @@ impl Gateway for Own {
         let More { round, is_stale, .. } = open.more;
         match decision {
             Decision::Commit(writes) => {
-                let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.version));
+                let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.compared()));
                 let (writes, versions) = (writes.clone(), versions.collect());
                 let is_provisional = !open.more.provisional.is_empty();
                 Msg::Commit {
@@ -343,7 +343,7 @@ impl Client {
             }
         } else if !is_provisional && open.more.provisional.remove(&partition) {
             let is_known = |(key, read): &(Key, Read)| {
-                open.reads.get(key).is_some_and(|known| known.version == read.version)
+                open.reads.get(key).is_some_and(|known| known.compared() == read.compared())
             };
             if !reads.iter().all(is_known) {
                 self.on_reads_changed(txn, reads, cx);

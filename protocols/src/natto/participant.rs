@@ -284,7 +284,7 @@ impl Leading<'_> {
         let proposal = self.leader.reading.floor.next().max(world.cx.clock().now);
         self.send_reads(client, txn, &participant.reads, !unless.is_empty(), world);
         let version = |key: Key| {
-            let version = self.read(&key, world).version;
+            let version = self.read(&key, world).compared();
             (key, version)
         };
         let versions = participant.reads.into_iter().map(version).collect();
@@ -444,10 +444,11 @@ impl Leading<'_> {
         world.send(client, Msg::ReadResult { txn, partition: self.id, reads, is_provisional });
     }
 
-    /// The newest value of a key, applied or about to be applied.
+    /// The newest value of a key, applied or about to be applied. Every later commit has a timestamp
+    /// above the floor (C11), if no transaction that writes the key is prepared.
     fn read(&self, key: &Key, world: &World<'_>) -> Read {
         let forwarded = self.leader.forwarded.get(key).cloned();
-        forwarded.unwrap_or_else(|| world.store.read(self.id, key))
+        forwarded.unwrap_or_else(|| world.store.read_known(self.id, key, self.state.floor))
     }
 
     /// A prepare is chosen: vote.

@@ -87,7 +87,7 @@ impl Gateway for Own {
         let Decision::Commit(writes) = decision else {
             unreachable!("the coordinator of {} is not asked to abort", open.txn.id);
         };
-        let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.version));
+        let versions = open.reads.iter().map(|(key, read)| (key.clone(), read.compared()));
         Msg::Commit {
             txn: open.txn.id,
             coordinator: open.coordinator,

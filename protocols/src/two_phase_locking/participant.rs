@@ -155,7 +155,11 @@ impl Leading<'_> {
     fn send_reads(&self, txn: TxnId, world: &mut World<'_>) {
         // It was asked to prepare in the same step: its client has the values.
         let Some(session) = self.leader.sessions.get(&txn) else { return };
-        let reads = session.reads.iter().map(|key| (key.clone(), world.store.read(self.id, key)));
+        // Nobody else has a lock to write these keys, so every commit that is not applied yet will have
+        // a timestamp above the floor (C11).
+        let read =
+            |key: &Key| (key.clone(), world.store.read_known(self.id, key, self.state.floor));
+        let reads = session.reads.iter().map(read);
         let (round, partition) = (session.round, self.id);
         let locked = Msg::Locked { txn, round, partition, reads: reads.collect() };
         world.send(session.client, locked);
@@ -266,7 +270,7 @@ impl Leading<'_> {
         let locks = modes(&reads, writes.keys());
         self.leader.sessions.remove(&txn);
         let is_current =
-            versions.iter().all(|(key, read)| world.store.read(self.id, key).version == *read);
+            versions.iter().all(|(key, read)| world.store.read(self.id, key).compared() == *read);
         let has_locks = self.leader.locks.holds(txn, &locks)
             || (world.config.mutations.trusts_rounds() && self.leader.locks.is_granted(txn));
         let refusal = if !is_current && !world.config.mutations.no_version_check() {

@@ -23,7 +23,10 @@ use super::driver::Setting;
 use super::errors::SqlError;
 use super::session::Session;
 use super::shapes::{cell, questions, shapes};
-use super::source::SILENT;
+
+/// Time limit for a source's description of its tables. That is the work of seconds on a busy machine,
+/// and a source that cannot be reached is known by the time limit of its connection.
+const SILENT: Duration = Duration::from_secs(30);
 
 /// How long the proxy asks again at each query after a change of the schema: a source may execute
 /// a commit a moment after its client knows of it.
