@@ -496,7 +496,7 @@ impl<R: Replicated> Replica<R> {
         if lead.transfer.as_ref().is_some_and(|transfer| transfer.until <= now) {
             lead.transfer = None;
         }
-        let timeout = self.config.election_timeout * 4;
+        let timeout = (self.config.election_timeout * 4).max(self.timeout.current());
         if lead.yielded.iter().any(|yielded| yielded.at + timeout < now) {
             // A node that was asked to campaign has not answered since, and may still campaign at
             // any later time. In a new term that permission is void, and leases are valid again.
@@ -753,13 +753,14 @@ impl<R: Replicated> Replica<R> {
     }
 
     /// Placement: transfers leadership to the preferred leader once that node has answered for a
-    /// while and lacks nothing.
+    /// while and lacks nothing. Not while messages are late: the target would campaign when this
+    /// leader has taken up its work again, and the partition would lose its leader for nothing.
     fn offer_to_preferred(&mut self, io: &mut impl Io<R>) {
         let now = io.now();
         let Some(to) = self.preferred.filter(|&node| node != self.me) else { return };
         let timeout = self.config.election_timeout;
         let members = self.log.members();
-        if members.is_joint() || !members.voters.contains(&to) {
+        if members.is_joint() || !members.voters.contains(&to) || self.timeout.is_longer() {
             return;
         }
         let Role::Leader(lead) = &mut self.role else { return };

@@ -45,6 +45,11 @@ impl Timeout {
         self.current
     }
 
+    /// Whether messages have been so late that the least time is too short.
+    pub(super) fn is_longer(&self) -> bool {
+        self.current > self.least
+    }
+
     /// This node stops waiting: for the leader of `term`, for votes in it, or as its leader for
     /// answers.
     pub(super) fn give_up(&mut self, term: Term) {

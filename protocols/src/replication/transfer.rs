@@ -25,14 +25,15 @@ pub enum TransferError {
 
 impl<R: Replicated> Replica<R> {
     /// Transfers leadership to the voter `to` (thesis §3.10). It refuses proposals until `to` has
-    /// caught up and was asked to campaign, or an election time-out has passed. Ignored if this
-    /// node does not lead, or `to` cannot lead: [`Replica::check_transfer`] says why.
+    /// caught up and was asked to campaign, or an election time-out has passed, which is longer
+    /// while messages are late. Ignored if this node does not lead, or `to` cannot lead: [`Replica::check_transfer`] says why.
     pub fn transfer(&mut self, to: NodeId, io: &mut impl Io<R>) {
         let is_possible = self.check_transfer(to).is_ok() && to != self.me;
+        let patience = self.config.election_timeout.max(self.timeout.current());
         if let Role::Leader(lead) = &mut self.role
             && is_possible
         {
-            let until = io.now() + self.config.election_timeout;
+            let until = io.now() + patience;
             lead.transfer = Some(Transfer { to, until, is_asked: false });
         }
     }
