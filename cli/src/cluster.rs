@@ -1,9 +1,11 @@
 //! `cluster`: starts, stops and shows all nodes of a directory that `serve --init` wrote, on this
 //! machine.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::IsTerminal as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -107,14 +109,19 @@ impl Member {
         self.file.with_extension(extension)
     }
 
-    /// The process of the node, if it runs. The number in the file may by now belong to another
-    /// program; only one that serves this file counts.
+    /// The process of the node, if it runs: the one that `start` has noted, or one that somebody
+    /// started by hand. The number in the note may by now belong to another program; only one that
+    /// serves this file counts.
     fn process(&self) -> Option<u32> {
-        let number: u32 = fs::read_to_string(self.beside("pid")).ok()?.trim().parse().ok()?;
-        let command = fs::read(format!("/proc/{number}/cmdline")).ok()?;
         let file = fs::canonicalize(&self.file).ok()?;
-        let mut words = command.split(|byte| *byte == 0);
-        words.any(|word| word == file.as_os_str().as_encoded_bytes()).then_some(number)
+        let noted = fs::read_to_string(self.beside("pid")).ok();
+        let noted = noted.and_then(|number| number.trim().parse().ok());
+        noted.filter(|number| serves(*number, &file)).or_else(|| {
+            let names = fs::read_dir("/proc")
+                .ok()?
+                .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+            names.filter_map(|name| name.parse().ok()).find(|number| serves(*number, &file))
+        })
     }
 
     fn region(&self) -> &str {
@@ -128,6 +135,20 @@ impl Member {
         let lines: Vec<&str> = log.lines().collect();
         lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default().join("\n")
     }
+}
+
+/// Whether this process is a node with this configuration file.
+fn serves(process: u32, file: &Path) -> bool {
+    let Ok(command) = fs::read(format!("/proc/{process}/cmdline")) else { return false };
+    let words = || command.split(|byte| *byte == 0).map(OsStr::from_bytes);
+    if !words().any(|word| word == "serve") {
+        return false;
+    }
+    let folder = fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_default();
+    words().any(|word| {
+        let word = word.as_bytes().strip_prefix(b"--config=").map_or(word, OsStr::from_bytes);
+        fs::canonicalize(folder.join(word)).is_ok_and(|found| found == file)
+    })
 }
 
 /// The nodes of a directory, by number.

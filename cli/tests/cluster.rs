@@ -132,6 +132,33 @@ fn status_shows_which_node_is_down_since_when_and_the_version_of_the_others() {
 }
 
 #[test]
+fn nodes_that_were_started_one_by_one_are_shown_and_stopped() {
+    must_end_within(LIMIT);
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("planet");
+    let name = name.to_str().unwrap();
+    make(name);
+    let _started = Started(Path::new(name));
+    let serve = |config: &str| {
+        let mut command = orthodrome(&["serve", config]);
+        command.current_dir(name);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut nodes: Vec<_> =
+        ["--config=n1.toml", "--config=./n2.toml", "--config=n3.toml"].map(serve).into();
+    until("all nodes serve", || run(&["cluster", "status", name]).status.code() == Some(0));
+    let (report, _) = json(&run(&["cluster", "status", name, "--json"]));
+    assert_eq!(row(&report, "n2")["process"], nodes[1].id());
+    let again = run(&["cluster", "start", name]);
+    assert!(text(&again.stderr).contains("n2 runs already"), "{}", text(&again.stderr));
+    let stopped = run(&["cluster", "stop", name]);
+    assert!(text(&stopped.stdout).contains("3 nodes have ended"), "{}", text(&stopped.stdout));
+    for node in &mut nodes {
+        assert!(node.wait().unwrap().success());
+    }
+}
+
+#[test]
 fn two_starts_at_once_start_each_node_once() {
     must_end_within(LIMIT);
     let directory = tempfile::tempdir().unwrap();

@@ -217,6 +217,7 @@ fn empty_directory_is_rejected_for_a_member() {
     std::fs::remove_dir_all(&data).unwrap();
     let said = refusal(&[]);
     assert!(said.contains("holds no data of n1") && said.contains("--new-cluster"), "{said}");
+    assert!(said.contains("made after the node last ran"), "an older copy loses commits: {said}");
     // Its votes in the directory are known to no other server.
     let said = refusal(&["--replace"]);
     assert!(said.contains("cannot replace n1"), "{said}");

@@ -2,6 +2,7 @@
 //! preferred leaders.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use crate::id::{NodeId, PartitionId, RegionId, ShareId};
 use crate::key::mix;
@@ -109,7 +110,7 @@ impl Partitioning {
 }
 
 /// The topology and placement of one cluster. Fixed during one epoch, and shared by all machines.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Cluster {
     /// The regions, and the round trips between them.
     pub topology: Topology,
@@ -121,6 +122,24 @@ pub struct Cluster {
     partitioning: Partitioning,
     /// The number of shares into which each region's copy of the data is divided.
     shares: u32,
+    /// The servers with which partitions began that are on other servers in this epoch.
+    founders: BTreeMap<PartitionId, Vec<NodeId>>,
+}
+
+impl fmt::Debug for Cluster {
+    /// As derived, without the founders: nodes compare this text, and only a node that has data knows
+    /// founders.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { topology, epoch, nodes, partitions, partitioning, shares, founders: _ } = self;
+        f.debug_struct("Cluster")
+            .field("topology", topology)
+            .field("epoch", epoch)
+            .field("nodes", nodes)
+            .field("partitions", partitions)
+            .field("partitioning", partitioning)
+            .field("shares", shares)
+            .finish()
+    }
 }
 
 /// The definition of a cluster contradicts itself.
@@ -191,6 +210,7 @@ impl Cluster {
             partitions: BTreeMap::new(),
             partitioning,
             shares: 1,
+            founders: BTreeMap::new(),
         };
         for node in nodes {
             if usize::from(node.region.0) >= cluster.topology.len() {
@@ -416,6 +436,21 @@ impl Cluster {
     #[must_use]
     pub fn partition(&self, id: PartitionId) -> Option<&Partition> {
         self.partitions.get(&id)
+    }
+
+    /// The servers that held the partition in the epoch in which its data began: the first members of
+    /// its log. Operators may have moved it since, which its log knows.
+    #[must_use]
+    pub fn founders(&self, id: PartitionId) -> &[NodeId] {
+        let placed = || self.partition(id).map(|placed| &placed.replicas);
+        self.founders.get(&id).or_else(placed).map_or(&[], Vec::as_slice)
+    }
+
+    /// The same placement, of data that began on these servers. Partitions that are not named began
+    /// where they are placed.
+    #[must_use]
+    pub fn founded(self, founders: BTreeMap<PartitionId, Vec<NodeId>>) -> Self {
+        Self { founders, ..self }
     }
 
     /// The partition that holds `key`.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::TxnId;
-use orthodrome_core::txn::{AbortReason, Key, Op, Reads, Txn, Version, Writes};
+use orthodrome_core::time::Timestamp;
+use orthodrome_core::txn::{AbortReason, Key, Op, Outcome, Reads, Txn, Version, Writes};
 
 /// A transaction with everything needed to compute its writes. Ocean Vista stores it in place of
 /// the values (§3.1); the deterministic protocols keep it in their logs.
@@ -83,6 +84,16 @@ impl Functor {
         }
     }
 
+    /// The outcome of one that has no keys, and so needs no server: an operation may still refuse its
+    /// arguments.
+    #[must_use]
+    pub fn outcome_without_keys(&self, now: Timestamp) -> Outcome {
+        match self.execute(&Reads::new()) {
+            Ok(_) => Outcome::Committed(now),
+            Err(reason) => Outcome::Aborted(reason),
+        }
+    }
+
     /// True if it writes nothing, so that a snapshot would suffice.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
@@ -125,7 +136,7 @@ impl fmt::Debug for Body {
 #[cfg(test)]
 mod tests {
     use orthodrome_core::id::ClientId;
-    use orthodrome_core::time::Timestamp;
+    use orthodrome_core::procedure::{Call, Procedure};
     use orthodrome_core::txn::Read;
 
     use super::*;
@@ -151,5 +162,18 @@ mod tests {
             assert!(functor.execute(&there).is_ok());
             assert_eq!(functor.execute(&deleted), Err(AbortReason::StaleRead));
         }
+    }
+
+    #[test]
+    fn a_procedure_without_keys_may_refuse_its_arguments() {
+        let id = TxnId::new(ClientId(1), 1);
+        let outcome = |ops: Vec<Op>| {
+            let txn = Txn::procedure(id, orthodrome_core::id::RegionId(0), ops.clone());
+            Functor::procedure(&txn, ops).outcome_without_keys(Timestamp(7))
+        };
+        assert_eq!(outcome(Vec::new()), Outcome::Committed(Timestamp(7)));
+        let (reads, writes, arguments) = (Vec::new(), Vec::new(), "nonsense".into());
+        let call = Call { procedure: Procedure::RedisBatch, reads, writes, arguments };
+        assert_eq!(outcome(vec![Op::Call(call)]), Outcome::Aborted(AbortReason::Guard));
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use orthodrome_core::cluster::Partition;
 use orthodrome_core::machine::{Admin, GroupView, OrderState, Refusal};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Op, Reads, Writes};
@@ -54,6 +55,39 @@ async fn cluster(plan: Plan) -> EmbeddedCluster {
     let filter = tracing_subscriber::EnvFilter::from_default_env();
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
     EmbeddedCluster::start(plan).await.unwrap()
+}
+
+/// One partition on these three of five servers.
+fn placed(epoch: u64, on: [u32; 3]) -> Arc<Cluster> {
+    let rtt = Duration::from_millis(1);
+    let topology = Topology::uniform(5, Duration::from_micros(100), rtt);
+    let spread = Cluster::spread(topology.clone(), 1, 1, 1, 3).unwrap();
+    let partition = Partition {
+        id: PartitionId(0),
+        replicas: on.map(NodeId).into(),
+        preferred_leader: NodeId(on[0]),
+    };
+    let (nodes, keys) = (spread.nodes().copied(), spread.partitioning().clone());
+    Arc::new(Cluster::new(topology, epoch, nodes, [partition], keys).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partitions_begin_on_the_servers_that_the_cluster_says() {
+    for protocol in [carousel::FAST, two_phase_locking::BY_AGE] {
+        let dir = tempfile::tempdir().unwrap();
+        let placed = |epoch, on| Plan { protocol, ..plan(dir.path(), placed(epoch, on)) };
+        let before = cluster(placed(1, [1, 2, 3])).await;
+        Client::at(&before, 5).await.run(&[Op::Put("k".into(), "told".into())]).await;
+        before.shutdown(Duration::from_secs(5)).await;
+        // Nobody has moved the partition.
+        let after = cluster(placed(2, [3, 4, 5])).await;
+        for node in [1, 4] {
+            let mut client = Client::at(&after, node).await;
+            assert_eq!(client.read("k").await.as_deref(), Some("told"), "{protocol} at n{node}");
+            client.run(&[Op::Put(format!("at n{node}").into(), "v".into())]).await;
+        }
+        after.shutdown(Duration::from_secs(5)).await;
+    }
 }
 
 /// A client of one gateway.

@@ -123,9 +123,13 @@ impl Client {
                 Phase::Deciding
             }
             Kind::Interactive | Kind::General => Phase::Looking(txn.reads.clone()),
-            Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly
-                if txn.reads.is_empty() && txn.writes.is_empty() =>
-            {
+            Kind::Procedure(ops) if txn.reads.is_empty() && txn.writes.is_empty() => {
+                cx.reads(id, Reads::new());
+                let functor = Functor::procedure(&txn, ops.clone());
+                cx.finish(id, functor.outcome_without_keys(cx.clock().now), "empty");
+                return;
+            }
+            Kind::ReadOnly | Kind::StaleReadOnly if txn.reads.is_empty() => {
                 cx.reads(id, Reads::new());
                 cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
                 return;
@@ -373,7 +377,7 @@ impl Client {
             }
         };
         if functor.reads.is_empty() && functor.writes.is_empty() {
-            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            cx.finish(id, functor.outcome_without_keys(cx.clock().now), "empty");
             return;
         }
         let phase = Phase::Submitted(functor);

@@ -175,7 +175,8 @@ impl Machine<Geodesic> for Server {
     fn refusal(&self, _order: &Admin) -> Option<Refusal> {
         Some(Refusal::Never(
             "geodesic has no leaders, and the members of a group are those of the placement; for a \
-             server that lost its data, restore the data directory"
+             server that lost its data, restore a copy of the data directory that was made after it last \
+             ran"
                 .into(),
         ))
     }

@@ -173,9 +173,11 @@ impl<R: Role> Server<R> {
                 Record::Own(partition, record) => own.entry(partition).or_default().push(*record),
             }
         }
-        // The placement says which partitions are here. A replica that came here by a change of
-        // members is known from its records.
-        let placed = cluster.partitions().filter(|p| p.replicas.contains(&node)).map(|p| p.id);
+        // A partition began on its founders. A replica that came here by a change of members is known
+        // from its records, or hears of it from its leader: without that, a server where a new
+        // placement names it would begin an empty log, and elect a leader with its like.
+        let ids = cluster.partitions().map(|placed| placed.id);
+        let placed = ids.filter(|id| cluster.founders(*id).contains(&node));
         let hosted: BTreeSet<PartitionId> = placed.chain(logs.keys().copied()).collect();
         let mut server = Self {
             node,
@@ -211,7 +213,7 @@ impl<R: Role> Server<R> {
     ) {
         let placed = self.cluster.partition(id);
         let group = Group {
-            voters: placed.map(|placed| placed.replicas.clone()).unwrap_or_default(),
+            voters: self.cluster.founders(id).to_vec(),
             learners: Vec::new(),
             preferred_leader: placed.map(|placed| placed.preferred_leader),
         };

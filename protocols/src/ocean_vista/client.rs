@@ -171,9 +171,9 @@ impl Client {
             }
             Kind::Interactive | Kind::General => Phase::Looking(txn.reads.clone()),
             Kind::Procedure(ops) if txn.reads.is_empty() && txn.writes.is_empty() => {
-                debug_assert!(ops.is_empty(), "an operation without a key");
                 cx.reads(id, Reads::new());
-                cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+                let functor = Functor::procedure(&txn, ops.clone());
+                cx.finish(id, functor.outcome_without_keys(cx.clock().now), "empty");
                 return;
             }
             Kind::ReadOnly | Kind::StaleReadOnly if txn.reads.is_empty() => {
@@ -369,7 +369,7 @@ impl Client {
             }
         };
         if functor.reads.is_empty() && functor.writes.is_empty() {
-            cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
+            cx.finish(id, functor.outcome_without_keys(cx.clock().now), "empty");
             return;
         }
         let phase = if functor.is_read_only() {

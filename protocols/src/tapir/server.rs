@@ -165,7 +165,8 @@ impl Machine<Tapir> for Server {
     fn refusal(&self, _order: &Admin) -> Option<Refusal> {
         Some(Refusal::Never(
             "the members of a group of TAPIR are those of the placement for ever, and none of them \
-             leads; for a server that lost its data, restore the data directory"
+             leads; for a server that lost its data, restore a copy of the data directory that was made \
+             after it last ran"
                 .into(),
         ))
     }

@@ -49,7 +49,7 @@ use crate::gateway::{
 };
 use crate::inbox::Inbox;
 use crate::storage::{
-    self, Expected, Identity, Placement, Report, Storage, StorageError, Tag, Work, Writer,
+    self, Expected, Founders, Identity, Placement, Report, Storage, StorageError, Tag, Work, Writer,
 };
 use crate::tls::Tls;
 use crate::transport::handshake::{Introduction, Process, draw_instance, map_digest};
@@ -746,13 +746,17 @@ fn join(threads: Vec<JoinHandle<()>>) {
 /// # Errors
 /// See [`StartError`].
 pub async fn start<P: WireProtocol>(
-    settings: Settings,
+    mut settings: Settings,
     config: P::Config,
     listener: TcpListener,
 ) -> Result<NodeHandle, StartError> {
     let protocol = P::name(&config);
     let mut introduction = introduce(protocol, &settings)?;
-    let data = open::<P>(protocol, &settings).await?;
+    let mut data = open::<P>(protocol, &settings).await?;
+    let founders = std::mem::take(&mut data.founders);
+    if !founders.is_empty() {
+        settings.map = Arc::new((*settings.map).clone().founded(founders));
+    }
     let floor = data.clock;
     let system = NodeClock::system(&settings.clock_skew);
     // Readings may exceed the system clock by up to twice the bound.
@@ -953,6 +957,7 @@ struct Data<P: WireProtocol> {
     incarnation: u64,
     clients: (u64, u64),
     clock: Timestamp,
+    founders: Founders,
 }
 
 /// What an operator can do about lost data of which there is no copy, if anything.
@@ -960,14 +965,14 @@ fn without_a_copy<P: WireProtocol>(settings: &Settings) -> Option<&'static str> 
     let (map, node) = (&settings.map, settings.node);
     if P::replaceable(map).contains(&node) {
         return Some(
-            "If there is no copy, start the node once with an empty directory and `--replace`",
+            "If there is no such copy, start the node once with an empty directory and `--replace`",
         );
     }
     let mut own = map.partitions().filter(|partition| partition.replicas.contains(&node));
     // The others of a group must still be able to choose an entry.
     let is_outvoted = own.all(|partition| partition.replicas.len() > 2);
     (P::MEMBERS && is_outvoted).then_some(
-        "If there is no copy, give the node's partitions to other nodes: `change-members` in `orthodrome shell`",
+        "If there is no such copy, give the node's partitions to other nodes: `change-members` in `orthodrome shell`",
     )
 }
 
@@ -987,7 +992,7 @@ async fn open<P: WireProtocol>(
         };
         return Err(StartError::Settings(format!(
             "{protocol} cannot replace {node} while the cluster runs: other nodes rely on votes that were in its data. \
-             Restore its data directory{instead}"
+             Restore a copy of its data directory that was made after it last ran{instead}"
         )));
     }
     let memory = MemoryEngine::default();
@@ -1006,6 +1011,7 @@ async fn open<P: WireProtocol>(
                 incarnation: NodeClock::system(&settings.clock_skew).0,
                 clients,
                 clock: Timestamp::ZERO,
+                founders: Founders::new(),
             });
         }
     };
@@ -1044,6 +1050,7 @@ async fn open<P: WireProtocol>(
         // No ids are reserved yet: the first client causes a reservation.
         clients: (0, 0),
         clock: recovered.values.clock,
+        founders: recovered.founders,
     })
 }
 

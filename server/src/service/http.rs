@@ -41,6 +41,19 @@ pub(super) fn pages<T: Transactions>(service: Service<T>, access: Access) -> Rou
         .with_state(Pages { service, access })
 }
 
+/// Answers a request for something that is not here. Probes and browsers must not take a refusal of
+/// gRPC, whose HTTP status is 200, for a page.
+pub(super) async fn unknown(request: Request) -> Response {
+    let content = request.headers().get(CONTENT_TYPE).map(|of| of.as_bytes());
+    if content.is_some_and(|of| of.starts_with(b"application/grpc")) {
+        return Status::unimplemented("there is no such service or method").into_http();
+    }
+    let path = request.uri().path();
+    let pages = "/livez, /readyz, /metrics and /console";
+    (StatusCode::NOT_FOUND, format!("there is no page {path}; the pages are {pages}\n"))
+        .into_response()
+}
+
 /// Whether the process should continue. A node that is shutting down lives until it has ended.
 async fn lives<T: Transactions>(State(pages): State<Pages<T>>) -> (StatusCode, String) {
     match pages.health() {

@@ -330,7 +330,9 @@ pub async fn serve_all<T: Transactions>(
     // Scrapers and probes speak HTTP/1.1.
     server
         .accept_http1(true)
-        .add_routes(Routes::from(grpc.into_axum_router().merge(pages)).prepare())
+        .add_routes(
+            Routes::from(grpc.into_axum_router().merge(pages).fallback(http::unknown)).prepare(),
+        )
         .serve_with_incoming_shutdown(connections::accept(listener, connections_max), shutdown)
         .await?;
     if let Some(mut redis) = redis {

@@ -147,9 +147,10 @@ impl Engine {
     /// Stops the process, because a machine cannot continue safely without its state.
     fn broken(&self, error: &dyn std::fmt::Display) -> ! {
         fatal(&format!(
-            "cannot read the state engine {}: {error}; restore this node's data directory from a \
-             good copy, or replace the node with an empty one",
-            self.0.path.display()
+            "cannot read the state engine {}: {error}; start the node again. If that fails, {}, \
+             or replace the node with an empty one",
+            self.0.path.display(),
+            super::RESTORE
         ))
     }
 }

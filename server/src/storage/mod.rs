@@ -18,9 +18,14 @@ use std::path::{Path, PathBuf};
 
 use orthodrome_core::NodeId;
 
-pub use placement::Placement;
+pub use placement::{Founders, Placement};
 pub use writer::{Recovered, Report, Settings, Storage, Tag, Work, Writer};
 pub(crate) use writer::{draw_client, first_client};
+
+/// What to do about lost data. A copy that was made earlier lacks what the node has acknowledged since,
+/// and other nodes cannot tell.
+const RESTORE: &str = "restore a copy of this node's data directory that was made after the node last \
+                       ran; an older copy loses acknowledged commits";
 
 /// The owner of the data. It is in the header of every file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -86,7 +91,7 @@ pub enum StorageError {
     #[error("an earlier write to the log failed; start the node again to recover what is on disk")]
     Broken,
     /// A file has contents that no crash can cause.
-    #[error("{} is damaged at offset {offset}: {why}; restore this node's data directory from a good copy", path.display())]
+    #[error("{} is damaged at offset {offset}: {why}; {RESTORE}", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -96,7 +101,7 @@ pub enum StorageError {
         why: &'static str,
     },
     /// A required file is missing.
-    #[error("{} is missing; restore this node's data directory from a good copy", path.display())]
+    #[error("{} is missing; {RESTORE}", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
@@ -115,7 +120,7 @@ pub enum StorageError {
     },
     /// The directory should hold data, and is empty.
     #[error(
-        "{} holds no data of {node}. If `data_dir` is wrong, correct it. If the data is lost, restore it. \
+        "{} holds no data of {node}. If `data_dir` is wrong, correct it. If the data is lost, {RESTORE}. \
          If the cluster is new and {node} has never run, start it once with `--new-cluster`",
         path.display()
     )]
@@ -222,7 +227,7 @@ pub enum StorageError {
     )]
     ClusterId(String),
     /// An operation of the state engine failed.
-    #[error("cannot {action} the state engine {}: {source}; check the disk, or restore this node's data directory from a good copy", path.display())]
+    #[error("cannot {action} the state engine {}: {source}; check the disk, its free space and the permissions, then start the node again", path.display())]
     Engine {
         /// The operation.
         action: &'static str,
@@ -232,7 +237,7 @@ pub enum StorageError {
         source: Box<redb::Error>,
     },
     /// The state engine is older than the log that builds on it.
-    #[error("the state engine {} is at checkpoint {engine}, but the log begins at checkpoint {log}; restore both from one copy of the data directory", path.display())]
+    #[error("the state engine {} is at checkpoint {engine}, but the log begins at checkpoint {log}; restore both from one copy of the data directory, made after the node last ran", path.display())]
     EngineBehind {
         /// The engine's file.
         path: PathBuf,

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use orthodrome_core::NodeId;
 use orthodrome_core::cluster::{Cluster, Partitioning};
+use orthodrome_core::{NodeId, PartitionId};
 use orthodrome_protocols::deterministic::{self, Orderer, Ordering};
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +19,9 @@ use super::StorageError;
 use super::directory::{read_text, replace};
 
 const FILE: &str = "placement.toml";
+
+/// The servers with which the data of some partitions began.
+pub type Founders = BTreeMap<PartitionId, Vec<NodeId>>;
 
 /// What decides where the data of a cluster is, as text.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -30,6 +33,10 @@ pub struct Placement {
     keys: String,
     /// The servers of each partition.
     partitions: BTreeMap<String, String>,
+    /// The servers of each partition when the data began, if they were others. The partition's log
+    /// begins with these members, and knows the changes since.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    founders: BTreeMap<String, String>,
     /// The log that orders each partition, if that follows from preferred leaders. Empty if not, and
     /// in a file of an earlier version.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -101,6 +108,7 @@ impl Placement {
             epoch: cluster.epoch,
             keys: keys + &shares,
             partitions: partitions.collect(),
+            founders: BTreeMap::new(),
             logs: logs(cluster, protocol),
             shares: divided.collect(),
         }
@@ -108,19 +116,25 @@ impl Placement {
 
     /// Compares it with the copy in the data directory, and stores it if there is none, or if it
     /// follows the copy. If `may_move`, the data itself knows the members of a partition, so an
-    /// operator may name other servers under a higher epoch.
+    /// operator may name other servers under a higher epoch. Returns the servers with which the data
+    /// of each partition began, if they were others.
     ///
     /// # Errors
     /// It is not the placement of the data.
-    pub fn check(&self, dir: &Path, may_move: bool) -> Result<(), StorageError> {
+    pub fn check(&self, dir: &Path, may_move: bool) -> Result<Founders, StorageError> {
         let path = dir.join(FILE);
         let why = "this is not a placement";
         // Without one, the directory is of an earlier version.
-        let Some(text) = read_text(&path, why)? else { return self.write(&path) };
-        let corrupt = |_| StorageError::Corrupt { path: path.clone(), offset: 0, why };
-        let held: Self = toml::from_str(&text).map_err(corrupt)?;
-        if held == *self {
-            return Ok(());
+        let Some(text) = read_text(&path, why)? else {
+            self.write(&path)?;
+            return Ok(Founders::new());
+        };
+        let corrupt = || StorageError::Corrupt { path: path.clone(), offset: 0, why };
+        let held: Self = toml::from_str(&text).map_err(|_| corrupt())?;
+        let wanted = self.founded_by(&held);
+        let founders = wanted.founders().ok_or_else(corrupt)?;
+        if held == wanted {
+            return Ok(founders);
         }
         let wrong = |found: String, expected: String, remedy: &'static str| {
             Err(StorageError::WrongPlacement { path: path.clone(), found, expected, remedy })
@@ -166,7 +180,27 @@ impl Placement {
             };
             return wrong(format!("{id} on {before}"), format!("{id} on {servers}"), remedy);
         }
-        self.write(&path)
+        wanted.write(&path)?;
+        Ok(founders)
+    }
+
+    /// This placement, of data that began as `held` says.
+    fn founded_by(&self, held: &Self) -> Self {
+        let mut founders = held.founders.clone();
+        for (id, servers) in &held.partitions {
+            founders.entry(id.clone()).or_insert_with(|| servers.clone());
+        }
+        founders.retain(|id, servers| self.partitions.get(id) != Some(servers));
+        Self { founders, ..self.clone() }
+    }
+
+    /// The founders by id. None if a name is none.
+    fn founders(&self) -> Option<Founders> {
+        let servers = |text: &String| -> Option<Vec<NodeId>> {
+            text.split(' ').map(|id| id.parse().ok()).collect()
+        };
+        let entries = self.founders.iter();
+        entries.map(|(id, text)| Some((id.parse().ok()?, servers(text)?))).collect()
     }
 
     /// Stores it in a directory without data.

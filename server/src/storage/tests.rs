@@ -649,10 +649,20 @@ fn data_is_not_opened_with_another_placement() {
     let error = open(placement(3, 1), true).unwrap_err();
     assert!(error.contains("map_epoch 2") && error.contains("map_epoch 1;"), "{error}");
     open(placement(3, 3), true).unwrap();
+    // Its log began on the first servers, however often it has moved since.
+    let founders = |placement: Placement| placement.check(&dir, true).unwrap();
+    assert!(founders(placement(3, 3)).is_empty());
+    let first = [PartitionId(0), PartitionId(1)].map(|id| {
+        let servers = [NodeId(1), NodeId(2), NodeId(3)];
+        (id, servers.to_vec())
+    });
+    assert_eq!(founders(placement(1, 4)), first.clone().into());
+    assert_eq!(founders(placement(1, 5)), first.into());
+    assert!(founders(placement(3, 6)).is_empty());
     // A key is in the partition that it was in.
     let topology = Topology::built_in("local3").unwrap();
     let mut cluster = Cluster::spread(topology, 1, 1, 3, 3).unwrap();
-    cluster.epoch = 4;
+    cluster.epoch = 7;
     let error = open(Placement::of(&cluster, "toy"), true).unwrap_err();
     assert!(error.contains("over 2 partitions") && error.contains("over 3"), "{error}");
     // The directory of an earlier version has none.

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use super::directory::{Ceilings, Directory, Values};
 use super::engine::Engine;
 use super::log::{Hook, Log, Options, Position, Record};
-use super::{Expected, Identity, Placement, StorageError};
+use super::{Expected, Founders, Identity, Placement, StorageError};
 use crate::inbox::Inbox;
 
 /// The owner of a record.
@@ -79,6 +79,8 @@ pub struct Recovered {
     pub values: Values,
     /// A description of what was cut off at the end of the log.
     pub torn: Option<String>,
+    /// The servers with which the data of partitions began that are placed on others now.
+    pub founders: Founders,
 }
 
 /// A node's storage, open and not yet running.
@@ -126,6 +128,7 @@ impl Storage {
         let (dir, state, file) = (directory.log(), directory.state(), directory.ceilings());
         let mut options = Options { sync, segment_bytes, durable: Position::default(), hook };
         let (log, records, engine, mut ceilings, torn);
+        let mut founders = Founders::new();
         if directory.is_new() {
             placement.write_new(directory.path())?;
             log = Log::create(&dir, &identity, options)?;
@@ -135,7 +138,7 @@ impl Storage {
             directory.finish()?;
             (records, torn) = (Vec::new(), None);
         } else {
-            placement.check(directory.path(), may_move)?;
+            founders = placement.check(directory.path(), may_move)?;
             ceilings = Ceilings::open(&file, &identity, sync)?;
             options.durable = ceilings.values().durable;
             let at;
@@ -160,7 +163,7 @@ impl Storage {
         let values = ceilings.values();
         let storage =
             Self { directory, log, ceilings, engine: engine.clone(), gateway: gateway.clone() };
-        Ok((storage, Recovered { server, gateway, engine, values, torn }))
+        Ok((storage, Recovered { server, gateway, engine, values, torn, founders }))
     }
 
     /// Starts the thread that writes. `report` is called on it.
