@@ -1,5 +1,6 @@
 //! The client: one incarnation, which the cluster knows by its id.
 
+use std::collections::BTreeMap;
 use std::future::IntoFuture;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::attempt::Recorder;
 use crate::gateway::{Failure, Gateways, Stubs};
-use crate::names::Names;
+use crate::names::{Name, Names};
 use crate::outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
 use crate::pace::Pace;
 use crate::txn::Transaction;
@@ -37,7 +38,8 @@ pub struct Client {
 pub(crate) struct Inner {
     id: ClientId,
     pub(crate) gateways: Gateways,
-    pub(crate) names: Names,
+    /// By gateway that registered this client: each takes only names that it gave.
+    names: Mutex<BTreeMap<usize, Names>>,
     pub(crate) limits: api::Limits,
     pub(crate) deadline: Duration,
     pub(crate) recorder: Recorder,
@@ -66,7 +68,9 @@ impl Client {
                 Ok(registered) => return Self::registered(gateways, at, registered, &config),
                 Err(Failure::Never(error)) => return Err(error),
                 // Registering twice does no harm.
-                Err(Failure::Lost(text) | Failure::NotOpen(text)) => Failure::Unavailable(text),
+                Err(Failure::Lost(text) | Failure::NotOpen(text) | Failure::Unregistered(text)) => {
+                    Failure::Unavailable(text)
+                }
                 Err(failure) => failure,
             };
             at = gateways.after(at);
@@ -90,7 +94,7 @@ impl Client {
         gateways.set_limits(&limits);
         gateways.prefer(at);
         let id = ClientId(registered.client);
-        let names = Names::new(id);
+        let names = Mutex::new(BTreeMap::from([(at, Names::new(id))]));
         let runs_general = about.keyspaces.first().is_some_and(|keyspace| keyspace.general);
         let inner = Inner {
             id,
@@ -106,7 +110,8 @@ impl Client {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The id of this incarnation: the first part of its transactions' names.
+    /// The id under which the first gateway registered this incarnation: the first part of the names of
+    /// its transactions there. At every other gateway it has another id.
     #[must_use]
     pub fn id(&self) -> ClientId {
         self.inner.id
@@ -175,19 +180,47 @@ impl Client {
 }
 
 impl Inner {
-    /// The gateway at which to begin a transaction, and its region.
+    /// The gateway at which to begin a transaction, its region, and the names for it. Registers there, if
+    /// this client has not done so.
     pub(crate) async fn home(
         self: &Arc<Self>,
         pace: &mut Pace,
-    ) -> Result<(usize, RegionId), Error> {
+    ) -> Result<(usize, RegionId, Names), Error> {
         self.look_for_nearest();
         loop {
             let at = self.gateways.current();
-            match self.gateways.region(at, pace.deadline).await {
-                Ok(region) => return Ok((at, region)),
+            let home = match self.gateways.region(at, pace.deadline).await {
+                Ok(region) => self.names_at(at, pace.deadline).await.map(|names| (region, names)),
+                Err(failure) => Err(failure),
+            };
+            match home {
+                Ok((region, names)) => return Ok((at, region, names)),
                 Err(failure) => self.after_failure(at, failure, pace).await?,
             }
         }
+    }
+
+    async fn names_at(&self, at: usize, deadline: Instant) -> Result<Names, Failure> {
+        if let Some(names) = self.names().get(&at) {
+            return Ok(names.clone());
+        }
+        let ask = |stubs: Stubs, request| async move { stubs.txns().register(request).await };
+        let registered = self.gateways.send(at, deadline, api::RegisterRequest {}, ask).await?;
+        // If two tasks register at once, both use what the first one got.
+        let names = Names::new(ClientId(registered.client));
+        Ok(self.names().entry(at).or_insert(names).clone())
+    }
+
+    fn names(&self) -> MutexGuard<'_, BTreeMap<usize, Names>> {
+        // No code that holds the lock can leave it half changed.
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A name for a transaction that will begin somewhere.
+    pub(crate) fn take_name(&self) -> Name {
+        let names = self.names();
+        let names = names.get(&self.gateways.current()).or_else(|| names.values().next()).cloned();
+        names.unwrap_or_else(|| Names::new(self.id)).take()
     }
 
     /// Handles a failure that had no effect: pauses, and changes the gateway if that can help.
@@ -200,6 +233,7 @@ impl Inner {
         match &failure {
             Failure::Never(_) => return Err(failure.into_error()),
             Failure::Busy(_) => {}
+            Failure::Unregistered(_) => drop(self.names().remove(&at)),
             Failure::Unavailable(_) | Failure::NotOpen(_) | Failure::Lost(_) => {
                 self.gateways.leave(at);
             }
@@ -228,7 +262,8 @@ impl Inner {
     }
 
     /// Asks one gateway after the other for a transaction's outcome, starting after gateway
-    /// `avoid`, until one knows it or the deadline passes.
+    /// `avoid`, until one knows it or the deadline passes. If the client has not decided, nobody asked to
+    /// commit the transaction. Then it has no effect, even if no gateway knows it.
     pub(crate) async fn ask(
         &self,
         question: &api::ResolveRequest,
@@ -242,6 +277,9 @@ impl Inner {
             let answer = self.gateways.send(at, pace.deadline, question.clone(), ask).await;
             let trouble = match answer {
                 Ok(answer) => match wire::ended(answer.outcome) {
+                    Ended::Unknown(_) if wire::is_undecided(question) => {
+                        return Ended::Aborted(Aborted::undecided());
+                    }
                     Ended::Unknown(trouble) => trouble,
                     known @ (Ended::Committed(_) | Ended::Aborted(_)) => {
                         if avoid.is_some_and(|avoided| avoided == self.gateways.current()) {
@@ -255,6 +293,7 @@ impl Inner {
                     Failure::Busy(text)
                     | Failure::Unavailable(text)
                     | Failure::NotOpen(text)
+                    | Failure::Unregistered(text)
                     | Failure::Lost(text),
                 ) => text,
             };
@@ -348,7 +387,7 @@ impl Execute {
     async fn run(self) -> Result<Outcome, Error> {
         let Self { client, ops, priority, deadline } = self;
         let mut pace = Pace::new(deadline);
-        let mut name = client.names.take();
+        let mut name = client.take_name();
         let mut request = api::ExecuteRequest {
             ops: ops.iter().cloned().map(wire::op).collect(),
             priority: wire::priority(priority)?,
@@ -356,11 +395,11 @@ impl Execute {
         };
         client.check_size(&request)?;
         loop {
-            let (at, home) = client.home(&mut pace).await?;
-            name.begin_in(home);
+            let (at, home, names) = client.home(&mut pace).await?;
+            name.begin_at(&names, home);
             request.txn = wire::txn_id(name.id());
             request.home_region = home.0.into();
-            request.acknowledged_below = client.names.acknowledged_below();
+            request.acknowledged_below = names.acknowledged_below();
             let rpc = |stubs: Stubs, request| async move { stubs.txns().execute(request).await };
             let began = std::time::Instant::now();
             let answer = client.gateways.send(at, pace.deadline, request.clone(), rpc).await;
@@ -379,10 +418,14 @@ impl Execute {
                         );
                         return Ok(Outcome::Committed(Committed { timestamp, reads }));
                     }
-                    Ended::Unknown(_) => client.ask(&question(&request), None, &mut pace).await,
+                    Ended::Unknown(_) => {
+                        name.was_resolved();
+                        client.ask(&question(&request), None, &mut pace).await
+                    }
                     aborted @ Ended::Aborted(_) => aborted,
                 },
                 Err(Failure::Lost(_) | Failure::NotOpen(_)) => {
+                    name.was_resolved();
                     client.ask(&question(&request), Some(at), &mut pace).await
                 }
                 Err(failure) => {
@@ -486,7 +529,7 @@ impl Query {
         self.keys.dedup();
         let Self { client, keys, priority, deadline, is_stale } = self;
         let mut pace = Pace::new(deadline);
-        let mut name = client.names.take();
+        let mut name = client.take_name();
         let mut request = api::ReadRequest {
             stale: is_stale,
             keys: wire::keys(keys),
@@ -495,11 +538,11 @@ impl Query {
         };
         client.check_size(&request)?;
         loop {
-            let (at, home) = client.home(&mut pace).await?;
-            name.begin_in(home);
+            let (at, home, names) = client.home(&mut pace).await?;
+            name.begin_at(&names, home);
             request.txn = wire::txn_id(name.id());
             request.home_region = home.0.into();
-            request.acknowledged_below = client.names.acknowledged_below();
+            request.acknowledged_below = names.acknowledged_below();
             if is_stale {
                 request.session = client.known(&request.keys);
                 if client.check_size(&request).is_err() {

@@ -25,6 +25,8 @@ pub(crate) enum Failure {
     Unavailable(String),
     /// It had no effect: the transaction is not open at this gateway in the required state.
     NotOpen(String),
+    /// It had no effect: this gateway did not register the client, or has started again since.
+    Unregistered(String),
     /// It had no effect, and a retry would not help.
     Never(Error),
     /// It may have had any effect.
@@ -36,7 +38,7 @@ impl Failure {
     pub(crate) fn into_error(self) -> Error {
         match self {
             Self::Busy(text) => Error::Busy(text),
-            Self::Unavailable(text) => Error::Unreachable(text),
+            Self::Unavailable(text) | Self::Unregistered(text) => Error::Unreachable(text),
             Self::NotOpen(text) | Self::Lost(text) => Error::Deadline(text),
             Self::Never(error) => error,
         }
@@ -256,6 +258,9 @@ pub(crate) fn failure(endpoint: &str, status: &Status) -> Failure {
     }
     if status.metadata().get("orthodrome-effect").is_none_or(|effect| effect != "none") {
         return Failure::Lost(text);
+    }
+    if status.metadata().contains_key("orthodrome-register") {
+        return Failure::Unregistered(text);
     }
     match status.code() {
         Code::ResourceExhausted => Failure::Busy(text),

@@ -99,7 +99,7 @@ impl General {
         T: Future<Output = Result<(), Abort>>,
     {
         let mut pace = Pace::new(self.deadline);
-        let mut name = self.client.names.take();
+        let mut name = self.client.take_name();
         let mut last = LastAbort::default();
         let mut seen = Seen::default();
         loop {
@@ -136,7 +136,7 @@ impl General {
     /// Begins a transaction for a caller that needs more than a closure between its rounds. It is
     /// not retried after an abort. Its lease is extended until it is decided or dropped.
     pub fn begin(self) -> OpenGeneral {
-        let name = self.client.names.take();
+        let name = self.client.take_name();
         OpenGeneral::new(&self, name, None)
     }
 }

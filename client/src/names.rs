@@ -1,11 +1,12 @@
 //! Names of transactions, and which names are no longer needed.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use orthodrome_core::{ClientId, RegionId, TxnId};
 
-/// Assigns the names of one client incarnation.
+/// Assigns the names of one client incarnation: those for one gateway, which registered it.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     client: ClientId,
@@ -33,6 +34,9 @@ pub(crate) struct Name {
 struct Live {
     counter: u64,
     names: Names,
+    /// True if another request than the one that began an attempt told its outcome. Its gateway may not
+    /// know the outcome, and then refuses the next attempt.
+    is_resolved: AtomicBool,
 }
 
 impl Drop for Live {
@@ -57,8 +61,13 @@ impl Names {
         let counter = state.next;
         state.next += 1;
         state.live.insert(counter);
-        let live = Live { counter, names: self.clone() };
+        let live = Live { counter, names: self.clone(), is_resolved: AtomicBool::new(false) };
         Name { id: TxnId::new(self.client, counter), home: None, live: Arc::new(live) }
+    }
+
+    /// True if both assign the same names.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
     }
 
     /// All transactions below this counter have ended, and nobody will ask for their outcomes
@@ -74,19 +83,29 @@ impl Name {
         self.id
     }
 
-    /// Names an attempt that begins in region `home`. All attempts at a transaction have the same
-    /// home (`orthodrome_core::Txn::home`). So in another region the work continues as a new
+    /// Names an attempt that begins in region `home`, at the gateway that takes `names`. All attempts
+    /// at a transaction begin at one gateway. So at another one the work continues as a new
     /// transaction; the earlier attempts are known to have had no effect.
-    pub(crate) fn begin_in(&mut self, home: RegionId) {
-        if self.home.is_some_and(|begun_in| begun_in != home) {
-            *self = self.live.names.take();
+    pub(crate) fn begin_at(&mut self, names: &Names, home: RegionId) {
+        let has_moved = self.home.is_some_and(|begun_in| begun_in != home);
+        if has_moved || !self.live.names.is(names) {
+            *self = names.take();
         }
         self.home = Some(home);
     }
 
+    /// Another request than the one that began the attempt told its outcome.
+    pub(crate) fn was_resolved(&self) {
+        self.live.is_resolved.store(true, Ordering::Relaxed);
+    }
+
     /// Names the next attempt; the last one is known to have had no effect.
     pub(crate) fn retry(&mut self) {
-        self.id = self.id.retry();
+        if self.live.is_resolved.load(Ordering::Relaxed) {
+            *self = self.live.names.take();
+        } else {
+            self.id = self.id.retry();
+        }
     }
 }
 
@@ -110,15 +129,28 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stays_in_its_region() {
+    fn a_name_stays_at_its_gateway_and_in_its_region() {
         let names = Names::new(ClientId(4));
         let mut name = names.take();
-        name.begin_in(RegionId(0));
+        name.begin_at(&names, RegionId(0));
         name.retry();
-        name.begin_in(RegionId(0));
+        name.begin_at(&names, RegionId(0));
         assert_eq!(name.id().to_string(), "c4.1#1");
-        name.begin_in(RegionId(2));
+        name.begin_at(&names, RegionId(2));
         assert_eq!(name.id().to_string(), "c4.2");
         assert_eq!(names.acknowledged_below(), 2, "the first is over");
+        name.begin_at(&Names::new(ClientId(5)), RegionId(2));
+        assert_eq!(name.id().to_string(), "c5.1");
+    }
+
+    #[test]
+    fn the_attempt_after_one_that_was_resolved_has_a_new_counter() {
+        let mut name = Names::new(ClientId(4)).take();
+        let copy = name.clone();
+        copy.was_resolved();
+        name.retry();
+        assert_eq!(name.id().to_string(), "c4.2");
+        name.retry();
+        assert_eq!(name.id().to_string(), "c4.2#1");
     }
 }

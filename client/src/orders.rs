@@ -118,9 +118,9 @@ impl Client {
                 }
                 // The leader cannot do it now.
                 Refused::Failure(Failure::NotOpen(text)) => (at, Error::Refused(text)),
-                Refused::Failure(other @ (Failure::Never(_) | Failure::Lost(_))) => {
-                    return Err(other.into_error());
-                }
+                Refused::Failure(
+                    other @ (Failure::Never(_) | Failure::Unregistered(_) | Failure::Lost(_)),
+                ) => return Err(other.into_error()),
             };
             at = next;
             asked += 1;

@@ -47,6 +47,11 @@ pub struct Aborted {
 }
 
 impl Aborted {
+    /// A transaction of which no server knows anything, and which nobody asked to commit.
+    pub(crate) fn undecided() -> Self {
+        Self { reason: AbortReason::Recovery, retryable: true, because: None }
+    }
+
     /// A transaction whose reads were older than what its client knows.
     pub(crate) fn behind() -> Self {
         Self { reason: AbortReason::StaleRead, retryable: true, because: None }

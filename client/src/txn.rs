@@ -109,7 +109,7 @@ impl Transaction {
         mut compute: impl FnMut(&Reads) -> Result<Writes, Abort>,
     ) -> Result<Outcome, Error> {
         let mut pace = Pace::new(self.deadline);
-        let mut name = self.client.names.take();
+        let mut name = self.client.take_name();
         let declared = self.declare()?;
         let mut last = LastAbort::default();
         loop {
@@ -174,7 +174,7 @@ impl Transaction {
     /// As [`Error`] says.
     pub async fn begin(self) -> Result<Begun, Error> {
         let mut pace = Pace::new(self.deadline);
-        let mut name = self.client.names.take();
+        let mut name = self.client.take_name();
         let declared = self.declare()?;
         loop {
             let (_, begun) = open(&self.client, &mut name, &declared, &mut pace).await?;
@@ -250,12 +250,12 @@ pub(crate) async fn open(
     pace: &mut Pace,
 ) -> Result<(RegionId, Begun), Error> {
     loop {
-        let (at, home) = client.home(pace).await?;
-        name.begin_in(home);
+        let (at, home, names) = client.home(pace).await?;
+        name.begin_at(&names, home);
         let mut begin = api::BeginRequest {
             txn: wire::txn_id(name.id()),
             home_region: home.0.into(),
-            acknowledged_below: client.names.acknowledged_below(),
+            acknowledged_below: names.acknowledged_below(),
             session: client.known(&[&declared.read_keys[..], &declared.write_keys].concat()),
             ..declared.clone()
         };
@@ -291,7 +291,10 @@ pub(crate) async fn open(
         };
         // Nobody asked to commit it, so it cannot commit; ending it releases its keys.
         let ended = match ended {
-            Ended::Unknown(_) => client.ask(&txn.question, Some(at), pace).await,
+            Ended::Unknown(_) => {
+                name.was_resolved();
+                client.ask(&txn.question, Some(at), pace).await
+            }
             known @ (Ended::Committed(_) | Ended::Aborted(_)) => known,
         };
         return match ended {
@@ -444,14 +447,20 @@ impl OpenTransaction {
                     self.client.after_failure(self.at, failure, pace).await?;
                     continue;
                 }
-                Err(Failure::NotOpen(text) | Failure::Unavailable(text) | Failure::Lost(text)) => {
-                    Ended::Unknown(text)
-                }
+                Err(
+                    Failure::NotOpen(text)
+                    | Failure::Unavailable(text)
+                    | Failure::Unregistered(text)
+                    | Failure::Lost(text),
+                ) => Ended::Unknown(text),
             };
         };
         // Nobody asked to commit it, so it cannot commit; ending it releases its keys.
         let ended = match ended {
-            Ended::Unknown(_) => self.client.ask(&self.question, Some(self.at), pace).await,
+            Ended::Unknown(_) => {
+                self.name.was_resolved();
+                self.client.ask(&self.question, Some(self.at), pace).await
+            }
             known @ (Ended::Committed(_) | Ended::Aborted(_)) => known,
         };
         match ended {
@@ -502,9 +511,10 @@ impl OpenTransaction {
                     self.client.after_failure(self.at, failure, pace).await?;
                     continue;
                 }
-                Err(Failure::NotOpen(_)) => None,
+                Err(Failure::NotOpen(_) | Failure::Unregistered(_)) => None,
                 Err(Failure::Unavailable(_) | Failure::Lost(_)) => Some(self.at),
             };
+            self.name.was_resolved();
             return Ok(self.client.ask(&self.question, avoid, pace).await);
         }
     }

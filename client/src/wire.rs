@@ -74,11 +74,8 @@ pub(crate) fn reads(reads: Vec<api::KeyRead>) -> Reads {
     let read = |read: api::KeyRead| {
         let version = read.version.unwrap_or_default();
         let writer = version.writer.unwrap_or_default();
-        let writer = TxnId {
-            client: ClientId(writer.client),
-            counter: writer.counter,
-            attempt: writer.attempt,
-        };
+        let name = TxnId::new(ClientId(writer.client), writer.counter);
+        let writer = TxnId { attempt: writer.attempt, ..name };
         let version = Version { timestamp: Timestamp(version.timestamp), writer };
         let value = read.value.map(orthodrome_core::Value);
         (Key::from(read.key), Read { value, version })
@@ -126,6 +123,12 @@ pub(crate) fn asked_writes(question: &api::ResolveRequest) -> Writes {
         }
     }
     writes
+}
+
+/// True if the question is about a transaction that its client has not asked to commit.
+pub(crate) fn is_undecided(question: &api::ResolveRequest) -> bool {
+    use api::resolve_request::Begun;
+    matches!(question.begun, Some(Begun::Interactive(_))) && question.decision.is_none()
 }
 
 pub(crate) fn op(op: Op) -> api::Op {

@@ -3,11 +3,14 @@
 //! Ids are counters, never random, so that a trace is the same in every run.
 
 use std::fmt;
+use std::ops::{Range, RangeInclusive};
 use std::str::FromStr;
 
+use bytes::{BufMut as _, Bytes};
 use serde::{Deserialize, Serialize};
 
-use crate::wire::Wire;
+use crate::Rng;
+use crate::wire::{Out, Raw, Schema, Shape, Wire, WireError};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
@@ -73,6 +76,92 @@ impl ClientId {
     pub fn registered(gateway: NodeId, number: u64) -> Self {
         Self((u64::from(gateway.0) << Self::NUMBER_BITS) | number)
     }
+
+    /// The number under which `gateway` registered this client; none if another gateway did.
+    #[must_use]
+    pub fn number_at(self, gateway: NodeId) -> Option<u64> {
+        let is_here = self.0 >> Self::NUMBER_BITS == u64::from(gateway.0);
+        is_here.then_some(self.0 & ((1 << Self::NUMBER_BITS) - 1))
+    }
+}
+
+/// A digest of what a transaction does: its keys, its operations, and what its client decided. Two
+/// transactions with one name and two contents are two transactions to every protocol (ADR 46).
+///
+/// [`Content::NONE`] stands for a client that is part of this process, and uses no name twice. The
+/// simulator's clients are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Content([u8; 16]);
+
+impl Content {
+    /// No digest; the least one.
+    pub const NONE: Self = Self([0; 16]);
+
+    /// The digest of these bytes: half of SHA-256, in which nobody finds two texts with one digest.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        use sha2::Digest as _;
+        let digest = sha2::Sha256::digest(bytes);
+        let mut content = Self::NONE;
+        for (to, from) in content.0.iter_mut().zip(digest) {
+            *to = from;
+        }
+        content
+    }
+
+    /// The digest of this content and of more bytes.
+    #[must_use]
+    pub fn and(self, bytes: &[u8]) -> Self {
+        Self::of(&[&self.0[..], bytes].concat())
+    }
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl Wire for Content {
+    const SHAPE: Shape = Shape::Bytes;
+
+    fn size(&self) -> usize {
+        if self.is_absent() { 0 } else { self.0.len() }
+    }
+
+    fn put(&self, out: &mut Out) {
+        if !self.is_absent() {
+            out.put_slice(&self.0);
+        }
+    }
+
+    fn take(raw: Raw<'_>) -> Result<Self, WireError> {
+        let bytes = Bytes::take(raw)?;
+        if bytes.is_empty() {
+            return Ok(Self::NONE);
+        }
+        <[u8; 16]>::try_from(&bytes[..]).map(Self).map_err(|_| WireError::Value {
+            field: "Content",
+            found: format!("{} bytes", bytes.len()),
+            wanted: "a digest of 16 bytes",
+        })
+    }
+
+    fn sample(rng: &mut Rng) -> Self {
+        if rng.below(2) == 0 { Self::NONE } else { Self::of(&rng.next_u64().to_le_bytes()) }
+    }
+
+    fn schema(_: &mut Schema) -> String {
+        "bytes".to_owned()
+    }
+
+    fn is_absent(&self) -> bool {
+        *self == Self::NONE
+    }
+
+    fn absent() -> Option<Self> {
+        Some(Self::NONE)
+    }
 }
 
 /// One attempt at one transaction: `c4.19`, and `c4.19#2` for its third attempt.
@@ -88,13 +177,33 @@ pub struct TxnId {
     pub counter: u64,
     /// 0 for the first attempt; a retry after a known abort adds one.
     pub attempt: u32,
+    /// What the attempt does. The gateway computes it, so a client cannot choose it.
+    pub content: Content,
 }
 
 impl TxnId {
     /// The first attempt of transaction `counter` of `client`.
     #[must_use]
-    pub fn new(client: ClientId, counter: u64) -> Self {
-        Self { client, counter, attempt: 0 }
+    pub const fn new(client: ClientId, counter: u64) -> Self {
+        Self { client, counter, attempt: 0, content: Content::NONE }
+    }
+
+    /// The name that its client uses: without the content.
+    #[must_use]
+    pub fn name(self) -> Self {
+        Self { content: Content::NONE, ..self }
+    }
+
+    /// All earlier attempts at the same transaction.
+    #[must_use]
+    pub fn earlier(self) -> Range<Self> {
+        Self { attempt: 0, ..self.name() }..self.name()
+    }
+
+    /// All later attempts at the same transaction.
+    #[must_use]
+    pub fn later(self) -> RangeInclusive<Self> {
+        self.retry().name()..=Self { attempt: u32::MAX, content: Content([0xff; 16]), ..self }
     }
 
     /// The next attempt at the same transaction.
@@ -138,6 +247,7 @@ impl FromStr for TxnId {
             client: client.parse().map_err(|_| error())?,
             counter: counter.parse().map_err(|_| error())?,
             attempt: attempt.parse().map_err(|_| error())?,
+            content: Content::NONE,
         })
     }
 }
@@ -153,6 +263,40 @@ pub struct ParseIdError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn contents_are_digests() {
+        // The first half of the digest of FIPS 180-4's example.
+        assert_eq!(format!("{:?}", Content::of(b"abc")), "ba7816bf8f01cfea414140de5dae2223");
+        assert_ne!(Content::of(b"abc"), Content::NONE);
+        assert_ne!(Content::of(b"abc").and(b"d"), Content::of(b"abcd"));
+    }
+
+    #[test]
+    fn attempts_are_before_and_after_each_other_whatever_their_contents() {
+        let attempt = |attempt, text: &str| TxnId {
+            attempt,
+            content: Content::of(text.as_bytes()),
+            ..TxnId::new(ClientId(4), 19)
+        };
+        for mine in ["a", "b", "c"] {
+            for others in ["a", "b", "c"] {
+                let second = attempt(1, mine);
+                assert!(second.earlier().contains(&attempt(0, others)));
+                assert!(!second.earlier().contains(&attempt(1, others)));
+                assert!(second.later().contains(&attempt(2, others)));
+                assert!(!second.later().contains(&attempt(1, others)));
+            }
+        }
+        assert!(!attempt(0, "a").earlier().contains(&attempt(0, "b")));
+    }
+
+    #[test]
+    fn a_client_belongs_to_the_gateway_that_registered_it() {
+        let client = ClientId::registered(NodeId(3), 17);
+        assert_eq!(client.number_at(NodeId(3)), Some(17));
+        assert_eq!(client.number_at(NodeId(4)), None);
+    }
 
     #[test]
     fn names_round_trip_through_text() {

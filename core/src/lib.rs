@@ -32,7 +32,7 @@ pub mod workers;
 
 pub use cluster::Cluster;
 pub use host::{Host, Output};
-pub use id::{ClientId, NodeId, PartitionId, RegionId, Ticket, TxnId};
+pub use id::{ClientId, Content, NodeId, PartitionId, RegionId, Ticket, TxnId};
 pub use limits::Limits;
 pub use machine::{Claim, Cx, Effect, Input, Machine, Message, Protocol, Setup};
 pub use rng::Rng;

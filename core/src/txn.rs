@@ -6,13 +6,13 @@ use std::fmt;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::id::{RegionId, TxnId};
+use crate::id::{Content, RegionId, TxnId};
 pub use crate::key::Key;
 use crate::limits::{TXN_BYTES_MAX, bytes_of};
 use crate::procedure::Call;
 use crate::session::Floors;
 use crate::time::Timestamp;
-use crate::wire::{Wire, WireError};
+use crate::wire::{self, Wire, WireError};
 
 /// A value: any bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Wire)]
@@ -101,10 +101,8 @@ pub struct Version {
 
 impl Version {
     /// The version of a key that was never written.
-    pub const INITIAL: Self = Self {
-        timestamp: Timestamp::ZERO,
-        writer: TxnId { client: crate::ClientId(0), counter: 0, attempt: 0 },
-    };
+    pub const INITIAL: Self =
+        Self { timestamp: Timestamp::ZERO, writer: TxnId::new(crate::ClientId(0), 0) };
 
     /// True if nobody wrote it: the key was never written, or its deletion has been forgotten. The
     /// timestamp then says only which transactions the server that was asked has run.
@@ -277,6 +275,30 @@ pub struct Txn {
 }
 
 impl Txn {
+    /// The transaction under an id with the digest of its content. The digest leaves out what a client
+    /// may change when it asks for the outcome again: the priority, the acknowledgement, and the
+    /// versions that it knows.
+    #[must_use]
+    pub fn with_content(self) -> Self {
+        let Self { home, kind, reads, writes, .. } = self.clone();
+        let plain = Self::new(TxnId::default(), home, kind, reads, writes);
+        let content = Content::of(&wire::encode(&plain));
+        Self { id: TxnId { content, ..self.id }, ..self }
+    }
+
+    /// The id under which the decision of its client is carried out, for protocols in which no server
+    /// knows the transaction before. Its content includes the decision, so that two decisions are two
+    /// transactions. An id without content stays as it is.
+    #[must_use]
+    pub fn decided(&self, reads: &Reads, writes: &Writes) -> TxnId {
+        if self.id.content == Content::NONE {
+            return self.id;
+        }
+        let seen = reads.iter().map(|(key, read)| (key.clone(), read.compared()));
+        let decision = (seen.collect::<Vec<_>>(), writes.clone());
+        TxnId { content: self.id.content.and(&wire::encode(&decision)), ..self.id }
+    }
+
     /// An interactive transaction.
     #[must_use]
     pub fn interactive(id: TxnId, home: RegionId, reads: Vec<Key>, writes: Vec<Key>) -> Self {

@@ -191,7 +191,7 @@ mod tests {
     fn attempt<'a>(request: &'a Request, reads: &'a Reads) -> Attempt<'a> {
         Attempt {
             request,
-            txn: TxnId { client: ClientId(4), counter: 19, attempt: 2 },
+            txn: TxnId { attempt: 2, ..TxnId::new(ClientId(4), 19) },
             region: "VA",
             invoked: Time(5_000),
             completed: Some((Time(9_999), Outcome::Committed(Timestamp(1_700)))),

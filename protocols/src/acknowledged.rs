@@ -26,8 +26,8 @@ pub(crate) fn advance(
     if *known >= below {
         return None;
     }
-    let first = TxnId { client, counter: std::mem::replace(known, below), attempt: 0 };
-    Some(first..TxnId { client, counter: below, attempt: 0 })
+    let first = TxnId::new(client, std::mem::replace(known, below));
+    Some(first..TxnId::new(client, below))
 }
 
 /// Below which counter `client` knows the outcomes.

@@ -11,6 +11,11 @@ use orthodrome_core::session::{self, Floors};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{Key, Kind, Outcome, Read, Reads, Txn};
 
+/// The path of an answer about a transaction whose client does not say what it decided. Protocols in
+/// which no server knows a transaction before its client decides cannot find it then. If its client
+/// never asked to commit it, it had no effect.
+pub(crate) const UNDECIDED: &str = "undecided";
+
 /// One partition's part of a transaction's read and write sets.
 #[derive(Clone, PartialEq, Eq, Wire)]
 pub struct Participant {

@@ -124,7 +124,7 @@ fn what_survives_fits_into_a_message() {
     let limit = OceanVista::configure(&cluster, "ocean-vista").in_flight_bytes_max;
     let key = Key::from("k");
     let shortest = Functor {
-        txn: TxnId { client: ClientId(1), counter: 1, attempt: 0 },
+        txn: TxnId::new(ClientId(1), 1),
         reads: Vec::new(),
         writes: vec![key.clone()],
         body: Body::Ops(vec![Op::Delete(key)]),

@@ -79,6 +79,17 @@ pub enum GatewayError {
     /// abort increments the attempt; a retry without an answer asks for the outcome.
     #[error("transaction {0} was already submitted; ask for its outcome, or use the next attempt")]
     AlreadyBegun(TxnId),
+    /// The id was used before at this gateway, or the attempt before it is not known here to have
+    /// aborted. An id is used once.
+    #[error(
+        "the name {0} was used before, or its last attempt is not known here to have aborted; use a counter that \
+         was never used"
+    )]
+    Used(TxnId),
+    /// Another gateway registered the client, or this node before it started again. Register here, and
+    /// use the new client id.
+    #[error("client {0} is not registered at this gateway since it started; register here again")]
+    Unregistered(ClientId),
     /// [`Gateway::decide`] or [`Gateway::read`] on a transaction that is not waiting for it.
     #[error("transaction {0} does not wait for its client: {1}")]
     NotUndecided(TxnId, &'static str),
@@ -98,6 +109,8 @@ impl GatewayError {
             | Self::Failed(_) => true,
             Self::UnknownTransaction(_)
             | Self::AlreadyBegun(_)
+            | Self::Used(_)
+            | Self::Unregistered(_)
             | Self::NotUndecided(..)
             | Self::Lost(_) => false,
         }
@@ -274,6 +287,8 @@ pub(crate) trait Backend: Send + Sync {
     fn register(
         &self,
     ) -> std::pin::Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>>;
+    /// True if this process registered the client.
+    fn is_registered(&self, client: ClientId) -> bool;
 }
 
 /// Counts the transactions in flight.
@@ -402,8 +417,11 @@ impl Gateway {
     /// See [`GatewayError`]; the transaction was not begun, except for [`GatewayError::Lost`].
     pub async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError> {
         self.serving()?;
+        if !self.backend.is_registered(txn.id.client) {
+            return Err(GatewayError::Unregistered(txn.id.client));
+        }
         let slot = self.slot(txn.size())?;
-        let id = txn.id;
+        let (id, txn) = (txn.id.name(), txn.with_content());
         let (reply, answer) = oneshot::channel();
         self.call(id, Command::Begin { txn, slot, reply }, answer).await
     }
@@ -451,7 +469,7 @@ impl Gateway {
     ) -> Result<Finished, GatewayError> {
         self.serving()?;
         let slot = self.slot(txn.size() + decision.as_ref().map_or(0, decision_bytes))?;
-        let id = txn.id;
+        let (id, txn) = (txn.id.name(), txn.with_content());
         let (reply, answer) = oneshot::channel();
         self.call(id, Command::Resolve { txn, reads, decision, slot, reply }, answer).await
     }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test")]
 #![allow(clippy::disallowed_types, reason = "tests of a real clock measure with one")]
 
+mod misuse;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -472,8 +472,7 @@ impl<W: Work> Middleware<W> {
 
     /// Forgets transactions: this client will never ask about those with a smaller count.
     pub fn forget(&mut self, client: ClientId, below: u64) {
-        let from = TxnId { client, counter: 0, attempt: 0 };
-        let to = TxnId { client, counter: below, attempt: 0 };
+        let (from, to) = (TxnId::new(client, 0), TxnId::new(client, below));
         let old: Vec<TxnId> = self.labels.range(from..to).map(|(&label, _)| label).collect();
         for label in old {
             self.labels.remove(&label);

@@ -88,7 +88,7 @@ impl PendingList {
 
     /// Removes earlier attempts of a transaction: its client knows that they aborted.
     pub(super) fn supersede(&mut self, txn: TxnId) {
-        let earlier = TxnId { attempt: 0, ..txn }..txn;
+        let earlier = txn.earlier();
         let gone: Vec<TxnId> = self.entries.range(earlier).map(|(txn, _)| *txn).collect();
         for txn in gone {
             self.remove(txn);

@@ -119,7 +119,7 @@ impl<R: Gathering> Leading<'_, R> {
     /// Earlier attempts of a transaction that are prepared or being prepared here, and their
     /// coordinators.
     pub fn earlier_attempts(&mut self, txn: TxnId) -> Vec<(TxnId, PartitionId)> {
-        let earlier = TxnId { attempt: 0, ..txn }..txn;
+        let earlier = txn.earlier();
         let prepared = self.state.prepared.range(earlier.clone());
         let Participation { preparing, ending, .. } = self.leader.participation();
         prepared

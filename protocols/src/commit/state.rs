@@ -203,7 +203,7 @@ impl Applied {
             Self::Ceiling => ("Ceiling", None),
         };
         digest.add_text(name);
-        if let Some(TxnId { client, counter, attempt }) = txn {
+        if let Some(TxnId { client, counter, attempt, content: _ }) = txn {
             digest.add_text("(");
             digest.add_text("c");
             digest.add_number(client.0);
@@ -238,7 +238,7 @@ impl<P, E, C> State<P, E, C> {
         (timestamp, writes): (Timestamp, &Writes),
         store: &mut Store,
     ) {
-        let version = Version { timestamp, writer: txn };
+        let version = Version { timestamp, writer: txn.name() };
         for (key, value) in writes {
             store.put(partition, key.clone(), version, value.clone());
         }
@@ -536,7 +536,7 @@ mod tests {
     use super::*;
 
     fn name(counter: u64, attempt: u32) -> TxnId {
-        TxnId { client: ClientId(7), counter, attempt }
+        TxnId { attempt, ..TxnId::new(ClientId(7), counter) }
     }
 
     /// Replicas of an earlier version compare their digests with those of this one.

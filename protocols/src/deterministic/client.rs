@@ -18,6 +18,7 @@ use super::message::{Msg, Record};
 use super::placement::shares;
 use super::{Config, Cx, Deterministic, Note, Timer};
 use crate::functor::Functor;
+use crate::gateway::UNDECIDED;
 use crate::waiting::{Helpers, RetryState};
 
 /// The client side of the deterministic protocols.
@@ -330,8 +331,14 @@ impl Client {
                 } else if open.reads.is_empty() && writes.is_empty() {
                     self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
                 } else {
+                    // No server knows it yet, so it can still get the id that names its decision.
+                    let decided = open.txn.decided(&open.reads, &writes);
+                    open.txn.id = decided;
                     let functor = Functor::validation(&open.txn, &open.reads, writes);
                     let phase = Phase::Submitted(functor);
+                    let Some(open) = self.open.remove(&id) else { return };
+                    let id = decided;
+                    self.open.insert(id, open);
                     if self.is_full(&phase) {
                         // No sequencer knows it yet.
                         cx.note(Note::Shed);
@@ -353,7 +360,13 @@ impl Client {
     /// (R1). If the transaction may have been submitted, it is submitted again: it runs, if it has
     /// not run yet.
     fn on_resolve(&mut self, txn: Txn, reads: Reads, decision: Option<Decision>, cx: &mut Cx<'_>) {
-        let id = txn.id;
+        let id = match (&decision, &txn.kind) {
+            (Some(Decision::Commit(writes)), Kind::Interactive | Kind::General) => {
+                txn.decided(&reads, writes)
+            }
+            (_, _) => txn.id,
+        };
+        let txn = Txn { id, ..txn };
         if self.open.contains_key(&id) {
             return;
         }
@@ -371,8 +384,13 @@ impl Client {
                 }
                 Functor::validation(&txn, &reads, writes)
             }
-            (Some(Decision::Abort) | None, Kind::Interactive | Kind::General) => {
+            (Some(Decision::Abort), Kind::Interactive | Kind::General) => {
                 cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
+                return;
+            }
+            // Without the decision nobody knows its id.
+            (None, Kind::Interactive | Kind::General) => {
+                cx.finish(id, Outcome::Unknown, UNDECIDED);
                 return;
             }
         };

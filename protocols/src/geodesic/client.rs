@@ -941,9 +941,10 @@ impl Client {
         let keys = txn.reads.iter().chain(&txn.writes);
         let parts: BTreeSet<PartitionId> = keys.map(|key| self.cluster.partition_of(key)).collect();
         match (&decision, &txn.kind) {
-            (Some(Decision::Commit(_)), _) | (_, Kind::Procedure(_)) => {}
+            // Its register has the decision, if its client made one.
+            (Some(Decision::Commit(_)) | None, _) | (_, Kind::Procedure(_)) => {}
             // Nothing came into its register, so nobody can commit it. Replicas bring it to its end.
-            (Some(Decision::Abort) | None, _) => {
+            (Some(Decision::Abort), _) => {
                 cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
                 return;
             }

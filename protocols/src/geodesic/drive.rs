@@ -770,7 +770,7 @@ impl Drive {
             if (timestamp, predecessor.txn) >= (at, self.txn) {
                 continue;
             }
-            let version = Version { timestamp, writer: predecessor.txn };
+            let version = Version { timestamp, writer: predecessor.txn.name() };
             let own = told.writes.iter().filter(|(key, _)| reads.contains_key(*key));
             let own = own.map(|(key, value)| (key.clone(), Read { value: value.clone(), version }));
             let own: Vec<(Key, Read)> = own.collect();

@@ -673,7 +673,7 @@ impl Replica {
     /// has forgotten it, or it never heard of it before, and has to have what it wrote.
     fn catch_up(&mut self, txn: TxnId, output: &Output, world: &mut World<'_, '_>) {
         let Outcome::Committed(timestamp) = output.outcome else { return };
-        let version = Version { timestamp, writer: txn };
+        let version = Version { timestamp, writer: txn.name() };
         let own = output.writes.iter().filter(|(key, _)| {
             world.cluster.partition_of(key) == self.id
                 && version_of(world.store, self.id, key, txn).is_none()
@@ -1209,13 +1209,13 @@ fn now_of(world: &World<'_, '_>) -> Time {
 /// The newest version below a place. Equal timestamps are rare, so finding the right one of several
 /// versions with one timestamp may take time.
 fn read_below(store: &Store, partition: PartitionId, key: &Key, (at, txn): Place) -> Read {
-    let read = store.read_at(partition, key, at);
-    if read.version.timestamp < at || read.version.writer < txn {
+    let (read, name) = (store.read_at(partition, key, at), txn.name());
+    if read.version.timestamp < at || read.version.writer < name {
         return read;
     }
     let versions = versions_of(store, partition, key);
     let newest =
-        versions.iter().rev().find(|(version, _)| (version.timestamp, version.writer) < (at, txn));
+        versions.iter().rev().find(|(version, _)| (version.timestamp, version.writer) < (at, name));
     newest.map_or_else(Read::default, |(version, value)| Read {
         value: value.clone(),
         version: *version,
@@ -1225,7 +1225,7 @@ fn read_below(store: &Store, partition: PartitionId, key: &Key, (at, txn): Place
 /// The version of a key that a transaction wrote, if it is there.
 fn version_of(store: &Store, partition: PartitionId, key: &Key, txn: TxnId) -> Option<Versioned> {
     let versions = versions_of(store, partition, key);
-    versions.into_iter().find(|(version, _)| version.writer == txn)
+    versions.into_iter().find(|(version, _)| version.writer == txn.name())
 }
 
 /// Every version of a key. The store finds keys that follow another one, so the search begins at the

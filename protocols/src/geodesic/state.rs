@@ -123,7 +123,7 @@ impl State {
                 entry.ended = Some(output.clone());
                 (entry.text, entry.offer) = (None, None);
                 let Outcome::Committed(timestamp) = output.outcome else { return };
-                let version = Version { timestamp, writer: *txn };
+                let version = Version { timestamp, writer: txn.name() };
                 for (key, value) in &output.writes {
                     if cluster.partition_of(key) == partition {
                         store.put(partition, key.clone(), version, value.clone());
@@ -155,7 +155,7 @@ impl State {
                 for &(client, below) in clients {
                     let floor = self.floors.entry(client).or_default();
                     *floor = (*floor).max(below);
-                    let of = |counter| TxnId { client, counter, attempt: 0 };
+                    let of = |counter| TxnId::new(client, counter);
                     let old = self.forgotten.range(of(0)..of(below)).copied();
                     for txn in old.collect::<Vec<_>>() {
                         self.forgotten.remove(&txn);

@@ -211,7 +211,7 @@ impl Leading<'_> {
         let request = state.coordinated.get(&of).and_then(|known| known.request.as_ref());
         // It is settled, or a participant reported that it had committed.
         let Some(request) = request else { return };
-        let version = Version { timestamp, writer: of };
+        let version = Version { timestamp, writer: of.name() };
         for Forward { txn, client, partition, mut reads } in forwards {
             for (key, read) in &mut reads {
                 if let Some(value) = request.writes.get(key) {

@@ -419,7 +419,7 @@ impl Leading<'_> {
 
     /// Earlier attempts end here, also those that wait for their turn or for a lock.
     fn end_earlier_waiting(&mut self, txn: TxnId, world: &mut World<'_>) {
-        let earlier = TxnId { attempt: 0, ..txn }..txn;
+        let earlier = txn.earlier();
         let waiting: Vec<TxnId> = self.leader.arrived.range(earlier).map(|(t, _)| *t).collect();
         let open = self.earlier_attempts(txn);
         for old in waiting {
@@ -565,7 +565,7 @@ impl Leader {
     /// LECSF (§3.4): the commit is final at its coordinator, so the next transaction reads its
     /// writes, although this group has not applied it yet.
     fn forward(&mut self, txn: TxnId, timestamp: Timestamp, writes: &Writes) {
-        let version = Version { timestamp, writer: txn };
+        let version = Version { timestamp, writer: txn.name() };
         for (key, value) in writes {
             self.forwarded.insert(key.clone(), Read { value: value.clone(), version });
         }
@@ -577,7 +577,7 @@ impl Leader {
     /// The writes of `txn` are in the store.
     fn on_applied(&mut self, txn: TxnId) {
         for key in self.leaving.remove(&txn).into_iter().flatten() {
-            if self.forwarded.get(&key).is_some_and(|read| read.version.writer == txn) {
+            if self.forwarded.get(&key).is_some_and(|read| read.version.writer == txn.name()) {
                 self.forwarded.remove(&key);
             }
         }

@@ -13,6 +13,7 @@ use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn
 
 use super::message::{Functor, Msg, Path, Reason, Record};
 use super::{Config, Note, OceanVista, Timer};
+use crate::gateway::UNDECIDED;
 use crate::waiting::{Helpers, RetryState};
 
 /// The client side of Ocean Vista.
@@ -327,9 +328,14 @@ impl Client {
                 } else if open.reads.is_empty() && writes.is_empty() {
                     self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
                 } else {
+                    // No server knows it yet, so it can still get the id that names its decision.
+                    let decided = open.txn.decided(&open.reads, &writes);
+                    open.txn.id = decided;
                     open.phase =
                         Phase::Submitted(Functor::validation(&open.txn, &open.reads, writes));
-                    self.ask(id, cx);
+                    let Some(open) = self.open.remove(&id) else { return };
+                    self.open.insert(decided, open);
+                    self.ask(decided, cx);
                 }
             }
             // Nothing has been stored yet.
@@ -349,7 +355,13 @@ impl Client {
         decision: Option<Decision>,
         cx: &mut Cx<'_, OceanVista>,
     ) {
-        let id = txn.id;
+        let id = match (&decision, &txn.kind) {
+            (Some(Decision::Commit(writes)), Kind::Interactive | Kind::General) => {
+                txn.decided(&reads, writes)
+            }
+            (_, _) => txn.id,
+        };
+        let txn = Txn { id, ..txn };
         if self.open.contains_key(&id) {
             return;
         }
@@ -362,9 +374,14 @@ impl Client {
         let functor = match (decision, &txn.kind) {
             (_, Kind::Procedure(ops)) => Functor::procedure(&txn, ops.clone()),
             (Some(Decision::Commit(writes)), _) => Functor::validation(&txn, &reads, writes),
-            (Some(Decision::Abort) | None, _) => {
+            (Some(Decision::Abort), _) => {
                 // Nothing of it was ever stored.
                 cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
+                return;
+            }
+            (None, _) => {
+                // Without the decision nobody knows its id.
+                cx.finish(id, Outcome::Unknown, UNDECIDED);
                 return;
             }
         };

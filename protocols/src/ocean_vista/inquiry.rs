@@ -334,7 +334,7 @@ mod tests {
     /// which it has the transaction; negative ones are aborted.
     fn answers(of: [(u64, &[i64]); 3]) -> BTreeMap<NodeId, Answer> {
         let functor = Arc::new(Functor {
-            txn: TxnId { client: ClientId(1), counter: 1, attempt: 0 },
+            txn: TxnId::new(ClientId(1), 1),
             reads: Vec::new(),
             writes: vec![Key::from("k")],
             body: Body::Ops(Vec::new()),

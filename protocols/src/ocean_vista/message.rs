@@ -11,7 +11,7 @@ use orthodrome_core::txn::{Key, Outcome, Read, Reads, Value};
 use orthodrome_core::{Rng, Wire, WireError};
 
 use super::checks::Sum;
-use super::state::{Image, Name, State};
+use super::state::{Image, Name, Named, State};
 use super::{directory, gossiper, takeover};
 pub use crate::functor::{Body, Functor, Output};
 
@@ -464,7 +464,7 @@ pub enum Msg {
         /// The unsettled versions.
         entries: Vec<(Timestamp, Image)>,
         /// Ids of transactions from the first version on.
-        names: Vec<((ClientId, u64), Name)>,
+        names: Vec<(Named, Name)>,
         /// For clients, the counters below which it has forgotten transactions.
         forgotten: Vec<(ClientId, u64)>,
         /// In the first piece: its promises, and its knowledge of what survives of lost servers.
@@ -568,7 +568,7 @@ pub enum Change {
         at: Timestamp,
     },
     /// Transaction ids from a peer.
-    Names(Vec<((ClientId, u64), Name)>),
+    Names(Vec<(Named, Name)>),
     /// A version that existed at other replicas is added here (V9).
     Adopt {
         /// The version number.
@@ -597,7 +597,7 @@ pub enum Record {
 }
 
 /// Approximate size of a transaction id with its state, in bytes.
-pub(super) const NAME: usize = 30;
+pub(super) const NAME: usize = 48;
 
 /// Approximate size of a counter below which a client's transactions are forgotten, in bytes.
 pub(super) const FLOOR: usize = 14;

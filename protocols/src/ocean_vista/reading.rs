@@ -112,7 +112,7 @@ fn judge(held: &[(NodeId, &Shown)], mutations: Mutations) -> Judged {
         match &shown.what {
             What::Void => return Judged::Absent,
             What::Final(value) => {
-                let version = Version { timestamp: shown.ts, writer: shown.txn };
+                let version = Version { timestamp: shown.ts, writer: shown.txn.name() };
                 return Judged::Value(Read { value: value.clone(), version });
             }
             What::Aborted | What::Functor => {}

@@ -23,7 +23,7 @@ use super::message::{
     View, What,
 };
 use super::server::{Local, World};
-use super::state::{Fate, Image, Name, Phase, State};
+use super::state::{Fate, Image, Name, Named, Phase, State, named};
 use super::sync::{Answer, Covered};
 use super::takeover::{Closed, Held, Mark, Promise};
 use super::{Config, Note};
@@ -228,7 +228,7 @@ impl Replica {
     /// Whether the name belongs to something else (R1, R6). Whoever takes over may have it stored
     /// unless that is certain: what it writes was perhaps stored before.
     fn check_name(&self, txn: TxnId, ts: Timestamp, ballot: u64) -> Result<(), Refusal> {
-        let name = self.state.names.get(&(txn.client, txn.counter));
+        let name = self.state.names.get(&named(txn));
         let same = name.filter(|name| name.attempt == txn.attempt);
         // It was never stored under this number, for it is over under another, or without one.
         let is_over = match name.map(|name| (name.attempt.cmp(&txn.attempt), name.fate)) {
@@ -323,7 +323,7 @@ impl Replica {
         round: u32,
         world: &mut World<'_, '_>,
     ) {
-        let name = self.state.names.get(&(txn.client, txn.counter)).copied();
+        let name = self.state.names.get(&named(txn)).copied();
         let fate = name.filter(|name| name.attempt == txn.attempt).map(|name| name.fate);
         // Whatever its name stands for: what is aborted under one number may be stored under
         // another, and a later attempt is no proof that this one was not stored.
@@ -633,7 +633,7 @@ impl Replica {
                 if let Some(value) = value {
                     digest.add_bytes(&value.0);
                 }
-                let version = Version { timestamp: ts, writer: txn };
+                let version = Version { timestamp: ts, writer: txn.name() };
                 self.store.put(partition, key.clone(), version, value.clone());
             }
         }
@@ -709,11 +709,7 @@ impl Replica {
     }
 
     /// Takes over what a peer knows of names.
-    pub(super) fn learn_names(
-        &mut self,
-        names: &[((ClientId, u64), Name)],
-        world: &mut World<'_, '_>,
-    ) {
+    pub(super) fn learn_names(&mut self, names: &[(Named, Name)], world: &mut World<'_, '_>) {
         let news: Vec<_> =
             names.iter().filter(|(name, told)| self.state.is_news(*name, told)).copied().collect();
         for news in news.chunks(names_max(world)) {
@@ -959,7 +955,7 @@ mod tests {
         for (ts, image) in pending {
             let functor = image.functor.clone();
             state.apply(&Change::Adopt { ts: Timestamp(ts), image });
-            assert!(state.names.contains_key(&(ClientId(1), functor.txn.counter)));
+            assert!(state.names.contains_key(&named(functor.txn)));
         }
         let store = Store::new(Box::new(MemoryEngine::default()));
         let config = OceanVista::configure(&cluster, NAME);
@@ -971,7 +967,7 @@ mod tests {
             (read.version.timestamp, read.value),
             (Timestamp(5), Some(Value::from("there")))
         );
-        let fate = |counter| replica.state.names.get(&(ClientId(1), counter)).map(|name| name.fate);
+        let fate = |counter| replica.state.names.get(&named(txn(counter))).map(|name| name.fate);
         assert_eq!(fate(1), Some(Fate::Ended(Outcome::Committed(Timestamp(5)))));
         assert_eq!(fate(3), Some(Fate::At));
         replica.assert_invariants();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::id::{ClientId, Content, PartitionId, TxnId};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Outcome;
 use orthodrome_core::{Wire, WireError};
@@ -61,6 +61,16 @@ impl Fate {
     }
 }
 
+/// What all attempts at a transaction have in common. Those with different contents do not count as
+/// attempts at one transaction.
+pub type Named = (ClientId, u64, Content);
+
+/// The name of this transaction.
+#[must_use]
+pub fn named(txn: TxnId) -> Named {
+    (txn.client, txn.counter, txn.content)
+}
+
 /// The latest attempt at a transaction that a node has heard of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Wire)]
 pub struct Name {
@@ -78,7 +88,7 @@ pub struct State {
     /// Transactions that are not settled.
     pub pending: BTreeMap<Timestamp, Image>,
     /// Transactions by name (R1, R6).
-    pub names: BTreeMap<(ClientId, u64), Name>,
+    pub names: BTreeMap<Named, Name>,
     /// Clients know the outcome of everything below, as of the version that said so (R6). Their
     /// names are kept until that version is settled and the next one comes.
     pub acknowledged: BTreeMap<ClientId, (u64, Timestamp)>,
@@ -139,7 +149,7 @@ impl State {
             Change::Refuse { txn, is_final, at } => {
                 let fate = Fate::Refused { is_final: *is_final };
                 let name = Name { attempt: txn.attempt, ts: *at, fate };
-                self.names.insert((txn.client, txn.counter), name);
+                self.names.insert(named(*txn), name);
             }
             Change::Names(names) => {
                 for (name, told) in names {
@@ -200,14 +210,14 @@ impl State {
     /// under which one is heard of is its own; others that have it are aborted, unless all know
     /// better.
     fn name(&mut self, functor: &Functor, ts: Timestamp, is_certain: bool) {
-        let TxnId { client, counter, attempt } = functor.txn;
-        let held = self.names.get(&(client, counter));
+        let TxnId { client, counter, attempt, content: _ } = functor.txn;
+        let held = self.names.get(&named(functor.txn));
         // The tombstone of a late copy says nothing of what was forgotten.
         let is_told = is_certain || held.is_some() || !self.is_too_old(client, counter);
         let is_news =
             |held: &Name| held.attempt < attempt || (held.attempt == attempt && is_certain);
         if is_told && held.is_none_or(is_news) {
-            self.names.insert((client, counter), Name { attempt, ts, fate: Fate::At });
+            self.names.insert(named(functor.txn), Name { attempt, ts, fate: Fate::At });
         }
         let (below, since) = self.acknowledged.entry(client).or_default();
         if *below < functor.acknowledged_below && *since < self.settled {
@@ -215,7 +225,8 @@ impl State {
             // given to a copy of that is undecided: it would be below this one's.
             let over = std::mem::replace(below, functor.acknowledged_below);
             *since = ts;
-            while let Some((&name, _)) = self.names.range((client, 0)..(client, over)).next() {
+            let all = (client, 0, Content::NONE)..(client, over, Content::NONE);
+            while let Some((&name, _)) = self.names.range(all.clone()).next() {
                 self.names.remove(&name);
             }
         }
@@ -236,7 +247,7 @@ impl State {
 
     /// True if a peer knows more of a name than that it is under way.
     #[must_use]
-    pub fn is_news(&self, name: (ClientId, u64), told: &Name) -> bool {
+    pub fn is_news(&self, name: Named, told: &Name) -> bool {
         !self.is_forgotten(name.0, name.1)
             && told.fate != Fate::At
             && self.names.get(&name).is_none_or(|held| {
@@ -248,9 +259,9 @@ impl State {
 
     /// A transaction is over, as far as this node is concerned.
     pub fn end(&mut self, ts: Timestamp, image: &Image, fate: Fate) {
-        let TxnId { client, counter, attempt } = image.functor.txn;
-        if let Some(name) = self.names.get_mut(&(client, counter))
-            && name.attempt == attempt
+        let txn = image.functor.txn;
+        if let Some(name) = self.names.get_mut(&named(txn))
+            && name.attempt == txn.attempt
             && name.ts == ts
             && name.fate == Fate::At
         {
@@ -285,7 +296,7 @@ impl State {
     pub fn forget(&mut self, retention: Duration) {
         let old = self.settled - retention;
         let Self { pending, names, acknowledged, forgotten, .. } = self;
-        names.retain(|&(client, counter), name| {
+        names.retain(|&(client, counter, _), name| {
             let is_kept =
                 name.ts >= old || (name.fate == Fate::At && pending.contains_key(&name.ts));
             if !is_kept {
@@ -344,7 +355,7 @@ mod tests {
         state.apply(&Change::Refuse { txn, is_final: true, at });
         state.settled = at + Duration::from_secs(599);
         state.forget(retention);
-        assert!(state.names.contains_key(&(txn.client, txn.counter)));
+        assert!(state.names.contains_key(&named(txn)));
         state.settled = at + Duration::from_secs(601);
         state.forget(retention);
         assert!(state.names.is_empty());
@@ -378,16 +389,18 @@ mod tests {
         state.settled = at + second * 601;
         state.forget(retention);
         let client = ClientId(1);
-        assert!(!state.names.contains_key(&(client, 5)) && state.names.contains_key(&(client, 7)));
+        let holds =
+            |state: &State, counter| state.names.contains_key(&named(TxnId::new(client, counter)));
+        assert!(!holds(&state, 5) && holds(&state, 7));
         assert!(state.is_too_old(client, 5) && !state.is_too_old(client, 6));
         // The tombstone of a late copy does not bring the name back.
         let (ts, late) = (at + second * 602, image(5, 10));
         let (ballot, incarnation, functor) = (0, 1, late.functor);
         state.apply(&Change::Abort { ts, ballot, incarnation, functor });
-        assert!(!state.names.contains_key(&(client, 5)), "{:?}", state.names);
+        assert!(!holds(&state, 5), "{:?}", state.names);
         // Whoever takes over writes what was stored, which is certain.
         state.apply(&Change::Adopt { ts: ts + second, image: image(5, 10) });
-        assert!(state.names.contains_key(&(client, 5)));
+        assert!(holds(&state, 5));
         let mut other = State::default();
         other.apply(&Change::Forget(vec![(client, 6), (client, 2)]));
         assert!(other.is_too_old(client, 5) && !other.is_too_old(client, 6));
@@ -403,7 +416,7 @@ mod tests {
         }
         for number in 0..200_000 {
             let name = Name { attempt: 0, ts: Timestamp(1), fate: Fate::At };
-            state.names.insert((ClientId(2), number), name);
+            state.names.insert(named(TxnId::new(ClientId(2), number)), name);
             state.forgotten.insert(ClientId(3 + number), number);
         }
         state.acknowledged.insert(ClientId(2), (7, Timestamp(4)));

@@ -23,7 +23,7 @@ use super::directory::Life;
 use super::message::{FLOOR, Msg, NAME, Rest};
 use super::replica::Replica;
 use super::server::World;
-use super::state::{Image, Name, Phase};
+use super::state::{Image, Name, Named, Phase};
 use super::takeover::{self, Acceptor};
 use super::watermark::Members;
 use super::{Config, Note};
@@ -225,7 +225,7 @@ pub(super) struct Answer {
     /// The unsettled versions.
     pub entries: BTreeMap<Timestamp, Image>,
     /// Ids of transactions.
-    pub names: Vec<((ClientId, u64), Name)>,
+    pub names: Vec<(Named, Name)>,
     /// For clients, the counters below which transactions were forgotten.
     pub forgotten: Vec<(ClientId, u64)>,
     /// Its promises, and its knowledge of what survives of lost servers.
@@ -774,12 +774,15 @@ mod tests {
 
     use super::super::OceanVista;
     use super::super::message::{Body, Functor};
-    use super::super::state::Fate;
+    use super::super::state::{Fate, named};
     use super::*;
+
+    fn txn(counter: u64) -> TxnId {
+        TxnId::new(ClientId(1), counter)
+    }
 
     /// Ten versions and ten names.
     fn answer() -> Answer {
-        let txn = |counter| TxnId::new(ClientId(1), counter);
         let image = |number| Image {
             functor: Arc::new(Functor {
                 txn: txn(number),
@@ -797,7 +800,7 @@ mod tests {
         Answer {
             settled: Timestamp(1),
             entries: (1..=10).map(|number| (Timestamp(number), image(number))).collect(),
-            names: (1..=10).map(|number| ((ClientId(1), number), name(number))).collect(),
+            names: (1..=10).map(|number| (named(txn(number)), name(number))).collect(),
             forgotten: (1..=10).map(|number| (ClientId(number), number)).collect(),
             promises: vec![takeover::Record::Swept { server: NodeId(1), incarnation: 1 }],
         }

@@ -15,7 +15,7 @@ use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Read
 use super::coordinator::{Drive, Out, Progress, Stage};
 use super::message::{Answer, Ballot, Msg, Part, Record};
 use super::{Config, Note, Tapir, Timer};
-use crate::gateway::{Participant, split};
+use crate::gateway::{Participant, UNDECIDED, split};
 use crate::ir::Quorums;
 
 /// The client side of TAPIR.
@@ -272,7 +272,9 @@ impl Client {
         match decision {
             Decision::Commit(writes) if is_asked => {
                 if open.txn.declares(&writes) {
-                    self.prepare(id, writes, cx);
+                    let decided = open.txn.decided(&open.reads, &writes);
+                    self.rename(id, decided, cx);
+                    self.prepare(decided, writes, cx);
                 } else {
                     self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
                 }
@@ -282,6 +284,15 @@ impl Client {
                 self.finish(id, Outcome::Aborted(AbortReason::Client), "abort", cx);
             }
             Decision::Commit(_) | Decision::Abort => {}
+        }
+    }
+
+    /// From now on the transaction has another id: its client has decided.
+    fn rename(&mut self, id: TxnId, decided: TxnId, cx: &mut Cx<'_, Tapir>) {
+        if let Some(mut open) = self.open.remove(&id) {
+            cx.cancel_timer(Timer::Open(id));
+            open.txn.id = decided;
+            self.open.insert(decided, open);
         }
     }
 
@@ -485,7 +496,11 @@ impl Client {
         decision: Option<Decision>,
         cx: &mut Cx<'_, Tapir>,
     ) {
-        let id = txn.id;
+        let id = match (&decision, &txn.kind) {
+            (Some(Decision::Commit(writes)), Kind::Interactive) => txn.decided(&reads, writes),
+            (_, _) => txn.id,
+        };
+        let txn = Txn { id, ..txn };
         if self.open.contains_key(&id) {
             return;
         }
@@ -496,8 +511,8 @@ impl Client {
         }
         cx.note(Note::Resolved);
         self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
-        // It was prepared where it reads, or where the decision writes. Without a decision it was
-        // not prepared.
+        // It was prepared where it reads, or where the decision writes. Without the decision nobody
+        // knows its id.
         let mut parts: BTreeSet<PartitionId> =
             txn.reads.iter().map(|key| self.cluster.partition_of(key)).collect();
         match (&decision, &txn.kind) {
@@ -507,8 +522,12 @@ impl Client {
             (_, Kind::Procedure(_)) => {
                 parts.extend(txn.writes.iter().map(|key| self.cluster.partition_of(key)));
             }
-            (Some(Decision::Abort) | None, _) => {
+            (Some(Decision::Abort), _) => {
                 cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
+                return;
+            }
+            (None, _) => {
+                cx.finish(id, Outcome::Unknown, UNDECIDED);
                 return;
             }
         }

@@ -353,7 +353,7 @@ impl Replica {
         if txn.attempt == 0 {
             return;
         }
-        let earlier = self.state.entries.range(TxnId { attempt: 0, ..txn }..txn);
+        let earlier = self.state.entries.range(txn.earlier());
         let open: Vec<(TxnId, Vec<PartitionId>)> = earlier
             .filter(|(_, entry)| entry.ended.is_none())
             .map(|(txn, entry)| (*txn, entry.participants.clone()))

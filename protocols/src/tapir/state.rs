@@ -139,7 +139,7 @@ impl State {
         }
         let Some(part) = &entry.part else { return };
         if let Outcome::Committed(timestamp) = outcome {
-            let version = Version { timestamp, writer: txn };
+            let version = Version { timestamp, writer: txn.name() };
             for (key, value) in &part.writes {
                 store.put(partition, key.clone(), version, value.clone());
             }

@@ -92,7 +92,7 @@ impl Leading<'_> {
             return;
         }
         let now = world.cx.now();
-        let later = txn.retry()..=TxnId { attempt: u32::MAX, ..txn };
+        let later = txn.later();
         let is_late = self.state.is_acknowledged(txn)
             || self.state.ended.contains_key(&txn)
             || self.state.prepared.contains_key(&txn)
@@ -181,7 +181,7 @@ impl Leading<'_> {
         if txn.attempt == 0 {
             return;
         }
-        let earlier = TxnId { attempt: 0, ..txn }..txn;
+        let earlier = txn.earlier();
         let idle: Vec<TxnId> =
             self.leader.sessions.range(earlier.clone()).map(|(txn, _)| *txn).collect();
         for old in idle {

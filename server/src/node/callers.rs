@@ -1,4 +1,7 @@
 //! Tracks which caller waits for which transaction. The gateway machine knows only transactions.
+//!
+//! Callers know a transaction by its name, machines by an id that also has its content (ADR 46). The
+//! content grows when the client decides, so what a machine reports is found by its name.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +14,8 @@ use crate::gateway::{
     Begun, Command, Finished, GatewayError, HeldBytes, Pending, PendingTxns, Slot, Stage,
     is_interactive, name_of,
 };
+
+use super::used::Used;
 
 type Reply<T> = Sender<Result<T, GatewayError>>;
 
@@ -27,6 +32,8 @@ enum State {
 }
 
 struct Entry {
+    /// The id that the machine was given.
+    id: TxnId,
     /// True if it waits for its caller after a round.
     is_interactive: bool,
     /// True if it may have many rounds.
@@ -63,7 +70,7 @@ impl Entry {
             began: now,
             changed: now,
         };
-        Self { is_interactive, is_general, floors, reads: None, state, slot, journey }
+        Self { id: txn.id, is_interactive, is_general, floors, reads: None, state, slot, journey }
     }
 
     fn turn(&mut self, state: State, now: Time) {
@@ -89,7 +96,9 @@ impl Entry {
 /// All transactions in flight at one gateway.
 #[derive(Default)]
 pub(super) struct Callers {
+    /// By name.
     entries: BTreeMap<TxnId, Entry>,
+    used: Used,
     /// The time of this turn.
     now: Time,
 }
@@ -141,12 +150,17 @@ impl Callers {
     pub(super) fn command<P: Protocol>(&mut self, command: Command) -> Option<Input<P>> {
         match command {
             Command::Begin { txn, slot, reply } => {
-                if self.entries.contains_key(&txn.id) {
-                    answer(reply, Err(GatewayError::AlreadyBegun(txn.id)));
+                let name = txn.id.name();
+                if self.entries.contains_key(&name) {
+                    answer(reply, Err(GatewayError::AlreadyBegun(name)));
+                    return None;
+                }
+                if !self.used.take(&txn) {
+                    answer(reply, Err(GatewayError::Used(name)));
                     return None;
                 }
                 let entry = Entry::new(&txn, State::Reading(reply), slot, self.now);
-                self.entries.insert(txn.id, entry);
+                self.entries.insert(name, entry);
                 Some(Input::Begin(txn))
             }
             Command::Read { txn, keys, reply } => self.read_on(txn, keys, reply),
@@ -154,12 +168,13 @@ impl Callers {
                 self.decide(txn, (decision, held), reply)
             }
             Command::Resolve { txn, reads, decision, slot, reply } => {
-                if self.entries.contains_key(&txn.id) {
-                    return self.join(txn.id, decision, reply);
+                let name = txn.id.name();
+                if self.entries.contains_key(&name) {
+                    return self.join(&txn, decision, reply);
                 }
                 let state = State::Ending { replies: vec![reply], abort_once_read: false };
                 let entry = Entry::new(&txn, state, slot, self.now);
-                self.entries.insert(txn.id, entry);
+                self.entries.insert(name, entry);
                 Some(Input::Resolve { txn, reads, decision })
             }
             Command::Abandon(txn) => self.abandon(txn),
@@ -181,7 +196,7 @@ impl Callers {
         let why = match &entry.state {
             State::Undecided if entry.is_general => {
                 entry.turn(State::Reading(reply), now);
-                return Some(Input::Read { txn, keys });
+                return Some(Input::Read { txn: entry.id, keys });
             }
             State::Ended(_) => {
                 if let Some(finished) = self.take_ended(txn) {
@@ -212,7 +227,7 @@ impl Callers {
             State::Undecided => {
                 entry.turn(State::Ending { replies: vec![reply], abort_once_read: false }, now);
                 entry.slot.hold(held);
-                return Some(Input::Decide { txn, decision });
+                return Some(Input::Decide { txn: entry.id, decision });
             }
             State::Ended(_) => {
                 if let Some(finished) = self.take_ended(txn) {
@@ -230,12 +245,17 @@ impl Callers {
     /// A caller asks for the outcome of a transaction that is in flight here.
     fn join<P: Protocol>(
         &mut self,
-        txn: TxnId,
+        asked: &Txn,
         decision: Option<Decision>,
         reply: Reply<Finished>,
     ) -> Option<Input<P>> {
-        let now = self.now;
-        let entry = self.entries.get_mut(&txn)?;
+        let (now, name) = (self.now, asked.id.name());
+        let entry = self.entries.get_mut(&name)?;
+        let txn = entry.id;
+        if txn != asked.id {
+            answer(reply, Err(GatewayError::AlreadyBegun(name)));
+            return None;
+        }
         match &mut entry.state {
             State::Reading(_) => {
                 // The caller that began it is not waiting any more; otherwise it would not ask. Its
@@ -254,7 +274,7 @@ impl Callers {
                 None
             }
             State::Ended(_) => {
-                if let Some(finished) = self.take_ended(txn) {
+                if let Some(finished) = self.take_ended(name) {
                     answer(reply, Ok(finished));
                 }
                 None
@@ -270,9 +290,10 @@ impl Callers {
         Some(finished)
     }
 
-    fn abandon<P: Protocol>(&mut self, txn: TxnId) -> Option<Input<P>> {
+    fn abandon<P: Protocol>(&mut self, name: TxnId) -> Option<Input<P>> {
         let now = self.now;
-        let entry = self.entries.get_mut(&txn)?;
+        let entry = self.entries.get_mut(&name)?;
+        let txn = entry.id;
         match &mut entry.state {
             State::Reading(reply) if reply.is_closed() => {
                 // A partition without a majority may never answer. Meanwhile the keys at the others
@@ -294,7 +315,7 @@ impl Callers {
             }
             // Its reads were being delivered when the caller left.
             State::Ended(_) => {
-                self.entries.remove(&txn);
+                self.entries.remove(&name);
                 None
             }
         }
@@ -302,8 +323,8 @@ impl Callers {
 
     /// The machine reports the transaction's reads.
     pub(super) fn reads<P: Protocol>(&mut self, txn: TxnId, reads: Reads) -> Option<Input<P>> {
-        let now = self.now;
-        let entry = self.entries.get_mut(&txn)?;
+        let (now, name) = (self.now, txn.name());
+        let entry = self.entries.get_mut(&name)?;
         // Machines keep reads fresh. If a machine cannot, its reads are not delivered.
         let is_behind = entry.is_interactive && is_below(&entry.floors, &reads);
         if !is_behind {
@@ -317,6 +338,7 @@ impl Callers {
             State::Reading(reply) if is_behind => {
                 entry.journey.changed = now;
                 let outcome = Outcome::Aborted(AbortReason::StaleRead);
+                self.used.finish(name, outcome);
                 let finished = Finished { outcome, reads: None, path: "behind" };
                 answer(reply, Ok(Begun::Finished(finished)));
                 Some(abort(txn))
@@ -341,8 +363,10 @@ impl Callers {
 
     /// The machine reports the transaction's outcome.
     pub(super) fn finish(&mut self, txn: TxnId, outcome: Outcome, path: &'static str) {
-        let Some(entry) = self.entries.remove(&txn) else { return };
-        let Entry { is_interactive, is_general, floors, reads, state, slot, journey } = entry;
+        let name = txn.name();
+        self.used.finish(name, outcome);
+        let Some(entry) = self.entries.remove(&name) else { return };
+        let Entry { id, is_interactive, is_general, floors, reads, state, slot, journey } = entry;
         let finished = Finished { outcome, reads, path };
         match state {
             State::Reading(reply) => answer(reply, Ok(Begun::Finished(finished))),
@@ -355,8 +379,8 @@ impl Callers {
             State::Undecided | State::Ended(_) => {
                 let (state, reads) = (State::Ended(finished), None);
                 let entry =
-                    Entry { is_interactive, is_general, floors, reads, state, slot, journey };
-                self.entries.insert(txn, entry);
+                    Entry { id, is_interactive, is_general, floors, reads, state, slot, journey };
+                self.entries.insert(name, entry);
             }
         }
     }
@@ -373,7 +397,7 @@ mod tests {
     use super::*;
 
     fn txn() -> Txn {
-        let id = TxnId { client: ClientId(1), counter: 1, attempt: 0 };
+        let id = TxnId::new(ClientId(1), 1);
         Txn::interactive(id, RegionId(0), vec![Key::from("a")], vec![Key::from("a")])
     }
 
@@ -480,7 +504,7 @@ mod tests {
         // The ids fall while time passes, so that the order of ids is not the order of ages.
         for at in 1..=100 {
             callers.set_time(Time::from_millis(at));
-            let id = TxnId { client: ClientId(1), counter: 200 - at, attempt: 0 };
+            let id = TxnId::new(ClientId(1), 200 - at);
             let txn = Txn { id, ..txn() };
             let (reply, answer) = oneshot::channel();
             let begin = Command::Begin { txn, slot: Slot::only(), reply };

@@ -14,13 +14,14 @@ pub mod embedded;
 #[cfg(not(test))]
 pub mod run;
 mod turns;
+mod used;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -203,6 +204,10 @@ struct Shared<P: WireProtocol> {
 
 /// The source of new client ids.
 struct Clients {
+    /// The first number that this process gave; the largest of all numbers before it gave one.
+    first: AtomicU64,
+    /// The number that it gives next.
+    next: AtomicU64,
     /// The next free number, and the first that is not reserved.
     block: tokio::sync::Mutex<(u64, u64)>,
     /// The storage thread; not set without durability, when ids need not be reserved.
@@ -218,6 +223,7 @@ impl<P: WireProtocol> Shared<P> {
         failure: watch::Sender<Option<String>>,
         clients: (u64, u64),
     ) -> Self {
+        let (first, next) = (AtomicU64::new(u64::MAX), AtomicU64::new(0));
         let block = tokio::sync::Mutex::new(clients);
         Self {
             me: me.clone(),
@@ -236,7 +242,7 @@ impl<P: WireProtocol> Shared<P> {
             failure,
             ended: CancellationToken::new(),
             transport: OnceLock::new(),
-            clients: Clients { block, writer: OnceLock::new() },
+            clients: Clients { first, next, block, writer: OnceLock::new() },
             placed_otherwise: Mutex::default(),
         }
     }
@@ -444,9 +450,17 @@ impl<P: WireProtocol> Backend for Shared<P> {
             }
             let number = block.0;
             block.0 += 1;
+            self.clients.first.fetch_min(number, Ordering::Relaxed);
+            self.clients.next.store(block.0, Ordering::Relaxed);
             // Ids are counters within a gateway, so no two gateways can give the same.
             Ok(ClientId::registered(self.me.gateway, number))
         })
+    }
+
+    fn is_registered(&self, client: ClientId) -> bool {
+        let Clients { first, next, .. } = &self.clients;
+        let given = first.load(Ordering::Relaxed)..next.load(Ordering::Relaxed);
+        client.number_at(self.me.gateway).is_some_and(|number| given.contains(&number))
     }
 }
 

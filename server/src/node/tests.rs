@@ -120,15 +120,18 @@ async fn node(panics: bool) -> (NodeHandle, Sender<()>) {
     (start::<Stuck>(settings, Panics(panics), listener).await.unwrap(), go_on)
 }
 
-fn txn(counter: u64) -> Txn {
-    Txn::interactive(TxnId::new(ClientId(1), counter), RegionId(0), vec!["k".into()], vec![])
+fn txn(client: ClientId, counter: u64) -> Txn {
+    Txn::interactive(TxnId::new(client, counter), RegionId(0), vec!["k".into()], vec![])
 }
 
 /// Begins two transactions: the gateway is busy with the first, and the second waits in its inbox.
-async fn two_callers(node: &NodeHandle) -> [tokio::task::JoinHandle<Result<(), GatewayError>>; 2] {
+async fn two_callers(
+    node: &NodeHandle,
+    client: ClientId,
+) -> [tokio::task::JoinHandle<Result<(), GatewayError>>; 2] {
     let call = |counter| {
         let gateway = node.gateway();
-        tokio::spawn(async move { gateway.begin(txn(counter)).await.map(drop) })
+        tokio::spawn(async move { gateway.begin(txn(client, counter)).await.map(drop) })
     };
     let first = call(1);
     while !IS_BUSY.load(Ordering::SeqCst) {
@@ -145,7 +148,8 @@ async fn two_callers(node: &NodeHandle) -> [tokio::task::JoinHandle<Result<(), G
 async fn callers_of_a_node_that_ends_learn_that_they_get_no_answer() {
     for panics in [false, true] {
         let (node, go_on) = node(panics).await;
-        let callers = two_callers(&node).await;
+        let client = node.gateway().register().await.unwrap();
+        let callers = two_callers(&node, client).await;
         if !panics {
             node.parts.end();
         }
@@ -153,7 +157,11 @@ async fn callers_of_a_node_that_ends_learn_that_they_get_no_answer() {
         for (caller, counter) in callers.into_iter().zip(1..) {
             let answer = tokio::time::timeout(Duration::from_secs(60), caller).await;
             let answer = answer.expect("a caller waits for ever").unwrap();
-            assert_eq!(answer, Err(GatewayError::Lost(txn(counter).id)), "panics: {panics}");
+            assert_eq!(
+                answer,
+                Err(GatewayError::Lost(txn(client, counter).id)),
+                "panics: {panics}"
+            );
         }
         node.kill().await;
     }

@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::access::DEFAULT_KEYSPACE;
 use super::api;
-use super::{LEADER, refuse};
+use super::{LEADER, REGISTER, refuse};
 use crate::gateway::{Description, GatewayError, OrderError};
 use crate::transport::LinkStatus;
 
@@ -76,7 +76,15 @@ pub(super) fn status(error: &GatewayError) -> Status {
         }
         GatewayError::Stopping | GatewayError::Failed(_) => refuse(Status::unavailable(text)),
         GatewayError::UnknownTransaction(_) => refuse(Status::not_found(text)),
-        GatewayError::AlreadyBegun(_) => refuse(Status::already_exists(text)),
+        GatewayError::AlreadyBegun(_) | GatewayError::Used(_) => {
+            refuse(Status::already_exists(text))
+        }
+        GatewayError::Unregistered(_) => {
+            let mut status = refuse(Status::failed_precondition(text));
+            let again = tonic::metadata::MetadataValue::from_static("again");
+            status.metadata_mut().insert(REGISTER, again);
+            status
+        }
         GatewayError::NotUndecided(..) => refuse(Status::failed_precondition(text)),
         // Without the trailer: the call may have had an effect.
         GatewayError::Lost(_) => Status::unavailable(text),

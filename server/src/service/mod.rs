@@ -70,8 +70,10 @@ mod api {
 
 /// The trailer of a status that refuses a request.
 const EFFECT: &str = "orthodrome-effect";
-/// The trailer of a status that refuses a request.
+/// The trailer of a status that refuses an order: the node that takes it.
 const LEADER: &str = "orthodrome-leader";
+/// The trailer of a status that refuses a transaction whose client is not registered at this gateway.
+const REGISTER: &str = "orthodrome-register";
 
 /// Marks a status as a refusal: the request had no effect and never will. A request with an
 /// unmarked status may have had any effect.

@@ -82,7 +82,7 @@ pub(super) fn txn_id(field: &str, id: Option<&api::TxnId>) -> Result<TxnId, Stat
             format_args!("counter is over {COUNTER_MAX}; a client counts its transactions from 1"),
         ));
     }
-    Ok(TxnId { client: ClientId(id.client), counter: id.counter, attempt: id.attempt })
+    Ok(TxnId { attempt: id.attempt, ..TxnId::new(ClientId(id.client), id.counter) })
 }
 
 impl Checker<'_> {
@@ -221,9 +221,8 @@ impl Checker<'_> {
             }
             let version = read.version.ok_or_else(|| invalid(&field(), "version is missing"))?;
             let writer = version.writer.map_or(TxnId::default(), |id| TxnId {
-                client: ClientId(id.client),
-                counter: id.counter,
                 attempt: id.attempt,
+                ..TxnId::new(ClientId(id.client), id.counter)
             });
             let version = Version { timestamp: Timestamp(version.timestamp), writer };
             if checked.insert(key, Read::without_value(version)).is_some() {

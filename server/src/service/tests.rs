@@ -343,6 +343,8 @@ async fn a_gateway_that_refuses_says_so_in_the_trailer() {
         (GatewayError::OverloadedBytes { bytes: 9, limit: 1 }, Code::ResourceExhausted),
         (GatewayError::Stopping, Code::Unavailable),
         (GatewayError::AlreadyBegun(TxnId::default()), Code::AlreadyExists),
+        (GatewayError::Used(TxnId::default()), Code::AlreadyExists),
+        (GatewayError::Unregistered(ClientId(9)), Code::FailedPrecondition),
     ] {
         *running.script.outcome.lock().unwrap() = Err(error);
         let status = running.call_as::<_, api::ExecuteResponse>(TOKEN, EXECUTE, add()).await;

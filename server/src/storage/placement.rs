@@ -4,15 +4,18 @@
 //! placement in its file, a node would acknowledge commits that the others do not have, or miss data
 //! that it has. So the data directory has a copy of the placement, in the file `placement.toml`.
 //! Some data depends on more: the logs of SLOG and Sloth on the region of each preferred leader, and a
-//! server's share on the servers of its region. The copy has that too.
+//! server's share on the servers of its region. The copy has that too. It also has the regions of
+//! preferred leaders for protocols in which a gateway finds the coordinator of a transaction by them: with
+//! others, `Resolve` would ask a group that never heard of it, and take it for aborted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::{Cluster, Partitioning};
-use orthodrome_core::{NodeId, PartitionId};
+use orthodrome_core::{NodeId, PartitionId, RegionId};
 use orthodrome_protocols::deterministic::{self, Orderer, Ordering};
+use orthodrome_protocols::{carousel, natto, two_phase_locking};
 use serde::{Deserialize, Serialize};
 
 use super::StorageError;
@@ -41,6 +44,10 @@ pub struct Placement {
     /// in a file of an earlier version.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     logs: BTreeMap<String, String>,
+    /// The region of each partition's preferred leader, if coordinators follow from it. Empty if not, and
+    /// in a file of an earlier version.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    coordinators: BTreeMap<String, String>,
     /// The share of each server, if values are divided. Empty if not, and in a file of an earlier
     /// version.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -57,6 +64,22 @@ fn logs(cluster: &Cluster, protocol: &str) -> BTreeMap<String, String> {
     };
     let streams = deterministic::Placement::new(Arc::new(cluster.clone()), ordering);
     streams.partitions().map(|(id, stream)| (id.to_string(), stream.to_string())).collect()
+}
+
+/// The region of each preferred leader, for protocols whose gateways compute the coordinator of a
+/// transaction from it.
+fn coordinators(cluster: &Cluster, protocol: &str) -> BTreeMap<String, String> {
+    use natto::{CP, LECSF, PA, RECSF, TS};
+    use two_phase_locking::{BY_AGE, PREEMPT, PREEMPT_ON_WAIT};
+    let computed = [carousel::BASIC, carousel::FAST, TS, LECSF, PA, CP, RECSF];
+    let computed = computed.into_iter().chain([BY_AGE, PREEMPT, PREEMPT_ON_WAIT]);
+    let partitions = cluster.partitions().filter(|_| computed.clone().any(|name| name == protocol));
+    let region = |id| (id, cluster.leader_region(id));
+    partitions.map(|partition| region(partition.id)).map(texts).collect()
+}
+
+fn texts((id, region): (PartitionId, RegionId)) -> (String, String) {
+    (id.to_string(), region.to_string())
 }
 
 /// The first entry that differs, in both. None if one of them has none at all.
@@ -110,6 +133,7 @@ impl Placement {
             partitions: partitions.collect(),
             founders: BTreeMap::new(),
             logs: logs(cluster, protocol),
+            coordinators: coordinators(cluster, protocol),
             shares: divided.collect(),
         }
     }
@@ -159,9 +183,19 @@ impl Placement {
                 "set the regions of nodes back: shares follow from them",
             );
         }
+        let epoch_held = held.epoch;
         let epoch = |placement: &Self| format!("map_epoch {}", placement.epoch);
         if self.epoch < held.epoch {
             return wrong(epoch(&held), epoch(self), "use the newest file");
+        }
+        if let Some((id, held, wanted)) = differing(&held.coordinators, &self.coordinators)
+            && self.epoch == epoch_held
+        {
+            let of = |region| format!("the preferred leader of {id} in {region}");
+            let remedy = "set the preferred leaders and the regions of nodes back, because `Resolve` finds \
+                          the coordinators of transactions by them; or raise `map_epoch` on all nodes \
+                          once no client asks for an outcome from before";
+            return wrong(of(held), of(wanted), remedy);
         }
         let moved =
             self.partitions.iter().find(|(id, servers)| held.partitions.get(*id) != Some(*servers));

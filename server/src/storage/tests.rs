@@ -673,6 +673,10 @@ fn data_is_not_opened_with_another_placement() {
 
 /// The default placement of three partitions on three servers, `leaders` apart, of `protocol`.
 fn led_by(protocol: &str, leaders: [u32; 3]) -> Placement {
+    led_in(1, protocol, leaders)
+}
+
+fn led_in(epoch: u64, protocol: &str, leaders: [u32; 3]) -> Placement {
     let topology = Topology::built_in("local3").unwrap();
     let cluster = Cluster::spread(topology.clone(), 1, 1, 3, 3).unwrap();
     let partitions = cluster.partitions().zip(leaders).map(|(partition, leader)| {
@@ -680,7 +684,8 @@ fn led_by(protocol: &str, leaders: [u32; 3]) -> Placement {
         Partition { preferred_leader, ..partition.clone() }
     });
     let keys = cluster.partitioning().clone();
-    let cluster = Cluster::new(topology, 1, cluster.nodes().copied(), partitions, keys).unwrap();
+    let nodes = cluster.nodes().copied();
+    let cluster = Cluster::new(topology, epoch, nodes, partitions, keys).unwrap();
     Placement::of(&cluster, protocol)
 }
 
@@ -692,7 +697,6 @@ fn other_leaders_are_refused_where_logs_follow_from_them() {
         ("slog-consensus", true),
         ("sloth", true),
         ("calvin", false),
-        ("carousel-basic", false),
         ("geodesic", false),
     ] {
         for is_older in [false, true] {
@@ -720,6 +724,32 @@ fn other_leaders_are_refused_where_logs_follow_from_them() {
             }
             // The same logs, each led elsewhere.
             open(led_by(protocol, same)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn other_leaders_need_a_new_epoch_where_coordinators_follow_from_them() {
+    let (before, other) = ([1, 2, 3], [1, 1, 3]);
+    let rows = orthodrome_protocols::registry::rows().map(|row| row.name);
+    for protocol in rows.chain(["toy"]) {
+        let depends = ["carousel", "natto", "2pl"].iter().any(|of| protocol.starts_with(of));
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("data");
+        let open = |placement| {
+            let settings = Settings { placement: (placement, true), ..settings(&dir) };
+            Storage::open(settings).map(drop).map_err(|error| error.to_string())
+        };
+        open(led_by(protocol, before)).unwrap();
+        let opened = open(led_by(protocol, other));
+        let has_logs = protocol.starts_with("slo");
+        assert_eq!(opened.is_err(), depends || has_logs, "{protocol}: {opened:?}");
+        let Err(error) = opened else { continue };
+        if depends {
+            let told = ["the preferred leader of p1 in r1", "p1 in r0", "map_epoch"];
+            assert!(told.iter().all(|part| error.contains(part)), "{protocol}: {error}");
+            open(led_in(9, protocol, other)).unwrap();
+            open(led_in(9, protocol, before)).unwrap_err();
         }
     }
 }

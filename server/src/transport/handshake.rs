@@ -20,7 +20,7 @@ use crate::shared_clock::SharedClock;
 
 const MAGIC: &[u8; 8] = b"ORTHODRM";
 /// The wire versions of this build.
-pub const VERSIONS: (u16, u16) = (4, 4);
+pub const VERSIONS: (u16, u16) = (5, 5);
 const HEAD: usize = 14;
 /// Maximum length of a `Hello`, in bytes.
 const HELLO_MAX: usize = 2048;

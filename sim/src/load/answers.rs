@@ -93,8 +93,19 @@ impl Load {
             }
             Outcome::Aborted(reason) => self.on_aborted(slot, now, reason),
             Outcome::Unknown if path == UNKNOWABLE => self.on_unknowable(slot, now),
+            // Nobody asked to commit it, so it has not committed and never will.
+            Outcome::Unknown if self.is_undecided(slot) => {
+                self.on_aborted(slot, now, AbortReason::Client);
+            }
             Outcome::Unknown => self.schedule(slot, now + BACK_OFF, Action::Resolve),
         }
+    }
+
+    /// True if a transaction waits for its client's decision, or for what the client decides from.
+    fn is_undecided(&mut self, slot: u32) -> bool {
+        let is_open = |kind: &Kind| matches!(kind, Kind::Interactive | Kind::General);
+        let active = self.client(slot).active.as_ref();
+        active.is_some_and(|active| active.decision.is_none() && is_open(&active.request.kind))
     }
 
     /// From now on the client knows the reads and writes of its transaction (R11).

@@ -118,7 +118,10 @@ class Engine:
         self.timeout = timeout
         self.limits = api.Limits()
         self.session = Session()
+        #: The names that the first gateway takes which registered this client.
         self.names = Names(0)
+        #: By gateway that registered this client: each takes only names that it gave.
+        self._names: dict[int, Names] = {}
         self.runs_general = False
         self.is_closed = False
         #: True if errors resolve with `resolve()`, false if with `resolve_async()`.
@@ -164,7 +167,7 @@ class Engine:
                 if failure.kind is Kind.NEVER:
                     raise failure.to_error() from None
                 # Registering twice does no harm.
-                if failure.kind in (Kind.LOST, Kind.NOT_OPEN):
+                if failure.kind in (Kind.LOST, Kind.NOT_OPEN, Kind.UNREGISTERED):
                     failure = Failure(Kind.UNAVAILABLE, failure.text)
                 at = self.gateways.after(at)
                 # Every gateway is tried before the first pause.
@@ -172,7 +175,7 @@ class Engine:
                     raise failure.to_error() from None
         self.gateways.current = at
         self.limits = answer.limits
-        self.names = Names(answer.client)
+        self.names = self._names[at] = Names(answer.client)
         keyspaces = answer.cluster.keyspaces
         self.runs_general = bool(keyspaces) and keyspaces[0].general
 
@@ -194,21 +197,35 @@ class Engine:
 
     # ---- Gateways
 
-    async def home(self, pace: Pace) -> tuple[int, int]:
-        """The gateway at which to begin a transaction, and its region."""
+    async def home(self, pace: Pace) -> tuple[int, int, Names]:
+        """The gateway at which to begin a transaction, its region, and the names for it. Registers there, if this client
+        has not done so."""
         self._look_for_nearest()
         while True:
             at = self.gateways.current
             try:
-                return at, await self.gateways.region(at, pace.deadline)
+                return at, await self.gateways.region(at, pace.deadline), await self._names_at(at, pace.deadline)
             except Failure as failure:
                 await self.after_failure(at, failure, pace)
+
+    async def _names_at(self, at: int, deadline: float) -> Names:
+        with self._lock:
+            names = self._names.get(at)
+        if names is None:
+            answer = await self.gateways.send(at, deadline, REGISTER, api.RegisterRequest())
+            # If two tasks register at once, both use what the first one got.
+            with self._lock:
+                names = self._names.setdefault(at, Names(answer.client))
+        return names
 
     async def after_failure(self, at: int, failure: Failure, pace: Pace) -> None:
         """Handles a failure that had no effect: pauses, and changes the gateway if that can help."""
         if failure.kind is Kind.NEVER:
             raise failure.to_error() from None
-        if failure.kind is not Kind.BUSY:
+        if failure.kind is Kind.UNREGISTERED:
+            with self._lock:
+                self._names.pop(at, None)
+        elif failure.kind is not Kind.BUSY:
             self.gateways.leave(at)
         if self.is_closed:
             raise errors.ClosedError("the client was closed during the call") from None
@@ -238,7 +255,9 @@ class Engine:
 
     async def resolve(self, question: api.ResolveRequest, avoid: int | None, pace: Pace) -> int:
         """Asks one gateway after the other for a transaction's outcome, starting after gateway `avoid`, until one knows
-        it. Raises `Aborted`, or `Unknown` if the deadline passes."""
+        it. Raises `Aborted`, or `Unknown` if the deadline passes. If the client has not decided, nobody asked to commit
+        the transaction. Then it has no effect, even if no gateway knows it."""
+        is_undecided = question.WhichOneof("begun") == "interactive" and question.WhichOneof("decision") is None
         at = self.gateways.current if avoid is None else self.gateways.after(avoid)
         asked = 0
         while True:
@@ -251,6 +270,8 @@ class Engine:
                         if avoid is not None and avoid == self.gateways.current:
                             self.gateways.current = at
             except Unknown as unknown:
+                if is_undecided:
+                    raise Aborted(AbortReason.RECOVERY, retryable=True) from None
                 trouble = str(unknown)
             except Failure as failure:
                 trouble = failure.text
@@ -312,11 +333,11 @@ class Engine:
         request = api.ExecuteRequest(ops=[op._message for op in ops], priority=priority)
         self.check_size(request)
         while True:
-            at, home = await self.home(pace)
-            name.begin_in(home)
+            at, home, names = await self.home(pace)
+            name.begin_at(names, home)
             request.txn.CopyFrom(name.message)
             request.home_region = home
-            request.acknowledged_below = self.names.acknowledged_below()
+            request.acknowledged_below = names.acknowledged_below()
             question = api.ResolveRequest(procedure=request)
             try:
                 try:
@@ -325,12 +346,14 @@ class Engine:
                     if failure.kind not in (Kind.LOST, Kind.NOT_OPEN):
                         await self.after_failure(at, failure, pace)
                         continue
+                    name.was_resolved()
                     timestamp, reads = await self.resolve(question, at, pace), None
                 else:
                     try:
                         timestamp = ended(answer.outcome)
                         reads = None if answer.reads_omitted else to_reads(answer.reads)
                     except Unknown:
+                        name.was_resolved()
                         timestamp, reads = await self.resolve(question, None, pace), None
             except Unknown as unknown:
                 raise self.in_doubt(name, question, None, {}, ops, str(unknown)) from None
@@ -353,11 +376,11 @@ class Engine:
         request = api.ReadRequest(stale=is_stale, keys=keys, priority=priority)
         self.check_size(request)
         while True:
-            at, home = await self.home(pace)
-            name.begin_in(home)
+            at, home, names = await self.home(pace)
+            name.begin_at(names, home)
             request.txn.CopyFrom(name.message)
             request.home_region = home
-            request.acknowledged_below = self.names.acknowledged_below()
+            request.acknowledged_below = names.acknowledged_below()
             if is_stale:
                 self._add_session(request, keys)
             try:
@@ -392,13 +415,13 @@ class Engine:
         """Begins one attempt. Raises `Aborted`, or another error if it was not begun."""
         self.check_size(declared)
         while True:
-            at, home = await self.home(pace)
-            name.begin_in(home)
+            at, home, names = await self.home(pace)
+            name.begin_at(names, home)
             begin = api.BeginRequest()
             begin.CopyFrom(declared)
             begin.txn.CopyFrom(name.message)
             begin.home_region = home
-            begin.acknowledged_below = self.names.acknowledged_below()
+            begin.acknowledged_below = names.acknowledged_below()
             # A gateway that resolves the transaction later does not need what the client knew then.
             txn = Open(self, name.keep(), at, api.ResolveRequest(interactive=begin))
             self._add_session(begin, [*declared.read_keys, *declared.write_keys])
@@ -432,6 +455,7 @@ class Engine:
 
     async def end_unasked(self, txn: Open, avoid: int, pace: Pace) -> NoReturn:
         """Ends a transaction that nobody asked to commit. Raises `Aborted`, or another error."""
+        txn.name.was_resolved()
         try:
             await self.resolve(txn.question, avoid, pace)
         except Unknown as unknown:
@@ -614,6 +638,7 @@ class Open:
                     continue
                 if failure.kind is not Kind.NOT_OPEN:
                     avoid = self.at
+            self.name.was_resolved()
             return await engine.resolve(self.question, avoid, pace)
 
     async def _retry_commit(self, failure: Failure, pace: Pace) -> None:

@@ -46,6 +46,8 @@ class Kind(enum.Enum):
     UNAVAILABLE = enum.auto()
     #: It had no effect: the transaction is not open at this gateway in the required state.
     NOT_OPEN = enum.auto()
+    #: It had no effect: this gateway did not register the client, or has started again since.
+    UNREGISTERED = enum.auto()
     #: It had no effect, and a retry would not help.
     NEVER = enum.auto()
     #: It may have had any effect.
@@ -67,7 +69,7 @@ class Failure(Exception):
             return self._error
         if self.kind is Kind.BUSY:
             return errors.BusyError(f"the cluster is busy: {self.text}")
-        if self.kind is Kind.UNAVAILABLE:
+        if self.kind in (Kind.UNAVAILABLE, Kind.UNREGISTERED):
             return errors.UnreachableError(f"no gateway could be reached: {self.text}")
         return errors.DeadlineError(f"the deadline passed: {self.text}")
 
@@ -260,6 +262,8 @@ def failure(endpoint: str, error: Any) -> Failure:
         return Failure(Kind.BUSY, text)
     if code is codes.UNAVAILABLE:
         return Failure(Kind.UNAVAILABLE, text)
+    if "orthodrome-register" in trailers:
+        return Failure(Kind.UNREGISTERED, text)
     if code in (codes.NOT_FOUND, codes.FAILED_PRECONDITION, codes.ALREADY_EXISTS):
         return Failure(Kind.NOT_OPEN, text)
     if code in (codes.INVALID_ARGUMENT, codes.OUT_OF_RANGE):

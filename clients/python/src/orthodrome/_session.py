@@ -20,6 +20,7 @@ class _Live:
 
     def __init__(self, counter: int, ended: deque[int]) -> None:
         self.counter = counter
+        self.is_resolved = False
         self._ended = ended
 
     def __del__(self) -> None:
@@ -28,7 +29,7 @@ class _Live:
 
 
 class Names:
-    """Assigns the names of one client."""
+    """Assigns the names of one client: those for one gateway, which registered it."""
 
     def __init__(self, client: int) -> None:
         self.client = client
@@ -77,17 +78,30 @@ class Name:
     def message(self) -> api.TxnId:
         return api.TxnId(client=self._names.client, counter=self._live.counter, attempt=self._attempt)
 
-    def begin_in(self, home: int) -> None:
-        """Names an attempt that begins in region `home`. All attempts at a transaction have the same home, so in another
-        region the work continues as a new transaction. The earlier attempts are known to have had no effect."""
-        if self._home is not None and self._home != home:
-            self._live = self._names._counter()
-            self._attempt = 0
+    def begin_at(self, names: Names, home: int) -> None:
+        """Names an attempt that begins in region `home`, at the gateway that takes `names`. All attempts at a transaction
+        begin at one gateway, so at another one the work continues as a new transaction. The earlier attempts are known
+        to have had no effect."""
+        if self._names is not names or (self._home is not None and self._home != home):
+            self._names = names
+            self._renew()
         self._home = home
+
+    def was_resolved(self) -> None:
+        """Another request than the one that began the attempt asks for its outcome. The gateway may not know the outcome,
+        and then refuses the next attempt."""
+        self._live.is_resolved = True
 
     def retry(self) -> None:
         """Names the next attempt; the last one is known to have had no effect."""
-        self._attempt += 1
+        if self._live.is_resolved:
+            self._renew()
+        else:
+            self._attempt += 1
+
+    def _renew(self) -> None:
+        self._live = self._names._counter()
+        self._attempt = 0
 
     def keep(self) -> Name:
         """The same name, which stays as it is when this one changes."""

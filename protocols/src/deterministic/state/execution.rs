@@ -188,7 +188,7 @@ impl State {
                 Outcome::Committed(timestamp)
             }
             Ok(writes) => {
-                let version = Version { timestamp, writer: txn };
+                let version = Version { timestamp, writer: txn.name() };
                 for (key, value) in writes.into_iter().filter(|(key, _)| placement.holds(key)) {
                     store.put(placement.partition_of(&key), key, version, value);
                 }

@@ -52,7 +52,7 @@ impl State {
         }
         let below = self.acknowledged.entry(txn.client).or_default();
         *below = command.acknowledged_below.max(*below);
-        let above = TxnId { client: txn.client, counter: *below, attempt: 0 };
+        let above = TxnId::new(txn.client, *below);
         self.outcomes.retain(|id, _| id.client != txn.client || *id >= above);
         let timestamp = Timestamp(self.applied.0);
         let outcome = match &command.writes {

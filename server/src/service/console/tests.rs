@@ -165,7 +165,7 @@ async fn transactions_in_doubt_are_shown_and_measured() {
     assert_eq!(metric("transactions_in_doubt").await, "0");
     assert_eq!(metric("transactions_in_doubt_age_seconds").await, "0.0");
     let txn = Pending {
-        txn: TxnId { client: ClientId(7), counter: 19, attempt: 0 },
+        txn: TxnId::new(ClientId(7), 19),
         kind: "procedure",
         priority: Priority::HIGH,
         stage: Stage::Outcome,
