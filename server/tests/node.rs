@@ -358,6 +358,32 @@ async fn others_go_on(protocol: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_procedure_that_is_sent_again_is_told_its_outcome() {
+    for protocol in registry::rows().map(|row| row.name) {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+        let cluster = cluster(Plan { protocol, durability: Durability::None, ..plan }).await;
+        let mut client = Client::at(&cluster, 1).await;
+        let add = Txn::procedure(client.next(), RegionId(0), vec![Op::Add("n".into(), 1)]);
+        let mut told = Vec::new();
+        for _ in 0..3 {
+            match within(protocol, client.gateway.begin(add.clone())).await.unwrap() {
+                Begun::Finished(finished) => told.push(finished.outcome),
+                Begun::Reads(_) => panic!("a procedure has one round"),
+            }
+        }
+        assert!(told.iter().all(|outcome| *outcome == told[0]), "{protocol}: {told:?}");
+        let other = Txn::procedure(add.id, RegionId(0), vec![Op::Add("n".into(), 2)]);
+        let refused = within(protocol, client.gateway.begin(other)).await;
+        assert_eq!(refused, Err(GatewayError::Used(add.id)), "{protocol}");
+        let count = u64::from(matches!(told[0], Outcome::Committed(_)));
+        let found = client.read("n").await.map_or(0, |text| text.parse().unwrap());
+        assert_eq!(found, count, "{protocol}: {told:?}");
+        cluster.shutdown(Duration::from_secs(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_that_goes_away_leaves_nothing_locked() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = cluster(plan(dir.path(), map(3, Duration::from_millis(1)))).await;

@@ -15,7 +15,7 @@ use crate::gateway::{
     is_interactive, name_of,
 };
 
-use super::used::Used;
+use super::used::{Name, Used};
 
 type Reply<T> = Sender<Result<T, GatewayError>>;
 
@@ -155,13 +155,27 @@ impl Callers {
                     answer(reply, Err(GatewayError::AlreadyBegun(name)));
                     return None;
                 }
-                if !self.used.take(&txn) {
-                    answer(reply, Err(GatewayError::Used(name)));
-                    return None;
+                let meaning = self.used.take(&txn);
+                let is_whole = matches!(txn.kind, Kind::Procedure(_));
+                match meaning {
+                    Name::New => {}
+                    Name::Same if is_whole => {}
+                    Name::Same | Name::Used => {
+                        answer(reply, Err(GatewayError::Used(name)));
+                        return None;
+                    }
+                    Name::Forgotten => {
+                        answer(reply, Err(GatewayError::Unregistered(name.client)));
+                        return None;
+                    }
                 }
                 let entry = Entry::new(&txn, State::Reading(reply), slot, self.now);
                 self.entries.insert(name, entry);
-                Some(Input::Begin(txn))
+                Some(match meaning {
+                    Name::New => Input::Begin(txn),
+                    // Its client may not have got the answer.
+                    _ => Input::Resolve { txn, reads: Reads::new(), decision: None },
+                })
             }
             Command::Read { txn, keys, reply } => self.read_on(txn, keys, reply),
             Command::Decide { txn, decision, held, reply } => {

@@ -853,8 +853,11 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
             self.learn(client, &finished, Did::Ran(ops));
         }
         let outcome = self.tell(timing, &finished);
+        // Only the outcome is known of a transaction that was sent again.
+        let is_told =
+            finished.reads.is_some() || !matches!(finished.outcome, Outcome::Committed(_));
         let reads = finished.reads.unwrap_or_default();
-        let reads_omitted = self.over(&reads).is_some();
+        let reads_omitted = !is_told || self.over(&reads).is_some();
         Ok(Response::new(api::ExecuteResponse {
             outcome,
             reads: if reads_omitted { Vec::new() } else { answer::reads(reads) },
