@@ -249,3 +249,17 @@ fn a_source_that_refuses_the_login_is_named_with_its_words() {
         assert!(told.contains("s1") && told.contains("Access denied"), "{told}");
     }
 }
+
+#[test]
+fn the_columns_of_a_table_are_asked_for_without_a_lock() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig);
+    let mut talk = Talk::begin(rig, POSTGRES);
+    talk.does("CREATE TABLE parents (id serial PRIMARY KEY)");
+    talk.does("CREATE TABLE children (id int PRIMARY KEY REFERENCES parents)");
+    // Without the foreign key, its table is locked; the proxy has not asked for it for long.
+    std::thread::sleep(std::time::Duration::from_secs(11));
+    talk.does("BEGIN; DROP TABLE children; DROP TABLE parents; COMMIT");
+    assert_eq!(talk.refused("SELECT * FROM parents"), "42P01");
+}

@@ -8,10 +8,12 @@ use std::ops::ControlFlow;
 
 use sqlparser::ast::{
     BinaryOperator, CastKind, CreateView, DataType, ExactNumberInfo, Expr, Function, FunctionArg,
-    FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident, LimitClause, LockType,
-    ObjectName, ObjectNamePart, Offset, OffsetRows, OrderByExpr, OrderByKind, OrderBySort, Query,
-    Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, Statement, UnaryOperator,
-    Value as SqlValue, ValueWithSpan, VisitorMut,
+    FunctionArgExpr, FunctionArgumentClause, FunctionArgumentList, FunctionArguments, Ident,
+    LimitClause, LockType, NamedWindowDefinition, NamedWindowExpr, ObjectName, ObjectNamePart,
+    Offset, OffsetRows, OrderByExpr, OrderByKind, OrderBySort, Query, Select, SelectItem,
+    SelectItemQualifiedWildcardKind, SetExpr, Statement, TableFactor, UnaryOperator,
+    Value as SqlValue, ValueWithSpan, VisitorMut, WindowFrameBound, WindowFrameUnits, WindowSpec,
+    WindowType,
 };
 use sqlparser::tokenizer::Span;
 
@@ -187,6 +189,13 @@ impl VisitorMut for Translator<'_> {
                 names::strip(self.catalogue, name, self.from, self.to);
             }
         }
+        for NamedWindowDefinition(_, window) in &mut select.named_window {
+            if let NamedWindowExpr::WindowSpec(window) = window
+                && let Err(refusal) = self.window(window)
+            {
+                return ControlFlow::Break(refusal);
+            }
+        }
         ControlFlow::Continue(())
     }
 
@@ -211,12 +220,18 @@ impl VisitorMut for Translator<'_> {
         if let Some(order) = &mut query.order_by
             && let OrderByKind::Expressions(keys) = &mut order.kind
         {
-            let is_distinct =
-                matches!(&*query.body, SetExpr::Select(select) if select.distinct.is_some());
-            *keys = std::mem::take(keys)
-                .into_iter()
-                .flat_map(|key| self.order(key, is_distinct))
-                .collect();
+            let mut translated = Vec::with_capacity(keys.len());
+            for key in std::mem::take(keys) {
+                let named = match self.tests_null(&key) {
+                    true => self.named(&mut query.body, &key.expr),
+                    false => Ok(None),
+                };
+                match named {
+                    Ok(named) => translated.extend(self.order(key, named)),
+                    Err(refusal) => return ControlFlow::Break(refusal),
+                }
+            }
+            *keys = translated;
         }
         ControlFlow::Continue(())
     }
@@ -298,6 +313,49 @@ fn call(name: &str, args: Vec<Expr>) -> Expr {
     })
 }
 
+fn is_value(expr: &Expr) -> bool {
+    matches!(expr, Expr::Value(_))
+}
+
+/// The first SELECT of a query, whose columns name those of the result, and whether it is an
+/// operand of a set operation or stands in parentheses.
+fn leftmost(body: &mut SetExpr) -> Option<(&mut Select, bool)> {
+    match body {
+        SetExpr::Select(select) => Some((select, false)),
+        SetExpr::SetOperation { left, .. } => leftmost(left).map(|(select, _)| (select, true)),
+        SetExpr::Query(query) => leftmost(&mut query.body).map(|(select, _)| (select, true)),
+        _ => None,
+    }
+}
+
+/// The expression of the column that has this alias.
+fn aliased(select: &Select, key: &Expr) -> Option<Expr> {
+    let Expr::Identifier(name) = key else { return None };
+    select.projection.iter().find_map(|item| match item {
+        SelectItem::ExprWithAlias { expr, alias }
+            if alias.value.eq_ignore_ascii_case(&name.value) =>
+        {
+            Some(expr.clone())
+        }
+        _ => None,
+    })
+}
+
+/// The name of a column of a result. One that has none gets its text, as MariaDB names it.
+fn name_of(item: &mut SelectItem) -> Option<Ident> {
+    match item {
+        SelectItem::ExprWithAlias { alias, .. } => Some(alias.clone()),
+        SelectItem::UnnamedExpr(Expr::Identifier(name)) => Some(name.clone()),
+        SelectItem::UnnamedExpr(Expr::CompoundIdentifier(names)) => names.last().cloned(),
+        SelectItem::UnnamedExpr(expr) => {
+            let alias = Ident::with_quote('"', expr.to_string());
+            *item = SelectItem::ExprWithAlias { expr: expr.clone(), alias: alias.clone() };
+            Some(alias)
+        }
+        _ => None,
+    }
+}
+
 /// Whether NULLs come first for a client of `dialect`.
 #[must_use]
 pub(super) fn nulls_first(key: &OrderByExpr, dialect: Dialect) -> bool {
@@ -317,32 +375,134 @@ impl Translator<'_> {
         parts.push(column);
     }
 
-    /// The same order at the source, regardless of where the source puts NULLs by default.
-    fn order(&self, mut key: OrderByExpr, is_distinct: bool) -> Vec<OrderByExpr> {
+    /// Whether the source needs a key of its own that puts NULLs where the client expects them.
+    fn tests_null(&self, key: &OrderByExpr) -> bool {
+        let is_same = self.from == self.to && key.options.nulls_first.is_none();
+        if is_same || self.to == Dialect::PostgreSql {
+            return false;
+        }
+        let mut plain = key.clone();
+        plain.options.nulls_first = None;
+        nulls_first(key, self.from) != nulls_first(&plain, self.to)
+    }
+
+    /// What a key of ORDER BY means that is the position or the name of a column of the result: the
+    /// column's expression, or its name if the query has a set operation. None for other keys.
+    ///
+    /// # Errors
+    /// It is a position, and `*` hides which column has it.
+    fn named(&self, body: &mut SetExpr, key: &Expr) -> Result<Option<Expr>, Refusal> {
+        let position = match key {
+            Expr::Value(value) => match &value.value {
+                SqlValue::Number(text, _) => text.parse::<usize>().ok(),
+                _ => None,
+            },
+            _ => None,
+        };
+        let unknown = || {
+            Refusal::unsupported(
+                "MariaDB and PostgreSQL order NULL differently, and here the proxy does not know which column ORDER BY \
+                 means by its position; write the column's name",
+            )
+        };
+        let Some((select, is_set)) = leftmost(body) else {
+            return if position.is_some() { Err(unknown()) } else { Ok(None) };
+        };
+        let Some(position) = position else {
+            return Ok(if is_set { None } else { aliased(select, key) });
+        };
+        let Some(place) = position.checked_sub(1) else { return Ok(None) };
+        let is_wild = |item: &SelectItem| {
+            matches!(item, SelectItem::Wildcard(_) | SelectItem::QualifiedWildcard(..))
+        };
+        if select.projection.iter().take(position).any(is_wild) {
+            return self.of_all(select, place).map(Some).ok_or_else(unknown);
+        }
+        // A position that the list does not have is the source's error.
+        let Some(item) = select.projection.get_mut(place) else { return Ok(None) };
+        if is_set {
+            return name_of(item).map(|name| Some(Expr::Identifier(name))).ok_or_else(unknown);
+        }
+        match item {
+            SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } => {
+                Ok(Some(expr.clone()))
+            }
+            _ => Err(unknown()),
+        }
+    }
+
+    /// The column at a place of `SELECT *` from one table, if its columns are known.
+    fn of_all(&self, select: &Select, place: usize) -> Option<Expr> {
+        let ([SelectItem::Wildcard(_)], [from]) =
+            (select.projection.as_slice(), select.from.as_slice())
+        else {
+            return None;
+        };
+        let TableFactor::Table { name, args: None, .. } = &from.relation else { return None };
+        let table = self.catalogue.table(&table_name(name)).filter(|_| from.joins.is_empty())?;
+        let quote = quote_of(self.from);
+        table.columns.get(place).map(|name| Expr::Identifier(Ident::with_quote(quote, name)))
+    }
+
+    /// The same order at the source, regardless of where the source puts NULLs by default. `named`
+    /// is what a position or the name of a column means.
+    fn order(&self, mut key: OrderByExpr, named: Option<Expr>) -> Vec<OrderByExpr> {
         if self.from == self.to
             && (self.to == Dialect::PostgreSql || key.options.nulls_first.is_none())
         {
             return vec![key];
         }
+        let tests_null = self.tests_null(&key);
         let wanted = nulls_first(&key, self.from);
         key.options.nulls_first = None;
-        let given = nulls_first(&key, self.to);
         match self.to {
             Dialect::PostgreSql => {
+                let given = nulls_first(&key, self.to);
                 key.options.nulls_first = (wanted != given).then_some(wanted);
                 vec![key]
             }
-            // An ordinal, and a key that DISTINCT removed, cannot be tested for NULL.
-            Dialect::MariaDb
-                if wanted != given && !is_distinct && !matches!(key.expr, Expr::Value(_)) =>
-            {
+            // A constant is not NULL, or every row has it.
+            Dialect::MariaDb if tests_null && (named.is_some() || !is_value(&key.expr)) => {
+                let tested = match named.unwrap_or_else(|| key.expr.clone()) {
+                    plain @ (Expr::Identifier(_)
+                    | Expr::CompoundIdentifier(_)
+                    | Expr::Function(_)
+                    | Expr::Nested(_)) => plain,
+                    other => Expr::Nested(Box::new(other)),
+                };
                 let mut test = key.clone();
-                test.expr = Expr::IsNull(Box::new(key.expr.clone()));
+                test.expr = Expr::IsNull(Box::new(tested));
                 test.options.sort = wanted.then_some(OrderBySort::Desc);
                 vec![test, key]
             }
             Dialect::MariaDb => vec![key],
         }
+    }
+
+    /// The order inside of a window, or of the values of an aggregate.
+    fn orders(&self, keys: &mut Vec<OrderByExpr>) {
+        *keys = std::mem::take(keys).into_iter().flat_map(|key| self.order(key, None)).collect();
+    }
+
+    fn window(&self, window: &mut WindowSpec) -> Result<(), Refusal> {
+        let has_distance = window.window_frame.as_ref().is_some_and(|frame| {
+            let bounds = [Some(&frame.start_bound), frame.end_bound.as_ref()];
+            !matches!(frame.units, WindowFrameUnits::Rows)
+                && bounds.into_iter().flatten().any(|bound| {
+                    matches!(
+                        bound,
+                        WindowFrameBound::Preceding(Some(_)) | WindowFrameBound::Following(Some(_))
+                    )
+                })
+        });
+        if has_distance && window.order_by.iter().any(|key| self.tests_null(key)) {
+            return Err(Refusal::unsupported(
+                "MariaDB and PostgreSQL order NULL differently, and a window with a distance in RANGE has only one \
+                 order; use ROWS, or compute it in the client",
+            ));
+        }
+        self.orders(&mut window.order_by);
+        Ok(())
     }
 
     fn expr(&self, expr: &mut Expr) -> Result<(), Refusal> {
@@ -402,6 +562,16 @@ impl Translator<'_> {
                 return Err(Refusal::unsupported("PostgreSQL has no RLIKE; use LIKE"));
             }
             (_, Expr::Function(function)) => {
+                if let Some(WindowType::WindowSpec(window)) = &mut function.over {
+                    self.window(window)?;
+                }
+                if let FunctionArguments::List(list) = &mut function.args {
+                    for clause in &mut list.clauses {
+                        if let FunctionArgumentClause::OrderBy(keys) = clause {
+                            self.orders(keys);
+                        }
+                    }
+                }
                 let name = table_name(&function.name);
                 if let Some(other) = other_function(&name, self.to) {
                     function.name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new(other))]);
@@ -550,7 +720,13 @@ pub fn render(statement: &Statement, from: Dialect, to: Dialect) -> String {
     }
     // This visitor returns no error.
     let has_labels = matches!(statement, Statement::CreateType { .. });
-    let _ = walk_mut(&mut statement, &mut Quoter { quote: quote_of(from), has_labels });
+    let reserved: &[&str] = match (from, to) {
+        (Dialect::PostgreSql, Dialect::MariaDb) => RESERVED_BY_MARIADB,
+        (Dialect::MariaDb, Dialect::PostgreSql) => RESERVED_BY_POSTGRESQL,
+        _ => &[],
+    };
+    let mut quoter = Quoter { quote: quote_of(from), has_labels, reserved, of_function: 0 };
+    let _ = walk_mut(&mut statement, &mut quoter);
     let mut text = statement.to_string();
     text.push_str(lock);
     if from == to { text } else { requote(&text, from, to) }
@@ -564,11 +740,202 @@ struct Quoter {
     quote: char,
     /// True if names in single quotes are the labels of an enumeration.
     has_labels: bool,
+    /// Words that are no names without quotes at the source.
+    reserved: &'static [&'static str],
+    /// How many of the next names are those of a function, which has no quotes.
+    of_function: usize,
 }
+
+/// Words that MariaDB or MySQL reserve and PostgreSQL does not, except for types, which the
+/// statements of both have as words.
+const RESERVED_BY_MARIADB: &[&str] = &[
+    "accessible",
+    "before",
+    "by",
+    "call",
+    "cascade",
+    "change",
+    "condition",
+    "continue",
+    "convert",
+    "cume_dist",
+    "cursor",
+    "database",
+    "databases",
+    "day_hour",
+    "day_microsecond",
+    "day_minute",
+    "day_second",
+    "delayed",
+    "delete",
+    "dense_rank",
+    "describe",
+    "deterministic",
+    "distinctrow",
+    "div",
+    "drop",
+    "each",
+    "elseif",
+    "empty",
+    "enclosed",
+    "escaped",
+    "exit",
+    "explain",
+    "first_value",
+    "force",
+    "fulltext",
+    "function",
+    "general",
+    "groups",
+    "high_priority",
+    "hour_microsecond",
+    "hour_minute",
+    "hour_second",
+    "if",
+    "ignore",
+    "index",
+    "infile",
+    "inout",
+    "insert",
+    "iterate",
+    "key",
+    "keys",
+    "kill",
+    "lag",
+    "last_value",
+    "lead",
+    "leave",
+    "linear",
+    "lines",
+    "load",
+    "lock",
+    "loop",
+    "low_priority",
+    "match",
+    "maxvalue",
+    "minute_microsecond",
+    "minute_second",
+    "mod",
+    "modifies",
+    "nth_value",
+    "ntile",
+    "of",
+    "optimize",
+    "optionally",
+    "out",
+    "outfile",
+    "over",
+    "partition",
+    "percent_rank",
+    "procedure",
+    "purge",
+    "range",
+    "rank",
+    "read",
+    "reads",
+    "read_write",
+    "recursive",
+    "regexp",
+    "release",
+    "rename",
+    "repeat",
+    "replace",
+    "require",
+    "resignal",
+    "restrict",
+    "return",
+    "revoke",
+    "rlike",
+    "row",
+    "row_number",
+    "rows",
+    "schema",
+    "schemas",
+    "second_microsecond",
+    "sensitive",
+    "separator",
+    "set",
+    "show",
+    "signal",
+    "slow",
+    "spatial",
+    "specific",
+    "sql",
+    "sqlexception",
+    "sqlstate",
+    "sqlwarning",
+    "ssl",
+    "starting",
+    "straight_join",
+    "system",
+    "terminated",
+    "trigger",
+    "undo",
+    "unlock",
+    "update",
+    "usage",
+    "use",
+    "utc_date",
+    "utc_time",
+    "utc_timestamp",
+    "while",
+    "write",
+    "xor",
+    "year_month",
+];
+
+/// Words that PostgreSQL reserves and MySQL does not.
+const RESERVED_BY_POSTGRESQL: &[&str] = &[
+    "analyse",
+    "any",
+    "array",
+    "asymmetric",
+    "authorization",
+    "collation",
+    "concurrently",
+    "deferrable",
+    "do",
+    "end",
+    "freeze",
+    "ilike",
+    "initially",
+    "isnull",
+    "notnull",
+    "offset",
+    "only",
+    "overlaps",
+    "placing",
+    "session_user",
+    "similar",
+    "some",
+    "symmetric",
+    "tablesample",
+    "user",
+    "variadic",
+    "verbose",
+];
 
 impl VisitorMut for Quoter {
     type Break = Refusal;
+    fn pre_visit_expr(&mut self, expr: &mut Expr) -> Flow {
+        // Its name is visited next.
+        if let Expr::Function(function) = expr {
+            self.of_function = function.name.0.len();
+        }
+        ControlFlow::Continue(())
+    }
     fn pre_visit_ident(&mut self, name: &mut Ident) -> Flow {
+        if self.of_function > 0 {
+            self.of_function -= 1;
+        } else if name.quote_style.is_none() {
+            let is_reserved = |word: &&&str| {
+                word.len() == name.value.len() && word.eq_ignore_ascii_case(&name.value)
+            };
+            if let Some(word) = self.reserved.iter().find(is_reserved) {
+                *name = Ident::with_quote(self.quote, *word);
+            }
+            return ControlFlow::Continue(());
+        }
         if let Some(before) = name.quote_style {
             let quote = if self.has_labels && before == '\'' { before } else { self.quote };
             name.quote_style = Some(quote);

@@ -272,6 +272,110 @@ pub fn calls(statement: &Statement) -> Option<Vec<Call>> {
     (!finder.1 && !finder.0.is_empty()).then_some(finder.0)
 }
 
+/// A call of `setval`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SetCall {
+    /// The sequence; none if the statement computes its name.
+    pub sequence: Option<String>,
+    /// The smallest value that `nextval` may give afterwards; none if the statement computes it.
+    pub next: Option<i64>,
+}
+
+/// The calls of `setval` in a statement.
+#[must_use]
+pub fn set_calls(statement: &Statement) -> Vec<SetCall> {
+    struct Finder(Vec<SetCall>);
+    impl Visitor for Finder {
+        type Break = ();
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
+            self.0.extend(set_call(expr));
+            ControlFlow::Continue(())
+        }
+    }
+    let mut finder = Finder(Vec::new());
+    let _ = walk(statement, &mut finder);
+    finder.0
+}
+
+fn set_call(expr: &Expr) -> Option<SetCall> {
+    let Expr::Function(function) = expr else { return None };
+    if table_name(&function.name) != "setval" {
+        return None;
+    }
+    let FunctionArguments::List(list) = &function.args else { return None };
+    let args = list.args.iter().map(|arg| match arg {
+        FunctionArg::Unnamed(FunctionArgExpr::Expr(expr)) => Some(expr),
+        _ => None,
+    });
+    let args: Vec<Option<&Expr>> = args.collect();
+    let is_called = match args.get(2) {
+        None => Some(true),
+        Some(Some(Expr::Value(value))) => match value.value {
+            SqlValue::Boolean(is) => Some(is),
+            _ => None,
+        },
+        Some(_) => None,
+    };
+    let value = args.get(1).copied().flatten();
+    let value = value.and_then(|value| value.to_string().parse::<i64>().ok());
+    let next = value.zip(is_called);
+    Some(SetCall {
+        sequence: args.first().copied().flatten().and_then(named_sequence),
+        next: next.map(|(value, is_called)| value.saturating_add(is_called.into())),
+    })
+}
+
+/// A sequence by its name, or as `pg_get_serial_sequence('table', 'column')`.
+fn named_sequence(expr: &Expr) -> Option<String> {
+    let arguments = match expr {
+        Expr::Cast { expr, .. } | Expr::Nested(expr) => return named_sequence(expr),
+        Expr::Function(function) if table_name(&function.name) == "pg_get_serial_sequence" => {
+            &function.args
+        }
+        _ => return text(expr),
+    };
+    let FunctionArguments::List(list) = arguments else { return None };
+    match list.args.as_slice() {
+        [
+            FunctionArg::Unnamed(FunctionArgExpr::Expr(table)),
+            FunctionArg::Unnamed(FunctionArgExpr::Expr(column)),
+        ] => Some(format!("{}_{}_seq", text(table)?, text(column)?)),
+        _ => None,
+    }
+}
+
+/// Puts values in the places of the calls of `setval`, which return what they were given.
+pub fn put_set_calls(statement: &mut Statement) {
+    struct Putter;
+    impl VisitorMut for Putter {
+        type Break = Refusal;
+        fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Refusal> {
+            if set_call(expr).is_some()
+                && let Expr::Function(function) = &*expr
+                && let FunctionArguments::List(list) = &function.args
+                && let Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(value))) = list.args.get(1)
+            {
+                *expr = value.clone();
+            }
+            ControlFlow::Continue(())
+        }
+    }
+    if let Statement::Query(query) = statement
+        && let SetExpr::Select(select) = &mut *query.body
+    {
+        for item in &mut select.projection {
+            if let SelectItem::UnnamedExpr(expr) = item
+                && set_call(expr).is_some()
+            {
+                let (expr, alias) = (expr.clone(), Ident::new("setval"));
+                *item = SelectItem::ExprWithAlias { expr, alias };
+            }
+        }
+    }
+    // It refuses nothing.
+    let _ = walk_mut(statement, &mut Putter);
+}
+
 /// Puts these values in the places of the calls.
 pub fn put_calls(statement: &mut Statement, values: &[i64]) {
     struct Putter<'a>(std::slice::Iter<'a, i64>);
@@ -398,6 +502,34 @@ mod tests {
             filled("INSERT INTO t (id) VALUES (?), (90)", Dialect::MariaDb, &[Value::Null]);
         assert_eq!(text, "INSERT INTO t (id) VALUES (7), (90)");
         assert_eq!(found, Filled { count: 1, largest: Some(90) });
+    }
+
+    #[test]
+    fn calls_that_set_a_sequence_are_found_and_become_their_values() {
+        let statement = |text: &str| {
+            let Verb::Data(statement) = parse(text, Dialect::PostgreSql).unwrap().remove(0).verb
+            else {
+                panic!("{text}")
+            };
+            *statement
+        };
+        let call =
+            |sequence: Option<&str>, next| SetCall { sequence: sequence.map(str::to_owned), next };
+        for (text, found) in [
+            ("setval('public.a_id_seq', 7)", call(Some("a_id_seq"), Some(8))),
+            ("setval('a_id_seq'::regclass, 7, false)", call(Some("a_id_seq"), Some(7))),
+            (
+                "setval(pg_get_serial_sequence('\"a\"', 'id'), coalesce(max(id), 1)) FROM a",
+                call(Some("a_id_seq"), None),
+            ),
+            ("setval(x, 7) FROM a", call(None, Some(8))),
+        ] {
+            assert_eq!(set_calls(&statement(&format!("SELECT {text}"))), [found], "{text}");
+        }
+        let mut made = statement("SELECT setval('a_id_seq', 7), 1");
+        put_set_calls(&mut made);
+        assert_eq!(made.to_string(), "SELECT 7 AS setval, 1");
+        assert_eq!(set_calls(&made), []);
     }
 
     #[test]

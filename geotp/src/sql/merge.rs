@@ -168,8 +168,10 @@ pub fn merge(how: &Merge, mut answers: Vec<Answer>) -> Result<Answer, Refusal> {
 
 impl RowMerge {
     fn merge(&self, mut answers: Vec<Answer>) -> Result<Answer, Refusal> {
+        let unordered = unordered(&answers);
         let columns = unify(&mut answers)?;
         let order = self.resolved(&columns)?;
+        self.check_comparable(&order, &columns, &unordered)?;
         if !self.is_aggregated {
             check_sorted(&answers, &columns, &order)?;
         }
@@ -197,6 +199,25 @@ impl RowMerge {
             rows.into_iter().skip(self.offset).take(self.limit.unwrap_or(usize::MAX)).collect();
         let affected = rows.len() as u64;
         Ok(Answer { columns, rows, affected, ..Answer::default() })
+    }
+
+    /// Refuses to compare values whose order is not that of their texts.
+    fn check_comparable(
+        &self,
+        order: &[(usize, &SortKey)],
+        columns: &[Column],
+        unordered: &BTreeSet<usize>,
+    ) -> Result<(), Refusal> {
+        let compared = self.ops.iter().enumerate();
+        let compared = compared.filter(|(_, op)| matches!(op, Op::Min | Op::Max)).map(|(at, _)| at);
+        let mut compared = compared.chain(order.iter().map(|(at, _)| *at));
+        let Some(at) = compared.find(|at| unordered.contains(at)) else { return Ok(()) };
+        let name = columns.get(at).map_or("", |column| column.name.as_str());
+        Err(Refusal::unsupported(format!(
+            "column \"{name}\" has a type whose order the proxy does not know (an enumeration, an array, an interval or \
+             such), so it cannot find the first or the largest of several sources; restrict the statement to keys of \
+             one source, or order by a number or a text: CAST(… AS text)"
+        )))
     }
 
     /// The sort order with column numbers.
@@ -294,12 +315,68 @@ impl RowMerge {
 /// PostgreSQL's type number of `numeric`.
 const NUMERIC: u32 = 1700;
 
+/// Types of PostgreSQL that only their sources can order: the texts of enumerations, arrays,
+/// intervals and such have another order than the values.
+fn is_unordered(column: &Column) -> bool {
+    const JSONB: u32 = 3802;
+    column.oid == JSONB || (column.kind == Kind::Other && column.oid != 0)
+}
+
+/// The columns that several answers have and that cannot be compared here.
+fn unordered(answers: &[Answer]) -> BTreeSet<usize> {
+    if answers.len() < 2 {
+        return BTreeSet::new();
+    }
+    let columns = answers.iter().flat_map(|answer| answer.columns.iter().enumerate());
+    columns.filter(|(_, column)| is_unordered(column)).map(|(at, _)| at).collect()
+}
+
+/// A time without zeros at the end of its fraction, as PostgreSQL writes it. MariaDB writes as many
+/// digits as its column has. `2024-01-01 00:00:00.500000+00` is `2024-01-01 00:00:00.5+00`.
+#[must_use]
+pub fn plain_time(cell: &[u8]) -> Option<Vec<u8>> {
+    let point = cell.iter().position(|byte| *byte == b'.')?;
+    let (whole, rest) = cell.split_at(point);
+    let digits = rest.iter().skip(1).take_while(|byte| byte.is_ascii_digit()).count();
+    let (fraction, zone) = rest.split_at(digits + 1);
+    let kept = fraction.iter().rposition(|byte| *byte != b'0').filter(|at| *at > 0);
+    let fraction = fraction.get(..kept.map_or(0, |at| at + 1)).unwrap_or_default();
+    Some([whole, fraction, zone].concat())
+}
+
+/// A time without the zone that PostgreSQL writes after it: `2024-01-01 00:00:00+00`.
+fn without_zone(cell: &[u8]) -> &[u8] {
+    let time = cell.iter().position(|byte| *byte == b' ').unwrap_or(cell.len());
+    let zone = cell.iter().skip(time).position(|byte| matches!(byte, b'+' | b'-'));
+    zone.and_then(|zone| cell.get(..time + zone)).unwrap_or(cell)
+}
+
 /// The columns of all answers, and converts their values to the same form: MariaDB's booleans are
-/// numbers.
+/// numbers, and its times have zeros at the end.
 fn unify(answers: &mut [Answer]) -> Result<Vec<Column>, Refusal> {
     let columns = common_columns(answers)?;
+    // PostgreSQL's columns have numbers of types, and MariaDB's have none.
+    let of_both = |place: usize| {
+        let mut oids =
+            answers.iter().filter_map(|answer| Some(answer.columns.get(place)?.oid == 0));
+        let first = oids.next();
+        oids.any(|other| Some(other) != first)
+    };
+    let is_mixed: Vec<bool> = (0..columns.len()).map(of_both).collect();
     for answer in answers {
         for (place, (column, own)) in columns.iter().zip(&answer.columns).enumerate() {
+            let is_time = matches!(own.kind, Kind::Time | Kind::Timestamp | Kind::TimestampTz);
+            if is_time && is_mixed.get(place) == Some(&true) {
+                let loses_zone = own.kind == Kind::TimestampTz && column.kind == Kind::Timestamp;
+                for cell in answer.rows.iter_mut().filter_map(|row| row.get_mut(place)?.as_mut()) {
+                    if loses_zone {
+                        *cell = without_zone(cell).to_vec();
+                    }
+                    if let Some(plain) = plain_time(cell) {
+                        *cell = plain;
+                    }
+                }
+            }
             if column.kind != Kind::Bool || own.kind == Kind::Bool {
                 continue;
             }

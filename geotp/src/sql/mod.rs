@@ -19,6 +19,7 @@ mod decimal;
 pub mod dialect;
 pub mod gather;
 pub mod generated;
+mod labels;
 pub mod merge;
 pub mod names;
 pub mod parse;
@@ -42,6 +43,8 @@ pub mod ast {
 
 pub use catalog::{Catalogue, CatalogueError, Dialect, SourceEntry, SourceId, TableEntry};
 pub use copy::CopyForm;
+pub use labels::name_columns;
+pub use merge::plain_time;
 pub use parse::{Isolation, Parsed, Unread, Verb, parse, unread};
 pub use plan::{Context, Part, Plan, Record, plan};
 pub use route::unknown_tables;

@@ -518,12 +518,13 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         Dialect::PostgreSql => Tokenizer::new(&PostgreSqlDialect {}, text).tokenize_with_location(),
         Dialect::MariaDb => Tokenizer::new(&MySqlDialect {}, text).tokenize_with_location(),
     };
-    let (mut tokens, spans): (Vec<Token>, Vec<Span>) = match tokens {
+    let (mut tokens, mut spans): (Vec<Token>, Vec<Span>) = match tokens {
         Ok(tokens) => tokens.into_iter().map(|placed| (placed.token, placed.span)).unzip(),
         Err(error) => return unread(0, error.to_string()),
     };
     if dialect == Dialect::MariaDb {
         read_share_locks(&mut tokens);
+        read_binary(&mut tokens, &mut spans);
     }
     let parameters = number_parameters(&mut tokens);
     if let Some(problem) = chains_too_long(&tokens) {
@@ -575,6 +576,135 @@ fn read_share_locks(tokens: &mut [Token]) {
                 *place = token;
             }
         }
+    }
+}
+
+/// Writes `BINARY x` as `CAST(x AS BINARY)`. The parser would take all that follows, as in
+/// `BINARY x = y`, for the operand.
+fn read_binary(tokens: &mut Vec<Token>, spans: &mut Vec<Span>) {
+    let is_binary = |token: &Token| matches!(token, Token::Word(word) if word.quote_style.is_none() && word.keyword == Keyword::BINARY);
+    let places: Vec<usize> =
+        tokens.iter().enumerate().filter(|(_, t)| is_binary(t)).map(|(at, _)| at).collect();
+    for at in places.into_iter().rev() {
+        let before = tokens.iter().take(at).rfind(|token| !matches!(token, Token::Whitespace(_)));
+        if !before.is_some_and(precedes_operand) {
+            continue;
+        }
+        let Some(end) = operand_end(tokens, at + 1) else { continue };
+        let span = spans.get(at).copied().unwrap_or_else(Span::empty);
+        let word = |text| [Token::Whitespace(Whitespace::Space), Token::make_keyword(text)];
+        let after: Vec<Token> =
+            word("AS").into_iter().chain(word("BINARY")).chain([Token::RParen]).collect();
+        spans.splice(end..end, std::iter::repeat_n(span, after.len()));
+        tokens.splice(end..end, after);
+        spans.insert(at, span);
+        tokens.splice(at..=at, [Token::make_keyword("CAST"), Token::LParen]);
+    }
+}
+
+/// Whether an operand may follow this token.
+fn precedes_operand(token: &Token) -> bool {
+    match token {
+        Token::Word(word) => matches!(
+            word.keyword,
+            Keyword::SELECT
+                | Keyword::DISTINCT
+                | Keyword::WHERE
+                | Keyword::HAVING
+                | Keyword::ON
+                | Keyword::BY
+                | Keyword::AND
+                | Keyword::OR
+                | Keyword::XOR
+                | Keyword::NOT
+                | Keyword::LIKE
+                | Keyword::RLIKE
+                | Keyword::REGEXP
+                | Keyword::BETWEEN
+                | Keyword::CASE
+                | Keyword::WHEN
+                | Keyword::THEN
+                | Keyword::ELSE
+        ),
+        Token::LParen
+        | Token::Comma
+        | Token::Eq
+        | Token::DoubleEq
+        | Token::Neq
+        | Token::Lt
+        | Token::Gt
+        | Token::LtEq
+        | Token::GtEq
+        | Token::Spaceship
+        | Token::Plus
+        | Token::Minus
+        | Token::Mul
+        | Token::Div
+        | Token::Mod
+        | Token::Pipe
+        | Token::StringConcat
+        | Token::Ampersand
+        | Token::Overlap => true,
+        _ => false,
+    }
+}
+
+/// The end of the operand of a sign or of BINARY; none if it is of another form than a name, a call,
+/// a constant or an expression in parentheses.
+fn operand_end(tokens: &[Token], from: usize) -> Option<usize> {
+    let next = |from: usize| {
+        let mut rest = tokens.iter().enumerate().skip(from);
+        rest.find(|(_, token)| !matches!(token, Token::Whitespace(_)))
+    };
+    let closed = |open: usize| {
+        let mut depth = 0_usize;
+        tokens.iter().enumerate().skip(open).find_map(|(at, token)| {
+            match token {
+                Token::LParen => depth += 1,
+                Token::RParen => depth -= 1,
+                _ => {}
+            }
+            (depth == 0).then_some(at + 1)
+        })
+    };
+    let (at, first) = next(from)?;
+    match first {
+        Token::Plus | Token::Minus => operand_end(tokens, at + 1),
+        Token::LParen => closed(at),
+        Token::Word(word) => {
+            let is_other = matches!(
+                word.keyword,
+                Keyword::CASE
+                    | Keyword::NOT
+                    | Keyword::INTERVAL
+                    | Keyword::SELECT
+                    | Keyword::BINARY
+            );
+            if is_other && word.quote_style.is_none() {
+                return None;
+            }
+            let mut end = at + 1;
+            while let (Some(Token::Period), Some(Token::Word(_))) =
+                (tokens.get(end), tokens.get(end + 1))
+            {
+                end += 2;
+            }
+            match next(end) {
+                Some((open, Token::LParen)) => closed(open),
+                // `_utf8'…'`
+                Some((text, Token::SingleQuotedString(_))) if word.value.starts_with('_') => {
+                    Some(text + 1)
+                }
+                _ => Some(end),
+            }
+        }
+        Token::Number(..)
+        | Token::SingleQuotedString(_)
+        | Token::DoubleQuotedString(_)
+        | Token::HexStringLiteral(_)
+        | Token::NationalStringLiteral(_)
+        | Token::Placeholder(_) => Some(at + 1),
+        _ => None,
     }
 }
 

@@ -1462,3 +1462,214 @@ fn what_only_mysql_s_clients_say_is_understood_at_every_source() {
         assert_eq!(texts(&text.replace("{}", "101"), MARIA, RR), [(1, maria.to_owned())]);
     }
 }
+
+#[test]
+fn nulls_stand_where_the_client_expects_them() {
+    let text = |text: &str, client| texts(text, client, RR).remove(0).1;
+    for (written, at_mariadb) in [
+        // A position is that of a column of the list.
+        ("SELECT g FROM audit ORDER BY 1", "SELECT g FROM audit ORDER BY g IS NULL, 1"),
+        (
+            "SELECT id, g + 1 FROM audit ORDER BY 2 DESC, 1 LIMIT 3",
+            "SELECT id, g + 1 FROM audit ORDER BY (g + 1) IS NULL DESC, 2 DESC, id IS NULL, 1 LIMIT 3",
+        ),
+        ("SELECT g FROM audit ORDER BY 1 NULLS FIRST", "SELECT g FROM audit ORDER BY 1"),
+        (
+            "SELECT v FROM (SELECT g AS v FROM audit ORDER BY 1 LIMIT 2) AS x",
+            "SELECT v FROM (SELECT g AS v FROM audit ORDER BY g IS NULL, 1 LIMIT 2) AS x",
+        ),
+        // In an expression MariaDB takes a name for the table's column, and knows no aggregate by
+        // its alias.
+        (
+            "SELECT nullif(g, 1) AS g FROM audit ORDER BY g",
+            "SELECT nullif(g, 1) AS g FROM audit ORDER BY nullif(g, 1) IS NULL, g",
+        ),
+        (
+            "SELECT g, max(id) AS m FROM audit GROUP BY g ORDER BY m",
+            "SELECT g, max(id) AS m FROM audit GROUP BY g ORDER BY max(id) IS NULL, m",
+        ),
+        (
+            "SELECT DISTINCT g FROM audit ORDER BY g DESC",
+            "SELECT DISTINCT g FROM audit ORDER BY g IS NULL DESC, g DESC",
+        ),
+        (
+            "SELECT audit.g FROM audit UNION ALL SELECT 7 ORDER BY 1",
+            "SELECT audit.g FROM audit UNION ALL SELECT 7 ORDER BY g IS NULL, 1",
+        ),
+        (
+            "SELECT g + 1 FROM audit UNION ALL SELECT 7 ORDER BY 1",
+            "SELECT g + 1 AS `g + 1` FROM audit UNION ALL SELECT 7 ORDER BY `g + 1` IS NULL, 1",
+        ),
+        (
+            "SELECT sum(id) OVER (PARTITION BY t ORDER BY g DESC) FROM audit",
+            "SELECT sum(id) OVER (PARTITION BY t ORDER BY g IS NULL DESC, g DESC) FROM audit",
+        ),
+        (
+            "SELECT sum(id) OVER w FROM audit WINDOW w AS (ORDER BY g)",
+            "SELECT sum(id) OVER w FROM audit WINDOW w AS (ORDER BY g IS NULL, g)",
+        ),
+    ] {
+        assert_eq!(text(written, PG), at_mariadb);
+    }
+    for (written, at_postgresql) in [
+        (
+            "SELECT sum(n) OVER (ORDER BY g) FROM orders WHERE id = 1",
+            "SELECT sum(n) OVER (ORDER BY g NULLS FIRST) FROM orders WHERE id = 1",
+        ),
+        (
+            "SELECT DISTINCT g FROM orders WHERE id = 1 ORDER BY 1 DESC",
+            "SELECT DISTINCT g FROM orders WHERE id = 1 ORDER BY 1 DESC NULLS LAST",
+        ),
+        (
+            "SELECT g FROM orders WHERE id = 1 UNION SELECT 7 ORDER BY g",
+            "SELECT g FROM orders WHERE id = 1 UNION SELECT 7 ORDER BY g NULLS FIRST",
+        ),
+    ] {
+        assert_eq!(text(written, MARIA), at_postgresql);
+    }
+    // The columns of `accounts` are in the file, and those of `audit` are not known.
+    let of_all = texts("SELECT * FROM accounts ORDER BY 2", PG, RR);
+    assert_eq!(of_all[1].1, "SELECT * FROM accounts ORDER BY `owner` IS NULL, 2");
+    refused("SELECT * FROM audit ORDER BY 1", PG, RR, "write the column's name");
+    let range =
+        "SELECT sum(g) OVER (ORDER BY g RANGE BETWEEN 1 PRECEDING AND CURRENT ROW) FROM audit";
+    refused(range, PG, RR, "distance in RANGE");
+}
+
+#[test]
+fn words_that_only_the_source_reserves_are_quoted() {
+    let text = |text: &str, client| texts(text, client, RR).remove(0).1;
+    assert_eq!(
+        text("SELECT key, a.Rank, left(t, 2), mod(id, 2) AS condition FROM audit AS a", PG),
+        "SELECT `key`, a.`rank`, left(t, 2), mod(id, 2) AS `condition` FROM audit AS a"
+    );
+    assert_eq!(
+        text("SELECT User, user(), n FROM orders WHERE id = 1 AND end > 2", MARIA),
+        "SELECT \"user\", user(), n FROM orders WHERE id = 1 AND \"end\" > 2"
+    );
+    // A source of the client's kind gets them as they are.
+    assert_eq!(
+        text("SELECT key FROM orders WHERE id = 1", PG),
+        "SELECT key FROM orders WHERE id = 1"
+    );
+}
+
+#[test]
+fn locks_stand_where_postgresql_accepts_them() {
+    let plan = |text: &str| planned(text, PG, SER, &[]).unwrap().parts.remove(0);
+    let set = plan("(SELECT n FROM orders WHERE id = 1) UNION (SELECT 2)");
+    assert_eq!(set.text, "(SELECT n FROM orders WHERE id = 1) UNION (SELECT 2)");
+    let locked =
+        "SELECT count(*) FROM (SELECT 1 FROM orders WHERE id = 1 FOR SHARE) AS orthodrome_locked";
+    assert_eq!(set.prelude, [locked]);
+    let nested = plan(
+        "((SELECT n FROM orders WHERE id = 1) UNION (SELECT m FROM orders WHERE id = 1)) EXCEPT (SELECT 2)",
+    );
+    assert_eq!(nested.prelude.len(), 2);
+    assert!(
+        !nested.text.contains("SHARE") && !nested.text.contains("orthodrome"),
+        "{}",
+        nested.text
+    );
+    let rows = plan("SELECT unnest(a) FROM orders WHERE id = 1");
+    assert_eq!(rows.text, "SELECT unnest(a) FROM orders WHERE id = 1");
+    assert_eq!(rows.prelude, [locked]);
+    // Parentheses around the whole query change nothing.
+    let whole = plan("(SELECT n FROM orders WHERE id = 1)");
+    assert_eq!(whole.text, "(SELECT n FROM orders WHERE id = 1 FOR SHARE)");
+}
+
+#[test]
+fn binary_has_one_operand() {
+    let text = |text: &str| texts(&format!("SELECT {text} FROM audit"), MARIA, RR).remove(0).1;
+    for (written, sent) in [
+        ("BINARY x = y", "CAST(x AS BINARY) = y"),
+        ("a, binary t.x LIKE 'b', 1", "a, CAST(t.x AS BINARY) LIKE 'b', 1"),
+        ("x = BINARY concat(a, b) AND c", "x = CAST(concat(a, b) AS BINARY) AND c"),
+        ("BINARY (a + 1) * 2", "CAST((a + 1) AS BINARY) * 2"),
+        ("BINARY 'a' = BINARY 'A'", "CAST('a' AS BINARY) = CAST('A' AS BINARY)"),
+        ("CAST(x AS BINARY) = y", "CAST(x AS BINARY) = y"),
+    ] {
+        assert_eq!(text(written), format!("SELECT {sent} FROM audit"));
+    }
+}
+
+#[test]
+fn times_of_both_kinds_of_sources_are_equal() {
+    let answer = |oid, kind, cells: &[&str]| Answer {
+        columns: vec![
+            Column { name: "ts".into(), kind, oid },
+            Column { name: "count".into(), kind: Kind::Int8, oid: if oid == 0 { 0 } else { 20 } },
+        ],
+        rows: cells
+            .iter()
+            .map(|cell| vec![Some(cell.as_bytes().to_vec()), Some(b"1".to_vec())])
+            .collect(),
+        ..Answer::default()
+    };
+    let plan = planned("SELECT ts, count(*) FROM orders GROUP BY ts ORDER BY ts", PG, RR, &[]);
+    let plan = plan.unwrap();
+    for (oid, kind, zone) in [(1114, Kind::Timestamp, ""), (1184, Kind::TimestampTz, "+00")] {
+        let time = |text: &str| format!("{text}{zone}");
+        let of_postgresql =
+            answer(oid, kind, &[&time("2024-01-01 00:00:00"), &time("2024-01-01 00:00:00.5")]);
+        let of_mariadb = answer(
+            0,
+            Kind::Timestamp,
+            &[
+                "2024-01-01 00:00:00.000000",
+                "2024-01-01 00:00:00.500000",
+                "2024-01-01 00:00:10.000000",
+            ],
+        );
+        let merged = merge(&plan.merge, vec![of_postgresql, of_mariadb]).unwrap();
+        let rows: Vec<Vec<_>> = merged.rows.iter().map(|row| text_of(row)).collect();
+        let row = |time: &str, count: &str| vec![Some(time.to_owned()), Some(count.to_owned())];
+        assert_eq!(
+            rows,
+            [
+                row("2024-01-01 00:00:00", "2"),
+                row("2024-01-01 00:00:00.5", "2"),
+                row("2024-01-01 00:00:10", "1")
+            ]
+        );
+    }
+}
+
+#[test]
+fn values_that_only_their_source_can_order_are_not_merged_in_order() {
+    let answer = |cells: &[&str]| Answer {
+        columns: vec![Column { name: "mood".into(), kind: Kind::Other, oid: 16_400 }],
+        rows: cells.iter().map(|cell| vec![Some(cell.as_bytes().to_vec())]).collect(),
+        ..Answer::default()
+    };
+    let merged = |text: &str, answers: Vec<Answer>| {
+        merge(&planned(text, PG, RR, &[]).unwrap().merge, answers)
+    };
+    for text in [
+        "SELECT max(mood) FROM orders",
+        "SELECT mood FROM orders ORDER BY mood LIMIT 2",
+        "SELECT mood FROM orders GROUP BY mood ORDER BY mood",
+    ] {
+        let refused = merged(text, vec![answer(&["sad"]), answer(&["happy"])]).unwrap_err();
+        assert_eq!(refused.sqlstate, "0A000", "{text}");
+        assert!(refused.message.contains("column \"mood\""), "{text}: {refused}");
+        // Its source has put them in order.
+        assert!(merged(text, vec![answer(&["sad"])]).is_ok(), "{text}");
+    }
+    let grouped =
+        merged("SELECT mood FROM orders GROUP BY mood", vec![answer(&["sad"]), answer(&["sad"])]);
+    assert_eq!(grouped.unwrap().rows.len(), 1);
+}
+
+#[test]
+fn elements_of_an_array_of_booleans_are_booleans_at_mariadb() {
+    let array = Value::Text("{t,f}".into());
+    let text = "SELECT id FROM audit WHERE b = ANY($1)";
+    let Verb::Data(statement) = parse(text, PG).unwrap().remove(0).verb else { panic!("{text}") };
+    assert_eq!(tables_to_know(&catalogue(), &statement, std::slice::from_ref(&array)), ["audit"]);
+    let kinds = Kinds::from([("audit".to_owned(), vec![("b".to_owned(), Kind::Int2)])]);
+    let context = Context { kinds, ..context(PG, RR) };
+    let planned = plan(&catalogue(), &statement, &[array], &context).unwrap();
+    assert_eq!(planned.parts[0].text, "SELECT id FROM audit WHERE b IN (true, false)");
+}

@@ -60,7 +60,9 @@ pub fn tables_to_know(
 
 /// Whether a text has another meaning as bytes or as a boolean than as text.
 fn depends_on_type(text: &str) -> bool {
-    text.contains('\\') || truth(text).is_some()
+    let is_array = text.trim_start().starts_with('{');
+    let has_truth = |text: &str| text.split([',', '{', '}', '"']).any(|one| truth(one).is_some());
+    text.contains('\\') || truth(text).is_some() || is_array && has_truth(text)
 }
 
 /// Parses a text that PostgreSQL accepts as a boolean and MariaDB does not as a number.

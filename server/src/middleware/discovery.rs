@@ -106,13 +106,19 @@ impl Discovered {
     }
 }
 
+/// The form of a default that is a call of `nextval`, function 1574, which may be cast to `integer`
+/// or `smallint`. `pg_get_expr` would show its text, but it locks the table, and the client's own
+/// transaction may have locked or dropped it.
+const NEXT_VALUE: &str =
+    r"^\{FUNCEXPR :funcid (1574|(480|714) [^{]*:args \(\{FUNCEXPR :funcid 1574) ";
+
 /// The query for the columns of a table, and for the generated one.
 fn question(kind: Dialect, table: &str) -> String {
     match kind {
         Dialect::PostgreSql => {
             let name = table.replace('"', "\"\"").replace('\'', "''");
             format!(
-                "SELECT a.attname::text, CASE WHEN a.attidentity <> '' OR pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%' \
+                "SELECT a.attname::text, CASE WHEN a.attidentity <> '' OR d.adbin::text ~ '{NEXT_VALUE}' \
                  THEN 1 ELSE 0 END FROM pg_catalog.pg_attribute a \
                  LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
                  WHERE a.attrelid = to_regclass('\"{name}\"') AND a.attnum > 0 AND NOT a.attisdropped \

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use orthodrome_geotp::sql::ast::Statement;
 use orthodrome_geotp::sql::catalog::{Placement, Table};
 use orthodrome_geotp::sql::generated::{
-    Call, Filled, Filler, calls, fill, put_calls, return_column, target,
+    Call, Filled, Filler, calls, fill, put_calls, put_set_calls, return_column, set_calls, target,
 };
 use orthodrome_geotp::sql::{Dialect, Parsed, SourceId, Value, Verb};
 use tokio::sync::Mutex;
@@ -284,6 +285,9 @@ impl Session {
         if self.client != Dialect::PostgreSql {
             return Ok(None);
         }
+        if let Some(parsed) = self.with_set_sequences(parsed).await? {
+            return Ok(Some(parsed));
+        }
         let Some(calls) = calls(statement) else { return Ok(None) };
         let mut values = Vec::new();
         for call in calls {
@@ -311,18 +315,76 @@ impl Session {
         Ok(Some(parsed))
     }
 
-    async fn next_value(&mut self, sequence: &str) -> Result<i64, SqlError> {
-        // The sequence of a column whose values the proxy generates.
+    /// The table and the column of a sequence whose values the proxy generates.
+    async fn spread_sequence(&self, sequence: &str) -> Result<Option<(Table, String)>, SqlError> {
         let spread = self.proxy.catalogue.tables().find_map(|table| {
             let column =
                 sequence.strip_prefix(&table.name)?.strip_prefix('_')?.strip_suffix("_seq")?;
             Some((table.name.clone(), column.to_owned()))
         });
-        if let Some((name, column)) = spread
-            && let Some(table) = self.with_columns(&name).await?
-            && table.generated.as_ref() == Some(&column)
-            && !matches!(table.placement, Placement::Single(_))
-        {
+        let Some((name, column)) = spread else { return Ok(None) };
+        let table = self.with_columns(&name).await?.filter(|table| {
+            table.generated.as_ref() == Some(&column)
+                && !matches!(table.placement, Placement::Single(_))
+        });
+        Ok(table.map(|table| (table, column)))
+    }
+
+    /// Sets sequences of the proxy, and replaces the calls by their values; none if the statement
+    /// sets no such sequence. The next key is never below one that was given before.
+    async fn with_set_sequences(&self, parsed: &Parsed) -> Result<Option<Parsed>, SqlError> {
+        let Verb::Data(statement) = &parsed.verb else { return Ok(None) };
+        let calls = set_calls(statement);
+        let mut found = Vec::new();
+        let gives_keys = self
+            .proxy
+            .catalogue
+            .tables()
+            .any(|table| !matches!(table.placement, Placement::Single(_)));
+        for call in &calls {
+            let Some(sequence) = &call.sequence else {
+                if gives_keys {
+                    return Err(SqlError::new(
+                        "0A000",
+                        "setval needs the name of the sequence as a constant, because the proxy gives the keys of some \
+                         tables itself; write SELECT setval('name', value)",
+                    ));
+                }
+                continue;
+            };
+            let own = self.spread_sequence(sequence).await?;
+            found.extend(own.map(|(table, column)| (table, column, sequence, call.next)));
+        }
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let Statement::Query(query) = &**statement else { return Ok(None) };
+        let is_alone = !query.to_string().to_lowercase().contains(" from ");
+        let mut wanted = Vec::new();
+        for (table, column, sequence, next) in &found {
+            let Some(next) = next.filter(|_| is_alone && found.len() == calls.len()) else {
+                return Err(SqlError::new(
+                    "0A000",
+                    format!(
+                        "the proxy gives the keys of sequence \"{sequence}\", and setval needs a constant there; read the \
+                         value first, then send SELECT setval('{sequence}', value)"
+                    ),
+                ));
+            };
+            wanted.push((table, column, next));
+        }
+        for (table, column, next) in wanted {
+            self.pass(table, column, next.saturating_sub(1)).await?;
+        }
+        let mut parsed = parsed.clone();
+        if let Verb::Data(statement) = &mut parsed.verb {
+            put_set_calls(statement);
+        }
+        Ok(Some(parsed))
+    }
+
+    async fn next_value(&mut self, sequence: &str) -> Result<i64, SqlError> {
+        if let Some((table, column)) = self.spread_sequence(sequence).await? {
             let keys = self.keys(&table, &column, 1).await?;
             let value = keys.first().copied().unwrap_or_default();
             self.last_values.was_given(sequence, value);

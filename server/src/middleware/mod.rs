@@ -60,6 +60,7 @@ mod settings;
 mod shapes;
 mod source;
 mod stream;
+mod told;
 mod trust;
 mod words;
 

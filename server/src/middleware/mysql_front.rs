@@ -6,7 +6,9 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, parse};
+use orthodrome_geotp::sql::{
+    Answer, Cell, Column, Dialect, Kind, Parsed, Value, name_columns, parse,
+};
 use tokio::sync::Notify;
 
 use super::auth::{caching_sha2, is_same, native, random_bytes};
@@ -385,7 +387,9 @@ impl Connection {
                 // COM_STMT_EXECUTE
                 23 => match self.bound(&mut body)? {
                     Ok((parsed, values)) => {
-                        let replies = self.session.run(&[(parsed, values)]).await;
+                        let statements = [(parsed, values)];
+                        let mut replies = self.session.run(&statements).await;
+                        name_replies(&statements, &mut replies);
                         self.replies(&replies, true);
                     }
                     Err(error) => self.error(&error),
@@ -412,8 +416,14 @@ impl Connection {
                     }
                     self.ok(0, 0, false);
                 }
-                // COM_SET_OPTION: several statements in a batch are always accepted.
-                27 => self.end(false, false),
+                // COM_SET_OPTION: whether a batch may have several statements.
+                27 => {
+                    match body.uint(2)? {
+                        0 => self.flags |= MULTI_STATEMENTS,
+                        _ => self.flags &= !MULTI_STATEMENTS,
+                    }
+                    self.end(false, false);
+                }
                 other => {
                     self.error(&SqlError::new("0A000", format!("command {other} is not supported")))
                 }
@@ -501,9 +511,14 @@ impl Connection {
         }
         match parse(text, Dialect::MariaDb) {
             Ok(parsed) => {
+                if let ([_, second, ..], 0) = (parsed.as_slice(), self.flags & MULTI_STATEMENTS) {
+                    // Otherwise one that was injected would be executed.
+                    return self.error(&one_statement(&second.text));
+                }
                 let statements: Vec<_> =
                     parsed.into_iter().map(|parsed| (parsed, Vec::new())).collect();
-                let replies = self.session.run(&statements).await;
+                let mut replies = self.session.run(&statements).await;
+                name_replies(&statements, &mut replies);
                 self.replies(&replies, false);
             }
             Err(refusal) => self.error(&refusal.into()),
@@ -524,10 +539,11 @@ impl Connection {
             let sqlstate = "HY000".into();
             return self.error(&SqlError { sqlstate, number: 1390, message, position: 0 });
         }
-        let columns = match self.session.describe(&parsed).await {
+        let mut columns = match self.session.describe(&parsed).await {
             Ok(columns) => columns,
             Err(error) => return self.error(&error),
         };
+        name_columns(&parsed, &mut columns);
         self.last_statement += 1;
         let mut out = BytesMut::new();
         out.put_u8(0);
@@ -597,6 +613,29 @@ impl Connection {
         }
         self.long -= statement.forget_pieces();
         Ok(Ok((statement.parsed.clone(), values)))
+    }
+}
+
+/// Names the columns of the answers to statements.
+fn name_replies(statements: &[(Parsed, Vec<Value>)], replies: &mut [Reply]) {
+    for ((parsed, _), reply) in statements.iter().zip(replies) {
+        if let Reply::Rows(answer, _) = reply {
+            name_columns(parsed, &mut answer.columns);
+        }
+    }
+}
+
+/// The error for a second statement of a client that has not asked for several in one batch.
+fn one_statement(text: &str) -> SqlError {
+    let near: String = text.chars().take(80).collect();
+    SqlError {
+        sqlstate: "42000".into(),
+        number: 1064,
+        message: format!(
+            "You have an error in your SQL syntax: a batch has one statement unless the client sets \
+             CLIENT_MULTI_STATEMENTS; near '{near}'"
+        ),
+        position: 0,
     }
 }
 

@@ -1,5 +1,6 @@
 //! The server side of PostgreSQL's protocol: simple and extended queries, SCRAM, TLS, cancellation.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -14,10 +15,11 @@ use super::binary;
 use super::copy::{Copy, copy_line, name};
 use super::front::{Front, Place, log_in};
 use super::parameters::parameter;
-use super::postgres_wire::{Body, Message, is_not_utf8, kind, oid, put_text, read, to_hex, write};
+use super::postgres_wire::{Body, Message, is_not_utf8, kind, put_text, read, to_hex, write};
 use super::session::{Reply, Session, SqlError};
 use super::settings::SERVER_VERSION;
 use super::stream::{MESSAGE_BYTES_MAX, Stream, TooLong, malformed};
+use super::told::{does_not_fit, fitted, plan_changed, type_of};
 
 const SSL: i32 = 80_877_103;
 const GSS: i32 = 80_877_104;
@@ -109,6 +111,8 @@ struct Queued {
     parsed: Parsed,
     values: Vec<Value>,
     formats: Vec<i16>,
+    /// The columns that the client was told.
+    told: Option<Vec<Column>>,
 }
 
 /// Serves one client until it disconnects.
@@ -542,13 +546,15 @@ impl Connection {
         for ((parsed, _), reply) in statements.iter().zip(&replies) {
             self.deallocate(parsed, reply);
         }
+        let is_utc = self.is_utc();
         for reply in replies {
             match reply {
                 Reply::Rows(answer, verb) => {
                     describe_rows(&mut self.stream.output, &answer.columns, &[]);
                     let count = answer.rows.len();
+                    let form = Form { formats: &[], told: None, is_utc };
                     if let Err(failed) =
-                        put_rows(&mut self.stream.output, &answer.columns, &answer.rows, &[])
+                        put_rows(&mut self.stream.output, &answer.columns, &answer.rows, &form)
                     {
                         error(&mut self.stream.output, &failed, false);
                         return Ok(());
@@ -600,8 +606,13 @@ impl Connection {
         }
         for row in &answer.rows {
             let cells = row.iter().zip(&answer.columns).map(|(cell, column)| {
-                let is_bytes = kind(type_of(column)) == Kind::Bytes;
-                cell.as_ref().map(|cell| if is_bytes { to_hex(cell) } else { cell.clone() })
+                let to = type_of(column);
+                cell.as_ref().map(|cell| match kind(to) {
+                    Kind::Bytes => to_hex(cell),
+                    _ => {
+                        fitted(cell, column, to, true).map_or_else(|| cell.clone(), Cow::into_owned)
+                    }
+                })
             });
             let line = copy_line(form, &cells.collect::<Vec<_>>());
             write(out, b'd', |out| out.extend_from_slice(&line));
@@ -881,12 +892,13 @@ impl Connection {
             return Ok(Ok(()));
         };
         let (values, formats) = (portal.values.clone(), portal.formats.clone());
+        let told = portal.columns.clone();
         let rest = portal.rest.take();
         if rest.is_none() && limit <= 0 {
             self.held += parsed.text.len() + values.iter().map(bytes_of).sum::<usize>();
             let before = std::mem::take(&mut self.stream.output);
             self.held += before.len();
-            self.queued.push(Queued { before, parsed, values, formats });
+            self.queued.push(Queued { before, parsed, values, formats, told });
             return Ok(Ok(()));
         }
         if let Err(failed) = self.run_queued().await? {
@@ -918,7 +930,9 @@ impl Connection {
         let count = answer.rows.len();
         let end = if limit > 0 { at.saturating_add(limit as usize).min(count) } else { count };
         let rows = answer.rows.get(at..end).unwrap_or_default();
-        if let Err(failed) = put_rows(&mut self.stream.output, &answer.columns, rows, &formats) {
+        let form = Form { formats: &formats, told: told.as_deref(), is_utc: self.is_utc() };
+        if let Err(failed) = put_rows(&mut self.stream.output, &answer.columns, rows, &form) {
+            self.session.fail().await;
             return Ok(Err(failed));
         }
         if end < count {
@@ -938,6 +952,13 @@ impl Connection {
         Ok(Ok(()))
     }
 
+    /// Whether times are shown in UTC.
+    fn is_utc(&self) -> bool {
+        let reported = self.session.reported();
+        let zone = reported.iter().find(|(name, _)| *name == "TimeZone");
+        zone.is_none_or(|(_, zone)| matches!(&*zone.to_lowercase(), "" | "utc" | "etc/utc" | "gmt"))
+    }
+
     /// Runs the queued statements as one batch.
     async fn run_queued(&mut self) -> io::Result<Result<(), SqlError>> {
         if self.queued.is_empty() {
@@ -952,13 +973,16 @@ impl Connection {
         for (reply, Queued { parsed, .. }) in replies.iter().zip(&queued) {
             self.deallocate(parsed, reply);
         }
+        let is_utc = self.is_utc();
         let out = &mut self.stream.output;
-        for (reply, Queued { before, formats, .. }) in replies.into_iter().zip(&queued) {
+        for (reply, Queued { before, formats, told, .. }) in replies.into_iter().zip(&queued) {
             out.extend_from_slice(before);
             match reply {
                 Reply::Rows(answer, verb) => {
                     let count = answer.rows.len();
-                    if let Err(failed) = put_rows(out, &answer.columns, &answer.rows, formats) {
+                    let form = Form { formats, told: told.as_deref(), is_utc };
+                    if let Err(failed) = put_rows(out, &answer.columns, &answer.rows, &form) {
+                        self.session.fail().await;
                         return Ok(Err(failed));
                     }
                     complete(out, &tag_of(verb, count));
@@ -992,10 +1016,6 @@ fn format_of(formats: &[i16], number: usize) -> i16 {
     }
 }
 
-fn type_of(column: &Column) -> u32 {
-    if column.oid == 0 { oid(column.kind) } else { column.oid }
-}
-
 fn describe_rows(out: &mut BytesMut, columns: &[Column], formats: &[i16]) {
     write(out, b'T', |out| {
         out.put_i16(columns.len() as i16);
@@ -1011,22 +1031,38 @@ fn describe_rows(out: &mut BytesMut, columns: &[Column], formats: &[i16]) {
     });
 }
 
+/// The form in which a client expects rows.
+struct Form<'a> {
+    formats: &'a [i16],
+    /// The columns that it was told, if it has asked.
+    told: Option<&'a [Column]>,
+    /// True if times are shown in UTC.
+    is_utc: bool,
+}
+
 fn put_rows(
     out: &mut BytesMut,
     columns: &[Column],
     rows: &[Vec<Cell>],
-    formats: &[i16],
+    form: &Form<'_>,
 ) -> Result<(), SqlError> {
+    let &Form { formats, told, is_utc } = form;
+    let told = told.filter(|told| !told.is_empty()).unwrap_or(columns);
+    if told.len() != columns.len() {
+        return Err(plan_changed());
+    }
+    let types: Vec<u32> = told.iter().map(type_of).collect();
     for row in rows {
         let mut cells = Vec::with_capacity(row.len());
-        for (number, (cell, column)) in row.iter().zip(columns).enumerate() {
-            let kind = kind(type_of(column));
+        for (number, ((cell, column), to)) in row.iter().zip(columns).zip(&types).enumerate() {
+            let (to, kind) = (*to, kind(*to));
             let Some(cell) = cell else {
                 cells.push(None);
                 continue;
             };
+            let cell = fitted(cell, column, to, is_utc).ok_or_else(|| does_not_fit(column, to))?;
             if format_of(formats, number) == 1 {
-                let binary = binary::field(cell, type_of(column)).ok_or_else(|| {
+                let binary = binary::field(&cell, to).ok_or_else(|| {
                     SqlError::new(
                         "0A000",
                         format!(
@@ -1037,9 +1073,9 @@ fn put_rows(
                 })?;
                 cells.push(Some(binary));
             } else if kind == Kind::Bytes {
-                cells.push(Some(to_hex(cell)));
+                cells.push(Some(to_hex(&cell)));
             } else {
-                cells.push(Some(cell.clone()));
+                cells.push(Some(cell.into_owned()));
             }
         }
         write(out, b'D', |out| {

@@ -5,13 +5,15 @@ use std::ops::ControlFlow;
 use sqlparser::ast::{
     Expr, Function, FunctionArg, FunctionArgExpr, FunctionArguments, GroupByExpr, Ident, Join,
     JoinConstraint, JoinOperator, LockClause, LockType, NonBlock, ObjectName, ObjectNamePart,
-    Query, Select, SelectItem, SetExpr, Statement, TableFactor, TableWithJoins, VisitorMut,
+    Query, Select, SelectItem, SetExpr, Statement, TableFactor, TableWithJoins, Visitor,
+    VisitorMut,
 };
 
 use super::super::Refusal;
 use super::super::catalog::Dialect;
 use super::super::parse::Isolation;
-use super::super::route::{Names, RECORDS_MAX, Router};
+use super::super::route::{Names, RECORDS_MAX, Router, table_name};
+use super::super::walk::walk;
 use super::aggregate::Contains;
 use super::record::{Keys, Named};
 use super::{Planner, number};
@@ -64,8 +66,9 @@ impl VisitorMut for Locker<'_> {
         }
     }
 
-    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<Refusal> {
+    fn post_visit_query(&mut self, query: &mut Query) -> ControlFlow<Refusal> {
         self.depth -= 1;
+        query.locks.retain(|lock| !is_operand(lock));
         ControlFlow::Continue(())
     }
 }
@@ -73,6 +76,80 @@ impl VisitorMut for Locker<'_> {
 fn share(of: Option<&str>) -> LockClause {
     let of = of.map(|name| ObjectName(vec![ObjectNamePart::Identifier(Ident::new(name))]));
     LockClause { lock_type: LockType::Share, of, nonblock: None }
+}
+
+/// The name in a lock that only marks an operand of a set operation in parentheses. PostgreSQL
+/// accepts no locks there, so the whole query locks what the operand reads.
+const OPERAND: &str = "orthodrome_operand";
+
+fn is_operand(lock: &LockClause) -> bool {
+    lock.of.as_ref().is_some_and(|of| of.to_string() == OPERAND)
+}
+
+/// Marks the operands in parentheses, which are visited later.
+fn mark_operands(body: &mut SetExpr) {
+    match body {
+        SetExpr::SetOperation { left, right, .. } => {
+            mark_operands(left);
+            mark_operands(right);
+        }
+        SetExpr::Query(query) => {
+            mark_operands(&mut query.body);
+            if query.locks.is_empty() {
+                query.locks.push(share(Some(OPERAND)));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Whether the list of a SELECT has a function that returns several rows. PostgreSQL locks no rows
+/// of such a query.
+fn returns_sets(select: &Select) -> bool {
+    const SETS: [&str; 18] = [
+        "unnest",
+        "generate_series",
+        "generate_subscripts",
+        "json_array_elements",
+        "json_array_elements_text",
+        "jsonb_array_elements",
+        "jsonb_array_elements_text",
+        "json_each",
+        "json_each_text",
+        "jsonb_each",
+        "jsonb_each_text",
+        "json_object_keys",
+        "jsonb_object_keys",
+        "jsonb_path_query",
+        "regexp_matches",
+        "regexp_split_to_table",
+        "string_to_table",
+        "json_populate_recordset",
+    ];
+    struct Finder {
+        depth: usize,
+    }
+    impl Visitor for Finder {
+        type Break = ();
+        fn pre_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
+            self.depth += 1;
+            ControlFlow::Continue(())
+        }
+        fn post_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
+            self.depth -= 1;
+            ControlFlow::Continue(())
+        }
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
+            if self.depth == 0
+                && let Expr::Function(function) = expr
+                && SETS.contains(&table_name(&function.name).as_str())
+            {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        }
+    }
+    walk(&select.projection, &mut Finder { depth: 0 }).is_break()
 }
 
 impl Locker<'_> {
@@ -90,6 +167,11 @@ impl Locker<'_> {
             }
             return Ok(());
         }
+        if matches!(&*query.body, SetExpr::Query(_)) {
+            // The query in the parentheses locks for itself.
+            return Ok(());
+        }
+        mark_operands(&mut query.body);
         let mut selects = Vec::new();
         selects_of(&query.body, &mut selects);
         let is_plain_select = matches!(&*query.body, SetExpr::Select(_));
@@ -117,6 +199,7 @@ impl Locker<'_> {
                 || select.having.is_some()
                 || found.aggregate
                 || found.window
+                || returns_sets(select)
                 || !matches!(&select.group_by, GroupByExpr::Expressions(by, _) if by.is_empty());
             if is_plain_select && !is_grouped && scope.has_outer {
                 aliases = Some(required_sides(select));
@@ -207,6 +290,7 @@ fn selects_of<'a>(body: &'a SetExpr, into: &mut Vec<&'a Select>) {
             selects_of(left, into);
             selects_of(right, into);
         }
+        SetExpr::Query(query) => selects_of(&query.body, into),
         _ => {}
     }
 }
