@@ -271,7 +271,49 @@ def functions():
             connection.execute("SELECT note(%s)", (1,))
 
 
+def told():
+    # A statement is described by one kind of source, and another kind computes its rows.
+    for id in [1, 101]:
+        for text, type, data in [
+            ("SELECT sum(id) FROM accounts WHERE id = $1::int", 20, int(id).to_bytes(8, "big")),
+            ("SELECT balance > 0 FROM accounts WHERE id = $1", 16, b"\1"),
+        ]:
+            assert proxy.prepare(b"told", text.encode()).status == pq.ExecStatus.COMMAND_OK
+            described = proxy.describe_prepared(b"told").ftype(0)
+            result = proxy.exec_prepared(b"told", [str(id).encode()], result_format=1)
+            [[value]] = rows(result)
+            assert (result.ftype(0), value) == (described, data), (text, result.ftype(0), value)
+            assert described == type, (text, described)
+            proxy.exec_(b"DEALLOCATE told")
+
+
+def batches():
+    flags = pymysql.constants.CLIENT.MULTI_STATEMENTS
+    for flag in [0, flags]:
+        connection = pymysql.connect(
+            host="127.0.0.1", port=int(mysql), user=user, password=password, database="bank", client_flag=flag
+        )
+        with connection.cursor() as cursor:
+            try:
+                cursor.execute("SELECT 1; DELETE FROM accounts WHERE id = 0")
+                assert flag, "a second statement was executed"
+            except pymysql.err.ProgrammingError as error:
+                assert not flag and error.args[0] == 1064, error
+        connection.close()
+
+
+def labels():
+    connection = pymysql.connect(host="127.0.0.1", port=int(mysql), user=user, password=password, database="bank")
+    with connection.cursor() as cursor:
+        for id in [1, 101]:
+            cursor.execute("SELECT COUNT(*), balance*2 FROM accounts WHERE id = %s GROUP BY id, balance", (id,))
+            assert [column[0] for column in cursor.description] == ["COUNT(*)", "balance*2"], cursor.description
+
+
 binary()
+told()
+batches()
+labels()
 many()
 pipeline()
 pieces()

@@ -184,3 +184,30 @@ fn tables_are_found_in_the_sources() {
     assert_eq!(rig.psql("SELECT id, v FROM notes"), "1|7");
     rig.psql("DROP TABLE notes");
 }
+
+#[test]
+fn setval_moves_the_keys_of_the_proxy() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for tables in [SPREAD, COPIED] {
+        start(rig, tables);
+        rig.psql("CREATE TABLE notes (id serial PRIMARY KEY, body varchar(20))");
+        let insert = "INSERT INTO notes (body) VALUES ('a') RETURNING id";
+        assert_eq!(rig.psql(insert), "1");
+        for (call, told, next) in [
+            ("setval('notes_id_seq', 500)", "500", "501"),
+            ("setval('public.notes_id_seq'::regclass, 5000, false)", "5000", "5000"),
+            ("setval(pg_get_serial_sequence('notes', 'id'), 6000)", "6000", "6001"),
+            // It never gives a key twice.
+            ("setval('notes_id_seq', 1)", "1", "6002"),
+        ] {
+            assert_eq!(rig.psql(&format!("SELECT {call}")), told);
+            assert_eq!(rig.psql(insert), next, "{tables}{call}");
+        }
+        let refused = rig.try_psql("SELECT setval('notes_id_seq', max(id)) FROM notes");
+        assert!(
+            String::from_utf8_lossy(&refused.stderr).contains("needs a constant"),
+            "{refused:?}"
+        );
+    }
+}

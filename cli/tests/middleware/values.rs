@@ -108,3 +108,56 @@ fn what_is_true_or_false_is_so_in_rows_of_both_kinds_of_sources() {
         assert_eq!(postgres.text(&grouped).unwrap()[0].rows.len(), 2, "{what}");
     }
 }
+
+#[test]
+fn a_client_sees_its_own_order_of_nulls_at_every_source() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig);
+    let mut postgres = Talk::begin(rig, Dialect::PostgreSql);
+    let mut maria = Talk::begin(rig, Dialect::MariaDb);
+    postgres.does("UPDATE accounts SET note = 'n' WHERE id IN (1, 101)");
+    postgres.does("UPDATE accounts SET note = NULL WHERE id IN (2, 102)");
+    for of in ["id IN (1, 2)", "id IN (101, 102)", "id IN (1, 2, 101, 102)"] {
+        for (talk, is_first) in [(&mut postgres, false), (&mut maria, true)] {
+            for (query, is_descending) in [
+                ("SELECT note FROM accounts WHERE {} ORDER BY 1", false),
+                ("SELECT note FROM accounts WHERE {} ORDER BY 1 DESC", true),
+                ("SELECT DISTINCT note FROM accounts WHERE {} ORDER BY note DESC", true),
+                ("SELECT note AS n FROM accounts WHERE {} ORDER BY n", false),
+                ("SELECT note, max(id) FROM accounts WHERE {} GROUP BY note ORDER BY note", false),
+                ("SELECT max(note) AS m FROM accounts WHERE {} GROUP BY id ORDER BY m", false),
+            ] {
+                let text = format!("{} LIMIT 1", query.replace("{}", of));
+                let wanted = if is_first == is_descending { "n" } else { "NULL" };
+                assert_eq!(talk.shows(&text), wanted, "{text}");
+            }
+        }
+        if !of.contains("1, 2, 101") {
+            let query = format!(
+                "SELECT row_number() OVER (ORDER BY note) FROM accounts WHERE {of} ORDER BY id LIMIT 1"
+            );
+            assert_eq!((postgres.shows(&query), maria.shows(&query)), ("1".into(), "2".into()));
+        }
+    }
+}
+
+#[test]
+fn times_of_both_kinds_of_sources_are_one_group() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig);
+    let mut talk = Talk::begin(rig, Dialect::PostgreSql);
+    talk.does("ALTER TABLE accounts ADD COLUMN at timestamp");
+    talk.does("UPDATE accounts SET at = '2024-01-01 00:00:00' WHERE id IN (1, 101)");
+    talk.does("UPDATE accounts SET at = '2024-01-01 00:00:00.5' WHERE id IN (2, 102)");
+    let some = "FROM accounts WHERE id IN (1, 2, 101, 102)";
+    for text in [
+        format!("SELECT at, count(*) {some} GROUP BY at ORDER BY at"),
+        format!("SELECT DISTINCT at, 2 {some} ORDER BY at"),
+    ] {
+        let rows = rig.psql(&text);
+        assert_eq!(rows, "2024-01-01 00:00:00|2\n2024-01-01 00:00:00.5|2", "{text}");
+    }
+    assert_eq!(rig.psql("SELECT at FROM accounts WHERE id = 101"), "2024-01-01 00:00:00");
+}
