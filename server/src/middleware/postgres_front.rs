@@ -1098,6 +1098,34 @@ fn put_rows(
 mod tests {
     use super::*;
 
+    fn column(kind: Kind) -> Column {
+        Column { name: "c".into(), kind, oid: 0 }
+    }
+
+    #[test]
+    fn a_result_with_other_columns_than_were_described_is_refused() {
+        let (told, sent) = ([column(Kind::Int4)], [column(Kind::Int4), column(Kind::Text)]);
+        let rows = [vec![Some(b"1".to_vec()), Some(b"a".to_vec())]];
+        let form = Form { formats: &[1], told: Some(&told), is_utc: true };
+        let mut out = BytesMut::new();
+        let refused = put_rows(&mut out, &sent, &rows, &form).unwrap_err();
+        assert_eq!(refused.sqlstate, "0A000");
+        assert!(out.is_empty());
+    }
+
+    #[test]
+    fn a_sum_that_mariadb_computes_is_sent_as_the_type_that_was_described() {
+        let form = |told| Form { formats: &[1], told: Some(told), is_utc: true };
+        let rows = [vec![Some(b"10".to_vec())]];
+        let mut out = BytesMut::new();
+        let told = [Column { oid: 20, ..column(Kind::Int8) }];
+        put_rows(&mut out, &[column(Kind::Decimal)], &rows, &form(&told)).unwrap();
+        assert!(out.ends_with(&[0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 10]), "{out:?}");
+        let told = [Column { oid: 16, ..column(Kind::Bool) }];
+        put_rows(&mut out, &[column(Kind::Int2)], &rows, &form(&told)).unwrap();
+        assert!(out.ends_with(&[0, 0, 0, 1, 1]), "{out:?}");
+    }
+
     #[test]
     fn options_of_a_client_are_settings() {
         let of = |pairs: &[(&str, &str)]| {
