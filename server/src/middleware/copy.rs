@@ -336,7 +336,7 @@ mod tests {
     fn inserted(form: &CopyForm, sent: &[u8]) -> String {
         let mut found = None;
         for cut in 0..sent.len() {
-            let mut copy = Copy::new("t", columns(), form.clone());
+            let mut copy = Copy::new("\"t\"", columns(), form.clone());
             let (first, second) = sent.split_at(cut);
             assert!(copy.take(first).unwrap().is_empty() && copy.take(second).unwrap().is_empty());
             let insert = copy.end().unwrap().unwrap();
