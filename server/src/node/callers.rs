@@ -155,11 +155,10 @@ impl Callers {
                     answer(reply, Err(GatewayError::AlreadyBegun(name)));
                     return None;
                 }
-                let meaning = self.used.take(&txn);
                 let is_whole = matches!(txn.kind, Kind::Procedure(_));
-                match meaning {
-                    Name::New => {}
-                    Name::Same if is_whole => {}
+                let is_new = match self.used.take(&txn) {
+                    Name::New => true,
+                    Name::Same if is_whole => false,
                     Name::Same | Name::Used => {
                         answer(reply, Err(GatewayError::Used(name)));
                         return None;
@@ -168,13 +167,14 @@ impl Callers {
                         answer(reply, Err(GatewayError::Unregistered(name.client)));
                         return None;
                     }
-                }
+                };
                 let entry = Entry::new(&txn, State::Reading(reply), slot, self.now);
                 self.entries.insert(name, entry);
-                Some(match meaning {
-                    Name::New => Input::Begin(txn),
+                Some(if is_new {
+                    Input::Begin(txn)
+                } else {
                     // Its client may not have got the answer.
-                    _ => Input::Resolve { txn, reads: Reads::new(), decision: None },
+                    Input::Resolve { txn, reads: Reads::new(), decision: None }
                 })
             }
             Command::Read { txn, keys, reply } => self.read_on(txn, keys, reply),
