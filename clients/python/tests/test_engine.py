@@ -20,8 +20,10 @@ from orthodrome.values import INITIAL, Read, TxnId, Version
 
 
 class Status(grpc.RpcError):
-    def __init__(self, code: grpc.StatusCode, details: str = "", *, marked: bool = False) -> None:
-        self._code, self._details, self._marked = code, details, marked
+    def __init__(
+        self, code: grpc.StatusCode, details: str = "", *, marked: bool = False, register: bool = False
+    ) -> None:
+        self._code, self._details, self._marked, self._register = code, details, marked, register
 
     def code(self) -> grpc.StatusCode:
         return self._code
@@ -30,7 +32,8 @@ class Status(grpc.RpcError):
         return self._details
 
     def trailing_metadata(self) -> list[tuple[str, str]]:
-        return [("orthodrome-effect", "none")] if self._marked else []
+        marks = [("orthodrome-effect", "none")] if self._marked else []
+        return [*marks, ("orthodrome-register", "again")] if self._register else marks
 
 
 LOST = Status(grpc.StatusCode.UNAVAILABLE, "connection reset")
@@ -59,7 +62,7 @@ class Script:
         expected, answer = self.answers.pop(0)
         assert name == expected, f"{name} instead of {expected}"
         if isinstance(answer, Status):
-            raise type(answer)(answer._code, answer._details, marked=answer._marked)
+            raise type(answer)(answer._code, answer._details, marked=answer._marked, register=answer._register)
         return answer
 
     async def sleep(self, seconds: float) -> None:
@@ -76,7 +79,7 @@ def engine(*answers: tuple[str, Any], general: bool = False) -> tuple[Engine, Sc
     script = Script()
     made = Engine(script, Gateways(script, "localhost:1,localhost:2", None, None, 5), 10)
     made.limits = api.Limits(request_bytes_max=10_000, lease_ms=10_000)
-    made.names = Names(4)
+    made.names = made._names[0] = Names(4)
     made.runs_general = general
     made.is_blocking = True
     script.answers = list(answers)
@@ -103,11 +106,19 @@ class Outcomes(unittest.TestCase):
 
     def test_failed_connection_is_not_resolved(self) -> None:
         refused = Status(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: refused")
-        made, script = engine(("Execute", refused), ("Execute", api.ExecuteResponse(outcome=COMMITTED)))
+        registered = ("Register", api.RegisterResponse(client=5))
+        made, script = engine(("Execute", refused), registered, ("Execute", api.ExecuteResponse(outcome=COMMITTED)))
         self.execute(made)
-        self.assertEqual(script.asked[1][0], "localhost:2")
-        # In another region the work continues as a new transaction.
-        self.assertEqual(script.asked[1][2].txn.counter, 2)
+        self.assertEqual([asked[0] for asked in script.asked[1:]], ["localhost:2"] * 2)
+        # At another gateway the work continues as a new transaction of another client.
+        self.assertEqual(script.asked[2][2].txn, api.TxnId(client=5, counter=1))
+
+    def test_gateway_that_does_not_know_the_client_registers_it_again(self) -> None:
+        unknown = Status(grpc.StatusCode.FAILED_PRECONDITION, "register here again", marked=True, register=True)
+        registered = ("Register", api.RegisterResponse(client=6))
+        made, script = engine(("Execute", unknown), registered, ("Execute", api.ExecuteResponse(outcome=COMMITTED)))
+        self.execute(made)
+        self.assertEqual(script.asked[2][2].txn, api.TxnId(client=6, counter=1))
 
     def test_retryable_abort_is_retried_under_the_next_attempt(self) -> None:
         again = ("Execute", api.ExecuteResponse(outcome=CONFLICT))
@@ -259,10 +270,10 @@ class Sessions(unittest.TestCase):
         self.assertEqual(names.acknowledged_below(), 1)
         del first, third
         self.assertEqual(names.acknowledged_below(), 2)
-        second.begin_in(0)
+        second.begin_at(names, 0)
         second.retry()
         self.assertEqual(str(second.id), "c4.2#1")
-        second.begin_in(1)
+        second.begin_at(names, 1)
         self.assertEqual(str(second.id), "c4.4")
         self.assertEqual(names.acknowledged_below(), 4)
 
