@@ -351,7 +351,7 @@ mod tests {
         let sent = b"1\ta'b\n-2\t\\N\n3\tx\\ty\\\\\\101\\x42\n\\.\n9\tno\n";
         assert_eq!(
             inserted(&form(false), sent),
-            "INSERT INTO t (\"id\", \"note\") VALUES (1, 'a''b'), (-2, NULL), (3, 'x\ty\\AB')"
+            "INSERT INTO \"t\" (\"id\", \"note\") VALUES (1, 'a''b'), (-2, NULL), (3, 'x\ty\\AB')"
         );
         let bars = CopyForm { delimiter: b'|', null: "-".into(), ..form(false) };
         assert_eq!(

@@ -958,7 +958,7 @@ async fn metrics_need_a_credential_and_probes_do_not() {
         let page = page(&running, path, None).await;
         assert!(page.starts_with("HTTP/1.1 200") && page.ends_with("ok\n"), "{page}");
     }
-    for path in ["/readyz/", "/healthz", "/"] {
+    for path in ["/readyz/", "/healthz", "/x"] {
         let page = page(&running, path, None).await;
         assert!(page.starts_with("HTTP/1.1 404") && page.contains("/readyz"), "{page}");
     }
