@@ -174,8 +174,8 @@ impl<R: Role> Server<R> {
             }
         }
         // A partition began on its founders. A replica that came here by a change of members is known
-        // from its records, or hears of it from its leader: without that, a server where a new
-        // placement names it would begin an empty log, and elect a leader with its like.
+        // from its records, or opened when its leader first writes to it. If servers that a new
+        // placement names opened it at once, they would begin an empty log and elect a leader.
         let ids = cluster.partitions().map(|placed| placed.id);
         let placed = ids.filter(|id| cluster.founders(*id).contains(&node));
         let hosted: BTreeSet<PartitionId> = placed.chain(logs.keys().copied()).collect();

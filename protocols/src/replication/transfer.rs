@@ -26,7 +26,8 @@ pub enum TransferError {
 impl<R: Replicated> Replica<R> {
     /// Transfers leadership to the voter `to` (thesis §3.10). It refuses proposals until `to` has
     /// caught up and was asked to campaign, or an election time-out has passed, which is longer
-    /// while messages are late. Ignored if this node does not lead, or `to` cannot lead: [`Replica::check_transfer`] says why.
+    /// while messages are late. Ignored if this node does not lead, or `to` cannot lead:
+    /// [`Replica::check_transfer`] says why.
     pub fn transfer(&mut self, to: NodeId, io: &mut impl Io<R>) {
         let is_possible = self.check_transfer(to).is_ok() && to != self.me;
         let patience = self.config.election_timeout.max(self.timeout.current());
