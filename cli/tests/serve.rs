@@ -12,7 +12,9 @@
 
 mod processes;
 
+use std::net::TcpStream;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use orthodrome_core::NodeId;
@@ -339,6 +341,27 @@ fn five_processes_survive_the_death_of_one_and_end_in_good_order() {
     assert_eq!(last.terminate(), Some(0));
     let log = last.log();
     assert!(log.contains("SIGTERM") && log.contains("n5 has shut down"), "{log}");
+}
+
+/// A process has a limited number of file descriptors, for its log as well as for its clients.
+#[test]
+fn connections_that_say_nothing_keep_no_client_out_for_long() {
+    must_end_within(LIMIT);
+    let mut cluster = Cluster::init(3, &["--topology", "local3"], &[]);
+    cluster.start(1..=3);
+    let id = cluster.nodes[&1].id().to_string();
+    let limited = Command::new("prlimit").args(["--nofile=200:200", "--pid", &id]).status();
+    assert!(limited.unwrap().success());
+    let endpoint = cluster.endpoint(1);
+    // The system accepts those for which the node has no place.
+    let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(&endpoint).unwrap()).collect();
+    let log = |cluster: &Cluster| cluster.nodes[&1].log();
+    until("the node refuses some of them", || log(&cluster).contains("closed a client's"));
+    let put = ["shell", "--deadline", "60s", "--connect", &endpoint, "-e", "put a 1"];
+    until("a client is served", || text(&run(&put).stdout) == "committed\n");
+    assert!(!log(&cluster).contains("Too many open files"), "{}", log(&cluster));
+    drop(silent);
+    cluster.end();
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The operating system's information about its clocks: two system calls that the standard library
-//! does not offer. The only unsafe code of the crate.
+//! The operating system's information about its clocks and limits: system calls that the standard
+//! library does not offer. The only unsafe code of the crate.
 
 use std::time::Duration;
 
@@ -57,6 +57,26 @@ pub(crate) fn machine() -> Option<String> {
     (!boot.is_empty()).then(|| format!("{boot} {namespace}"))
 }
 
+/// The number of files and connections that this process may have open, after raising it to the most
+/// that the system allows: services often begin with 1 024 and may have many more.
+#[allow(unsafe_code)]
+pub(crate) fn open_files_max() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes one `rlimit` through a pointer that is valid for that.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return OPEN_FILES;
+    }
+    let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+    // SAFETY: the call reads one `rlimit` through a pointer that is valid for that.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0 {
+        limit = raised;
+    }
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+}
+
+/// What systems allow that do not say.
+const OPEN_FILES: usize = 1_024;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,5 +90,16 @@ mod tests {
         assert_eq!(machine(), machine());
         // A bound, if there is one, is not zero.
         assert!(clock_error().is_none_or(|error| !error.is_zero()));
+    }
+
+    #[test]
+    fn the_limit_of_open_files_is_raised_to_the_most_that_is_allowed() {
+        let text = || std::fs::read_to_string("/proc/self/limits").unwrap();
+        let raised = open_files_max();
+        let limits = text();
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        let mut numbers = line.split_whitespace().filter_map(|word| word.parse::<usize>().ok());
+        assert_eq!(numbers.next(), Some(raised));
+        assert_eq!(numbers.next(), Some(raised), "the most that is allowed");
     }
 }

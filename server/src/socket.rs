@@ -1,10 +1,19 @@
-//! The settings of clients' connections.
+//! The settings of clients' connections, and how many there may be.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::kernel;
+
+/// File descriptors that clients leave to the process: for its logs and other files, and for its
+/// connections with other nodes. At most half of all.
+const RESERVED: usize = 1_024;
 
 /// A peer that says nothing for this time is asked by the operating system whether it is there.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
@@ -16,6 +25,36 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// The pause after a failed accept, as when the process has no more file descriptors: trying at once
 /// would cost a core.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The file descriptors that clients of this process may use.
+fn descriptors() -> &'static Arc<Semaphore> {
+    static DESCRIPTORS: OnceLock<Arc<Semaphore>> = OnceLock::new();
+    DESCRIPTORS.get_or_init(|| {
+        let all = kernel::open_files_max();
+        let free = all - RESERVED.min(all / 2);
+        Arc::new(Semaphore::new(free.min(Semaphore::MAX_PERMITS)))
+    })
+}
+
+/// Makes room for a client that has connected and needs `files` file descriptors. The room is given
+/// back when the permit is dropped. None if clients use all that they may; then the connection must
+/// be closed. Without that, clients could leave none for a new file of the log, and the node would
+/// end.
+pub(crate) fn admit(files: u32) -> Option<OwnedSemaphorePermit> {
+    static IS_FULL: AtomicBool = AtomicBool::new(false);
+    let place = Arc::clone(descriptors()).try_acquire_many_owned(files).ok();
+    let is_full = place.is_none();
+    if is_full && !IS_FULL.swap(is_full, Ordering::Relaxed) {
+        let most = kernel::open_files_max();
+        tracing::warn!(
+            "closed a client's connection: clients use all the file descriptors that they may. The \
+             process may have {most} (`ulimit -n`, or `LimitNOFILE` of systemd)"
+        );
+    } else if !is_full {
+        IS_FULL.store(false, Ordering::Relaxed);
+    }
+    place
+}
 
 /// Prepares the connection of a client that was accepted. Answers leave at once, and the connection
 /// of a peer that has vanished, for example with its power, ends within a minute. A connection

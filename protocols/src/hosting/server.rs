@@ -141,7 +141,9 @@ impl<R: Role> Machine<R::Protocol> for Server<R> {
             let members = Some(held.replica.members().all().len());
             ReplicaDigest { partition, position, digest: digest.value(), members }
         };
-        self.partitions.iter().map(copy).collect()
+        // While a snapshot arrives, the store has versions that are later than the state.
+        let complete = self.partitions.iter().filter(|(_, held)| held.replica.is_complete());
+        complete.map(copy).collect()
     }
 }
 

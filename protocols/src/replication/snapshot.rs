@@ -230,6 +230,13 @@ impl<R: Replicated> Replica<R> {
         self.incoming.as_ref().is_some_and(|incoming| incoming.is_complete)
     }
 
+    /// True if the state belongs to one entry of the log. False while a snapshot arrives, and after an
+    /// interrupted one, until a whole one has arrived.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        !self.incomplete
+    }
+
     /// True if the leader of this term is sending a snapshot.
     pub(super) fn receives_snapshot(&self) -> bool {
         self.incoming.as_ref().is_some_and(|incoming| incoming.term == self.term)

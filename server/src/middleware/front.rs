@@ -163,10 +163,11 @@ impl Front {
                 warn!("too many clients; refused a connection");
                 continue;
             };
+            let Some(files) = crate::socket::admit(1) else { continue };
             crate::socket::prepare(&tcp);
             let (front, ending) = (self.clone(), ending.clone());
             tokio::spawn(async move {
-                let _connection = connection;
+                let _places = (connection, files);
                 let stream = Stream::new(tcp);
                 let served = async {
                     match speaks {

@@ -390,12 +390,14 @@ pub async fn run_agent(
     let serving = async {
         loop {
             let Ok((tcp, from)) = listener.accept().await else {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                tokio::time::sleep(crate::socket::ACCEPT_PAUSE).await;
                 continue;
             };
+            let Some(files) = crate::socket::admit(1) else { continue };
             let (agent, masters, secret) = (agent.clone(), masters.clone(), config.secret.clone());
             let tls = tls.clone();
             tokio::spawn(async move {
+                let _files = files;
                 let hear = move |caller: NodeId, link: Link| match link {
                     Link::Order(order) => agent.deliver(caller, order),
                     Link::Peer(msg) => agent.peer(msg),

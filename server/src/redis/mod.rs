@@ -102,7 +102,8 @@ pub(crate) async fn serve<T: Transactions>(
             }
         };
         number += 1;
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+        let place = Arc::clone(&places).try_acquire_owned().ok().zip(crate::socket::admit(1));
+        let Some(place) = place else {
             // The text that Redis uses; a client that does not read it sees the end.
             let mut stream = stream;
             let _ = stream.try_write(b"-ERR max number of clients reached\r\n");

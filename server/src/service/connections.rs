@@ -1,22 +1,29 @@
 //! Bounds the number of connections: one too many is closed at once, before it costs more than a
-//! socket.
+//! socket. So is one that says nothing.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::Connected;
 
-/// A connection, and its permit.
+/// A client must begin to speak within this time.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// A connection, and its permits.
 pub(super) struct Connection {
     stream: TcpStream,
-    _place: OwnedSemaphorePermit,
+    /// When the connection ends, unless the client has spoken. None once it has.
+    speaks_until: Option<Pin<Box<Sleep>>>,
+    _places: [OwnedSemaphorePermit; 2],
 }
 
 /// The incoming connections of `listener`, at most `most` at a time.
@@ -34,8 +41,10 @@ pub(super) fn accept(
     paused.filter_map(move |accepted| match accepted {
         Ok(stream) => {
             let place = Arc::clone(&places).try_acquire_owned().ok()?;
+            let places = [place, crate::socket::admit(1)?];
             crate::socket::prepare(&stream);
-            Some(Ok(Connection { stream, _place: place }))
+            let speaks_until = Some(Box::pin(tokio::time::sleep(SILENCE_MAX)));
+            Some(Ok(Connection { stream, speaks_until, _places: places }))
         }
         Err(error) => Some(Err(error)),
     })
@@ -55,7 +64,14 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if read.is_ready() {
+            self.speaks_until = None;
+        }
+        match &mut self.speaks_until {
+            Some(until) => until.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
+            None => read,
+        }
     }
 }
 

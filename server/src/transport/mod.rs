@@ -761,7 +761,7 @@ impl<D: Deliver> Acceptor<D> {
                     // Probably there are no more file descriptors; others may be closed in the
                     // meantime.
                     warn!(%me, %error, "cannot accept a connection");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    tokio::time::sleep(crate::socket::ACCEPT_PAUSE).await;
                     continue;
                 }
             };
