@@ -311,12 +311,18 @@ impl Store {
 
     /// The newest version of `key`, from a server that knows every version of it up to `known`. If the
     /// key is absent, and nothing here remembers whether it was deleted, the answer says so: a client
-    /// that knows an older value of the key must see that its deletion is newer (R11).
+    /// that knows an older value of the key must see that its deletion is newer (R11). Only then
+    /// `known` is called.
     #[must_use]
-    pub fn read_known(&self, partition: PartitionId, key: &Key, known: Timestamp) -> Read {
+    pub fn read_known(
+        &self,
+        partition: PartitionId,
+        key: &Key,
+        known: impl FnOnce() -> Timestamp,
+    ) -> Read {
         let mut read = self.read(partition, key);
         if read.value.is_none() && read.version.is_unwritten() {
-            read.version.timestamp = known;
+            read.version.timestamp = known();
         }
         read
     }

@@ -246,7 +246,7 @@ impl Leading<'_> {
         if of.reads.is_empty() {
             return;
         }
-        let read = |key: &Key| (key.clone(), world.store.read_known(self.id, key, of.floor));
+        let read = |key: &Key| (key.clone(), world.store.read_known(self.id, key, || of.floor));
         let reads = of.reads.iter().map(read).collect();
         world.send(client, Msg::ReadResult { txn, partition: self.id, reads });
     }

@@ -444,11 +444,24 @@ impl Leading<'_> {
         world.send(client, Msg::ReadResult { txn, partition: self.id, reads, is_provisional });
     }
 
-    /// The newest value of a key, applied or about to be applied. Every later commit has a timestamp
-    /// above the floor (C11), if no transaction that writes the key is prepared.
+    /// The newest value of a key, applied or about to be applied.
     fn read(&self, key: &Key, world: &World<'_>) -> Read {
         let forwarded = self.leader.forwarded.get(key).cloned();
-        forwarded.unwrap_or_else(|| world.store.read_known(self.id, key, self.state.floor))
+        let known = || self.known_of(key);
+        forwarded.unwrap_or_else(|| world.store.read_known(self.id, key, known))
+    }
+
+    /// Every version of a key up to here is applied. Later commits have a timestamp above the floor
+    /// (C11), but those of transactions that are prepared only have one that is not below their
+    /// proposal. One of these may be the transaction that reads, if its gateway asks again.
+    fn known_of(&self, key: &Key) -> Timestamp {
+        let proposal = |txn| {
+            let chosen = self.state.prepared.get(&txn);
+            let prepared = chosen.or_else(|| self.leader.participation.preparing.get(&txn));
+            prepared.map(|prepared| Timestamp(prepared.proposal.0.saturating_sub(1)))
+        };
+        let writers = self.leader.queue.writers(std::slice::from_ref(key));
+        writers.into_iter().filter_map(proposal).fold(self.state.floor, Timestamp::min)
     }
 
     /// A prepare is chosen: vote.

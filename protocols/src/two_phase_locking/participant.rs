@@ -158,7 +158,7 @@ impl Leading<'_> {
         // Nobody else has a lock to write these keys, so every commit that is not applied yet will have
         // a timestamp above the floor (C11).
         let read =
-            |key: &Key| (key.clone(), world.store.read_known(self.id, key, self.state.floor));
+            |key: &Key| (key.clone(), world.store.read_known(self.id, key, || self.state.floor));
         let reads = session.reads.iter().map(read);
         let (round, partition) = (session.round, self.id);
         let locked = Msg::Locked { txn, round, partition, reads: reads.collect() };
