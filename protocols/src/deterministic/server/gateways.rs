@@ -44,8 +44,10 @@ impl Server {
             return;
         }
         if self.state.is_acknowledged(txn) {
-            // Its client knows the outcome, and no gateway waits.
+            // Its client knows the outcome, says its client: no gateway waits, unless the client asks
+            // for what it has acknowledged.
             cx.note(Note::RepeatedSubmit);
+            self.send(gateway, Msg::TooOld { txn, outcome: None }, cx);
             return;
         }
         if let Some(waiting) = self.waiting.get_mut(&txn) {
