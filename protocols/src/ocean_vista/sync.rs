@@ -37,8 +37,9 @@ pub(super) struct Syncs {
     round: u64,
     current: Option<Sync>,
     questions: Questions,
-    /// Long answers that have not been sent completely, with the peers' questions.
-    leaving: BTreeMap<(NodeId, PartitionId), (u64, Timestamp, Answer)>,
+    /// Long answers, with the peers' questions, until a while after the last piece was sent: it may
+    /// be lost, and then only that is asked for again.
+    leaving: BTreeMap<(NodeId, PartitionId), Leaving>,
     paces: Paces<Place>,
 }
 
@@ -49,18 +50,44 @@ enum Place {
     Key(u64, Option<Key>),
 }
 
+/// An answer that is sent in pieces.
+#[derive(Debug)]
+struct Leaving {
+    /// The question's number.
+    round: u64,
+    as_of: Timestamp,
+    answer: Answer,
+    /// When a piece was last asked for.
+    asked: Time,
+}
+
 /// Questions to peers that wait for a piece, and how long pieces take. Answers are long. If they were
 /// requested again before they can arrive, slow links would get slower, until not even votes
 /// arrive. But links may also lose pieces, and then waiting does not help.
 #[derive(Debug, Default)]
 struct Questions {
     open: BTreeMap<(PartitionId, NodeId), RetryState>,
-    /// How long pieces took lately that were requested once: of others nobody knows which question
+    /// A peer that is gone must not slow down the copy from another one.
+    pieces: BTreeMap<NodeId, Pieces>,
+}
+
+/// How long pieces of one peer take.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pieces {
+    /// How long they took lately if they were requested once: of others nobody knows which question
     /// they answer.
     took: Option<Duration>,
     /// The number of times that the time-out was doubled since such a piece arrived. Restarts of the
     /// copy do not reset it.
     doublings: u32,
+}
+
+impl Pieces {
+    fn timeout(&self, config: &Config) -> Duration {
+        let unknown = config.resend_after.max(config.directory.lease);
+        let least = self.took.map_or(unknown, |took| (took * 4).max(config.resend_after));
+        (least * (1 << self.doublings)).min(PATIENCE_MAX.max(unknown))
+    }
 }
 
 impl Questions {
@@ -73,10 +100,11 @@ impl Questions {
     fn on_answer(&mut self, partition: PartitionId, peer: NodeId, now: Time) {
         let Some(asked) = self.open.remove(&(partition, peer)) else { return };
         if asked.times == 0 {
+            let pieces = self.pieces.entry(peer).or_default();
             let took = now.since(asked.at);
-            let before = self.took.unwrap_or(took);
-            self.took = Some(took.max((before * 7 + took) / 8));
-            self.doublings = 0;
+            let before = pieces.took.unwrap_or(took);
+            pieces.took = Some(took.max((before * 7 + took) / 8));
+            pieces.doublings = 0;
         }
     }
 
@@ -85,24 +113,24 @@ impl Questions {
         self.open.retain(|&(of, _), _| of != partition);
     }
 
-    fn timeout(&self, config: &Config) -> Duration {
-        let unknown = config.resend_after.max(config.directory.lease);
-        let least = self.took.map_or(unknown, |took| (took * 4).max(config.resend_after));
-        (least * (1 << self.doublings)).min(PATIENCE_MAX.max(unknown))
+    fn timeout(&self, peer: NodeId, config: &Config) -> Duration {
+        self.pieces.get(&peer).copied().unwrap_or_default().timeout(config)
     }
 
     /// The questions that are asked again now.
     fn overdue(&mut self, config: &Config, now: Time) -> Vec<(PartitionId, NodeId)> {
-        let timeout = self.timeout(config);
         let mut overdue = Vec::new();
-        for (&question, asked) in &mut self.open {
+        for (&(partition, peer), asked) in &mut self.open {
+            let timeout = self.pieces.get(&peer).copied().unwrap_or_default().timeout(config);
             if now.since(asked.at) >= timeout {
                 *asked = asked.again(now);
-                overdue.push(question);
+                overdue.push((partition, peer));
             }
         }
-        if !overdue.is_empty() {
-            self.doublings = (self.doublings + 1).min(DOUBLINGS);
+        let late: BTreeSet<NodeId> = overdue.iter().map(|&(_, peer)| peer).collect();
+        for peer in late {
+            let pieces = self.pieces.entry(peer).or_default();
+            pieces.doublings = (pieces.doublings + 1).min(DOUBLINGS);
         }
         overdue
     }
@@ -355,25 +383,27 @@ impl Syncs {
         replica: &Replica,
         world: &mut World<'_, '_>,
     ) {
-        // A repeated question gets the same answer until that has been sent completely. Two answers
-        // would be restarted alternately for ever.
-        let kept = self.leaving.remove(&(peer, partition)).filter(|&(of, ..)| of == round);
-        let is_of = |rest: &Rest| kept.as_ref().is_some_and(|&(_, as_of, _)| as_of == rest.as_of);
+        // A repeated question gets the same answer. Two answers would be restarted alternately for
+        // ever.
+        let asked = world.cx.now();
+        let kept = self.leaving.remove(&(peer, partition)).filter(|kept| kept.round == round);
+        let is_of = |rest: &Rest| kept.as_ref().is_some_and(|kept| kept.as_of == rest.as_of);
         let skip = rest.filter(is_of).map_or(0, |rest| rest.skip);
         let place = (Place::Entry(round, skip), kept.is_none());
         let bytes = self.pace((peer, partition), place, world);
-        let (_, as_of, answer) = kept.unwrap_or_else(|| {
+        let Leaving { as_of, answer, .. } = kept.unwrap_or_else(|| {
             let promises = world.promises(partition);
             let answer = replica.answer(partition, range, world.cluster);
-            (round, world.cx.clock().now, Answer { promises, ..answer })
+            let answer = Answer { promises, ..answer };
+            Leaving { round, as_of: world.cx.clock().now, answer, asked }
         });
         let (piece, told) = answer.piece(skip, bytes);
         let is_all = told == answer.len();
         let Answer { settled, entries, names, forgotten, promises } = piece;
         let entries = entries.into_iter().collect();
         let (piece, next) = (Rest { as_of, skip }, (!is_all).then_some(told));
-        if !is_all {
-            self.leaving.insert((peer, partition), (round, as_of, answer));
+        if !is_all || skip > 0 {
+            self.leaving.insert((peer, partition), Leaving { round, as_of, answer, asked });
         }
         let msg = Msg::Pulled {
             partition,
@@ -548,8 +578,10 @@ impl Syncs {
 
     /// Repeats unanswered questions.
     pub(super) fn on_sweep(&mut self, replica: &mut Replica, world: &mut World<'_, '_>) -> Done {
+        let now = world.cx.now();
+        self.leaving.retain(|_, kept| now.since(kept.asked) < KEPT);
         let Some(sync) = &self.current else { return Done::Nothing };
-        let overdue = self.questions.overdue(world.config, world.cx.now());
+        let overdue = self.questions.overdue(world.config, now);
         if overdue.is_empty() {
             return Done::Nothing;
         }
@@ -754,6 +786,10 @@ fn adopt(
 /// The maximum number of times that the time-out doubles.
 const DOUBLINGS: u32 = 4;
 
+/// How long an answer is kept after a piece of it was asked for: some questions about the next one
+/// may be lost, and each waits for its time-out.
+const KEPT: Duration = Duration::from_secs(20);
+
 /// The maximum time-out: a connection that is slower breaks.
 const PATIENCE_MAX: Duration = Duration::from_secs(5);
 
@@ -827,25 +863,41 @@ mod tests {
         let mut questions = Questions::default();
         questions.ask(of, peer, at(0));
         let unknown = config.resend_after.max(config.directory.lease);
-        assert_eq!(questions.timeout(&config), unknown);
+        assert_eq!(questions.timeout(peer, &config), unknown);
         // Nobody answers: the link may be slow.
         let mut now = Time::ZERO;
         for doublings in 0..DOUBLINGS {
-            assert_eq!(questions.timeout(&config), (unknown * (1 << doublings)).min(PATIENCE_MAX));
-            now = now + questions.timeout(&config);
+            assert_eq!(
+                questions.timeout(peer, &config),
+                (unknown * (1 << doublings)).min(PATIENCE_MAX)
+            );
+            now = now + questions.timeout(peer, &config);
             assert_eq!(questions.overdue(&config, now), [(of, peer)]);
             assert_eq!(questions.overdue(&config, now), []);
         }
         // This may be the answer to any of the questions.
-        let patient = questions.timeout(&config);
+        let patient = questions.timeout(peer, &config);
         questions.on_answer(of, peer, now);
-        assert_eq!(questions.timeout(&config), patient);
+        assert_eq!(questions.timeout(peer, &config), patient);
         questions.ask(of, peer, now);
         questions.on_answer(of, peer, now + Duration::from_millis(20));
-        assert_eq!(questions.timeout(&config), config.resend_after.max(Duration::from_millis(80)));
+        assert_eq!(
+            questions.timeout(peer, &config),
+            config.resend_after.max(Duration::from_millis(80))
+        );
         questions.ask(of, peer, now);
         questions.on_answer(of, peer, now + Duration::from_millis(500));
-        assert_eq!(questions.timeout(&config), Duration::from_secs(2), "the link is slow");
+        assert_eq!(questions.timeout(peer, &config), Duration::from_secs(2), "the link is slow");
+        // Another peer that never answers is asked less and less often, and this one is not.
+        let (gone, before) = (NodeId(2), questions.timeout(peer, &config));
+        questions.ask(of, gone, now);
+        let late = now + PATIENCE_MAX;
+        assert_eq!(questions.overdue(&config, late), [(of, gone)]);
+        assert_eq!(
+            questions.timeout(gone, &config),
+            Pieces { doublings: 1, took: None }.timeout(&config)
+        );
+        assert_eq!(questions.timeout(peer, &config), before);
     }
 
     /// A node that knew an old Vwatermark left out what a peer had settled above that and not yet
