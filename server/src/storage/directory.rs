@@ -22,7 +22,12 @@ use serde::{Deserialize, Serialize};
 use super::log::{Position, sync_dir};
 use super::{Expected, Identity, StorageError};
 
-const FORMAT: u16 = 2;
+/// The format of a directory that has a copy of the placement.
+const FORMAT: u16 = 3;
+/// The format of an earlier version, which may have made no copy.
+const WITHOUT_PLACEMENT: u16 = 2;
+/// The format of the file of [`Ceilings`].
+const CEILINGS_FORMAT: u16 = 2;
 const MARK: &str = "NEW";
 const NOT_AN_IDENTITY: &str = "this is not an identity file";
 
@@ -42,6 +47,7 @@ pub struct Directory {
     /// Held until this value is dropped, or the process ends.
     _lock: File,
     is_new: bool,
+    has_placement: bool,
     identity: Identity,
     protocol: &'static str,
 }
@@ -95,15 +101,12 @@ impl Directory {
         fs::create_dir_all(path).map_err(|e| StorageError::io("create", path, e))?;
         let lock = lock(&path.join("LOCK"))?;
         let file = path.join("identity.toml");
-        let is_new = match read_text(&file, NOT_AN_IDENTITY)? {
-            Some(text) => {
-                check_identity(&file, &text, identity, protocol)?;
-                false
-            }
-            None => true,
+        let (is_new, has_placement) = match read_text(&file, NOT_AN_IDENTITY)? {
+            Some(text) => (false, check_identity(&file, &text, identity, protocol)? == FORMAT),
+            None => (true, false),
         };
         let (path, identity) = (path.to_owned(), identity.clone());
-        let directory = Self { path, _lock: lock, is_new, identity, protocol };
+        let directory = Self { path, _lock: lock, is_new, has_placement, identity, protocol };
         if is_new {
             directory.wipe()?;
         } else {
@@ -117,6 +120,13 @@ impl Directory {
     #[must_use]
     pub fn is_new(&self) -> bool {
         self.is_new
+    }
+
+    /// True if its data was stored together with a copy of the placement, so that the copy cannot be
+    /// missing unless somebody has removed it.
+    #[must_use]
+    pub fn has_placement(&self) -> bool {
+        self.has_placement
     }
 
     /// The directory itself.
@@ -156,7 +166,8 @@ impl Directory {
         fs::create_dir(&log).map_err(|e| StorageError::io("create", &log, e))
     }
 
-    /// Marks the directory as complete: from now on it belongs to this node.
+    /// Marks the directory as complete: from now on it belongs to this node, and has a copy of the
+    /// placement.
     ///
     /// # Errors
     /// The directory cannot be written.
@@ -180,7 +191,7 @@ impl Directory {
         if let Some(parent) = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             sync_dir(parent)?;
         }
-        self.is_new = false;
+        (self.is_new, self.has_placement) = (false, true);
         Ok(())
     }
 }
@@ -263,15 +274,16 @@ fn lock(path: &Path) -> Result<File, StorageError> {
     Ok(file)
 }
 
+/// Returns the format of the directory.
 fn check_identity(
     path: &Path,
     text: &str,
     me: &Identity,
     protocol: &str,
-) -> Result<(), StorageError> {
+) -> Result<u16, StorageError> {
     let corrupt = |why| StorageError::Corrupt { path: path.to_owned(), offset: 0, why };
     let file: IdentityFile = toml::from_str(text).map_err(|_| corrupt(NOT_AN_IDENTITY))?;
-    if file.format != FORMAT {
+    if ![WITHOUT_PLACEMENT, FORMAT].contains(&file.format) {
         let path = path.to_owned();
         return Err(StorageError::Format { path, found: file.format, known: FORMAT });
     }
@@ -289,7 +301,7 @@ fn check_identity(
             expected: protocol.into(),
         });
     }
-    Ok(())
+    Ok(file.format)
 }
 
 /// Numbers that must never decrease. They are kept outside of the log because they belong to the
@@ -381,7 +393,7 @@ impl Ceilings {
     pub fn write(&mut self, values: Values) -> Result<(), StorageError> {
         let mut slot = Vec::with_capacity(SLOT);
         slot.put_slice(CEILINGS_MAGIC);
-        slot.put_u16_le(FORMAT);
+        slot.put_u16_le(CEILINGS_FORMAT);
         slot.put_u8(self.identity.cluster.len() as u8);
         slot.put_u32_le(self.identity.node.0);
         slot.put_slice(self.identity.cluster.as_bytes());
@@ -425,8 +437,12 @@ fn read_slot(
     let (mut head, mut values) = covered.split_at(128);
     head.advance(8);
     let format = head.get_u16_le();
-    if format != FORMAT {
-        return Err(StorageError::Format { path: path.to_owned(), found: format, known: FORMAT });
+    if format != CEILINGS_FORMAT {
+        return Err(StorageError::Format {
+            path: path.to_owned(),
+            found: format,
+            known: CEILINGS_FORMAT,
+        });
     }
     let length = usize::from(head.get_u8());
     let node = NodeId(head.get_u32_le());

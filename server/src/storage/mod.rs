@@ -182,6 +182,17 @@ pub enum StorageError {
         /// The remedy.
         remedy: &'static str,
     },
+    /// The copy of the placement is missing.
+    #[error(
+        "{} is missing, and without it nobody knows on which servers this data belongs; put it back, from a backup \
+         or from a server with the same placement, or give the node an empty directory in place of this one as the \
+         documentation says",
+        path.display()
+    )]
+    NoPlacement {
+        /// The file.
+        path: PathBuf,
+    },
     /// The format is unknown to this version.
     #[error("{} has format {found}, and this version reads {known}; use the version that wrote it", path.display())]
     Format {

@@ -141,15 +141,23 @@ impl Placement {
     /// Compares it with the copy in the data directory, and stores it if there is none, or if it
     /// follows the copy. If `may_move`, the data itself knows the members of a partition, so an
     /// operator may name other servers under a higher epoch. Returns the servers with which the data
-    /// of each partition began, if they were others.
+    /// of each partition began, if they were others. If the copy `is_needed`, its absence is an error;
+    /// otherwise the directory may be of an earlier version.
     ///
     /// # Errors
-    /// It is not the placement of the data.
-    pub fn check(&self, dir: &Path, may_move: bool) -> Result<Founders, StorageError> {
+    /// It is not the placement of the data, or nobody knows whether it is.
+    pub fn check(
+        &self,
+        dir: &Path,
+        may_move: bool,
+        is_needed: bool,
+    ) -> Result<Founders, StorageError> {
         let path = dir.join(FILE);
         let why = "this is not a placement";
-        // Without one, the directory is of an earlier version.
         let Some(text) = read_text(&path, why)? else {
+            if is_needed {
+                return Err(StorageError::NoPlacement { path });
+            }
             self.write(&path)?;
             return Ok(Founders::new());
         };

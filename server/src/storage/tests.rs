@@ -650,7 +650,7 @@ fn data_is_not_opened_with_another_placement() {
     assert!(error.contains("map_epoch 2") && error.contains("map_epoch 1;"), "{error}");
     open(placement(3, 3), true).unwrap();
     // Its log began on the first servers, however often it has moved since.
-    let founders = |placement: Placement| placement.check(&dir, true).unwrap();
+    let founders = |placement: Placement| placement.check(&dir, true, true).unwrap();
     assert!(founders(placement(3, 3)).is_empty());
     let first = [PartitionId(0), PartitionId(1)].map(|id| {
         let servers = [NodeId(1), NodeId(2), NodeId(3)];
@@ -665,10 +665,18 @@ fn data_is_not_opened_with_another_placement() {
     cluster.epoch = 7;
     let error = open(Placement::of(&cluster, "toy"), true).unwrap_err();
     assert!(error.contains("over 2 partitions") && error.contains("over 3"), "{error}");
-    // The directory of an earlier version has none.
+    // Without the copy nobody knows where the data belongs, unless the directory is of an earlier
+    // version, which made none.
     fs::remove_file(dir.join("placement.toml")).unwrap();
+    let error = open(placement(3, 1), false).unwrap_err();
+    assert!(error.contains("placement.toml is missing"), "{error}");
+    let identity = dir.join("identity.toml");
+    let text = fs::read_to_string(&identity).unwrap();
+    fs::write(&identity, text.replace("format = 3", "format = 2")).unwrap();
     open(placement(3, 1), false).unwrap();
     open(placement(1, 1), false).unwrap_err();
+    fs::remove_file(dir.join("placement.toml")).unwrap();
+    open(placement(3, 1), false).unwrap_err();
 }
 
 /// The default placement of three partitions on three servers, `leaders` apart, of `protocol`.

@@ -138,7 +138,12 @@ impl Storage {
             directory.finish()?;
             (records, torn) = (Vec::new(), None);
         } else {
-            founders = placement.check(directory.path(), may_move)?;
+            let is_needed = directory.has_placement();
+            founders = placement.check(directory.path(), may_move, is_needed)?;
+            if !is_needed {
+                // Of an earlier version, and it has a copy now.
+                directory.finish()?;
+            }
             ceilings = Ceilings::open(&file, &identity, sync)?;
             options.durable = ceilings.values().durable;
             let at;
