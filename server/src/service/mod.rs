@@ -902,7 +902,13 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let wanted = decision.clone();
         let ended = self.inner.transactions.resolve(txn, reads, decision).await;
         // The client gets only the versions of the reads here.
-        let finished = Finished { reads: None, ..Self::finished(ended)? };
+        let mut finished = Finished { reads: None, ..Self::finished(ended)? };
+        if finished.outcome == Outcome::Aborted(AbortReason::Client)
+            && wanted != Some(Decision::Abort)
+        {
+            // Its gateway gave it up: the lease had expired, or the node was stopping.
+            finished.outcome = Outcome::Aborted(AbortReason::Abandoned);
+        }
         match (&kind, &wanted) {
             (Kind::Procedure(ops), _) => self.learn(client, &finished, Did::Ran(ops)),
             (_, Some(Decision::Commit(writes))) => {

@@ -53,7 +53,21 @@ fn with_floors(mut txn: Txn, mut floors: Floors) -> Txn {
 }
 
 fn invalid(field: &str, problem: impl std::fmt::Display) -> Status {
-    refuse(Status::invalid_argument(format!("{field}: {problem}")))
+    refuse(Status::invalid_argument(clipped(format!("{field}: {problem}"))))
+}
+
+/// Bytes of a message, at most. Clients refuse trailers of some KiB, and then do not see the status.
+const MESSAGE_MAX: usize = 1_024;
+
+/// A message that repeats what a client has sent, without its middle if that is long.
+fn clipped(text: String) -> String {
+    if text.len() <= MESSAGE_MAX {
+        return text;
+    }
+    let part = MESSAGE_MAX / 2 - 8;
+    let head = text.get(..text.floor_char_boundary(part)).unwrap_or_default();
+    let tail = text.get(text.ceil_char_boundary(text.len() - part)..).unwrap_or_default();
+    format!("{head} […] {tail}")
 }
 
 /// No commit has a timestamp above this. A transaction that had to come after one would wait until the
@@ -487,6 +501,15 @@ mod tests {
 
     fn name() -> Option<api::TxnId> {
         Some(api::TxnId { client: 4, counter: 19, attempt: 0 })
+    }
+
+    #[test]
+    fn messages_that_repeat_what_was_sent_are_short() {
+        let long = invalid("field", format!("unknown procedure {}; use y", "ü".repeat(20_000)));
+        let text = long.message();
+        assert!(text.len() <= MESSAGE_MAX, "{} bytes", text.len());
+        assert!(text.starts_with("field: unknown procedure ü") && text.ends_with("ü; use y"));
+        assert_eq!(invalid("field", "short").message(), "field: short");
     }
 
     fn keys(keys: &[&str]) -> Vec<Vec<u8>> {

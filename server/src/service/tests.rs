@@ -483,6 +483,29 @@ async fn nobody_resolves_what_another_principal_has_open() {
     let _: api::ResolveResponse = running.call_as(TOKEN, RESOLVE, resolve()).await.unwrap();
 }
 
+#[tokio::test]
+async fn who_wanted_to_commit_is_not_told_that_it_gave_up() {
+    use api::resolve_request::Decision;
+    let running = start(Limits::default()).await;
+    *running.script.outcome.lock().unwrap() = Ok(Outcome::Aborted(AbortReason::Client));
+    let commit = Decision::Commit(api::Writes { writes: Vec::new() });
+    let gave_up = Decision::Abort(api::GiveUp {});
+    for (decision, reason, retryable) in [
+        (Some(commit), api::AbortReason::Abandoned, true),
+        (None, api::AbortReason::Abandoned, true),
+        (Some(gave_up), api::AbortReason::Client, false),
+    ] {
+        let begun = Some(api::resolve_request::Begun::Interactive(begin(1)));
+        let version = Some(api::Version { timestamp: 1, writer: Some(name(1)) });
+        let reads = vec![api::KeyVersion { key: b"k".to_vec(), version }];
+        let request = api::ResolveRequest { begun, decision, reads };
+        let answer: api::ResolveResponse = running.call_as(TOKEN, RESOLVE, request).await.unwrap();
+        let aborted = api::Aborted { reason: reason.into(), retryable };
+        let expected = api::outcome::Result::Aborted(aborted);
+        assert_eq!(answer.outcome.and_then(|outcome| outcome.result), Some(expected));
+    }
+}
+
 fn general(counter: u64) -> api::BeginRequest {
     api::BeginRequest { txn: Some(name(counter)), general: true, ..Default::default() }
 }
