@@ -186,6 +186,44 @@ fn sqlalchemy_s_core_and_orm_run_with_a_schema_of_their_own() {
     }
 }
 
+/// Frameworks write many rows as one query over constants, here with keys that the proxy generates.
+#[test]
+fn rows_that_sqlalchemy_inserts_together_go_where_they_live() {
+    const SCRIPT: &str = "\
+import sys
+from sqlalchemy import String, create_engine, func, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+class Base(DeclarativeBase):
+    pass
+class Tag(Base):
+    __tablename__ = 'tags'
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(20))
+engine = create_engine(sys.argv[1])
+Base.metadata.drop_all(engine)
+Base.metadata.create_all(engine)
+with Session(engine) as session, session.begin():
+    tags = [Tag(name=f'tag {n}') for n in range(60)]
+    session.add_all(tags)
+    session.flush()
+    assert [session.scalar(select(Tag.name).where(Tag.id == tag.id)) for tag in tags] == [tag.name for tag in tags]
+with Session(engine) as session:
+    assert session.scalar(select(func.count()).select_from(Tag)) == 60
+print('ok')";
+    let python = match python() {
+        Ok(python) => python,
+        Err(why) => return skipped(&format!("no Python with SQLAlchemy could be made: {why}")),
+    };
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for driver in ["postgresql+psycopg2", "postgresql+psycopg"] {
+        rig.start_hashed(&[("tags", "id")]);
+        let address = format!("{driver}://{CLIENT}:{SECRET}@127.0.0.1:{}/bank", rig.postgresql);
+        let said = rig.runs(Command::new(&python).args(["-c", SCRIPT]).arg(address));
+        assert!(said.contains("ok"), "{said}");
+    }
+}
+
 #[test]
 fn django_s_transactions_nest_in_both_protocols() {
     let python = match python() {

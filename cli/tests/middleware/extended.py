@@ -5,6 +5,7 @@ import sys
 import time
 
 import psycopg
+import psycopg2
 import pymysql
 from psycopg import pq
 
@@ -271,6 +272,21 @@ def functions():
             connection.execute("SELECT note(%s)", (1,))
 
 
+def old_calls():
+    """A function call of the old protocol, which no Sync follows: libpq's large objects."""
+    old = psycopg2.connect(host="127.0.0.1", port=postgresql, user=user, password=password, dbname="bank")
+    try:
+        old.lobject(0, "w")
+        raise AssertionError("it was accepted")
+    except psycopg2.Error as refused:
+        assert "old protocol" in str(refused), refused
+    old.rollback()
+    with old.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        assert cursor.fetchone() == (1,)
+    old.close()
+
+
 def told():
     # A statement is described by one kind of source, and another kind computes its rows.
     for id in [1, 101]:
@@ -308,6 +324,11 @@ def labels():
         for id in [1, 101]:
             cursor.execute("SELECT COUNT(*), balance*2 FROM accounts WHERE id = %s GROUP BY id, balance", (id,))
             assert [column[0] for column in cursor.description] == ["COUNT(*)", "balance*2"], cursor.description
+    for id in (5, 105):
+        text = f"SELECT count(*), max(balance) AS Total, Id, id + 1, id::text FROM accounts WHERE id = {id} GROUP BY id"
+        result = proxy.exec_(text.encode())
+        names = [result.fname(at).decode() for at in range(result.nfields)]
+        assert names == ["count", "total", "id", "?column?", "id"], (id, names)
 
 
 binary()
@@ -318,4 +339,5 @@ many()
 pipeline()
 pieces()
 functions()
+old_calls()
 print("ok")

@@ -86,6 +86,44 @@ fn mysql_s_clients_get_generated_keys() {
     }
 }
 
+/// MySQL's drivers compute the keys of several rows from the first one.
+#[test]
+fn keys_of_one_insert_have_no_gap() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(
+        rig,
+        "[[tables]]\nname = \"jobs\"\nshard = { by = \"hash\", column = \"k\", sources = [\"s0\", \"s1\"] }\n",
+    );
+    rig.psql("CREATE TABLE jobs (id bigserial PRIMARY KEY, k int NOT NULL)");
+    let (other, port) = rig.start_second_proxy(None);
+    let rows: Vec<String> = (0..60).map(|k| format!("({k})")).collect();
+    let insert = format!("INSERT INTO jobs (k) VALUES {} RETURNING id", rows.join(", "));
+    for port in [rig.postgresql, port, rig.postgresql, port, rig.postgresql] {
+        let mut command = std::process::Command::new("psql");
+        let port = port.to_string();
+        command.args([
+            "-X",
+            "-A",
+            "-t",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            &port,
+            "-U",
+            CLIENT,
+            "-d",
+            "bank",
+        ]);
+        let said = rig.runs(command.env("PGPASSWORD", SECRET).args(["-c", &insert]));
+        let keys: Vec<i64> = said.lines().filter_map(|line| line.trim().parse().ok()).collect();
+        assert_eq!(keys.len(), 60, "{said}");
+        assert!(keys.is_sorted_by(|one, next| one + 1 == *next), "{keys:?}");
+    }
+    drop(other);
+    rig.finish();
+}
+
 /// Two proxies give no key twice, and neither does one that is killed and started again.
 #[test]
 fn no_key_is_given_twice_by_two_proxies_or_after_a_kill() {

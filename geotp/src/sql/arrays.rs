@@ -68,6 +68,18 @@ fn elements(array: &Expr) -> Option<Vec<Expr>> {
     }
 }
 
+/// The elements of an array, whatever type it is cast to: they are written to columns of their own
+/// types. None if they are not known here.
+pub(super) fn elements_of_any(array: &Expr) -> Option<Vec<Expr>> {
+    match array {
+        Expr::Nested(inner) => elements_of_any(inner),
+        Expr::Cast { expr, kind: CastKind::Cast | CastKind::DoubleColon, .. } => {
+            elements_of_any(expr)
+        }
+        other => elements(other),
+    }
+}
+
 /// The elements of an array in PostgreSQL's text form; none if it has another form than `{…}` with
 /// one dimension.
 fn texts(array: &str) -> Option<Vec<Option<String>>> {

@@ -19,10 +19,10 @@ use sqlparser::tokenizer::Span;
 
 use super::Refusal;
 use super::catalog::{Catalogue, Dialect};
-use super::names;
 use super::route::table_name;
 use super::value::Value;
 use super::walk::walk_mut;
+use super::{labels, names};
 
 /// Replaces the placeholders `$n` by parameters.
 ///
@@ -199,6 +199,16 @@ impl VisitorMut for Translator<'_> {
         ControlFlow::Continue(())
     }
 
+    fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> Flow {
+        if let TableFactor::Derived { subquery, alias, .. } = factor
+            && self.renames()
+            && alias.as_ref().is_none_or(|alias| alias.columns.is_empty())
+        {
+            labels::name_items(&mut subquery.body, None);
+        }
+        ControlFlow::Continue(())
+    }
+
     fn pre_visit_statement(&mut self, statement: &mut Statement) -> Flow {
         if let Statement::CreateView(CreateView { name, .. }) | Statement::AlterView { name, .. } =
             statement
@@ -216,6 +226,17 @@ impl VisitorMut for Translator<'_> {
             let (limit, offset) = (Some(limit.clone()), Some(offset));
             query.limit_clause =
                 Some(LimitClause::LimitOffset { limit, offset, limit_by: Vec::new() });
+        }
+        if self.renames() {
+            let ctes = query.with.iter_mut().flat_map(|with| &mut with.cte_tables);
+            for cte in ctes.filter(|cte| cte.alias.columns.is_empty()) {
+                labels::name_items(&mut cte.query.body, None);
+            }
+            if let Some(OrderByKind::Expressions(keys)) =
+                query.order_by.as_ref().map(|order| &order.kind)
+            {
+                labels::name_items(&mut query.body, Some(keys));
+            }
         }
         if let Some(order) = &mut query.order_by
             && let OrderByKind::Expressions(keys) = &mut order.kind
@@ -293,6 +314,11 @@ fn cast(expr: Expr, data_type: DataType) -> Expr {
     Expr::Cast { kind: CastKind::Cast, expr: Box::new(expr), data_type, format: None }
 }
 
+/// The bytes of a text, as a constant for PostgreSQL.
+pub(super) fn bytes_of_text(text: &str) -> Expr {
+    literal(&Value::Bytes(text.as_bytes().to_vec()), Dialect::PostgreSql)
+}
+
 fn call(name: &str, args: Vec<Expr>) -> Expr {
     Expr::Function(Function {
         name: ObjectName(vec![ObjectNamePart::Identifier(Ident::new(name))]),
@@ -319,7 +345,7 @@ fn is_value(expr: &Expr) -> bool {
 
 /// The first SELECT of a query, whose columns name those of the result, and whether it is an
 /// operand of a set operation or stands in parentheses.
-fn leftmost(body: &mut SetExpr) -> Option<(&mut Select, bool)> {
+pub(super) fn leftmost(body: &mut SetExpr) -> Option<(&mut Select, bool)> {
     match body {
         SetExpr::Select(select) => Some((select, false)),
         SetExpr::SetOperation { left, .. } => leftmost(left).map(|(select, _)| (select, true)),
@@ -365,6 +391,12 @@ pub(super) fn nulls_first(key: &OrderByExpr, dialect: Dialect) -> bool {
 }
 
 impl Translator<'_> {
+    /// Whether the source names columns otherwise than the client's statement expects, if an outer
+    /// query or ORDER BY uses the names.
+    fn renames(&self) -> bool {
+        self.from == Dialect::PostgreSql && self.to == Dialect::MariaDb
+    }
+
     /// Removes the proxy's schema or database from the name of a column, as from that of its table.
     fn strip_column(&self, parts: &mut Vec<Ident>) {
         let Some(column) = parts.pop() else { return };
@@ -586,7 +618,15 @@ impl Translator<'_> {
 /// Adds an explicit escape character to a pattern that has none. A source without escapes in
 /// constants has none in patterns either, but every client expects a backslash.
 fn escape_pattern(expr: &mut Expr) {
-    let Expr::Like { pattern, escape_char: escape_char @ None, .. } = expr else { return };
+    let Expr::Like { pattern, escape_char, .. } = expr else { return };
+    if let Some(own) = escape_char {
+        // PostgreSQL's way to say that there is no such character, as there is none without a clause.
+        let is_none = matches!(&**own, Expr::Value(ValueWithSpan { value: SqlValue::SingleQuotedString(text), .. }) if text.is_empty());
+        if is_none {
+            *escape_char = None;
+        }
+        return;
+    }
     let is_plain = match &**pattern {
         Expr::Value(constant) => match &constant.value {
             SqlValue::SingleQuotedString(text)

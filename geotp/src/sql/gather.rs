@@ -74,6 +74,8 @@ pub struct Template {
     pub is_copy: bool,
     /// Its columns of types whose order is not that of their text, such as enumerations.
     pub unordered: BTreeSet<String>,
+    /// Its columns of JSON, at PostgreSQL. A source of the other kind returns their text.
+    pub documents: BTreeSet<String>,
 }
 
 /// The next step of gathering.
@@ -547,7 +549,10 @@ fn postgres_rows(template: &Template, answer: Option<&Answer>) -> String {
                     json.push('"');
                 }
                 // A document is a value of its own and not its text.
-                Some(value) if column.kind == Kind::Json => {
+                Some(value)
+                    if column.kind == Kind::Json
+                        || template.documents.contains(&column.name.to_lowercase()) =>
+                {
                     json.push_str(&String::from_utf8_lossy(value));
                 }
                 Some(value) => json_text(&mut json, &String::from_utf8_lossy(value)),

@@ -141,7 +141,7 @@ pub(super) fn list_assignments(insert: &mut Insert) {
     insert.source = Some(Box::new(values(vec![Parens::with_empty_span(row)])));
 }
 
-fn values(rows: Vec<Parens<Vec<Expr>>>) -> Query {
+pub(super) fn values(rows: Vec<Parens<Vec<Expr>>>) -> Query {
     Query {
         with: None,
         body: Box::new(SetExpr::Values(Values { explicit_row: false, rows, value_keyword: false })),

@@ -400,6 +400,10 @@ fn common_columns(answers: &[Answer]) -> Result<Vec<Column>, Refusal> {
             ));
         }
         for (column, other) in columns.iter_mut().zip(&answer.columns) {
+            if let Some(typed) = typed_text(column, other) {
+                (column.kind, column.oid) = typed;
+                continue;
+            }
             if column.kind != other.kind {
                 column.kind = wider(column.kind, other.kind);
             }
@@ -409,6 +413,16 @@ fn common_columns(answers: &[Answer]) -> Result<Vec<Column>, Refusal> {
         }
     }
     Ok(columns)
+}
+
+/// PostgreSQL's type of a column that is text at MariaDB, which has no type of its own for it.
+fn typed_text(one: &Column, other: &Column) -> Option<(Kind, u32)> {
+    let (typed, plain) = if one.oid == 0 { (other, one) } else { (one, other) };
+    let is_it = plain.oid == 0
+        && plain.kind == Kind::Text
+        && typed.oid != 0
+        && matches!(typed.kind, Kind::Json | Kind::Uuid);
+    is_it.then_some((typed.kind, typed.oid))
 }
 
 fn wider(left: Kind, right: Kind) -> Kind {

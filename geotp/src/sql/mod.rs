@@ -25,6 +25,7 @@ pub mod names;
 pub mod parse;
 pub mod plan;
 pub mod route;
+mod rows;
 mod schema;
 pub mod set;
 pub mod shape;

@@ -12,6 +12,7 @@ use sqlparser::tokenizer::{Span, Token, TokenWithSpan, Tokenizer, Whitespace};
 use super::Refusal;
 use super::catalog::Dialect;
 use super::copy::{self, CopyForm};
+use super::rows::list_rows;
 use super::set::{self, Change};
 use super::statements::{self, Motion};
 use super::value::Value;
@@ -522,9 +523,12 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         Ok(tokens) => tokens.into_iter().map(|placed| (placed.token, placed.span)).unzip(),
         Err(error) => return unread(0, error.to_string()),
     };
-    if dialect == Dialect::MariaDb {
-        read_share_locks(&mut tokens);
-        read_binary(&mut tokens, &mut spans);
+    match dialect {
+        Dialect::PostgreSql => read_weak_locks(&mut tokens),
+        Dialect::MariaDb => {
+            read_share_locks(&mut tokens);
+            read_binary(&mut tokens, &mut spans);
+        }
     }
     let parameters = number_parameters(&mut tokens);
     if let Some(problem) = chains_too_long(&tokens) {
@@ -536,7 +540,7 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
         Dialect::PostgreSql => statement(Parser::new(&PostgreSqlDialect {}), tokens),
         Dialect::MariaDb => statement(Parser::new(&MySqlDialect {}), tokens),
     };
-    let statement = match parsed {
+    let mut statement = match parsed {
         Ok(statement) => statement,
         Err(problem) => return unread(parameters, problem),
     };
@@ -545,20 +549,51 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
     if dialect == Dialect::PostgreSql && !is_type && names_like_a_text(&statement) {
         return unread(parameters, "a constant of this type cannot be read; use CAST".into());
     }
+    if let (Dialect::PostgreSql, Statement::Insert(insert)) = (dialect, &mut statement) {
+        list_rows(insert);
+    }
     done(verb(statement, dialect)?, parameters)
+}
+
+/// The words of a statement that are not in quotes, with their places. Other tokens than blanks have
+/// no keyword.
+fn keywords(tokens: &[Token]) -> Vec<(usize, Keyword)> {
+    let word = |(at, token): (usize, &Token)| match token {
+        Token::Whitespace(_) => None,
+        Token::Word(word) if word.quote_style.is_none() => Some((at, word.keyword)),
+        _ => Some((at, Keyword::NoKeyword)),
+    };
+    tokens.iter().enumerate().filter_map(word).collect()
+}
+
+/// Writes `FOR NO KEY UPDATE` as `FOR UPDATE` and `FOR KEY SHARE` as `FOR SHARE`, which the parser
+/// and MariaDB can read. These locks are stronger.
+fn read_weak_locks(tokens: &mut [Token]) {
+    let words = keywords(tokens);
+    let of = |at: usize| words.get(at).map(|&(_, keyword)| keyword);
+    let mut weak = Vec::new();
+    for (at, &(_, keyword)) in words.iter().enumerate() {
+        if keyword != Keyword::FOR {
+            continue;
+        }
+        match (of(at + 1), of(at + 2), of(at + 3)) {
+            (Some(Keyword::NO), Some(Keyword::KEY), Some(Keyword::UPDATE)) => {
+                weak.extend([at + 1, at + 2]);
+            }
+            (Some(Keyword::KEY), Some(Keyword::SHARE), _) => weak.push(at + 1),
+            _ => {}
+        }
+    }
+    for (place, _) in weak.into_iter().filter_map(|at| words.get(at)) {
+        if let Some(token) = tokens.get_mut(*place) {
+            *token = Token::Whitespace(Whitespace::Space);
+        }
+    }
 }
 
 /// Writes `LOCK IN SHARE MODE` as `FOR SHARE`, which the parser can read.
 fn read_share_locks(tokens: &mut [Token]) {
-    let words: Vec<(usize, Keyword)> = tokens
-        .iter()
-        .enumerate()
-        .filter_map(|(at, token)| match token {
-            Token::Whitespace(_) => None,
-            Token::Word(word) if word.quote_style.is_none() => Some((at, word.keyword)),
-            _ => Some((at, Keyword::NoKeyword)),
-        })
-        .collect();
+    let words = keywords(tokens);
     for four in words.windows(4) {
         let [
             (lock, Keyword::LOCK),

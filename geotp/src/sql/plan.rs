@@ -28,13 +28,15 @@ pub use self::record::{Keys, Record};
 use self::spread::Spread;
 use super::Refusal;
 use super::arrays::list_elements;
-use super::catalog::{Catalogue, Dialect, Placement, SourceId};
+use super::catalog::{Catalogue, Dialect, Placement, SourceId, Table};
 use super::dialect::{bind, render, translate};
 use super::generated::list_assignments;
 use super::merge::Merge;
 use super::names;
 use super::parse::Isolation;
-use super::route::{Names, RECORDS_MAX, Route, Router, one_place, relations, subqueries};
+use super::route::{
+    Names, RECORDS_MAX, Route, Router, one_place, relations, subqueries, table_name,
+};
 use super::typed::{self, Kinds};
 use super::value::Value;
 use super::walk::walk_mut;
@@ -195,8 +197,8 @@ impl Planner<'_> {
         let keys = self.keys(statement, to, &named)?;
         let records = named.records;
         let mut statement = statement.clone();
-        if (from, to) == (Dialect::PostgreSql, Dialect::MariaDb) {
-            typed::convert(&mut statement, &self.context.kinds)?;
+        if from != to {
+            typed::convert(&mut statement, to, &self.context.kinds)?;
         }
         let mut prelude = Vec::new();
         let reads_or_changes = matches!(
@@ -223,7 +225,22 @@ impl Planner<'_> {
             }
         }
         translate(&mut statement, from, to, self.catalogue)?;
+        if let Statement::CreateTable(create) = &mut statement
+            && self.compares_bytes(create, to)
+        {
+            super::schema::compare_bytes(create, to);
+        }
         Ok(Part { source, prelude, text: render(&statement, from, to), records, keys })
+    }
+
+    /// Whether a source compares the texts of a new table byte by byte: one whose sources are of both
+    /// kinds, which have no other way in common, or one of a PostgreSQL client at MariaDB.
+    fn compares_bytes(&self, create: &CreateTable, to: Dialect) -> bool {
+        let table = self.catalogue.table(&table_name(&create.name));
+        let sources = table.map(Table::sources).unwrap_or_default();
+        let kinds: BTreeSet<bool> =
+            sources.into_iter().map(|id| self.kind(id) == Dialect::PostgreSql).collect();
+        kinds.len() > 1 || (self.context.client, to) == (Dialect::PostgreSql, Dialect::MariaDb)
     }
 
     fn query(&self, query: &Query) -> Result<Plan, Refusal> {
@@ -272,9 +289,11 @@ impl Planner<'_> {
             ));
         };
         let (query, merge) = Spread { client: self.context.client, select, scope }.spread(query)?;
-        let statement = Statement::Query(Box::new(query));
         let mut parts = Vec::new();
         for &source in sources {
+            let mut query = query.clone();
+            typed::order_bytewise(&mut query, self.kind(source), &self.context.kinds);
+            let statement = Statement::Query(Box::new(query));
             parts.push(self.part(&statement, source, records(source))?);
         }
         Ok(Plan { parts, merge: Merge::Rows(merge), is_write, has_rows: true })

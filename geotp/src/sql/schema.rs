@@ -4,13 +4,80 @@
 //! are left out.
 
 use sqlparser::ast::{
-    AlterIndexOperation, AlterTableOperation, ColumnDef, ColumnOption, CreateTable,
-    CreateTableOptions, DataType, Expr, GeneratedAs, Ident, IndexColumn, ObjectName,
-    ObjectNamePart, ObjectType, Statement, TableConstraint,
+    AlterIndexOperation, AlterTableOperation, ColumnDef, ColumnOption, ColumnOptionDef,
+    CreateTable, CreateTableOptions, DataType, Expr, GeneratedAs, Ident, IndexColumn, ObjectName,
+    ObjectNamePart, ObjectType, SqlOption, Statement, TableConstraint,
 };
 
 use super::Refusal;
 use super::catalog::Dialect;
+
+/// MariaDB's collation that compares texts as PostgreSQL's `C` does: byte by byte, with the spaces at
+/// their end.
+pub(super) const BYTES_AT_MARIADB: &str = "utf8mb4_nopad_bin";
+
+/// Lets a source of a new table compare its texts byte by byte, as its other sources do. Otherwise a
+/// text would be equal to another one, or above it, only at some of them. Collations that the client
+/// names stay.
+pub(super) fn compare_bytes(create: &mut CreateTable, to: Dialect) {
+    if create.like.is_some() || create.query.is_some() {
+        return;
+    }
+    match to {
+        Dialect::PostgreSql => {
+            for column in create.columns.iter_mut().filter(|column| is_text(&column.data_type)) {
+                let has_own =
+                    |option: &ColumnOptionDef| matches!(option.option, ColumnOption::Collation(_));
+                if !column.options.iter().any(has_own) {
+                    let name = ObjectName::from(vec![Ident::with_quote('"', "C")]);
+                    let option = ColumnOption::Collation(name);
+                    column.options.insert(0, ColumnOptionDef { name: None, option });
+                }
+            }
+        }
+        Dialect::MariaDb => {
+            let mut options = match std::mem::take(&mut create.table_options) {
+                CreateTableOptions::Plain(options) => options,
+                _ => Vec::new(),
+            };
+            let names = |option: &SqlOption| match option {
+                SqlOption::KeyValue { key, .. } => key.value.to_lowercase(),
+                _ => String::new(),
+            };
+            let has_own = |option: &SqlOption| {
+                let name = names(option);
+                ["charset", "character set", "collate"].iter().any(|word| name.ends_with(word))
+            };
+            if !options.iter().any(has_own) {
+                options.push(SqlOption::KeyValue {
+                    key: Ident::new("COLLATE"),
+                    value: Expr::Identifier(Ident::new(BYTES_AT_MARIADB)),
+                });
+            }
+            create.table_options = CreateTableOptions::Plain(options);
+        }
+    }
+}
+
+/// Whether PostgreSQL compares values of a type by a collation.
+fn is_text(of: &DataType) -> bool {
+    let text = of.to_string().to_lowercase();
+    let plain = text.split('(').next().unwrap_or_default().trim();
+    let words = [
+        "char",
+        "character",
+        "char varying",
+        "character varying",
+        "bpchar",
+        "varchar",
+        "nvarchar",
+        "text",
+        "tinytext",
+        "mediumtext",
+        "longtext",
+    ];
+    words.contains(&plain)
+}
 
 /// Translates a change of the schema to `to`, which is not its client's dialect.
 pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Refusal> {
@@ -207,12 +274,19 @@ fn leads_key(create: &CreateTable, column: &ColumnDef) -> bool {
 
 fn definition(column: &mut ColumnDef, to: Dialect) -> Result<(), Refusal> {
     let is_counted = is_generated(column);
+    if to == Dialect::MariaDb && column.name.quote_style.is_none() {
+        // PostgreSQL's clients find it in lower case, at every source.
+        column.name.value = column.name.value.to_lowercase();
+    }
     let name = column_type(&column.data_type, to)?;
     let name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new(name))]);
     column.data_type = DataType::Custom(name, Vec::new());
     column.options.retain(|option| {
-        let is_kept =
-            !matches!(option.option, ColumnOption::CharacterSet(_) | ColumnOption::Comment(_));
+        // The other kind has other collations.
+        let is_kept = !matches!(
+            option.option,
+            ColumnOption::CharacterSet(_) | ColumnOption::Collation(_) | ColumnOption::Comment(_)
+        );
         is_kept && !(is_counted && counts(&option.option))
     });
     if is_counted {

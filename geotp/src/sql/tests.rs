@@ -14,7 +14,7 @@ use super::merge::merge;
 use super::parse::{Isolation, Savepoint, Verb, parse, unread};
 use super::plan::{Context, Keys, Plan, Record, plan};
 use super::set::{self, Change, ConfigItem, Term, effects};
-use super::typed::{Kinds, tables_to_know};
+use super::typed::{Kinds, tables_to_know, tables_to_order};
 use super::value::{Answer, Cell, Column, Kind, Value};
 
 const FILE: &str = r#"
@@ -1350,7 +1350,7 @@ fn typed(text: &str, parameters: &[Value]) -> Result<String, String> {
     let parsed = parse(text, PG).unwrap().remove(0);
     let Verb::Data(statement) = &parsed.verb else { panic!("{text}") };
     let mut context = context(PG, RR);
-    for table in tables_to_know(&catalogue, statement, parameters) {
+    for table in tables_to_know(&catalogue, PG, statement, parameters) {
         let columns = [
             ("id", Kind::Int4),
             ("data", Kind::Bytes),
@@ -1403,6 +1403,9 @@ fn constants_without_a_type_have_the_type_of_their_column() {
         assert_eq!(found, told);
     }
     assert_eq!(typed(r"INSERT INTO audit (data) VALUES ('\xq')", &[]), Err("22P02".into()));
+    let beside = [Value::Text("false".into()), Value::Bytes(vec![1])];
+    let told = typed("INSERT INTO audit (is_open, data) VALUES ($1, $2)", &beside);
+    assert_eq!(told.as_deref(), Ok("INSERT INTO audit (is_open, data) VALUES (false, X'01')"));
     // Other statements need not wait for anything to be known.
     let catalogue = catalogue();
     for (text, is_wanted) in [
@@ -1414,7 +1417,7 @@ fn constants_without_a_type_have_the_type_of_their_column() {
         let Verb::Data(statement) = parse(text, PG).unwrap().remove(0).verb else {
             panic!("{text}")
         };
-        let tables = tables_to_know(&catalogue, &statement, &[]);
+        let tables = tables_to_know(&catalogue, PG, &statement, &[]);
         assert_eq!(tables, if is_wanted { vec!["audit"] } else { vec![] }, "{text}");
     }
 }
@@ -1667,9 +1670,189 @@ fn elements_of_an_array_of_booleans_are_booleans_at_mariadb() {
     let array = Value::Text("{t,f}".into());
     let text = "SELECT id FROM audit WHERE b = ANY($1)";
     let Verb::Data(statement) = parse(text, PG).unwrap().remove(0).verb else { panic!("{text}") };
-    assert_eq!(tables_to_know(&catalogue(), &statement, std::slice::from_ref(&array)), ["audit"]);
+    assert_eq!(
+        tables_to_know(&catalogue(), PG, &statement, std::slice::from_ref(&array)),
+        ["audit"]
+    );
     let kinds = Kinds::from([("audit".to_owned(), vec![("b".to_owned(), Kind::Int2)])]);
     let context = Context { kinds, ..context(PG, RR) };
     let planned = plan(&catalogue(), &statement, &[array], &context).unwrap();
     assert_eq!(planned.parts[0].text, "SELECT id FROM audit WHERE b IN (true, false)");
+}
+
+/// The texts for each source of a statement, if the columns of `accounts` are known.
+fn with_kinds(text: &str, client: Dialect) -> Vec<String> {
+    let kinds = [("id", Kind::Int4), ("owner", Kind::Text), ("balance", Kind::Decimal)];
+    let kinds = kinds.map(|(name, kind)| (name.to_owned(), kind)).to_vec();
+    let kinds = Kinds::from([("accounts".to_owned(), kinds)]);
+    let context = Context { kinds, ..context(client, RR) };
+    let (Verb::Data(statement) | Verb::Schema(statement)) =
+        parse(text, client).unwrap().remove(0).verb
+    else {
+        panic!("{text}")
+    };
+    let plan = plan(&catalogue(), &statement, &[], &context).unwrap_or_else(|e| panic!("{e}"));
+    plan.parts.into_iter().map(|part| part.text).collect()
+}
+
+#[test]
+fn texts_of_several_sources_are_ordered_byte_by_byte() {
+    let maria = "CONVERT(owner USING utf8mb4) COLLATE utf8mb4_nopad_bin";
+    for (text, of_pg, of_maria) in [
+        (
+            "SELECT min(owner), max(id) FROM accounts",
+            r#"SELECT min(owner COLLATE "C"), max(id) FROM accounts"#.to_owned(),
+            format!("SELECT min({maria}), max(id) FROM accounts"),
+        ),
+        (
+            "SELECT id, owner AS o FROM accounts ORDER BY o DESC, id LIMIT 1",
+            r#"SELECT id, owner AS o FROM accounts ORDER BY owner COLLATE "C" DESC, id LIMIT 1"#
+                .to_owned(),
+            format!(
+                "SELECT id, owner AS o FROM accounts ORDER BY ({maria}) IS NULL DESC, {maria} DESC, id IS NULL, id LIMIT 1"
+            ),
+        ),
+    ] {
+        let told = with_kinds(text, PG);
+        assert_eq!(told[0], of_pg);
+        assert_eq!(told[1], of_maria);
+    }
+    // One source orders as it likes.
+    let told = with_kinds("SELECT id FROM accounts WHERE id = 1 ORDER BY owner", PG);
+    assert!(!told[0].contains("COLLATE"), "{told:?}");
+    let statement = |text: &str| match parse(text, PG).unwrap().remove(0).verb {
+        Verb::Data(statement) => statement,
+        _ => panic!("{text}"),
+    };
+    let wanted = |text: &str| tables_to_order(&catalogue(), &statement(text));
+    assert_eq!(wanted("SELECT id FROM accounts ORDER BY owner"), ["accounts"]);
+    assert_eq!(wanted("SELECT max(owner) FROM accounts"), ["accounts"]);
+    assert!(wanted("SELECT owner FROM accounts").is_empty());
+    assert!(wanted("SELECT id FROM audit ORDER BY id").is_empty(), "it is at one source");
+}
+
+#[test]
+fn tables_at_both_kinds_of_sources_compare_texts_byte_by_byte() {
+    let create = "CREATE TABLE accounts (id INT PRIMARY KEY, owner VARCHAR(20), balance INT)";
+    for client in [PG, MARIA] {
+        let told = with_kinds(create, client);
+        assert!(told[0].contains(r#"owner VARCHAR(20) COLLATE "C","#), "{}", told[0]);
+        assert!(told[1].replace(' ', "").ends_with(")COLLATE=utf8mb4_nopad_bin"), "{}", told[1]);
+    }
+    let told = with_kinds("CREATE TABLE audit (note TEXT)", MARIA);
+    assert!(!told[0].contains("COLLATE"), "MariaDB's own way: {}", told[0]);
+    let told = with_kinds("CREATE TABLE audit (note TEXT, isOpen BOOL, \"isShut\" BOOL)", PG);
+    assert!(told[0].contains("COLLATE"), "{}", told[0]);
+    assert!(told[0].contains("isopen BOOLEAN") && told[0].contains("`isShut`"), "{}", told[0]);
+}
+
+#[test]
+fn constants_of_mysql_s_clients_have_the_type_of_their_column_at_postgresql() {
+    let kinds = [("id", Kind::Int4), ("data", Kind::Bytes), ("flag", Kind::Int2)];
+    let kinds = kinds.map(|(name, kind)| (name.to_owned(), kind)).to_vec();
+    let mut context = context(MARIA, RR);
+    for (text, told) in [
+        (
+            r#"INSERT INTO currencies (id, data, flag) VALUES (1, '\\x41', true), (2, "a\\b", 0)"#,
+            r"INSERT INTO currencies (id, data, flag) VALUES (1, CAST('\x5c783431' AS BYTEA), 1), (2, CAST('\x615c62' AS BYTEA), 0)",
+        ),
+        (
+            r"UPDATE currencies SET flag = false WHERE data = '\\x43' AND id = 1",
+            r"UPDATE currencies SET flag = 0 WHERE data = CAST('\x5c783433' AS BYTEA) AND id = 1",
+        ),
+    ] {
+        let Verb::Data(statement) = parse(text, MARIA).unwrap().remove(0).verb else {
+            panic!("{text}")
+        };
+        assert_eq!(tables_to_know(&catalogue(), MARIA, &statement, &[]), ["currencies"]);
+        context.kinds = Kinds::from([("currencies".to_owned(), kinds.clone())]);
+        let plan = plan(&catalogue(), &statement, &[], &context).unwrap();
+        assert_eq!(plan.parts[0].text, told);
+    }
+}
+
+#[test]
+fn names_of_columns_are_known_outside_of_a_subquery() {
+    for (text, told) in [
+        (
+            "SELECT count FROM (SELECT count(*), max(id) AS m FROM audit) x",
+            "SELECT count FROM (SELECT count(*) AS `count`, max(id) AS m FROM audit) x",
+        ),
+        (
+            "WITH x AS (SELECT lower(note) FROM audit) SELECT lower FROM x",
+            "WITH x AS (SELECT lower(note) AS `lower` FROM audit) SELECT lower FROM x",
+        ),
+    ] {
+        let plan = planned(text, PG, RR, &[]).unwrap();
+        assert_eq!(plan.parts[0].text, told);
+    }
+    let plan =
+        planned("SELECT note, count(*) FROM audit GROUP BY note ORDER BY count", PG, RR, &[]);
+    let text = plan.unwrap().parts.remove(0).text;
+    assert!(text.starts_with("SELECT note, count(*) AS `count` FROM audit"), "{text}");
+}
+
+#[test]
+fn documents_and_uuids_of_both_kinds_of_sources_keep_their_type() {
+    let answer = |kind, oid| Answer {
+        columns: vec![Column { name: "j".into(), kind, oid }],
+        rows: vec![vec![Some(b"{}".to_vec())]],
+        ..Answer::default()
+    };
+    let plan = planned("SELECT j FROM accounts", PG, RR, &[]).unwrap();
+    for (kind, oid) in [(Kind::Json, 3802), (Kind::Uuid, 2950)] {
+        let answers = [answer(Kind::Text, 0), answer(kind, oid), answer(Kind::Text, 0)];
+        let merged = merge(&plan.merge, answers.to_vec()).unwrap();
+        assert_eq!((merged.columns[0].kind, merged.columns[0].oid), (kind, oid));
+    }
+}
+
+#[test]
+fn times_of_postgresql_s_drivers_have_no_zone_at_mariadb() {
+    let kinds = [("id", Kind::Int4), ("at", Kind::Timestamp), ("day", Kind::Date)];
+    let kinds = kinds.map(|(name, kind)| (name.to_owned(), kind)).to_vec();
+    let told = |text: &str, parameters: &[Value]| {
+        let Verb::Data(statement) = parse(text, PG).unwrap().remove(0).verb else {
+            panic!("{text}")
+        };
+        let known = tables_to_know(&catalogue(), PG, &statement, parameters);
+        let kinds = known.into_iter().map(|table| (table, kinds.clone())).collect();
+        let context = Context { kinds, ..context(PG, RR) };
+        plan(&catalogue(), &statement, parameters, &context).unwrap().parts.remove(0).text
+    };
+    let insert = "INSERT INTO audit (id, at, day) VALUES (1, $1, $2)";
+    for (at, day, values) in [
+        (
+            "2024-01-01T01:02:03.045+00:00",
+            "2024-02-01 +00",
+            "'2024-01-01 01:02:03.045', '2024-02-01'",
+        ),
+        ("2024-01-01 01:02:03.456+0530", "2024-02-01", "'2024-01-01 01:02:03.456', '2024-02-01'"),
+        ("2024-01-01T01:02:03Z", "2024-02-01Z", "'2024-01-01 01:02:03', '2024-02-01'"),
+        ("2024-01-01 01:02", "now", "'2024-01-01 01:02', 'now'"),
+        ("2024-01-01T", "2024-01-011", "'2024-01-01T', '2024-01-011'"),
+    ] {
+        let parameters = [Value::Text(at.to_owned()), Value::Text(day.to_owned())];
+        let expected = format!("INSERT INTO audit (id, at, day) VALUES (1, {values})");
+        assert_eq!(told(insert, &parameters), expected);
+    }
+    // A text stays what it is.
+    let text =
+        "SELECT id FROM audit WHERE note = '2024-01-01T01:02:03Z' AND at > '2024-01-01T01:02:03Z'";
+    assert_eq!(
+        told(text, &[]),
+        "SELECT id FROM audit WHERE note = '2024-01-01T01:02:03Z' AND at > '2024-01-01 01:02:03'"
+    );
+}
+
+#[test]
+fn weak_locks_and_patterns_without_escapes_are_read() {
+    for (text, told) in [
+        ("SELECT id FROM audit WHERE id = 1 FOR NO KEY UPDATE", "FOR UPDATE"),
+        ("SELECT id FROM audit WHERE id = 1 FOR KEY SHARE", "LOCK IN SHARE MODE"),
+        ("SELECT id FROM audit WHERE note LIKE 'a\\%' ESCAPE ''", r"note LIKE 'a\%'"),
+    ] {
+        let plan = planned(text, PG, RR, &[]).unwrap_or_else(|e| panic!("{text}: {e}"));
+        assert!(plan.parts[0].text.ends_with(told), "{}", plan.parts[0].text);
+    }
 }

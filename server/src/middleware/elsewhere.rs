@@ -13,10 +13,10 @@ use orthodrome_geotp::sql::merge::{Merge, merge};
 use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::route::{reads_system_tables, table_name};
 use orthodrome_geotp::sql::set::{config_columns, effects, effects_of_words, set_config};
-use orthodrome_geotp::sql::typed::{Kinds, tables_to_know};
+use orthodrome_geotp::sql::typed::{Kinds, tables_to_know, tables_to_order};
 use orthodrome_geotp::sql::{
     Answer, Column, Context, Dialect, Isolation, Parsed, Part, Plan, SourceId, Unread, Value, Verb,
-    allow_values, created, deletes, index_changes, parse, plan, unread,
+    allow_values, created, deletes, index_changes, name_columns, parse, plan, unread,
 };
 
 use super::driver::{Setting, Trouble};
@@ -330,34 +330,45 @@ impl Session {
         })
     }
 
-    /// The columns at MariaDB sources on which the meaning of this statement's constants depends.
+    /// The columns at sources of the other kind than the client's on which the meaning of this
+    /// statement's constants depends.
     pub(super) async fn kinds_for(&self, parsed: &Parsed, values: &[Value]) -> Kinds {
         let Verb::Data(statement) = &parsed.verb else { return Kinds::new() };
-        if self.client == Dialect::MariaDb {
-            return Kinds::new();
-        }
         let catalogue = &*self.catalogue();
-        let is_maria =
-            |id: &SourceId| catalogue.source(*id).is_some_and(|s| s.kind == Dialect::MariaDb);
+        let client = self.client;
+        let is_other = |id: &SourceId| catalogue.source(*id).is_some_and(|s| s.kind != client);
+        let is_postgres =
+            |id: SourceId| catalogue.source(id).is_some_and(|s| s.kind == Dialect::PostgreSql);
         let mut kinds = Kinds::new();
-        for name in tables_to_know(catalogue, statement, values) {
-            let sources = catalogue.table(&name).map(|table| table.sources()).unwrap_or_default();
-            let Some(at) = sources.into_iter().find(is_maria) else { continue };
-            let kept = self.proxy.kinds().get(&name).cloned();
+        let known = tables_to_know(catalogue, client, statement, values);
+        let ordered = tables_to_order(catalogue, statement);
+        let names: BTreeSet<&String> = known.iter().chain(&ordered).collect();
+        for name in names {
+            if self.has_schema && self.open.is_some() {
+                // The transaction may have locked the table, or made it.
+                continue;
+            }
+            let sources = catalogue.table(name).map(|table| table.sources()).unwrap_or_default();
+            let any = sources.first().copied().filter(|_| ordered.contains(name));
+            let Some(at) = sources.into_iter().find(is_other).or(any) else { continue };
+            let quote = if is_postgres(at) { '"' } else { '`' };
+            let key = (at, name.clone());
+            let kept = self.proxy.kinds().get(&key).cloned();
             let columns = match kept.filter(|(since, _)| since.elapsed() < KINDS_KEPT) {
                 Some((_, columns)) => columns,
                 None => {
-                    let text = format!("SELECT * FROM `{}` LIMIT 0", name.replace('`', "``"));
+                    let doubled = name.replace(quote, &format!("{quote}{quote}"));
+                    let text = format!("SELECT * FROM {quote}{doubled}{quote} LIMIT 0");
                     // If the table does not exist, the statement itself will get that error.
                     let Ok(answer) = self.ask(at, &text, false).await else { continue };
                     let columns = answer.columns.into_iter();
                     let columns: Vec<_> =
                         columns.map(|column| (column.name.to_lowercase(), column.kind)).collect();
-                    self.proxy.kinds().insert(name.clone(), (Instant::now(), columns.clone()));
+                    self.proxy.kinds().insert(key, (Instant::now(), columns.clone()));
                     columns
                 }
             };
-            kinds.insert(name, columns);
+            kinds.insert(name.clone(), columns);
         }
         kinds
     }
@@ -591,6 +602,12 @@ impl Session {
 
     /// The columns of a statement's result, from one of its sources; none if it has no rows.
     pub(super) async fn describe(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
+        let mut columns = self.described(parsed).await?;
+        name_columns(parsed, self.client, &mut columns);
+        Ok(columns)
+    }
+
+    async fn described(&mut self, parsed: &Parsed) -> Result<Vec<Column>, SqlError> {
         match &parsed.verb {
             Verb::Data(statement) if config_columns(statement).is_some() => {
                 let names = config_columns(statement).unwrap_or_default();

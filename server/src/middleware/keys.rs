@@ -130,21 +130,24 @@ impl Session {
         self.proxy.blocks.0.lock().await.entry(name.to_owned()).or_default().clone()
     }
 
-    /// Generates new values of a column.
+    /// Generates new values of a column, one after the other without a gap: MySQL's drivers compute
+    /// the keys of several rows from the first.
     async fn keys(&self, table: &Table, column: &str, count: usize) -> Result<Vec<i64>, SqlError> {
         let name = format!("{}.{column}", table.name);
         let block = self.block(&name).await;
         let mut block = block.lock().await;
-        let mut found = Vec::with_capacity(count);
-        while found.len() < count {
-            if block.next >= block.end {
-                let missing = (count - found.len()) as i64;
-                self.claim(table, column, &mut block, missing, 1).await?;
+        let count = count as i64;
+        let rest = block.next..block.end;
+        if rest.end - rest.start < count {
+            self.claim(table, column, &mut block, count, 1).await?;
+            if block.next == rest.end && !rest.is_empty() {
+                // Nobody else has claimed a block in between.
+                block.next = rest.start;
             }
-            found.push(block.next);
-            block.next += 1;
         }
-        Ok(found)
+        let first = block.next;
+        block.next += count;
+        Ok((first..block.next).collect())
     }
 
     /// Ensures that later values are above this one.

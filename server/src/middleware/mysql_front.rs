@@ -6,9 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use orthodrome_geotp::sql::{
-    Answer, Cell, Column, Dialect, Kind, Parsed, Value, name_columns, parse,
-};
+use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, parse};
 use tokio::sync::Notify;
 
 use super::auth::{caching_sha2, is_same, native, random_bytes};
@@ -388,8 +386,7 @@ impl Connection {
                 23 => match self.bound(&mut body)? {
                     Ok((parsed, values)) => {
                         let statements = [(parsed, values)];
-                        let mut replies = self.session.run(&statements).await;
-                        name_replies(&statements, &mut replies);
+                        let replies = self.session.run(&statements).await;
                         self.replies(&replies, true);
                     }
                     Err(error) => self.error(&error),
@@ -517,8 +514,7 @@ impl Connection {
                 }
                 let statements: Vec<_> =
                     parsed.into_iter().map(|parsed| (parsed, Vec::new())).collect();
-                let mut replies = self.session.run(&statements).await;
-                name_replies(&statements, &mut replies);
+                let replies = self.session.run(&statements).await;
                 self.replies(&replies, false);
             }
             Err(refusal) => self.error(&refusal.into()),
@@ -539,11 +535,10 @@ impl Connection {
             let sqlstate = "HY000".into();
             return self.error(&SqlError { sqlstate, number: 1390, message, position: 0 });
         }
-        let mut columns = match self.session.describe(&parsed).await {
+        let columns = match self.session.describe(&parsed).await {
             Ok(columns) => columns,
             Err(error) => return self.error(&error),
         };
-        name_columns(&parsed, &mut columns);
         self.last_statement += 1;
         let mut out = BytesMut::new();
         out.put_u8(0);
@@ -613,15 +608,6 @@ impl Connection {
         }
         self.long -= statement.forget_pieces();
         Ok(Ok((statement.parsed.clone(), values)))
-    }
-}
-
-/// Names the columns of the answers to statements.
-fn name_replies(statements: &[(Parsed, Vec<Value>)], replies: &mut [Reply]) {
-    for ((parsed, _), reply) in statements.iter().zip(replies) {
-        if let Reply::Rows(answer, _) = reply {
-            name_columns(parsed, &mut answer.columns);
-        }
     }
 }
 

@@ -496,10 +496,11 @@ impl Connection {
             }
             b'd' | b'c' | b'f' => {}
             b'F' => {
-                return Ok(Err(SqlError::new(
-                    "0A000",
-                    "function calls of the old protocol are not supported",
-                )));
+                // It is answered as a simple query is: no Sync follows.
+                let why = "function calls of the old protocol are not supported";
+                error(&mut self.stream.output, &SqlError::new("0A000", why), false);
+                self.session.fail().await;
+                self.ready().await?;
             }
             _ => return Err(malformed("an unknown message")),
         }

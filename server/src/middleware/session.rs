@@ -14,7 +14,7 @@ use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::set::{Effects, effects, locks_rows, set_config};
 use orthodrome_geotp::sql::{
     Answer, Catalogue, Column, Context, Dialect, Isolation, Kind, Parsed, Plan, SourceId, Value,
-    Verb, plan,
+    Verb, name_columns, plan,
 };
 use tokio::sync::{Notify, mpsc};
 
@@ -63,8 +63,8 @@ pub(super) struct Proxy {
     pub(super) databases: BTreeSet<String>,
     /// Values of settings that sources have accepted.
     pub(super) taken: Mutex<BTreeSet<String>>,
-    /// Columns of tables at MariaDB sources, and the time of the query for them.
-    pub(super) kinds: Mutex<BTreeMap<String, (Instant, Columns)>>,
+    /// Columns of tables at sources, and the time of the query for them.
+    pub(super) kinds: Mutex<BTreeMap<(SourceId, String), (Instant, Columns)>>,
     /// Number of sessions so far.
     pub(super) sessions: AtomicU64,
     /// The mode `near`.
@@ -76,7 +76,7 @@ impl Proxy {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn kinds(&self) -> MutexGuard<'_, BTreeMap<String, (Instant, Columns)>> {
+    pub(super) fn kinds(&self) -> MutexGuard<'_, BTreeMap<(SourceId, String), (Instant, Columns)>> {
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -449,7 +449,17 @@ impl Session {
     /// Runs the statements of one batch, or of one pipeline. The last reply is an error if one
     /// failed.
     pub(super) async fn run(&mut self, statements: &[(Parsed, Vec<Value>)]) -> Vec<Reply> {
-        let statements = &*self.with_prepared(statements);
+        let statements = self.with_prepared(statements);
+        let mut replies = self.run_all(&statements).await;
+        for ((parsed, _), reply) in statements.iter().zip(&mut replies) {
+            if let Reply::Rows(answer, _) = reply {
+                name_columns(parsed, self.client, &mut answer.columns);
+            }
+        }
+        replies
+    }
+
+    async fn run_all(&mut self, statements: &[(Parsed, Vec<Value>)]) -> Vec<Reply> {
         let mut replies = Vec::new();
         let mut at = 0;
         let is_postgres = self.client == Dialect::PostgreSql;

@@ -70,6 +70,7 @@ pub(super) fn fitted<'a>(
             }
         },
         Kind::Time => Some(plain_time(cell).map_or(Cow::Borrowed(cell), Cow::Owned)),
+        Kind::Timestamp | Kind::TimestampTz if matches!(cell, b"infinity" | b"-infinity") => kept(),
         Kind::Timestamp | Kind::TimestampTz => {
             let mut plain = plain_time(cell).unwrap_or_else(|| cell.to_vec());
             if !plain.contains(&b' ') {
@@ -164,6 +165,7 @@ mod tests {
             ("2024-01-01 00:00:00.000000", Kind::Timestamp, 1114, Some("2024-01-01 00:00:00")),
             ("2024-01-01 00:00:00.500000", Kind::Timestamp, 1184, Some("2024-01-01 00:00:00.5+00")),
             ("2024-01-01", Kind::Date, 1114, Some("2024-01-01 00:00:00")),
+            ("-infinity", Kind::Timestamp, 1114, Some("-infinity")),
             ("10:00:00.120", Kind::Time, 1083, Some("10:00:00.12")),
             ("any", Kind::Int4, 25, Some("any")),
         ] {

@@ -145,6 +145,7 @@ fn the_result_is_computed_from_the_rows_in_place_of_the_tables() {
         name: format!("\"s\".\"{name}\""),
         is_copy: true,
         unordered: BTreeSet::new(),
+        documents: BTreeSet::new(),
     };
     let templates: BTreeMap<String, Template> =
         ["a", "b"].map(|name| (name.to_owned(), template(name))).into();
