@@ -201,7 +201,8 @@ class Tag(Base):
     name: Mapped[str] = mapped_column(String(20))
 engine = create_engine(sys.argv[1])
 Base.metadata.drop_all(engine)
-Base.metadata.create_all(engine)
+with engine.connect().execution_options(isolation_level='AUTOCOMMIT') as connection:
+    Base.metadata.create_all(connection)
 with Session(engine) as session, session.begin():
     tags = [Tag(name=f'tag {n}') for n in range(60)]
     session.add_all(tags)
