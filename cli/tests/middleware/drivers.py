@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 
 import psycopg2
 import psycopg2.extensions
@@ -138,6 +139,10 @@ assert one(cursor, "SELECT @@transaction_isolation") == "READ-COMMITTED"
 cursor.execute("SET SQL_AUTO_IS_NULL = 0")
 cursor.execute("SET NAMES utf8mb4 COLLATE utf8mb4_unicode_ci")
 for id in (2, 102):
+    # At this level another client's commit is seen once its source has it.
+    until = time.monotonic() + 60
+    while one(cursor, "SELECT note FROM accounts WHERE id = %s", [id - 1]) is None:
+        assert time.monotonic() < until, f"the commit of {id - 1} is not seen"
     assert bytes(one(cursor, "SELECT note FROM accounts WHERE id = %s", [id - 1])) == EVERY_BYTE, id
     cursor.execute("UPDATE accounts SET note = %s WHERE id = %s", [EVERY_BYTE, id])
     assert bytes(one(cursor, "SELECT note FROM accounts WHERE id = %s", [id])) == EVERY_BYTE, id

@@ -119,12 +119,13 @@ impl Questions {
 
     /// The questions that are asked again now.
     fn overdue(&mut self, config: &Config, now: Time) -> Vec<(PartitionId, NodeId)> {
-        let mut overdue = Vec::new();
-        for (&(partition, peer), asked) in &mut self.open {
-            let timeout = self.pieces.get(&peer).copied().unwrap_or_default().timeout(config);
-            if now.since(asked.at) >= timeout {
+        let is_late = |(&(_, peer), asked): &(&(PartitionId, NodeId), &RetryState)| {
+            now.since(asked.at) >= self.timeout(peer, config)
+        };
+        let overdue: Vec<_> = self.open.iter().filter(is_late).map(|(&late, _)| late).collect();
+        for late in &overdue {
+            if let Some(asked) = self.open.get_mut(late) {
                 *asked = asked.again(now);
-                overdue.push((partition, peer));
             }
         }
         let late: BTreeSet<NodeId> = overdue.iter().map(|&(_, peer)| peer).collect();
