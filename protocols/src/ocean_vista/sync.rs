@@ -119,7 +119,8 @@ impl Questions {
 
     /// The questions that are asked again now.
     fn overdue(&mut self, config: &Config, now: Time) -> Vec<(PartitionId, NodeId)> {
-        let is_late = |(&(_, peer), asked): &(&(PartitionId, NodeId), &RetryState)| {
+        let is_late = |question: &(&(PartitionId, NodeId), &RetryState)| {
+            let (&(_, peer), asked) = *question;
             now.since(asked.at) >= self.timeout(peer, config)
         };
         let overdue: Vec<_> = self.open.iter().filter(is_late).map(|(&late, _)| late).collect();
