@@ -88,6 +88,13 @@ struct Frame {
     is_first: bool,
 }
 
+impl Frame {
+    /// The line of the instruction that runs.
+    fn line(&self) -> Option<u32> {
+        self.proto.lines.get(self.at.saturating_sub(1)).copied()
+    }
+}
+
 /// A script with everything that it has made.
 pub struct Vm<'h> {
     /// What it has made.
@@ -102,6 +109,8 @@ pub struct Vm<'h> {
     nested: u32,
     /// The number of frames when a function of the library called another one.
     bare: Option<usize>,
+    /// The line of the error that no function has caught.
+    failed_line: Option<u32>,
     globals: TableId,
     /// The table of functions of strings, and the metatable that leads there.
     strings: TableId,
@@ -194,6 +203,7 @@ impl<'h> Vm<'h> {
             open: Vec::new(),
             nested: 0,
             bare: None,
+            failed_line: None,
             globals,
             strings: globals,
             string_meta: globals,
@@ -241,14 +251,25 @@ impl<'h> Vm<'h> {
         if self.bare == Some(self.frames.len()) {
             return None;
         }
-        let frame = self.frames.get(self.frames.len().checked_sub(level)?)?;
-        frame.proto.lines.get(frame.at.saturating_sub(1)).copied()
+        self.frames.get(self.frames.len().checked_sub(level)?)?.line()
     }
 
     /// The line that runs; none if nothing does.
     #[must_use]
     pub fn line(&self) -> Option<u32> {
         self.position(1)
+    }
+
+    /// The line of the error that ended the script; of the last call before it, if it was raised by
+    /// the library.
+    #[must_use]
+    pub fn failed_line(&self) -> Option<u32> {
+        self.failed_line
+    }
+
+    /// Forgets an error that was caught.
+    pub(crate) fn forget_error(&mut self) {
+        self.failed_line = None;
     }
 
     /// An error with this text, after the name of the script and the line.
@@ -472,6 +493,8 @@ impl<'h> Vm<'h> {
         let called = called
             .map(|()| self.stack.get(start..self.top).map_or_else(Vec::new, <[Value]>::to_vec));
         if called.is_err() {
+            let line = self.frames.last().and_then(|frame| frame.line());
+            self.failed_line = self.failed_line.or(line);
             self.close(start);
             self.frames.truncate(frames);
         }

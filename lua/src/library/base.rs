@@ -141,7 +141,10 @@ fn protected(
             results.insert(0, Value::Boolean(true));
             Ok(Ok(results))
         }
-        Err(Stop::Error(error)) => caught(vm, error).map(Err),
+        Err(Stop::Error(error)) => {
+            vm.forget_error();
+            caught(vm, error).map(Err)
+        }
         Err(Stop::Exhausted) => Err(Stop::Exhausted),
     }
 }
