@@ -402,8 +402,7 @@ fn scripts_answer_as_in_redis() {
         if let Reply::Bulk(digest) = digest {
             digests.push(digest);
         }
-        let words: [&str; 11] =
-            ["EVAL", script, "5", "n", "l", "h", "z", "s", "5", "x", "0.5"];
+        let words: [&str; 11] = ["EVAL", script, "5", "n", "l", "h", "z", "s", "5", "x", "0.5"];
         let own = ours.pipeline(&[&words]).unwrap();
         assert_eq!(own, theirs.pipeline(&[&words]).unwrap(), "{script}");
     }
@@ -424,6 +423,202 @@ fn scripts_answer_as_in_redis() {
         &["EVAL_RO", "return redis.call('set', KEYS[1], 1)", "1", "n"],
     ];
     assert_eq!(ours.pipeline(&unknown).unwrap(), theirs.pipeline(&unknown).unwrap());
+}
+
+/// A random expression of Lua.
+fn random_expression(rng: &mut Rng, depth: u32) -> String {
+    let mut inner = |rng: &mut Rng| random_expression(rng, depth + 1);
+    let pick = |rng: &mut Rng, from: &[&str]| (*rng.pick(from).unwrap()).to_owned();
+    match if depth > 3 { 0 } else { rng.below(12) } {
+        0 | 1 => pick(
+            rng,
+            &[
+                "0",
+                "1",
+                "2",
+                "-3",
+                "0.5",
+                "1e15",
+                "'a'",
+                "'10'",
+                "' 5 '",
+                "''",
+                "nil",
+                "true",
+                "false",
+                "x",
+                "y",
+                "s",
+                "t",
+                "f",
+                "t.a",
+                "t[1]",
+                "#t",
+                "#s",
+                "t.b.c",
+                "...",
+                "(...)",
+                "select('#', ...)",
+                "0x10",
+                "1e300",
+                "f(2)",
+            ],
+        ),
+        2..=5 => {
+            let operators =
+                ["+", "-", "*", "/", "%", "^", "..", "==", "~=", "<", ">", "<=", ">=", "and", "or"];
+            let (left, operator, right) = (inner(rng), pick(rng, &operators), inner(rng));
+            let text = format!("{left} {operator} {right}");
+            if rng.chance(1, 2) { format!("({text})") } else { text }
+        }
+        6 => pick(rng, &["not ", "- ", "#"]) + &inner(rng),
+        7 => format!("{{{}, {}}}", inner(rng), inner(rng)),
+        8 => {
+            let name = pick(rng, &["f", "tostring", "tonumber", "type", "math.floor", "#"]);
+            format!("{}({})", if name == "#" { "f" } else { &name }, inner(rng))
+        }
+        9 => format!("(function(a, ...) return {}, a, ... end)({})", inner(rng), inner(rng)),
+        10 => {
+            let name = pick(rng, &["sub", "find", "match", "gsub", "byte", "upper", "format"]);
+            let texts = ["s", "'hello world'", "'a,b,c'", "'%d %s %5.2f'", "'key=val'", "x"];
+            let more = [
+                "'%a+'",
+                "'(%w)(%w)'",
+                "'l*'",
+                "'.-o'",
+                "'%s'",
+                "'[a-c,]+'",
+                "'^h'",
+                "'o$'",
+                "2",
+                "-3",
+                "'%1'",
+                "'x%0y'",
+                "'()'",
+                "'%f[%w]%w+'",
+                "'%b=v'",
+                "x",
+                "f",
+            ];
+            let (text, first, second) = (pick(rng, &texts), pick(rng, &more), pick(rng, &more));
+            format!("string.{name}({text}, {first}, {second})")
+        }
+        _ => format!("select({}, {}, {})", pick(rng, &["1", "2", "-1"]), inner(rng), inner(rng)),
+    }
+}
+
+/// A random statement of Lua.
+fn random_statement(rng: &mut Rng, depth: u32) -> String {
+    let exp = |rng: &mut Rng| random_expression(rng, 2);
+    let block = |rng: &mut Rng| {
+        let many = 1 + rng.below(2);
+        (0..many).map(|_| random_statement(rng, depth + 1) + " ").collect::<String>()
+    };
+    match if depth > 2 { rng.below(6) } else { rng.below(16) } {
+        0 => format!("x = {}", exp(rng)),
+        1 => format!("x, y = {}, {}", exp(rng), exp(rng)),
+        2 => format!("t.a = {} t[#t + 1] = {}", exp(rng), exp(rng)),
+        3 => format!("x, t[1] = {}, {}", exp(rng), exp(rng)),
+        4 => format!("local x, z = {}", exp(rng)),
+        5 => format!("p({}, {})", exp(rng), exp(rng)),
+        6 | 7 => format!("if {} then {}else {}end", exp(rng), block(rng), block(rng)),
+        8 => format!("for i = 1, 3 do x = i {} if {} then break end end", block(rng), exp(rng)),
+        9 => format!(
+            "for k, v in pairs({{{}, {}}}) do p(k, v) {}end",
+            exp(rng),
+            exp(rng),
+            block(rng)
+        ),
+        10 => format!("local n = 0 while n < 3 do n = n + 1 {}end", block(rng)),
+        11 => {
+            format!(
+                "local n = 0 repeat local m = n n = n + 1 {}until n > 2 or {}",
+                block(rng),
+                exp(rng)
+            )
+        }
+        12 => format!(
+            "do local x = {} fs[#fs + 1] = function(...) x = {} return x, ... end end",
+            exp(rng),
+            exp(rng)
+        ),
+        13 => format!("for _, g in ipairs(fs) do p(g({})) end", exp(rng)),
+        14 => {
+            format!("p(pcall(function(...) {} return {} end, {}))", block(rng), exp(rng), exp(rng))
+        }
+        _ => format!(
+            "t = setmetatable({{{}}}, {{__index = function(_, k) return {} end, __add = function(a, b) \
+             return {} end, __call = function(_, a) return {} end, __eq = function() return true end, \
+             __lt = function() return true end, __concat = function() return 'c' end}})",
+            exp(rng),
+            exp(rng),
+            exp(rng),
+            exp(rng)
+        ),
+    }
+}
+
+/// Random programs do in the interpreter what they do in Redis. Of errors, only that they happen is
+/// compared: Redis names more operands.
+#[test]
+fn random_scripts_answer_as_in_redis() {
+    must_end_within(LIMIT);
+    let Some(redis) = redis() else { return skipped("redis-server is not installed") };
+    let rig = rig("carousel-basic", &[]);
+    let mut ours = Client::connect(rig.ports[0]).unwrap();
+    let mut theirs = Client::connect(redis.1).unwrap();
+    let mut succeeded = 0;
+    for seed in 0..600 {
+        let mut rng = Rng::stream(seed, "scripts beside Redis", 0);
+        let statement = |rng: &mut Rng| {
+            let statement = random_statement(rng, 0);
+            format!(
+                "ok = pcall(function(...) {statement} end, 4, nil, 'v') out[#out + 1] = tostring(ok)\n"
+            )
+        };
+        let statements: String = (0..2 + rng.below(6)).map(|_| statement(&mut rng)).collect();
+        let script = format!(
+            "local out = {{}}
+             local function show(v)
+                 local kind = type(v)
+                 if kind == 'table' or kind == 'function' then return kind end
+                 if v ~= v then return 'nan' end
+                 return tostring(v)
+             end
+             local function p(...)
+                 local shown = {{}}
+                 if (...) == false and select('#', ...) == 2 then shown = {{'error?'}} else
+                     for i = 1, select('#', ...) do shown[i] = show((select(i, ...))) end
+                 end
+                 out[#out + 1] = table.concat(shown, ' ')
+                 if #out > 100 then error('enough') end
+             end
+             local x, y, s, t, fs = 1, 'yy', 'some text', {{a = 5, 10, 20}}, {{}}
+             local function f(a) return a, x end
+             local ok
+             {statements}
+             return out"
+        );
+        let words = ["EVAL", &script, "0"];
+        let own = ours.pipeline(&[&words]).unwrap().remove(0);
+        let redis = theirs.pipeline(&[&words]).unwrap().remove(0);
+        // Addresses, which only Redis shows.
+        let without = |reply: Reply| {
+            format!("{reply:?}")
+                .split("0x")
+                .map(|part| {
+                    part.trim_start_matches(|digit: char| digit.is_ascii_hexdigit()).to_owned()
+                })
+                .collect::<Vec<_>>()
+                .join("@")
+        };
+        if let Reply::Array(lines) = &own {
+            let is_true = |line: &&Reply| **line == Reply::Bulk("true".into());
+            succeeded += lines.iter().filter(is_true).count();
+        }
+        assert_eq!(without(own), without(redis), "seed {seed}:\n{script}");
+    }
+    assert!(succeeded > 600, "{succeeded} statements succeeded");
 }
 
 /// What a thread of [`history`] writes down about one transaction.

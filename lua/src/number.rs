@@ -2,8 +2,14 @@
 
 use std::fmt::Write as _;
 
+/// The longest text that may be a number. Reading one counts no work.
+const TEXT_BYTES_MAX: usize = 512;
+
 /// The number that a text is: decimal, or hexadecimal with `0x`, with spaces around it.
 pub(crate) fn parse(text: &[u8]) -> Option<f64> {
+    if text.len() > TEXT_BYTES_MAX {
+        return None;
+    }
     let is_space = |byte: &u8| matches!(*byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r');
     let start = text.iter().position(|byte| !is_space(byte))?;
     let end = text.iter().rposition(|byte| !is_space(byte))? + 1;
@@ -177,6 +183,7 @@ mod tests {
         for (text, number) in cases {
             assert_eq!(parse(text.as_bytes()), number, "{text:?}");
         }
+        assert_eq!(parse(&[b'1'; 513]), None, "too long");
         assert_eq!(of_digits(b"zz", 36), Some(1_295.0));
         assert_eq!(of_digits(b"12", 2), None);
         assert_eq!(whole(-3.99), -3);

@@ -71,15 +71,13 @@ fn errors_have_the_words_of_redis() {
 #[test]
 fn pairs_follow_the_order_of_insertion() {
     let text = "local t, r = {}, {}
-        local keys = {'z', 'a', print_, 17, true, 1.5, -1}
         local f, u = function() end, {}
         for _, k in ipairs({'z', 'a', 17, true, 1.5, -1, f, u, echo, 'm'}) do t[k] = #r end
         t[1] = 1 t.a = nil t.b = 2 t.a = 3
         for k in pairs(t) do r[#r + 1] = type(k) == 'function' and 'f' or
             type(k) == 'table' and 't' or tostring(k) end
         return table.concat(r, ' ')";
-    let text = text.replace(", print_", "");
-    assert_eq!(value(&text), "1 z a 17 true 1.5 -1 f t f m b");
+    assert_eq!(value(text), "1 z a 17 true 1.5 -1 f t f m b");
 }
 
 #[test]
@@ -140,6 +138,13 @@ fn every_kind_of_endless_work_ends() {
         "local t = setmetatable({}, {__index = function(t, k) return t[k + 1] end})
          while true do pcall(function() return t[1] end) end",
         "for i = 1, 1e300 do end",
+        "local s = ('1'):rep(1e6) while true do local x = tonumber(s, 2) end",
+        "local s = ('y'):rep(1e6) while true do local x = ('x'):find(s) end",
+        "local s = '[' .. ('y'):rep(1e6) .. ']' while true do local x = ('x'):find(s) end",
+        "local s = '[' .. ('y'):rep(1e6) while true do pcall(string.find, 'x', s) end",
+        "local s = '%' .. ('-'):rep(1e6) while true do pcall(string.format, s, 1) end",
+        "local s = ('%1'):rep(1e5) while true do local x = ('a'):gsub('(x*)', s) end",
+        "local s = '(x*)' .. ('y'):rep(1e5) while true do local x = ('a'):gmatch(s)() end",
         "for i = 1, 1, 0 do end",
         "local t = {} for i = 1, 5000 do t[i] = 1 end while true do local x = {unpack(t)} end",
         "while true do local x = ('%99.99f'):format(1e300) end",

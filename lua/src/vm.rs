@@ -1206,19 +1206,16 @@ impl<'h> Vm<'h> {
     }
 
     fn prepare_loop(&mut self, a: usize) -> Result<(), Stop> {
+        let errors = [
+            "'for' initial value must be a number",
+            "'for' limit must be a number",
+            "'for' step must be a number",
+        ];
         let mut numbers = [0.0; 3];
-        let names = ["initial", "limit", "step"];
-        for ((at, number), what) in numbers.iter_mut().enumerate().zip(names) {
+        for ((at, number), error) in numbers.iter_mut().enumerate().zip(errors) {
             match self.number_of(self.register(a + at)) {
                 Some(found) => *number = found,
-                None => {
-                    let text = match what {
-                        "initial" => "'for' initial value must be a number",
-                        "limit" => "'for' limit must be a number",
-                        _ => "'for' step must be a number",
-                    };
-                    return Err(self.error(text));
-                }
+                None => return Err(self.error(error)),
             }
         }
         let [first, last, step] = numbers;

@@ -213,6 +213,7 @@ fn tonumber(vm: &mut Vm<'_>, args: Args) -> Result<Results, Stop> {
         return Err(vm.bad_arg(args, 1, "base out of range"));
     };
     let text = vm.string_arg(args, 0)?;
+    vm.heap.charge_length(text.len())?;
     let text = text.trim_ascii();
     let (sign, digits) = match text.strip_prefix(b"-") {
         Some(digits) => (-1.0, digits),

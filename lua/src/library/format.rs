@@ -131,6 +131,7 @@ fn quoted(text: &[u8]) -> Vec<u8> {
 
 pub(super) fn format(vm: &mut Vm<'_>, args: Args) -> Result<Results, Stop> {
     let template = vm.string_arg(args, 0)?;
+    vm.heap.charge_length(template.len())?;
     let mut rest: &[u8] = &template;
     let (mut whole, mut at) = (Vec::new(), 0);
     while let Some((byte, after)) = rest.split_first() {

@@ -164,6 +164,7 @@ impl Matcher<'_> {
                         return Err(Fault::Pattern("missing '[' after '%f' in pattern"));
                     }
                     let end = self.item_end(item)?;
+                    self.heap.charge_length(end - item)?;
                     let before = at.checked_sub(1).and_then(|before| self.text.get(before));
                     let before = before.copied().unwrap_or(0);
                     let here = self.text.get(at).copied().unwrap_or(0);
@@ -180,6 +181,7 @@ impl Matcher<'_> {
                 },
                 _ => {
                     let end = self.item_end(item)?;
+                    self.heap.charge_length((end - item) / 2)?;
                     match self.at(end) {
                         Some(b'?') => {
                             if self.is_match(at, item, end)?
@@ -372,6 +374,7 @@ fn find_plain(
 /// `string.find`, or `string.match`.
 pub(super) fn find(vm: &mut Vm<'_>, args: Args, is_find: bool) -> Result<Results, Stop> {
     let (text, pattern) = (vm.string_arg(args, 0)?, vm.string_arg(args, 1)?);
+    vm.heap.charge_length(pattern.len())?;
     let from = super::string::start(vm.integer_or(args, 2, 1)?, text.len());
     let is_plain =
         vm.arg(args, 3).is_true() || !pattern.iter().any(|byte| b"^$*+?.([%-".contains(byte));
@@ -413,6 +416,7 @@ pub(super) fn next_match(vm: &mut Vm<'_>, args: Args) -> Result<Results, Stop> {
         return one(Value::Nil);
     };
     let (text, pattern) = (vm.heap.bytes(text), vm.heap.bytes(pattern));
+    vm.heap.charge_length(pattern.len())?;
     let from = usize::try_from(crate::number::whole(from)).unwrap_or(usize::MAX);
     for start in from..=text.len() {
         if let Some(found) = match_at(vm, &text, &pattern, start)? {
@@ -431,6 +435,7 @@ pub(super) fn next_match(vm: &mut Vm<'_>, args: Args) -> Result<Results, Stop> {
 
 pub(super) fn gsub(vm: &mut Vm<'_>, args: Args) -> Result<Results, Stop> {
     let (text, pattern) = (vm.string_arg(args, 0)?, vm.string_arg(args, 1)?);
+    vm.heap.charge_length(pattern.len())?;
     let with = vm.arg(args, 2);
     let template = match with {
         Value::String(_) | Value::Number(_) => Some(vm.string_arg(args, 2)?),
@@ -501,6 +506,7 @@ fn replacement(
 
 /// A template with its `%1` and so on replaced.
 fn filled(vm: &mut Vm<'_>, text: &[u8], found: &Match, template: &[u8]) -> Result<Vec<u8>, Stop> {
+    vm.heap.charge_length(template.len())?;
     let mut new = Vec::new();
     let mut bytes = template.iter();
     while let Some(byte) = bytes.next() {

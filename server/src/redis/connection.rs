@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use orthodrome_core::procedure::redis::entry::Stamp;
 use orthodrome_core::procedure::redis::reply::{Failure, Reply};
+use orthodrome_core::procedure::redis::script::NO_SCRIPT;
 use orthodrome_core::procedure::redis::{
     Batch, Command, Evaluation, KeyLimits, KeyName, KeyNames, Refused, Spec, parse, wrong_arity,
 };
@@ -17,6 +18,7 @@ use super::local::{self, Deferred, Local};
 use super::reply::{self, Version};
 use super::request::{Bounds, Requests, WORD_BYTES};
 use super::run::{Runner, Trouble, Work, prefix};
+use super::scripts::DIGEST_BYTES;
 use crate::service::{HeldBytes, Principal, Transactions};
 
 /// The answer instead of one for which there is no room.
@@ -329,6 +331,10 @@ impl<T: Transactions> Connection<T> {
             return Err(early(Failure::of(format!(
                 "NOPERM this user has no permissions to run the '{name}' command"
             ))));
+        }
+        let is_digest = words.get(1).is_some_and(|digest| digest.len() == DIGEST_BYTES);
+        if name.starts_with("evalsha") && words.len() > 2 && !is_digest {
+            return Err(Refused { failure: NO_SCRIPT, is_early: false });
         }
         let named = self.named_script(name, words);
         let (words, more) = match &named {

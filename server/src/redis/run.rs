@@ -165,6 +165,8 @@ impl<T: Transactions> Runner<T> {
             batch.now_ms = now_ms();
             let evaluation =
                 batch.evaluate(|_| None, self.front.limits().response_bytes_max as usize);
+            // There is no other point at which other connections get their turn.
+            tokio::task::yield_now().await;
             if evaluation.is_too_large {
                 return Err(Trouble::TooLarge);
             }

@@ -11,7 +11,9 @@ use orthodrome_core::procedure::redis::reply::Failure;
 use orthodrome_core::procedure::redis::script;
 
 /// The most bytes of all scripts. Those that nobody has used for longest are forgotten.
-pub(super) const BYTES_MAX: usize = 16 << 20;
+const BYTES_MAX: usize = 16 << 20;
+/// The length of a digest, in hexadecimal digits.
+pub(super) const DIGEST_BYTES: usize = 40;
 /// What a script counts besides its text.
 const SCRIPT_BYTES: usize = 256;
 
@@ -63,7 +65,8 @@ impl Scripts {
 
     /// The text with this digest.
     pub(super) fn get(&self, digest: &[u8]) -> Option<Bytes> {
-        let digest = std::str::from_utf8(digest).ok().filter(|digest| digest.len() == 40)?;
+        let digest =
+            std::str::from_utf8(digest).ok().filter(|digest| digest.len() == DIGEST_BYTES)?;
         self.lock().get(&digest.to_ascii_lowercase())
     }
 

@@ -41,8 +41,10 @@ const CHUNK: &str = "user_script";
 pub const REDIS_VERSION: &str = "7.0.15";
 /// How deeply lists of an answer may nest.
 const DEPTH_MAX: u32 = 128;
-/// The work for one value of an answer.
+/// The work for one value of an answer, or one word of a command.
 const VALUE_WORK: u64 = 64;
+/// The work for one command, besides its words and what it does.
+const COMMAND_WORK: u64 = 256;
 
 /// No script with this digest is known.
 pub const NO_SCRIPT: Failure = Failure::new("NOSCRIPT No matching script. Please use EVAL.");
@@ -481,6 +483,7 @@ impl World<'_> {
         if values.is_empty() {
             return Err(NO_COMMAND.into());
         }
+        heap.charge(COMMAND_WORK)?;
         let mut words = Vec::new();
         for value in values {
             let text = text_of(heap, *value).ok_or(NO_WORD)?;
