@@ -145,7 +145,8 @@ pub(super) fn parse_script(
 
 /// `EVALSHA digest numkeys …` with a digest that the gateway does not know.
 pub(super) fn parse_digest(args: &mut parse::Args<'_>) -> Result<Command, Failure> {
-    (args.bytes()?, args.integer()?);
+    args.bytes()?;
+    args.integer()?;
     args.all();
     Err(NO_SCRIPT)
 }
@@ -198,10 +199,7 @@ fn answer(script: &Script, world: &mut World<'_>, work: u64) -> Result<(Answer, 
         Err(Stop::Error(error)) => Reply::Error(failure_of(&mut vm, error, &script.text)?),
         Err(stop @ Stop::Exhausted) => return Err(stop),
     };
-    let answer = match answer {
-        Reply::Error(failure) => Err(failure),
-        other => Ok(other),
-    };
+    let answer = if let Reply::Error(failure) = answer { Err(failure) } else { Ok(answer) };
     Ok((answer, vm.heap.left()))
 }
 
@@ -281,17 +279,12 @@ fn text_of(heap: &Heap, value: Value) -> Option<Vec<u8>> {
 
 /// The error of a script that failed.
 fn failure_of(vm: &mut Vm<'_>, error: Value, script: &[u8]) -> Result<Failure, Stop> {
-    let text = match error {
-        Value::Table(table) => {
-            let text = vm.heap.field(table, "err")?;
-            let text = text_of(&vm.heap, text);
-            text.map(|text| String::from_utf8_lossy(&text).into_owned())
-        }
-        other => {
-            let text = text_of(&vm.heap, other);
-            text.map(|text| format!("ERR {}", String::from_utf8_lossy(&text)))
-        }
+    let (code, text) = match error.as_table() {
+        Some(table) => ("", vm.heap.field(table, "err")?),
+        None => ("ERR ", error),
     };
+    let text = text_of(&vm.heap, text);
+    let text = text.map(|text| format!("{code}{}", String::from_utf8_lossy(&text)));
     let text = text.unwrap_or_else(|| "ERR unknown error".to_owned());
     let line = vm.failed_line().unwrap_or(0);
     let digest = digest(script);

@@ -243,8 +243,8 @@ pub const COMMANDS: &[Spec] = &[
     // Scripts. The gateway replaces a digest that it knows by the text.
     row("eval", -3, WRITE, COUNTED, |args| script::parse_script(args, false)),
     row("eval_ro", -3, READ, COUNTED, |args| script::parse_script(args, true)),
-    row("evalsha", -3, WRITE, COUNTED, |args| script::parse_digest(args)),
-    row("evalsha_ro", -3, READ, COUNTED, |args| script::parse_digest(args)),
+    row("evalsha", -3, WRITE, COUNTED, script::parse_digest),
+    row("evalsha_ro", -3, READ, COUNTED, script::parse_digest),
 ];
 
 /// A command that sets a string, if the string is not too long.
