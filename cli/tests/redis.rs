@@ -271,6 +271,16 @@ fn every_protocol_runs_commands_and_transactions() {
         });
         assert_eq!(clients[1].run("SET lock me NX PX 60000"), ok(), "{name}");
         assert_eq!(clients[2].run("SET lock other NX PX 60000"), Reply::Nil, "{name}");
+        let release = |owner: &'static str| ["EVAL", RELEASE, "1", "lock", owner];
+        let released = clients[2].pipeline(&[&release("other"), &release("me")]).unwrap();
+        assert_eq!(released, [Reply::Integer(0), Reply::Integer(1)], "{name}: a script");
+        let exec: [&[&str]; 4] =
+            [&["MULTI"], &["EVAL", TRANSFER, "2", "a", "b", "5"], &["GET", "a"], &["EXEC"]];
+        let answer = clients[1].pipeline(&exec).unwrap().remove(3);
+        let Reply::Array(answers) = answer else { panic!("{name}: {answer:?}") };
+        assert!(matches!(&answers[0], Reply::Error(why) if why.starts_with("POOR ")), "{name}");
+        assert_eq!(answers[1], bulk("2"), "{name}: a script that fails changes nothing");
+        assert_eq!(clients[0].run("EXISTS lock"), Reply::Integer(0), "{name}");
         assert_eq!(clients[0].run("WATCH a"), ok(), "{name}");
         assert_eq!(clients[1].run("SET a 2"), ok(), "{name}");
         let exec: [&[&str]; 3] = [&["MULTI"], &["INCR", "b"], &["EXEC"]];
@@ -283,6 +293,332 @@ fn every_protocol_runs_commands_and_transactions() {
         until("the key expires", || clients[2].run("GET short") == Reply::Nil);
         assert_eq!(clients[0].run("EXISTS short"), Reply::Integer(0), "{name}");
     }
+}
+
+/// Deletes a lock if its owner asks.
+const RELEASE: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then \
+    return redis.call('del', KEYS[1]) else return 0 end";
+/// Moves an amount, unless that would be more than there is.
+const TRANSFER: &str = "redis.call('incrby', KEYS[2], ARGV[1]) \
+    if redis.call('decrby', KEYS[1], ARGV[1]) < 0 then return redis.error_reply('POOR account') end \
+    return redis.call('mget', KEYS[1], KEYS[2])";
+
+/// Scripts whose answers are compared with those of Redis, errors included. They run one after the
+/// other, on the keys `n`, `l`, `h`, `z` and `s`, with the arguments `5`, `x` and `0.5`.
+const SCRIPTS: &[&str] = &[
+    "return 1",
+    "return {1, 2.9, 'x', true, false, {3, {4}}, nil, 5}",
+    "return {KEYS, ARGV, #KEYS, #ARGV}",
+    "return redis.call('set', KEYS[1], ARGV[1])",
+    "return redis.call('get', KEYS[1])",
+    "return redis.call('incrby', KEYS[1], ARGV[1])",
+    "return redis.call('incrbyfloat', KEYS[1], ARGV[3])",
+    "return redis.call('rpush', KEYS[2], unpack(ARGV))",
+    "return redis.call('lrange', KEYS[2], 0, -1)",
+    "return redis.call('get', KEYS[2])",
+    "return redis.pcall('get', KEYS[2])",
+    "local r = redis.pcall('get', KEYS[2]) return {type(r), r.err}",
+    "local ok, e = pcall(redis.call, 'get', KEYS[2]) return {tostring(ok), e}",
+    "redis.call('hset', KEYS[3], 'a', 1, 'b', 2.5) return redis.call('hgetall', KEYS[3])",
+    "local r = {} local h = redis.call('hgetall', KEYS[3]) for i = 1, #h, 2 do r[#r + 1] = h[i] .. '=' \
+     .. h[i + 1] end table.sort(r) return table.concat(r, ',')",
+    "return redis.call('zadd', KEYS[4], 1, 'one', 2.5, 'two')",
+    "return redis.call('zrange', KEYS[4], 0, -1, 'withscores')",
+    "return redis.call('zscore', KEYS[4], 'two')",
+    "return {redis.call('zscore', KEYS[4], 'none'), redis.call('get', KEYS[5])}",
+    "return redis.call('sadd', KEYS[5], 1, 2, 3)",
+    "return redis.call('type', KEYS[5]).ok",
+    "return redis.call('type', KEYS[5])",
+    "return redis.call('mget', KEYS[1], KEYS[3])",
+    "return redis.call('set', KEYS[1], 0.1)",
+    "return redis.call('get', KEYS[1])",
+    "return redis.call('set', KEYS[1], 12345678901234567890)",
+    "return redis.call('get', KEYS[1])",
+    "return redis.call('set', KEYS[1], 7, 'NX')",
+    "return redis.call('set', KEYS[1], 7, 'GET')",
+    "return redis.call('del', KEYS[1], KEYS[2])",
+    "return redis.call('exists', KEYS[1], KEYS[2], KEYS[3])",
+    "return redis.call('ping')",
+    "return redis.call('echo', 'x')",
+    "return redis.call('nope')",
+    "return redis.call('get')",
+    "return redis.call('get', {})",
+    "return redis.call()",
+    "return redis.call('multi')",
+    "return redis.call('eval', 'return 1', 0)",
+    "return redis.error_reply('My error')",
+    "return redis.error_reply('word')",
+    "return redis.status_reply('fine')",
+    "return {ok = 'fine'}",
+    "return {err = 'MY error'}",
+    "return {double = 3.25}",
+    "return redis.sha1hex('x')",
+    "error('failed')",
+    "error({err = 'MY own'})",
+    "x = 1",
+    "return x",
+    "redis.x = 1",
+    "return nil + 1",
+    "local t return t.x",
+    "return #5",
+    "return {} < {}",
+    "not lua",
+    "return cjson.encode({1, 2, {a = 1.5}, 'x/y', true})",
+    "return cjson.decode('{\"a\": [1, null, {\"b\": \"c\"}]}').a[3].b",
+    "return cjson.decode('[1, 2')",
+    "return cjson.encode({[1] = 1, [100] = 2})",
+    "return cmsgpack.unpack(cmsgpack.pack({1, 'x', {2}}))",
+    "return {bit.band(12, 10), bit.lshift(1, 4), bit.tohex(255)}",
+    "return string.format('%5.1f|%d|%s|%q|%x', 3.14159, 42, 'a', 'b\"c', 255)",
+    "return {string.find('hello world', 'o w'), (string.gsub('hello', 'l', 'L'))}",
+    "local t = {5, 2, 8, 1} table.sort(t, function(a, b) return a > b end) return t",
+    "return tostring(1 / 3) .. tostring(1e15) .. tostring(100)",
+    "return {tonumber('0x10'), tonumber('10', 2), tostring(tonumber('x'))}",
+    "return string.rep('x', -1)",
+    "return select('#', unpack({1, 2, 3}))",
+    "local function f() return f() + 1 end return f()",
+    "#!lua flags=no-writes\nreturn redis.call('get', KEYS[1])",
+    "#!lua flags=no-writes\nreturn redis.call('set', KEYS[1], 1)",
+    "#!lua flags=nonsense\nreturn 1",
+    "#!other\nreturn 1",
+    "return redis.replicate_commands()",
+    "return redis.REDIS_VERSION_NUM > 0 and type(redis.REDIS_VERSION)",
+    "return math.random() == math.random()",
+    "return redis.log(redis.LOG_DEBUG, 'x')",
+];
+
+#[test]
+fn scripts_answer_as_in_redis() {
+    must_end_within(LIMIT);
+    let Some(redis) = redis() else { return skipped("redis-server is not installed") };
+    let rig = rig("carousel-basic", &[]);
+    let mut ours = Client::connect(rig.ports[0]).unwrap();
+    let mut theirs = Client::connect(redis.1).unwrap();
+    let mut digests = Vec::new();
+    for script in SCRIPTS {
+        let load: &[&str] = &["SCRIPT", "LOAD", script];
+        let digest = ours.pipeline(&[load]).unwrap().remove(0);
+        assert_eq!(digest, theirs.pipeline(&[load]).unwrap().remove(0), "{script}");
+        if let Reply::Bulk(digest) = digest {
+            digests.push(digest);
+        }
+        let words: [&str; 11] = ["EVAL", script, "5", "n", "l", "h", "z", "s", "5", "x", "0.5"];
+        let own = ours.pipeline(&[&words]).unwrap();
+        assert_eq!(own, theirs.pipeline(&[&words]).unwrap(), "{script}");
+    }
+    assert!(digests.len() > SCRIPTS.len() - 5);
+    // By their digests, all at once, in and outside of MULTI; the keys are as the scripts left them.
+    let by_digest: Vec<[&str; 11]> = digests
+        .iter()
+        .map(|digest| ["EVALSHA", digest, "5", "n", "l", "h", "z", "s", "5", "x", "0.5"])
+        .collect();
+    let mut words: Vec<&[&str]> = by_digest.iter().map(<[&str; 11]>::as_slice).collect();
+    assert_eq!(ours.pipeline(&words).unwrap(), theirs.pipeline(&words).unwrap());
+    words.insert(0, &["MULTI"]);
+    words.push(&["EXEC"]);
+    assert_eq!(ours.pipeline(&words).unwrap(), theirs.pipeline(&words).unwrap());
+    let unknown: [&[&str]; 3] = [
+        &["EVALSHA", "0000000000000000000000000000000000000000", "0"],
+        &["EVAL", "return 1", "3", "a"],
+        &["EVAL_RO", "return redis.call('set', KEYS[1], 1)", "1", "n"],
+    ];
+    assert_eq!(ours.pipeline(&unknown).unwrap(), theirs.pipeline(&unknown).unwrap());
+}
+
+/// A random expression of Lua.
+fn random_expression(rng: &mut Rng, depth: u32) -> String {
+    let mut inner = |rng: &mut Rng| random_expression(rng, depth + 1);
+    let pick = |rng: &mut Rng, from: &[&str]| (*rng.pick(from).unwrap()).to_owned();
+    match if depth > 3 { 0 } else { rng.below(12) } {
+        0 | 1 => pick(
+            rng,
+            &[
+                "0",
+                "1",
+                "2",
+                "-3",
+                "0.5",
+                "1e15",
+                "'a'",
+                "'10'",
+                "' 5 '",
+                "''",
+                "nil",
+                "true",
+                "false",
+                "x",
+                "y",
+                "s",
+                "t",
+                "f",
+                "t.a",
+                "t[1]",
+                "#t",
+                "#s",
+                "t.b.c",
+                "...",
+                "(...)",
+                "select('#', ...)",
+                "0x10",
+                "1e300",
+                "f(2)",
+            ],
+        ),
+        2..=5 => {
+            let operators =
+                ["+", "-", "*", "/", "%", "^", "..", "==", "~=", "<", ">", "<=", ">=", "and", "or"];
+            let (left, operator, right) = (inner(rng), pick(rng, &operators), inner(rng));
+            let text = format!("{left} {operator} {right}");
+            if rng.chance(1, 2) { format!("({text})") } else { text }
+        }
+        6 => pick(rng, &["not ", "- ", "#"]) + &inner(rng),
+        7 => format!("{{{}, {}}}", inner(rng), inner(rng)),
+        8 => {
+            let name = pick(rng, &["f", "tostring", "tonumber", "type", "math.floor", "#"]);
+            format!("{}({})", if name == "#" { "f" } else { &name }, inner(rng))
+        }
+        9 => format!("(function(a, ...) return {}, a, ... end)({})", inner(rng), inner(rng)),
+        10 => {
+            let name = pick(rng, &["sub", "find", "match", "gsub", "byte", "upper", "format"]);
+            let texts = ["s", "'hello world'", "'a,b,c'", "'%d %s %5.2f'", "'key=val'", "x"];
+            let more = [
+                "'%a+'",
+                "'(%w)(%w)'",
+                "'l*'",
+                "'.-o'",
+                "'%s'",
+                "'[a-c,]+'",
+                "'^h'",
+                "'o$'",
+                "2",
+                "-3",
+                "'%1'",
+                "'x%0y'",
+                "'()'",
+                "'%f[%w]%w+'",
+                "'%b=v'",
+                "x",
+                "f",
+            ];
+            let (text, first, second) = (pick(rng, &texts), pick(rng, &more), pick(rng, &more));
+            format!("string.{name}({text}, {first}, {second})")
+        }
+        _ => format!("select({}, {}, {})", pick(rng, &["1", "2", "-1"]), inner(rng), inner(rng)),
+    }
+}
+
+/// A random statement of Lua.
+fn random_statement(rng: &mut Rng, depth: u32) -> String {
+    let exp = |rng: &mut Rng| random_expression(rng, 2);
+    let block = |rng: &mut Rng| {
+        let many = 1 + rng.below(2);
+        (0..many).map(|_| random_statement(rng, depth + 1) + " ").collect::<String>()
+    };
+    match if depth > 2 { rng.below(6) } else { rng.below(16) } {
+        0 => format!("x = {}", exp(rng)),
+        1 => format!("x, y = {}, {}", exp(rng), exp(rng)),
+        2 => format!("t.a = {} t[#t + 1] = {}", exp(rng), exp(rng)),
+        3 => format!("x, t[1] = {}, {}", exp(rng), exp(rng)),
+        4 => format!("local x, z = {}", exp(rng)),
+        5 => format!("p({}, {})", exp(rng), exp(rng)),
+        6 | 7 => format!("if {} then {}else {}end", exp(rng), block(rng), block(rng)),
+        8 => format!("for i = 1, 3 do x = i {} if {} then break end end", block(rng), exp(rng)),
+        9 => format!(
+            "for k, v in pairs({{{}, {}}}) do p(k, v) {}end",
+            exp(rng),
+            exp(rng),
+            block(rng)
+        ),
+        10 => format!("local n = 0 while n < 3 do n = n + 1 {}end", block(rng)),
+        11 => {
+            format!(
+                "local n = 0 repeat local m = n n = n + 1 {}until n > 2 or {}",
+                block(rng),
+                exp(rng)
+            )
+        }
+        12 => format!(
+            "do local x = {} fs[#fs + 1] = function(...) x = {} return x, ... end end",
+            exp(rng),
+            exp(rng)
+        ),
+        13 => format!("for _, g in ipairs(fs) do p(g({})) end", exp(rng)),
+        14 => {
+            format!("p(pcall(function(...) {} return {} end, {}))", block(rng), exp(rng), exp(rng))
+        }
+        _ => format!(
+            "t = setmetatable({{{}}}, {{__index = function(_, k) return {} end, __add = function(a, b) \
+             return {} end, __call = function(_, a) return {} end, __eq = function() return true end, \
+             __lt = function() return true end, __concat = function() return 'c' end}})",
+            exp(rng),
+            exp(rng),
+            exp(rng),
+            exp(rng)
+        ),
+    }
+}
+
+/// Random programs do in the interpreter what they do in Redis. Of errors, only that they happen is
+/// compared: Redis names more operands.
+#[test]
+fn random_scripts_answer_as_in_redis() {
+    must_end_within(LIMIT);
+    let Some(redis) = redis() else { return skipped("redis-server is not installed") };
+    let rig = rig("carousel-basic", &[]);
+    let mut ours = Client::connect(rig.ports[0]).unwrap();
+    let mut theirs = Client::connect(redis.1).unwrap();
+    let mut succeeded = 0;
+    for seed in 0..600 {
+        let mut rng = Rng::stream(seed, "scripts beside Redis", 0);
+        let statement = |rng: &mut Rng| {
+            let statement = random_statement(rng, 0);
+            format!(
+                "ok = pcall(function(...) {statement} end, 4, nil, 'v') out[#out + 1] = tostring(ok)\n"
+            )
+        };
+        let statements: String = (0..2 + rng.below(6)).map(|_| statement(&mut rng)).collect();
+        let script = format!(
+            "local out = {{}}
+             local function show(v)
+                 local kind = type(v)
+                 if kind == 'table' or kind == 'function' then return kind end
+                 if v ~= v then return 'nan' end
+                 return tostring(v)
+             end
+             local function p(...)
+                 local shown = {{}}
+                 if (...) == false and select('#', ...) == 2 then shown = {{'error?'}} else
+                     for i = 1, select('#', ...) do shown[i] = show((select(i, ...))) end
+                 end
+                 out[#out + 1] = table.concat(shown, ' ')
+                 if #out > 100 then error('enough') end
+             end
+             local x, y, s, t, fs = 1, 'yy', 'some text', {{a = 5, 10, 20}}, {{}}
+             local function f(a) return a, x end
+             local ok
+             {statements}
+             return out"
+        );
+        let words = ["EVAL", &script, "0"];
+        let own = ours.pipeline(&[&words]).unwrap().remove(0);
+        let redis = theirs.pipeline(&[&words]).unwrap().remove(0);
+        // Addresses, which only Redis shows.
+        let without = |reply: Reply| {
+            format!("{reply:?}")
+                .split("0x")
+                .map(|part| {
+                    part.trim_start_matches(|digit: char| digit.is_ascii_hexdigit()).to_owned()
+                })
+                .collect::<Vec<_>>()
+                .join("@")
+        };
+        if let Reply::Array(lines) = &own {
+            let is_true = |line: &&Reply| **line == Reply::Bulk("true".into());
+            succeeded += lines.iter().filter(is_true).count();
+        }
+        assert_eq!(without(own), without(redis), "seed {seed}:\n{script}");
+    }
+    assert!(succeeded > 600, "{succeeded} statements succeeded");
 }
 
 /// What a thread of [`history`] writes down about one transaction.
@@ -472,7 +808,8 @@ fn clients_of_redis_run_unmodified() {
     assert_eq!(cli(&["HSET", "map", "f", "1"]), "1\n");
     // A map of RESP3: redis-cli writes each field and its value in a line.
     assert_eq!(cli(&["HGETALL", "map"]), "f 1\n");
-    assert!(cli(&["EVAL", "return 1", "0"]).contains("not available here"));
+    assert_eq!(cli(&["EVAL", "return {1, ARGV[1]}", "0", "x"]), "1\nx\n");
+    assert!(cli(&["FCALL", "f", "0"]).contains("not available here"));
     let python = match tools::python() {
         Ok(python) => python,
         Err(why) => return skipped(&format!("no redis-py: {why}")),

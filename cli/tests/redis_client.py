@@ -81,6 +81,71 @@ def locks(client):
     check(client.set("lock", "two", nx=True, px=60_000), True)
 
 
+def scripts(client, port):
+    """Locks of the library, which release and extend themselves with scripts; scripts by digest."""
+    lock = client.lock("resource", timeout=60)
+    check(lock.acquire(blocking=False), True)
+    other = redis.Redis(port=port).lock("resource", timeout=60)
+    check(other.acquire(blocking=False), False)
+    check(lock.extend(10), True)
+    check(lock.reacquire(), True)
+    check(lock.owned(), True)
+    lock.release()
+    try:
+        lock.release()
+        raise AssertionError("the lock was released")
+    except redis.exceptions.LockError:
+        pass
+    check(other.acquire(blocking=False), True)
+    client.set("resource", "stolen")
+    try:
+        other.release()
+        raise AssertionError("the lock was stolen")
+    except redis.exceptions.LockNotOwnedError:
+        pass
+    client.script_flush()
+    take = client.register_script("""
+        local left = tonumber(redis.call('GET', KEYS[1]) or ARGV[1])
+        if left < tonumber(ARGV[2]) then return {0, left} end
+        redis.call('SET', KEYS[1], left - ARGV[2])
+        redis.call('RPUSH', KEYS[2], cjson.encode({taken = tonumber(ARGV[2])}))
+        return {1, left - ARGV[2]}
+    """)
+    check(take(keys=["stock", "log"], args=[10, 4]), [1, 6])
+    check(client.script_exists(take.sha), [True])
+    for is_transaction in (True, False):
+        with client.pipeline(transaction=is_transaction) as pipe:
+            take(keys=["stock", "log"], args=[10, 2], client=pipe)
+            pipe.get("stock")
+            take(keys=["stock", "log"], args=[10, 9], client=pipe)
+            answers = pipe.execute()
+        left = 4 if is_transaction else 2
+        check(answers, [[1, left], str(left).encode(), [0, left]])
+    check(client.llen("log"), 3)
+    # The library sends the text again to a node that has forgotten it.
+    client.script_flush()
+    check(take(keys=["stock", "log"], args=[10, 1]), [1, 1])
+    try:
+        client.eval("return redis.call('GET', 'elsewhere')", 1, "stock")
+        raise AssertionError("the key was not declared")
+    except redis.ResponseError as error:
+        assert "did not declare the key 'elsewhere'" in str(error), error
+
+    # Many clients count under one lock.
+    def count():
+        own = redis.Redis(port=port)
+        for _ in range(5):
+            with own.lock("counting", timeout=60, sleep=0.01):
+                own.set("counted", int(own.get("counted") or 0) + 1)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check(client.get("counted"), b"20")
+
+
 def main():
     port = int(sys.argv[1])
     for protocol in (2, 3):
@@ -94,6 +159,7 @@ def main():
     client = redis.Redis(port=port)
     transfers(client, port)
     locks(client)
+    scripts(client, port)
     print("done")
 
 

@@ -52,8 +52,13 @@ impl Summary {
 }
 
 /// The pure crates: no sockets, no files, no waiting.
-const PURE: [&str; 4] =
-    ["orthodrome-core", "orthodrome-protocols", "orthodrome-eval", "orthodrome-sim"];
+const PURE: [&str; 5] = [
+    "orthodrome-lua",
+    "orthodrome-core",
+    "orthodrome-protocols",
+    "orthodrome-eval",
+    "orthodrome-sim",
+];
 
 /// The database servers for tests of the middleware: a program that shows that the server is
 /// installed, and the name of Debian's package.

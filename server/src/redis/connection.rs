@@ -6,8 +6,9 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use orthodrome_core::procedure::redis::entry::Stamp;
 use orthodrome_core::procedure::redis::reply::{Failure, Reply};
+use orthodrome_core::procedure::redis::script::NO_SCRIPT;
 use orthodrome_core::procedure::redis::{
-    Batch, Command, Evaluation, KeyLimits, KeyName, KeyNames, Refused, Spec, parse,
+    Batch, Command, Evaluation, KeyLimits, KeyName, KeyNames, Refused, Spec, parse, wrong_arity,
 };
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::Instant;
@@ -17,6 +18,7 @@ use super::local::{self, Deferred, Local};
 use super::reply::{self, Version};
 use super::request::{Bounds, Requests, WORD_BYTES};
 use super::run::{Runner, Trouble, Work, prefix};
+use super::scripts::DIGEST_BYTES;
 use crate::service::{HeldBytes, Principal, Transactions};
 
 /// The answer instead of one for which there is no room.
@@ -313,12 +315,14 @@ impl<T: Transactions> Connection<T> {
         }
     }
 
-    /// Reads a command on data. Keys of a command that is refused are not kept.
+    /// Reads a command on data, of `bytes` bytes; the bytes that it keeps, too. Keys of a command that
+    /// is refused are not kept.
     fn parse(
         &self,
         words: &[Bytes],
+        bytes: usize,
         names: &mut KeyNames,
-    ) -> Result<(&'static str, Command), Refused> {
+    ) -> Result<(&'static str, Command, usize), Refused> {
         let early = |failure| Refused { failure, is_early: true };
         let Some(spec) = local::spec(words) else { return Err(early(local::unknown(words))) };
         let Spec { name, is_read_only, .. } = *spec;
@@ -328,9 +332,74 @@ impl<T: Transactions> Connection<T> {
                 "NOPERM this user has no permissions to run the '{name}' command"
             ))));
         }
-        match parse(words, names, self.key_limits(names.database())) {
-            Some(command) => Ok((name, command?)),
-            None => Err(early(local::unknown(words))),
+        let is_digest = words.get(1).is_some_and(|digest| digest.len() == DIGEST_BYTES);
+        if name.starts_with("evalsha") && words.len() > 2 && !is_digest {
+            return Err(Refused { failure: NO_SCRIPT, is_early: false });
+        }
+        let named = self.named_script(name, words);
+        let (words, more) = match &named {
+            Some((words, more)) => (words.as_slice(), *more),
+            None => (words, 0),
+        };
+        let known = names.names().len();
+        let Some(command) = parse(words, names, self.key_limits(names.database())) else {
+            return Err(early(local::unknown(words)));
+        };
+        let command = command?;
+        if let Command::Script(script) = &command
+            && let Err(failure) = self.runner.scripts().add(&script.text)
+        {
+            names.truncate(known);
+            return Err(Refused { failure, is_early: false });
+        }
+        Ok((name, command, bytes + more))
+    }
+
+    /// The words of `EVALSHA` with the text instead of its digest, if the node knows it; by how many
+    /// bytes they are more, too.
+    fn named_script(&self, name: &str, words: &[Bytes]) -> Option<(Vec<Bytes>, usize)> {
+        let evaluates = match name {
+            "evalsha" => "eval",
+            "evalsha_ro" => "eval_ro",
+            _ => return None,
+        };
+        let text = self.runner.scripts().get(words.get(1)?)?;
+        let more = text.len();
+        let mut replaced = vec![Bytes::from_static(evaluates.as_bytes()), text];
+        replaced.extend_from_slice(words.get(2..)?);
+        Some((replaced, more))
+    }
+
+    /// `SCRIPT`: what the node knows of scripts.
+    pub(super) fn script(&self, arguments: &[Bytes]) -> Reply {
+        let scripts = self.runner.scripts();
+        let Some((first, rest)) = arguments.split_first() else { return Reply::Nil };
+        let word = String::from_utf8_lossy(first).to_ascii_lowercase();
+        match (word.as_str(), rest) {
+            ("load", [text]) => match scripts.add(text) {
+                Ok(digest) => Reply::Bulk(digest.into()),
+                Err(failure) => Reply::Error(failure),
+            },
+            ("exists", [_, ..]) => {
+                let known = |digest: &Bytes| Reply::flag(scripts.get(digest).is_some());
+                Reply::Array(rest.iter().map(known).collect())
+            }
+            ("flush", [] | [_])
+                if rest.iter().all(|mode| {
+                    mode.eq_ignore_ascii_case(b"sync") || mode.eq_ignore_ascii_case(b"async")
+                }) =>
+            {
+                scripts.clear();
+                Reply::OK
+            }
+            ("flush", _) => {
+                Reply::Error(Failure::new("ERR SCRIPT FLUSH only support SYNC|ASYNC option"))
+            }
+            ("kill", []) => {
+                Reply::Error(Failure::new("NOTBUSY No scripts in execution right now."))
+            }
+            ("load" | "exists" | "kill", _) => Reply::Error(wrong_arity(&format!("script|{word}"))),
+            _ => Reply::Error(local::subcommand("script", &word)),
         }
     }
 
@@ -346,10 +415,10 @@ impl<T: Transactions> Connection<T> {
         }
         let mut names = std::mem::take(&mut self.group.names);
         names.select(self.database);
-        let parsed = self.parse(words, &mut names);
+        let parsed = self.parse(words, bytes, &mut names);
         self.group.names = names;
         match parsed {
-            Ok((name, command)) => self.group.add(name, command, bytes),
+            Ok((name, command, bytes)) => self.group.add(name, command, bytes),
             Err(refused) => self.group.ready(Reply::Error(refused.failure)),
         }
     }
@@ -359,10 +428,14 @@ impl<T: Transactions> Connection<T> {
         let Some(mut queue) = self.multi.take() else { return Reply::Nil };
         let parsed = match self.check_room(&queue, bytes) {
             Err(failure) => Err(Refused { failure, is_early: true }),
-            Ok(()) => self.parse(words, &mut queue.names),
+            Ok(()) => self.parse(words, bytes, &mut queue.names),
         };
         let answer = match parsed {
-            Ok((name, command)) => {
+            // With the text of a script.
+            Ok((_, _, bytes)) if let Err(failure) = self.check_room(&queue, bytes) => {
+                Reply::Error(failure)
+            }
+            Ok((name, command, bytes)) => {
                 queue.add(name, command, bytes);
                 Reply::Status("QUEUED")
             }

@@ -5,14 +5,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use orthodrome_core::procedure::redis::reply::{Failure, NOT_INTEGER, Reply, SYNTAX};
+use orthodrome_core::procedure::redis::script::REDIS_VERSION;
 use orthodrome_core::procedure::redis::{COMMANDS, Spec, number, wrong_arity};
 
 use super::connection::{Connection, DATABASES};
 use super::reply::Version;
 use crate::service::Transactions;
 
-/// The version of Redis whose commands are followed.
-const REDIS_VERSION: &str = "7.0.15";
 /// Wrong credentials after which a connection is closed.
 const FAILURES_MAX: u32 = 10;
 
@@ -32,6 +31,7 @@ pub(super) enum Local {
     Ping,
     Quit,
     Reset,
+    Script,
     Select,
     Time,
     Unwatch,
@@ -46,7 +46,7 @@ pub(super) enum Deferred {
 }
 
 /// Names, with the number of words as in Redis: the smallest number if it is negative.
-const LOCALS: [(&str, i64, Local); 17] = [
+const LOCALS: [(&str, i64, Local); 18] = [
     ("auth", -2, Local::Auth),
     ("client", -2, Local::Client),
     ("command", -1, Local::Command),
@@ -60,6 +60,7 @@ const LOCALS: [(&str, i64, Local); 17] = [
     ("ping", -1, Local::Ping),
     ("quit", -1, Local::Quit),
     ("reset", 1, Local::Reset),
+    ("script", -2, Local::Script),
     ("select", 2, Local::Select),
     ("time", 1, Local::Time),
     ("unwatch", 1, Local::Unwatch),
@@ -73,8 +74,8 @@ const MISSING: [(&str, &[&str]); 8] = [
         &["scan", "keys", "dbsize", "randomkey", "hscan", "sscan", "zscan", "flushdb", "flushall"],
     ),
     (
-        "scripts and functions are not supported",
-        &["eval", "evalsha", "eval_ro", "evalsha_ro", "script", "function", "fcall", "fcall_ro"],
+        "functions are not supported; scripts are (EVAL, EVALSHA)",
+        &["function", "fcall", "fcall_ro"],
     ),
     (
         "messages are not supported",
@@ -365,6 +366,7 @@ impl<T: Transactions> Connection<T> {
                 Reply::OK
             }
             Local::Reset => self.reset(),
+            Local::Script => self.script(arguments),
             Local::Quit => {
                 self.is_closing = true;
                 Reply::OK
@@ -536,7 +538,7 @@ impl<T: Transactions> Connection<T> {
     }
 }
 
-fn subcommand(command: &str, word: &str) -> Failure {
+pub(super) fn subcommand(command: &str, word: &str) -> Failure {
     let word: String = word.chars().take(64).collect();
     Failure::of(format!(
         "ERR unknown subcommand '{word}'. '{command}' has fewer subcommands here than in Redis."
@@ -603,12 +605,12 @@ fn config(arguments: &[Bytes]) -> Reply {
 }
 
 /// One line of `COMMAND`.
-fn described(name: &str, arity: i64, flag: &'static str, keys: (i64, i64, i64)) -> Reply {
+fn described(name: &str, arity: i64, flags: &[&'static str], keys: (i64, i64, i64)) -> Reply {
     let (first, last, step) = keys;
     Reply::Array(vec![
         text(name),
         Reply::Integer(arity),
-        Reply::Set(vec![Reply::Status(flag)]),
+        Reply::Set(flags.iter().map(|flag| Reply::Status(flag)).collect()),
         Reply::Integer(first),
         Reply::Integer(last),
         Reply::Integer(step),
@@ -618,11 +620,18 @@ fn described(name: &str, arity: i64, flag: &'static str, keys: (i64, i64, i64)) 
 /// Every command.
 fn descriptions() -> Vec<(&'static str, Reply)> {
     let data = COMMANDS.iter().map(|spec| {
-        let flag = if spec.is_read_only { "readonly" } else { "write" };
-        (spec.name, described(spec.name, spec.arity, flag, spec.keys))
+        let flags: &[&str] = match (spec.keys == (0, 0, 0), spec.is_read_only) {
+            (false, true) => &["readonly"],
+            (false, false) => &["write"],
+            // The keys of a script follow their number.
+            (true, true) => &["readonly", "noscript", "movablekeys"],
+            (true, false) => &["noscript", "movablekeys"],
+        };
+        (spec.name, described(spec.name, spec.arity, flags, spec.keys))
     });
-    let locals =
-        LOCALS.iter().map(|(name, arity, _)| (*name, described(name, *arity, "fast", (0, 0, 0))));
+    let locals = LOCALS
+        .iter()
+        .map(|(name, arity, _)| (*name, described(name, *arity, &["fast"], (0, 0, 0))));
     data.chain(locals).collect()
 }
 
@@ -674,8 +683,9 @@ mod tests {
             unknown(&words).0.into_owned()
         };
         assert_eq!(
-            refused("EVAL x 0"),
-            "ERR command 'eval' is not available here: scripts and functions are not supported"
+            refused("FCALL x 0"),
+            "ERR command 'fcall' is not available here: functions are not supported; scripts are \
+             (EVAL, EVALSHA)"
         );
         assert_eq!(
             refused("fly away now"),

@@ -2,7 +2,7 @@
 //!
 //! `request` reads requests, `reply` writes answers. `connection` is one client: it collects the
 //! commands that arrived together, or between `MULTI` and `EXEC`, into one list. `run` runs such a
-//! list as one transaction, and tries again after conflicts. What the commands do to data is in
+//! list as one transaction, and tries again after conflicts. `scripts` knows the texts of scripts. What the commands do to data is in
 //! `orthodrome_core::procedure::redis`. `local` answers commands that touch no data.
 //!
 //! Clients need the credentials of the gRPC API, and the bounds are those of that API
@@ -30,6 +30,7 @@ mod names;
 mod reply;
 mod request;
 mod run;
+mod scripts;
 #[cfg(test)]
 mod tests;
 

@@ -52,6 +52,7 @@ pub(super) fn write(reply: &Reply, version: Version, out: &mut BytesMut) {
     let is_three = version == Version::Three;
     match reply {
         Reply::Status(text) => line(b'+', text, out),
+        Reply::Line(text) => line(b'+', text, out),
         Reply::Integer(number) => head(b':', number, out),
         Reply::Bulk(text) => bulk(text, out),
         Reply::Nil if is_three => out.put_slice(b"_\r\n"),
@@ -102,6 +103,7 @@ mod tests {
         let score = Score::parse(b"1.5").unwrap();
         let cases = [
             (Reply::OK, "+OK\r\n", "+OK\r\n"),
+            (Reply::Line("a\nb".into()), "+a b\r\n", "+a b\r\n"),
             (Reply::Integer(-3), ":-3\r\n", ":-3\r\n"),
             (text("ab"), "$2\r\nab\r\n", "$2\r\nab\r\n"),
             (Reply::Nil, "$-1\r\n", "_\r\n"),

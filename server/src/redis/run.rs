@@ -14,6 +14,7 @@ use tokio::sync::{OnceCell, oneshot};
 use tokio::time::Instant;
 
 use super::names::{Name, Names};
+use super::scripts::Scripts;
 use crate::gateway::Finished;
 use crate::service::{Front, Principal, Refusal, Transactions};
 
@@ -31,7 +32,8 @@ const NO_ANSWER: Failure = Failure::new(
 );
 const TOO_LARGE: Failure = Failure::new(
     "ERR the transaction is too large: it may write 8388608 bytes, read 15728640 bytes of one \
-     partition, and pass over 67108864 bytes of values; it had no effect",
+     partition, and pass over 67108864 bytes of values (each instruction of a script counts 4); it \
+     had no effect",
 );
 
 /// Commands that run as one transaction.
@@ -71,6 +73,7 @@ impl Trouble {
 pub(super) struct Runner<T> {
     front: Arc<Front<T>>,
     names: Names,
+    scripts: Scripts,
     /// The client id of all of them, once it is known.
     client: OnceCell<ClientId>,
     home: RegionId,
@@ -126,11 +129,16 @@ pub(super) fn prefix(database: u8) -> String {
 impl<T: Transactions> Runner<T> {
     pub(super) fn new(front: Arc<Front<T>>, names: Names) -> Self {
         let home = front.home();
-        Self { front, names, client: OnceCell::new(), home }
+        Self { front, names, scripts: Scripts::default(), client: OnceCell::new(), home }
     }
 
     pub(super) fn front(&self) -> &Front<T> {
         &self.front
+    }
+
+    /// The scripts that clients of the node have sent.
+    pub(super) fn scripts(&self) -> &Scripts {
+        &self.scripts
     }
 
     async fn attempt(&self) -> Result<Attempt, Trouble> {
@@ -151,6 +159,19 @@ impl<T: Transactions> Runner<T> {
         let batch = |is_wide| {
             Batch::new(names.len(), work.commands.to_vec(), work.watched.to_vec(), is_wide)
         };
+        if names.is_empty() {
+            // Scripts without keys: nothing of the database takes part.
+            let mut batch = batch(false);
+            batch.now_ms = now_ms();
+            let evaluation =
+                batch.evaluate(|_| None, self.front.limits().response_bytes_max as usize);
+            // There is no other point at which other connections get their turn.
+            tokio::task::yield_now().await;
+            if evaluation.is_too_large {
+                return Err(Trouble::TooLarge);
+            }
+            return Ok((batch, evaluation));
+        }
         let is_write = !work.commands.iter().all(Command::is_read_only);
         let mut attempt = self.attempt().await?;
         let (mut batch_now, wide) = (batch(false), batch(true));

@@ -319,10 +319,10 @@ async fn a_transaction_with_a_refused_command_is_discarded() {
     let answers = format!("+OK\r\n+QUEUED\r\n{arity}{abort}");
     talk(&mut client, "MULTI\r\nSET a 1\r\nGET\r\nEXEC\r\n", &answers).await;
     talk(&mut client, "GET a\r\n", "$-1\r\n").await;
-    let scripts =
-        "-ERR command 'eval' is not available here: scripts and functions are not supported\r\n";
-    let answers = format!("+OK\r\n{scripts}{abort}");
-    talk(&mut client, "MULTI\r\nEVAL x 0\r\nEXEC\r\n", &answers).await;
+    let bits = "-ERR command 'setbit' is not available here: bits, estimates and places are not \
+                supported\r\n";
+    let answers = format!("+OK\r\n{bits}{abort}");
+    talk(&mut client, "MULTI\r\nSETBIT x 0\r\nEXEC\r\n", &answers).await;
     // Other mistakes are answers of the command, and the other commands take effect.
     let answers = "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n-ERR syntax error\r\n:1\r\n";
     talk(&mut client, "MULTI\r\nSET a 1 NX XX\r\nINCR n\r\nEXEC\r\n", answers).await;
@@ -623,7 +623,8 @@ async fn a_transaction_of_too_much_work_has_no_effect() {
     let lines = format!("MULTI\r\nINCR n{{s}}\r\n{}", work.repeat(all));
     talk(&mut client, &lines, &format!("+OK\r\n{queued}")).await;
     let error = "-ERR the transaction is too large: it may write 8388608 bytes, read 15728640 bytes \
-                 of one partition, and pass over 67108864 bytes of values; it had no effect\r\n";
+                 of one partition, and pass over 67108864 bytes of values (each instruction of a \
+                 script counts 4); it had no effect\r\n";
     talk(&mut client, "EXEC\r\nEXISTS n{s}\r\n", &format!("{error}:0\r\n")).await;
     // A transaction that only reads, too.
     let work = "SINTER s{s} s{s} s{s} s{s} nothing{s}\r\n";
@@ -633,6 +634,171 @@ async fn a_transaction_of_too_much_work_has_no_effect() {
     talk(&mut client, "EXEC\r\n", error).await;
     // Commands that only arrived together run one by one.
     talk(&mut client, &work.repeat(all), &"*0\r\n".repeat(all)).await;
+}
+
+/// Requests with words of any bytes.
+fn requests(lines: &[&[&str]]) -> String {
+    let request = |words: &&[&str]| {
+        let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+        words.fold(String::new(), |all, word| all + &word)
+    };
+    lines.iter().map(|words| format!("*{}\r\n{}", words.len(), request(words))).collect()
+}
+
+const COUNT: &str = "return redis.call('INCRBY', KEYS[1], ARGV[1])";
+const NO_SCRIPT: &str = "-NOSCRIPT No matching script. Please use EVAL.\r\n";
+
+#[tokio::test]
+async fn scripts_are_known_by_their_digests() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    let digest = orthodrome_core::procedure::redis::script::digest(COUNT.as_bytes());
+    let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+    let by_digest: &[&str] = &["EVALSHA", &digest, "1", "n", "5"];
+    talk(&mut client, &requests(&[by_digest]), NO_SCRIPT).await;
+    assert!(rig.begun().is_empty());
+    let exists: &[&str] = &["SCRIPT", "EXISTS", &digest, "abc"];
+    talk(&mut client, &requests(&[exists]), "*2\r\n:0\r\n:0\r\n").await;
+    // Loaded and used in one pipeline; the digest in capitals; another connection.
+    let load: &[&str] = &["SCRIPT", "LOAD", COUNT];
+    let capitals = digest.to_uppercase();
+    let lines = requests(&[load, by_digest, &["evalsha", &capitals, "1", "n", "2"], exists]);
+    let answers = format!("{}:5\r\n:7\r\n*2\r\n:1\r\n:0\r\n", bulk(&digest));
+    talk(&mut client, &lines, &answers).await;
+    assert_eq!(rig.begun().len(), 1, "what arrives together is one transaction");
+    talk(&mut rig.client().await, &requests(&[by_digest]), ":12\r\n").await;
+    talk(
+        &mut client,
+        &requests(&[&["SCRIPT", "FLUSH", "ASYNC"], by_digest]),
+        &format!("+OK\r\n{NO_SCRIPT}"),
+    )
+    .await;
+    // EVAL makes it known, too, unless it is no script.
+    let eval: &[&str] = &["EVAL", COUNT, "1", "n", "1"];
+    talk(&mut client, &requests(&[eval, by_digest]), ":13\r\n:18\r\n").await;
+    let error =
+        "-ERR Error compiling script (new function): user_script:1: '=' expected near 'y'\r\n";
+    talk(
+        &mut client,
+        &requests(&[&["EVAL", "x y", "0"], &["SCRIPT", "LOAD", "x y"]]),
+        &error.repeat(2),
+    )
+    .await;
+    for (words, answer) in [
+        (&["SCRIPT", "KILL"][..], "-NOTBUSY No scripts in execution right now.\r\n"),
+        (&["SCRIPT", "FLUSH", "x"], "-ERR SCRIPT FLUSH only support SYNC|ASYNC option\r\n"),
+        (&["SCRIPT", "LOAD"], "-ERR wrong number of arguments for 'script|load' command\r\n"),
+        (&["SCRIPT"], "-ERR wrong number of arguments for 'script' command\r\n"),
+        (
+            &["SCRIPT", "debug", "yes"],
+            "-ERR unknown subcommand 'debug'. 'script' has fewer \
+                                        subcommands here than in Redis.\r\n",
+        ),
+    ] {
+        talk(&mut client, &requests(&[words]), answer).await;
+    }
+}
+
+#[tokio::test]
+async fn scripts_run_in_transactions_with_other_commands() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    let digest = orthodrome_core::procedure::redis::script::digest(COUNT.as_bytes());
+    let (multi, exec): (&[&str], &[&str]) = (&["MULTI"], &["EXEC"]);
+    let by_digest: &[&str] = &["EVALSHA", &digest, "1", "n", "5"];
+    // An unknown script fails when the transaction runs, and the others run.
+    let lines = requests(&[multi, by_digest, &["INCR", "n"], exec]);
+    let answers = format!("+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n{NO_SCRIPT}:1\r\n");
+    talk(&mut client, &lines, &answers).await;
+    let eval: &[&str] = &["EVAL", COUNT, "1", "n", "5"];
+    let lines = requests(&[multi, eval, &["INCR", "n"], by_digest, exec]);
+    let queued = "+QUEUED\r\n".repeat(3);
+    talk(&mut client, &lines, &format!("+OK\r\n{queued}*3\r\n:6\r\n:7\r\n:12\r\n")).await;
+    // A watched key that changed.
+    talk(&mut client, &requests(&[&["WATCH", "n"]]), "+OK\r\n").await;
+    talk(&mut rig.client().await, &requests(&[by_digest]), ":17\r\n").await;
+    let lines = requests(&[multi, by_digest, exec]);
+    talk(&mut client, &lines, "+OK\r\n+QUEUED\r\n*-1\r\n").await;
+    // SCRIPT is no part of a transaction.
+    let lines = requests(&[multi, &["SCRIPT", "LOAD", COUNT], exec]);
+    let refused = "-ERR SCRIPT is not allowed in transactions\r\n";
+    let abort = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+    talk(&mut client, &lines, &format!("+OK\r\n{refused}{abort}")).await;
+    rig.begun();
+    // Without keys, nothing of the database takes part.
+    let lines = requests(&[&["EVAL", "return {1, 'x', ARGV[1]}", "0", "y"]]);
+    talk(&mut client, &lines, "*3\r\n:1\r\n$1\r\nx\r\n$1\r\ny\r\n").await;
+    let endless: &[&str] = &["EVAL", "while true do end", "0"];
+    let error = "-ERR the transaction is too large: it may write 8388608 bytes, read 15728640 bytes \
+                 of one partition, and pass over 67108864 bytes of values (each instruction of a \
+                 script counts 4); it had no effect\r\n";
+    talk(&mut client, &requests(&[endless]), error).await;
+    assert!(rig.begun().is_empty());
+    let endless: &[&str] = &["EVAL", "while true do redis.call('INCR', KEYS[1]) end", "1", "n"];
+    talk(&mut client, &requests(&[endless, &["GET", "n"]]), &format!("{error}$2\r\n17\r\n")).await;
+}
+
+#[tokio::test]
+async fn the_text_of_a_script_counts_for_every_use() {
+    let limits =
+        Limits { value_bytes_max: 4_000, request_bytes_max: 10 << 10, ..Limits::default() };
+    let rig = rig(Access::open(), limits).await;
+    let mut client = rig.client().await;
+    let text = format!("return '{}'", "x".repeat(3_500));
+    let digest = orthodrome_core::procedure::redis::script::digest(text.as_bytes());
+    let by_digest: &[&str] = &["EVALSHA", &digest, "1", "n"];
+    let answer = format!("${}\r\n{digest}\r\n", digest.len());
+    talk(&mut client, &requests(&[&["SCRIPT", "LOAD", &text]]), &answer).await;
+    let lines = requests(&[&["MULTI"], by_digest, by_digest, by_digest, &["EXEC"]]);
+    let refused = "-ERR the transaction would have more than 10240 bytes, which is \
+                   limits.request_bytes_max\r\n";
+    let abort = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+    let answers = format!("+OK\r\n+QUEUED\r\n+QUEUED\r\n{refused}{abort}");
+    talk(&mut client, &lines, &answers).await;
+}
+
+#[tokio::test]
+async fn who_may_only_read_runs_scripts_that_only_read() {
+    let (reader, writer) = ("reader-reader-reader", "writer-writer-writer");
+    let token = |text| Credential::token(text).unwrap();
+    let access = Access::only([
+        (token(reader), Principal::new("reader", Role::Read)),
+        (token(writer), Principal::new("writer", Role::Write)),
+    ]);
+    let rig = rig(access.unwrap(), Limits::default()).await;
+    let mut client = rig.client().await;
+    let read = "return redis.call('GET', KEYS[1])";
+    let denied = "-NOAUTH Authentication required.\r\n";
+    talk(&mut client, &requests(&[&["SCRIPT", "LOAD", read]]), denied).await;
+    let lines = requests(&[&["AUTH", reader], &["EVAL", read, "1", "a"]]);
+    let denied = "-NOPERM this user has no permissions to run the 'eval' command\r\n";
+    talk(&mut client, &lines, &format!("+OK\r\n{denied}")).await;
+    talk(&mut client, &requests(&[&["EVAL_RO", read, "1", "a"]]), "$-1\r\n").await;
+    let digest = orthodrome_core::procedure::redis::script::digest(read.as_bytes());
+    talk(&mut client, &requests(&[&["EVALSHA_RO", &digest, "1", "a"]]), "$-1\r\n").await;
+    assert!(rig.begun().iter().all(|(_, is_read_only)| *is_read_only));
+}
+
+#[tokio::test]
+async fn the_commands_for_scripts_are_listed() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    let lines = requests(&[&["COMMAND", "INFO", "eval", "EVALSHA_RO", "script"]]);
+    let line = |name: &str, arity: &str, flags: &str| {
+        let keys = ":0\r\n".repeat(3);
+        format!("*6\r\n${}\r\n{name}\r\n:{arity}\r\n{flags}{keys}", name.len())
+    };
+    let answers = [
+        "*3\r\n".to_owned(),
+        line("eval", "-3", "*2\r\n+noscript\r\n+movablekeys\r\n"),
+        line("evalsha_ro", "-3", "*3\r\n+readonly\r\n+noscript\r\n+movablekeys\r\n"),
+        line("script", "-2", "*1\r\n+fast\r\n"),
+    ];
+    talk(&mut client, &lines, &answers.concat()).await;
+    let found = requests(&[&["FCALL", "f", "0"]]);
+    let refused = "-ERR command 'fcall' is not available here: functions are not supported; scripts \
+                   are (EVAL, EVALSHA)\r\n";
+    talk(&mut client, &found, refused).await;
 }
 
 /// The answers to commands that arrive together are bounded together, also if they run as several

@@ -18,6 +18,8 @@
 //! **Watch.** A batch may require that keys still have the stamps that they had before. Otherwise
 //! it aborts. A key that does not exist has no stamp, unless `WATCH` has noted one for it
 //! ([`Command::Mark`]). Whoever makes the key drops the note.
+//!
+//! **Scripts.** A script is one command, too ([`script`]).
 
 pub mod entry;
 pub mod hashes;
@@ -26,6 +28,9 @@ pub mod lists;
 pub mod number;
 mod parse;
 pub mod reply;
+pub mod script;
+#[cfg(test)]
+mod script_tests;
 pub mod sets;
 pub mod sorted;
 mod state;
@@ -49,6 +54,7 @@ use hashes::Hashes;
 use keys::Keys;
 use lists::{End, Lists};
 use reply::{Answer, Failure, Reply};
+use script::Script;
 use sets::{Combination, Sets};
 use sorted::Sorted;
 use state::{Context, Slot};
@@ -106,6 +112,8 @@ pub enum Command {
     /// `WATCH` of keys that do not exist: notes this under a stamp of their own, so that `EXEC`
     /// finds out whether they were made and removed since.
     Mark(Vec<u32>),
+    /// `EVAL` and its relatives.
+    Script(Box<Script>),
 }
 
 impl Command {
@@ -137,6 +145,7 @@ impl Command {
             Self::MoveMember(from, to, _)
             | Self::MoveElement(from, _, to, _)
             | Self::Rename(from, to, _) => vec![(*from, Use::Change), (*to, Use::Change)],
+            Self::Script(script) => script.uses(),
         }
     }
 
@@ -262,12 +271,12 @@ impl Batch {
         let mut meter = Meter::new();
         let mut is_too_large = false;
         for command in &self.commands {
-            if meter.charge(command, &mut slots).is_err() {
+            let Ok(answer) = metered(command, &mut slots, cx, &mut meter) else {
                 is_too_large = true;
                 replies.clear();
                 break;
-            }
-            let reply = execute(command, &mut slots, cx).unwrap_or_else(Reply::Error);
+            };
+            let reply = answer.unwrap_or_else(Reply::Error);
             let bytes = reply.bytes();
             let fits = bytes <= left;
             left = left.saturating_sub(bytes);
@@ -316,11 +325,13 @@ pub fn batch(reads: &[Option<Value>], arguments: &Value) -> Results {
     }
     let mut meter = Meter::new();
     for command in &batch.commands {
-        // A gateway runs all of them, so all are counted.
-        meter.charge(command, &mut slots)?;
-        if !command.is_read_only() {
+        // A gateway runs all of them, so all are counted. How much a script does is known when it
+        // has run.
+        if command.is_read_only() && !matches!(command, Command::Script(_)) {
+            meter.charge(command, &mut slots)?;
+        } else {
             // A command that fails has no effect; its gateway answers with the error.
-            let _ = execute(command, &mut slots, cx);
+            let _ = metered(command, &mut slots, cx, &mut meter)?;
         }
     }
     let mut results = Vec::new();
@@ -339,6 +350,20 @@ const NO_SUCH_KEY: Failure = Failure::new("ERR the command names a key that its 
 
 fn slot(slots: &mut [Slot], key: u32) -> Result<&mut Slot, Failure> {
     slots.get_mut(key as usize).ok_or(NO_SUCH_KEY)
+}
+
+/// Counts the work of a command, and runs it.
+fn metered(
+    command: &Command,
+    slots: &mut [Slot],
+    cx: Context,
+    meter: &mut Meter,
+) -> Result<Answer, AbortReason> {
+    if let Command::Script(script) = command {
+        return script.run(slots, cx, meter);
+    }
+    meter.charge(command, slots)?;
+    Ok(execute(command, slots, cx))
 }
 
 fn execute(command: &Command, slots: &mut [Slot], cx: Context) -> Answer {
@@ -394,8 +419,12 @@ fn execute(command: &Command, slots: &mut [Slot], cx: Context) -> Answer {
             }
             Ok(Reply::OK)
         }
+        Command::Script(_) => Err(NO_SCRIPT_INSIDE),
     }
 }
+
+/// A script that another one gives. Scripts are refused before.
+const NO_SCRIPT_INSIDE: Failure = Failure::new("ERR a script cannot run another one");
 
 fn set_several(slots: &mut [Slot], cx: Context, pairs: &[(u32, Bytes)]) -> Result<(), Failure> {
     for (key, value) in pairs {

@@ -20,6 +20,8 @@ pub struct KeyNames {
     names: Vec<KeyName>,
     numbers: BTreeMap<KeyName, u32>,
     bytes: usize,
+    /// True if no others may be added.
+    is_closed: bool,
     /// True once a key was refused.
     has_refused: bool,
 }
@@ -44,6 +46,13 @@ pub struct KeyLimits {
 }
 
 impl KeyNames {
+    /// The keys that a script declared, with their numbers in its batch. It has no others.
+    #[must_use]
+    pub fn declared(keys: &[(u32, Bytes)]) -> Self {
+        let numbers = keys.iter().map(|(number, name)| ((0, name.clone()), *number));
+        Self { numbers: numbers.collect(), is_closed: true, ..Self::default() }
+    }
+
     /// Names without a database belong to this database from now on.
     pub fn select(&mut self, database: u8) {
         self.database = database;
@@ -85,6 +94,14 @@ impl KeyNames {
         }
         let KeyLimits { keys_max, key_bytes_max } = limits;
         let (_, name) = key;
+        if self.is_closed {
+            let part = name.get(..name.len().min(128)).unwrap_or_default();
+            let shown = String::from_utf8_lossy(part);
+            return Err(Failure::of(format!(
+                "ERR the script did not declare the key '{shown}'; pass every key that a script \
+                 uses as one of its KEYS"
+            )));
+        }
         self.has_refused = true;
         if name.len() > key_bytes_max {
             let have = name.len();
@@ -143,6 +160,12 @@ impl<'a> Args<'a> {
     pub(super) fn key(&mut self) -> Result<u32, Failure> {
         let name = self.bytes()?;
         self.keys.number(&name, self.limits)
+    }
+
+    /// A key, with its name.
+    pub(super) fn named_key(&mut self) -> Result<(u32, Bytes), Failure> {
+        let name = self.bytes()?;
+        Ok((self.keys.number(&name, self.limits)?, name))
     }
 
     /// All arguments left.

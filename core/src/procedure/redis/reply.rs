@@ -11,6 +11,8 @@ use super::number::Score;
 pub enum Reply {
     /// A status, such as `OK`.
     Status(&'static str),
+    /// A status with another text.
+    Line(String),
     /// An integer.
     Integer(i64),
     /// A string.
@@ -67,6 +69,7 @@ impl Reply {
         const HEAD: usize = 32;
         match self {
             Self::Status(text) => text.len() + HEAD,
+            Self::Line(text) => text.len() + HEAD,
             Self::Integer(_) | Self::Nil | Self::NilArray | Self::Double(_) => HEAD,
             Self::Bulk(text) => text.len() + HEAD,
             Self::Array(items) | Self::Set(items) => {

@@ -20,7 +20,7 @@ pub struct Context {
 }
 
 /// What a key holds now.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Held {
     Absent,
     Entry(Entry),
@@ -29,7 +29,7 @@ enum Held {
 }
 
 /// One key.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Slot {
     held: Held,
     /// The counted size of the content.
@@ -101,6 +101,17 @@ impl Slot {
         };
         let (order, is_order_counted) = (OnceCell::new(), false);
         Self { held, cost, is_changed, before, mark, order, is_order_counted }
+    }
+
+    /// What [`Slot::restore`] needs besides the value before the transaction: the key as it is now,
+    /// unless the transaction has not changed it.
+    pub fn keep(&self) -> Option<Self> {
+        self.is_changed.then(|| self.clone())
+    }
+
+    /// Makes the key what it was when [`Slot::keep`] returned this.
+    pub fn restore(&mut self, kept: Option<Self>, cx: Context) {
+        *self = kept.unwrap_or_else(|| Self::new(self.before.take(), cx));
     }
 
     /// The counted size of the content.

@@ -7,6 +7,7 @@ use super::keys::{self, Keys};
 use super::lists::{End, Lists};
 use super::parse::Args;
 use super::reply::{Failure, OVERFLOW, SYNTAX, TOO_LARGE};
+use super::script;
 use super::sets::{Combination, Sets};
 use super::sorted::{self, Sorted, Span};
 use super::strings::{self, Condition, Lifetime, SetAnswer, Strings};
@@ -20,7 +21,8 @@ pub struct Spec {
     pub arity: i64,
     /// True if it changes nothing.
     pub is_read_only: bool,
-    /// The positions of its keys: the first, the last (negative from the end), and the step.
+    /// The positions of its keys: the first, the last (negative from the end), and the step. All 0 if
+    /// the second argument is the number of keys, which follow it.
     pub keys: (i64, i64, i64),
     pub(super) parse: Parse,
 }
@@ -34,6 +36,7 @@ const ONE: (i64, i64, i64) = (1, 1, 1);
 const TWO: (i64, i64, i64) = (1, 2, 1);
 const ALL: (i64, i64, i64) = (1, -1, 1);
 const PAIRS: (i64, i64, i64) = (1, -1, 2);
+const COUNTED: (i64, i64, i64) = (0, 0, 0);
 
 const fn row(
     name: &'static str,
@@ -237,6 +240,11 @@ pub const COMMANDS: &[Spec] = &[
     row("rpoplpush", 3, WRITE, TWO, |args| {
         Ok(Command::MoveElement(args.key()?, End::Right, args.key()?, End::Left))
     }),
+    // Scripts. The gateway replaces a digest that it knows by the text.
+    row("eval", -3, WRITE, COUNTED, |args| script::parse_script(args, false)),
+    row("eval_ro", -3, READ, COUNTED, |args| script::parse_script(args, true)),
+    row("evalsha", -3, WRITE, COUNTED, script::parse_digest),
+    row("evalsha_ro", -3, READ, COUNTED, script::parse_digest),
 ];
 
 /// A command that sets a string, if the string is not too long.

@@ -8,24 +8,24 @@ use super::*;
 use crate::Rng;
 use crate::txn::VALUE_BYTES_MAX;
 
-const LIMITS: KeyLimits = KeyLimits { keys_max: 100, key_bytes_max: 100 };
-const BYTES_MAX: usize = 16 << 20;
+pub(super) const LIMITS: KeyLimits = KeyLimits { keys_max: 100, key_bytes_max: 100 };
+pub(super) const BYTES_MAX: usize = 16 << 20;
 
 /// A store that runs batches as the database does: through the bytes of a call.
 #[derive(Default)]
-struct Store {
-    values: BTreeMap<Bytes, Value>,
-    now_ms: u64,
-    counter: u64,
+pub(super) struct Store {
+    pub(super) values: BTreeMap<Bytes, Value>,
+    pub(super) now_ms: u64,
+    pub(super) counter: u64,
 }
 
-fn keys_of(names: &KeyNames) -> Vec<Key> {
+pub(super) fn keys_of(names: &KeyNames) -> Vec<Key> {
     names.names().iter().map(|(_, name)| Key::from(name)).collect()
 }
 
 /// Why a batch had no effect.
 #[derive(PartialEq, Eq, Debug)]
-struct Aborted;
+pub(super) struct Aborted;
 
 impl Store {
     /// Reads the commands of a batch; a command that is refused answers with an error.
@@ -42,7 +42,7 @@ impl Store {
     }
 
     /// Runs commands as one transaction, as a gateway does.
-    fn batch(
+    pub(super) fn batch(
         &mut self,
         names: &KeyNames,
         commands: Vec<Command>,
@@ -85,17 +85,21 @@ impl Store {
     }
 
     /// Runs one command, and shows its answer.
-    fn run(&mut self, line: &str) -> String {
+    pub(super) fn run(&mut self, line: &str) -> String {
+        self.run_words(&words(line))
+    }
+
+    /// Runs one command, and shows its answer.
+    pub(super) fn run_words(&mut self, words: &[Bytes]) -> String {
         let mut names = KeyNames::default();
-        let words = words(line);
-        match parse(&words, &mut names, LIMITS).unwrap_or_else(|| panic!("no command: {line}")) {
+        match parse(words, &mut names, LIMITS).unwrap_or_else(|| panic!("no command: {words:?}")) {
             Ok(command) => show(&self.batch(&names, vec![command], &[]).unwrap().replies[0]),
             Err(refused) => show(&Reply::Error(refused.failure)),
         }
     }
 
     /// Checks lines of the form `command => answer`.
-    fn script(&mut self, text: &str) {
+    pub(super) fn script(&mut self, text: &str) {
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let (command, answer) = line.split_once(" => ").unwrap();
             assert_eq!(self.run(command), answer, "{command}");
@@ -109,10 +113,11 @@ fn words(line: &str) -> Vec<Bytes> {
     line.split(' ').map(word).collect()
 }
 
-fn show(reply: &Reply) -> String {
+pub(super) fn show(reply: &Reply) -> String {
     let all = |items: &[Reply]| items.iter().map(show).collect::<Vec<_>>().join(" ");
     match reply {
         Reply::Status(text) => (*text).to_owned(),
+        Reply::Line(text) => text.clone(),
         Reply::Integer(number) => format!(":{number}"),
         Reply::Bulk(text) => format!("\"{}\"", text.escape_ascii()),
         Reply::Nil => "nil".to_owned(),

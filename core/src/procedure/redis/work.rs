@@ -33,6 +33,16 @@ impl Meter {
         Self { left: WORK_BYTES_MAX }
     }
 
+    /// What is left.
+    pub fn left(&self) -> u64 {
+        self.left as u64
+    }
+
+    /// Sets what is left, after a script that counted itself.
+    pub fn set_left(&mut self, left: u64) {
+        self.left = usize::try_from(left).unwrap_or(usize::MAX).min(self.left);
+    }
+
     /// Counts the work of a command on these keys.
     ///
     /// # Errors
@@ -45,7 +55,7 @@ impl Meter {
 }
 
 /// The bytes that a command passes over, at most.
-fn work(command: &Command, slots: &mut [Slot]) -> usize {
+pub(super) fn work(command: &Command, slots: &mut [Slot]) -> usize {
     let size = |slots: &[Slot], key: u32| slots.get(key as usize).map_or(0, Slot::cost);
     let sizes =
         |keys: &[u32]| keys.iter().fold(0_usize, |sum, key| sum.saturating_add(size(slots, *key)));
@@ -75,7 +85,9 @@ fn work(command: &Command, slots: &mut [Slot]) -> usize {
         | Command::MoveMember(..)
         | Command::MoveElement(..)
         | Command::Watch(_)
-        | Command::Mark(_) => 0,
+        | Command::Mark(_)
+        // It counts itself while it runs.
+        | Command::Script(_) => 0,
     }
 }
 
