@@ -427,7 +427,7 @@ fn scripts_answer_as_in_redis() {
 
 /// A random expression of Lua.
 fn random_expression(rng: &mut Rng, depth: u32) -> String {
-    let mut inner = |rng: &mut Rng| random_expression(rng, depth + 1);
+    let inner = |rng: &mut Rng| random_expression(rng, depth + 1);
     let pick = |rng: &mut Rng, from: &[&str]| (*rng.pick(from).unwrap()).to_owned();
     match if depth > 3 { 0 } else { rng.below(12) } {
         0 | 1 => pick(
