@@ -23,6 +23,8 @@ const NESTED_MAX: u32 = 100;
 const META_CHAIN_MAX: u32 = 100;
 /// The work of one instruction.
 const OP_WORK: u64 = 4;
+/// The work of writing a number as text.
+pub(crate) const NUMBER_WORK: u64 = 64;
 /// The work of one call of a function of the library, besides what it does.
 const CALL_WORK: u64 = 16;
 
@@ -407,7 +409,10 @@ impl<'h> Vm<'h> {
     pub(crate) fn text_of(&mut self, value: Value) -> Result<Option<StringId>, Stop> {
         match value {
             Value::String(string) => Ok(Some(string)),
-            Value::Number(number) => self.heap.string(number::shown(number).as_bytes()).map(Some),
+            Value::Number(number) => {
+                self.heap.charge(NUMBER_WORK)?;
+                self.heap.string(number::shown(number).as_bytes()).map(Some)
+            }
             Value::Nil
             | Value::Boolean(_)
             | Value::Table(_)
@@ -922,6 +927,7 @@ impl<'h> Vm<'h> {
                     whole.extend_from_slice(&self.heap.bytes(string));
                 }
                 Value::Number(number) => {
+                    self.heap.charge(NUMBER_WORK)?;
                     whole.extend_from_slice(number::shown(number).as_bytes());
                 }
                 _ => {}

@@ -3,7 +3,7 @@
 use super::one;
 use crate::heap::Stop;
 use crate::number;
-use crate::vm::{Args, Results, Vm};
+use crate::vm::{Args, NUMBER_WORK, Results, Vm};
 
 /// What is between `%` and the letter.
 #[derive(Default)]
@@ -169,6 +169,7 @@ pub(super) fn format(vm: &mut Vm<'_>, args: Args) -> Result<Results, Stop> {
             }
             b'e' | b'E' | b'f' | b'g' | b'G' => {
                 let number = vm.number_arg(args, at)?;
+                vm.heap.charge(20 * NUMBER_WORK)?;
                 spec.float(number, *letter)
             }
             b'q' => {

@@ -4,7 +4,7 @@ use super::{Functions, one};
 use crate::heap::Stop;
 use crate::number;
 use crate::value::{TableId, Value};
-use crate::vm::{Args, Results, Vm};
+use crate::vm::{Args, NUMBER_WORK, Results, Vm};
 
 pub(super) const FUNCTIONS: Functions = &[("decode", decode), ("encode", encode)];
 
@@ -33,6 +33,7 @@ fn append(vm: &mut Vm<'_>, value: Value, depth: u32, out: &mut Vec<u8>) -> Resul
             if !number.is_finite() {
                 return Err(vm.error("Cannot serialise number: must not be NaN or Inf"));
             }
+            vm.heap.charge(NUMBER_WORK)?;
             out.extend(number::shown(number).bytes());
         }
         Value::String(text) => {
