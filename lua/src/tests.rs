@@ -276,6 +276,15 @@ fn nothing_leads_out_of_a_script() {
 }
 
 #[test]
+fn an_error_of_an_error_handler_is_caught() {
+    let text = "local function e(x) error(x) end local ok, why = xpcall(error, e) return tostring(ok)..': '..why";
+    assert_eq!(value(text), "false: error in error handling");
+    let text =
+        "local ok, a, b = xpcall(error, function() return 1, 2 end) return tostring(ok)..a..b";
+    assert_eq!(value(text), "false12");
+}
+
+#[test]
 fn work_cannot_be_caught() {
     assert_eq!(error("pcall(function() while true do end end) return 1"), "exhausted");
     assert_eq!(error("return xpcall(function() return ('x'):rep(1e9) end, tostring)"), "exhausted");

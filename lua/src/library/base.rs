@@ -161,11 +161,19 @@ fn xpcall(vm: &mut Vm<'_>, args: Args) -> Result<Results, Stop> {
     let handler = vm.arg(args, 1);
     match protected(vm, function, &[])? {
         Ok(results) => Ok(Results::Many(results)),
-        Err(error) => {
-            let mut results = vm.call(handler, &[error])?;
-            results.insert(0, Value::Boolean(false));
-            Ok(Results::Many(results))
-        }
+        Err(error) => match protected(vm, handler, &[error])? {
+            Ok(mut results) => {
+                if let Some(status) = results.first_mut() {
+                    *status = Value::Boolean(false);
+                }
+                Ok(Results::Many(results))
+            }
+            // Lua says no more of an error that the handler itself has made.
+            Err(_) => {
+                let text = vm.heap.text(b"error in error handling")?;
+                Ok(Results::Many(vec![Value::Boolean(false), text]))
+            }
+        },
     }
 }
 

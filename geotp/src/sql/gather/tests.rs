@@ -165,6 +165,24 @@ fn the_result_is_computed_from_the_rows_in_place_of_the_tables() {
     assert!(refusal.message.contains("column \"x\" of \"a\""), "{refusal}");
 }
 
+/// MariaDB has no type of its own for documents, and returns their text.
+#[test]
+fn documents_are_gathered_as_documents() {
+    let template = Template {
+        name: "t".into(),
+        is_copy: false,
+        unordered: BTreeSet::new(),
+        documents: ["j".to_owned()].into(),
+    };
+    let written = |kind, name| {
+        postgres_rows(&template, Some(&rows(name, kind, &[Some("{\"k\": 1}"), Some("1.10")])))
+    };
+    for kind in [Kind::Json, Kind::Text] {
+        assert!(written(kind, "J").contains(r#"[{"J":{"k": 1}},{"J":1.10}]"#), "{kind:?}");
+    }
+    assert!(written(Kind::Text, "x").contains(r#"{"x":"1.10"}"#), "a text is a text");
+}
+
 #[test]
 fn values_for_mariadb_have_the_types_of_their_columns() {
     let constant = |kind, value: &str| {
