@@ -194,13 +194,14 @@ fn prose_has_at_most_100_columns() {
 }
 
 /// Every crate's folder: tests are below `src` and `tests`.
-const ALL: [&str; 12] = [
+const ALL: [&str; 13] = [
     "cli",
     "client",
     "core",
     "eval",
     "geotp",
     "lab",
+    "lua",
     "model",
     "proto",
     "protocols",
