@@ -2,7 +2,7 @@
 //!
 //! A script runs as one command of its batch, on the keys that it declares. It carries its whole
 //! text, so a replica needs no cache of scripts. Commands that the script gives run on the same
-//! [`Slot`]s as the other commands of the batch. The work of a script counts among the work of its
+//! slots as the other commands of the batch. The work of a script counts among the work of its
 //! transaction: what its commands do, and what Lua does (`orthodrome_lua`).
 //!
 //! A script whose answer is an error changes nothing. Its changes are undone then: the first change
