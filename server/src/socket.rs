@@ -36,13 +36,13 @@ fn descriptors() -> &'static Arc<Semaphore> {
     })
 }
 
-/// Makes room for a client that has connected and needs `files` file descriptors. The room is given
-/// back when the permit is dropped. None if clients use all that they may; then the connection must
-/// be closed. Without that, clients could leave none for a new file of the log, and the node would
-/// end.
-pub(crate) fn admit(files: u32) -> Option<OwnedSemaphorePermit> {
+/// Takes the file descriptor of a client that has connected out of those that clients may use, until
+/// the permit is dropped. None if clients use all of them; then the caller must close the connection.
+/// Without this bound, clients could leave no descriptor for the next file of the log, and the node
+/// would stop.
+pub(crate) fn admit() -> Option<OwnedSemaphorePermit> {
     static IS_FULL: AtomicBool = AtomicBool::new(false);
-    let place = Arc::clone(descriptors()).try_acquire_many_owned(files).ok();
+    let place = Arc::clone(descriptors()).try_acquire_owned().ok();
     let is_full = place.is_none();
     if is_full && !IS_FULL.swap(is_full, Ordering::Relaxed) {
         let most = kernel::open_files_max();

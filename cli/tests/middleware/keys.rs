@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use orthodrome_geotp::sql::Dialect;
 
-use crate::rig::{CLIENT, Rig, SECRET, Setup, rig, said};
+use crate::rig::{Process, Rig, Setup, rig, said};
 
 fn start(rig: &mut Rig, tables: &str) {
     for server in &rig.servers {
@@ -86,36 +86,27 @@ fn mysql_s_clients_get_generated_keys() {
     }
 }
 
-/// MySQL's drivers compute the keys of several rows from the first one.
-#[test]
-fn keys_of_one_insert_have_no_gap() {
-    let mut rig = rig();
-    let rig = rig.as_mut().unwrap();
+/// Two proxies over one table whose keys they generate. Returns the second one, and its port.
+fn start_jobs(rig: &mut Rig) -> (Process, u16) {
     start(
         rig,
         "[[tables]]\nname = \"jobs\"\nshard = { by = \"hash\", column = \"k\", sources = [\"s0\", \"s1\"] }\n",
     );
     rig.psql("CREATE TABLE jobs (id bigserial PRIMARY KEY, k int NOT NULL)");
-    let (other, port) = rig.start_second_proxy(None);
+    rig.start_second_proxy(None)
+}
+
+/// MySQL's drivers compute the keys of several rows from the first one.
+#[test]
+fn keys_of_one_insert_have_no_gap() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    let (other, port) = start_jobs(rig);
     let rows: Vec<String> = (0..60).map(|k| format!("({k})")).collect();
     let insert = format!("INSERT INTO jobs (k) VALUES {} RETURNING id", rows.join(", "));
     for port in [rig.postgresql, port, rig.postgresql, port, rig.postgresql] {
-        let mut command = std::process::Command::new("psql");
-        let port = port.to_string();
-        command.args([
-            "-X",
-            "-A",
-            "-t",
-            "-h",
-            "127.0.0.1",
-            "-p",
-            &port,
-            "-U",
-            CLIENT,
-            "-d",
-            "bank",
-        ]);
-        let said = rig.runs(command.env("PGPASSWORD", SECRET).args(["-c", &insert]));
+        let mut command = rig.psql_by(&format!("port={port}"));
+        let said = rig.runs(command.args(["-c", &insert]));
         let keys: Vec<i64> = said.lines().filter_map(|line| line.trim().parse().ok()).collect();
         assert_eq!(keys.len(), 60, "{said}");
         assert!(keys.is_sorted_by(|one, next| one + 1 == *next), "{keys:?}");
@@ -130,29 +121,12 @@ fn no_key_is_given_twice_by_two_proxies_or_after_a_kill() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
     // No constraint would find it out: each source has its own.
-    start(
-        rig,
-        "[[tables]]\nname = \"jobs\"\nshard = { by = \"hash\", column = \"k\", sources = [\"s0\", \"s1\"] }\n",
-    );
-    rig.psql("CREATE TABLE jobs (id bigserial PRIMARY KEY, k int NOT NULL)");
-    let (other, port) = rig.start_second_proxy(None);
-    let insert = |port: u16, first: usize| {
+    let (other, port) = start_jobs(rig);
+    let insert = |rig: &Rig, port: u16, first: usize| {
         let rows: String =
             (first..first + 150).map(|k| format!("INSERT INTO jobs (k) VALUES ({k});\n")).collect();
-        let mut command = std::process::Command::new("psql");
-        command.args([
-            "-X",
-            "-q",
-            "-h",
-            "127.0.0.1",
-            "-p",
-            &port.to_string(),
-            "-U",
-            CLIENT,
-            "-d",
-            "bank",
-        ]);
-        command.env("PGPASSWORD", SECRET).stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut command = rig.psql_by(&format!("port={port}"));
+        command.arg("-q").stdin(Stdio::piped()).stdout(Stdio::null());
         let mut child = command.stderr(Stdio::null()).spawn().unwrap();
         let mut input = child.stdin.take().unwrap();
         std::thread::spawn(move || {
@@ -166,7 +140,7 @@ fn no_key_is_given_twice_by_two_proxies_or_after_a_kill() {
         let mut clients: Vec<_> =
             [(rig.postgresql, 0), (rig.postgresql, 200), (port, 400), (port, 600)]
                 .into_iter()
-                .map(|(port, more)| insert(port, first + more))
+                .map(|(port, more)| insert(rig, port, first + more))
                 .collect();
         if round == 1 {
             let before: u64 = rig.psql("SELECT count(*) FROM jobs").parse().unwrap();

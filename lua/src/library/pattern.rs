@@ -26,12 +26,13 @@ impl From<Stop> for Fault {
     }
 }
 
+/// The length of a capture.
 #[derive(Clone, Copy)]
 enum Length {
     Bytes(usize),
-    /// It has begun and not ended.
+    /// The capture is still open: its closing parenthesis has not matched yet.
     Open,
-    /// It is a position.
+    /// `()`: a capture of the position alone.
     Position,
 }
 

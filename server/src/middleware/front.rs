@@ -163,7 +163,7 @@ impl Front {
                 warn!("too many clients; refused a connection");
                 continue;
             };
-            let Some(files) = crate::socket::admit(1) else { continue };
+            let Some(files) = crate::socket::admit() else { continue };
             crate::socket::prepare(&tcp);
             let (front, ending) = (self.clone(), ending.clone());
             tokio::spawn(async move {

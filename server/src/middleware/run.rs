@@ -393,10 +393,11 @@ pub async fn run_agent(
                 tokio::time::sleep(crate::socket::ACCEPT_PAUSE).await;
                 continue;
             };
-            let Some(files) = crate::socket::admit(1) else { continue };
+            let Some(files) = crate::socket::admit() else { continue };
             let (agent, masters, secret) = (agent.clone(), masters.clone(), config.secret.clone());
             let tls = tls.clone();
             tokio::spawn(async move {
+                // Only callers that have not shown the secret yet are counted.
                 let _files = files;
                 let hear = move |caller: NodeId, link: Link| match link {
                     Link::Order(order) => agent.deliver(caller, order),

@@ -103,7 +103,7 @@ pub(crate) async fn serve<T: Transactions>(
             }
         };
         number += 1;
-        let place = Arc::clone(&places).try_acquire_owned().ok().zip(crate::socket::admit(1));
+        let place = Arc::clone(&places).try_acquire_owned().ok().zip(crate::socket::admit());
         let Some(place) = place else {
             // The text that Redis uses; a client that does not read it sees the end.
             let mut stream = stream;

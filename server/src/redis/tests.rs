@@ -448,28 +448,35 @@ async fn hello_changes_the_version_and_reset_changes_it_back() {
     assert_eq!(client.read(&mut rest).await.unwrap(), 0, "the connection ends");
 }
 
+const READER: &str = "reader-reader-reader";
+const WRITER: &str = "writer-writer-writer";
+
+/// Access for two principals, by their tokens.
+fn reader_and_writer() -> Access {
+    let token = |text| Credential::token(text).unwrap();
+    Access::only([
+        (token(READER), Principal::new("reader", Role::Read)),
+        (token(WRITER), Principal::new("writer", Role::Write)),
+    ])
+    .unwrap()
+}
+
 #[tokio::test]
 async fn clients_need_the_credentials_of_the_api() {
-    let (reader, writer) = ("reader-reader-reader", "writer-writer-writer");
-    let token = |text| Credential::token(text).unwrap();
-    let access = Access::only([
-        (token(reader), Principal::new("reader", Role::Read)),
-        (token(writer), Principal::new("writer", Role::Write)),
-    ]);
-    let rig = rig(access.unwrap(), Limits::default()).await;
+    let rig = rig(reader_and_writer(), Limits::default()).await;
     let mut client = rig.client().await;
     talk(&mut client, "GET a\r\n", "-NOAUTH Authentication required.\r\n").await;
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\r\n";
     talk(&mut client, "AUTH nonsense\r\n", wrong).await;
-    talk(&mut client, &format!("AUTH writer {reader}\r\n"), wrong).await;
-    talk(&mut client, &format!("AUTH {reader}\r\nGET a\r\n"), "+OK\r\n$-1\r\n").await;
+    talk(&mut client, &format!("AUTH writer {READER}\r\n"), wrong).await;
+    talk(&mut client, &format!("AUTH {READER}\r\nGET a\r\n"), "+OK\r\n$-1\r\n").await;
     let denied = "-NOPERM this user has no permissions to run the 'set' command\r\n";
     talk(&mut client, "SET a 1\r\nGET a\r\n", &format!("{denied}$-1\r\n")).await;
-    talk(&mut client, &format!("AUTH default {writer}\r\nSET a 1\r\n"), "+OK\r\n+OK\r\n").await;
+    talk(&mut client, &format!("AUTH default {WRITER}\r\nSET a 1\r\n"), "+OK\r\n+OK\r\n").await;
     // Who may only read also reads a key that has expired, which removes it.
     talk(&mut client, "SET b 1 PX 1\r\n", "+OK\r\n").await;
     tokio::time::sleep(Duration::from_millis(5)).await;
-    talk(&mut client, &format!("AUTH {reader}\r\nGET b\r\nGET a\r\n"), "+OK\r\n$-1\r\n$1\r\n1\r\n")
+    talk(&mut client, &format!("AUTH {READER}\r\nGET b\r\nGET a\r\n"), "+OK\r\n$-1\r\n$1\r\n1\r\n")
         .await;
     assert!(!rig.memory.0.lock().unwrap().values.contains_key(&Key::from("redis/0/b")));
     talk(&mut client, "RESET\r\nGET a\r\n", "+RESET\r\n-NOAUTH Authentication required.\r\n").await;
@@ -759,18 +766,12 @@ async fn the_text_of_a_script_counts_for_every_use() {
 
 #[tokio::test]
 async fn who_may_only_read_runs_scripts_that_only_read() {
-    let (reader, writer) = ("reader-reader-reader", "writer-writer-writer");
-    let token = |text| Credential::token(text).unwrap();
-    let access = Access::only([
-        (token(reader), Principal::new("reader", Role::Read)),
-        (token(writer), Principal::new("writer", Role::Write)),
-    ]);
-    let rig = rig(access.unwrap(), Limits::default()).await;
+    let rig = rig(reader_and_writer(), Limits::default()).await;
     let mut client = rig.client().await;
     let read = "return redis.call('GET', KEYS[1])";
     let denied = "-NOAUTH Authentication required.\r\n";
     talk(&mut client, &requests(&[&["SCRIPT", "LOAD", read]]), denied).await;
-    let lines = requests(&[&["AUTH", reader], &["EVAL", read, "1", "a"]]);
+    let lines = requests(&[&["AUTH", READER], &["EVAL", read, "1", "a"]]);
     let denied = "-NOPERM this user has no permissions to run the 'eval' command\r\n";
     talk(&mut client, &lines, &format!("+OK\r\n{denied}")).await;
     talk(&mut client, &requests(&[&["EVAL_RO", read, "1", "a"]]), "$-1\r\n").await;

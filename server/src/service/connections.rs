@@ -41,7 +41,7 @@ pub(super) fn accept(
     paused.filter_map(move |accepted| match accepted {
         Ok(stream) => {
             let place = Arc::clone(&places).try_acquire_owned().ok()?;
-            let places = [place, crate::socket::admit(1)?];
+            let places = [place, crate::socket::admit()?];
             crate::socket::prepare(&stream);
             let speaks_until = Some(Box::pin(tokio::time::sleep(SILENCE_MAX)));
             Some(Ok(Connection { stream, speaks_until, _places: places }))

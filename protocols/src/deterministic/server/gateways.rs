@@ -44,8 +44,8 @@ impl Server {
             return;
         }
         if self.state.is_acknowledged(txn) {
-            // Its client knows the outcome, says its client: no gateway waits, unless the client asks
-            // for what it has acknowledged.
+            // The client has acknowledged the outcome, so usually no gateway waits for an answer.
+            // But a client may ask for the outcome again, with `Resolve`.
             cx.note(Note::RepeatedSubmit);
             self.send(gateway, Msg::TooOld { txn, outcome: None }, cx);
             return;
