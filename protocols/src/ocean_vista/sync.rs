@@ -68,12 +68,12 @@ struct Leaving {
 struct Questions {
     open: BTreeMap<(PartitionId, NodeId), RetryState>,
     /// A peer that is gone must not slow down the copy from another one.
-    pieces: BTreeMap<NodeId, Pieces>,
+    pieces: BTreeMap<NodeId, PieceTimes>,
 }
 
-/// How long pieces of one peer take.
+/// How long pieces of one peer take, and how often it was late.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pieces {
+struct PieceTimes {
     /// How long they took lately if they were requested once: of others nobody knows which question
     /// they answer.
     took: Option<Duration>,
@@ -82,7 +82,7 @@ struct Pieces {
     doublings: u32,
 }
 
-impl Pieces {
+impl PieceTimes {
     fn timeout(&self, config: &Config) -> Duration {
         let unknown = config.resend_after.max(config.directory.lease);
         let least = self.took.map_or(unknown, |took| (took * 4).max(config.resend_after));
@@ -897,7 +897,7 @@ mod tests {
         assert_eq!(questions.overdue(&config, late), [(of, gone)]);
         assert_eq!(
             questions.timeout(gone, &config),
-            Pieces { doublings: 1, took: None }.timeout(&config)
+            PieceTimes { doublings: 1, took: None }.timeout(&config)
         );
         assert_eq!(questions.timeout(peer, &config), before);
     }

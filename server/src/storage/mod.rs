@@ -185,8 +185,8 @@ pub enum StorageError {
     /// The copy of the placement is missing.
     #[error(
         "{} is missing, and without it nobody knows on which servers this data belongs; put it back, from a backup \
-         or from a server with the same placement, or give the node an empty directory in place of this one as the \
-         documentation says",
+         or from another node of the cluster, or replace the node's data as for a lost disk (`--replace` or \
+         `change-members`)",
         path.display()
     )]
     NoPlacement {
