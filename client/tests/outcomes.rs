@@ -357,7 +357,7 @@ async fn an_open_transaction_keeps_its_lease_while_its_client_lives() {
     gone(&node).await;
     node.come_back();
     let late = aborted(open.commit(Writes::new().put("n", "2")).await);
-    assert_eq!(late.reason, AbortReason::Client);
+    assert_eq!(late.reason, AbortReason::Abandoned);
     assert_eq!(node.store.text("n").unwrap(), "1");
 }
 
