@@ -282,6 +282,9 @@ impl Rig {
             .flat_map(|s| (1..=ACCOUNTS).map(move |n| format!("({}, 1000)", s * 100 + n)))
             .collect();
         self.psql(&format!("INSERT INTO accounts (id, balance) VALUES {}", rows.join(", ")));
+        // Its rows are locked until the sources have committed it, on a busy machine for longer
+        // than the next statement waits for a lock.
+        self.settle_branches("the accounts were created");
     }
 
     /// The servers that are sources.
@@ -497,16 +500,21 @@ impl Rig {
         self.setup.servers.iter().map(one).collect()
     }
 
-    /// Checks that nothing stays prepared or locked, and that the total is unchanged.
-    pub fn settle(&self, after: &str) {
-        let deadline = Instant::now() + PATIENCE;
-        let servers = &self.setup.servers;
+    /// Waits until no source has a prepared branch.
+    fn settle_branches(&self, after: &str) {
         let mut left = Vec::new();
-        wait(deadline, || {
-            left = servers.iter().map(|&place| self.prepared(place)).collect();
+        wait(Instant::now() + PATIENCE, || {
+            left = self.setup.servers.iter().map(|&place| self.prepared(place)).collect();
             left.iter().all(String::is_empty)
         })
         .unwrap_or_else(|| panic!("{}\nafter {after}: {left:?}", self.log()));
+    }
+
+    /// Checks that nothing stays prepared or locked, and that the total is unchanged.
+    pub fn settle(&self, after: &str) {
+        self.settle_branches(after);
+        let deadline = Instant::now() + PATIENCE;
+        let servers = &self.setup.servers;
         // An update of every row needs every lock.
         let mut problem = String::new();
         wait(deadline, || {

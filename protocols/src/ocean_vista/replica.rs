@@ -22,10 +22,11 @@ use super::message::{
     Ask, Change, Functor, Holding, Knowledge, Msg, NAME, Output, Reason, Refusal, Seen, Shown,
     View, What,
 };
+use super::recovery::partitions;
 use super::server::{Local, World};
 use super::state::{Fate, Image, Name, Named, Phase, State, named};
 use super::sync::{Answer, Covered};
-use super::takeover::{Closed, Held, Mark, Promise};
+use super::takeover::{self, Closed, Held, Mark, Promise};
 use super::{Config, Note};
 
 /// A node's replicas.
@@ -185,6 +186,9 @@ impl Replica {
                 Refusal::Below => Note::LateWrite,
                 Refusal::Outvoted => Note::Outvoted,
             });
+            if refusal == Refusal::Known {
+                self.ask_close(functor.txn, world);
+            }
             world.reply(from, Msg::Refused { ts, ballot, refusal });
             return;
         }
@@ -258,6 +262,34 @@ impl Replica {
             same.filter(is_there).is_some_and(|name| name.ts != ts)
         };
         if is_known { Err(Refusal::Known) } else { Ok(()) }
+    }
+
+    /// A transaction is refused because a version of it is here that an incarnation wrote that is
+    /// out. This node was away when that incarnation was closed, and the version may be void. The
+    /// node would learn that when it copies what it lacks, but for that it needs watermarks of the
+    /// current epoch. These may wait for the takeover that wants to write the transaction, which
+    /// waits for this node if other replicas are dead.
+    fn ask_close(&self, txn: TxnId, world: &mut World<'_, '_>) {
+        let Some(name) = self.state.names.get(&named(txn)) else { return };
+        let Some(held) = self.state.pending.get(&name.ts) else { return };
+        let (server, incarnation) = (world.owner(name.ts), held.incarnation);
+        if !world.is_out(name.ts, incarnation) {
+            return;
+        }
+        let mut asks = BTreeSet::new();
+        for partition in partitions(&held.functor, world.cluster) {
+            let placed = world.cluster.partition(partition);
+            let replicas = placed.map_or(&[][..], |placed| &placed.replicas);
+            if replicas.contains(&world.node) {
+                asks.extend(replicas.iter().map(|&peer| (peer, partition)));
+            }
+        }
+        for (peer, partition) in asks {
+            if peer != world.node {
+                let msg = takeover::Message::AskClose { partition, server, incarnation };
+                world.send(peer, Msg::Takeover(Box::new(msg)));
+            }
+        }
     }
 
     /// Marks a transaction that a majority of the replicas of each of its partitions has stored.

@@ -815,6 +815,9 @@ impl Server {
                     self.control.membership.finish(task);
                 }
             }
+            takeover::Message::AskClose { partition, server, incarnation } => {
+                self.on_ask_close(from, partition, (server, incarnation), cx);
+            }
         }
     }
 
@@ -884,6 +887,28 @@ impl Server {
             self.pending_writes.persist(Record::Takeover(partition, record), cx);
         }
         self.local.push_back(Local::Reconsider);
+    }
+
+    /// A replica that was away asks what survives of an incarnation that is out.
+    fn on_ask_close(
+        &mut self,
+        from: NodeId,
+        partition: PartitionId,
+        (server, incarnation): (NodeId, u32),
+        cx: &mut Cx<'_, OceanVista>,
+    ) {
+        if incarnation > self.control.membership.members().settled_through(server) {
+            return;
+        }
+        let acceptor = self.control.acceptors.get(&partition);
+        let Some(closed) = acceptor.and_then(|acceptor| acceptor.closed(server, incarnation))
+        else {
+            return;
+        };
+        let (after, upto, ballot) = (closed.above, closed.upto, closed.ballot);
+        let task = Task { server, incarnation, ballot, after, upto };
+        let msg = takeover::Message::Close { partition, task, closed: closed.clone() };
+        self.send(from, Msg::Takeover(Box::new(msg)), cx);
     }
 
     // Watermarks (§3.3, §4.2).

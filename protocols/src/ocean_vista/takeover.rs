@@ -456,14 +456,17 @@ impl Acceptor {
     /// dropped. A survivor that is missing must be pulled, and then [`Record::Swept`] be applied.
     ///
     /// # Errors
-    /// As of [`Acceptor::promise`].
+    /// The higher ballot that was promised before.
     pub fn close(
         &mut self,
         server: NodeId,
         incarnation: u32,
         closed: Closed,
-    ) -> Result<Record, Option<u64>> {
-        self.promise(server, incarnation, closed.ballot)?;
+    ) -> Result<Record, u64> {
+        // Before a later incarnation was taken over, this one was decided for good.
+        if let Err(Some(held)) = self.promise(server, incarnation, closed.ballot) {
+            return Err(held);
+        }
         let record = Record::Closed { server, incarnation, closed };
         self.learn(record.clone());
         Ok(record)
@@ -555,6 +558,16 @@ pub enum Message<F> {
         partition: PartitionId,
         /// The takeover, with its ballot.
         task: Task,
+    },
+    /// To the other replicas of a partition, from one that was away when an incarnation was closed:
+    /// close it here too. One of any f + 1 replicas can answer, with [`Message::Close`].
+    AskClose {
+        /// The partition.
+        partition: PartitionId,
+        /// The server.
+        server: NodeId,
+        /// Its incarnation, which is out.
+        incarnation: u32,
     },
 }
 
@@ -979,6 +992,9 @@ impl<F> fmt::Display for Message<F> {
                 write!(f, " above {} survivors {}", closed.above, closed.survivors.len())
             }
             Self::Closed { partition, task } => of(f, "Closed", partition, task),
+            Self::AskClose { partition, server, incarnation } => {
+                write!(f, "AskClose {partition} {server}.{incarnation}")
+            }
         }
     }
 }
