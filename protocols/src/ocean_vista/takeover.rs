@@ -1154,10 +1154,11 @@ mod tests {
         let survivors = BTreeSet::from([AT]);
         let (above, upto) = (Timestamp(4), Timestamp(99));
         let closed = Closed { ballot: 5, above, upto, survivors };
-        acceptor.close(server, 1, closed).unwrap();
+        acceptor.close(server, 1, closed.clone()).unwrap();
         assert!(acceptor.allows(server, 1, 5, AT) && !acceptor.allows(server, 1, 5, AT.next()));
         assert!(acceptor.promise(server, 2, 9).is_ok());
         assert!(!acceptor.allows(server, 1, 6, AT), "everything of it is decided");
+        assert!(acceptor.close(server, 1, closed).is_ok(), "a replica that was away closes late");
         assert_eq!(acceptor.promise(server, 1, 9), Err(None));
         let mut restarted = Acceptor::default();
         restarted.learn(record);

@@ -335,7 +335,9 @@ impl World {
                     takeover.on_closed(to, partition, task);
                 }
             }
-            Message::Promised { .. } | Message::Closed { .. } => unreachable!("answers"),
+            Message::Promised { .. } | Message::Closed { .. } | Message::AskClose { .. } => {
+                unreachable!("a new coordinator does not send this")
+            }
         }
     }
 
