@@ -29,6 +29,9 @@ enum Task {
     /// Run everything that a reviewer runs: format, lints, documentation, all tests, the comparison
     /// of debug and release builds, and the demonstration.
     Ci,
+    /// Run the part of `ci` that is no test: lints, documentation, and the comparison of debug and
+    /// release builds.
+    Check,
     /// Run all tests. Installs missing database servers and clients first.
     Test {
         /// Run only the pure crates, with fewer seeds; under two minutes once built.
@@ -93,6 +96,7 @@ enum Task {
 fn main() -> Result<()> {
     match Args::parse().task {
         Task::Ci => ci(),
+        Task::Check => check(),
         Task::Test { quick } => tests::run(quick).and_then(tests::Summary::into_result),
         Task::Golden => golden(),
         Task::Bench { counts: true, update, .. } => count(update),
@@ -120,6 +124,29 @@ fn main() -> Result<()> {
 
 fn ci() -> Result<()> {
     step("format", || cargo(&["fmt", "--all", "--check"]))?;
+    // Tests wait for servers and time-outs much of the time. The other checks use the processors in
+    // the meantime; at the lowest priority, they do not slow down the tests.
+    let this = std::env::current_exe().context("this program has no path")?;
+    let mut checks = Command::new("nice");
+    let checks = checks.args(["-n", "19"]).arg(this).arg("check");
+    let mut checks = checks.spawn().context("could not start `nice`")?;
+    let mut summary = None;
+    let tested = step("tests", || {
+        summary = Some(tests::run(false)?);
+        Ok(())
+    });
+    let checked = checks.wait().context("could not wait for the checks")?;
+    tested?;
+    ensure!(checked.success(), "the checks failed, see above (`cargo xtask check` repeats them)");
+    step("demonstration", || {
+        let program = built("release", "orthodrome")?;
+        run(Command::new(program).args(["demo", "--seconds", "15", "--json"]))
+    })?;
+    // Last, so that the number of tests is at the end of the output.
+    summary.context("no test ran")?.into_result()
+}
+
+fn check() -> Result<()> {
     step("lints", || {
         cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])
     })?;
@@ -128,20 +155,9 @@ fn ci() -> Result<()> {
         run(doc.env("RUSTDOCFLAGS", "-D warnings"))
     })?;
     step("debug and release agree", twin)?;
-    let mut summary = None;
-    step("tests", || {
-        summary = Some(tests::run(false)?);
-        Ok(())
-    })?;
     // `cargo run` has fewer features than the tests need. So this only checks that it builds; the
     // tests use the program that they have built already.
-    step("the program by itself", || cargo(&["check", "--quiet"]))?;
-    step("demonstration", || {
-        let program = built("release", "orthodrome")?;
-        run(Command::new(program).args(["demo", "--seconds", "15", "--json"]))
-    })?;
-    // Last, so that the number of tests is at the end of the output.
-    summary.context("no test ran")?.into_result()
+    step("the program by itself", || cargo(&["check", "--quiet"]))
 }
 
 fn golden() -> Result<()> {

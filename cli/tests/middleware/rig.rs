@@ -68,7 +68,8 @@ impl Setup {
         Self {
             servers: servers.to_vec(),
             agents,
-            lock_wait_ms: 1_000,
+            // Longer than a busy machine takes to commit what another client was told.
+            lock_wait_ms: 3_000,
             settings: String::new(),
             replicas: BTreeMap::new(),
             tables,

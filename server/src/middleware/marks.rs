@@ -36,6 +36,17 @@ pub(super) struct Marked {
     pub(super) statements: Vec<Statement>,
 }
 
+/// Which statement of several failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Failed {
+    /// Its place among them.
+    pub(super) number: usize,
+    /// True if a query before it failed, which only takes locks.
+    pub(super) in_prelude: bool,
+    /// False if the server refused its text, so that it neither locked nor told anything.
+    pub(super) took_locks: bool,
+}
+
 impl Marks {
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
@@ -76,18 +87,33 @@ impl Marks {
             }
         }
         found.again = found.statements.len();
-        if let Some(last) = self.all.last_mut().filter(|_| self.locks_again) {
-            for again in statements.iter().filter_map(locking_again) {
-                if !last.again.contains(&again) {
-                    last.again.push(again);
-                }
-            }
-        }
         if let (Some(first), Some(next)) = (found.statements.first_mut(), statements.first()) {
             first.settings.clone_from(&next.settings);
         }
         found.statements.extend(statements);
         found
+    }
+
+    /// Notes the locks of statements that ran since the last savepoint. `failed` is the one of them
+    /// that failed, if one did. Nothing after it ran.
+    pub(super) fn note(&mut self, statements: &[Statement], failed: Option<Failed>) {
+        let Some(last) = self.all.last_mut().filter(|_| self.locks_again) else { return };
+        let ran = failed.map_or(statements.len(), |failed| failed.number);
+        let ended = failed.zip(statements.get(ran));
+        let ended = ended.filter(|(failed, _)| failed.took_locks).map(|(failed, statement)| {
+            let mut statement = statement.clone();
+            // It would fail again.
+            statement.text.clear();
+            if failed.in_prelude {
+                statement.prelude.clear();
+            }
+            statement
+        });
+        for again in statements.iter().take(ran).chain(&ended).filter_map(locking_again) {
+            if !last.again.contains(&again) {
+                last.again.push(again);
+            }
+        }
     }
 
     /// Removes a savepoint and those after it, and returns the statements that take again the locks
@@ -124,4 +150,44 @@ fn locking_again(statement: &Statement) -> Option<Statement> {
         settings: statement.settings.clone(),
         may_leave: statement.may_leave,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn query(text: &str) -> Statement {
+        Statement {
+            prelude: vec!["SELECT 1 FROM u FOR SHARE".into()],
+            text: text.into(),
+            keys: Keys::default(),
+            settings: Vec::new(),
+            may_leave: false,
+        }
+    }
+
+    /// The texts that a rollback to the savepoint runs again after these statements.
+    fn again(statements: &[Statement], failed: Option<Failed>) -> Vec<(usize, String)> {
+        let mut marks = Marks::default();
+        marks.before(Some(Isolation::Serializable), &[Mark::Set(1)], Vec::new(), true);
+        marks.note(statements, failed);
+        let back = marks.before(None, &[Mark::Back(1)], Vec::new(), true);
+        back.statements.into_iter().map(|one| (one.prelude.len(), one.text)).collect()
+    }
+
+    #[test]
+    fn locks_of_a_statement_that_failed_are_taken_again_without_it() {
+        let statements = ["SELECT a FROM t FOR SHARE", "SELECT b FROM t FOR SHARE", "SELECT 2"];
+        let statements = statements.map(query);
+        let first =
+            (1, "SELECT count(*) FROM (SELECT a FROM t FOR SHARE) AS orthodrome_again".into());
+        assert_eq!(again(&statements[..1], None), [first.clone()]);
+        let failed = Failed { number: 1, in_prelude: false, took_locks: true };
+        assert_eq!(again(&statements, Some(failed)), [first.clone(), (1, "SELECT 1".into())]);
+        let failed = Failed { number: 1, in_prelude: true, took_locks: true };
+        assert_eq!(again(&statements, Some(failed)), [first.clone()]);
+        // The server did not understand it.
+        let failed = Failed { number: 1, in_prelude: false, took_locks: false };
+        assert_eq!(again(&statements, Some(failed)), [first]);
+    }
 }
