@@ -169,6 +169,34 @@ fn what_was_read_stays_locked_when_it_is_undone() {
     }
 }
 
+/// A query that its source does not understand fails alone: after a rollback to a savepoint, and for a MySQL client without
+/// one.
+#[test]
+fn a_query_that_was_refused_does_not_end_a_transaction_with_savepoints() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig, &[0], false);
+    rig.psql("INSERT INTO marks (id, v) VALUES (1, 1), (2, 1)");
+    let update = |id: u32| format!("UPDATE marks SET v = v + 1 WHERE id = {id}");
+    for (kind, savepoint, back) in [
+        (Dialect::PostgreSql, "SAVEPOINT a", "ROLLBACK TO SAVEPOINT a"),
+        (Dialect::MariaDb, "SAVEPOINT a", "ROLLBACK TO SAVEPOINT a"),
+        (Dialect::MariaDb, "SELECT 1", "SELECT 1"),
+    ] {
+        Runtime::new().unwrap().block_on(async {
+            let mut client = Client::enter(&rig.login(kind)).await.unwrap();
+            for text in ["BEGIN", &update(1), savepoint] {
+                client.text(text).await.unwrap();
+            }
+            assert!(matches!(client.text("SELECT w FROM marks").await, Err(Refused::Fault(_))));
+            for text in [back, &update(2), "COMMIT"] {
+                client.text(text).await.unwrap();
+            }
+        });
+    }
+    assert_eq!(rig.psql("SELECT id, v FROM marks ORDER BY id"), "1|4\n2|4");
+}
+
 /// PostgreSQL takes back what was set since a savepoint, for the client and at the sources.
 #[test]
 fn settings_go_back_with_a_savepoint() {
