@@ -339,7 +339,7 @@ impl Replica {
     /// Brings the conflict check in line with the record.
     fn hold(&mut self, txn: TxnId) {
         let prepared = self.state.entries.get(&txn).and_then(|entry| {
-            let at = entry.prepared_at()?;
+            let at = entry.held_at()?;
             Some((at, entry.part.as_ref()?))
         });
         match prepared {
@@ -703,7 +703,7 @@ impl Replica {
         for txn in self.validator.prepared() {
             let entry = self.state.entries.get(&txn);
             assert!(
-                entry.is_some_and(|entry| entry.prepared_at().is_some()),
+                entry.is_some_and(|entry| entry.held_at().is_some()),
                 "{}: {txn} holds keys and is not prepared",
                 self.id
             );

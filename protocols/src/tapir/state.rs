@@ -26,6 +26,8 @@ pub struct Entry {
     pub cast: Option<Cast>,
     /// How it ended.
     pub ended: Option<Outcome>,
+    /// The timestamp at which it was prepared here before the replica accepted that it is refused.
+    pub before: Option<Timestamp>,
 }
 
 impl Entry {
@@ -36,6 +38,14 @@ impl Entry {
             (None, Some(Cast { vote: Vote::PrepareOk(timestamp), .. })) => Some(timestamp),
             (Some(_), _) | (None, _) => None,
         }
+    }
+
+    /// The timestamp at which it conflicts with other transactions, until it has ended. If a
+    /// replica accepts a refusal, that decides nothing: a node that takes over later may find the
+    /// commit at another replica, because of this one's earlier vote.
+    #[must_use]
+    pub fn held_at(&self) -> Option<Timestamp> {
+        self.prepared_at().or(self.before.filter(|_| self.ended.is_none()))
     }
 
     /// True if its result is settled, and not only one replica's vote.
@@ -75,6 +85,7 @@ impl State {
             Change::Cast { txn, participants, part, cast } => {
                 let entry = self.entry(*txn, participants, part.as_ref());
                 entry.promised = entry.promised.max(cast.ballot);
+                entry.before = entry.held_at();
                 entry.cast = Some(*cast);
             }
             Change::Promise { txn, participants, ballot } => {
@@ -177,6 +188,8 @@ impl State {
             if entry.ended.is_none() {
                 entry.promised = theirs.promised;
                 entry.cast = theirs.cast;
+                // What a view change settles is the result: whoever asks later follows it.
+                entry.before = None;
             }
         }
         self.acknowledge(&image.acknowledged);
@@ -236,6 +249,39 @@ mod tests {
     use orthodrome_core::txn::Value;
 
     use super::*;
+    use orthodrome_core::store::MemoryEngine;
+    use orthodrome_core::txn::AbortReason;
+
+    /// Two replicas had voted for a transaction. One of them accepted that it is refused, and
+    /// prepared another one that had read what the first overwrites. But a node that took over
+    /// found at the other replica that the first commits: both did (seed 997000416).
+    #[test]
+    fn what_one_replica_refused_stays_prepared_until_it_has_ended() {
+        let partition = PartitionId(0);
+        let mut store = Store::new(Box::new(MemoryEngine::default()));
+        let mut state = State::default();
+        let txn = TxnId::new(ClientId(1), 1);
+        let mut apply = |state: &mut State, change: Change| {
+            state.apply(partition, &change, &mut store);
+            state.entries.get(&txn).and_then(Entry::held_at)
+        };
+        let cast = |vote| Change::Cast {
+            txn,
+            participants: vec![partition],
+            part: Some(Part { reads: vec![], writes: BTreeMap::new() }),
+            cast: Cast { ballot: Ballot::default(), vote, is_final: true },
+        };
+        let refused = Vote::Refused(AbortReason::Recovery);
+        let at = Timestamp(7);
+        assert_eq!(apply(&mut state, cast(refused)), None);
+        assert_eq!(apply(&mut state, cast(Vote::PrepareOk(at))), Some(at));
+        assert_eq!(apply(&mut state, cast(refused)), Some(at));
+        assert_eq!(apply(&mut state, cast(refused)), Some(at));
+        assert_eq!(state.entries.get(&txn).and_then(Entry::prepared_at), None);
+        let outcome = Outcome::Aborted(AbortReason::Recovery);
+        let end = Change::End { txn, participants: vec![partition], part: None, outcome };
+        assert_eq!(apply(&mut state, end), None);
+    }
 
     /// The writes of sixty transactions, 3 MiB each. They used to be one record at a checkpoint,
     /// and one message and one record of every view change.
