@@ -4,9 +4,9 @@
 //! are left out.
 
 use sqlparser::ast::{
-    AlterIndexOperation, AlterTableOperation, ColumnDef, ColumnOption, ColumnOptionDef,
-    CreateTable, CreateTableOptions, DataType, Expr, GeneratedAs, Ident, IndexColumn, ObjectName,
-    ObjectNamePart, ObjectType, SqlOption, Statement, TableConstraint,
+    AlterColumnOperation, AlterIndexOperation, AlterTableOperation, ColumnDef, ColumnOption,
+    ColumnOptionDef, CreateTable, CreateTableOptions, DataType, Expr, GeneratedAs, Ident,
+    IndexColumn, ObjectName, ObjectNamePart, ObjectType, SqlOption, Statement, TableConstraint,
 };
 
 use super::Refusal;
@@ -113,6 +113,7 @@ pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Re
                 if let AlterTableOperation::AddColumn { column_def, .. } = operation {
                     definition(column_def, to)?;
                 }
+                untranslated(operation, to)?;
             }
         }
         // PostgreSQL's names of indexes are those of a schema.
@@ -130,6 +131,25 @@ pub(super) fn translate(statement: &mut Statement, to: Dialect) -> Result<(), Re
         _ => {}
     }
     Ok(())
+}
+
+/// Refuses a change of a column that `to` has no words for. MariaDB needs the whole definition of a
+/// column to change its type; PostgreSQL changes type, default and NOT NULL apart.
+fn untranslated(operation: &AlterTableOperation, to: Dialect) -> Result<(), Refusal> {
+    let change = match operation {
+        AlterTableOperation::AlterColumn {
+            op: AlterColumnOperation::SetDefault { .. } | AlterColumnOperation::DropDefault,
+            ..
+        } => return Ok(()),
+        AlterTableOperation::AlterColumn { op, .. } if to == Dialect::MariaDb => op.to_string(),
+        AlterTableOperation::ModifyColumn { .. } if to == Dialect::PostgreSql => "MODIFY".into(),
+        AlterTableOperation::ChangeColumn { .. } if to == Dialect::PostgreSql => "CHANGE".into(),
+        _ => return Ok(()),
+    };
+    Err(Refusal::unsupported(format!(
+        "{change}: a source of the other kind has the table and no such change; run it at each source, in the \
+         words of its kind"
+    )))
 }
 
 /// A change of one index, in PostgreSQL's words, which do not name its table.
@@ -424,6 +444,28 @@ mod tests {
             Ok(()) => dialect::render(&statement, from, to),
             Err(refusal) => refusal.to_string(),
         }
+    }
+
+    /// One source would have changed its table before the other one refused the statement.
+    #[test]
+    fn changes_without_words_at_the_other_kind_are_refused() {
+        let to_maria = |change: &str| {
+            told(&format!("ALTER TABLE t {change}"), Dialect::PostgreSql, Dialect::MariaDb)
+        };
+        let to_postgres = |change: &str| {
+            told(&format!("ALTER TABLE t {change}"), Dialect::MariaDb, Dialect::PostgreSql)
+        };
+        for change in ["ALTER COLUMN a TYPE varchar(20)", "ALTER COLUMN a SET NOT NULL"] {
+            assert!(to_maria(change).contains("run it at each source"), "{change}");
+            let both = format!("ADD COLUMN b int, {change}");
+            assert!(to_maria(&both).contains("run it at each source"), "{both}");
+        }
+        for change in ["MODIFY a varchar(20)", "CHANGE a b varchar(20)"] {
+            assert!(to_postgres(change).contains("run it at each source"), "{change}");
+        }
+        let default = "ALTER COLUMN a SET DEFAULT 3";
+        assert_eq!(to_maria(default), format!("ALTER TABLE t {default}"));
+        assert_eq!(to_postgres(default), format!("ALTER TABLE t {default}"));
     }
 
     #[test]
