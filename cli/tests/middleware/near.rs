@@ -447,6 +447,10 @@ fn a_row_that_a_trigger_changes_is_compared_each_time() {
 fn a_generated_key_is_told_before_commit() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
+    // Another test may have left one there.
+    for server in &rig.servers {
+        said("DROP TABLE IF EXISTS notes", server.login());
+    }
     start(rig, &[1, 3], false);
     rig.mysql(
         "CREATE TABLE notes (id INT PRIMARY KEY AUTO_INCREMENT, body VARCHAR(20)) ENGINE=InnoDB",

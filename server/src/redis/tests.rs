@@ -386,7 +386,7 @@ async fn unwatch_is_queued_within_a_transaction() {
 
 #[tokio::test]
 async fn contention_that_lasts_is_an_error_that_had_no_effect() {
-    let limits = Limits { request_timeout: Duration::from_millis(50), ..Limits::default() };
+    let limits = Limits { request_timeout: Duration::from_secs(1), ..Limits::default() };
     let rig = rig(Access::open(), limits).await;
     let mut client = rig.client().await;
     rig.twist([Twist::Abort(AbortReason::Conflict); 1_000]);
