@@ -22,7 +22,7 @@ use super::catalog::{Catalogue, Dialect};
 use super::route::table_name;
 use super::value::Value;
 use super::walk::walk_mut;
-use super::{labels, names};
+use super::{labels, names, typed};
 
 /// Replaces the placeholders `$n` by parameters.
 ///
@@ -281,11 +281,18 @@ impl VisitorMut for Translator<'_> {
                 SqlValue::DollarQuotedString(text) => {
                     found.value = SqlValue::SingleQuotedString(text.value.clone())
                 }
-                SqlValue::HexStringLiteral(hex)
+                SqlValue::HexStringLiteral(_)
                     if self.from != self.to && self.to == Dialect::PostgreSql =>
                 {
-                    let bytes = format!("\\x{hex}");
-                    *expr = cast(value(SqlValue::SingleQuotedString(bytes)), DataType::Bytea);
+                    self.bytes(expr);
+                }
+                // Beside numbers it has become one.
+                number
+                    if self.from != self.to
+                        && self.to == Dialect::PostgreSql
+                        && typed::is_hex_number(number) =>
+                {
+                    self.bytes(expr);
                 }
                 _ => {}
             }
@@ -391,6 +398,13 @@ pub(super) fn nulls_first(key: &OrderByExpr, dialect: Dialect) -> bool {
 }
 
 impl Translator<'_> {
+    /// Writes a constant of bytes in PostgreSQL's words.
+    fn bytes(&self, expr: &mut Expr) {
+        if let Some(bytes) = typed::constant_bytes(expr) {
+            *expr = literal(&Value::Bytes(bytes), self.to);
+        }
+    }
+
     /// Whether the source names columns otherwise than the client's statement expects, if an outer
     /// query or ORDER BY uses the names.
     fn renames(&self) -> bool {
@@ -544,7 +558,43 @@ impl Translator<'_> {
             *expr = value(SqlValue::HexStringLiteral(hex_of(text)?));
             return Ok(());
         }
+        if self.to == Dialect::MariaDb {
+            refuse_compared_document(expr)?;
+            if let Some(constant) = constant_of_type(expr) {
+                *expr = constant;
+                return Ok(());
+            }
+        }
+        if let (Dialect::PostgreSql, Expr::Prefixed { .. }) = (self.to, &*expr) {
+            self.bytes(expr);
+            return Ok(());
+        }
         match (self.to, &mut *expr) {
+            (Dialect::MariaDb, Expr::Collate { expr: text, collation })
+                if is_bytewise(collation) =>
+            {
+                *expr = typed::bytewise((**text).clone(), Dialect::MariaDb);
+            }
+            (
+                Dialect::PostgreSql,
+                Expr::BinaryOp {
+                    left,
+                    op:
+                        BinaryOperator::Plus
+                        | BinaryOperator::Minus
+                        | BinaryOperator::Multiply
+                        | BinaryOperator::Modulo
+                        | BinaryOperator::BitwiseAnd
+                        | BinaryOperator::BitwiseOr,
+                    right,
+                },
+            ) => {
+                for side in [left, right] {
+                    if let Some(number) = typed::constant_number(side) {
+                        **side = number;
+                    }
+                }
+            }
             (Dialect::MariaDb, Expr::Cast { kind, data_type, .. }) => {
                 *kind = CastKind::Cast;
                 *data_type = for_mariadb(data_type)?;
@@ -605,6 +655,9 @@ impl Translator<'_> {
                     }
                 }
                 let name = table_name(&function.name);
+                if self.to == Dialect::PostgreSql && matches!(&*name, "concat" | "concat_ws") {
+                    texts_of_concat(function)?;
+                }
                 if let Some(other) = other_function(&name, self.to) {
                     function.name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new(other))]);
                 }
@@ -613,6 +666,97 @@ impl Translator<'_> {
         }
         Ok(())
     }
+}
+
+/// PostgreSQL's `concat` takes values of any type, and writes bytes and booleans in its own syntax.
+fn texts_of_concat(function: &mut Function) -> Result<(), Refusal> {
+    let FunctionArguments::List(list) = &mut function.args else { return Ok(()) };
+    for arg in &mut list.args {
+        let FunctionArg::Unnamed(FunctionArgExpr::Expr(arg)) = arg else { continue };
+        if typed::constant_bytes(arg).is_some() {
+            return Err(typed::bytes_in_text());
+        }
+        if let Expr::Value(ValueWithSpan { value: SqlValue::Boolean(is), .. }) = arg {
+            *arg = value(SqlValue::Number(u8::from(*is).to_string(), false));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a collation of PostgreSQL compares texts byte by byte.
+fn is_bytewise(collation: &ObjectName) -> bool {
+    let last = collation.0.last().and_then(|part| part.as_ident());
+    let names = ["C", "POSIX", "C.utf8", "C.UTF-8", "pg_c_utf8", "ucs_basic"];
+    last.is_some_and(|name| names.contains(&name.value.as_str()))
+}
+
+/// The type and the text of `'…'::type`.
+fn typed_text(expr: &Expr) -> Option<(String, &str)> {
+    let Expr::Cast { expr, data_type, kind, .. } = expr else { return None };
+    if !matches!(kind, CastKind::Cast | CastKind::DoubleColon) {
+        return None;
+    }
+    let Expr::Value(constant) = &**expr else { return None };
+    let (SqlValue::SingleQuotedString(text) | SqlValue::EscapedStringLiteral(text)) =
+        &constant.value
+    else {
+        return None;
+    };
+    Some((data_type.to_string().to_uppercase(), text))
+}
+
+/// A constant of PostgreSQL's types `uuid`, `time` and `jsonb` for MariaDB, which has no such casts;
+/// none for other constants, and for texts that MariaDB would read otherwise.
+fn constant_of_type(expr: &Expr) -> Option<Expr> {
+    let (name, text) = typed_text(expr)?;
+    let text = text.trim();
+    match &*name {
+        "UUID" => {
+            let digits: String = text.chars().filter(|c| *c != '-').collect();
+            let is_uuid = digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+            if !is_uuid {
+                return None;
+            }
+            let digits = digits.to_ascii_lowercase();
+            let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| digits.get(part));
+            let parts: Option<Vec<&str>> = parts.into_iter().collect();
+            Some(value(SqlValue::SingleQuotedString(parts?.join("-"))))
+        }
+        "TIME" | "TIME WITHOUT TIME ZONE" => {
+            let parts: Vec<&str> = text.split(':').collect();
+            let is_number =
+                |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+            let (whole, seconds) = match parts.as_slice() {
+                [hours, minutes] => ([*hours, *minutes], "00"),
+                [hours, minutes, seconds] => ([*hours, *minutes], *seconds),
+                _ => return None,
+            };
+            let (second, fraction) = seconds.split_once('.').unwrap_or((seconds, "0"));
+            let is_time =
+                whole.into_iter().chain([second]).all(|part| is_number(part) && part.len() <= 2);
+            if !is_time || !is_number(fraction) || fraction.len() > 6 {
+                return None;
+            }
+            let text = format!("{}:{}:{seconds}", whole[0], whole[1]);
+            let data_type = DataType::Time(Some(6), sqlparser::ast::TimezoneInfo::None);
+            Some(cast(value(SqlValue::SingleQuotedString(text)), data_type))
+        }
+        "JSON" | "JSONB" => Some(value(SqlValue::SingleQuotedString(text.to_owned()))),
+        _ => None,
+    }
+}
+
+/// Refuses to compare with a constant of `jsonb`: MariaDB would compare texts.
+fn refuse_compared_document(expr: &Expr) -> Result<(), Refusal> {
+    let Expr::BinaryOp { left, right, .. } = expr else { return Ok(()) };
+    let is_document =
+        |side: &Expr| typed_text(side).is_some_and(|(name, _)| matches!(&*name, "JSON" | "JSONB"));
+    if is_document(left) || is_document(right) {
+        return Err(Refusal::unsupported(
+            "MariaDB compares documents as texts; compare them in the client",
+        ));
+    }
+    Ok(())
 }
 
 /// Adds an explicit escape character to a pattern that has none. A source without escapes in

@@ -74,8 +74,9 @@ pub struct Template {
     pub is_copy: bool,
     /// Its columns of types whose order is not that of their text, such as enumerations.
     pub unordered: BTreeSet<String>,
-    /// Its columns of JSON, at PostgreSQL. A source of the other kind returns their text.
-    pub documents: BTreeSet<String>,
+    /// Its columns of JSON, at PostgreSQL, with their types. A source of the other kind returns their
+    /// text.
+    pub documents: BTreeMap<String, String>,
 }
 
 /// The next step of gathering.
@@ -531,6 +532,9 @@ impl VisitorMut for Renamer<'_> {
 
 /// The rows of a table as a query in PostgreSQL's SQL.
 fn postgres_rows(template: &Template, answer: Option<&Answer>) -> String {
+    if let Some(rows) = answer.and_then(|answer| rows_with_documents(template, answer)) {
+        return rows;
+    }
     let mut json = String::from("[");
     for (number, row) in answer.iter().flat_map(|answer| &answer.rows).enumerate() {
         json.push_str(if number == 0 { "{" } else { ",{" });
@@ -551,7 +555,7 @@ fn postgres_rows(template: &Template, answer: Option<&Answer>) -> String {
                 // A document is a value of its own and not its text.
                 Some(value)
                     if column.kind == Kind::Json
-                        || template.documents.contains(&column.name.to_lowercase()) =>
+                        || template.documents.contains_key(&column.name.to_lowercase()) =>
                 {
                     json.push_str(&String::from_utf8_lossy(value));
                 }
@@ -563,6 +567,59 @@ fn postgres_rows(template: &Template, answer: Option<&Answer>) -> String {
     json.push(']');
     let (name, json) = (&template.name, json.replace('\'', "''"));
     format!("SELECT * FROM pg_catalog.json_populate_recordset(NULL::{name}, '{json}')")
+}
+
+/// The same with documents as texts that are cast. `json_populate_recordset` would make NULL of the
+/// document `null`, and fail for `\u0000` in a document. None if no document is like that.
+fn rows_with_documents(template: &Template, answer: &Answer) -> Option<String> {
+    let type_of = |column: &Column| template.documents.get(&column.name.to_lowercase());
+    let is_special = |value: &[u8]| {
+        value.trim_ascii() == b"null" || value.windows(6).any(|part| part == b"\\u0000")
+    };
+    let is_it = |row: &Vec<Cell>| {
+        let mut cells = answer.columns.iter().zip(row);
+        cells.any(|(column, cell)| {
+            type_of(column).is_some() && cell.as_deref().is_some_and(is_special)
+        })
+    };
+    if !answer.rows.iter().any(is_it) {
+        return None;
+    }
+    let mut plain = answer.clone();
+    let mut json = String::from("[");
+    for (number, row) in plain.rows.iter_mut().enumerate() {
+        json.push_str(if number == 0 { "[" } else { ",[" });
+        let mut separator = "";
+        for (column, cell) in answer.columns.iter().zip(row) {
+            if type_of(column).is_none() {
+                continue;
+            }
+            json.push_str(separator);
+            separator = ",";
+            match cell.take() {
+                None => json.push_str("null"),
+                Some(value) => json_text(&mut json, &String::from_utf8_lossy(&value)),
+            }
+        }
+        json.push(']');
+    }
+    json.push(']');
+    let mut place = 0;
+    let columns = answer.columns.iter().map(|column| {
+        let name = quote(&column.name, Dialect::PostgreSql);
+        let Some(of) = type_of(column) else { return format!("r.{name}") };
+        place += 1;
+        format!("(d.documents->>{})::{of} AS {name}", place - 1)
+    });
+    let columns = columns.collect::<Vec<_>>().join(", ");
+    // The rows and their documents have the same numbers.
+    Some(format!(
+        "SELECT {columns} FROM (SELECT x.*, row_number() OVER () AS orthodrome_number FROM ({}) x) r \
+         JOIN pg_catalog.json_array_elements('{}') WITH ORDINALITY d(documents, orthodrome_number) \
+         USING (orthodrome_number)",
+        postgres_rows(template, Some(&plain)),
+        json.replace('\'', "''"),
+    ))
 }
 
 /// A text as a constant of JSON.

@@ -526,6 +526,7 @@ fn parse_one(text: &str, dialect: Dialect, is_last: bool) -> Result<Parsed, Refu
     match dialect {
         Dialect::PostgreSql => read_weak_locks(&mut tokens),
         Dialect::MariaDb => {
+            read_hex_numbers(&mut tokens, &spans);
             read_share_locks(&mut tokens);
             read_binary(&mut tokens, &mut spans);
         }
@@ -611,6 +612,27 @@ fn read_share_locks(tokens: &mut [Token]) {
                 *place = token;
             }
         }
+    }
+}
+
+/// Keeps `0x31` apart from `x'31'`, which the parser takes for the same: MariaDB takes the first for
+/// a number beside numbers. It stays a number in the tree, in these digits.
+fn read_hex_numbers(tokens: &mut [Token], spans: &[Span]) {
+    let mut has_introducer = false;
+    for (token, span) in tokens.iter_mut().zip(spans) {
+        match token {
+            Token::Whitespace(_) => continue,
+            Token::HexStringLiteral(digits) if !has_introducer && !digits.is_empty() => {
+                let length = span.end.column.saturating_sub(span.start.column);
+                // `x'31'` has one sign more.
+                if span.start.line == span.end.line && length == digits.len() as u64 + 2 {
+                    *token = Token::Number(format!("0x{digits}"), false);
+                }
+            }
+            _ => {}
+        }
+        // The parser reads `_latin1 0x31` with a constant of bytes only.
+        has_introducer = matches!(token, Token::Word(word) if word.quote_style.is_none() && word.value.starts_with('_'));
     }
 }
 

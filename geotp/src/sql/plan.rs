@@ -37,6 +37,7 @@ use super::parse::Isolation;
 use super::route::{
     Names, RECORDS_MAX, Route, Router, one_place, relations, subqueries, table_name,
 };
+use super::schema::BYTES_AT_POSTGRESQL;
 use super::typed::{self, Kinds};
 use super::value::Value;
 use super::walk::walk_mut;
@@ -82,6 +83,9 @@ pub struct Context {
     /// Columns of tables at MariaDB sources, if the statement has constants whose meaning depends
     /// on them ([`tables_to_know`](super::typed::tables_to_know)).
     pub kinds: Kinds,
+    /// For definitions of columns: the collations of PostgreSQL sources that compare texts byte by byte
+    /// and know letters beyond ASCII ([`BYTES_QUESTION`](super::BYTES_QUESTION)).
+    pub collations: BTreeMap<SourceId, String>,
     /// True if every row that is read or changed must be named by its key, and repeated writes must
     /// have the same result: concurrency is controlled by record, as in [`crate::scalardb`].
     pub by_key: bool,
@@ -225,22 +229,24 @@ impl Planner<'_> {
             }
         }
         translate(&mut statement, from, to, self.catalogue)?;
-        if let Statement::CreateTable(create) = &mut statement
-            && self.compares_bytes(create, to)
-        {
-            super::schema::compare_bytes(create, to);
+        if let Some(name) = super::schema::defined_name(&statement) {
+            let is_mixed = self.is_mixed(name);
+            if is_mixed || (from, to) == (Dialect::PostgreSql, Dialect::MariaDb) {
+                let collation = self.context.collations.get(&source);
+                let collation = collation.map_or(BYTES_AT_POSTGRESQL, String::as_str);
+                super::schema::align(&mut statement, to, is_mixed, collation);
+            }
         }
         Ok(Part { source, prelude, text: render(&statement, from, to), records, keys })
     }
 
-    /// Whether a source compares the texts of a new table byte by byte: one whose sources are of both
-    /// kinds, which have no other way in common, or one of a PostgreSQL client at MariaDB.
-    fn compares_bytes(&self, create: &CreateTable, to: Dialect) -> bool {
-        let table = self.catalogue.table(&table_name(&create.name));
+    /// Whether the sources of a table are of both kinds.
+    fn is_mixed(&self, name: &ObjectName) -> bool {
+        let table = self.catalogue.table(&table_name(name));
         let sources = table.map(Table::sources).unwrap_or_default();
         let kinds: BTreeSet<bool> =
             sources.into_iter().map(|id| self.kind(id) == Dialect::PostgreSql).collect();
-        kinds.len() > 1 || (self.context.client, to) == (Dialect::PostgreSql, Dialect::MariaDb)
+        kinds.len() > 1
     }
 
     fn query(&self, query: &Query) -> Result<Plan, Refusal> {

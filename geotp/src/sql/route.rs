@@ -124,7 +124,10 @@ pub(super) fn constant(expr: &Expr, key: KeyType) -> Option<Key> {
         }
         Expr::UnaryOp { op: UnaryOperator::Plus, expr } => constant(expr, key),
         Expr::Value(value) => match (&value.value, key) {
-            (SqlValue::Number(text, _), KeyType::Integer) => text.parse().ok().map(Key::Int),
+            (SqlValue::Number(text, _), KeyType::Integer) => match text.strip_prefix("0x") {
+                Some(digits) => i128::from_str_radix(digits, 16).ok().map(Key::Int),
+                None => text.parse().ok().map(Key::Int),
+            },
             (
                 SqlValue::SingleQuotedString(text)
                 | SqlValue::EscapedStringLiteral(text)

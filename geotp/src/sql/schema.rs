@@ -16,24 +16,102 @@ use super::catalog::Dialect;
 /// their end.
 pub(super) const BYTES_AT_MARIADB: &str = "utf8mb4_nopad_bin";
 
+/// PostgreSQL's collation that compares texts byte by byte, if its source has none that also knows
+/// letters beyond ASCII.
+pub(super) const BYTES_AT_POSTGRESQL: &str = "C";
+
+/// The query for a PostgreSQL source's collation that compares texts byte by byte, and whose letters
+/// beyond ASCII have an upper and a lower case. From PostgreSQL 17 on the server itself has one.
+pub const BYTES_QUESTION: &str = "SELECT collname FROM pg_catalog.pg_collation \
+    WHERE collnamespace = 'pg_catalog'::regnamespace \
+    AND collname IN ('pg_c_utf8', 'C.utf8', 'C.UTF-8') \
+    AND collencoding IN (-1, pg_catalog.pg_char_to_encoding(pg_catalog.getdatabaseencoding())) \
+    ORDER BY collname DESC LIMIT 1";
+
+/// The table whose columns a statement defines, by CREATE TABLE or ALTER TABLE.
+#[must_use]
+pub fn defined_table(statement: &Statement) -> Option<String> {
+    defined_name(statement).map(super::route::table_name)
+}
+
+pub(super) const fn defined_name(statement: &Statement) -> Option<&ObjectName> {
+    match statement {
+        Statement::CreateTable(create) => Some(&create.name),
+        Statement::AlterTable(alter) => Some(&alter.name),
+        _ => None,
+    }
+}
+
+/// Lets a source of new columns treat their values as the other sources of the table do. `is_mixed`
+/// says that these are of both kinds, and `collation` is PostgreSQL's collation of bytes.
+pub(super) fn align(statement: &mut Statement, to: Dialect, is_mixed: bool, collation: &str) {
+    match statement {
+        Statement::CreateTable(create) if create.like.is_none() && create.query.is_none() => {
+            if is_mixed {
+                create.columns.iter_mut().for_each(|column| common_type(column, to));
+            }
+            compare_bytes(create, to, collation);
+        }
+        Statement::AlterTable(alter) => {
+            for operation in &mut alter.operations {
+                if let AlterTableOperation::AddColumn { column_def, .. } = operation {
+                    if is_mixed {
+                        common_type(column_def, to);
+                    }
+                    collate(column_def, to, collation);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Replaces types whose values the two kinds of sources read or compare differently: only PostgreSQL
+/// pads `char(5)` with spaces, and MariaDB writes numbers of single precision with six digits.
+fn common_type(column: &mut ColumnDef, to: Dialect) {
+    let text = column.data_type.to_string().to_uppercase();
+    let (base, size) = match text.split_once('(') {
+        Some((base, rest)) => (base.trim(), rest.trim_end_matches(')').trim()),
+        None => (text.trim(), ""),
+    };
+    if !size.bytes().all(|byte| byte.is_ascii_digit()) {
+        return;
+    }
+    let digits = size.parse::<u32>().unwrap_or(0);
+    let name = match (to, base) {
+        (_, "CHAR" | "CHARACTER") => format!("VARCHAR({})", digits.max(1)),
+        (Dialect::PostgreSql, "REAL" | "FLOAT4") => "DOUBLE PRECISION".into(),
+        (Dialect::PostgreSql, "FLOAT") if digits > 0 => "DOUBLE PRECISION".into(),
+        (Dialect::MariaDb, "FLOAT") => "DOUBLE".into(),
+        _ => return,
+    };
+    let name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new(name))]);
+    column.data_type = DataType::Custom(name, Vec::new());
+}
+
+/// Gives a column of text the collation of bytes, unless the client names another one.
+fn collate(column: &mut ColumnDef, to: Dialect, collation: &str) {
+    let has_own = |option: &ColumnOptionDef| {
+        matches!(option.option, ColumnOption::Collation(_) | ColumnOption::CharacterSet(_))
+    };
+    if !is_text(&column.data_type) || column.options.iter().any(has_own) {
+        return;
+    }
+    let name = match to {
+        Dialect::PostgreSql => Ident::with_quote('"', collation),
+        Dialect::MariaDb => Ident::new(BYTES_AT_MARIADB),
+    };
+    let option = ColumnOption::Collation(ObjectName::from(vec![name]));
+    column.options.insert(0, ColumnOptionDef { name: None, option });
+}
+
 /// Lets a source of a new table compare its texts byte by byte, as its other sources do. Otherwise a
 /// text would be equal to another one, or above it, only at some of them. Collations that the client
 /// names stay.
-pub(super) fn compare_bytes(create: &mut CreateTable, to: Dialect) {
-    if create.like.is_some() || create.query.is_some() {
-        return;
-    }
+fn compare_bytes(create: &mut CreateTable, to: Dialect, collation: &str) {
     match to {
         Dialect::PostgreSql => {
-            for column in create.columns.iter_mut().filter(|column| is_text(&column.data_type)) {
-                let has_own =
-                    |option: &ColumnOptionDef| matches!(option.option, ColumnOption::Collation(_));
-                if !column.options.iter().any(has_own) {
-                    let name = ObjectName::from(vec![Ident::with_quote('"', "C")]);
-                    let option = ColumnOption::Collation(name);
-                    column.options.insert(0, ColumnOptionDef { name: None, option });
-                }
-            }
+            create.columns.iter_mut().for_each(|column| collate(column, to, collation));
         }
         Dialect::MariaDb => {
             let mut options = match std::mem::take(&mut create.table_options) {
@@ -374,8 +452,10 @@ pub(super) fn type_name(written: &str, to: Dialect) -> Result<String, Refusal> {
         (Dialect::MariaDb, "BIGINT" | "INT8") => "BIGINT".into(),
         (Dialect::MariaDb, "SMALLINT" | "INT2") => "SMALLINT".into(),
         (Dialect::MariaDb, "BOOL" | "BOOLEAN") => "BOOLEAN".into(),
-        (Dialect::MariaDb, "REAL" | "FLOAT4") => "FLOAT".into(),
-        (Dialect::MariaDb, "DOUBLE PRECISION" | "FLOAT8" | "FLOAT") => "DOUBLE".into(),
+        // MariaDB writes FLOAT with six digits, so it would lose some.
+        (Dialect::MariaDb, "REAL" | "FLOAT4" | "DOUBLE PRECISION" | "FLOAT8" | "FLOAT") => {
+            "DOUBLE".into()
+        }
         (Dialect::MariaDb, "NUMERIC" | "DECIMAL") if !size.is_empty() => sized("DECIMAL"),
         (Dialect::MariaDb, "VARCHAR" | "CHARACTER VARYING") if !size.is_empty() => sized("VARCHAR"),
         (Dialect::MariaDb, "CHAR" | "CHARACTER" | "BPCHAR") => sized("CHAR"),

@@ -1,7 +1,7 @@
 //! Statements through the whole of this module. Merged results are compared with those of one
 //! unsharded SQLite database, which understands both kinds of quotes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use rusqlite::Connection;
@@ -61,6 +61,7 @@ fn context(client: Dialect, isolation: Isolation) -> Context {
         isolation,
         prefer: vec![],
         kinds: Kinds::new(),
+        collations: BTreeMap::new(),
         by_key: false,
         default_source: None,
     }
@@ -1685,7 +1686,8 @@ fn with_kinds(text: &str, client: Dialect) -> Vec<String> {
     let kinds = [("id", Kind::Int4), ("owner", Kind::Text), ("balance", Kind::Decimal)];
     let kinds = kinds.map(|(name, kind)| (name.to_owned(), kind)).to_vec();
     let kinds = Kinds::from([("accounts".to_owned(), kinds)]);
-    let context = Context { kinds, ..context(client, RR) };
+    let collations = [(SourceId(0), "C.utf8".to_owned())].into();
+    let context = Context { kinds, collations, ..context(client, RR) };
     let (Verb::Data(statement) | Verb::Schema(statement)) =
         parse(text, client).unwrap().remove(0).verb
     else {
@@ -1736,7 +1738,7 @@ fn tables_at_both_kinds_of_sources_compare_texts_byte_by_byte() {
     let create = "CREATE TABLE accounts (id INT PRIMARY KEY, owner VARCHAR(20), balance INT)";
     for client in [PG, MARIA] {
         let told = with_kinds(create, client);
-        assert!(told[0].contains(r#"owner VARCHAR(20) COLLATE "C","#), "{}", told[0]);
+        assert!(told[0].contains(r#"owner VARCHAR(20) COLLATE "C.utf8","#), "{}", told[0]);
         assert!(told[1].replace(' ', "").ends_with(")COLLATE=utf8mb4_nopad_bin"), "{}", told[1]);
     }
     let told = with_kinds("CREATE TABLE audit (note TEXT)", MARIA);
@@ -1855,4 +1857,145 @@ fn weak_locks_and_patterns_without_escapes_are_read() {
         let plan = planned(text, PG, RR, &[]).unwrap_or_else(|e| panic!("{text}: {e}"));
         assert!(plan.parts[0].text.ends_with(told), "{}", plan.parts[0].text);
     }
+}
+
+#[test]
+fn columns_that_are_added_are_treated_alike_at_both_kinds_of_sources() {
+    for client in [PG, MARIA] {
+        for kind in ["varchar(20)", "text", "char(3)"] {
+            let told = with_kinds(&format!("ALTER TABLE accounts ADD COLUMN s {kind}"), client);
+            assert!(told[0].ends_with(r#" COLLATE "C.utf8""#), "{}", told[0]);
+            assert!(told[1].ends_with(" COLLATE utf8mb4_nopad_bin"), "{}", told[1]);
+        }
+        let told = with_kinds("ALTER TABLE accounts ADD COLUMN n INT", client);
+        assert!(!told.concat().contains("COLLATE"), "{told:?}");
+    }
+    let told = with_kinds("ALTER TABLE audit ADD COLUMN s TEXT", MARIA);
+    assert!(!told[0].contains("COLLATE"), "MariaDB's own way: {}", told[0]);
+}
+
+#[test]
+fn types_that_only_one_kind_of_source_pads_or_rounds_are_replaced() {
+    let create =
+        "CREATE TABLE accounts (id INT PRIMARY KEY, owner CHAR(5), c CHAR, balance FLOAT4)";
+    let told = with_kinds(create, PG);
+    assert!(told[0].contains("owner VARCHAR(5) COLLATE"), "{}", told[0]);
+    assert!(told[0].contains("c VARCHAR(1) COLLATE"), "{}", told[0]);
+    assert!(told[0].contains("balance DOUBLE PRECISION"), "{}", told[0]);
+    assert!(told[1].contains("owner VARCHAR(5),"), "{}", told[1]);
+    assert!(told[1].contains("balance DOUBLE)"), "{}", told[1]);
+    let told =
+        with_kinds("CREATE TABLE accounts (id INT PRIMARY KEY, owner CHAR(5), f FLOAT)", MARIA);
+    assert!(told[0].contains("owner VARCHAR(5) COLLATE"), "{}", told[0]);
+    assert!(told[0].contains("f DOUBLE PRECISION)"), "{}", told[0]);
+    assert!(told[1].contains("owner VARCHAR(5)") && told[1].contains("f DOUBLE)"), "{}", told[1]);
+}
+
+/// What a PostgreSQL source is told of a MySQL client's statement about `currencies`.
+fn bytes_told(text: &str, parameters: &[Value]) -> Result<String, &'static str> {
+    let kinds = [("id", Kind::Int4), ("data", Kind::Bytes), ("s", Kind::Text), ("n", Kind::Int4)];
+    let kinds = kinds.map(|(name, kind)| (name.to_owned(), kind)).to_vec();
+    let Verb::Data(statement) = parse(text, MARIA).unwrap().remove(0).verb else {
+        panic!("{text}")
+    };
+    let known = tables_to_know(&catalogue(), MARIA, &statement, parameters);
+    let kinds = known.into_iter().map(|table| (table, kinds.clone())).collect();
+    let context = Context { kinds, ..context(MARIA, RR) };
+    let plan = plan(&catalogue(), &statement, parameters, &context);
+    let part = |plan: Plan| plan.parts.into_iter().next().unwrap().text;
+    plan.map(part).map_err(|refusal| refusal.sqlstate)
+}
+
+#[test]
+fn bytes_of_mysql_s_clients_are_what_their_column_is_at_postgresql() {
+    for (written, told) in [
+        ("n = 0x31", "n = 49"),
+        ("n = 0xF", "n = 15"),
+        ("n = n + 0x31", "n = n + 49"),
+        ("n = b'1000001'", "n = 65"),
+        ("s = 0x4142", "s = 'AB'"),
+        ("s = x'4142'", "s = 'AB'"),
+        ("s = _binary'abc'", "s = 'abc'"),
+        ("s = b'1000001'", "s = 'A'"),
+        ("s = TRUE", "s = '1'"),
+        ("s = concat(s, TRUE)", "s = concat(s, 1)"),
+        ("data = 0x4142", r"data = CAST('\x4142' AS BYTEA)"),
+        ("data = b'1000001'", r"data = CAST('\x41' AS BYTEA)"),
+    ] {
+        let found = bytes_told(&format!("UPDATE currencies SET {written} WHERE id = 1"), &[]);
+        assert_eq!(found, Ok(format!("UPDATE currencies SET {told} WHERE id = 1")));
+    }
+    for (written, sqlstate) in [
+        ("s = 0xff", "22021"),
+        ("s = concat(s, 0x41)", "0A000"),
+        ("s = CASE WHEN id = 1 THEN x'41' END", "0A000"),
+    ] {
+        let found = bytes_told(&format!("UPDATE currencies SET {written} WHERE id = 1"), &[]);
+        assert_eq!(found, Err(sqlstate), "{written}");
+    }
+    let found = bytes_told(
+        "INSERT INTO currencies (id, s) VALUES (0x1, ?)",
+        &[Value::Bytes(b"ab".to_vec())],
+    );
+    assert!(found.as_ref().is_ok_and(|text| text.ends_with("VALUES (1, 'ab')")), "{found:?}");
+    let found = bytes_told("SELECT id FROM currencies WHERE n = 0x31 AND s IN (0x41, 'b')", &[]);
+    assert!(
+        found.as_ref().is_ok_and(|text| text.contains("n = 49 AND s IN ('A', 'b')")),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn numbers_in_hexadecimal_digits_stay_as_written_for_mariadb() {
+    for text in [
+        "SELECT id FROM audit WHERE n = 0x31 AND s = X'31'",
+        "SELECT 0x31 + 0 FROM audit WHERE id = 1",
+    ] {
+        assert_eq!(planned(text, MARIA, RR, &[]).unwrap().parts[0].text, text);
+    }
+}
+
+#[test]
+fn constants_of_postgresql_s_types_are_constants_at_mariadb() {
+    let told = |text: &str| {
+        let plan = planned(text, PG, RR, &[]);
+        plan.map(|plan| plan.parts[0].text.clone()).map_err(|refusal| refusal.sqlstate)
+    };
+    for (written, constant) in [
+        ("'A0EEBC999C0B4EF8BB6D6BB9BD380A11'::uuid", "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'"),
+        ("CAST('10:00' AS time)", "CAST('10:00:00' AS TIME(6))"),
+        ("'10:00:01.5'::time", "CAST('10:00:01.5' AS TIME(6))"),
+        (r#"'{"a": 1}'::jsonb"#, r#"'{"a": 1}'"#),
+    ] {
+        let text = told(&format!("UPDATE audit SET note = {written} WHERE id = 1"));
+        assert_eq!(text, Ok(format!("UPDATE audit SET note = {constant} WHERE id = 1")));
+    }
+    for written in ["note = '10 PM'::time", "note = '{}'::jsonb", "note = '1 day'::interval"] {
+        assert_eq!(
+            told(&format!("SELECT id FROM audit WHERE {written}")),
+            Err("0A000"),
+            "{written}"
+        );
+    }
+}
+
+#[test]
+fn the_collation_of_bytes_has_another_name_at_mariadb() {
+    let plan = planned("SELECT id FROM audit WHERE note COLLATE \"C\" = 'a'", PG, RR, &[]).unwrap();
+    assert_eq!(
+        plan.parts[0].text,
+        "SELECT id FROM audit WHERE CONVERT(note USING utf8mb4) COLLATE utf8mb4_nopad_bin = 'a'"
+    );
+}
+
+#[test]
+fn uuids_of_both_kinds_of_sources_are_ordered_alike() {
+    let kinds = vec![("id".to_owned(), Kind::Int4), ("owner".to_owned(), Kind::Uuid)];
+    let context =
+        Context { kinds: Kinds::from([("accounts".to_owned(), kinds)]), ..context(PG, RR) };
+    let text = "SELECT id FROM accounts ORDER BY owner";
+    let Verb::Data(statement) = parse(text, PG).unwrap().remove(0).verb else { panic!("{text}") };
+    let plan = plan(&catalogue(), &statement, &[], &context).unwrap();
+    assert!(plan.parts[0].text.ends_with("ORDER BY owner"), "{}", plan.parts[0].text);
+    assert!(plan.parts[1].text.contains("COLLATE utf8mb4_nopad_bin"), "{}", plan.parts[1].text);
 }

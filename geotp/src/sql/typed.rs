@@ -7,16 +7,16 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use sqlparser::ast::{
-    AssignmentTarget, BinaryOperator, Expr, Function, FunctionArg, FunctionArgExpr,
+    AssignmentTarget, BinaryOperator, DataType, Expr, Function, FunctionArg, FunctionArgExpr,
     FunctionArguments, Ident, Insert, ObjectName, OrderBy, OrderByKind, Query, SelectItem, SetExpr,
     Statement, TableObject, Value as SqlValue, ValueWithSpan, Visitor, VisitorMut,
 };
 
 use super::Refusal;
 use super::catalog::{Catalogue, Dialect};
-use super::dialect::{bytes_of_text, hex_of};
+use super::dialect::{bytes_of_text, hex_of, literal};
 use super::route::table_name;
-use super::schema::BYTES_AT_MARIADB;
+use super::schema::{BYTES_AT_MARIADB, BYTES_AT_POSTGRESQL};
 use super::value::{Kind, Value};
 use super::walk::{walk, walk_mut};
 
@@ -44,9 +44,19 @@ pub fn tables_to_know(
         type Break = ();
         fn pre_visit_value(&mut self, value: &ValueWithSpan) -> ControlFlow<()> {
             let is_truth = matches!(value.value, SqlValue::Boolean(_));
-            self.is_wanted |= is_truth && self.client == Dialect::MariaDb;
+            let is_bytes = matches!(
+                value.value,
+                SqlValue::HexStringLiteral(_) | SqlValue::SingleQuotedByteStringLiteral(_)
+            ) || is_hex_number(&value.value);
+            self.is_wanted |= (is_truth || is_bytes) && self.client == Dialect::MariaDb;
             let text = text_of(&value.value, self.client);
             self.is_wanted |= text.is_some_and(|text| depends_on_type(text, self.client));
+            ControlFlow::Continue(())
+        }
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
+            // `_binary'a'`
+            let is_prefixed = matches!(expr, Expr::Prefixed { .. });
+            self.is_wanted |= is_prefixed && self.client == Dialect::MariaDb;
             ControlFlow::Continue(())
         }
         fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<()> {
@@ -59,8 +69,8 @@ pub fn tables_to_know(
     }
     let is_wanted = parameters.iter().any(|value| match value {
         Value::Text(text) => depends_on_type(text, client),
-        Value::Bool(_) => client == Dialect::MariaDb,
-        Value::Null | Value::Number(_) | Value::Bytes(_) => false,
+        Value::Bool(_) | Value::Bytes(_) => client == Dialect::MariaDb,
+        Value::Null | Value::Number(_) => false,
     });
     let mut finder = Finder { catalogue, client, is_wanted, tables: Vec::new() };
     let _ = walk(statement, &mut finder);
@@ -160,7 +170,7 @@ pub(super) fn convert(
     if let Statement::Update(update) = statement {
         for assignment in &mut update.assignments {
             if let AssignmentTarget::ColumnName(name) = &assignment.target {
-                retype(&mut assignment.value, to, kind_of(kinds, &table_name(name)))?;
+                assign(&mut assignment.value, to, kind_of(kinds, &table_name(name)))?;
             }
         }
     }
@@ -179,15 +189,59 @@ fn convert_rows(insert: &mut Insert, to: Dialect, kinds: &Kinds) -> Result<(), R
     } else {
         insert.columns.iter().map(of).collect()
     };
-    let Some(SetExpr::Values(values)) = insert.source.as_mut().map(|query| &mut *query.body) else {
-        return Ok(());
-    };
-    for row in &mut values.rows {
-        for (value, kind) in row.content.iter_mut().zip(&columns) {
-            retype(value, to, *kind)?;
+    match insert.source.as_mut().map(|query| &mut *query.body) {
+        Some(SetExpr::Values(values)) => {
+            for row in &mut values.rows {
+                for (value, kind) in row.content.iter_mut().zip(&columns) {
+                    assign(value, to, *kind)?;
+                }
+            }
         }
+        // The constants of other queries are converted by their source.
+        Some(SetExpr::Select(select)) if to == Dialect::PostgreSql => {
+            for (item, kind) in select.projection.iter_mut().zip(&columns) {
+                match item {
+                    SelectItem::UnnamedExpr(value)
+                    | SelectItem::ExprWithAlias { expr: value, .. } => assign(value, to, *kind)?,
+                    _ => break,
+                }
+            }
+        }
+        _ => {}
     }
     Ok(())
+}
+
+/// Converts a value that is written to a column.
+fn assign(value: &mut Expr, to: Dialect, kind: Option<Kind>) -> Result<(), Refusal> {
+    retype(value, to, kind)?;
+    // PostgreSQL would write `\x41` for the bytes of A.
+    if to == Dialect::PostgreSql && matches!(kind, Some(Kind::Text | Kind::Json)) {
+        refuse_bytes(value)?;
+    }
+    Ok(())
+}
+
+/// Refuses constants of bytes inside of an expression whose value becomes text.
+fn refuse_bytes(value: &Expr) -> Result<(), Refusal> {
+    struct Finder(bool);
+    impl Visitor for Finder {
+        type Break = ();
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
+            self.0 |= constant_bytes(expr).is_some();
+            ControlFlow::Continue(())
+        }
+    }
+    let mut finder = Finder(false);
+    let _ = walk(value, &mut finder);
+    if finder.0 { Err(bytes_in_text()) } else { Ok(()) }
+}
+
+/// The refusal of bytes that PostgreSQL would write in its own syntax.
+pub(super) fn bytes_in_text() -> Refusal {
+    Refusal::unsupported(
+        "PostgreSQL does not take bytes inside of an expression for text; write the constant as text",
+    )
 }
 
 /// The kind of a column, if every table that has one of this name agrees.
@@ -201,11 +255,76 @@ fn kind_of(kinds: &Kinds, column: &str) -> Option<Kind> {
 fn retype(expr: &mut Expr, to: Dialect, kind: Option<Kind>) -> Result<(), Refusal> {
     match to {
         Dialect::MariaDb => for_mariadb(expr, kind),
-        Dialect::PostgreSql => {
-            for_postgresql(expr, kind);
-            Ok(())
-        }
+        Dialect::PostgreSql => for_postgresql(expr, kind),
     }
+}
+
+/// Whether a number is written as `0x31`.
+pub(super) fn is_hex_number(value: &SqlValue) -> bool {
+    matches!(value, SqlValue::Number(text, _) if text.starts_with("0x"))
+}
+
+/// The bytes of a constant in MySQL's words, `x'41'`, `0x41`, `b'1000001'` or `_binary x'41'`, or of
+/// a parameter.
+pub(super) fn constant_bytes(expr: &Expr) -> Option<Vec<u8>> {
+    let of_hex = |digits: &str| {
+        let digits =
+            if digits.len().is_multiple_of(2) { digits.to_owned() } else { format!("0{digits}") };
+        let pair = |at: usize| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+        (0..digits.len()).step_by(2).map(pair).collect::<Option<Vec<u8>>>()
+    };
+    match expr {
+        Expr::Nested(inner) => constant_bytes(inner),
+        Expr::Prefixed { prefix, value } if prefix.value.eq_ignore_ascii_case("_binary") => {
+            match &**value {
+                Expr::Value(ValueWithSpan { value, .. })
+                    if text_of(value, Dialect::MariaDb).is_some() =>
+                {
+                    text_of(value, Dialect::MariaDb).map(|text| text.as_bytes().to_vec())
+                }
+                other => constant_bytes(other),
+            }
+        }
+        Expr::Cast { expr, data_type: DataType::Bytea, .. } => match &**expr {
+            Expr::Value(ValueWithSpan { value: SqlValue::SingleQuotedString(text), .. }) => {
+                of_hex(text.strip_prefix("\\x")?)
+            }
+            _ => None,
+        },
+        Expr::Value(constant) => match &constant.value {
+            SqlValue::HexStringLiteral(digits) => of_hex(digits),
+            SqlValue::Number(text, _) => of_hex(text.strip_prefix("0x")?),
+            SqlValue::SingleQuotedByteStringLiteral(bits) => {
+                let padded = format!("{}{bits}", "0".repeat((8 - bits.len() % 8) % 8));
+                let byte = |at: usize| u8::from_str_radix(padded.get(at..at + 8)?, 2).ok();
+                (0..padded.len()).step_by(8).map(byte).collect()
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The number that `0x31` and `b'110001'` are beside numbers.
+pub(super) fn constant_number(expr: &Expr) -> Option<Expr> {
+    let mut inner = expr;
+    while let Expr::Nested(nested) = inner {
+        inner = nested;
+    }
+    let Expr::Value(constant) = inner else { return None };
+    let is_bits = matches!(constant.value, SqlValue::SingleQuotedByteStringLiteral(_));
+    if !is_bits && !is_hex_number(&constant.value) {
+        return None;
+    }
+    let bytes = constant_bytes(inner)?;
+    let significant = bytes.iter().skip_while(|byte| **byte == 0);
+    // MariaDB's numbers of this form have 64 bits.
+    if significant.clone().count() > 8 {
+        return None;
+    }
+    let number = significant.fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
+    let value = SqlValue::Number(number.to_string(), false);
+    Some(Expr::Value(value.with_empty_span()))
 }
 
 fn for_mariadb(expr: &mut Expr, kind: Option<Kind>) -> Result<(), Refusal> {
@@ -230,10 +349,30 @@ fn for_mariadb(expr: &mut Expr, kind: Option<Kind>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A text with a backslash is no text of bytes for PostgreSQL, and a number is no boolean.
-fn for_postgresql(expr: &mut Expr, kind: Option<Kind>) {
-    let Expr::Value(constant) = expr else { return };
+/// A text with a backslash is no text of bytes for PostgreSQL, and a number is no boolean. Bytes are
+/// a number, a text or bytes, as their column is.
+fn for_postgresql(expr: &mut Expr, kind: Option<Kind>) -> Result<(), Refusal> {
+    if let (Some(kind), Some(bytes)) = (kind, constant_bytes(expr)) {
+        let is_number = kind.is_exact() || kind.is_float() || kind == Kind::Bool;
+        if is_number && let Some(number) = constant_number(expr) {
+            *expr = number;
+        } else if kind == Kind::Bytes {
+            *expr = literal(&Value::Bytes(bytes), Dialect::PostgreSql);
+        } else if kind != Kind::Other {
+            let text = String::from_utf8(bytes).map_err(|_| Refusal {
+                message: "invalid byte sequence for encoding \"UTF8\" in a constant of bytes for a column of another type"
+                    .into(),
+                sqlstate: "22021",
+            })?;
+            *expr = Expr::Value(SqlValue::SingleQuotedString(text).with_empty_span());
+        }
+        return Ok(());
+    }
+    let Expr::Value(constant) = expr else { return Ok(()) };
     match (kind, &constant.value) {
+        (Some(Kind::Text), SqlValue::Boolean(is)) => {
+            constant.value = SqlValue::SingleQuotedString(u8::from(*is).to_string());
+        }
         (Some(Kind::Bytes), value) => {
             let text = text_of(value, Dialect::MariaDb).filter(|text| text.contains('\\'));
             if let Some(text) = text {
@@ -245,6 +384,7 @@ fn for_postgresql(expr: &mut Expr, kind: Option<Kind>) {
         }
         _ => {}
     }
+    Ok(())
 }
 
 /// Visits constants that are compared with a column.
@@ -311,7 +451,10 @@ fn is_extreme(expr: &Expr) -> bool {
 /// and for `min` and `max`.
 pub(super) fn order_bytewise(query: &mut Query, to: Dialect, kinds: &Kinds) {
     let collated = |expr: &Expr| {
-        let is_text = column_kind(kinds, expr) == Some(Kind::Text);
+        let kind = column_kind(kinds, expr);
+        // MariaDB does not order UUIDs by their texts, and PostgreSQL does.
+        let is_text =
+            kind == Some(Kind::Text) || kind == Some(Kind::Uuid) && to == Dialect::MariaDb;
         is_text.then(|| bytewise(expr.clone(), to))
     };
     let SetExpr::Select(select) = &mut *query.body else { return };
@@ -341,10 +484,10 @@ pub(super) fn order_bytewise(query: &mut Query, to: Dialect, kinds: &Kinds) {
 }
 
 /// Text that a source compares byte by byte, whatever the collation of its column.
-fn bytewise(text: Expr, to: Dialect) -> Expr {
+pub(super) fn bytewise(text: Expr, to: Dialect) -> Expr {
     let named = |name: Ident| ObjectName::from(vec![name]);
     let (text, collation) = match to {
-        Dialect::PostgreSql => (text, Ident::with_quote('"', "C")),
+        Dialect::PostgreSql => (text, Ident::with_quote('"', BYTES_AT_POSTGRESQL)),
         Dialect::MariaDb => {
             // A column of another character set does not have this collation.
             let converted = Expr::Convert {

@@ -531,7 +531,7 @@ impl Session {
             let (schema, name) = copy.map_or((&*shown.own, table), |name| (schema, name));
             let name = format!("{}.{}", quote(schema, client), quote(name, client));
             let is_copy = copy.is_some();
-            let (unordered, documents) = (BTreeSet::new(), BTreeSet::new());
+            let (unordered, documents) = (BTreeSet::new(), BTreeMap::new());
             found.insert(table.clone(), Template { name, is_copy, unordered, documents });
         }
         // Columns that a source of the client's kind treats otherwise than their text.
@@ -541,18 +541,19 @@ impl Session {
         };
         let (schemas, names) = (list([&shown.own, &schema.to_owned()]), list(tables));
         let question = format!(
-            "SELECT lower(table_name), lower(column_name) FROM information_schema.columns \
+            "SELECT lower(table_name), lower(column_name), lower(data_type) FROM information_schema.columns \
              WHERE table_schema IN ({schemas}) AND lower(table_name) IN ({names}) \
              AND data_type IN ({types})"
         );
         let answers = self.answers_in_time(home, &question).await?;
         for row in answers.iter().flat_map(|answer| &answer.rows) {
             let (Some(table), Some(column)) = (cell(row, 0), cell(row, 1)) else { continue };
+            let of = cell(row, 2).unwrap_or_default();
             if let Some(template) = found.get_mut(&table) {
                 match client {
-                    Dialect::MariaDb => template.unordered.insert(column),
-                    Dialect::PostgreSql => template.documents.insert(column),
-                };
+                    Dialect::MariaDb => drop(template.unordered.insert(column)),
+                    Dialect::PostgreSql => drop(template.documents.insert(column, of)),
+                }
             }
         }
         Ok((home, found))

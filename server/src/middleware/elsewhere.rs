@@ -13,10 +13,12 @@ use orthodrome_geotp::sql::merge::{Merge, merge};
 use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::route::{reads_system_tables, table_name};
 use orthodrome_geotp::sql::set::{config_columns, effects, effects_of_words, set_config};
+use orthodrome_geotp::sql::system::quote;
 use orthodrome_geotp::sql::typed::{Kinds, tables_to_know, tables_to_order};
 use orthodrome_geotp::sql::{
-    Answer, Column, Context, Dialect, Isolation, Parsed, Part, Plan, SourceId, Unread, Value, Verb,
-    allow_values, created, deletes, index_changes, name_columns, parse, plan, unread,
+    Answer, BYTES_QUESTION, Column, Context, Dialect, Isolation, Kind, Parsed, Part, Plan,
+    SourceId, Unread, Value, Verb, allow_values, created, defined_table, deletes, index_changes,
+    name_columns, parse, plan, unread,
 };
 
 use super::driver::{Setting, Trouble};
@@ -349,28 +351,66 @@ impl Session {
                 continue;
             }
             let sources = catalogue.table(name).map(|table| table.sources()).unwrap_or_default();
+            let all = sources.clone();
             let any = sources.first().copied().filter(|_| ordered.contains(name));
             let Some(at) = sources.into_iter().find(is_other).or(any) else { continue };
-            let quote = if is_postgres(at) { '"' } else { '`' };
-            let key = (at, name.clone());
-            let kept = self.proxy.kinds().get(&key).cloned();
-            let columns = match kept.filter(|(since, _)| since.elapsed() < KINDS_KEPT) {
-                Some((_, columns)) => columns,
-                None => {
-                    let doubled = name.replace(quote, &format!("{quote}{quote}"));
-                    let text = format!("SELECT * FROM {quote}{doubled}{quote} LIMIT 0");
-                    // If the table does not exist, the statement itself will get that error.
-                    let Ok(answer) = self.ask(at, &text, false).await else { continue };
-                    let columns = answer.columns.into_iter();
-                    let columns: Vec<_> =
-                        columns.map(|column| (column.name.to_lowercase(), column.kind)).collect();
-                    self.proxy.kinds().insert(key, (Instant::now(), columns.clone()));
-                    columns
+            let Some(mut columns) = self.columns_kept(at, name).await else { continue };
+            // MariaDB says that a UUID is a text, and PostgreSQL has no collations of UUIDs.
+            let postgres = all.iter().copied().find(|id| is_postgres(*id) && *id != at);
+            if let Some(other) = postgres.filter(|_| ordered.contains(name))
+                && let Some(others) = self.columns_kept(other, name).await
+            {
+                let is_uuid = |name: &String| {
+                    others.iter().any(|(other, kind)| other == name && *kind == Kind::Uuid)
+                };
+                for (column, kind) in &mut columns {
+                    if is_uuid(column) {
+                        *kind = Kind::Uuid;
+                    }
                 }
-            };
+            }
             kinds.insert(name.clone(), columns);
         }
         kinds
+    }
+
+    /// The columns of a table at a source, which are asked for now and then; none if they are not
+    /// known.
+    async fn columns_kept(&self, at: SourceId, name: &str) -> Option<Vec<(String, Kind)>> {
+        let key = (at, name.to_owned());
+        let kept = self.proxy.kinds().get(&key).cloned();
+        if let Some((_, columns)) = kept.filter(|(since, _)| since.elapsed() < KINDS_KEPT) {
+            return Some(columns);
+        }
+        let text =
+            format!("SELECT * FROM {} LIMIT 0", quote(name, self.proxy.catalogue.source(at)?.kind));
+        // If the table does not exist, the statement itself will get that error.
+        let answer = self.ask(at, &text, false).await.ok()?;
+        let columns = answer.columns.into_iter();
+        let columns: Vec<_> =
+            columns.map(|column| (column.name.to_lowercase(), column.kind)).collect();
+        self.proxy.kinds().insert(key, (Instant::now(), columns.clone()));
+        Some(columns)
+    }
+
+    /// The collations of PostgreSQL sources for the columns that a statement defines, if the sources
+    /// of its table are of both kinds.
+    pub(super) async fn collations_for(&self, statement: &Statement) -> BTreeMap<SourceId, String> {
+        let mut found = BTreeMap::new();
+        let catalogue = &*self.catalogue();
+        let table = defined_table(statement);
+        let sources = table.and_then(|name| Some(catalogue.table(&name)?.sources()));
+        let is_postgres =
+            |id: &SourceId| catalogue.source(*id).is_some_and(|s| s.kind == Dialect::PostgreSql);
+        let (postgres, others): (Vec<SourceId>, Vec<SourceId>) =
+            sources.unwrap_or_default().into_iter().partition(is_postgres);
+        for at in postgres.into_iter().filter(|_| !others.is_empty()) {
+            // A source that does not answer does not get the statement either.
+            let Ok(answer) = self.ask(at, BYTES_QUESTION, false).await else { continue };
+            let cell = answer.rows.into_iter().next().and_then(|row| row.into_iter().next()?);
+            found.extend(cell.and_then(|name| Some((at, String::from_utf8(name).ok()?))));
+        }
+        found
     }
 
     pub(super) async fn schema(
@@ -626,6 +666,7 @@ impl Session {
                     isolation: Isolation::ReadCommitted,
                     prefer: self.prefer(),
                     kinds: Kinds::new(),
+                    collations: BTreeMap::new(),
                     by_key: false,
                     default_source: self.default_source(),
                 };

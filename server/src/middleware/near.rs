@@ -576,6 +576,7 @@ impl Session {
             isolation: Isolation::ReadCommitted,
             prefer: self.prefer(),
             kinds: self.kinds_for(parsed, values).await,
+            collations: BTreeMap::new(),
             by_key: false,
             default_source: self.default_source(),
         }

@@ -612,7 +612,9 @@ impl Session {
         let kinds = self.kinds_for(parsed, values).await;
         let (client, prefer) = (self.client, self.prefer());
         let default_source = self.default_source();
-        let context = Context { client, isolation, prefer, kinds, by_key, default_source };
+        let collations = self.collations_for(statement).await;
+        let context =
+            Context { client, isolation, prefer, kinds, collations, by_key, default_source };
         let plan = plan(&self.catalogue(), statement, values, &context)?;
         self.with_source(parsed, values, plan)
     }

@@ -28,8 +28,10 @@ const POSTGRES_COLUMNS: &str = "\
         (SELECT 1 FROM pg_catalog.pg_depend x WHERE x.classid = 'pg_catalog.pg_attrdef'::regclass \
           AND x.objid = d.oid AND x.refobjid <> d.adrelid)) THEN e.text END, \
       a.attidentity, a.attgenerated, \
-      CASE WHEN a.attcollation <> t.typcollation THEN (SELECT quote_ident(collname) \
-        FROM pg_catalog.pg_collation WHERE oid = a.attcollation AND oid < 12000) END \
+      CASE WHEN a.attcollation <> t.typcollation THEN (SELECT CASE WHEN oid < 12000 \
+        AND collname <> 'pg_c_utf8' THEN quote_ident(collname) ELSE quote_ident('C') END \
+        FROM pg_catalog.pg_collation WHERE oid = a.attcollation AND (oid < 12000 \
+          OR collnamespace = 'pg_catalog'::regnamespace AND collname IN ('C.utf8', 'C.UTF-8'))) END \
     FROM pg_catalog.pg_class c \
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
     JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \

@@ -145,7 +145,7 @@ fn the_result_is_computed_from_the_rows_in_place_of_the_tables() {
         name: format!("\"s\".\"{name}\""),
         is_copy: true,
         unordered: BTreeSet::new(),
-        documents: BTreeSet::new(),
+        documents: BTreeMap::new(),
     };
     let templates: BTreeMap<String, Template> =
         ["a", "b"].map(|name| (name.to_owned(), template(name))).into();
@@ -172,7 +172,7 @@ fn documents_are_gathered_as_documents() {
         name: "t".into(),
         is_copy: false,
         unordered: BTreeSet::new(),
-        documents: ["j".to_owned()].into(),
+        documents: [("j".to_owned(), "json".to_owned())].into(),
     };
     let written = |kind, name| {
         postgres_rows(&template, Some(&rows(name, kind, &[Some("{\"k\": 1}"), Some("1.10")])))
@@ -201,4 +201,27 @@ fn values_for_mariadb_have_the_types_of_their_columns() {
     assert_eq!(constant(Kind::Date, "0000-00-00"), "'0000-00-00'");
     assert_eq!(constant(Kind::Timestamp, "2024-01-31 10:00:00"), "TIMESTAMP'2024-01-31 10:00:00'");
     assert_eq!(constant(Kind::Text, "it's \\"), "'it''s \\'");
+}
+
+/// `json_populate_recordset` makes NULL of the document `null`, and fails for `\u0000`.
+#[test]
+fn documents_that_postgresql_would_lose_are_gathered_as_texts() {
+    let template = Template {
+        name: "t".into(),
+        is_copy: false,
+        unordered: BTreeSet::new(),
+        documents: [("j".to_owned(), "jsonb".to_owned())].into(),
+    };
+    for (document, constant) in
+        [("null", r#"[["null"],[null]]"#), (r#""\u0000""#, r#"[["\"\\u0000\""],[null]]"#)]
+    {
+        let written =
+            postgres_rows(&template, Some(&rows("j", Kind::Json, &[Some(document), None])));
+        assert!(
+            written.starts_with("SELECT (d.documents->>0)::jsonb AS \"j\" FROM ("),
+            "{written}"
+        );
+        assert!(written.contains(r#"[{"j":null},{"j":null}]"#), "{written}");
+        assert!(written.contains(&format!("json_array_elements('{constant}')")), "{written}");
+    }
 }
