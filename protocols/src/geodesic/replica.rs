@@ -527,6 +527,11 @@ impl Replica {
     }
 
     fn ask(&mut self, mut question: Question, world: &mut World<'_, '_>) {
+        if self.questions.has(&question) {
+            // Its keys have been closed since it was asked first, so nobody has come before it.
+            world.cx.note(Note::Waited);
+            return;
+        }
         self.questions.widen(&mut question);
         let mut blockers = self.writers.of(&question.keys);
         let place = question.place();
@@ -577,7 +582,8 @@ impl Replica {
         Some(Predecessor { txn, gateway: text.gateway, keys: own.cloned().collect() })
     }
 
-    /// Who may yet write these keys below the place of a transaction that reads them.
+    /// Who may yet write these keys below the place of a transaction that reads them; some of them, if
+    /// they are many.
     fn behind(&self, txn: TxnId, keys: &[Key], world: &World<'_, '_>) -> Vec<Predecessor> {
         let own = self.state.entries.get(&txn).and_then(Entry::pending_at);
         let place = (own.unwrap_or(Timestamp::MAX), txn);
@@ -588,7 +594,7 @@ impl Replica {
             let own = keys.iter().filter(|key| self.hints.writes(txn, key));
             Predecessor { txn, gateway, keys: own.cloned().collect() }
         });
-        known.chain(heard).collect()
+        known.chain(heard).take(BEHIND_MAX).collect()
     }
 
     /// True if a transaction that has not ended may have a place below this one.
@@ -762,14 +768,9 @@ impl Replica {
         }
     }
 
-    /// A peer has missed how a transaction ended.
+    /// A peer has missed how a transaction ended. A replica that has missed the same answers, too, with
+    /// what it has: the peer counts answers, and the others may be too few.
     fn on_fetch(&self, from: NodeId, txn: TxnId, keys: Vec<Key>, world: &mut World<'_, '_>) {
-        if !self.state.is_forgotten(txn)
-            && self.state.entries.get(&txn).is_none_or(|entry| entry.ended.is_none())
-        {
-            // It has missed the same.
-            return;
-        }
         let of = |key: Key| {
             let newest = world.store.read(self.id, &key);
             let own = version_of(world.store, self.id, &key, txn);
@@ -794,7 +795,8 @@ impl Replica {
         world.reply(from, Msg::Fetched { txn, partition: self.id, keys: told, rest });
     }
 
-    /// f peers have told what this replica missed: of those who had applied it, one is among them.
+    /// f peers have told what this replica missed. f + 1 others had applied it before anybody was asked
+    /// to forget it, so at most f - 1 of these peers can have missed it, too.
     fn on_fetched(
         &mut self,
         from: NodeId,
@@ -924,7 +926,6 @@ impl Replica {
         let is_too_much = world.is_too_much(self.id, &keys);
         let keys = if is_too_much { vec![] } else { keys };
         let mut behind = self.behind(txn, &keys, world);
-        behind.truncate(BEHIND_MAX);
         let mut bytes = 0;
         behind.retain(|predecessor| {
             bytes += predecessor.size();
