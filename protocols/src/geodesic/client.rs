@@ -1322,7 +1322,7 @@ mod tests {
             | Effect::Note(_)
             | Effect::Claim(_) => None,
         };
-        host.drain().into_iter().filter_map(ended).collect()
+        host.drain().filter_map(ended).collect()
     }
 
     #[test]
