@@ -762,14 +762,9 @@ impl Replica {
         }
     }
 
-    /// A peer has missed how a transaction ended.
+    /// A peer has missed how a transaction ended. A replica that has missed the same answers, too, with
+    /// what it has: the peer counts answers, and the others may be too few.
     fn on_fetch(&self, from: NodeId, txn: TxnId, keys: Vec<Key>, world: &mut World<'_, '_>) {
-        if !self.state.is_forgotten(txn)
-            && self.state.entries.get(&txn).is_none_or(|entry| entry.ended.is_none())
-        {
-            // It has missed the same.
-            return;
-        }
         let of = |key: Key| {
             let newest = world.store.read(self.id, &key);
             let own = version_of(world.store, self.id, &key, txn);
@@ -794,7 +789,8 @@ impl Replica {
         world.reply(from, Msg::Fetched { txn, partition: self.id, keys: told, rest });
     }
 
-    /// f peers have told what this replica missed: of those who had applied it, one is among them.
+    /// f peers have told what this replica missed. f + 1 others had applied it before anybody was asked
+    /// to forget it, so at most f - 1 of these peers can have missed it, too.
     fn on_fetched(
         &mut self,
         from: NodeId,
