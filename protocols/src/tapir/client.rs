@@ -66,8 +66,8 @@ enum Phase {
     Preparing,
     /// Decided, but its timestamp has not passed on every clock.
     Waiting(Outcome, &'static str),
-    /// Reads at one timestamp: for a read-only transaction, or because a guard failed on reads that
-    /// may be stale.
+    /// Reads at one timestamp: for a read-only transaction, because a guard failed on reads that may
+    /// be stale, or because a client asks for the outcome of a procedure that has aborted.
     Snapshotting { at: Timestamp, answers: BTreeMap<PartitionId, Snapshots> },
 }
 
@@ -457,6 +457,15 @@ impl Client {
         cx: &mut Cx<'_, Tapir>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
+        if open.is_resolved
+            && outcome == Outcome::Aborted(AbortReason::Recovery)
+            && matches!(open.txn.kind, Kind::Procedure(_))
+        {
+            // No replica hears of a procedure whose guard fails. Whether it fails now says whether the
+            // client should try again.
+            self.snapshot(id, cx);
+            return;
+        }
         open.phase = Phase::Waiting(outcome, path);
         self.tell(id, cx);
     }
@@ -535,7 +544,7 @@ impl Client {
             cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
             return;
         }
-        let participants = BTreeMap::new();
+        let participants = split(&self.cluster, &txn.reads, &txn.writes);
         let phase = Phase::Preparing;
         let open = Open { txn, participants, reads, phase, resent: 0, is_resolved: true };
         self.open.insert(id, open);
@@ -609,6 +618,8 @@ impl Client {
     fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Cx<'_, Tapir>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting { at, answers } = &open.phase else { return };
+        let is_resolved = open.is_resolved;
+        let path = if is_resolved { "recovered" } else { "read-only" };
         let (mut is_complete, mut is_certain) = (true, true);
         let mut reads = Reads::new();
         for (&partition, answered) in answers {
@@ -620,7 +631,9 @@ impl Client {
             let open = placed.map_or(0, |p| p.replicas.iter().filter(is_open).count());
             if parts.len() < answered.len() && parts.len() + open < quorums.settled() {
                 // A pending transaction may still write a key that it reads.
-                self.finish(id, Outcome::Aborted(AbortReason::Conflict), "read-only", cx);
+                let reason =
+                    if is_resolved { AbortReason::Recovery } else { AbortReason::Conflict };
+                self.finish(id, Outcome::Aborted(reason), path, cx);
                 return;
             }
             // With f replicas gone, the state of f + 1 replicas can still be validated.
@@ -646,7 +659,11 @@ impl Client {
             }
         };
         match writes {
-            Err(reason) => self.finish(id, Outcome::Aborted(reason), "read-only", cx),
+            Err(reason) => self.finish(id, Outcome::Aborted(reason), path, cx),
+            Ok(_) if is_resolved => {
+                // It has aborted, and its guard does not fail.
+                self.finish(id, Outcome::Aborted(AbortReason::Recovery), path, cx);
+            }
             Ok(_) if open.txn.writes.is_empty() && is_certain => {
                 self.on_decided(id, Outcome::Committed(at), "read-only", cx);
             }
