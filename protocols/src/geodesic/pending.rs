@@ -237,6 +237,14 @@ impl Questions {
         }
     }
 
+    /// True if a question with this name waits already, for all these keys.
+    pub(super) fn has(&self, question: &Question) -> bool {
+        self.open.get(&question.name()).is_some_and(|(before, _)| {
+            before.keys == question.keys
+                || question.keys.iter().all(|key| before.keys.contains(key))
+        })
+    }
+
     /// Waits for all of these.
     pub(super) fn wait(&mut self, question: Question, blockers: BTreeSet<TxnId>) {
         let name = question.name();
@@ -327,6 +335,21 @@ mod tests {
         }
         let told = questions.release((reader, to, at), writer).map(|question| question.keys);
         assert_eq!(told, Some(vec![Key::from("a"), Key::from("b")]));
+    }
+
+    #[test]
+    fn a_question_that_waits_is_known_by_its_name_and_keys() {
+        let (reader, writer) = (TxnId::new(ClientId(1), 1), TxnId::new(ClientId(2), 1));
+        let ask = |to, keys: &[&str]| {
+            let keys = keys.iter().map(|key| Key::from(*key)).collect();
+            Question { txn: reader, to: NodeId(to), at: Timestamp(9), keys, is_read_only: true }
+        };
+        let mut questions = Questions::default();
+        questions.wait(ask(4, &["a", "b"]), BTreeSet::from([writer]));
+        let has = [ask(4, &["a", "b"]), ask(4, &["b"]), ask(4, &["b", "c"]), ask(5, &["a"])];
+        assert_eq!(has.map(|question| questions.has(&question)), [true, true, false, false]);
+        questions.release((reader, NodeId(4), Timestamp(9)), writer);
+        assert!(!questions.has(&ask(4, &["b"])), "it is answered, and the answer may be lost");
     }
 
     #[test]

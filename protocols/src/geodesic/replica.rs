@@ -527,6 +527,11 @@ impl Replica {
     }
 
     fn ask(&mut self, mut question: Question, world: &mut World<'_, '_>) {
+        if self.questions.has(&question) {
+            // Its keys have been closed since it was asked first, so nobody has come before it.
+            world.cx.note(Note::Waited);
+            return;
+        }
         self.questions.widen(&mut question);
         let mut blockers = self.writers.of(&question.keys);
         let place = question.place();
@@ -577,7 +582,8 @@ impl Replica {
         Some(Predecessor { txn, gateway: text.gateway, keys: own.cloned().collect() })
     }
 
-    /// Who may yet write these keys below the place of a transaction that reads them.
+    /// Who may yet write these keys below the place of a transaction that reads them; some of them, if
+    /// they are many.
     fn behind(&self, txn: TxnId, keys: &[Key], world: &World<'_, '_>) -> Vec<Predecessor> {
         let own = self.state.entries.get(&txn).and_then(Entry::pending_at);
         let place = (own.unwrap_or(Timestamp::MAX), txn);
@@ -588,7 +594,7 @@ impl Replica {
             let own = keys.iter().filter(|key| self.hints.writes(txn, key));
             Predecessor { txn, gateway, keys: own.cloned().collect() }
         });
-        known.chain(heard).collect()
+        known.chain(heard).take(BEHIND_MAX).collect()
     }
 
     /// True if a transaction that has not ended may have a place below this one.
@@ -920,7 +926,6 @@ impl Replica {
         let is_too_much = world.is_too_much(self.id, &keys);
         let keys = if is_too_much { vec![] } else { keys };
         let mut behind = self.behind(txn, &keys, world);
-        behind.truncate(BEHIND_MAX);
         let mut bytes = 0;
         behind.retain(|predecessor| {
             bytes += predecessor.size();
