@@ -19,7 +19,7 @@ pub struct Oracle {
     /// The newest acknowledged version of each key, and whether it deleted the key.
     newest: BTreeMap<Key, (Version, bool)>,
     /// Keys that transactions without outcome may have deleted.
-    maybe_deleted: BTreeSet<Key>,
+    maybe_deleted: BTreeMap<Key, BTreeSet<TxnId>>,
     /// Every acknowledged element of each list.
     appended: BTreeMap<Key, BTreeSet<u64>>,
     touched: BTreeSet<Key>,
@@ -34,7 +34,7 @@ impl Oracle {
             outcomes: BTreeMap::new(),
             seen: BTreeMap::new(),
             newest: BTreeMap::new(),
-            maybe_deleted: BTreeSet::new(),
+            maybe_deleted: BTreeMap::new(),
             appended: BTreeMap::new(),
             touched: BTreeSet::new(),
         }
@@ -106,8 +106,26 @@ impl Oracle {
     }
 
     /// A transaction that may have deleted these keys ended without outcome.
-    pub fn may_delete(&mut self, keys: Vec<Key>) {
-        self.maybe_deleted.extend(keys);
+    pub fn may_delete(&mut self, txn: TxnId, keys: Vec<Key>) {
+        for key in keys {
+            self.maybe_deleted.entry(key).or_default().insert(txn);
+        }
+    }
+
+    /// True if a transaction of which no outcome was known at first may have deleted the key after this
+    /// version: not if it aborted, or if a reader has seen that it committed earlier.
+    fn may_be_deleted_after(&self, key: &Key, version: Version) -> bool {
+        let is_later = |txn: &TxnId| {
+            let told = self.outcomes.get(txn).copied().unwrap_or(Outcome::Unknown);
+            match (told, self.seen.get(txn).copied()) {
+                (Outcome::Aborted(_), _) => false,
+                (Outcome::Committed(at), _) | (Outcome::Unknown, Some((at, _))) => {
+                    at > version.timestamp
+                }
+                (Outcome::Unknown, None) => true,
+            }
+        };
+        self.maybe_deleted.get(key).is_some_and(|txns| txns.iter().any(is_later))
     }
 
     /// Every key that a committed transaction accessed.
@@ -121,14 +139,14 @@ impl Oracle {
     /// If an acknowledged write is missing.
     pub fn judge_final(&self, reads: &Reads) -> Result<(), String> {
         for (key, read) in reads {
-            let is_absent = |deleted: bool| {
+            let is_absent = |newest: Version, deleted: bool| {
                 // A database may forget that a key was deleted.
                 let is_forgotten = read.value.is_none() && read.version.is_unwritten();
-                is_forgotten && (deleted || self.maybe_deleted.contains(key))
+                is_forgotten && (deleted || self.may_be_deleted_after(key, newest))
             };
             if let Some((newest, deleted)) = self.newest.get(key)
                 && (read.version.is_unwritten() || read.version.timestamp < newest.timestamp)
-                && !is_absent(*deleted)
+                && !is_absent(*newest, *deleted)
             {
                 return Err(format!(
                     "lost write: the write of {key} by {newest} was acknowledged, but at the end the key has version {}",
@@ -191,6 +209,22 @@ mod tests {
         let mut oracle = Oracle::new(Values::Versions);
         oracle.committed(txn(2), Timestamp(9), &saw(1, 5, &[]), &none, 0).unwrap();
         assert!(oracle.told(txn(1), Outcome::Committed(Timestamp(6))).is_err());
+    }
+
+    #[test]
+    fn a_deletion_that_was_seen_before_a_write_does_not_excuse_its_loss() {
+        let (k, written) = (Key::from("k"), BTreeMap::from([(Key::from("k"), false)]));
+        let absent = Reads::from([(k.clone(), Read::default())]);
+        let mut oracle = Oracle::new(Values::Versions);
+        oracle.may_delete(txn(1), vec![k.clone()]);
+        oracle.committed(txn(3), Timestamp(7), &Reads::new(), &written, 0).unwrap();
+        oracle.judge_final(&absent).unwrap();
+        // Somebody reads the version that the deletion left.
+        let version = Version { timestamp: Timestamp(5), writer: txn(1) };
+        let saw = Reads::from([(k, Read { value: None, version })]);
+        oracle.committed(txn(2), Timestamp(6), &saw, &BTreeMap::new(), 0).unwrap();
+        let lost = oracle.judge_final(&absent).unwrap_err();
+        assert!(lost.contains("by c1.3@7 was acknowledged, but"), "{lost}");
     }
 
     #[test]

@@ -60,10 +60,18 @@ pub(super) fn places(
     }
 }
 
-/// Keys that an attempt deleted at an unknown timestamp, if it committed at all; each with the
-/// first time at which this may have happened.
-pub(super) fn unplaced(history: &History, effects: &Effects) -> BTreeMap<KeyId, u64> {
-    let mut unplaced = BTreeMap::new();
+/// Deletions of one key at unknown timestamps, if their attempts committed at all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Unplaced {
+    /// When the first of them may have happened.
+    pub(super) since: u64,
+    /// The attempt, if it is the only one.
+    pub(super) only: Option<u32>,
+}
+
+/// Keys that an attempt deleted at an unknown timestamp, if it committed at all.
+pub(super) fn unplaced(history: &History, effects: &Effects) -> BTreeMap<KeyId, Unplaced> {
+    let mut unplaced: BTreeMap<KeyId, Unplaced> = BTreeMap::new();
     for attempt in history.attempts() {
         let is_known = effects.timestamps[attempt] != UNKNOWN && effects.took[attempt];
         if is_known || history.status(attempt) == Status::Fail {
@@ -71,10 +79,48 @@ pub(super) fn unplaced(history: &History, effects: &Effects) -> BTreeMap<KeyId, 
         }
         for op in history.ops(attempt) {
             if let OpRef::Write { key, deletes: true } = op {
-                let first = unplaced.entry(key).or_insert(u64::MAX);
-                *first = history.invoke_us(attempt).min(*first);
+                let invoke = history.invoke_us(attempt);
+                let known = unplaced.entry(key);
+                known
+                    .and_modify(|known| {
+                        known.since = invoke.min(known.since);
+                        known.only = known.only.filter(|only| *only == attempt);
+                    })
+                    .or_insert(Unplaced { since: invoke, only: Some(attempt) });
             }
         }
     }
     unplaced
+}
+
+/// The places among these versions that an attempt can have in real time: after all that had been
+/// written before it began, and before all that were begun after it had ended. None if the versions
+/// contradict that themselves.
+fn timely(history: &History, attempt: u32, versions: &[(u64, u32)]) -> Option<Places> {
+    let (invoke, complete) = (history.invoke_us(attempt), history.complete_us(attempt));
+    let ended = |(_, writer): &(u64, u32)| history.complete_us(*writer) < invoke;
+    let begun_later = |(_, writer): &(u64, u32)| history.invoke_us(*writer) > complete;
+    let first = versions.iter().rposition(ended).map_or(0, |last| last + 1);
+    let last = versions.iter().position(begun_later).unwrap_or(versions.len());
+    (first <= last).then_some(Places { first, last })
+}
+
+/// Where `attempt` has found the key absent, if none of these deletions explains that: then the one
+/// deletion of unknown outcome stands there. The arguments are those of [`places`].
+pub(super) fn unexplained(
+    history: &History,
+    attempt: u32,
+    stated: usize,
+    (versions, deleted): (&[(u64, u32)], &[bool]),
+) -> Option<Places> {
+    let later = deleted.iter().enumerate().skip(stated).filter(|(_, deleted)| **deleted);
+    let mut absences = std::iter::once(stated).chain(later.map(|(place, _)| place + 1));
+    let possible = match versions.iter().position(|(_, writer)| *writer == attempt) {
+        // It saw what its own version replaced.
+        Some(own) => Places { first: own, last: own },
+        None => timely(history, attempt, versions)?,
+    };
+    let is_explained = absences.any(|place| possible.first <= place && place <= possible.last);
+    let first = possible.first.max(stated);
+    (!is_explained && first <= possible.last).then_some(Places { first, ..possible })
 }

@@ -625,3 +625,34 @@ fn versions_a_deletion_whose_outcome_is_unknown_may_be_read_as_the_initial_versi
                 c3.1 ok   10 14 | !v x c0.0@0";
     caught(text, &["G-single-realtime"], &[]);
 }
+
+/// One deletion has one place: it does not explain two absences with a write between them.
+#[test]
+fn versions_a_deletion_whose_outcome_is_unknown_has_one_place() {
+    let text = "c1.1 ok    0  4 | w x 5
+                c2.1 info  5  - | d x ?
+                c3.1 ok   10 14 | v x c0.0@0
+                c4.1 ok   15 19 | w x 7
+                c5.1 ok   20 24 | !v x c0.0@0";
+    caught(text, &["G-single-realtime"], &[]);
+    // It may have happened after the second write, if nobody saw it before.
+    let text = "c1.1 ok    0  4 | w x 5
+                c2.1 info  5  - | d x ?
+                c4.1 ok   15 19 | w x 7
+                c5.1 ok   20 24 | v x c0.0@0";
+    assert!(judge(text, Model::StrictSerializable).ok);
+    // The writer replaced what the deletion left, and the deletion cannot come again.
+    let text = "c1.1 ok    0  4 | w x 5
+                c2.1 info  5  - | d x ?
+                c3.1 ok   10 14 | v x c0.0@0 | w x 7
+                c4.1 ok   20 24 | !v x c0.0@0";
+    caught(text, &["G-single-realtime"], &[]);
+    // Two deletions explain two absences.
+    let text = "c1.1 ok    0  4 | w x 5
+                c2.1 info  5  - | d x ?
+                c6.1 info  5  - | d x ?
+                c3.1 ok   10 14 | v x c0.0@0
+                c4.1 ok   15 19 | w x 7
+                c5.1 ok   20 24 | v x c0.0@0";
+    assert!(judge(text, Model::StrictSerializable).ok);
+}

@@ -4,11 +4,11 @@
 //! committed read of any such version states its timestamp. A transaction commits at one timestamp
 //! ([`orthodrome_core::txn::Version`]), so this also gives the positions of its other writes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::txn::Version;
 
-use super::absences;
+use super::absences::{self, Places, Unplaced};
 use super::effects::{Effects, writes};
 use super::graph::{Builder, Label, Reason};
 use super::verdict::{Findings, Phenomenon};
@@ -26,8 +26,8 @@ pub(super) struct Versions<'a> {
     deleted: Dense<bool>,
     /// Where each key's rows start; one more at the end.
     starts: Dense<u32>,
-    /// Keys that may have been deleted at an unknown timestamp, each with the earliest time.
-    deleted_somewhere: BTreeMap<KeyId, u64>,
+    /// Keys that may have been deleted at an unknown timestamp.
+    deleted_somewhere: BTreeMap<KeyId, Unplaced>,
     /// Committed writes whose timestamp nobody knew.
     pub(super) unplaced: u64,
 }
@@ -110,6 +110,7 @@ impl<'a> Versions<'a> {
                 builder.edge(*earlier, *later, Label::new(Reason::Ww, key));
             }
         }
+        let last_places = if is_strict { self.last_places() } else { BTreeMap::new() };
         let mut seen = Dense::filled(Seen::default(), self.history.keys_len());
         for attempt in self.history.attempts().filter(|attempt| self.effects.took[*attempt]) {
             for op in self.history.ops(attempt) {
@@ -125,8 +126,8 @@ impl<'a> Versions<'a> {
                             continue;
                         }
                         if self.is_absent(key, read) {
-                            let is_exact =
-                                self.add_absence((attempt, key), read, is_strict, builder);
+                            let (of, last) = ((attempt, key), last_places.get(&key).copied());
+                            let is_exact = self.add_absence(of, read, (is_strict, last), builder);
                             unplaced += u64::from(!is_exact);
                         } else {
                             self.add_read(attempt, key, read, builder, findings);
@@ -211,37 +212,97 @@ impl<'a> Versions<'a> {
         self.is_initial(read) || deleted.is_some_and(|deleted| *deleted)
     }
 
-    /// Adds the edges of a read that found the key absent. Returns false if the read may have
-    /// several places.
+    /// The number of versions before the one that a reader states, and that one.
+    fn stated(&self, key: KeyId, read: ReadOf) -> usize {
+        let stated = self.of_key(key).binary_search(&(read.timestamp, read.writer));
+        stated.map_or(0, |place| place + 1)
+    }
+
+    /// Where a read found a key absent, if only its one deletion of unknown outcome explains that.
+    fn unexplained(&self, attempt: u32, key: KeyId, read: ReadOf) -> Option<Places> {
+        let Unplaced { since, only } = self.deleted_somewhere.get(&key)?;
+        let is_other = only.is_some_and(|only| only != attempt);
+        let is_possible = *since <= self.history.complete_us(attempt);
+        if !is_other || !is_possible || self.history.is_stale(attempt) {
+            return None;
+        }
+        let rows = (self.of_key(key), self.deleted_of_key(key));
+        absences::unexplained(self.history, attempt, self.stated(key, read), rows)
+    }
+
+    /// A deletion of unknown outcome has one place. For each key with one such deletion that some read
+    /// needs as its explanation, the last place that agrees with all these reads.
+    fn last_places(&self) -> BTreeMap<KeyId, usize> {
+        let mut last_places = BTreeMap::new();
+        if self.deleted_somewhere.is_empty() {
+            return last_places;
+        }
+        for attempt in self.history.attempts().filter(|attempt| self.effects.took[*attempt]) {
+            let mut written = BTreeSet::new();
+            for op in self.history.ops(attempt) {
+                let (key, read) = match op {
+                    OpRef::ReadVersion { key, name, writer, timestamp } => {
+                        (key, ReadOf { name, writer, timestamp })
+                    }
+                    OpRef::Write { key, .. } => {
+                        written.insert(key);
+                        continue;
+                    }
+                    OpRef::Append { .. } | OpRef::ReadList { .. } => continue,
+                };
+                if written.contains(&key) || !self.is_absent(key, read) {
+                    continue;
+                }
+                let Some(found) = self.unexplained(attempt, key, read) else { continue };
+                let last = last_places.entry(key).or_insert(found.last);
+                *last = found.last.min(*last);
+            }
+        }
+        last_places
+    }
+
+    /// Adds the edges of a read that found the key absent. `last` is the last place of the only deletion
+    /// of unknown outcome, if a read shows that it happened. Returns false if the read may have several
+    /// places.
     fn add_absence(
         &self,
         (attempt, key): (u32, KeyId),
         read: ReadOf,
-        is_strict: bool,
+        (is_strict, last): (bool, Option<usize>),
         builder: &mut Builder,
     ) -> bool {
         let (versions, deleted) = (self.of_key(key), self.deleted_of_key(key));
         let is_timed = is_strict && !self.history.is_stale(attempt);
-        if let Some(first) = self.deleted_somewhere.get(&key)
-            && !(is_timed && *first > self.history.complete_us(attempt))
+        if let Some(Unplaced { since, .. }) = self.deleted_somewhere.get(&key)
+            && !(is_timed && *since > self.history.complete_us(attempt))
         {
             if !self.is_initial(read) {
                 builder.edge(read.writer, attempt, Label::new(Reason::Wr, key));
             }
+            if let Some(last) = last
+                && self.unexplained(attempt, key, read).is_some()
+            {
+                self.add_next((attempt, key), last, builder);
+            }
             return false;
         }
-        let stated = versions.binary_search(&(read.timestamp, read.writer));
-        let stated = stated.map_or(0, |place| place + 1);
+        let stated = self.stated(key, read);
         let rows = (versions, deleted);
         let places = absences::places(self.history, attempt, stated, rows, is_timed);
         let before = places.first.checked_sub(1).and_then(|before| versions.get(before));
         if let Some((_, writer)) = before {
             builder.edge(*writer, attempt, Label::new(Reason::Wr, key));
         }
-        if let Some((_, next)) = versions.get(places.last).filter(|(_, next)| *next != attempt) {
+        self.add_next((attempt, key), places.last, builder);
+        places.first == places.last
+    }
+
+    /// A reader comes before the version that follows its last possible place.
+    fn add_next(&self, (attempt, key): (u32, KeyId), last: usize, builder: &mut Builder) {
+        let next = self.of_key(key).get(last);
+        if let Some((_, next)) = next.filter(|(_, next)| *next != attempt) {
             builder.edge(attempt, *next, Label::new(Reason::Rw, key));
         }
-        places.first == places.last
     }
 
     /// Reports the read of a version that does not exist.

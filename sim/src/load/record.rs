@@ -113,7 +113,7 @@ impl Load {
         let Some(client) = self.clients.get(slot as usize) else { return };
         let Some(active) = &client.active else { return };
         if let (None, Some(oracle)) = (completed, &mut self.oracle) {
-            oracle.may_delete(maybe_deleted(active));
+            oracle.may_delete(active.txn, maybe_deleted(active));
         }
         let Some(sink) = &mut self.history else { return };
         let mut request = std::borrow::Cow::Borrowed(&active.request);
