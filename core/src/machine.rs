@@ -239,6 +239,10 @@ pub const NO_SESSIONS: &str = "R11";
 /// request gets the same answer.
 pub const UNKNOWABLE: &str = "unknowable";
 
+/// The path of a transaction that is refused because its session knows a timestamp that no clock of the
+/// cluster shows yet: no commit can have it.
+pub const FAR_FUTURE: &str = "far-future";
+
 /// A quantity for operators to watch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gauge {

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Claim, Cx, Gauge, Input, Leak, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::machine::{
+    Claim, Cx, FAR_FUTURE, Gauge, Input, Leak, Machine, Setup, UNKNOWABLE,
+};
 use orthodrome_core::session::{highest, is_below};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{
@@ -115,6 +117,8 @@ struct Open {
     phase: Phase,
     resent: u32,
     is_resolved: bool,
+    /// What the caller of an interactive transaction has decided to write.
+    decided: Option<Writes>,
     /// How long it waited before it got its place.
     held: Duration,
 }
@@ -267,6 +271,14 @@ impl Client {
             cx.finish(id, Outcome::Aborted(AbortReason::Overload), "shed");
             return;
         }
+        let floors = highest(&txn.floors, txn.floors.keys());
+        if floors > cx.clock().now + self.config.clock_ahead_max {
+            // Replicas would refuse a timestamp above what the client says that it knows (R8). No clock
+            // that keeps its bound has shown that time yet, so no commit has it.
+            cx.note(Note::FarFuture);
+            cx.finish(id, Outcome::Aborted(AbortReason::Overload), FAR_FUTURE);
+            return;
+        }
         // Of a client that only reads, nothing has to be forgotten.
         if !txn.is_read_only() || self.acknowledged.contains_key(&id.client) {
             self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
@@ -283,7 +295,9 @@ impl Client {
         let held = if may_wait { self.lines.hold(keys, cx.now()) } else { Duration::ZERO };
         let (phase, resent, is_resolved) = (Phase::Held, 0, false);
         let reads = Reads::new();
-        self.open.insert(id, Open { txn, participants, reads, phase, resent, is_resolved, held });
+        let decided = None;
+        let open = Open { txn, participants, reads, phase, resent, is_resolved, decided, held };
+        self.open.insert(id, open);
         if is_read_only {
             self.snapshot(id, cx);
         } else if held.is_zero() {
@@ -520,6 +534,7 @@ impl Client {
                     return;
                 };
                 open.phase = Phase::Submitted;
+                open.decided = Some(writes.clone());
                 cx.cancel_timer(Timer::Open(id));
                 let mut out = Out::new();
                 let progress = drive.offer(seen, writes, (&self.config, &mut out));
@@ -580,12 +595,6 @@ impl Client {
         }
         let clock = cx.clock();
         let floors = highest(&open.txn.floors, open.txn.floors.keys());
-        if floors > clock.now + self.config.clock_ahead_max {
-            // Replicas would refuse a timestamp above what the client knows (R8).
-            cx.note(Note::FarFuture);
-            self.finish(id, Outcome::Aborted(AbortReason::Overload), "far-future", cx);
-            return;
-        }
         let mut t = clock.now.max(floors.next());
         let priority = open.txn.priority;
         let (mut sides, mut are_enough, mut round_trip) = (Vec::new(), true, Duration::ZERO);
@@ -802,7 +811,7 @@ impl Client {
                 self.under_way.add(id, drive.bytes(), &self.config);
                 let patience = self.patience();
                 cx.set_timer(Timer::Drive(id), cx.now() + patience);
-                self.on_ended(id, output.outcome, (reads, path), cx);
+                self.on_ended(id, &output, (reads, path), cx);
             }
             Progress::Complete => {
                 cx.cancel_timer(Timer::Drive(id));
@@ -860,13 +869,19 @@ impl Client {
     fn on_ended(
         &mut self,
         id: TxnId,
-        outcome: Outcome,
+        output: &Output,
         (reads, path): (Option<Reads>, &'static str),
         cx: &mut Cx<'_, Geodesic>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let is_procedure = matches!(open.txn.kind, Kind::Procedure(_));
-        let mut outcome = outcome;
+        let mut outcome = output.outcome;
+        if matches!(outcome, Outcome::Committed(_))
+            && open.decided.as_ref().is_some_and(|decided| *decided != output.writes)
+        {
+            // Its client has decided twice, and the other decision has committed.
+            outcome = Outcome::Aborted(AbortReason::Invalid);
+        }
         if is_procedure && matches!(outcome, Outcome::Committed(_)) && !open.is_resolved {
             match reads {
                 Some(reads) => open.reads = reads,
@@ -940,27 +955,30 @@ impl Client {
         self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
         let keys = txn.reads.iter().chain(&txn.writes);
         let parts: BTreeSet<PartitionId> = keys.map(|key| self.cluster.partition_of(key)).collect();
-        match (&decision, &txn.kind) {
+        let decided = match (&decision, &txn.kind) {
             // Its register has the decision, if its client made one.
-            (Some(Decision::Commit(_)) | None, _) | (_, Kind::Procedure(_)) => {}
+            (Some(Decision::Commit(writes)), Kind::Interactive) => Some(writes.clone()),
+            (Some(Decision::Commit(_)) | None, _) | (_, Kind::Procedure(_)) => None,
             // Nothing came into its register, so nobody can commit it. Replicas bring it to its end.
             (Some(Decision::Abort), _) => {
                 cx.finish(id, Outcome::Aborted(AbortReason::Client), "recovered");
                 return;
             }
-        }
+        };
         if parts.is_empty() {
             cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
             return;
         }
         let (participants, phase) = (BTreeMap::new(), Phase::Submitted);
         let held = Duration::ZERO;
-        let open = Open { txn, participants, reads, phase, resent: 0, is_resolved: true, held };
+        let (resent, is_resolved) = (0, true);
+        let open = Open { txn, participants, reads, phase, resent, is_resolved, decided, held };
         self.open.insert(id, open);
         if let Some(Driven { drive, .. }) = self.drives.get(&id) {
             // It is under way here, or has just ended.
             if let Stage::Ending(output) = &drive.stage {
-                self.on_ended(id, output.outcome, (None, "recovered"), cx);
+                let output = output.clone();
+                self.on_ended(id, &output, (None, "recovered"), cx);
             }
             return;
         }
@@ -1271,25 +1289,88 @@ mod tests {
     use orthodrome_core::id::RegionId;
     use orthodrome_core::machine::{Effect, Protocol as _};
     use orthodrome_core::rng::Rng;
+    use orthodrome_core::session::Floor;
     use orthodrome_core::store::MemoryEngine;
     use orthodrome_core::time::Clock;
     use orthodrome_core::topology::Topology;
     use orthodrome_core::workers::Alone;
 
+    use super::super::message::{Answer, Ballot};
     use super::*;
     use crate::portions::Portion;
+
+    const CLOCK: Clock = Clock { now: Timestamp(1_000_000_000), error: Duration::ZERO };
+
+    fn gateway() -> (Host<Geodesic, Client>, Arc<Config>) {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
+        let config = Arc::new(Geodesic::configure(&cluster, "geodesic"));
+        let (engine, workers) = (Box::new(MemoryEngine::default()), Arc::new(Alone));
+        let setup = Setup { node: NodeId(4), cluster, config: config.clone(), engine, workers };
+        let rng = Rng::stream(1, "test", 4);
+        (Host::start(setup, vec![], rng, Time::ZERO, CLOCK), config)
+    }
+
+    /// How transactions ended since the last call.
+    fn finished(host: &mut Host<Geodesic, Client>) -> Vec<(Outcome, &'static str)> {
+        let ended = |effect| match effect {
+            Effect::Finish { outcome, path, .. } => Some((outcome, path)),
+            Effect::Send { .. }
+            | Effect::Persist { .. }
+            | Effect::Checkpoint { .. }
+            | Effect::Reads { .. }
+            | Effect::Note(_)
+            | Effect::Claim(_) => None,
+        };
+        host.drain().filter_map(ended).collect()
+    }
+
+    #[test]
+    fn a_session_that_is_ahead_of_all_clocks_is_refused() {
+        let (mut host, config) = gateway();
+        let key = Key::from("k");
+        let begin = |host: &mut Host<Geodesic, Client>, counter, ahead| {
+            let id = TxnId::new(ClientId(1), counter);
+            let mut txn = Txn::read_only(id, RegionId(0), vec![key.clone()]);
+            let floor = Floor { timestamp: CLOCK.now + ahead, is_deletion: false };
+            txn.floors.insert(key.clone(), floor);
+            host.step(Time::ZERO, CLOCK, Input::Begin(txn));
+            finished(host)
+        };
+        assert_eq!(begin(&mut host, 1, config.clock_ahead_max), [], "a clock may show that");
+        let hour = Duration::from_secs(3_500);
+        let refused = [(Outcome::Aborted(AbortReason::Overload), FAR_FUTURE)];
+        assert_eq!(begin(&mut host, 2, hour), refused);
+    }
+
+    /// A client decided at one gateway, and again at another one.
+    #[test]
+    fn who_decides_twice_is_told_that_the_second_decision_is_invalid() {
+        let committed = Outcome::Committed(Timestamp(5));
+        let told = |decided: &str| {
+            let (mut host, _) = gateway();
+            let (id, key) = (TxnId::new(ClientId(1), 1), Key::from("k"));
+            let txn = Txn::interactive(id, RegionId(0), vec![], vec![key.clone()]);
+            let writes = |value: &str| Writes::from([(key.clone(), Some(value.into()))]);
+            let decision = Some(Decision::Commit(writes(decided)));
+            let resolve = Input::Resolve { txn, reads: Reads::new(), decision };
+            host.step(Time::ZERO, CLOCK, resolve);
+            let ended = Some(Arc::new(Output { outcome: committed, writes: writes("1") }));
+            let answer = Box::new(Answer { ended, ..Answer::default() });
+            let (partition, ballot) = (PartitionId(0), Ballot::default());
+            let msg = Msg::Promised { txn: id, partition, ballot, answer };
+            host.step(Time::ZERO, CLOCK, Input::Message { from: NodeId(1), msg });
+            finished(&mut host).into_iter().map(|(outcome, _)| outcome).collect::<Vec<_>>()
+        };
+        assert_eq!(told("1"), [committed]);
+        assert_eq!(told("2"), [Outcome::Aborted(AbortReason::Invalid)]);
+    }
 
     /// A link that loses one packet of five lost every answer of nine packets.
     #[test]
     fn a_read_that_is_repeated_asks_in_portions_for_what_is_missing() {
-        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
-        let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
-        let config = Arc::new(Geodesic::configure(&cluster, "geodesic"));
-        let clock = Clock { now: Timestamp(1_000_000_000), error: Duration::ZERO };
-        let (engine, workers) = (Box::new(MemoryEngine::default()), Arc::new(Alone));
-        let setup = Setup { node: NodeId(4), cluster, config: config.clone(), engine, workers };
-        let rng = Rng::stream(1, "test", 4);
-        let mut host: Host<Geodesic, Client> = Host::start(setup, vec![], rng, Time::ZERO, clock);
+        let (mut host, config) = gateway();
+        let clock = CLOCK;
         let keys: Vec<Key> = (10..50).map(|number| Key::from(format!("k{number}"))).collect();
         let id = TxnId::new(ClientId(1), 1);
         let txn = Txn::read_only(id, RegionId(0), keys.clone());

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder};
+use orthodrome_core::machine::{Admin, FAR_FUTURE, Gauge, GroupView, MembershipOrder};
 use orthodrome_core::txn::{AbortReason, Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
@@ -538,7 +538,7 @@ impl<T: Transactions> Service<T> {
         let id = txn.id;
         match self.inner.transactions.begin(txn).await {
             Ok(Begun::Finished(finished)) => {
-                self.check_shed(finished.outcome)?;
+                self.check_shed(&finished)?;
                 Ok(finished)
             }
             Err(error) => Self::finished(Err(error)),
@@ -550,10 +550,16 @@ impl<T: Transactions> Service<T> {
         }
     }
 
-    /// Refuses a request whose transaction was rejected because the cluster was overloaded. The
-    /// transaction had one request, so the client may repeat it.
-    fn check_shed(&self, outcome: Outcome) -> Result<(), Status> {
-        match outcome {
+    /// Refuses a request whose transaction was rejected because the cluster was overloaded, or because
+    /// of what its session says. The transaction had one request, so the client may repeat it.
+    fn check_shed(&self, finished: &Finished) -> Result<(), Status> {
+        if finished.path == FAR_FUTURE {
+            return Err(refuse(Status::invalid_argument(
+                "session: a timestamp is farther ahead of this node's clock than any commit can be; \
+                 send the timestamps of this cluster's answers",
+            )));
+        }
+        match finished.outcome {
             Outcome::Aborted(AbortReason::Overload) => Err(self
                 .inner
                 .admission
@@ -727,7 +733,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
                 Answer::Opened(api::Opened { reads: answer::reads(reads) })
             }
             Ok(Begun::Finished(finished)) => {
-                self.check_shed(finished.outcome)?;
+                self.check_shed(&finished)?;
                 Answer::Finished(self.tell(timing, &finished).unwrap_or_default())
             }
             Err(error) => {

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use orthodrome_core::machine::{Gauge, GroupView, MembershipOrder, OrderState, Refusal};
+use orthodrome_core::machine::{
+    FAR_FUTURE, Gauge, GroupView, MembershipOrder, OrderState, Refusal,
+};
 use orthodrome_core::session::{Floor, Floors};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Value};
@@ -37,6 +39,8 @@ pub(super) struct Script {
     /// What the clients of the transactions begun knew.
     floors: Mutex<Vec<Floors>>,
     /// While set, calls wait for it.
+    /// The path of every outcome.
+    path: Mutex<&'static str>,
     gate: Mutex<Option<Arc<Notify>>>,
     arrived: Notify,
     /// True while the node finishes what is in flight.
@@ -50,6 +54,7 @@ impl Script {
         Arc::new(Self {
             outcome: Mutex::new(Ok(outcome)),
             value: Mutex::new(b"v".to_vec()),
+            path: Mutex::new("script"),
             decided: Mutex::default(),
             orders: Mutex::default(),
             refusal: Mutex::default(),
@@ -64,7 +69,7 @@ impl Script {
 
     fn finished(&self) -> Result<Finished, GatewayError> {
         let outcome = self.outcome.lock().unwrap().clone()?;
-        Ok(Finished { outcome, reads: None, path: "script" })
+        Ok(Finished { outcome, reads: None, path: *self.path.lock().unwrap() })
     }
 }
 
@@ -368,6 +373,17 @@ async fn what_a_protocol_has_no_room_for_is_refused() {
     let outcome = running.commit(1).await.unwrap().outcome.unwrap().result.unwrap();
     let api::outcome::Result::Aborted(aborted) = outcome else { panic!("{outcome:?}") };
     assert_eq!(aborted.reason(), api::AbortReason::Overload);
+}
+
+#[tokio::test]
+async fn a_session_that_is_ahead_of_all_clocks_is_refused_by_its_name() {
+    let running = start(Limits::default()).await;
+    *running.script.outcome.lock().unwrap() = Ok(Outcome::Aborted(AbortReason::Overload));
+    *running.script.path.lock().unwrap() = FAR_FUTURE;
+    let status = running.call_as::<_, api::ExecuteResponse>(TOKEN, EXECUTE, add()).await;
+    let status = status.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(refused(&status) && status.message().starts_with("session: a timestamp"), "{status}");
 }
 
 #[tokio::test]
