@@ -36,6 +36,9 @@ fn postgresql_s_clients_get_generated_keys() {
             rig.psql(&format!("CREATE TABLE notes ({column}, body varchar(20))"));
             let seen = rig.psql("INSERT INTO notes (body) VALUES ('a') RETURNING id");
             assert_eq!(seen, "1", "{tables}{column}");
+            // Another session sees a row that it does not name by key when its source has committed
+            // it.
+            rig.settle_branches("the first row");
             let seen = rig.psql(
                 "INSERT INTO notes (body) VALUES ('b'), ('c'); SELECT lastval(), currval('notes_id_seq'); \
                  SELECT nextval('notes_id_seq') AS next; INSERT INTO notes (id, body) VALUES (DEFAULT, 'd'); \

@@ -502,7 +502,7 @@ impl Rig {
     }
 
     /// Waits until no source has a prepared branch.
-    fn settle_branches(&self, after: &str) {
+    pub fn settle_branches(&self, after: &str) {
         let mut left = Vec::new();
         wait(Instant::now() + PATIENCE, || {
             left = self.setup.servers.iter().map(|&place| self.prepared(place)).collect();
