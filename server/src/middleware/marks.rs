@@ -181,11 +181,11 @@ mod tests {
         let statements = statements.map(query);
         let first =
             (1, "SELECT count(*) FROM (SELECT a FROM t FOR SHARE) AS orthodrome_again".into());
-        assert_eq!(again(&statements[..1], None), [first.clone()]);
+        assert_eq!(again(&statements[..1], None), std::slice::from_ref(&first));
         let failed = Failed { number: 1, in_prelude: false, took_locks: true };
         assert_eq!(again(&statements, Some(failed)), [first.clone(), (1, "SELECT 1".into())]);
         let failed = Failed { number: 1, in_prelude: true, took_locks: true };
-        assert_eq!(again(&statements, Some(failed)), [first.clone()]);
+        assert_eq!(again(&statements, Some(failed)), std::slice::from_ref(&first));
         // The server did not understand it.
         let failed = Failed { number: 1, in_prelude: false, took_locks: false };
         assert_eq!(again(&statements, Some(failed)), [first]);
