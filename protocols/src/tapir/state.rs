@@ -26,8 +26,8 @@ pub struct Entry {
     pub cast: Option<Cast>,
     /// How it ended.
     pub ended: Option<Outcome>,
-    /// The timestamp at which it was prepared here before the replica accepted that it is refused.
-    pub before: Option<Timestamp>,
+    /// The timestamp at which it was prepared here, if the replica has accepted its refusal since.
+    pub prepared_before: Option<Timestamp>,
 }
 
 impl Entry {
@@ -45,7 +45,7 @@ impl Entry {
     /// commit at another replica, because of this one's earlier vote.
     #[must_use]
     pub fn held_at(&self) -> Option<Timestamp> {
-        self.prepared_at().or(self.before.filter(|_| self.ended.is_none()))
+        self.prepared_at().or(self.prepared_before.filter(|_| self.ended.is_none()))
     }
 
     /// True if its result is settled, and not only one replica's vote.
@@ -85,7 +85,7 @@ impl State {
             Change::Cast { txn, participants, part, cast } => {
                 let entry = self.entry(*txn, participants, part.as_ref());
                 entry.promised = entry.promised.max(cast.ballot);
-                entry.before = entry.held_at();
+                entry.prepared_before = entry.held_at().filter(|_| !cast.vote.is_ok());
                 entry.cast = Some(*cast);
             }
             Change::Promise { txn, participants, ballot } => {
@@ -189,7 +189,7 @@ impl State {
                 entry.promised = theirs.promised;
                 entry.cast = theirs.cast;
                 // What a view change settles is the result: whoever asks later follows it.
-                entry.before = None;
+                entry.prepared_before = None;
             }
         }
         self.acknowledge(&image.acknowledged);
