@@ -264,11 +264,13 @@ impl Replica {
         if is_known { Err(Refusal::Known) } else { Ok(()) }
     }
 
-    /// A transaction is refused because a version of it is here that an incarnation wrote that is
-    /// out. This node was away when that incarnation was closed, and the version may be void. The
-    /// node would learn that when it copies what it lacks, but for that it needs watermarks of the
-    /// current epoch. These may wait for the takeover that wants to write the transaction, which
-    /// waits for this node if other replicas are dead.
+    /// Asks the other replicas to repeat a close. This replica refuses a transaction that another
+    /// server takes over, because it holds a version of it from an incarnation that is out. It was
+    /// away when that incarnation was closed, so the version may be void.
+    ///
+    /// It would learn that when it copies what it lacks, too. But it copies only when it knows
+    /// watermarks of the current epoch. These may wait for the takeover, and if other replicas are
+    /// dead, the takeover waits for this one.
     fn ask_close(&self, txn: TxnId, world: &mut World<'_, '_>) {
         let Some(name) = self.state.names.get(&named(txn)) else { return };
         let Some(held) = self.state.pending.get(&name.ts) else { return };

@@ -38,9 +38,9 @@ pub(super) struct Script {
     priorities: Mutex<Vec<Priority>>,
     /// What the clients of the transactions begun knew.
     floors: Mutex<Vec<Floors>>,
-    /// While set, calls wait for it.
     /// The path of every outcome.
     path: Mutex<&'static str>,
+    /// While set, calls wait for it.
     gate: Mutex<Option<Arc<Notify>>>,
     arrived: Notify,
     /// True while the node finishes what is in flight.
