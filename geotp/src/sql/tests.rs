@@ -1927,6 +1927,7 @@ fn bytes_of_mysql_s_clients_are_what_their_column_is_at_postgresql() {
     }
     for (written, sqlstate) in [
         ("s = 0xff", "22021"),
+        ("n = 0x313233343536373839", "22003"),
         ("s = concat(s, 0x41)", "0A000"),
         ("s = CASE WHEN id = 1 THEN x'41' END", "0A000"),
     ] {

@@ -292,7 +292,8 @@ pub(super) fn constant_bytes(expr: &Expr) -> Option<Vec<u8>> {
             _ => None,
         },
         Expr::Value(constant) => match &constant.value {
-            SqlValue::HexStringLiteral(digits) => of_hex(digits),
+            // MariaDB refuses `x'3'`, and takes `0x3`.
+            SqlValue::HexStringLiteral(digits) if digits.len().is_multiple_of(2) => of_hex(digits),
             SqlValue::Number(text, _) => of_hex(text.strip_prefix("0x")?),
             SqlValue::SingleQuotedByteStringLiteral(bits) => {
                 let padded = format!("{}{bits}", "0".repeat((8 - bits.len() % 8) % 8));
@@ -305,18 +306,25 @@ pub(super) fn constant_bytes(expr: &Expr) -> Option<Vec<u8>> {
     }
 }
 
-/// The number that `0x31` and `b'110001'` are beside numbers.
-pub(super) fn constant_number(expr: &Expr) -> Option<Expr> {
-    let mut inner = expr;
-    while let Expr::Nested(nested) = inner {
-        inner = nested;
+/// Whether a constant is `0x31` or `b'110001'`, which are numbers beside numbers.
+fn is_written_as_number(expr: &Expr) -> bool {
+    match expr {
+        Expr::Nested(inner) => is_written_as_number(inner),
+        Expr::Value(constant) => {
+            matches!(constant.value, SqlValue::SingleQuotedByteStringLiteral(_))
+                || is_hex_number(&constant.value)
+        }
+        _ => false,
     }
-    let Expr::Value(constant) = inner else { return None };
-    let is_bits = matches!(constant.value, SqlValue::SingleQuotedByteStringLiteral(_));
-    if !is_bits && !is_hex_number(&constant.value) {
+}
+
+/// The number that `0x31` and `b'110001'` are beside numbers. None for others, and if it has more
+/// than 64 bits.
+pub(super) fn constant_number(expr: &Expr) -> Option<Expr> {
+    if !is_written_as_number(expr) {
         return None;
     }
-    let bytes = constant_bytes(inner)?;
+    let bytes = constant_bytes(expr)?;
     let significant = bytes.iter().skip_while(|byte| **byte == 0);
     // MariaDB's numbers of this form have 64 bits.
     if significant.clone().count() > 8 {
@@ -354,8 +362,13 @@ fn for_mariadb(expr: &mut Expr, kind: Option<Kind>) -> Result<(), Refusal> {
 fn for_postgresql(expr: &mut Expr, kind: Option<Kind>) -> Result<(), Refusal> {
     if let (Some(kind), Some(bytes)) = (kind, constant_bytes(expr)) {
         let is_number = kind.is_exact() || kind.is_float() || kind == Kind::Bool;
-        if is_number && let Some(number) = constant_number(expr) {
-            *expr = number;
+        if is_number && is_written_as_number(expr) {
+            *expr = constant_number(expr).ok_or_else(|| Refusal {
+                message:
+                    "a constant of bytes is out of range for a number: it has more than 8 bytes"
+                        .into(),
+                sqlstate: "22003",
+            })?;
         } else if kind == Kind::Bytes {
             *expr = literal(&Value::Bytes(bytes), Dialect::PostgreSql);
         } else if kind != Kind::Other {
