@@ -527,6 +527,32 @@ mod tests {
         assert!(!runs(&rig.hear(FromSource::Committed { xid: xid(1), at }), 2));
     }
 
+    /// Statements that arrived before their middleware's new epoch were refused, and so it forgot
+    /// the branch. They were sent again at the same moment, and opened the branch that nobody ended
+    /// (seed 1000000801).
+    #[test]
+    fn a_branch_that_its_middleware_has_forgotten_is_rolled_back() {
+        let rolls_back = |effects: &[AgentEffect<Model>]| {
+            effects.iter().any(|effect| {
+                matches!(effect, AgentEffect::Source(ToSource::Rollback { xid: which }) if *which == xid(1))
+            })
+        };
+        let ping = |oldest| ToAgent::Ping { epoch: 1, sent: Time::ZERO, oldest };
+        let mut rig = Rig::start();
+        assert!(runs(&rig.tell(execute(1, Then::Wait)), 1));
+        assert!(!rolls_back(&rig.tell(ping(1))));
+        assert!(rolls_back(&rig.tell(ping(2))));
+        // What is prepared may be committed, and what commits at once may have committed.
+        let mut rig = Rig::start();
+        rig.tell(execute(1, Then::Prepare));
+        rig.hear(FromSource::Ran { xid: xid(1), answers: Vec::new() });
+        rig.hear(FromSource::Prepared { xid: xid(1), floor: Timestamp::ZERO });
+        assert!(!rolls_back(&rig.tell(ping(2))));
+        let mut rig = Rig::start();
+        rig.tell(execute(1, Then::Commit));
+        assert!(!rolls_back(&rig.tell(ping(2))));
+    }
+
     #[test]
     fn many_prepared_branches_are_reported_in_several_messages() {
         let prepared: Vec<Xid> = (0..5_000).map(xid).collect();
