@@ -6,7 +6,7 @@ use std::sync::Arc;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
 use orthodrome_core::store::{Versions, check_versions, sample_versions};
-use orthodrome_core::time::Timestamp;
+use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Value};
 use orthodrome_core::{Rng, Wire, WireError};
 
@@ -448,6 +448,8 @@ pub enum Msg {
         to: Timestamp,
         /// The piece of an earlier answer that is wanted.
         rest: Option<Rest>,
+        /// When the node asked, by its own clock for time-outs.
+        asked: Option<Time>,
     },
     /// Peer → replica: the requested data.
     Pulled {
@@ -469,6 +471,8 @@ pub enum Msg {
         forgotten: Vec<(ClientId, u64)>,
         /// In the first piece: its promises, and its knowledge of what survives of lost servers.
         promises: Vec<takeover::Record>,
+        /// When the replica asked, as it said: it may have asked several times.
+        asked: Option<Time>,
     },
     /// Replica → peer: send the next piece of your settled versions of this partition.
     Scan {
@@ -480,6 +484,8 @@ pub enum Msg {
         from: Timestamp,
         /// Keys after this one; none to begin with the first.
         after: Option<Key>,
+        /// When the node asked, by its own clock for time-outs.
+        asked: Option<Time>,
     },
     /// Peer → replica: the requested data.
     Scanned {
@@ -497,6 +503,8 @@ pub enum Msg {
         /// The peer has settled all versions below this. After a restart it may be less than
         /// before.
         settled: Timestamp,
+        /// When the replica asked, as it said: it may have asked several times.
+        asked: Option<Time>,
     },
     /// Coordinator → its backup: this transaction is open, or has ended if there is no functor
     /// (§5.2).

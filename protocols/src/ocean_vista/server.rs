@@ -542,10 +542,10 @@ impl Server {
             Msg::Missing { from: first, to } => self.sync(cx, |syncs, replica, world| {
                 syncs.on_missing(from, (first, to), replica, world)
             }),
-            Msg::Pull { partition, round, from: first, to, rest } => {
+            Msg::Pull { partition, round, from: first, to, rest, asked } => {
                 if self.control.is_acceptor() {
                     let (Roles { syncs, replica, .. }, mut world) = self.split(cx);
-                    let of = (partition, round, rest);
+                    let of = (partition, round, rest, asked);
                     syncs.on_pull(from, of, (first, to), replica, &mut world);
                 }
             }
@@ -559,15 +559,16 @@ impl Server {
                 names,
                 forgotten,
                 promises,
+                asked,
             } => {
                 self.sync(cx, |syncs, replica, world| {
                     let entries = entries.into_iter().collect();
                     let answer = Answer { settled, entries, names, forgotten, promises };
-                    let at = (partition, round, piece);
+                    let at = (partition, round, piece, asked);
                     syncs.on_piece(from, at, (answer, next), replica, world)
                 });
             }
-            Msg::Scan { partition, round, from: first, after } => {
+            Msg::Scan { partition, round, from: first, after, asked } => {
                 if self.control.is_acceptor() {
                     let (Roles { syncs, replica, .. }, mut world) = self.split(cx);
                     let of = (first, after.as_ref());
@@ -575,14 +576,15 @@ impl Server {
                     let (keys, next) = syncs.on_scan(from, at, of, replica, &world);
                     let settled = replica.state.settled_of(partition);
                     let collected = replica.state.collected;
-                    let msg = Msg::Scanned { partition, round, keys, next, collected, settled };
+                    let msg =
+                        Msg::Scanned { partition, round, keys, next, collected, settled, asked };
                     world.send(from, msg);
                 }
             }
-            Msg::Scanned { partition, round, keys, next, collected, settled } => {
+            Msg::Scanned { partition, round, keys, next, collected, settled, asked } => {
                 self.sync(cx, |syncs, replica, world| {
                     replica.state.collected = replica.state.collected.max(collected);
-                    let at = (partition, round);
+                    let at = (partition, round, asked);
                     syncs.on_scanned(from, at, (keys, next, settled), replica, world)
                 });
             }

@@ -74,11 +74,10 @@ struct Questions {
 /// How long pieces of one peer take, and how often it was late.
 #[derive(Clone, Copy, Debug, Default)]
 struct PieceTimes {
-    /// How long they took lately if they were requested once: of others nobody knows which question
-    /// they answer.
+    /// How long they took lately, from the question that they answer.
     took: Option<Duration>,
-    /// The number of times that the time-out was doubled since such a piece arrived. Restarts of the
-    /// copy do not reset it.
+    /// The number of times that the time-out was doubled since a piece arrived. Restarts of the copy
+    /// do not reset it.
     doublings: u32,
 }
 
@@ -96,16 +95,16 @@ impl Questions {
         self.open.insert((partition, peer), RetryState::new(now));
     }
 
-    /// The piece arrived.
-    fn on_answer(&mut self, partition: PartitionId, peer: NodeId, now: Time) {
-        let Some(asked) = self.open.remove(&(partition, peer)) else { return };
-        if asked.times == 0 {
-            let pieces = self.pieces.entry(peer).or_default();
-            let took = now.since(asked.at);
-            let before = pieces.took.unwrap_or(took);
-            pieces.took = Some(took.max((before * 7 + took) / 8));
-            pieces.doublings = 0;
-        }
+    /// The piece arrived. It answers the question that was sent at `asked`; an older version of the
+    /// program does not say so.
+    fn on_answer(&mut self, partition: PartitionId, peer: NodeId, asked: Option<Time>, now: Time) {
+        let Some(last) = self.open.remove(&(partition, peer)) else { return };
+        let Some(asked) = asked.or((last.times == 0).then_some(last.at)) else { return };
+        let pieces = self.pieces.entry(peer).or_default();
+        let took = now.since(asked);
+        let before = pieces.took.unwrap_or(took);
+        pieces.took = Some(took.max((before * 7 + took) / 8));
+        pieces.doublings = 0;
     }
 
     /// Nothing more is expected from a partition.
@@ -335,7 +334,7 @@ impl Syncs {
         for partition in partitions {
             if let Some(own) = self.own(partition, replica, world) {
                 let piece = Rest { as_of: Timestamp::ZERO, skip: 0 };
-                let at = (partition, self.round, piece);
+                let at = (partition, self.round, piece, None);
                 done = self.on_piece(world.node, at, (own, None), replica, world);
             }
         }
@@ -380,14 +379,14 @@ impl Syncs {
     pub(super) fn on_pull(
         &mut self,
         peer: NodeId,
-        (partition, round, rest): (PartitionId, u64, Option<Rest>),
+        (partition, round, rest, asked): (PartitionId, u64, Option<Rest>, Option<Time>),
         range: (Timestamp, Timestamp),
         replica: &Replica,
         world: &mut World<'_, '_>,
     ) {
         // A repeated question gets the same answer. Two answers would be restarted alternately for
         // ever.
-        let asked = world.cx.now();
+        let now = world.cx.now();
         let kept = self.leaving.remove(&(peer, partition)).filter(|kept| kept.round == round);
         let is_of = |rest: &Rest| kept.as_ref().is_some_and(|kept| kept.as_of == rest.as_of);
         let skip = rest.filter(is_of).map_or(0, |rest| rest.skip);
@@ -397,7 +396,7 @@ impl Syncs {
             let promises = world.promises(partition);
             let answer = replica.answer(partition, range, world.cluster);
             let answer = Answer { promises, ..answer };
-            Leaving { round, as_of: world.cx.clock().now, answer, asked }
+            Leaving { round, as_of: world.cx.clock().now, answer, asked: now }
         });
         let (piece, told) = answer.piece(skip, bytes);
         let is_all = told == answer.len();
@@ -405,7 +404,7 @@ impl Syncs {
         let entries = entries.into_iter().collect();
         let (piece, next) = (Rest { as_of, skip }, (!is_all).then_some(told));
         if !is_all || skip > 0 {
-            self.leaving.insert((peer, partition), Leaving { round, as_of, answer, asked });
+            self.leaving.insert((peer, partition), Leaving { round, as_of, answer, asked: now });
         }
         let msg = Msg::Pulled {
             partition,
@@ -417,6 +416,7 @@ impl Syncs {
             names,
             forgotten,
             promises,
+            asked,
         };
         world.reply(peer, msg);
     }
@@ -457,7 +457,7 @@ impl Syncs {
     pub(super) fn on_piece(
         &mut self,
         peer: NodeId,
-        (partition, round, piece): (PartitionId, u64, Rest),
+        (partition, round, piece, asked): (PartitionId, u64, Rest, Option<Time>),
         (answer, next): (Answer, Option<u64>),
         replica: &mut Replica,
         world: &mut World<'_, '_>,
@@ -480,7 +480,7 @@ impl Syncs {
             None | Some(_) => return Done::Nothing,
         }
         let now = world.cx.now();
-        self.questions.on_answer(partition, peer, now);
+        self.questions.on_answer(partition, peer, asked, now);
         if answers.get(&peer).is_some_and(|held| held.next.is_some()) {
             self.questions.ask(partition, peer, now);
             sync.send(partition, peer, world);
@@ -523,7 +523,7 @@ impl Syncs {
     pub(super) fn on_scanned(
         &mut self,
         from: NodeId,
-        (partition, round): (PartitionId, u64),
+        (partition, round, asked): (PartitionId, u64, Option<Time>),
         (keys, next, settled): (Vec<(Key, Versions)>, Option<Key>, Timestamp),
         replica: &mut Replica,
         world: &mut World<'_, '_>,
@@ -549,7 +549,7 @@ impl Syncs {
             }
         }
         let (peer, now) = (*peer, world.cx.now());
-        self.questions.on_answer(partition, peer, now);
+        self.questions.on_answer(partition, peer, asked, now);
         if let Some(next) = next {
             *after = Some(next);
             // As long as pieces arrive, no other peer is asked, however much there is to copy.
@@ -629,17 +629,18 @@ impl Sync {
     /// Asks a peer for the piece of a partition that comes next, if one does.
     fn send(&self, partition: PartitionId, peer: NodeId, world: &mut World<'_, '_>) {
         let (round, from, to) = (self.round, self.from, self.reach());
+        let asked = Some(world.cx.now());
         match self.open.get(&partition) {
             Some(Part::Asking(answers)) => {
                 let held = answers.get(&peer);
                 let rest = held.and_then(Gathered::rest);
                 if held.is_none() || rest.is_some() {
-                    world.send(peer, Msg::Pull { partition, round, from, to, rest });
+                    world.send(peer, Msg::Pull { partition, round, from, to, rest, asked });
                 }
             }
-            Some(Part::Scanning { peer: asked, after, from, .. }) if *asked == peer => {
+            Some(Part::Scanning { peer: of, after, from, .. }) if *of == peer => {
                 let (from, after) = (*from, after.clone());
-                world.send(peer, Msg::Scan { partition, round, from, after });
+                world.send(peer, Msg::Scan { partition, round, from, after, asked });
             }
             Some(Part::Scanning { .. }) | None => {}
         }
@@ -877,18 +878,21 @@ mod tests {
             assert_eq!(questions.overdue(&config, now), [(of, peer)]);
             assert_eq!(questions.overdue(&config, now), []);
         }
-        // This may be the answer to any of the questions.
+        // An older version of the program does not say which of the questions it answers.
         let patient = questions.timeout(peer, &config);
-        questions.on_answer(of, peer, now);
+        questions.on_answer(of, peer, None, now);
         assert_eq!(questions.timeout(peer, &config), patient);
+        // The answer to the second question is as quick as if the first had not been lost.
         questions.ask(of, peer, now);
-        questions.on_answer(of, peer, now + Duration::from_millis(20));
+        now = now + questions.timeout(peer, &config);
+        assert_eq!(questions.overdue(&config, now), [(of, peer)]);
+        questions.on_answer(of, peer, Some(now), now + Duration::from_millis(20));
         assert_eq!(
             questions.timeout(peer, &config),
             config.resend_after.max(Duration::from_millis(80))
         );
         questions.ask(of, peer, now);
-        questions.on_answer(of, peer, now + Duration::from_millis(500));
+        questions.on_answer(of, peer, None, now + Duration::from_millis(500));
         assert_eq!(questions.timeout(peer, &config), Duration::from_secs(2), "the link is slow");
         // Another peer that never answers is asked less and less often, and this one is not.
         let (gone, before) = (NodeId(2), questions.timeout(peer, &config));
