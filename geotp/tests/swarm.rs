@@ -56,6 +56,7 @@ fn a_row_that_is_inserted_again_follows_its_deletion() {
     hold_every_promise::<GeoTp>(O3, 910_000_006..910_000_007);
     hold_every_promise::<GeoTp>(O1, 910_000_019..910_000_020);
     hold_every_promise::<GeoTp>(NEAR, 910_000_082..910_000_083);
+    hold_every_promise::<ScalarDb>(SCALARDB_PLUS, 1_000_002_584..1_000_002_585);
 }
 
 #[test]

@@ -244,8 +244,9 @@ impl Server {
                         self.data.put(RECORDS, key, Version { timestamp: at, writer: txn }, value);
                     }
                 }
-                // No transaction reads old versions.
-                self.data.collect_below(RECORDS, at);
+                // No transaction reads old versions. A row that is inserted again gets a later
+                // version than its deletion.
+                self.data.collect_values_below(RECORDS, at);
             }
             Stored::RolledBack { txn, keys } => {
                 for key in keys {
