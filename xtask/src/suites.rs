@@ -23,6 +23,8 @@ pub struct Suite {
     folder: PathBuf,
     /// The package's own programs, by name: tests of processes start them.
     programs: BTreeMap<String, PathBuf>,
+    /// The names of its tests to run; none for all.
+    tests: Vec<String>,
 }
 
 /// The result of a suite.
@@ -72,7 +74,11 @@ pub fn build(scope: &[&str]) -> Result<Vec<Suite>> {
         let own = programs.iter().filter(|((folder, _), _)| *folder == suite.folder);
         suite.programs = own.map(|((_, name), program)| (name.clone(), program.clone())).collect();
     }
-    let place = |suite: &Suite| LONG.iter().position(|name| *name == suite.name);
+    if let Some(place) = suites.iter().position(|suite| suite.name == WAITING) {
+        let whole = suites.swap_remove(place);
+        suites.extend(whole.halves()?);
+    }
+    let place = |suite: &Suite| LONG.iter().position(|name| suite.name.starts_with(name));
     suites.sort_by_key(|suite| (place(suite).unwrap_or(LONG.len()), suite.name.clone()));
     Ok(suites)
 }
@@ -91,14 +97,15 @@ fn artifact(message: &Value) -> Option<(Suite, bool)> {
         None => path.rsplit('/').next()?,
     };
     let name = format!("{package} {target}");
-    Some((Suite { name, program, folder, programs: BTreeMap::new() }, is_test))
+    Some((Suite { name, program, folder, programs: BTreeMap::new(), tests: Vec::new() }, is_test))
 }
 
-/// The suite that waits for database servers and time-outs most of the time. It does not count as
-/// one that uses a core.
+/// The suite that waits for database servers and time-outs most of the time. Its tests share four
+/// servers, so they run one after the other, and take longer than all others. Each half of them has
+/// servers of its own, and does not count as a suite that uses a core.
 const WAITING: &str = "orthodrome middleware";
 
-/// How long a suite may run. The longest takes twenty minutes beside others on two cores; one that
+/// How long a suite may run. The longest takes a quarter of an hour beside others on two cores; one that
 /// hangs must not hide the results of all others until somebody stops the whole run.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
@@ -109,7 +116,7 @@ pub fn run(
     setting: &[(String, OsString)],
     mut ended: impl FnMut(&Suite, End),
 ) -> Result<()> {
-    let waiting = suites.iter().filter(|suite| suite.name == WAITING).count();
+    let waiting = suites.iter().filter(|suite| suite.waits()).count();
     let at_once = std::thread::available_parallelism().map_or(1, usize::from).min(4) + waiting;
     let next = AtomicUsize::new(0);
     let (send, receive) = mpsc::channel();
@@ -119,7 +126,7 @@ pub fn run(
             scope.spawn(move || {
                 while let Some(suite) = suites.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let has_listener = send.send((suite, suite.run(setting))).is_ok();
-                    if !has_listener || suite.name == WAITING {
+                    if !has_listener || suite.waits() {
                         return;
                     }
                 }
@@ -135,16 +142,42 @@ pub fn run(
 }
 
 impl Suite {
+    /// Whether it is a half of the suite that mostly waits.
+    fn waits(&self) -> bool {
+        self.name.starts_with(WAITING)
+    }
+
+    /// Every other test, and the rest.
+    fn halves(self) -> Result<[Self; 2]> {
+        let listing = Command::new(&self.program).args(["--list", "--format", "terse"]).output();
+        let listing = listing.with_context(|| format!("could not start {}", self.name))?;
+        let text = String::from_utf8_lossy(&listing.stdout);
+        let tests: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_suffix(": test")).collect();
+        ensure!(tests.len() > 1, "{} lists no tests to halve", self.name);
+        let half = |number: usize| Self {
+            name: format!("{} {number}", self.name),
+            tests: tests.iter().skip(number - 1).step_by(2).map(|&test| test.to_owned()).collect(),
+            program: self.program.clone(),
+            folder: self.folder.clone(),
+            programs: self.programs.clone(),
+        };
+        Ok([half(1), half(2)])
+    }
+
     fn run(&self, setting: &[(String, OsString)]) -> std::io::Result<End> {
         let mut command = Command::new(&self.program);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.envs(setting.iter().map(|(name, value)| (name, value)));
+        if !self.tests.is_empty() {
+            command.arg("--exact").args(&self.tests);
+        }
         for (name, program) in &self.programs {
             command.env(format!("CARGO_BIN_EXE_{name}"), program);
         }
         let start = Instant::now();
         // A file instead of a pipe: a process that a test has left running would keep a pipe open.
-        let path = self.program.with_extension("output");
+        let path = self.program.with_file_name(format!("{}.output", self.name.replace(' ', "-")));
         let file = std::fs::File::create(&path)?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let is_success = wait(command.spawn()?, LIMIT)?;

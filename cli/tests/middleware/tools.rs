@@ -6,7 +6,6 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 
 /// From Maven Central: PostgreSQL's and MariaDB's drivers for Java.
 const JARS: [(&str, &str); 2] = [
@@ -45,6 +44,14 @@ fn folder() -> PathBuf {
     folder
 }
 
+/// No test takes a tool that another one, of this program or of another, is still fetching. The lock
+/// ends when the file is dropped.
+fn alone() -> std::fs::File {
+    let lock = std::fs::File::create(folder().join("lock")).unwrap();
+    lock.lock().unwrap();
+    lock
+}
+
 /// Whether a program is installed.
 pub fn is_here(program: &str, argument: &str) -> bool {
     let mut command = Command::new(program);
@@ -65,6 +72,7 @@ fn run(command: &mut Command) -> Result<(), String> {
 
 /// A Python that has the packages.
 pub fn python() -> Result<PathBuf, String> {
+    let _alone = alone();
     let place = folder().join("venv");
     let python = place.join("bin/python");
     if !has_packages(&python) {
@@ -85,6 +93,7 @@ const BUILDERS: [&str; 5] = [
 
 /// A Python with the project's own client, from a wheel that is built anew, and with mypy.
 pub fn python_client(source: &Path) -> Result<PathBuf, String> {
+    let _alone = alone();
     let place = folder().join("client-venv");
     let python = place.join("bin/python");
     let mut found = Command::new(&python);
@@ -122,9 +131,7 @@ pub fn class_path() -> Result<String, String> {
     if !is_here("java", "-version") {
         return Err("java is not installed: apt-get install default-jdk-headless".into());
     }
-    // No test takes a file that another one is still fetching.
-    static FETCHES: Mutex<()> = Mutex::new(());
-    let _alone = FETCHES.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let mut places = Vec::new();
     for (name, artifact) in JARS {
         let place = folder().join(name);
