@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Timestamp};
-use orthodrome_core::txn::Key;
+use orthodrome_core::txn::{Key, Read, Version};
 
 use super::message::{Part, Vote};
 
@@ -137,11 +137,28 @@ impl Validator {
     }
 }
 
+/// The newest versions of `keys` that are not after `at`. None if a key has only later ones: the
+/// one of then may have been dropped, because nobody reads so late.
+pub fn snapshot(
+    (partition, store): (PartitionId, &Store),
+    keys: Vec<Key>,
+    at: Timestamp,
+) -> Option<Vec<(Key, Read)>> {
+    let read = |key: Key| {
+        let read = store.read_at(partition, &key, at);
+        let is_certain = read.value.is_some()
+            || read.version != Version::INITIAL
+            || store.read(partition, &key).version == Version::INITIAL;
+        is_certain.then_some((key, read))
+    };
+    keys.into_iter().map(read).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use orthodrome_core::id::ClientId;
     use orthodrome_core::store::MemoryEngine;
-    use orthodrome_core::txn::{Value, Version};
+    use orthodrome_core::txn::Value;
 
     use super::*;
 
@@ -210,6 +227,24 @@ mod tests {
         assert_eq!(check(&validator, nanos(8)), Vote::PrepareOk(Timestamp(nanos(8))));
         validator.collect();
         assert_eq!(check(&validator, nanos(8)), Vote::Retry(Timestamp(nanos(15) + 1)));
+    }
+
+    /// A read-only transaction that was repeated for more than ten seconds was told that a key is
+    /// absent whose version of then had been dropped.
+    #[test]
+    fn a_read_below_all_versions_of_a_key_is_refused() {
+        let mut store = store();
+        store.put(P, "x".into(), version(60, 1), None);
+        let read = |key: &str, at| {
+            let keys = vec![Key::from(key)];
+            snapshot((P, &store), keys, Timestamp(at)).map(|reads| reads[0].1.version)
+        };
+        assert_eq!(read("x", 59), Some(version(50, 1)));
+        assert_eq!(read("x", 60), Some(version(60, 1)));
+        assert_eq!(read("x", 49), None);
+        assert_eq!(read("never written", 49), Some(Version::INITIAL));
+        let keys = vec![Key::from("never written"), Key::from("x")];
+        assert_eq!(snapshot((P, &store), keys, Timestamp(49)), None);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome};
 
 use self::views::Outgoing;
 use super::message::{Answer, Ballot, Cast, Change, Image, Msg, Part, Vote};
-use super::occ::Validator;
+use super::occ::{Validator, snapshot};
 use super::server::World;
 use super::state::{Entry, State};
 use super::{Note, Timer};
@@ -546,11 +546,7 @@ impl Replica {
                 let ceiling = timestamp + world.config.ceiling_ahead;
                 self.change(Change::Ceiling(ceiling), world);
             }
-            let read = |key: Key| {
-                let read = world.store.read_at(self.id, &key, timestamp);
-                (key, read)
-            };
-            Some(keys.into_iter().map(read).collect())
+            snapshot((self.id, world.store), keys, timestamp)
         };
         let partition = self.id;
         let result = Msg::ReadOnlyResult { txn, partition, timestamp, reads, is_too_much };
