@@ -92,12 +92,15 @@ fn check_proxy(file: &FileArgs, config: &ProxyConfig) -> anyhow::Result<Status> 
     let runtime = runtime.enable_all().build().context("cannot start the runtime")?;
     let found = runtime.block_on(middleware::inspect(config));
     let mut text = format!("{}: ok\n", file.config.display());
-    for middleware::Inspected { name, version, problems } in &found {
+    for middleware::Inspected { name, version, problems, notes } in &found {
         if problems.is_empty() {
             text.push_str(&format!("{name}: {version}: ok\n"));
         }
         for problem in problems {
             text.push_str(&format!("{name}: {problem}\n"));
+        }
+        for note in notes {
+            text.push_str(&format!("{name}: note: {note}\n"));
         }
     }
     output::print(&text)?;

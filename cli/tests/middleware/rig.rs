@@ -266,6 +266,13 @@ impl Rig {
         last.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
+    /// What `proxy --check` says about the proxy's file and its sources.
+    pub fn check(&self) -> Output {
+        let config = self.path("proxy.toml");
+        let mut command = Command::new(program());
+        command.arg("proxy").arg("--config").arg(config).arg("--check").output().unwrap()
+    }
+
     /// Starts everything with a table of accounts: `ACCOUNTS` at each source, with a balance of
     /// 1000 each.
     pub fn start_bank(&mut self, servers: &[usize], agents: bool) {

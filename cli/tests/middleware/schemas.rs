@@ -263,3 +263,34 @@ fn the_columns_of_a_table_are_asked_for_without_a_lock() {
     talk.does("BEGIN; DROP TABLE children; DROP TABLE parents; COMMIT");
     assert_eq!(talk.refused("SELECT * FROM parents"), "42P01");
 }
+
+/// Each source checks a unique key among its own rows. Nobody said so where a key does not contain
+/// the column that places the rows.
+#[test]
+fn the_check_names_unique_keys_that_hold_at_each_source_only() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for place in [0, 1] {
+        said("DROP TABLE IF EXISTS people", rig.servers[place].login());
+    }
+    let mut setup = Setup::accounts(&[0, 1], false);
+    setup.tables += "[[tables]]\nname = \"people\"\nshard = { by = \"hash\", column = \"id\", sources = [\"s0\", \"s1\"] }\n";
+    rig.start_bank_as(setup);
+    let before = rig.check();
+    assert!(before.status.success() && !all_of(&before).contains("note:"), "{before:?}");
+    rig.psql(
+        "CREATE TABLE people (id int PRIMARY KEY, number serial UNIQUE, email varchar(40) UNIQUE, \
+         name varchar(40), UNIQUE (id, name))",
+    );
+    let checked = rig.check();
+    let said = all_of(&checked);
+    let notes: Vec<&str> = said.lines().filter(|line| line.contains("note:")).collect();
+    assert!(checked.status.success(), "a note is no mistake: {said}");
+    assert_eq!(notes.len(), 2, "{said}");
+    for (note, source) in notes.iter().zip(["source s0: note:", "source s1: note:"]) {
+        assert!(note.starts_with(source) && note.contains("email"), "{note}");
+        assert!(note.contains("does not contain id, by which the table is sharded"), "{note}");
+    }
+    rig.psql("DROP TABLE people");
+    rig.finish();
+}

@@ -182,7 +182,8 @@ pub struct Table {
 
 impl Table {
     /// The sharding, if a column decides the placement.
-    pub(super) const fn sharding(&self) -> Option<&Sharding> {
+    #[must_use]
+    pub const fn sharding(&self) -> Option<&Sharding> {
         match &self.placement {
             Placement::Sharded(sharding) => Some(sharding),
             Placement::Broadcast(_) | Placement::Single(_) => None,

@@ -42,7 +42,7 @@ pub mod ast {
     pub use sqlparser::ast::{FromTable, ObjectType, Statement, TableObject};
 }
 
-pub use catalog::{Catalogue, CatalogueError, Dialect, SourceEntry, SourceId, TableEntry};
+pub use catalog::{Catalogue, CatalogueError, Dialect, SourceEntry, SourceId, Table, TableEntry};
 pub use copy::CopyForm;
 pub use labels::name_columns;
 pub use merge::plain_time;

@@ -56,6 +56,23 @@ pub struct ShapeKey {
     pub text: String,
 }
 
+impl Shape {
+    /// The unique keys that no source can check for all rows, if rows are placed by this column:
+    /// two rows with equal values may be at two sources. Keys that are generated are unique all
+    /// the same, because the proxies give them out.
+    #[must_use]
+    pub fn keys_of_parts(&self, column: &str) -> Vec<&ShapeKey> {
+        let is_generated = |key: &ShapeKey| {
+            let [only] = key.columns.as_slice() else { return false };
+            self.columns.iter().any(|column| column.name == *only && column.is_generated)
+        };
+        let contains =
+            |key: &ShapeKey| key.columns.iter().any(|name| name.eq_ignore_ascii_case(column));
+        let keys = self.keys.iter().filter(|key| key.is_unique);
+        keys.filter(|key| !contains(key) && !is_generated(key)).collect()
+    }
+}
+
 /// A foreign key.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Reference {

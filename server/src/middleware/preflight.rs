@@ -1,11 +1,12 @@
 //! `proxy --check`: connects to every source, and finds the settings and privileges that are missing
 //! there.
 
-use orthodrome_geotp::sql::{Answer, Dialect, SourceId};
+use orthodrome_geotp::sql::{Answer, Dialect, SourceId, Table};
 use tokio::task::JoinSet;
 
 use super::config::ProxyConfig;
 use super::driver::{Endpoint, Session, Trouble};
+use super::shapes::{questions, shapes};
 use super::source::in_time;
 
 /// What was found at a source, or at a replica.
@@ -17,6 +18,8 @@ pub struct Inspected {
     pub version: String,
     /// What is missing, and how to get it.
     pub problems: Vec<String>,
+    /// What works otherwise than at one server.
+    pub notes: Vec<String>,
 }
 
 /// Whether the server has enough slots for prepared transactions, and the user's privileges.
@@ -53,11 +56,18 @@ pub async fn inspect(config: &ProxyConfig) -> Vec<Inspected> {
         let (endpoint, replica) = (source.endpoint.clone(), source.replica.clone());
         let own = format!("source {name}");
         let role = if is_home(config, source.id) { Role::Home } else { Role::Source };
-        asked.spawn(async move { ((place, 0), inspect_one(own, endpoint, role).await) });
+        let tables = config.catalogue.tables();
+        let sharded: Vec<Table> = tables
+            .filter(|table| table.sharding().is_some())
+            .filter(|table| table.sources().len() > 1 && table.sources().contains(&source.id))
+            .cloned()
+            .collect();
+        asked.spawn(async move { ((place, 0), inspect_one(own, endpoint, role, sharded).await) });
         if let Some(replica) = replica {
             let own = format!("replica of {name} at {}", replica.address);
-            asked
-                .spawn(async move { ((place, 1), inspect_one(own, replica, Role::Replica).await) });
+            asked.spawn(async move {
+                ((place, 1), inspect_one(own, replica, Role::Replica, Vec::new()).await)
+            });
         }
     }
     let mut found: Vec<((usize, u8), Inspected)> = Vec::new();
@@ -86,18 +96,50 @@ fn is_home(config: &ProxyConfig, at: SourceId) -> bool {
     config.shows_all && config.sources.len() > 1 && home == Some(at)
 }
 
-async fn inspect_one(name: String, endpoint: Endpoint, role: Role) -> Inspected {
-    let asked = in_time(ask(&endpoint, role)).await;
-    match asked {
-        Ok((version, problems)) => Inspected { name, version, problems },
+async fn inspect_one(
+    name: String,
+    endpoint: Endpoint,
+    role: Role,
+    sharded: Vec<Table>,
+) -> Inspected {
+    let inspected = in_time(async {
+        let (version, problems) = ask(&endpoint, role).await?;
+        let notes = if sharded.is_empty() { Vec::new() } else { keys(&endpoint, &sharded).await? };
+        Ok::<_, Trouble>((version, problems, notes))
+    });
+    match inspected.await {
+        Ok((version, problems, notes)) => Inspected { name, version, problems, notes },
         Err(trouble) => {
             let problem = format!(
                 "{} cannot be reached: {trouble}; check `address`, `database`, `user` and the password",
                 endpoint.address
             );
-            Inspected { name, version: String::new(), problems: vec![problem] }
+            let (version, notes) = (String::new(), Vec::new());
+            Inspected { name, version, problems: vec![problem], notes }
         }
     }
+}
+
+/// Names the unique keys of sharded tables that the source can only check for its own rows.
+async fn keys(endpoint: &Endpoint, sharded: &[Table]) -> Result<Vec<String>, Trouble> {
+    let mut session = Session::connect(endpoint).await?;
+    let found = session.text(&questions(endpoint.kind), endpoint.one_way).await?.ok()?;
+    let answers: Vec<Answer> = found.into_iter().map(|(answer, _)| answer).collect();
+    let found = shapes(endpoint.kind, &answers);
+    let mut notes = Vec::new();
+    for table in sharded {
+        let Some(column) = table.sharding().map(|sharding| &sharding.column) else { continue };
+        let shape = found.values().find(|shape| shape.name.eq_ignore_ascii_case(&table.name));
+        for key in shape.into_iter().flat_map(|shape| shape.keys_of_parts(column)) {
+            notes.push(format!(
+                "the unique key {} of table {} holds among the rows of this source only, because it does not \
+                 contain {column}, by which the table is sharded; add that column to the key, or see to it that \
+                 the application gives no value twice",
+                key.name, table.name
+            ));
+        }
+    }
+    Ok(notes)
 }
 
 async fn ask(endpoint: &Endpoint, role: Role) -> Result<(String, Vec<String>), Trouble> {
