@@ -39,13 +39,17 @@ pub struct End {
 
 /// Suites that take minutes, the longest first: they begin first, so that no core is idle at the
 /// end.
-const LONG: [&str; 6] = [
+const LONG: [&str; 10] = [
     WAITING,
     "orthodrome-protocols swarm",
+    "orthodrome-server node",
     "orthodrome-geotp swarm",
-    "orthodrome-sim swarm",
+    "orthodrome flood",
+    "orthodrome serve",
     "orthodrome families",
-    "orthodrome-protocols replication",
+    "orthodrome redis",
+    "orthodrome-protocols latency",
+    "orthodrome parity",
 ];
 
 /// Builds the test programs of `scope`, which are arguments of `cargo test` that choose packages.
