@@ -74,8 +74,10 @@ impl<W: Work> Agent<W> {
                 |xid: &Xid| xid.middleware == from && (xid.epoch, xid.number) < (epoch, oldest);
             self.ended.retain(|xid, _| !passed(xid));
             self.answers.retain(|xid, _| !passed(xid));
-            // A repeated request may have opened a branch again after its refusal was told.
-            self.drop_unprepared(passed, io);
+            if !self.config.mutations.ignores_epochs {
+                // A repeated request may have opened a branch again after its refusal was told.
+                self.drop_unprepared(passed, io);
+            }
             self.go_on(io);
         }
         if self.is_up {
