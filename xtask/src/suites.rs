@@ -109,8 +109,8 @@ fn artifact(message: &Value) -> Option<(Suite, bool)> {
 /// servers of its own, and does not count as a suite that uses a core.
 const WAITING: &str = "orthodrome middleware";
 
-/// How long a suite may run. The longest takes a quarter of an hour beside others on two cores; one that
-/// hangs must not hide the results of all others until somebody stops the whole run.
+/// How long a suite may run. The longest takes a quarter of an hour beside others on two cores; one
+/// that hangs must not hide the results of all others until somebody stops the whole run.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
 /// Runs all `suites`, as many in parallel as there are cores, and passes on each result as it

@@ -274,7 +274,8 @@ fn the_check_names_unique_keys_that_hold_at_each_source_only() {
         said("DROP TABLE IF EXISTS people", rig.servers[place].login());
     }
     let mut setup = Setup::accounts(&[0, 1], false);
-    setup.tables += "[[tables]]\nname = \"people\"\nshard = { by = \"hash\", column = \"id\", sources = [\"s0\", \"s1\"] }\n";
+    setup.tables += "[[tables]]\nname = \"people\"\n\
+        shard = { by = \"hash\", column = \"id\", sources = [\"s0\", \"s1\"] }\n";
     rig.start_bank_as(setup);
     let before = rig.check();
     assert!(before.status.success() && !all_of(&before).contains("note:"), "{before:?}");

@@ -1,5 +1,5 @@
 //! `proxy --check`: connects to every source, and finds the settings and privileges that are missing
-//! there.
+//! there, and the unique keys that hold at one source only.
 
 use orthodrome_geotp::sql::{Answer, Dialect, SourceId, Table};
 use tokio::task::JoinSet;
@@ -103,12 +103,13 @@ async fn inspect_one(
     sharded: Vec<Table>,
 ) -> Inspected {
     let inspected = in_time(async {
-        let (version, problems) = ask(&endpoint, role).await?;
-        let notes = if sharded.is_empty() { Vec::new() } else { keys(&endpoint, &sharded).await? };
-        Ok::<_, Trouble>((version, problems, notes))
+        let mut session = Session::connect(&endpoint).await?;
+        let (version, problems) = ask(&mut session, &endpoint, role).await?;
+        let notes = keys(&mut session, &endpoint, &sharded).await?;
+        Ok::<_, Trouble>(Inspected { name: name.clone(), version, problems, notes })
     });
     match inspected.await {
-        Ok((version, problems, notes)) => Inspected { name, version, problems, notes },
+        Ok(inspected) => inspected,
         Err(trouble) => {
             let problem = format!(
                 "{} cannot be reached: {trouble}; check `address`, `database`, `user` and the password",
@@ -121,8 +122,14 @@ async fn inspect_one(
 }
 
 /// Names the unique keys of sharded tables that the source can only check for its own rows.
-async fn keys(endpoint: &Endpoint, sharded: &[Table]) -> Result<Vec<String>, Trouble> {
-    let mut session = Session::connect(endpoint).await?;
+async fn keys(
+    session: &mut Session,
+    endpoint: &Endpoint,
+    sharded: &[Table],
+) -> Result<Vec<String>, Trouble> {
+    if sharded.is_empty() {
+        return Ok(Vec::new());
+    }
     let found = session.text(&questions(endpoint.kind), endpoint.one_way).await?.ok()?;
     let answers: Vec<Answer> = found.into_iter().map(|(answer, _)| answer).collect();
     let found = shapes(endpoint.kind, &answers);
@@ -142,8 +149,12 @@ async fn keys(endpoint: &Endpoint, sharded: &[Table]) -> Result<Vec<String>, Tro
     Ok(notes)
 }
 
-async fn ask(endpoint: &Endpoint, role: Role) -> Result<(String, Vec<String>), Trouble> {
-    let mut session = Session::connect(endpoint).await?;
+/// The server's version, and what is missing there.
+async fn ask(
+    session: &mut Session,
+    endpoint: &Endpoint,
+    role: Role,
+) -> Result<(String, Vec<String>), Trouble> {
     let text = match endpoint.kind {
         Dialect::PostgreSql => POSTGRES,
         Dialect::MariaDb => MARIA,
