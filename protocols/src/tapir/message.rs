@@ -295,7 +295,8 @@ pub enum Msg {
         timestamp: Timestamp,
     },
     /// Replica → gateway: the versions that it knows to be committed at that timestamp; none if a
-    /// pending transaction may still commit a write to one of the keys at or below it.
+    /// pending transaction may still commit a write to one of the keys at or below it, or if the
+    /// replica may have dropped the versions of then.
     ReadOnlyResult {
         /// The transaction.
         txn: TxnId,
