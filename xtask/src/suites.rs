@@ -41,7 +41,7 @@ pub struct End {
 /// end.
 const LONG: [&str; 10] = [
     WAITING,
-    "orthodrome-protocols swarm",
+    "orthodrome-protocols simulated",
     "orthodrome-server node",
     "orthodrome-geotp swarm",
     "orthodrome flood",

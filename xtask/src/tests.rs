@@ -1,9 +1,9 @@
 //! Runs the test suites and counts their tests.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::suites;
 
@@ -157,19 +157,25 @@ pub fn run(quick: bool) -> Result<Summary> {
     }
     let built = suites::build(&scope)?;
     let mut summary = Summary::default();
-    suites::run(&built, &setting, |suite, end| {
-        print!("{}", end.output);
-        println!("── {} ended after {:.0} s", suite.name, end.took.as_secs_f64());
-        summary.read(&end.output);
-        summary.broken += u64::from(!end.is_success);
+    // The examples of the documentation are compiled while suites wait for servers.
+    let documentation = std::thread::scope(|threads| -> Result<Output> {
+        let documentation = threads.spawn(|| {
+            let mut tests = super::command(&["test", "--release", "--doc", "--no-fail-fast"]);
+            tests.args(&scope).stderr(Stdio::inherit()).output()
+        });
+        suites::run(&built, &setting, |suite, end| {
+            print!("{}", end.output);
+            println!("── {} ended after {:.0} s", suite.name, end.took.as_secs_f64());
+            summary.read(&end.output);
+            summary.broken += u64::from(!end.is_success);
+        })?;
+        let output = documentation.join().map_err(|_| anyhow!("the tests of the documentation"))?;
+        output.context("could not start the tests of the documentation")
     })?;
-    let mut documentation = super::command(&["test", "--release", "--doc", "--no-fail-fast"]);
-    let output = documentation.args(&scope).stderr(Stdio::inherit()).output();
-    let output = output.context("could not start the tests of the documentation")?;
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = String::from_utf8_lossy(&documentation.stdout);
     print!("{text}");
     summary.read(&text);
-    summary.broken += u64::from(!output.status.success());
+    summary.broken += u64::from(!documentation.status.success());
     summary.skip(&list.read()?);
     Ok(summary)
 }

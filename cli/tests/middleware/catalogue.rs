@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::Dialect;
+use orthodrome_server::middleware::local::postgres_client;
 
 use crate::rig::{CLIENT, Rig, SECRET, Setup, all_of, rig, said, wait};
 use crate::tools::{python, skipped};
@@ -53,7 +54,7 @@ fn start(rig: &mut Rig, settings: &str) {
 /// What `psql` prints below the columns, too.
 fn described(rig: &Rig, table: &str) -> String {
     let port = rig.postgresql.to_string();
-    let mut psql = Command::new("psql");
+    let mut psql = Command::new(postgres_client("psql"));
     psql.args(["-X", "-A", "-h", "127.0.0.1", "-p", &port, "-U", CLIENT, "-d", "bank"]);
     psql.args(["-c", &format!("\\d {table}")]).env("PGPASSWORD", SECRET);
     String::from_utf8_lossy(&psql.output().unwrap().stdout).into_owned()

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use orthodrome_server::middleware::local::postgres_client;
+
 use crate::rig::{CLIENT, Rig, SECRET, Setup, rig, said};
 use crate::tools::{class_path, is_here, python, skipped};
 
@@ -46,7 +48,7 @@ impl Rig {
     }
 
     fn pgbench(&self) -> Command {
-        let mut command = Command::new("pgbench");
+        let mut command = Command::new(postgres_client("pgbench"));
         command.args(["-h", "127.0.0.1", "-p", &self.postgresql.to_string(), "-U", CLIENT]);
         command.env("PGPASSWORD", SECRET).env("PGDATABASE", "bank");
         command

@@ -5,6 +5,8 @@ use std::fs;
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use orthodrome_server::middleware::local::postgres_client;
+
 use crate::rig::{CLIENT, Rig, SECRET, done, rig};
 
 /// A transfer over three sources in rounds.
@@ -38,7 +40,7 @@ impl Rig {
                      \\set d random(1, 10)\n";
         fs::write(self.path("transfer.sql"), format!("{draws}{script}")).unwrap();
         let log = fs::File::create(self.path(log)).unwrap();
-        let mut command = Command::new("pgbench");
+        let mut command = Command::new(postgres_client("pgbench"));
         command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", CLIENT, "-n"]);
         command.args(["-c", "6"]).args(length).args(["--max-tries=50", "-f"]);
         let protocol = if script == PIPELINE { "extended" } else { "simple" };

@@ -6,13 +6,14 @@ use std::time::Instant;
 
 use orthodrome_core::NodeId;
 use orthodrome_geotp::sql::Dialect;
+use orthodrome_server::middleware::local::postgres_client;
 use orthodrome_server::tls::Authority;
 
 use crate::rig::{CLIENT, PATIENCE, Rig, SECRET, Setup, rig, said, wait};
 
 impl Rig {
     pub fn psql_by(&self, settings: &str) -> Command {
-        let mut command = Command::new("psql");
+        let mut command = Command::new(postgres_client("psql"));
         let place = format!("host=127.0.0.1 port={} user={CLIENT} dbname=bank", self.postgresql);
         command.args(["-X", "-At", &format!("{place} {settings}")]).env("PGPASSWORD", SECRET);
         command

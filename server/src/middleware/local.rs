@@ -8,6 +8,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::{Answer, Dialect};
@@ -94,6 +95,16 @@ fn postgres_programs() -> Option<PathBuf> {
         .collect();
     found.sort();
     found.pop().map(|(_, path)| path)
+}
+
+/// A program for clients of PostgreSQL, such as `psql`. On Debian, the one in the search path is a
+/// script in another language, which takes five times as long to start.
+#[must_use]
+pub fn postgres_client(name: &str) -> PathBuf {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let folder = FOLDER.get_or_init(postgres_programs).as_ref();
+    let direct = folder.map(|folder| folder.join(name)).filter(|program| program.exists());
+    direct.unwrap_or_else(|| name.into())
 }
 
 fn mariadb_program() -> Option<PathBuf> {
@@ -187,7 +198,7 @@ impl Login<'_> {
         let port = self.port.to_string();
         let mut command = match kind {
             Dialect::PostgreSql => {
-                let mut command = Command::new("psql");
+                let mut command = Command::new(postgres_client("psql"));
                 command.args(["-X", "-h", "127.0.0.1", "-p", &port, "-U", user, "-d", database]);
                 command.args(["-Atqc", text]).env("PGPASSWORD", password);
                 command

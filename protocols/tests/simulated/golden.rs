@@ -2,8 +2,6 @@
 //! `testdata` of the protocol's folder, in a folder for each variant; those of a variant without a
 //! folder of its own are in `testdata` itself. Rewritten by `cargo xtask golden`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop at the first surprise")]
-
 use std::any::type_name;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

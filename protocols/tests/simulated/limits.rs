@@ -2,8 +2,6 @@
 //! transactions are under way, servers crash, and one is away for so long that it needs a copy of
 //! the state.
 
-#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
-
 use std::time::Duration;
 
 use orthodrome_core::limits::Limits;
