@@ -3,6 +3,7 @@
 //! `cargo xtask parity --protocol P` compares another one.
 
 #![allow(
+    clippy::disallowed_methods,
     clippy::disallowed_types,
     clippy::unwrap_used,
     clippy::expect_used,
@@ -12,14 +13,20 @@
 )]
 
 mod processes;
+#[path = "middleware/tools.rs"]
+mod tools;
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
-use std::time::Duration;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use processes::{Cluster, Load, json, must_end_within, run};
 use serde_json::Value;
+use tools::skipped;
 
 /// Transactions a second over all regions: so few that they rarely conflict or queue.
 const RATE: &str = "25";
@@ -29,6 +36,48 @@ const APART_MAX: f64 = 0.05;
 /// sometimes delays messages and disk writes, but an error of the simulator or a slow server shows
 /// in every try.
 const MEASUREMENTS_MAX: u32 = 4;
+/// If this machine takes so long for a step, in the median, a try shows nothing: a transaction has
+/// several such steps. Two idle cores take 0.5 ms.
+const BUSY_STEP_MS: f64 = 2.0;
+/// Number of tries, with those that show nothing.
+const TRIES_MAX: u32 = 8;
+
+/// Measures a step besides others: a thread wakes up, and a short write becomes durable.
+struct Steps {
+    stop: Sender<()>,
+    thread: JoinHandle<Vec<f64>>,
+}
+
+impl Steps {
+    fn start(file: PathBuf) -> Self {
+        let (stop, stopped) = channel();
+        let thread = std::thread::spawn(move || Self::measure(&file, &stopped));
+        Self { stop, thread }
+    }
+
+    fn measure(file: &Path, stopped: &Receiver<()>) -> Vec<f64> {
+        let mut file = File::create(file).unwrap();
+        let pause = Duration::from_millis(50);
+        let mut all = Vec::new();
+        loop {
+            let start = Instant::now();
+            if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+                return all;
+            }
+            file.write_all(&[b'x'; 512]).unwrap();
+            file.sync_data().unwrap();
+            all.push(start.elapsed().saturating_sub(pause).as_secs_f64() * 1e3);
+        }
+    }
+
+    /// The median, in milliseconds.
+    fn median_ms(self) -> f64 {
+        drop(self.stop);
+        let mut all = self.thread.join().unwrap();
+        all.sort_by(f64::total_cmp);
+        median(&all)
+    }
+}
 
 /// The kind of an attempt, and the region of its client.
 type Group = (&'static str, String);
@@ -91,20 +140,25 @@ fn parity(cluster: &Cluster, protocol: &str, workload: &str) {
     let (simulated, status) = json(&run(&arguments.concat()));
     assert_eq!(status, Some(0), "{simulated}");
     let simulated = latencies(&here);
-    for _ in 0..MEASUREMENTS_MAX {
+    let mut judged = 0;
+    for _ in 0..TRIES_MAX {
         let all = cluster.endpoints(cluster.numbers());
         let course = ["--connect", &all, "--duration", "30s"];
         let arguments = [&course[..], &scenario[..4], &scenario[5..], &[there.to_str().unwrap()]];
+        let steps = Steps::start(cluster.path().join("steps"));
         let (measured, status, said) = Load::start(&arguments.concat()).finish();
+        let step_ms = steps.median_ms();
         assert_eq!(status, Some(0), "{measured}\n{said}");
         let too_far = compare(workload, &simulated, &latencies(&there));
         if too_far.is_empty() {
             return;
         }
-        println!("more than 5 % apart: {too_far:?}");
+        println!("more than 5 % apart: {too_far:?}; a step took {step_ms:.1} ms");
+        judged += u32::from(step_ms < BUSY_STEP_MS);
+        assert!(judged < MEASUREMENTS_MAX, "{workload}: more than 5 % apart {judged} times");
         fs::remove_file(&there).unwrap();
     }
-    panic!("{workload}: more than 5 % apart {MEASUREMENTS_MAX} times in a row");
+    skipped(&format!("{workload}: this machine is too busy to compare latencies"));
 }
 
 /// Prints both, and returns the medians that differ too much.

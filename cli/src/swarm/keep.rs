@@ -12,6 +12,9 @@ use serde::Serialize;
 use crate::recording::Recording;
 use crate::sim;
 
+/// The most bytes of the beginning, and of the end, of the trace of a failure.
+const TRACE_END_BYTES: usize = 128 << 20;
+
 /// A summary of a failing seed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Kept {
@@ -92,7 +95,8 @@ impl Kept {
         let path = folder.join("schedule.toml");
         fs::write(&path, scenario.schedule.to_toml())
             .with_context(|| format!("--failures: cannot write {}", path.display()))?;
-        let trace = Recording::create(&folder.join("trace")).context("--failures")?;
+        let trace =
+            Recording::of_ends(&folder.join("trace"), TRACE_END_BYTES).context("--failures")?;
         let history = Recording::create(&folder.join("history.jsonl")).context("--failures")?;
         subject.record(
             scenario,
