@@ -169,7 +169,9 @@ pub fn run(quick: bool) -> Result<Summary> {
             summary.read(&end.output);
             summary.broken += u64::from(!end.is_success);
         })?;
-        let output = documentation.join().map_err(|_| anyhow!("the tests of the documentation"))?;
+        let output = documentation
+            .join()
+            .map_err(|_| anyhow!("the thread of the documentation's tests panicked"))?;
         output.context("could not start the tests of the documentation")
     })?;
     let text = String::from_utf8_lossy(&documentation.stdout);
