@@ -98,7 +98,7 @@ fn postgres_programs() -> Option<PathBuf> {
 }
 
 /// A program for clients of PostgreSQL, such as `psql`. On Debian, the one in the search path is a
-/// script in another language, which takes five times as long to start.
+/// Perl script that finds this program, and takes four times as long to start.
 #[must_use]
 pub fn postgres_client(name: &str) -> PathBuf {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
