@@ -129,7 +129,7 @@ fn agree(simulated: &[f64], measured: &[f64]) -> bool {
     (least..=most).contains(&median(measured))
 }
 
-/// False if this machine was too busy in every try.
+/// False if this machine was too busy in so many tries that too few are left to judge by.
 fn parity(cluster: &Cluster, protocol: &str, workload: &str) -> bool {
     let [here, there] = ["simulated", "measured"]
         .map(|name| cluster.path().join(format!("{name}-{workload}.jsonl")));
