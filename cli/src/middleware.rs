@@ -12,7 +12,7 @@ use crate::serve::{start_logs, stop_signal};
 use crate::{Status, output};
 
 /// Resolves when the process is asked to end.
-type Stop = Pin<Box<dyn Future<Output = ()>>>;
+type Stop = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Run a proxy: PostgreSQL and MySQL clients see one database whose tables are spread over PostgreSQL and MariaDB
 /// servers.

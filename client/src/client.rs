@@ -62,8 +62,8 @@ impl Client {
         let mut pace = Pace::new(config.deadline);
         let mut at = 0;
         loop {
-            let ask = |stubs: Stubs, request| async move { stubs.txns().register(request).await };
-            let answer = gateways.send(at, pace.deadline, api::RegisterRequest {}, ask).await;
+            let answer =
+                gateways.send(at, pace.deadline, api::RegisterRequest {}, Stubs::register).await;
             let failure = match answer {
                 Ok(registered) => return Self::registered(gateways, at, registered, &config),
                 Err(Failure::Never(error)) => return Err(error),
@@ -169,9 +169,8 @@ impl Client {
         let mut pace = Pace::new(self.inner.deadline);
         loop {
             let at = self.inner.gateways.current();
-            let ask = |stubs: Stubs, request| async move { stubs.txns().describe(request).await };
             let request = api::DescribeRequest {};
-            match self.inner.gateways.send(at, pace.deadline, request, ask).await {
+            match self.inner.gateways.send(at, pace.deadline, request, Stubs::describe).await {
                 Ok(about) => return Ok(ClusterInfo::from_api(about)),
                 Err(failure) => self.inner.after_failure(at, failure, &mut pace).await?,
             }
@@ -204,8 +203,8 @@ impl Inner {
         if let Some(names) = self.names().get(&at) {
             return Ok(names.clone());
         }
-        let ask = |stubs: Stubs, request| async move { stubs.txns().register(request).await };
-        let registered = self.gateways.send(at, deadline, api::RegisterRequest {}, ask).await?;
+        let registered =
+            self.gateways.send(at, deadline, api::RegisterRequest {}, Stubs::register).await?;
         // If two tasks register at once, both use what the first one got.
         let names = Names::new(ClientId(registered.client));
         Ok(self.names().entry(at).or_insert(names).clone())
@@ -251,9 +250,9 @@ impl Inner {
         tokio::spawn(async move {
             tokio::time::sleep(FAILBACK_INTERVAL).await;
             let Some(client) = client.upgrade() else { return };
-            let ask = |stubs: Stubs, request| async move { stubs.txns().describe(request).await };
             let deadline = Instant::now() + FAILBACK_INTERVAL;
-            let about = client.gateways.send(0, deadline, api::DescribeRequest {}, ask).await;
+            let about =
+                client.gateways.send(0, deadline, api::DescribeRequest {}, Stubs::describe).await;
             if about.is_ok_and(|about| client.gateways.met(0, &about).is_ok()) {
                 client.gateways.prefer(0);
             }
@@ -273,8 +272,8 @@ impl Inner {
         let mut at = avoid.map_or_else(|| self.gateways.current(), |at| self.gateways.after(at));
         let mut asked = 0;
         loop {
-            let ask = |stubs: Stubs, request| async move { stubs.txns().resolve(request).await };
-            let answer = self.gateways.send(at, pace.deadline, question.clone(), ask).await;
+            let answer =
+                self.gateways.send(at, pace.deadline, question.clone(), Stubs::resolve).await;
             let trouble = match answer {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     Ended::Unknown(_) if wire::is_undecided(question) => {
@@ -400,9 +399,9 @@ impl Execute {
             request.txn = wire::txn_id(name.id());
             request.home_region = home.0.into();
             request.acknowledged_below = names.acknowledged_below();
-            let rpc = |stubs: Stubs, request| async move { stubs.txns().execute(request).await };
             let began = std::time::Instant::now();
-            let answer = client.gateways.send(at, pace.deadline, request.clone(), rpc).await;
+            let answer =
+                client.gateways.send(at, pace.deadline, request.clone(), Stubs::execute).await;
             let ended = match answer {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     ended @ Ended::Committed(timestamp) => {
@@ -550,9 +549,9 @@ impl Query {
                     request.session.clear();
                 }
             }
-            let rpc = |stubs: Stubs, request| async move { stubs.txns().read(request).await };
             let began = std::time::Instant::now();
-            let answer = client.gateways.send(at, pace.deadline, request.clone(), rpc).await;
+            let answer =
+                client.gateways.send(at, pace.deadline, request.clone(), Stubs::read).await;
             match answer {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     ended @ Ended::Committed(timestamp) => {

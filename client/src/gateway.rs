@@ -1,6 +1,7 @@
 //! The gateways of a cluster: which one to use, and what their errors mean.
 
 use std::error::Error as StdError;
+use std::pin::Pin;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -81,15 +82,46 @@ pub(crate) struct Stubs {
     answer_bytes_max: usize,
 }
 
+/// A request on its way. It is boxed so that the code of gRPC is compiled once into this crate, and
+/// not again into each program that has a client.
+pub(crate) type Answer<A> = Pin<Box<dyn Future<Output = Result<Response<A>, Status>> + Send>>;
+
+/// Defines the functions that send one request to a service.
+macro_rules! requests {
+    ($($service:ident: $($name:ident($request:ident) -> $response:ident),+;)+) => { $($(
+        pub(crate) fn $name(self, request: Request<api::$request>) -> Answer<api::$response> {
+            Box::pin(async move { self.$service().$name(request).await })
+        }
+    )+)+ };
+}
+
 impl Stubs {
-    pub(crate) fn txns(self) -> OrthodromeClient<Channel> {
+    fn txns(self) -> OrthodromeClient<Channel> {
         OrthodromeClient::new(self.channel)
             .max_decoding_message_size(self.answer_bytes_max)
             .max_encoding_message_size(usize::MAX)
     }
 
-    pub(crate) fn admin(self) -> AdminClient<Channel> {
+    fn admin(self) -> AdminClient<Channel> {
         AdminClient::new(self.channel)
+    }
+
+    requests! {
+        txns:
+            abort(AbortRequest) -> AbortResponse,
+            begin(BeginRequest) -> BeginResponse,
+            commit(CommitRequest) -> CommitResponse,
+            describe(DescribeRequest) -> DescribeResponse,
+            execute(ExecuteRequest) -> ExecuteResponse,
+            keep_alive(KeepAliveRequest) -> KeepAliveResponse,
+            read(ReadRequest) -> ReadResponse,
+            read_round(ReadRoundRequest) -> ReadRoundResponse,
+            register(RegisterRequest) -> RegisterResponse,
+            resolve(ResolveRequest) -> ResolveResponse,
+            status(StatusRequest) -> StatusResponse;
+        admin:
+            change_members(ChangeMembersRequest) -> ChangeMembersResponse,
+            transfer_leader(TransferLeaderRequest) -> TransferLeaderResponse;
     }
 }
 
@@ -150,8 +182,7 @@ impl Gateways {
         if let Some(&region) = self.list.get(at).and_then(|gateway| gateway.region.get()) {
             return Ok(region);
         }
-        let ask = |stubs: Stubs, request| async move { stubs.txns().describe(request).await };
-        let about = self.send(at, deadline, api::DescribeRequest {}, ask).await?;
+        let about = self.send(at, deadline, api::DescribeRequest {}, Stubs::describe).await?;
         self.met(at, &about)
     }
 
@@ -202,16 +233,13 @@ impl Gateways {
 
     /// Sends one request to gateway `at`, and waits until the deadline or for one attempt's
     /// time-out.
-    pub(crate) async fn send<Q, A, F>(
+    pub(crate) async fn send<Q, A>(
         &self,
         at: usize,
         deadline: Instant,
         message: Q,
-        rpc: impl FnOnce(Stubs, Request<Q>) -> F,
-    ) -> Result<A, Failure>
-    where
-        F: Future<Output = Result<Response<A>, Status>>,
-    {
+        rpc: fn(Stubs, Request<Q>) -> Answer<A>,
+    ) -> Result<A, Failure> {
         self.ask(at, deadline, message, rpc).await.map_err(|trouble| match trouble {
             Some(status) => failure(self.endpoint(at), &status),
             None => Failure::Lost(format!("{} did not answer in time", self.endpoint(at))),
@@ -219,16 +247,13 @@ impl Gateways {
     }
 
     /// The same, but returns the raw status of a failure; none if the time was up.
-    pub(crate) async fn ask<Q, A, F>(
+    pub(crate) async fn ask<Q, A>(
         &self,
         at: usize,
         deadline: Instant,
         message: Q,
-        rpc: impl FnOnce(Stubs, Request<Q>) -> F,
-    ) -> Result<A, Option<Status>>
-    where
-        F: Future<Output = Result<Response<A>, Status>>,
-    {
+        rpc: fn(Stubs, Request<Q>) -> Answer<A>,
+    ) -> Result<A, Option<Status>> {
         let Some(gateway) = self.list.get(at) else {
             return Err(Some(Status::internal(format!("gateway {at} does not exist"))));
         };

@@ -38,10 +38,9 @@ impl Client {
         to: NodeId,
     ) -> Result<NodeId, Error> {
         let request = api::TransferLeaderRequest { partition: partition.0, to: to.0 };
-        let ask =
-            |stubs: Stubs, request| async move { stubs.admin().transfer_leader(request).await };
         self.order(async |at, deadline| {
-            let answer = self.inner.gateways.ask(at, deadline, request, ask).await;
+            let answer =
+                self.inner.gateways.ask(at, deadline, request, Stubs::transfer_leader).await;
             answer.map(|answer: api::TransferLeaderResponse| NodeId(answer.node))
         })
         .await
@@ -68,10 +67,9 @@ impl Client {
             voters: numbers(voters),
             learners: numbers(learners),
         };
-        let ask =
-            |stubs: Stubs, request| async move { stubs.admin().change_members(request).await };
         self.order(async |at, deadline| {
-            let answer = self.inner.gateways.ask(at, deadline, request.clone(), ask).await;
+            let answer =
+                self.inner.gateways.ask(at, deadline, request.clone(), Stubs::change_members).await;
             answer.map(|answer: api::ChangeMembersResponse| NodeId(answer.node))
         })
         .await
@@ -138,8 +136,7 @@ impl Client {
         let deadline = Pace::new(self.inner.deadline).deadline;
         let mut all = Vec::new();
         for at in 0..gateways.len() {
-            let ask = |stubs: Stubs, request| async move { stubs.txns().status(request).await };
-            let answer = gateways.send(at, deadline, api::StatusRequest {}, ask).await;
+            let answer = gateways.send(at, deadline, api::StatusRequest {}, Stubs::status).await;
             let status = answer.map(StatusInfo::from_api).map_err(Failure::into_error);
             all.push((gateways.endpoint(at).to_owned(), status));
         }

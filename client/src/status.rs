@@ -119,9 +119,8 @@ impl Client {
         let mut pace = Pace::new(self.inner.deadline);
         loop {
             let at = self.inner.gateways.current();
-            let ask = |stubs: Stubs, request| async move { stubs.txns().status(request).await };
             let request = api::StatusRequest {};
-            match self.inner.gateways.send(at, pace.deadline, request, ask).await {
+            match self.inner.gateways.send(at, pace.deadline, request, Stubs::status).await {
                 Ok(answer) => return Ok(StatusInfo::from_api(answer)),
                 Err(failure) => self.inner.after_failure(at, failure, &mut pace).await?,
             }

@@ -265,8 +265,7 @@ pub(crate) async fn open(
         }
         // From here on, dropping the future aborts the transaction.
         let mut txn = OpenTransaction::new(Arc::clone(client), name.clone(), at, &begin);
-        let rpc = |stubs: Stubs, request| async move { stubs.txns().begin(request).await };
-        let answer = client.gateways.send(at, pace.deadline, begin, rpc).await;
+        let answer = client.gateways.send(at, pace.deadline, begin, Stubs::begin).await;
         let ended = match answer {
             Ok(api::BeginResponse { result }) => match result {
                 Some(api::begin_response::Result::Opened(opened)) => {
@@ -424,8 +423,12 @@ impl OpenTransaction {
             api::ReadRoundRequest { txn: wire::txn_id(self.id()), keys: wire::keys(keys) };
         self.client.check_size(&request)?;
         let ended = loop {
-            let rpc = |stubs: Stubs, request| async move { stubs.txns().read_round(request).await };
-            let send = self.client.gateways.send(self.at, pace.deadline, request.clone(), rpc);
+            let send = self.client.gateways.send(
+                self.at,
+                pace.deadline,
+                request.clone(),
+                Stubs::read_round,
+            );
             break match send.await {
                 Ok(api::ReadRoundResponse { result }) => match result {
                     Some(Answer::Opened(opened)) => {
@@ -499,8 +502,8 @@ impl OpenTransaction {
         loop {
             // From here on, dropping the future does not abort the transaction.
             self.is_undecided = false;
-            let rpc = |stubs: Stubs, request| async move { stubs.txns().commit(request).await };
-            let send = self.client.gateways.send(self.at, pace.deadline, commit.clone(), rpc);
+            let send =
+                self.client.gateways.send(self.at, pace.deadline, commit.clone(), Stubs::commit);
             let avoid = match send.await {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     Ended::Unknown(_) => None,
@@ -529,11 +532,9 @@ impl OpenTransaction {
             loop {
                 tokio::time::sleep(lease / 3).await;
                 let Some(client) = client.upgrade() else { return };
-                let rpc =
-                    |stubs: Stubs, request| async move { stubs.txns().keep_alive(request).await };
                 let request = api::KeepAliveRequest { txns: txns.clone() };
                 let until = tokio::time::Instant::now() + lease / 3;
-                let kept = client.gateways.send(at, until, request, rpc).await;
+                let kept = client.gateways.send(at, until, request, Stubs::keep_alive).await;
                 // Without its lease the transaction has ended; its commit will fail.
                 if kept.is_ok_and(|kept| !kept.not_open.is_empty()) {
                     return;
@@ -557,10 +558,9 @@ impl OpenTransaction {
         let runtime = Handle::try_current().ok()?;
         let sent = runtime.spawn(async move {
             let request = api::AbortRequest { txn: wire::txn_id(name.id()) };
-            let rpc = |stubs: Stubs, request| async move { stubs.txns().abort(request).await };
             let until = Pace::new(client.deadline).deadline;
             // If it fails, the lease ends the transaction.
-            let _ = client.gateways.send(at, until, request, rpc).await;
+            let _ = client.gateways.send(at, until, request, Stubs::abort).await;
         });
         Some(async move { sent.await.unwrap_or_default() })
     }

@@ -191,16 +191,14 @@ fn count(update: bool) -> Result<()> {
 
 /// The trace of one simulated run, from each build.
 fn twin() -> Result<()> {
-    let trace = |profile: &str| -> Result<String> {
-        // The release build has the features of the whole workspace, so that the tests need not build
-        // it again with others.
-        let scope = match profile {
-            "release" => ["--workspace"].as_slice(),
-            _ => ["--package", "orthodrome-sim"].as_slice(),
-        };
-        let build = ["build", "--quiet", "--example", "twin", "--profile", profile];
-        cargo(&[&build, scope].concat())?;
-        let program = built(profile, "examples/twin")?;
+    // As unlike a release build as can be. The lints have built its macros and build scripts.
+    const UNLIKE: [&str; 2] =
+        ["--config=profile.dev.opt-level=0", "--config=profile.dev.debug=false"];
+    let trace = |profile: &str, folder: &str, settings: &[&str]| -> Result<String> {
+        // With the features of the whole workspace, so that nothing is built again with others.
+        let build = ["build", "--quiet", "--workspace", "--example", "twin", "--profile", profile];
+        cargo(&[&build, settings].concat())?;
+        let program = built(folder, "examples/twin")?;
         let output = Command::new(program).output().context("could not start the twin run")?;
         ensure!(
             output.status.success(),
@@ -209,7 +207,7 @@ fn twin() -> Result<()> {
         );
         String::from_utf8(output.stdout).context("the trace is not text")
     };
-    let (debug, release) = (trace("twin")?, trace("release")?);
+    let (debug, release) = (trace("dev", "debug", &UNLIKE)?, trace("release", "release", &[])?);
     ensure!(debug.lines().count() > 1_000, "the twin run printed no trace");
     if let Some((number, (a, b))) =
         debug.lines().zip(release.lines()).enumerate().find(|(_, (a, b))| a != b)

@@ -11,7 +11,7 @@ use orthodrome_client::{Client, Config, Op, Outcome};
 use orthodrome_core::{Cluster, Key, NodeId, RegionId};
 use orthodrome_server::node::Durability;
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
-use orthodrome_server::service::{self, Access, Limits, ServiceConfig};
+use orthodrome_server::service::{self, Access, Limits, Listeners, ServiceConfig};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
@@ -92,8 +92,9 @@ impl Planet {
         runtime.spawn(async move {
             let served = match TcpListener::from_std(listener) {
                 Ok(listener) => {
-                    let never = std::future::pending();
-                    service::serve(Arc::new(gateway), map, listener, config, never).await
+                    let never = Box::pin(std::future::pending());
+                    let listeners = Listeners { clients: listener, redis: None };
+                    service::serve_gateway(Arc::new(gateway), map, listeners, config, never).await
                 }
                 Err(error) => Err(error.into()),
             };

@@ -8,6 +8,7 @@ use super::config::ProxyConfig;
 use super::driver::{Endpoint, Session, Trouble};
 use super::shapes::{questions, shapes};
 use super::source::in_time;
+use crate::Going;
 
 /// What was found at a source, or at a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,12 +50,10 @@ const MARIA: &str = "\
 const MARIA_WAITS: &str = "SELECT count(*) FROM information_schema.innodb_trx";
 
 /// Inspects every source of a proxy and the replicas that it would use.
-pub async fn inspect(config: &ProxyConfig) -> Vec<Inspected> {
-    let mut asked = JoinSet::new();
-    for (place, source) in config.sources.iter().enumerate() {
+pub fn inspect(config: &ProxyConfig) -> Going<Vec<Inspected>> {
+    let mut all = Vec::new();
+    for source in &config.sources {
         let name = config.catalogue.source(source.id).map_or_else(String::new, |s| s.name.clone());
-        let (endpoint, replica) = (source.endpoint.clone(), source.replica.clone());
-        let own = format!("source {name}");
         let role = if is_home(config, source.id) { Role::Home } else { Role::Source };
         let tables = config.catalogue.tables();
         let sharded: Vec<Table> = tables
@@ -62,20 +61,24 @@ pub async fn inspect(config: &ProxyConfig) -> Vec<Inspected> {
             .filter(|table| table.sources().len() > 1 && table.sources().contains(&source.id))
             .cloned()
             .collect();
-        asked.spawn(async move { ((place, 0), inspect_one(own, endpoint, role, sharded).await) });
-        if let Some(replica) = replica {
+        all.push(inspect_one(format!("source {name}"), source.endpoint.clone(), role, sharded));
+        if let Some(replica) = source.replica.clone() {
             let own = format!("replica of {name} at {}", replica.address);
-            asked.spawn(async move {
-                ((place, 1), inspect_one(own, replica, Role::Replica, Vec::new()).await)
-            });
+            all.push(inspect_one(own, replica, Role::Replica, Vec::new()));
         }
     }
-    let mut found: Vec<((usize, u8), Inspected)> = Vec::new();
-    while let Some(one) = asked.join_next().await {
-        found.extend(one.ok());
-    }
-    found.sort_by_key(|(place, _)| *place);
-    found.into_iter().map(|(_, found)| found).collect()
+    Box::pin(async move {
+        let mut asked = JoinSet::new();
+        for (place, one) in all.into_iter().enumerate() {
+            asked.spawn(async move { (place, one.await) });
+        }
+        let mut found: Vec<(usize, Inspected)> = Vec::new();
+        while let Some(one) = asked.join_next().await {
+            found.extend(one.ok());
+        }
+        found.sort_by_key(|(place, _)| *place);
+        found.into_iter().map(|(_, found)| found).collect()
+    })
 }
 
 /// What a server is for the proxy.

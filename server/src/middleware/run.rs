@@ -30,6 +30,7 @@ use super::messages::Link;
 use super::near::{Copies, Copy, Counts, Near};
 use super::session::{Engine, Proxy};
 use super::source::Source;
+use crate::Going;
 use crate::storage::StorageError;
 
 /// Why a process ended, or did not start.
@@ -102,10 +103,18 @@ pub(super) fn acceptor(
 ///
 /// # Errors
 /// See [`RunError`].
-pub async fn run_proxy(
+pub fn run_proxy(
     config: ProxyConfig,
-    ready: impl FnOnce(Addresses),
-    stop: impl Future<Output = ()>,
+    ready: impl FnOnce(Addresses) + Send + 'static,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Going<Result<(), RunError>> {
+    Box::pin(proxy(config, Box::new(ready), Box::pin(stop)))
+}
+
+async fn proxy(
+    config: ProxyConfig,
+    ready: Box<dyn FnOnce(Addresses) + Send>,
+    stop: Going<()>,
 ) -> Result<(), RunError> {
     let tls =
         config.tls.as_ref().map(|(certificate, key)| acceptor(certificate, key)).transpose()?;
@@ -345,10 +354,18 @@ async fn claim(
 ///
 /// # Errors
 /// See [`RunError`].
-pub async fn run_agent(
+pub fn run_agent(
     config: AgentConfig,
-    ready: impl FnOnce(SocketAddr),
-    stop: impl Future<Output = ()>,
+    ready: impl FnOnce(SocketAddr) + Send + 'static,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Going<Result<(), RunError>> {
+    Box::pin(agent(config, Box::new(ready), Box::pin(stop)))
+}
+
+async fn agent(
+    config: AgentConfig,
+    ready: Box<dyn FnOnce(SocketAddr) + Send>,
+    stop: Going<()>,
 ) -> Result<(), RunError> {
     let tls =
         config.tls.as_ref().map(|(certificate, key)| acceptor(certificate, key)).transpose()?;

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{NodeHandle, Settings, StartError, start};
+use crate::Going;
 use crate::audit::{AuditLog, Event};
 use crate::config::NodeConfig;
 use crate::service::{self, Listeners, ServiceConfig, ServiceError};
@@ -56,10 +56,6 @@ pub enum RunError {
 
 /// Time limit for the delivery of ready answers when the node ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
-
-/// A future. It is boxed so that every protocol is compiled once into this crate, and not again
-/// into each program and test that runs nodes.
-type Going<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Starts a node with the protocol called `name`, and with the protocol's settings for its
 /// placement.
@@ -121,7 +117,8 @@ async fn run_until(
         Expected::Replacement => "replace",
     };
     audit.note(Event::Start { version: env!("CARGO_PKG_VERSION"), data }).await;
-    let mut serving = tokio::spawn(service::serve_all(gateway, map, listeners, service, ended));
+    let mut serving =
+        tokio::spawn(service::serve_gateway(gateway, map, listeners, service, Box::pin(ended)));
     info!(address = %place, "serving clients");
     ready(place);
     let outcome = tokio::select! {

@@ -26,6 +26,7 @@ use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
+use crate::Going;
 use crate::audit::{AuditLog, By, Event};
 use crate::gateway::{
     Begun, Description, Finished, Gateway, GatewayError, Health, OrderError, PendingTxns,
@@ -263,6 +264,20 @@ pub struct Listeners {
     pub clients: TcpListener,
     /// For the Redis protocol.
     pub redis: Option<TcpListener>,
+}
+
+/// As [`serve_all`], with the transactions of a node's gateway.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_gateway(
+    gateway: Arc<Gateway>,
+    cluster: Arc<Cluster>,
+    listeners: Listeners,
+    config: ServiceConfig,
+    shutdown: Going<()>,
+) -> Going<Result<(), ServiceError>> {
+    Box::pin(serve_all(gateway, cluster, listeners, config, shutdown))
 }
 
 /// As [`serve`], and also serves the Redis protocol, with the same credentials and bounds.

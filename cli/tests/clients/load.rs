@@ -1,33 +1,17 @@
 //! `load` against the real client service in front of a small serial store. So its verdicts on a
 //! correct cluster, and on an incorrect one, are known in advance.
 
-#![allow(
-    clippy::disallowed_types,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    missing_docs,
-    reason = "tests of real sockets and processes; an unmet expectation is a failed test"
-)]
-
-// The test gateways of the client library, of which only a part is used here.
-#[allow(dead_code)]
-#[path = "../../client/tests/gateways/mod.rs"]
-mod gateways;
-
-mod processes;
-
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use gateways::{Call, Node, Store, Twist};
+use crate::gateways::{Call, Node, Store, Twist};
 use orthodrome_client::{Client, Config};
 use orthodrome_core::txn::AbortReason;
 
 async fn run(arguments: Vec<String>) -> Output {
     tokio::task::spawn_blocking(move || {
-        processes::output(Command::new(env!("CARGO_BIN_EXE_orthodrome")).args(arguments))
+        crate::processes::output(Command::new(env!("CARGO_BIN_EXE_orthodrome")).args(arguments))
     })
     .await
     .unwrap()
@@ -148,7 +132,7 @@ async fn lost_answers_aborts_and_lost_gateways_are_no_anomalies() {
                     tokio::time::sleep(std::time::Duration::from_millis(5)).await;
                 }
             };
-            let awaited = tokio::time::timeout(processes::PATIENCE, enough).await;
+            let awaited = tokio::time::timeout(crate::processes::PATIENCE, enough).await;
             awaited.expect("twenty transactions are begun");
             node.go_away();
         }

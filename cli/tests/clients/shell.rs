@@ -1,24 +1,10 @@
 //! The shell in a pipe, against the real client service in front of a small serial store.
 
-#![allow(
-    clippy::disallowed_types,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    missing_docs,
-    reason = "tests of real sockets and processes; an unmet expectation is a failed test"
-)]
-
-// The test gateways of the client library, of which only a part is used here.
-#[allow(dead_code)]
-#[path = "../../client/tests/gateways/mod.rs"]
-mod gateways;
-
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
-use gateways::{Call, Node, Store, Twist};
+use crate::gateways::{Call, Node, Store, Twist};
 use orthodrome_server::service::{Access, Credential, Limits, Principal, Role};
 
 /// Runs the shell on a gateway with `script` as its standard input.
