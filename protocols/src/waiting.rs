@@ -174,6 +174,7 @@ impl Helpers {
 /// order lose a whole piece with any of its packets. `P` says which piece of which answer it is.
 #[derive(Debug)]
 pub(crate) struct Paces<P> {
+    first: usize,
     most: usize,
     /// For each answer to a peer, pending or past: its last piece.
     answers: BTreeMap<(NodeId, PartitionId), Sent<P>>,
@@ -192,9 +193,14 @@ impl<P: PartialEq> Paces<P> {
     /// It fits into one packet.
     const LEAST: usize = 1 << 10;
 
-    /// Pieces of at most `most` bytes.
+    /// Pieces of at most `most` bytes, and small ones at first.
     pub fn new(most: usize) -> Self {
-        Self { most, answers: BTreeMap::new() }
+        Self { first: Self::FIRST.min(most), most, answers: BTreeMap::new() }
+    }
+
+    /// Pieces of `most` bytes, until one is late or lost.
+    pub fn long(most: usize) -> Self {
+        Self { first: most, most, answers: BTreeMap::new() }
     }
 
     /// The size of a piece that leaves now: the first of an answer, or one that a peer requested,
@@ -207,7 +213,7 @@ impl<P: PartialEq> Paces<P> {
         within: Duration,
     ) -> usize {
         let last = self.answers.get(&answer);
-        let bytes = last.map_or(Self::FIRST.min(self.most), |last| last.bytes);
+        let bytes = last.map_or(self.first, |last| last.bytes);
         let is_repeated = last.is_some_and(|last| last.piece == piece);
         let is_late = last.is_some_and(|last| now.since(last.at) > within);
         let bytes = match (is_repeated || (is_late && !is_first), is_first) {
@@ -307,6 +313,9 @@ mod tests {
             (0..6).map(|second| paces.next(lost, (0, true), at(second * 1_000), within)).collect();
         assert_eq!(first, [16_384, 8_192, 4_096, 2_048, 1_024, 1_024], "none of them arrives");
         assert_eq!(Paces::new(100).next(peer, (1, false), at(9_000), within), 100);
+        let mut long = Paces::long(50_000);
+        assert_eq!(long.next(peer, (0, true), at(0), within), 50_000);
+        assert_eq!(long.next(peer, (0, true), at(1), within), 25_000, "it was lost");
     }
 
     #[test]

@@ -576,7 +576,9 @@ impl Chunk {
     /// True if `next` continues its image, or has data that follows it.
     pub(super) fn goes_on_with(&self, next: &Self) -> bool {
         match (&self.image, &next.image) {
-            (Some(image), Some(next)) => next.piece == image.piece + 1,
+            (Some(image), Some(next)) => {
+                next.number == image.number && next.piece == image.piece + 1
+            }
             (Some(image), None) => image.is_whole(),
             (None, _) => false,
         }
@@ -716,6 +718,8 @@ pub enum Msg {
         chunk: Chunk,
         /// The start of the next piece, if there is one.
         next: Option<usize>,
+        /// The start of this piece; none from servers of earlier versions.
+        start: Option<usize>,
     },
     /// Server → all others with the same data: the sums of spans.
     Digests {

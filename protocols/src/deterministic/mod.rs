@@ -279,6 +279,10 @@ pub enum Note {
     SentReadsAgain,
     /// A server took another's state.
     SnapshotInstalled,
+    /// A server requested the state of another one of its share.
+    WantedState,
+    /// A piece of that state did not arrive, and was requested again.
+    WantedPieceAgain,
     /// A server started from an image whose checkpoint was interrupted.
     CheckpointCutShort,
     /// A membership change was refused.

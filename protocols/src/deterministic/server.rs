@@ -309,8 +309,8 @@ impl Server {
             Msg::WantState { number, past, cursor } => {
                 self.on_want_state(from, (number, past), cursor, cx);
             }
-            Msg::StatePiece { number, chunk, next } => {
-                self.on_state_piece(from, (number, next), chunk, cx);
+            Msg::StatePiece { number, chunk, next, start } => {
+                self.on_state_piece(from, (number, start, next), chunk, cx);
             }
             Msg::Digests { digests } => self.state.checks.hear(from, digests),
             Msg::Answer { .. } | Msg::TooOld { .. } | Msg::Found { .. } => {

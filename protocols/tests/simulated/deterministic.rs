@@ -7,7 +7,7 @@ use orthodrome_protocols::deterministic::{
 use orthodrome_sim::FailureKind;
 use orthodrome_sim::swarm::{SwarmOptions, run_seed_with};
 
-use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
+use super::support::{Notes, catch, expect, first_failure, hold_every_promise, seeds};
 
 #[test]
 fn seeds_with_faults_hold_every_promise_with_one_log() {
@@ -52,9 +52,10 @@ fn seeds_with_faults_hold_every_promise_with_pieces_of_what_is_ordered_before() 
 }
 
 /// Logs that keep next to nothing: servers that were away take another's state, each of which may
-/// be ahead of the other in some stream.
+/// be ahead of the other in some stream. Where links lose packets, a lost piece is requested again.
 #[test]
 fn servers_that_are_far_behind_take_a_state() {
+    let mut all = Notes::default();
     for name in [CALVIN, SLOG, SLOTH] {
         let mut taken = 0;
         for seed in 0..seeds(200) / 10 {
@@ -67,12 +68,16 @@ fn servers_that_are_far_behind_take_a_state() {
             };
             let result = run_seed_with::<Deterministic>(seed, &options, Some(settings)).unwrap();
             taken += result.first.notes.get("SnapshotInstalled").copied().unwrap_or(0);
+            for (note, times) in &result.first.notes {
+                *all.entry(note.clone()).or_insert(0) += times;
+            }
             if let Some(found) = result.found {
                 panic!("{name}, seed {seed}: {}", found.failure);
             }
         }
         assert!(taken > 0, "{name}: nobody took a state");
     }
+    expect(&all, &["WantedState", "WantedPieceAgain"]);
 }
 
 /// The first server loses some of what it writes. Others go on; it finds that its digests differ

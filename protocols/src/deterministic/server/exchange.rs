@@ -8,6 +8,7 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, ShareId};
+use orthodrome_core::store::PIECE_BYTES;
 use orthodrome_core::time::{Duration, Time};
 
 use super::super::message::{Chunk, Command, Image, Msg, Name, Part, TURN, Turn};
@@ -15,7 +16,7 @@ use super::super::state::{Applied, Leaving, State};
 use super::super::{Cx, Note};
 use super::Server;
 use crate::replication::{Index, Payload};
-use crate::waiting::RetryState;
+use crate::waiting::{Paces, RetryState};
 
 /// The most parts requested at a time.
 const ASKED_MAX: usize = 1_024;
@@ -28,6 +29,9 @@ const AGAIN_BYTES_MAX: usize = 16 << 20;
 const COVERED_AFTER: Duration = Duration::from_secs(1);
 /// A state that is being sent in pieces is dropped if no piece is requested for this long.
 const LEAVING_FOR: Duration = Duration::from_secs(30);
+/// How often one piece of a state is requested again before another server is asked for another
+/// state, from the beginning.
+const PIECE_AGAIN_MAX: u32 = 6;
 
 /// A server's exchange with servers of other shares, and of its own share.
 #[derive(Debug)]
@@ -56,11 +60,12 @@ pub(super) struct Exchange {
     passed: BTreeMap<NodeId, BTreeMap<PartitionId, Index>>,
     /// A state that is arriving.
     arriving: Option<Arriving>,
-    /// The number of states requested so far.
+    /// The number of the last request for a state; 0 if there was none.
     number: u64,
-    /// States that are being sent in pieces: their number, the data, and when a piece was last
-    /// requested.
-    leaving: BTreeMap<NodeId, (u64, Arc<Leaving>, Time)>,
+    /// States that are being sent in pieces, by receiver.
+    leaving: BTreeMap<NodeId, Outgoing>,
+    /// How long their pieces are, by start.
+    paces: Paces<usize>,
     /// Streams whose logs begin after the end of this server's state, and what has been chosen in
     /// them since.
     gaps: BTreeMap<PartitionId, Gap>,
@@ -73,6 +78,17 @@ struct Arriving {
     asked: RetryState,
     staged: Option<Chunk>,
     cursor: Option<usize>,
+}
+
+/// A state that is being sent in pieces.
+#[derive(Debug)]
+struct Outgoing {
+    /// The number of the request for it, and the transaction that it must contain.
+    number: u64,
+    past: Turn,
+    state: Leaving,
+    /// When a piece was last requested.
+    at: Time,
 }
 
 /// A stream's log begins after `until`, and the state ends before it.
@@ -116,6 +132,7 @@ impl Exchange {
             arriving: None,
             number: 0,
             leaving: BTreeMap::new(),
+            paces: Paces::long(PIECE_BYTES),
             gaps: BTreeMap::new(),
         }
     }
@@ -338,7 +355,7 @@ impl Server {
                 exchange.ask(turn, share, times, now);
             }
         }
-        exchange.leaving.retain(|_, (_, _, at)| now.since(*at) < LEAVING_FOR);
+        exchange.leaving.retain(|_, outgoing| now.since(outgoing.at) < LEAVING_FOR);
         if let Some(stream) = exchange.gaps.keys().next().copied()
             && exchange.arriving.is_none()
         {
@@ -379,22 +396,34 @@ impl Server {
     }
 
     fn begin_state(&mut self, peer: NodeId, past: Turn, asked: RetryState, cx: &mut Cx<'_>) {
-        self.exchange.number += 1;
-        let number = self.exchange.number;
+        // The first number is random: after a restart, pieces of an earlier request are on their way.
+        let number = match self.exchange.number {
+            0 => 1 + cx.rng().below(u64::MAX / 2),
+            last => last + 1,
+        };
+        self.exchange.number = number;
         self.exchange.arriving = Some(Arriving { peer, past, asked, staged: None, cursor: None });
+        cx.note(Note::WantedState);
         cx.send(peer, Msg::WantState { number, past, cursor: None });
     }
 
-    /// No server answered: another one is asked, if the state is still needed.
+    /// A piece of the state did not arrive. It is requested again, and after some times another
+    /// server is asked, if the state is still needed.
     fn want_state_again(&mut self, cx: &mut Cx<'_>) {
         let (now, timeout) = (cx.now(), self.config.answer_after);
-        let Some(Arriving { peer, past, asked, .. }) = &self.exchange.arriving else { return };
-        if !asked.is_due(timeout, now) {
+        let Some(arriving) = &mut self.exchange.arriving else { return };
+        if !arriving.asked.is_due(timeout, now) {
             return;
         }
-        let (peer, past, asked) = (*peer, *past, asked.again(now));
-        self.exchange.arriving = None;
-        if !self.state.has_run(past) {
+        let (peer, past, asked) = (arriving.peer, arriving.past, arriving.asked.again(now));
+        if self.state.has_run(past) {
+            self.exchange.arriving = None;
+        } else if arriving.cursor.is_some() && asked.times <= PIECE_AGAIN_MAX {
+            arriving.asked = asked;
+            cx.note(Note::WantedPieceAgain);
+            let (number, cursor) = (self.exchange.number, arriving.cursor);
+            cx.send(peer, Msg::WantState { number, past, cursor });
+        } else {
             let next = self.exchange.holder(self.placement.share(), 2 * asked.times, now);
             self.begin_state(next.unwrap_or(peer), past, asked, cx);
         }
@@ -412,30 +441,32 @@ impl Server {
             // It asks another server, or again.
             return;
         }
-        if cursor.is_none() {
-            let all = Arc::new(self.leaving());
-            self.exchange.leaving.insert(from, (number, all, cx.now()));
+        let (now, within) = (cx.now(), self.config.answer_after);
+        let start = cursor.unwrap_or(0);
+        let place = (start, cursor.is_none());
+        let bytes = self.exchange.paces.next((from, past.stream), place, now, within);
+        let is_asked = |held: &Outgoing| held.number == number && held.past == past;
+        // A first request that arrives twice must not replace the state of which the receiver has
+        // pieces already.
+        if cursor.is_none() && !self.exchange.leaving.get(&from).is_some_and(is_asked) {
+            let state = self.leaving(bytes);
+            self.exchange.leaving.insert(from, Outgoing { number, past, state, at: now });
         }
-        let Some((held, all, at)) = self.exchange.leaving.get_mut(&from) else { return };
-        if *held != number {
-            return;
-        }
-        *at = cx.now();
+        let held = self.exchange.leaving.get_mut(&from).filter(|held| is_asked(held));
+        let Some(outgoing) = held else { return };
+        outgoing.at = now;
         // One piece at a time is in flight, as large as several of a leader's.
         let window = self.config.hosting.replication.snapshot_window;
-        let limit = self.config.hosting.chunk_keys.saturating_mul(window);
-        let (chunk, next) = all.piece(cursor.unwrap_or(0), limit);
-        if next.is_none() {
-            self.exchange.leaving.remove(&from);
-        }
-        cx.send(from, Msg::StatePiece { number, chunk, next });
+        let keys = self.config.hosting.chunk_keys.saturating_mul(window);
+        let (chunk, next) = outgoing.state.piece(start, (keys, bytes));
+        cx.send(from, Msg::StatePiece { number, chunk, next, start: Some(start) });
     }
 
     /// A piece of the requested state arrived.
     pub(super) fn on_state_piece(
         &mut self,
         from: NodeId,
-        (number, next): (u64, Option<usize>),
+        (number, start, next): (u64, Option<usize>, Option<usize>),
         chunk: Chunk,
         cx: &mut Cx<'_>,
     ) {
@@ -443,7 +474,9 @@ impl Server {
             return;
         }
         let Some(arriving) = &mut self.exchange.arriving else { return };
-        if arriving.peer != from {
+        let wanted = arriving.cursor.unwrap_or(0);
+        if arriving.peer != from || start.is_some_and(|start| start != wanted) {
+            // Of another state, or it arrived twice.
             return;
         }
         match &mut arriving.staged {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId};
-use orthodrome_core::store::Versions;
+use orthodrome_core::store::{PIECE_BYTES, Versions};
 use orthodrome_core::txn::Key;
 
 use super::super::message::{Chunk, Due, Image};
@@ -28,15 +28,15 @@ impl Server {
             self.with(stream, cx, |held, io| held.replica.send_chunk(to, empty, None, io));
             return;
         }
-        let all = cursor.is_none().then(|| Arc::new(self.leaving()));
-        let limit = self.config.hosting.chunk_keys;
+        let all = cursor.is_none().then(|| Arc::new(self.leaving(self.config.piece_bytes)));
+        let bounds = (self.config.hosting.chunk_keys, PIECE_BYTES);
         self.with(stream, cx, |held, io| {
             if let Some(all) = all {
                 held.leaving.insert(to, all);
             }
             // If it is not in the list, the snapshot has been given up meanwhile.
             let Some(all) = held.leaving.get(&to) else { return };
-            let (chunk, next) = all.piece(cursor.unwrap_or(0), limit);
+            let (chunk, next) = all.piece(cursor.unwrap_or(0), bounds);
             if next.is_none() {
                 held.leaving.remove(&to);
             }
@@ -44,10 +44,11 @@ impl Server {
         });
     }
 
-    /// This server's state, to send in pieces.
-    pub(super) fn leaving(&self) -> Leaving {
+    /// This server's state, to send in pieces. Those of the image have at most `bytes`, except for a
+    /// single part of it that is larger.
+    pub(super) fn leaving(&self, bytes: usize) -> Leaving {
         let image = self.state.image(&self.placement);
-        Leaving::new(image.into_pieces(self.config.piece_bytes), self.newest())
+        Leaving::new(image.into_pieces(bytes.min(self.config.piece_bytes)), self.newest())
     }
 
     /// All values on this server.

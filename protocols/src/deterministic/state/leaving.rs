@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use orthodrome_core::store::{PIECE_BYTES, Versions, piece_len};
+use orthodrome_core::store::{Versions, piece_len};
 use orthodrome_core::txn::Key;
 
 use super::super::message::{Chunk, Image};
 
-/// The keys of a state from `from` on that fit into one message, at most `keys_max`, and where the
+/// The keys of a state from `from` on, at most so many with so many bytes together, and where the
 /// next piece starts.
 pub(super) fn piece_from(
     all: &[(Key, Versions)],
     from: usize,
-    keys_max: usize,
+    (keys_max, bytes_max): (usize, usize),
 ) -> (Vec<(Key, Versions)>, Option<usize>) {
     let rest = all.get(from..).unwrap_or_default();
     let rest = rest.get(..keys_max).unwrap_or(rest);
-    let keys = rest.get(..piece_len(rest, PIECE_BYTES)).unwrap_or(rest).to_vec();
+    let keys = rest.get(..piece_len(rest, bytes_max)).unwrap_or(rest).to_vec();
     let next = Some(from + keys.len()).filter(|&next| next < all.len());
     (keys, next)
 }
@@ -35,16 +35,16 @@ impl Leaving {
         Self { images, keys }
     }
 
-    /// The piece from `at` on that fits into one message, with at most `keys_max` keys, and where
+    /// The piece from `at` on, with at most so many keys and about so many bytes of data, and where
     /// the next one starts. Data comes with the last piece of the image, and after it.
     #[must_use]
-    pub fn piece(&self, at: usize, keys_max: usize) -> (Chunk, Option<usize>) {
+    pub fn piece(&self, at: usize, bounds: (usize, usize)) -> (Chunk, Option<usize>) {
         let image = self.images.get(at).cloned();
         let last = self.images.len().saturating_sub(1);
         let Some(from) = at.checked_sub(last) else {
             return (Chunk { image, keys: Vec::new() }, Some(at + 1));
         };
-        let (keys, next) = piece_from(&self.keys, from, keys_max);
+        let (keys, next) = piece_from(&self.keys, from, bounds);
         (Chunk { image, keys }, next.map(|next| next + last))
     }
 }

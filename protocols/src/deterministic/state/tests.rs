@@ -599,14 +599,14 @@ fn a_state_leaves_in_pieces_that_messages_can_carry() {
     let (mut sizes, mut next) = (Vec::new(), Some(0));
     let mut seen = Vec::new();
     while let Some(from) = next {
-        let piece = piece_from(&all, from, 3);
+        let piece = piece_from(&all, from, (3, PIECE_BYTES));
         sizes.push(piece.0.len());
         seen.extend(piece.0);
         next = piece.1;
     }
     assert_eq!(seen, all);
     assert_eq!(sizes, [3, 1, 3, 2], "by the number of keys, or by their length");
-    assert_eq!(piece_from(&[], 0, 3), (Vec::new(), None));
+    assert_eq!(piece_from(&[], 0, (3, PIECE_BYTES)), (Vec::new(), None));
 }
 
 /// A complete image, larger than one message.
@@ -665,11 +665,11 @@ fn a_large_image_leaves_before_its_data() {
         (0..7).map(|number| (Key::from(format!("k{number}")), Versions::default())).collect();
     for bytes_max in [300, 1 << 20] {
         let leaving = Leaving::new(image.clone().into_pieces(bytes_max), keys.clone());
-        let (first, mut next) = leaving.piece(0, 3);
+        let (first, mut next) = leaving.piece(0, (3, PIECE_BYTES));
         assert!(first.is_first());
         let mut staged = first;
         while let Some(at) = next {
-            let (chunk, then) = leaving.piece(at, 3);
+            let (chunk, then) = leaving.piece(at, (3, PIECE_BYTES));
             assert!(staged.goes_on_with(&chunk));
             staged.add(chunk);
             next = then;
