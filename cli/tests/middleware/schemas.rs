@@ -264,6 +264,52 @@ fn the_columns_of_a_table_are_asked_for_without_a_lock() {
     assert_eq!(talk.refused("SELECT * FROM parents"), "42P01");
 }
 
+/// Migrations rename a table and go on with its new name, in one transaction.
+#[test]
+fn a_table_has_its_new_name_within_the_transaction_that_renames_it() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    start(rig);
+    let mut talk = Talk::begin(rig, POSTGRES);
+    talk.does("DROP TABLE IF EXISTS old_name; DROP TABLE IF EXISTS new_name");
+    talk.does("BEGIN; CREATE TABLE old_name (id serial PRIMARY KEY, n int)");
+    talk.does("INSERT INTO old_name (n) VALUES (1)");
+    talk.does("ALTER TABLE old_name RENAME TO new_name");
+    talk.does("INSERT INTO new_name VALUES (7, 2)");
+    assert_eq!(talk.shows("SELECT sum(n) FROM new_name"), "3");
+    talk.does("COMMIT");
+    assert_eq!(Talk::begin(rig, POSTGRES).shows("SELECT sum(n) FROM new_name"), "3");
+    assert_eq!(talk.refused("SELECT 1 FROM old_name"), "42P01");
+    talk.does("BEGIN; ALTER TABLE new_name RENAME TO old_name");
+    talk.does("INSERT INTO old_name VALUES (8, 4)");
+    assert_eq!(talk.shows("SELECT sum(n) FROM old_name"), "7");
+    talk.does("ROLLBACK");
+    assert_eq!(talk.shows("SELECT sum(n) FROM new_name"), "3");
+    talk.does("DROP TABLE new_name");
+    rig.finish();
+}
+
+/// `pg_dump` and others empty the search path, and name the schema of each table.
+#[test]
+fn a_client_without_a_search_path_finds_the_tables_of_the_schema_public() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    for agents in [true, false] {
+        rig.start_bank(&[0, 2], agents);
+        let mut talk = Talk::begin(rig, POSTGRES);
+        talk.does("SELECT pg_catalog.set_config('search_path', '', false)");
+        for level in ["SERIALIZABLE", "REPEATABLE READ", "READ COMMITTED"] {
+            talk.does(&format!("BEGIN ISOLATION LEVEL {level}"));
+            talk.does("SELECT sum(balance) FROM public.accounts");
+            talk.does("SELECT balance FROM public.accounts WHERE id = 1");
+            talk.does("UPDATE public.accounts SET balance = balance + 1 WHERE id IN (1, 101)");
+            talk.does("COMMIT");
+        }
+        talk.does("SELECT balance FROM public.accounts WHERE id = 101");
+    }
+    rig.finish();
+}
+
 /// Each source checks a unique key among its own rows. Nobody said so where a key does not contain
 /// the column that places the rows.
 #[test]

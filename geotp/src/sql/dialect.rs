@@ -7,13 +7,13 @@
 use std::ops::ControlFlow;
 
 use sqlparser::ast::{
-    BinaryOperator, CastKind, CreateView, DataType, ExactNumberInfo, Expr, Function, FunctionArg,
-    FunctionArgExpr, FunctionArgumentClause, FunctionArgumentList, FunctionArguments, Ident,
-    LimitClause, LockType, NamedWindowDefinition, NamedWindowExpr, ObjectName, ObjectNamePart,
-    Offset, OffsetRows, OrderByExpr, OrderByKind, OrderBySort, Query, Select, SelectItem,
-    SelectItemQualifiedWildcardKind, SetExpr, Statement, TableFactor, UnaryOperator,
-    Value as SqlValue, ValueWithSpan, VisitorMut, WindowFrameBound, WindowFrameUnits, WindowSpec,
-    WindowType,
+    BinaryOperator, CastKind, CreateView, DataType, Distinct, ExactNumberInfo, Expr, Function,
+    FunctionArg, FunctionArgExpr, FunctionArgumentClause, FunctionArgumentList, FunctionArguments,
+    GroupByExpr, Ident, Join, JoinOperator, LimitClause, LockType, NamedWindowDefinition,
+    NamedWindowExpr, ObjectName, ObjectNamePart, Offset, OffsetRows, OrderByExpr, OrderByKind,
+    OrderBySort, Query, Select, SelectItem, SelectItemQualifiedWildcardKind, SetExpr, Statement,
+    TableFactor, TableWithJoins, UnaryOperator, Value as SqlValue, ValueWithSpan, VisitorMut,
+    WindowFrameBound, WindowFrameUnits, WindowSpec, WindowType,
 };
 use sqlparser::tokenizer::Span;
 
@@ -176,6 +176,11 @@ impl VisitorMut for Translator<'_> {
     }
 
     fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
+        if (self.from, self.to) == (Dialect::PostgreSql, Dialect::MariaDb)
+            && let Some(clause) = unknown_to_mariadb(select)
+        {
+            return ControlFlow::Break(Refusal::unsupported(format!("MariaDB has no {clause}")));
+        }
         if self.to == Dialect::PostgreSql {
             // Hints of MySQL, such as SQL_NO_CACHE.
             select.select_modifiers = None;
@@ -570,101 +575,131 @@ impl Translator<'_> {
             return Ok(());
         }
         match (self.to, &mut *expr) {
-            (Dialect::MariaDb, Expr::Collate { expr: text, collation })
-                if is_bytewise(collation) =>
-            {
-                *expr = typed::bytewise((**text).clone(), Dialect::MariaDb);
-            }
-            (
-                Dialect::PostgreSql,
-                Expr::BinaryOp {
-                    left,
-                    op:
-                        BinaryOperator::Plus
-                        | BinaryOperator::Minus
-                        | BinaryOperator::Multiply
-                        | BinaryOperator::Modulo
-                        | BinaryOperator::BitwiseAnd
-                        | BinaryOperator::BitwiseOr,
-                    right,
-                },
-            ) => {
-                for side in [left, right] {
-                    if let Some(number) = typed::constant_number(side) {
-                        **side = number;
-                    }
+            (_, Expr::Function(function)) => self.function(function),
+            (Dialect::MariaDb, _) => to_mariadb(expr),
+            (Dialect::PostgreSql, _) => to_postgresql(expr),
+        }
+    }
+
+    fn function(&self, function: &mut Function) -> Result<(), Refusal> {
+        if self.to == Dialect::MariaDb && function.filter.is_some() {
+            return Err(Refusal::unsupported("MariaDB has no FILTER; use CASE"));
+        }
+        if let Some(WindowType::WindowSpec(window)) = &mut function.over {
+            self.window(window)?;
+        }
+        if let FunctionArguments::List(list) = &mut function.args {
+            for clause in &mut list.clauses {
+                if let FunctionArgumentClause::OrderBy(keys) = clause {
+                    self.orders(keys);
                 }
             }
-            (Dialect::MariaDb, Expr::Cast { kind, data_type, .. }) => {
-                *kind = CastKind::Cast;
-                *data_type = for_mariadb(data_type)?;
-            }
-            (Dialect::PostgreSql, Expr::Cast { data_type, .. }) => {
-                *data_type = for_postgresql(data_type)
-            }
-            (
-                Dialect::MariaDb,
-                Expr::BinaryOp { left, op: BinaryOperator::StringConcat, right },
-            ) => {
-                *expr = call("concat", vec![(**left).clone(), (**right).clone()]);
-            }
-            (Dialect::PostgreSql, Expr::BinaryOp { op: op @ BinaryOperator::StringConcat, .. }) => {
-                *op = BinaryOperator::Or
-            }
-            (
-                Dialect::PostgreSql,
-                Expr::BinaryOp { left, op: BinaryOperator::Spaceship, right },
-            ) => {
-                *expr = Expr::IsNotDistinctFrom(left.clone(), right.clone());
-            }
-            (
-                Dialect::PostgreSql,
-                Expr::BinaryOp { op: BinaryOperator::MyIntegerDivide, left, right },
-            ) => {
-                *expr = call("div", vec![(**left).clone(), (**right).clone()]);
-            }
-            (
-                Dialect::PostgreSql,
-                Expr::BinaryOp { op: BinaryOperator::Divide, left, right: _ },
-            ) => {
-                // In MariaDB the quotient of integers is not an integer.
-                **left = cast((**left).clone(), DataType::Numeric(ExactNumberInfo::None));
-            }
-            (Dialect::MariaDb, Expr::BinaryOp { op: BinaryOperator::Divide, .. }) => {
-                return Err(Refusal::unsupported(
-                    "division of integers differs between PostgreSQL and MariaDB; compute it in the client",
-                ));
-            }
-            (Dialect::MariaDb, Expr::ILike { .. } | Expr::SimilarTo { .. }) => {
-                return Err(Refusal::unsupported(
-                    "MariaDB has no ILIKE or SIMILAR TO; use lower(…) LIKE",
-                ));
-            }
-            (Dialect::PostgreSql, Expr::RLike { .. }) => {
-                return Err(Refusal::unsupported("PostgreSQL has no RLIKE; use LIKE"));
-            }
-            (_, Expr::Function(function)) => {
-                if let Some(WindowType::WindowSpec(window)) = &mut function.over {
-                    self.window(window)?;
-                }
-                if let FunctionArguments::List(list) = &mut function.args {
-                    for clause in &mut list.clauses {
-                        if let FunctionArgumentClause::OrderBy(keys) = clause {
-                            self.orders(keys);
-                        }
-                    }
-                }
-                let name = table_name(&function.name);
-                if self.to == Dialect::PostgreSql && matches!(&*name, "concat" | "concat_ws") {
-                    texts_of_concat(function)?;
-                }
-                if let Some(other) = other_function(&name, self.to) {
-                    function.name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new(other))]);
-                }
-            }
-            _ => {}
+        }
+        let name = table_name(&function.name);
+        if self.to == Dialect::PostgreSql && matches!(&*name, "concat" | "concat_ws") {
+            texts_of_concat(function)?;
+        }
+        if let Some(other) = other_function(&name, self.to) {
+            function.name = ObjectName(vec![ObjectNamePart::Identifier(Ident::new(other))]);
         }
         Ok(())
+    }
+}
+
+/// Operators and casts of PostgreSQL, for MariaDB.
+fn to_mariadb(expr: &mut Expr) -> Result<(), Refusal> {
+    match expr {
+        Expr::Collate { expr: text, collation } if is_bytewise(collation) => {
+            *expr = typed::bytewise((**text).clone(), Dialect::MariaDb);
+        }
+        Expr::Cast { kind, data_type, .. } => {
+            *kind = CastKind::Cast;
+            *data_type = for_mariadb(data_type)?;
+        }
+        Expr::BinaryOp { left, op: BinaryOperator::StringConcat, right } => {
+            *expr = call("concat", vec![(**left).clone(), (**right).clone()]);
+        }
+        Expr::BinaryOp { op: BinaryOperator::Divide, .. } => {
+            return Err(Refusal::unsupported(
+                "division of integers differs between PostgreSQL and MariaDB; compute it in the client",
+            ));
+        }
+        Expr::ILike { .. } | Expr::SimilarTo { .. } => {
+            return Err(Refusal::unsupported(
+                "MariaDB has no ILIKE or SIMILAR TO; use lower(…) LIKE",
+            ));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Operators and casts of MariaDB, for PostgreSQL.
+fn to_postgresql(expr: &mut Expr) -> Result<(), Refusal> {
+    match expr {
+        Expr::BinaryOp {
+            left,
+            op:
+                BinaryOperator::Plus
+                | BinaryOperator::Minus
+                | BinaryOperator::Multiply
+                | BinaryOperator::Modulo
+                | BinaryOperator::BitwiseAnd
+                | BinaryOperator::BitwiseOr,
+            right,
+        } => {
+            for side in [left, right] {
+                if let Some(number) = typed::constant_number(side) {
+                    **side = number;
+                }
+            }
+        }
+        Expr::Cast { data_type, .. } => *data_type = for_postgresql(data_type),
+        Expr::BinaryOp { op: op @ BinaryOperator::StringConcat, .. } => *op = BinaryOperator::Or,
+        Expr::BinaryOp { left, op: BinaryOperator::Spaceship, right } => {
+            *expr = Expr::IsNotDistinctFrom(left.clone(), right.clone());
+        }
+        Expr::BinaryOp { op: BinaryOperator::MyIntegerDivide, left, right } => {
+            *expr = call("div", vec![(**left).clone(), (**right).clone()]);
+        }
+        Expr::BinaryOp { op: BinaryOperator::Divide, left, right: _ } => {
+            // In MariaDB the quotient of integers is not an integer.
+            **left = cast((**left).clone(), DataType::Numeric(ExactNumberInfo::None));
+        }
+        Expr::RLike { .. } => {
+            return Err(Refusal::unsupported("PostgreSQL has no RLIKE; use LIKE"));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// A clause of PostgreSQL that MariaDB does not have.
+fn unknown_to_mariadb(select: &Select) -> Option<&'static str> {
+    let is_lateral = |table: &TableFactor| {
+        matches!(
+            table,
+            TableFactor::Derived { lateral: true, .. }
+                | TableFactor::Function { lateral: true, .. }
+        )
+    };
+    let is_full = |join: &Join| matches!(join.join_operator, JoinOperator::FullOuter(_));
+    let has = |table: &TableWithJoins, is_one: &dyn Fn(&TableFactor) -> bool| {
+        is_one(&table.relation) || table.joins.iter().any(|join| is_one(&join.relation))
+    };
+    let is_grouping_set =
+        |expr: &Expr| matches!(expr, Expr::Rollup(_) | Expr::Cube(_) | Expr::GroupingSets(_));
+    if matches!(select.distinct, Some(Distinct::On(_))) {
+        Some("DISTINCT ON")
+    } else if select.from.iter().any(|table| has(table, &is_lateral)) {
+        Some("LATERAL")
+    } else if select.from.iter().any(|table| table.joins.iter().any(is_full)) {
+        Some("FULL JOIN")
+    } else if matches!(&select.group_by, GroupByExpr::Expressions(by, _) if by.iter().any(is_grouping_set))
+    {
+        Some("ROLLUP, CUBE and GROUPING SETS as PostgreSQL has them")
+    } else {
+        None
     }
 }
 

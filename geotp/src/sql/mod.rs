@@ -49,7 +49,9 @@ pub use merge::plain_time;
 pub use parse::{Isolation, Parsed, Unread, Verb, parse, unread};
 pub use plan::{Context, Part, Plan, Record, plan};
 pub use route::unknown_tables;
-pub use schema::{BYTES_QUESTION, allow_values, created, defined_table, deletes, index_changes};
+pub use schema::{
+    BYTES_QUESTION, allow_values, created, defined_table, deletes, index_changes, renamed,
+};
 pub use set::{Change, Term};
 pub use statements::Motion;
 pub use value::{Answer, Cell, Column, Kind, Value};

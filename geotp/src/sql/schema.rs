@@ -6,7 +6,8 @@
 use sqlparser::ast::{
     AlterColumnOperation, AlterIndexOperation, AlterTableOperation, ColumnDef, ColumnOption,
     ColumnOptionDef, CreateTable, CreateTableOptions, DataType, Expr, GeneratedAs, Ident,
-    IndexColumn, ObjectName, ObjectNamePart, ObjectType, SqlOption, Statement, TableConstraint,
+    IndexColumn, ObjectName, ObjectNamePart, ObjectType, RenameTableNameKind, SqlOption, Statement,
+    TableConstraint,
 };
 
 use super::Refusal;
@@ -320,6 +321,20 @@ pub fn created(statement: &Statement) -> Option<(String, Vec<String>, Option<Str
     let columns = create.columns.iter().map(name).collect();
     let generated = create.columns.iter().find(|column| is_generated(column)).map(name);
     Some((super::route::table_name(&create.name), columns, generated))
+}
+
+/// The old and the new name of a table that a statement renames.
+#[must_use]
+pub fn renamed(statement: &Statement) -> Option<(String, String)> {
+    let Statement::AlterTable(alter) = statement else { return None };
+    let new = alter.operations.iter().find_map(|operation| match operation {
+        AlterTableOperation::RenameTable {
+            table_name: RenameTableNameKind::To(name) | RenameTableNameKind::As(name),
+        } => Some(name),
+        _ => None,
+    });
+    let name = super::route::table_name;
+    new.map(|new| (name(&alter.name), name(new)))
 }
 
 /// Lets clients give values of a column that is always generated: where several sources have its table, the proxy does.

@@ -418,7 +418,17 @@ fn each_source_is_told_in_its_own_words() {
         text("SELECT n FROM orders WHERE id = 1 ORDER BY n", MARIA),
         "SELECT n FROM orders WHERE id = 1 ORDER BY n NULLS FIRST"
     );
-    refused("SELECT a / 2 FROM audit", PG, RR, "division of integers");
+    for (text, because) in [
+        ("SELECT a / 2 FROM audit", "division of integers"),
+        ("SELECT DISTINCT ON (a) a, b FROM audit", "MariaDB has no DISTINCT ON"),
+        ("SELECT a FROM audit, LATERAL (SELECT 1) x", "MariaDB has no LATERAL"),
+        ("SELECT x.a FROM audit x FULL JOIN audit y ON x.a = y.a", "MariaDB has no FULL JOIN"),
+        ("SELECT a, count(*) FROM audit GROUP BY ROLLUP (a)", "MariaDB has no ROLLUP"),
+        ("SELECT a FROM audit WHERE b IN (SELECT DISTINCT ON (a) b FROM audit)", "DISTINCT ON"),
+        ("SELECT count(*) FILTER (WHERE a > 1) FROM audit", "MariaDB has no FILTER"),
+    ] {
+        refused(text, PG, RR, because);
+    }
 }
 
 #[test]
@@ -1420,6 +1430,26 @@ fn constants_without_a_type_have_the_type_of_their_column() {
         };
         let tables = tables_to_know(&catalogue, PG, &statement, &[]);
         assert_eq!(tables, if is_wanted { vec!["audit"] } else { vec![] }, "{text}");
+    }
+}
+
+/// PostgreSQL gives a cast the name of its column, and ORDER BY means that result.
+#[test]
+fn an_order_may_name_a_column_that_is_cast() {
+    for text in [
+        "SELECT id::text FROM accounts ORDER BY id",
+        "SELECT CAST(accounts.id AS text) FROM accounts ORDER BY id",
+    ] {
+        let plan = planned(text, PG, RR, &[]).unwrap();
+        let answer = |cells: [&str; 2]| Answer {
+            columns: vec![Column { name: "id".into(), kind: Kind::Text, oid: 0 }],
+            rows: cells.iter().map(|cell| vec![Some(cell.as_bytes().to_vec())]).collect(),
+            ..Answer::default()
+        };
+        let merged = merge(&plan.merge, vec![answer(["10", "9"]), answer(["2", "30"])]).unwrap();
+        let cells: Vec<_> =
+            merged.rows.iter().map(|row| text_of(row)[0].clone().unwrap()).collect();
+        assert_eq!(cells, ["10", "2", "30", "9"], "{text}");
     }
 }
 

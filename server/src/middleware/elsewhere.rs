@@ -18,7 +18,7 @@ use orthodrome_geotp::sql::typed::{Kinds, tables_to_know, tables_to_order};
 use orthodrome_geotp::sql::{
     Answer, BYTES_QUESTION, Column, Context, Dialect, Isolation, Kind, Parsed, Part, Plan,
     SourceId, Unread, Value, Verb, allow_values, created, defined_table, deletes, index_changes,
-    name_columns, parse, plan, unread,
+    name_columns, parse, plan, renamed, unread,
 };
 
 use super::driver::{Setting, Trouble};
@@ -445,6 +445,7 @@ impl Session {
             return Ok(Reply::done(&parsed.schema_tag()));
         };
         let parsed = &self.with_place(parsed);
+        let renamed = self.renamed(parsed).await?;
         let plan = match self.plan_of_indexes(parsed).await? {
             Some(plan) => plan,
             None => self.planned(parsed, values).await?,
@@ -464,6 +465,10 @@ impl Session {
         if self.in_block {
             self.proxy.engine.xa()?;
             self.change_schema(&plan).await?;
+            if let Some((old, table)) = renamed {
+                self.created.remove(&old);
+                self.created.insert(table.name.clone(), table);
+            }
             return Ok(Reply::done(&parsed.schema_tag()));
         }
         for part in &plan.parts {
@@ -564,6 +569,21 @@ impl Session {
         }
         self.created.insert(name, table);
         parsed
+    }
+
+    /// The old name of a table that a transaction renames, and the table with its new name. Other
+    /// sessions learn of it at the end.
+    async fn renamed(&self, parsed: &Parsed) -> Result<Option<(String, Table)>, SqlError> {
+        let Verb::Schema(statement) = &parsed.verb else { return Ok(None) };
+        let Some((old, name)) = renamed(statement).filter(|_| self.in_block) else {
+            return Ok(None);
+        };
+        // The proxy's file places a table by its name.
+        if self.proxy.catalogue.table(&old).is_some() {
+            return Ok(None);
+        }
+        let table = self.with_columns(&old).await?;
+        Ok(table.map(|table| (old, Table { name, ..table })))
     }
 
     /// Removes the tables that do not exist from a `DROP … IF EXISTS`; none if no table is left.

@@ -399,7 +399,9 @@ fn at(client: Dialect, kind: Dialect, name: &str, worth: &Worth) -> Option<Setti
             of(name, written(kind, worth))
         }
         Rule::DateStyle | Rule::Collation => None,
-        Rule::Source => (kind == client).then(|| of(name, written(kind, worth))).flatten(),
+        Rule::Source if kind != client => None,
+        Rule::Source if name == "search_path" => of(name, written(kind, &with_public(worth))),
+        Rule::Source => of(name, written(kind, worth)),
         Rule::SqlMode if kind == Dialect::MariaDb => {
             let modes = worth.shown();
             let modes =
@@ -441,6 +443,16 @@ fn is_as_at_sources(name: &str, worth: &Worth) -> bool {
         "extra_float_digits" => matches!(worth.shown().as_str(), "1" | "2" | "3"),
         _ => false,
     }
+}
+
+/// A search path with the schema of the proxy's tables at its end. Clients empty their path and name
+/// the schema with each table, and the proxy sends some of these names without it.
+fn with_public(path: &Worth) -> Worth {
+    let mut words = path.words.clone();
+    if !words.iter().any(|word| word == "public") {
+        words.push("public".to_owned());
+    }
+    Worth { words, is_number: false }
 }
 
 /// A value in the syntax of a kind of server.
@@ -703,6 +715,7 @@ mod tests {
             ),
             (PG, "timezone", "-03:30", "timezone = '<+03:30>-03:30'", "time_zone = '+03:30'"),
             (PG, "search_path", "a, public", "search_path = 'a', 'public'", ""),
+            (PG, "search_path", "", "search_path = '', 'public'", ""),
             (PG, "datestyle", "iso, mdy", "", ""),
             (PG, "extra_float_digits", "3", "", ""),
             (PG, "extra_float_digits", "0", "extra_float_digits = '0'", ""),

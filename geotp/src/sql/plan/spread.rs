@@ -342,6 +342,20 @@ impl Spread<'_> {
         Ok(At::Hidden(items.len() - 1 - self.select.projection.len()))
     }
 
+    /// The name of a column of the result that is not a plain column of a table.
+    fn name_of<'i>(&self, item: &'i SelectItem) -> Option<&'i Ident> {
+        match item {
+            SelectItem::ExprWithAlias { alias, .. } => Some(alias),
+            // At PostgreSQL, a cast has the name of its column.
+            SelectItem::UnnamedExpr(expr @ Expr::Cast { .. })
+                if self.client == Dialect::PostgreSql =>
+            {
+                cast_column(expr)
+            }
+            _ => None,
+        }
+    }
+
     /// The column of the select list that an ORDER BY names.
     fn listed_column(&self, key: &Expr, is_distinct: bool) -> Result<Option<At>, Refusal> {
         let is_wild = |item: &SelectItem| {
@@ -350,7 +364,10 @@ impl Spread<'_> {
         let projection = &self.select.projection;
         let has_wild = projection.iter().any(is_wild);
         if let Expr::Identifier(name) = key {
-            let by_alias = projection.iter().position(|item| matches!(item, SelectItem::ExprWithAlias { alias, .. } if alias.value.eq_ignore_ascii_case(&name.value)));
+            let is_named = |item: &SelectItem| {
+                self.name_of(item).is_some_and(|own| own.value.eq_ignore_ascii_case(&name.value))
+            };
+            let by_alias = projection.iter().position(is_named);
             if let Some(index) = by_alias {
                 return Ok(Some(if has_wild {
                     At::Named(name.value.to_lowercase())
@@ -376,6 +393,16 @@ impl Spread<'_> {
             ));
         }
         Ok(None)
+    }
+}
+
+/// The column that is cast, possibly several times.
+fn cast_column(expr: &Expr) -> Option<&Ident> {
+    match expr {
+        Expr::Cast { expr, .. } => cast_column(expr),
+        Expr::Identifier(name) => Some(name),
+        Expr::CompoundIdentifier(names) => names.last(),
+        _ => None,
     }
 }
 
