@@ -1,5 +1,7 @@
 //! Orders of an operator. The library finds the node that leads the partition.
 
+use std::collections::BTreeSet;
+
 use orthodrome_core::{NodeId, PartitionId};
 use tokio::time::Instant;
 use tonic::{Code, Status};
@@ -76,7 +78,8 @@ impl Client {
     }
 
     /// Sends an order to one node after the other until one accepts it. A node that does not lead
-    /// the partition names the leader.
+    /// the partition names the leader, as far as it knows: one that does not hold the partition may
+    /// name a node that led it long ago.
     async fn order(
         &self,
         give: impl AsyncFn(usize, Instant) -> Result<NodeId, Option<Status>>,
@@ -84,7 +87,8 @@ impl Client {
         let gateways = &self.inner.gateways;
         let mut pace = Pace::new(self.inner.deadline);
         let mut at = gateways.current();
-        let mut asked = 0;
+        // The gateways asked since the last pause, and whether a pause may help.
+        let (mut asked, mut may_help) = (BTreeSet::new(), false);
         loop {
             let refused = match give(at, pace.deadline).await {
                 Ok(node) => return Ok(node),
@@ -94,37 +98,51 @@ impl Client {
                     return Err(Error::Deadline(text));
                 }
             };
+            asked.insert(at);
             let (next, error) = match refused {
                 Refused::NotLeader { leader: Some(leader), text } => {
                     match gateways.of_node(leader, pace.deadline).await {
-                        Found::At(named) => (named, Error::Refused(text)),
+                        Found::At(named) => (Next::Named(named), Error::Refused(text)),
                         // A new leader may be elected soon.
-                        Found::NotYet => (gateways.after(at), Error::Refused(text)),
+                        Found::NotYet => (Next::Other, Error::Refused(text)),
                         Found::Nowhere => {
-                            return Err(Error::Refused(format!(
+                            let text = format!(
                                 "{text}; none of the endpoints is the gateway of {leader}: add it"
-                            )));
+                            );
+                            (Next::Unknown, Error::Refused(text))
                         }
                     }
                 }
-                Refused::NotLeader { leader: None, text } => {
-                    (gateways.after(at), Error::Refused(text))
-                }
-                Refused::Failure(Failure::Busy(text)) => (at, Error::Busy(text)),
+                Refused::NotLeader { leader: None, text } => (Next::Other, Error::Refused(text)),
+                Refused::Failure(Failure::Busy(text)) => (Next::Same, Error::Busy(text)),
                 Refused::Failure(Failure::Unavailable(text)) => {
-                    (gateways.after(at), Error::Unreachable(text))
+                    (Next::Other, Error::Unreachable(text))
                 }
                 // The leader cannot do it now.
-                Refused::Failure(Failure::NotOpen(text)) => (at, Error::Refused(text)),
+                Refused::Failure(Failure::NotOpen(text)) => (Next::Same, Error::Refused(text)),
                 Refused::Failure(
                     other @ (Failure::Never(_) | Failure::Unregistered(_) | Failure::Lost(_)),
                 ) => return Err(other.into_error()),
             };
-            at = next;
-            asked += 1;
-            // Every gateway is asked before the first pause.
-            if asked % gateways.len() == 0 && !pace.pause().await {
-                return Err(error);
+            may_help |= next != Next::Unknown;
+            let all = (0..gateways.len()).map(|step| (at + step) % gateways.len());
+            let other = all.filter(|gateway| !asked.contains(gateway)).min_by_key(|gateway| {
+                // The named one first.
+                next != Next::Named(*gateway)
+            });
+            match other.filter(|_| next != Next::Same) {
+                Some(other) => at = other,
+                None => {
+                    if !may_help || !pace.pause().await {
+                        return Err(error);
+                    }
+                    at = match next {
+                        Next::Named(named) => named,
+                        Next::Other | Next::Unknown => gateways.after(at),
+                        Next::Same => at,
+                    };
+                    (asked, may_help) = (BTreeSet::new(), false);
+                }
             }
         }
     }
@@ -142,6 +160,19 @@ impl Client {
         }
         all
     }
+}
+
+/// Whom to give a refused order next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// The gateway of the leader that the refusal names.
+    Named(usize),
+    /// Another one.
+    Other,
+    /// Another one, although the refusal names a leader: no endpoint belongs to it.
+    Unknown,
+    /// The same, after a pause.
+    Same,
 }
 
 fn refusal(endpoint: &str, status: &Status) -> Refused {

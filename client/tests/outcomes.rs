@@ -434,6 +434,12 @@ async fn an_order_is_sent_to_the_leader_that_a_refusal_names() {
         let taken = client.change_members(partition, &[NodeId(1)], &[]).await;
         assert_eq!(taken, Ok(NodeId(leader)));
     }
+    // The first node names one that does not lead any more, and that belongs to no endpoint.
+    lead(2);
+    near.store.stale.lock().unwrap().insert(NodeId(1), 3);
+    let taken = client.change_members(partition, &[NodeId(1)], &[]).await;
+    assert_eq!(taken, Ok(NodeId(2)));
+    near.store.stale.lock().unwrap().clear();
     // The error names a leading node that belongs to no endpoint.
     lead(3);
     let error = client.change_members(partition, &[NodeId(1)], &[]).await.unwrap_err();

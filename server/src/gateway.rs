@@ -135,7 +135,10 @@ pub enum OrderError {
 fn refused(refusal: &Refusal) -> String {
     match refusal {
         Refusal::NotLeader(Some(leader)) => {
-            format!("this node does not lead the partition; give the order to {leader}, which does")
+            format!(
+                "this node does not lead the partition; give the order to {leader}, which leads it as \
+                 far as this node knows"
+            )
         }
         Refusal::NotLeader(None) => "this node does not lead the partition and does not know who \
                                      does; try again, or give the order to another node"

@@ -57,6 +57,8 @@ pub struct Store {
     state: Mutex<State>,
     /// The node that accepts orders; 0 if no node leads.
     pub leader: Mutex<u32>,
+    /// The leaders that nodes believe in which have not heard of a new one.
+    pub stale: Mutex<BTreeMap<NodeId, u32>>,
 }
 
 #[derive(Default)]
@@ -376,8 +378,10 @@ impl Transactions for Handle {
     }
 
     async fn admin(&self, _order: Admin) -> Result<(), OrderError> {
-        let leader = NodeId(*self.0.store.leader.lock().unwrap());
-        if leader == self.describe().node {
+        let (leader, node) = (*self.0.store.leader.lock().unwrap(), self.describe().node);
+        let stale = self.0.store.stale.lock().unwrap().get(&node).copied();
+        let leader = NodeId(stale.unwrap_or(leader));
+        if leader == node {
             return Ok(());
         }
         let leader = (leader != NodeId(0)).then_some(leader);
