@@ -320,16 +320,7 @@ impl ProxyConfig {
     }
 
     fn check(base: &Path, file: ProxyFile) -> Result<Self, String> {
-        if file.listen.postgresql.is_none() && file.listen.mysql.is_none() {
-            return Err("listen: no listener; use `postgresql`, `mysql` or both".into());
-        }
-        for (field, given) in
-            [("listen.postgresql", &file.listen.postgresql), ("listen.mysql", &file.listen.mysql)]
-        {
-            if let Some(given) = given {
-                address(field, given)?;
-            }
-        }
+        check_listeners(&file)?;
         if file.node == 0 || file.node > 999 {
             return Err(format!(
                 "node: {} is out of range; number proxies from 1 to 999",
@@ -345,23 +336,7 @@ impl ProxyConfig {
                 file.mode
             )
         })?;
-        let mut users = BTreeMap::new();
-        for user in &file.users {
-            let field = format!("users.{}", user.name);
-            let password =
-                password(&field, base, user.password.as_ref(), user.password_file.as_ref())?;
-            if password.is_empty() {
-                return Err(format!(
-                    "{field}.password: it is empty; use a password, or `password_file`"
-                ));
-            }
-            if users.insert(user.name.clone(), password).is_some() {
-                return Err(format!("{field}: listed twice; remove one"));
-            }
-        }
-        if users.is_empty() {
-            return Err("users: there are none, so nobody can come in; add `[[users]]` with name and password".into());
-        }
+        let users = users(base, &file)?;
         let entries: Vec<SourceEntry> = file
             .sources
             .iter()
@@ -386,111 +361,18 @@ impl ProxyConfig {
             }
         };
         let new_tables = file.new_tables.as_ref().map(place).transpose()?;
-        let lock_wait = Duration::from_millis(file.lock_wait_ms.max(1));
         let mut sources = Vec::new();
-        for (place, source) in file.sources.iter().enumerate() {
-            let field = format!("sources.{}", source.name);
-            address(&format!("{field}.address"), &source.address)?;
-            if let Some(agent) = &source.agent {
-                address(&format!("{field}.agent"), agent)?;
-            }
-            let emulated_rtt = emulated(&field, source.emulate_rtt_ms)?;
-            if source.agent.is_none() && source.agent_tls_authority.is_some() {
+        for place in 0..file.sources.len() {
+            let source = source(base, &file, place, by_key.is_some())?;
+            if sources.iter().any(|other: &SourceConfig| other.node == source.node) {
+                let name = file.sources.get(place).map_or("", |source| source.name.as_str());
                 return Err(format!(
-                    "{field}.agent_tls_authority: the source has no `agent`; remove this setting"
+                    "sources.{name}.id: another source has the same id; use another one"
                 ));
             }
-            let agent_trust = trust(
-                &format!("{field}.agent_tls_authority"),
-                base,
-                source.agent_tls_authority.as_deref(),
-                source.agent.as_deref().unwrap_or_default(),
-            )?;
-            if by_key.is_some() && source.id.is_none() {
-                return Err(format!(
-                    "{field}.id: mode `{}` stores ids of sources in its records; give each source an id, the same in the files of all proxies",
-                    file.mode
-                ));
-            }
-            let node = NodeId(1_000 + source.id.unwrap_or(place as u32 + 1));
-            if sources.iter().any(|other: &SourceConfig| other.node == node) {
-                return Err(format!("{field}.id: another source has the same id; use another one"));
-            }
-            let endpoint = Endpoint {
-                kind: source.kind,
-                address: source.address.clone(),
-                database: source.database.clone(),
-                user: source.user.clone(),
-                password: password(
-                    &field,
-                    base,
-                    source.password.as_ref(),
-                    source.password_file.as_ref(),
-                )?,
-                lock_wait,
-                one_way: emulated_rtt / 2,
-                trust: trust(
-                    &format!("{field}.tls_authority"),
-                    base,
-                    source.tls_authority.as_deref(),
-                    &source.address,
-                )?,
-                label: format!("orthodrome_{}_{}", file.name, file.node),
-                look_every: LOOK_EVERY,
-            };
-            sources.push(SourceConfig {
-                id: SourceId(place as u16),
-                node,
-                replica: replica(&field, base, source, &endpoint, &file.region)?,
-                endpoint,
-                agent: source.agent.clone(),
-                agent_trust,
-                emulated_rtt,
-            });
+            sources.push(source);
         }
-        let longest = sources
-            .iter()
-            .map(|s| s.emulated_rtt)
-            .max()
-            .unwrap_or_default()
-            .max(Duration::from_millis(20));
-        let quarantine = (longest * 4).max(Duration::from_secs(1));
-        let is_near = file.mode == "near";
-        let is_geotp = file.mode.starts_with("geotp") || is_near;
-        let middleware = middleware::Config {
-            sources: sources.iter().map(|s| (s.node, kind(s.endpoint.kind))).collect(),
-            optimizations: switched,
-            commit: if file.mode == "xa-local" { Commit::Local } else { Commit::TwoPhase },
-            inner_below: (file.mode == "chiller").then_some(Duration::from_millis(10)),
-            commit_in_text: is_geotp,
-            answers_at_decision: is_geotp,
-            ping_interval: Duration::from_millis(100),
-            rtt_weight_percent: 10,
-            hot_records: 10_000,
-            hot_keep_percent: 80,
-            // As in the simulator: transactions that wait for the full forecast hold locks in the
-            // meantime.
-            forecast_percent: 25,
-            // So a wrong forecast delays the transactions that wait for locks by at most a quarter
-            // of a round trip. The times of hot records vary more on real servers than on modelled
-            // ones.
-            forecast_max: longest / 4,
-            admission_wait: Duration::from_millis(10),
-            admission_tries: 10,
-            resend_after: longest * 3 + Duration::from_millis(500),
-            give_up_after: lock_wait + longest * 4 + Duration::from_secs(5),
-            scan_interval: Duration::from_secs(1),
-            quarantine,
-            checkpoint_records: 10_000,
-            finds_deadlocks: is_geotp,
-            mutations: middleware::Mutations::default(),
-        };
-        let agent = agent::Config {
-            master_timeout: longest * 5 + Duration::from_secs(3),
-            quarantine,
-            limits: Limits::SERVER,
-            mutations: agent::Mutations::default(),
-        };
+        let (middleware, agent) = machines(&file, switched, &sources);
         Ok(Self {
             name: file.name,
             node: NodeId(file.node),
@@ -509,7 +391,7 @@ impl ProxyConfig {
             agent,
             by_key,
             writes_last: file.mode == "quro",
-            is_near,
+            is_near: file.mode == "near",
             takes_over: false,
         })
     }
@@ -519,6 +401,152 @@ impl ProxyConfig {
         let at_sources = self.sources.iter().map(|source| source.endpoint.database.clone());
         at_sources.chain([self.name.clone()]).collect()
     }
+}
+
+fn check_listeners(file: &ProxyFile) -> Result<(), String> {
+    if file.listen.postgresql.is_none() && file.listen.mysql.is_none() {
+        return Err("listen: no listener; use `postgresql`, `mysql` or both".into());
+    }
+    for (field, given) in
+        [("listen.postgresql", &file.listen.postgresql), ("listen.mysql", &file.listen.mysql)]
+    {
+        if let Some(given) = given {
+            address(field, given)?;
+        }
+    }
+    Ok(())
+}
+
+/// The passwords of the users of a proxy.
+fn users(base: &Path, file: &ProxyFile) -> Result<BTreeMap<String, String>, String> {
+    let mut users = BTreeMap::new();
+    for user in &file.users {
+        let field = format!("users.{}", user.name);
+        let password = password(&field, base, user.password.as_ref(), user.password_file.as_ref())?;
+        if password.is_empty() {
+            return Err(format!(
+                "{field}.password: it is empty; use a password, or `password_file`"
+            ));
+        }
+        if users.insert(user.name.clone(), password).is_some() {
+            return Err(format!("{field}: listed twice; remove one"));
+        }
+    }
+    if users.is_empty() {
+        return Err(
+            "users: there are none, so nobody can come in; add `[[users]]` with name and password"
+                .into(),
+        );
+    }
+    Ok(users)
+}
+
+/// The source at this place of a proxy's file.
+fn source(
+    base: &Path,
+    file: &ProxyFile,
+    place: usize,
+    by_key: bool,
+) -> Result<SourceConfig, String> {
+    let source = file.sources.get(place).ok_or("sources: the place is out of range")?;
+    let field = format!("sources.{}", source.name);
+    address(&format!("{field}.address"), &source.address)?;
+    if let Some(agent) = &source.agent {
+        address(&format!("{field}.agent"), agent)?;
+    }
+    let emulated_rtt = emulated(&field, source.emulate_rtt_ms)?;
+    if source.agent.is_none() && source.agent_tls_authority.is_some() {
+        return Err(format!(
+            "{field}.agent_tls_authority: the source has no `agent`; remove this setting"
+        ));
+    }
+    let trusted = |setting: &str, authority: &Option<PathBuf>, address: &str| {
+        trust(&format!("{field}.{setting}"), base, authority.as_deref(), address)
+    };
+    let agent = source.agent.as_deref().unwrap_or_default();
+    let agent_trust = trusted("agent_tls_authority", &source.agent_tls_authority, agent)?;
+    if by_key && source.id.is_none() {
+        return Err(format!(
+            "{field}.id: mode `{}` stores ids of sources in its records; give each source an id, the same in the files of all proxies",
+            file.mode
+        ));
+    }
+    let endpoint = Endpoint {
+        kind: source.kind,
+        address: source.address.clone(),
+        database: source.database.clone(),
+        user: source.user.clone(),
+        password: password(&field, base, source.password.as_ref(), source.password_file.as_ref())?,
+        lock_wait: lock_wait(file),
+        one_way: emulated_rtt / 2,
+        trust: trusted("tls_authority", &source.tls_authority, &source.address)?,
+        label: format!("orthodrome_{}_{}", file.name, file.node),
+        look_every: LOOK_EVERY,
+    };
+    Ok(SourceConfig {
+        id: SourceId(place as u16),
+        node: NodeId(1_000 + source.id.unwrap_or(place as u32 + 1)),
+        replica: replica(&field, base, source, &endpoint, &file.region)?,
+        endpoint,
+        agent: source.agent.clone(),
+        agent_trust,
+        emulated_rtt,
+    })
+}
+
+fn lock_wait(file: &ProxyFile) -> Duration {
+    Duration::from_millis(file.lock_wait_ms.max(1))
+}
+
+/// The settings of the machines: the middleware, and the agents in the proxy's process.
+fn machines(
+    file: &ProxyFile,
+    optimizations: middleware::Optimizations,
+    sources: &[SourceConfig],
+) -> (middleware::Config, agent::Config) {
+    let longest = sources
+        .iter()
+        .map(|s| s.emulated_rtt)
+        .max()
+        .unwrap_or_default()
+        .max(Duration::from_millis(20));
+    let quarantine = (longest * 4).max(Duration::from_secs(1));
+    let is_geotp = file.mode.starts_with("geotp") || file.mode == "near";
+    let middleware = middleware::Config {
+        sources: sources.iter().map(|s| (s.node, kind(s.endpoint.kind))).collect(),
+        optimizations,
+        commit: if file.mode == "xa-local" { Commit::Local } else { Commit::TwoPhase },
+        inner_below: (file.mode == "chiller").then_some(Duration::from_millis(10)),
+        commit_in_text: is_geotp,
+        answers_at_decision: is_geotp,
+        ping_interval: Duration::from_millis(100),
+        rtt_weight_percent: 10,
+        hot_records: 10_000,
+        hot_keep_percent: 80,
+        // As in the simulator: transactions that wait for the full forecast hold locks in the
+        // meantime.
+        forecast_percent: 25,
+        // So a wrong forecast delays the transactions that wait for locks by at most a quarter
+        // of a round trip. The times of hot records vary more on real servers than on modelled
+        // ones.
+        forecast_max: longest / 4,
+        admission_wait: Duration::from_millis(10),
+        admission_tries: 10,
+        resend_after: longest * 3 + Duration::from_millis(500),
+        give_up_after: lock_wait(file) + longest * 4 + Duration::from_secs(5),
+        scan_interval: Duration::from_secs(1),
+        quarantine,
+        checkpoint_records: 10_000,
+        finds_deadlocks: is_geotp,
+        mutations: middleware::Mutations::default(),
+    };
+    let agent = agent::Config {
+        master_timeout: longest * 5 + Duration::from_secs(3),
+        quarantine,
+        limits: Limits::SERVER,
+        mutations: agent::Mutations::default(),
+    };
+    (middleware, agent)
 }
 
 #[derive(Deserialize)]

@@ -9,7 +9,8 @@ use orthodrome_geotp::sql::set::effects;
 use orthodrome_geotp::sql::{Answer, Column, Parsed, Value, Verb};
 
 use super::errors::SqlError;
-use super::session::{Engine, Placed, Reply, Round, Session, TRIES, reply};
+use super::rounds::{Round, TRIES};
+use super::session::{Engine, Placed, Reply, Session, reply};
 
 /// Maximum number of bytes of all rows that are gathered for one query. The query that has them as
 /// constants must fit into a packet of MariaDB.

@@ -1,15 +1,16 @@
 //! The middleware on real servers: `orthodrome proxy` and `orthodrome agent`.
 //!
 //! Reading order: [`config`] (configuration files), `session` (turns a client's statements into
-//! rounds of a transaction), `near` (the mode of that name), `elsewhere` (statements outside of transactions), `settings` and `set`
-//! (session settings), `savepoints`, `discovery` (tables of the sources), `catalogue` and `shapes` (what clients see of them),
-//! `keys` (generated keys),
-//! `operators` (statements for operators), `preflight` (`proxy --check`), `host` (threads of the machines), `claim` (a number
-//! belongs to one proxy), `source` and `driver` (sessions at a source), `marks` and `names`
-//! (savepoints at a source, and locks for missing rows), `consensus` and `records` (the mode
-//! `scalardb`), `postgres` and `maria` (protocols of the sources), `postgres_front` and
-//! `mysql_front` (protocols of the clients), `link` (connections between processes), `messages`
-//! (encoding of records and messages).
+//! rounds of a transaction), `rounds` (sends them, and waits for the answers), `near` (the mode of
+//! that name), `elsewhere` (statements outside of transactions), `settings` and `set` (session
+//! settings), `savepoints`, `discovery` (tables of the sources), `catalogue` and `shapes` (what
+//! clients see of them), `keys` (generated keys), `operators` (statements for operators),
+//! `preflight` (`proxy --check`), `host` (threads of the machines), `claim` (a number belongs to
+//! one proxy), `source` and `driver` (sessions at a source), `marks` and `names` (savepoints at a
+//! source, and locks for missing rows), `consensus` and `records` (the mode `scalardb`), `postgres`
+//! and `maria` (protocols of the sources), `postgres_front` and `mysql_front` (protocols of the
+//! clients), `link` (connections between processes), `messages` (encoding of records and
+//! messages).
 
 #![allow(
     clippy::wildcard_enum_match_arm,
@@ -51,6 +52,7 @@ mod postgres_front;
 mod postgres_wire;
 mod preflight;
 mod records;
+mod rounds;
 mod run;
 mod savepoints;
 mod session;

@@ -24,7 +24,8 @@ use ring::digest;
 
 use super::driver::{Endpoint, Outcome, Session as Line, Setting, Sql, Statement, Trouble};
 use super::names;
-use super::session::{Missed, Reply, Round, Session, SqlError, TRIES};
+use super::rounds::{Missed, Round, TRIES};
+use super::session::{Reply, Session, SqlError};
 
 /// Maximum number of statements that a transaction remembers, and of the bytes of their texts and
 /// answers.

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use orthodrome_core::NodeId;
 use orthodrome_core::txn::Key;
 use orthodrome_geotp::contract::Xid;
-use orthodrome_geotp::middleware::Optimizations;
+use orthodrome_geotp::middleware::{Middleware, Optimizations};
 use orthodrome_geotp::sql::{Answer, Column, Kind, Parsed, Value};
 
+use super::driver::Sql;
 use super::session::{Reply, Session, SqlError};
 
 pub(super) fn text_answer(name: &str, lines: impl IntoIterator<Item = String>) -> Answer {
@@ -68,80 +69,12 @@ impl Session {
 
     pub(super) async fn admin(&mut self, words: &[String]) -> Result<Reply, SqlError> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let proxy = self.proxy.clone();
-        let gone = || SqlError::new("57P01", "the proxy is shutting down");
         let answer = match words.as_slice() {
-            ["show", "transactions"] => {
-                let found = proxy
-                    .engine
-                    .xa()?
-                    .ask(|middleware| middleware.in_doubt())
-                    .await
-                    .ok_or_else(gone)?;
-                let rows = found.into_iter().map(|one| {
-                    let sources: Vec<String> =
-                        one.sources.iter().map(|node| self.source_name(*node)).collect();
-                    vec![
-                        one.xid.to_string(),
-                        if one.commits { "commits" } else { "rolls back" }.into(),
-                        sources.join(", "),
-                    ]
-                });
-                table(&["transaction", "outcome", "waits for"], rows.collect::<Vec<_>>())
-            }
-            ["show", "hot"] => {
-                let found = proxy
-                    .engine
-                    .xa()?
-                    .ask(|middleware| middleware.hottest(20))
-                    .await
-                    .ok_or_else(gone)?;
-                let rows = found.into_iter().map(|((node, key), spot)| {
-                    vec![
-                        self.source_name(node),
-                        String::from_utf8_lossy(key.bytes()).into_owned(),
-                        format!("{spot:?}"),
-                    ]
-                });
-                table(&["source", "record", "footprint"], rows.collect::<Vec<_>>())
-            }
-            ["show", "pools"] => {
-                let rows = proxy.direct.iter().map(|(id, source)| {
-                    let (busy, idle) = source.pool();
-                    let name =
-                        proxy.catalogue.source(*id).map_or_else(String::new, |s| s.name.clone());
-                    vec![name, busy.to_string(), idle.to_string()]
-                });
-                table(&["source", "branches", "idle"], rows.collect::<Vec<_>>())
-            }
-            ["show", "schedule"] => {
-                let records: BTreeMap<NodeId, Vec<Key>> =
-                    proxy.nodes.values().map(|node| (*node, Vec::new())).collect();
-                let found = proxy
-                    .engine
-                    .xa()?
-                    .ask(move |middleware| middleware.plan(&records))
-                    .await
-                    .ok_or_else(gone)?;
-                let rows = found.into_iter().map(|one| {
-                    let ms = |span: std::time::Duration| format!("{:.1}", span.as_secs_f64() * 1e3);
-                    vec![
-                        self.source_name(one.source),
-                        one.rtt.map_or_else(String::new, ms),
-                        ms(one.postponed),
-                    ]
-                });
-                table(&["source", "rtt_ms", "starts_after_ms"], rows.collect::<Vec<_>>())
-            }
-            ["show", "notes"] => {
-                let mut notes = proxy.engine.notes();
-                let near = proxy.near.iter().flat_map(super::near::Near::notes);
-                notes.extend(near.map(|(note, count)| (note.to_owned(), count)));
-                table(
-                    &["note", "count"],
-                    notes.into_iter().map(|(note, count)| vec![note, count.to_string()]),
-                )
-            }
+            ["show", "transactions"] => self.in_doubt().await?,
+            ["show", "hot"] => self.hot_records().await?,
+            ["show", "pools"] => self.pools(),
+            ["show", "schedule"] => self.schedule().await?,
+            ["show", "notes"] => self.notes(),
             ["alter", "set", name] => {
                 let optimizations = optimizations(name).ok_or_else(|| {
                     SqlError::new(
@@ -149,34 +82,11 @@ impl Session {
                         format!("unknown mode `{name}`; use xa, geotp-o1, geotp-o2 or geotp"),
                     )
                 })?;
-                proxy
-                    .engine
-                    .xa()?
-                    .ask(move |middleware| middleware.optimize(optimizations))
-                    .await
-                    .ok_or_else(gone)?;
+                self.middleware(move |middleware| middleware.optimize(optimizations)).await?;
                 return Ok(Reply::done("SET"));
             }
             ["resolve", verb @ ("commit" | "rollback"), xid, "at", source] => {
-                let xid: Xid =
-                    xid.parse().map_err(|error: String| SqlError::new("22023", error))?;
-                let found = proxy
-                    .catalogue
-                    .find_source(source)
-                    .and_then(|id| Some((proxy.nodes.get(&id).copied()?, proxy.direct.get(&id)?)));
-                let (node, driver) = found
-                    .ok_or_else(|| SqlError::new("22023", format!("unknown source `{source}`")))?;
-                let xa = proxy.engine.xa()?;
-                if !driver.prepared().await?.contains(&xid) {
-                    return Err(SqlError::new(
-                        "42704",
-                        format!(
-                            "transaction {xid} is not prepared at source {source}; list its prepared transactions as the \
-                             documentation of lost decision logs says"
-                        ),
-                    ));
-                }
-                xa.settle(xid, node, *verb == "commit");
+                self.settle(*verb == "commit", xid, source).await?;
                 return Ok(Reply::done("RESOLVE"));
             }
             _ => {
@@ -188,6 +98,103 @@ impl Session {
             }
         };
         Ok(Reply::Rows(answer, "SHOW"))
+    }
+
+    /// Calls a function on the middleware.
+    async fn middleware<R: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Middleware<Sql>) -> R + Send + 'static,
+    ) -> Result<R, SqlError> {
+        let answer = self.proxy.engine.xa()?.ask(act).await;
+        answer.ok_or_else(|| SqlError::new("57P01", "the proxy is shutting down"))
+    }
+
+    /// The transactions that are decided, and not carried out at every source yet.
+    async fn in_doubt(&self) -> Result<Answer, SqlError> {
+        let found = self.middleware(|middleware| middleware.in_doubt()).await?;
+        let rows = found.into_iter().map(|one| {
+            let sources: Vec<String> =
+                one.sources.iter().map(|node| self.source_name(*node)).collect();
+            vec![
+                one.xid.to_string(),
+                if one.commits { "commits" } else { "rolls back" }.into(),
+                sources.join(", "),
+            ]
+        });
+        Ok(table(&["transaction", "outcome", "waits for"], rows.collect::<Vec<_>>()))
+    }
+
+    /// The hottest records.
+    async fn hot_records(&self) -> Result<Answer, SqlError> {
+        let found = self.middleware(|middleware| middleware.hottest(20)).await?;
+        let rows = found.into_iter().map(|((node, key), spot)| {
+            vec![
+                self.source_name(node),
+                String::from_utf8_lossy(key.bytes()).into_owned(),
+                format!("{spot:?}"),
+            ]
+        });
+        Ok(table(&["source", "record", "footprint"], rows.collect::<Vec<_>>()))
+    }
+
+    /// The connections to each source.
+    fn pools(&self) -> Answer {
+        let rows = self.proxy.direct.iter().map(|(id, source)| {
+            let (busy, idle) = source.pool();
+            let known = self.proxy.catalogue.source(*id);
+            let name = known.map_or_else(String::new, |source| source.name.clone());
+            vec![name, busy.to_string(), idle.to_string()]
+        });
+        table(&["source", "branches", "idle"], rows)
+    }
+
+    /// When a transaction at all sources would start at each of them.
+    async fn schedule(&self) -> Result<Answer, SqlError> {
+        let records: BTreeMap<NodeId, Vec<Key>> =
+            self.proxy.nodes.values().map(|node| (*node, Vec::new())).collect();
+        let found = self.middleware(move |middleware| middleware.plan(&records)).await?;
+        let rows = found.into_iter().map(|one| {
+            let ms = |span: std::time::Duration| format!("{:.1}", span.as_secs_f64() * 1e3);
+            vec![
+                self.source_name(one.source),
+                one.rtt.map_or_else(String::new, ms),
+                ms(one.postponed),
+            ]
+        });
+        Ok(table(&["source", "rtt_ms", "starts_after_ms"], rows.collect::<Vec<_>>()))
+    }
+
+    /// How often what happened.
+    fn notes(&self) -> Answer {
+        let mut notes = self.proxy.engine.notes();
+        let near = self.proxy.near.iter().flat_map(super::near::Near::notes);
+        notes.extend(near.map(|(note, count)| (note.to_owned(), count)));
+        table(
+            &["note", "count"],
+            notes.into_iter().map(|(note, count)| vec![note, count.to_string()]),
+        )
+    }
+
+    /// Ends a prepared transaction of a lost decision log at one source, as the operator decides.
+    async fn settle(&self, commits: bool, xid: &str, source: &str) -> Result<(), SqlError> {
+        let xid: Xid = xid.parse().map_err(|error: String| SqlError::new("22023", error))?;
+        let found = self.proxy.catalogue.find_source(source).and_then(|id| {
+            Some((self.proxy.nodes.get(&id).copied()?, self.proxy.direct.get(&id)?))
+        });
+        let (node, driver) =
+            found.ok_or_else(|| SqlError::new("22023", format!("unknown source `{source}`")))?;
+        let xa = self.proxy.engine.xa()?;
+        if !driver.prepared().await?.contains(&xid) {
+            return Err(SqlError::new(
+                "42704",
+                format!(
+                    "transaction {xid} is not prepared at source {source}; list its prepared transactions as the \
+                     documentation of lost decision logs says"
+                ),
+            ));
+        }
+        xa.settle(xid, node, commits);
+        Ok(())
     }
 }
 

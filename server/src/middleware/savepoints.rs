@@ -5,7 +5,8 @@ use orthodrome_geotp::contract::Xid;
 use orthodrome_geotp::sql::Dialect;
 use orthodrome_geotp::sql::parse::Savepoint;
 
-use super::session::{Engine, Open, Reply, Session, SqlError};
+use super::rounds::Open;
+use super::session::{Engine, Reply, Session, SqlError};
 use super::settings::Settings;
 
 /// The savepoints of a session's transaction, oldest first.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use orthodrome_core::txn::Key;
 use orthodrome_core::{NodeId, Outcome};
-use orthodrome_geotp::contract::{self, Failure, Last, Part, Reason, SessionId, Xid};
+use orthodrome_geotp::contract::{self, Last, Part, SessionId, Xid};
 use orthodrome_geotp::sql::catalog::Table;
 use orthodrome_geotp::sql::merge::{Merge, merge};
 use orthodrome_geotp::sql::plan::Keys;
@@ -22,16 +22,15 @@ use super::catalogue::Catalogues;
 use super::consensus::{Consensus, Order};
 use super::cursors::Cursor;
 use super::discovery::Discovered;
-use super::driver::{Sql, Statement, is_difference};
+use super::driver::Statement;
 pub(super) use super::errors::SqlError;
-use super::errors::interrupted;
 use super::host::{Heard, MiddlewareHost};
 use super::keys::{Blocks, Generated, LastValues};
 use super::near::{Deferred, Near, OwnChanges};
+use super::rounds::{Open, Round};
 use super::savepoints::Savepoints;
 use super::settings::Settings;
 use super::source::Source;
-use super::words::translated;
 
 /// Names and kinds of a table's columns.
 type Columns = Vec<(String, Kind)>;
@@ -90,7 +89,7 @@ pub(super) enum Engine {
 }
 
 impl Engine {
-    async fn begin(
+    pub(super) async fn begin(
         &self,
         isolation: contract::Isolation,
         session: SessionId,
@@ -101,21 +100,21 @@ impl Engine {
         }
     }
 
-    fn round(&self, xid: Xid, round: Round, last: Last) {
+    pub(super) fn round(&self, xid: Xid, round: Round, last: Last) {
         match self {
             Self::Xa(middleware) => middleware.round(xid, round.parts, last),
             Self::ByKey(consensus) => consensus.round(xid, round.orders, last),
         }
     }
 
-    fn commit(&self, xid: Xid) {
+    pub(super) fn commit(&self, xid: Xid) {
         match self {
             Self::Xa(middleware) => middleware.commit(xid),
             Self::ByKey(consensus) => consensus.commit(xid),
         }
     }
 
-    fn rollback(&self, xid: Xid) {
+    pub(super) fn rollback(&self, xid: Xid) {
         match self {
             Self::Xa(middleware) => middleware.rollback(xid),
             Self::ByKey(consensus) => consensus.rollback(xid),
@@ -140,7 +139,7 @@ impl Engine {
         }
     }
 
-    fn cancel(&self, xid: Xid) {
+    pub(super) fn cancel(&self, xid: Xid) {
         match self {
             Self::Xa(middleware) => middleware.cancel(xid),
             Self::ByKey(consensus) => consensus.rollback(xid),
@@ -168,13 +167,6 @@ impl Engine {
     }
 }
 
-/// The statements for the sources in a round.
-#[derive(Clone, Default)]
-pub(super) struct Round {
-    pub(super) parts: BTreeMap<NodeId, Part<Sql>>,
-    orders: BTreeMap<NodeId, Vec<Order>>,
-}
-
 /// The result of a statement.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Reply {
@@ -192,22 +184,6 @@ impl Reply {
     }
 }
 
-/// An open transaction.
-pub(super) struct Open {
-    xid: Xid,
-    hearing: mpsc::UnboundedReceiver<Heard>,
-    pub(super) isolation: Isolation,
-    touched: BTreeSet<SourceId>,
-    /// Number of rounds that the sources have answered.
-    rounds: u32,
-}
-
-impl Open {
-    pub(super) fn xid(&self) -> Xid {
-        self.xid
-    }
-}
-
 /// The error for a MySQL client whose transaction has ended without its knowledge.
 fn rolled_back_before() -> SqlError {
     SqlError::new(
@@ -217,25 +193,9 @@ fn rolled_back_before() -> SqlError {
     )
 }
 
-/// Maximum number of tries of a transaction's first round.
-pub(super) const TRIES: u32 = 8;
-
-/// Why a round failed.
-pub(super) struct Missed {
-    pub(super) error: SqlError,
-    /// True if it lost a conflict, is rolled back, and may succeed when it is sent again.
-    pub(super) lost: bool,
-}
-
-impl From<SqlError> for Missed {
-    fn from(error: SqlError) -> Self {
-        Self { error, lost: false }
-    }
-}
-
 /// A client's session.
 pub(super) struct Session {
-    id: SessionId,
+    pub(super) id: SessionId,
     pub(super) proxy: Arc<Proxy>,
     pub(super) client: Dialect,
     /// The isolation level of the next transaction.
@@ -248,7 +208,7 @@ pub(super) struct Session {
     /// True if a failure has ended the transaction and the client has not acknowledged that: a
     /// PostgreSQL client by ending the transaction, a MySQL client by its next statement, which is
     /// refused.
-    is_failed: bool,
+    pub(super) is_failed: bool,
     pub(super) open: Option<Open>,
     pub(super) settings: Settings,
     pub(super) savepoints: Savepoints,
@@ -286,8 +246,8 @@ impl Drop for Session {
 
 /// One client statement within a round.
 pub(super) struct Placed {
-    plan: Plan,
-    verb: &'static str,
+    pub(super) plan: Plan,
+    pub(super) verb: &'static str,
     /// The position of each part's answer: the source, and the index there.
     places: Vec<(NodeId, usize)>,
     /// The generated keys of an INSERT.
@@ -300,12 +260,12 @@ impl Placed {
     }
 
     /// Whether it changes several copies of a broadcast table.
-    fn has_copies(&self) -> bool {
+    pub(super) fn has_copies(&self) -> bool {
         self.plan.merge == Merge::Same && self.places.len() > 1
     }
 
     /// Refuses answers of copies that differ.
-    fn compare(&self, answers: &BTreeMap<NodeId, Vec<Answer>>) -> Result<(), SqlError> {
+    pub(super) fn compare(&self, answers: &BTreeMap<NodeId, Vec<Answer>>) -> Result<(), SqlError> {
         if !self.has_copies() {
             return Ok(());
         }
@@ -318,7 +278,7 @@ impl Placed {
     }
 }
 
-fn level(isolation: Isolation) -> contract::Isolation {
+pub(super) fn level(isolation: Isolation) -> contract::Isolation {
     match isolation {
         Isolation::Serializable => contract::Isolation::Serializable,
         Isolation::RepeatableRead => contract::Isolation::RepeatableRead,
@@ -928,326 +888,6 @@ impl Session {
         }
     }
 
-    /// Sends a round. Retries it if it was the transaction's first and lost a conflict: its client
-    /// has seen no result of it.
-    pub(super) async fn round(
-        &mut self,
-        round: Round,
-        placed: &[Placed],
-        last: Last,
-        finishes: bool,
-    ) -> Result<BTreeMap<NodeId, Vec<Answer>>, SqlError> {
-        if !self.deferred.is_empty() {
-            Box::pin(self.send_remembered()).await?;
-        }
-        let is_first = self.open.is_none();
-        let isolation = self.isolation();
-        let only = is_first && placed.len() == 1;
-        for _ in 1..TRIES {
-            match self.attempt(round.clone(), placed, last, finishes, false).await {
-                Ok(answers) => {
-                    if self.client == Dialect::MariaDb && !self.in_transaction() {
-                        self.over(true);
-                    }
-                    return Ok(answers);
-                }
-                Err(missed) if !(is_first && missed.lost) => {
-                    return Err(self.missed(missed, only.then_some(isolation)));
-                }
-                Err(_) => self.next_isolation = Some(isolation),
-            }
-        }
-        let missed = self.attempt(round, placed, last, finishes, false).await;
-        missed.map_err(|missed| self.missed(missed, only.then_some(isolation)))
-    }
-
-    /// The error for the client. A failure at a PostgreSQL source, or of a statement at several
-    /// sources, rolls back the whole transaction, but a MySQL client expects that its other
-    /// statements remain. If the error does not mean a rollback, the next statement or COMMIT is
-    /// refused. `first` is the isolation level of a transaction in which nothing ran before: it
-    /// continues, and has lost nothing.
-    fn missed(&mut self, missed: Missed, first: Option<Isolation>) -> SqlError {
-        if self.client == Dialect::MariaDb && self.open.is_none() {
-            let goes_on = self.in_block || !self.autocommit;
-            let means_rollback = matches!(&*missed.error.sqlstate, "40001" | "40P01" | "08007");
-            if goes_on && !means_rollback && first.is_some() {
-                self.next_isolation = first;
-                return missed.error;
-            }
-            self.is_failed = goes_on && !means_rollback;
-            self.in_block = false;
-            self.over(false);
-        }
-        missed.error
-    }
-
-    /// Sends a round and waits for its result. `keyed`: it names and locks each row by its key.
-    pub(super) async fn attempt(
-        &mut self,
-        round: Round,
-        placed: &[Placed],
-        last: Last,
-        finishes: bool,
-        keyed: bool,
-    ) -> Result<BTreeMap<NodeId, Vec<Answer>>, Missed> {
-        if self.open.is_none() {
-            let isolation = self.isolation();
-            // A chained transaction has this isolation level too.
-            self.next_isolation = Some(isolation);
-            let level = if keyed { contract::Isolation::Keyed } else { level(isolation) };
-            let begun = self.proxy.engine.begin(level, self.id).await;
-            let (xid, hearing) =
-                begun.ok_or_else(|| SqlError::new("57P01", "the proxy is shutting down"))?;
-            for savepoint in self.savepoints.numbers() {
-                self.proxy.engine.set_savepoint(xid, savepoint);
-            }
-            self.open = Some(Open { xid, hearing, isolation, touched: BTreeSet::new(), rounds: 0 });
-        }
-        let own = self.own_savepoint(&round, last);
-        // Without statements of the client's, remembered ones are sent.
-        let several = placed.len() != 1 || round.parts.len() > 1 || finishes;
-        let proxy = self.proxy.clone();
-        let cancelled = self.cancelled.clone();
-        let client = self.client;
-        let Some(open) = self.open.as_mut() else {
-            return Err(SqlError::new("XX000", "internal error: no transaction is open").into());
-        };
-        let is_touched = |(_, node): &(&SourceId, &NodeId)| round.parts.contains_key(*node);
-        open.touched.extend(proxy.nodes.iter().filter(is_touched).map(|(source, _)| *source));
-        open.touched
-            .extend(placed.iter().flat_map(|p| p.plan.parts.iter().map(|part| part.source)));
-        let (xid, sources) = (open.xid, open.touched.len());
-        if let Some(own) = own {
-            proxy.engine.set_savepoint(xid, own);
-        }
-        // Copies of a broadcast table are compared before the commit.
-        let compares = finishes && placed.iter().any(Placed::has_copies);
-        proxy.engine.round(xid, round, if compares { Last::Marked } else { last });
-        let mut answers = None;
-        let (mut is_cancelled, mut is_late) = (false, false);
-        let is_read = placed.iter().all(|placed| placed.verb == "SELECT");
-        let time = self.settings.statement_time(is_read);
-        // Without a time limit it never expires.
-        let due = tokio::time::sleep(time.unwrap_or_default());
-        tokio::pin!(due);
-        loop {
-            let heard = tokio::select! {
-                heard = open.hearing.recv() => heard,
-                () = cancelled.notified(), if !is_cancelled => {
-                    is_cancelled = true;
-                    proxy.engine.cancel(xid);
-                    continue;
-                }
-                () = &mut due, if time.is_some() && !is_cancelled => {
-                    (is_cancelled, is_late) = (true, true);
-                    proxy.engine.cancel(xid);
-                    continue;
-                }
-            };
-            match heard {
-                None => {
-                    self.open = None;
-                    let why = "the proxy stopped; the outcome of the transaction is unknown";
-                    return Err(SqlError::new("08007", why).into());
-                }
-                Some(Heard::Answers(found)) => {
-                    open.rounds += 1;
-                    let compared = placed.iter().try_for_each(|one| one.compare(&found));
-                    if let Err(error) = compared {
-                        let goes_on = last == Last::No
-                            && match own {
-                                Some(own) => {
-                                    proxy.engine.roll_back_to(xid, own);
-                                    proxy.engine.release_savepoint(xid, own);
-                                    true
-                                }
-                                None => {
-                                    client == Dialect::PostgreSql && !self.savepoints.is_empty()
-                                }
-                            };
-                        if !goes_on {
-                            self.end().await;
-                        }
-                        return Err(error.into());
-                    }
-                    if let Some(own) = own {
-                        proxy.engine.release_savepoint(xid, own);
-                    }
-                    if !finishes {
-                        return Ok(found);
-                    }
-                    if compares {
-                        proxy.engine.commit(xid);
-                    }
-                    answers = Some(found);
-                }
-                Some(Heard::StatementFailed(source, failure)) => {
-                    let is_conflict = is_transient(&failure)
-                        && matches!(failure.reason, Reason::Serialization | Reason::Deadlock);
-                    // Nothing was done before, so the whole round can be retried.
-                    let lost = is_conflict && open.rounds == 0;
-                    let goes_on = match (client, own) {
-                        (_, Some(own)) => {
-                            proxy.engine.roll_back_to(xid, own);
-                            proxy.engine.release_savepoint(xid, own);
-                            true
-                        }
-                        (Dialect::PostgreSql, None) => !self.savepoints.is_empty(),
-                        (Dialect::MariaDb, None) => !several,
-                    };
-                    let error = self.error(source, failure, sources);
-                    if lost || !goes_on {
-                        self.end().await;
-                    }
-                    return Err(Missed { error, lost });
-                }
-                Some(Heard::Finished(outcome, failure)) => {
-                    if open.rounds > 0 {
-                        self.savepoints.lose();
-                    }
-                    self.open = None;
-                    if let (Outcome::Committed(_), Some(answers)) = (outcome, answers.take()) {
-                        return Ok(answers);
-                    }
-                    if is_cancelled && matches!(outcome, Outcome::Aborted(_)) {
-                        return Err(interrupted(client, is_late).into());
-                    }
-                    let lost = matches!(outcome, Outcome::Aborted(_))
-                        && failure.as_ref().is_some_and(|(_, failure)| {
-                            is_transient(failure)
-                                && matches!(
-                                    failure.reason,
-                                    Reason::Serialization | Reason::Deadlock | Reason::Peer
-                                )
-                        });
-                    return Err(Missed { error: self.ended(outcome, failure, sources), lost });
-                }
-            }
-        }
-    }
-
-    /// A savepoint before this round, so that a failed statement of a MySQL client undoes only
-    /// itself. It is needed at a PostgreSQL source, where a failure fails the whole transaction,
-    /// and with several sources, of which some may have executed their part.
-    fn own_savepoint(&mut self, round: &Round, last: Last) -> Option<u32> {
-        let goes_on = self.in_block || !self.autocommit;
-        // A branch with a savepoint of the client outlives a failure of its first statement, too.
-        let had_some =
-            self.open.as_ref().is_some_and(|open| open.rounds > 0) || !self.savepoints.is_empty();
-        if self.client != Dialect::MariaDb || !goes_on || !had_some {
-            return None;
-        }
-        let Engine::Xa(_) = self.proxy.engine else { return None };
-        if last != Last::No && self.savepoints.is_empty() {
-            // The transaction ends with these statements, in one round trip.
-            return None;
-        }
-        let is_postgres = |node: &NodeId| {
-            let id = self.proxy.nodes.iter().find(|(_, at)| *at == node).map(|(id, _)| *id);
-            let source = id.and_then(|id| self.proxy.catalogue.source(id));
-            source.is_some_and(|source| source.kind == Dialect::PostgreSql)
-        };
-        let is_needed = round.parts.len() > 1 || round.parts.keys().any(is_postgres);
-        is_needed.then(|| self.savepoints.next())
-    }
-
-    /// The sources that cannot be reached at the moment, with the reasons; empty if there is none.
-    fn unreached(&self) -> String {
-        let unreached = self.proxy.direct.iter().filter_map(|(id, source)| {
-            let name = self.proxy.catalogue.source(*id).map(|source| source.name.as_str());
-            Some(format!("{}: {}", name.unwrap_or_default(), source.refusal()?))
-        });
-        let unreached: Vec<String> = unreached.collect();
-        if unreached.is_empty() { String::new() } else { format!(" ({})", unreached.join("; ")) }
-    }
-
-    pub(super) fn source_name(&self, node: NodeId) -> String {
-        let found = self.proxy.nodes.iter().find(|(_, n)| **n == node);
-        found
-            .and_then(|(id, _)| self.proxy.catalogue.source(*id))
-            .map_or_else(|| node.to_string(), |s| s.name.clone())
-    }
-
-    /// The error for a failure at a source, in a transaction with this number of sources.
-    fn error(&self, source: NodeId, failure: Failure<Sql>, sources: usize) -> SqlError {
-        if failure.fault.as_ref().is_some_and(is_difference) {
-            if let Some(near) = &self.proxy.near {
-                near.differs(&self.deferred);
-            }
-            let name = self.source_name(source);
-            return SqlError::new(
-                "40001",
-                format!(
-                    "transaction rolled back: rows at source {name} have changed since the transaction read \
-                     them; try again"
-                ),
-            );
-        }
-        if let Some(fault) = failure.fault {
-            let mut error = translated(fault, self.client, &self.source_name(source));
-            if failure.reason == Reason::LockTimeout && sources > 1 {
-                // If deadlocks across sources are not detected, they end by this time-out, and are
-                // reported like others.
-                error.sqlstate = "40P01".into();
-            }
-            return error;
-        }
-        let name = self.source_name(source);
-        let (sqlstate, why) = match failure.reason {
-            Reason::Marked => {
-                ("25000", "a statement followed the one that was marked as the last".to_owned())
-            }
-            Reason::Session => ("40000", "the session rolled it back".to_owned()),
-            Reason::Restarted => {
-                ("40001", format!("source {name} restarted, so its locks may be lost"))
-            }
-            Reason::Connection | Reason::Unknown => {
-                let id = self.proxy.nodes.iter().find(|(_, node)| **node == source);
-                let refusal = id.and_then(|(id, _)| self.proxy.direct.get(id)?.refusal());
-                let why = refusal.map_or_else(String::new, |why| format!(" ({why})"));
-                ("40001", format!("the connection to source {name} broke{why}"))
-            }
-            Reason::Unprepared => ("40001", format!("source {name} could not prepare")),
-            Reason::Peer => {
-                ("40001", "it conflicts with another transaction at another source".to_owned())
-            }
-            Reason::Deadlock if !self.proxy.nodes.values().any(|node| *node == source) => {
-                ("40P01", "deadlock with other transactions across several sources".to_owned())
-            }
-            Reason::Deadlock | Reason::Serialization | Reason::LockTimeout => {
-                ("40001", format!("it conflicts with another transaction at source {name}"))
-            }
-            Reason::Refused => {
-                ("40001", "too many transactions access the same hot records".to_owned())
-            }
-            Reason::Timeout => {
-                let is_source = self.proxy.nodes.values().any(|node| *node == source);
-                let who = if is_source { format!("source {name}") } else { "a source".to_owned() };
-                ("40001", format!("{who} did not answer in time{}", self.unreached()))
-            }
-            reason => ("40001", format!("source {name}: {reason:?}")),
-        };
-        SqlError::new(sqlstate, format!("transaction rolled back: {why}; try again"))
-    }
-
-    fn ended(
-        &self,
-        outcome: Outcome,
-        failure: Option<(NodeId, Failure<Sql>)>,
-        sources: usize,
-    ) -> SqlError {
-        match (outcome, failure) {
-            (Outcome::Unknown, _) => SqlError::new(
-                "08007",
-                "the connection to the source broke during the commit; the outcome of the transaction is unknown",
-            ),
-            (_, Some((source, failure))) => self.error(source, failure, sources),
-            (outcome, None) => {
-                SqlError::new("40001", format!("transaction rolled back: {outcome}; try again"))
-            }
-        }
-    }
-
     pub(super) async fn commit(&mut self) -> Result<Reply, SqlError> {
         let was_open = self.in_transaction();
         self.in_block = false;
@@ -1408,11 +1048,6 @@ impl Session {
             | Verb::Empty => Err(SqlError::new("XX000", "a statement was misplaced")),
         }
     }
-}
-
-/// Whether a transaction with this failure may succeed if the same statements are sent again.
-fn is_transient(failure: &Failure<Sql>) -> bool {
-    !failure.fault.as_ref().is_some_and(is_difference)
 }
 
 /// Maximum length of a statement that is searched for functions of generated keys.
