@@ -813,3 +813,44 @@ fn prepared_statements_and_cursors_belong_to_their_session() {
     );
     assert_eq!(seen, "1000\n1000");
 }
+
+/// Transactions that fail with a duplicate key are over for their clients before MariaDB has ended
+/// them, so they pile up. They used up all connections, and clients were told to try again.
+#[test]
+fn branches_leave_connections_of_a_source_to_others() {
+    let mut rig = rig();
+    let rig = rig.as_mut().unwrap();
+    said("SET GLOBAL max_connections = 16", rig.servers[1].login());
+    rig.start_bank(&[0, 1], false);
+    let mut watcher = Talk::begin(rig, POSTGRES);
+    let duplicate = "INSERT INTO accounts (id, balance) VALUES (1, 0), (101, 0)";
+    let told = std::thread::scope(|threads| {
+        let clients: Vec<_> = (0..16)
+            .map(|number| {
+                let mut talk = Talk::begin(rig, if number % 2 == 0 { POSTGRES } else { MARIA });
+                threads.spawn(move || {
+                    let refusals = (0..15).map(|_| match talk.text(duplicate) {
+                        Err(Refused::Fault(fault)) => fault,
+                        other => panic!("{other:?}"),
+                    });
+                    refusals.collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let pools = watcher.text("SHOW ORTHODROME POOLS").unwrap();
+        for row in &pools.last().unwrap().rows {
+            let busy = String::from_utf8(row[1].clone().unwrap()).unwrap();
+            println!("{busy} branches");
+        }
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(said("SELECT 1", rig.servers[1].login()).trim(), "1");
+    said("SET GLOBAL max_connections = 151", rig.servers[1].login());
+    for fault in &told {
+        assert!(!fault.message.contains("broke"), "{fault:?}");
+        assert!(!fault.message.contains("Too many connections"), "{fault:?}");
+    }
+    let duplicates = told.iter().filter(|fault| fault.sqlstate.starts_with("23")).count();
+    assert!(duplicates > 0, "{told:?}");
+    rig.finish();
+}

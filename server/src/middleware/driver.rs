@@ -317,6 +317,18 @@ impl Session {
         }
     }
 
+    /// The number of sessions that the server allows to users like this one.
+    pub(super) async fn sessions_max(&mut self) -> Result<usize, Trouble> {
+        let text = match self {
+            Self::Postgres(_) => {
+                "SELECT current_setting('max_connections')::int \
+                 - current_setting('superuser_reserved_connections')::int"
+            }
+            Self::Maria(_) => "SELECT @@max_connections",
+        };
+        Ok(usize::try_from(number(&self.send(text).await?.ok()?)).unwrap_or(usize::MAX))
+    }
+
     /// The prepared branches of Orthodrome at this source.
     pub(super) async fn prepared(
         &mut self,

@@ -13,7 +13,7 @@ use orthodrome_geotp::contract::{
 };
 use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::{Answer, Dialect, Record};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tracing::{debug, info, warn};
 
 use super::driver::{
@@ -37,6 +37,12 @@ const INTERRUPTS_MAX: u32 = 10;
 /// How often a branch begins, if the statements with which it begins meet changes that are newer
 /// than its snapshot.
 const BEGINS: u32 = 4;
+/// Maximum number of branches with sessions, until the server has said how many sessions it allows.
+const BRANCHES_AT_FIRST: usize = 64;
+/// The part of a server's sessions that branches may have: three of four. Others are for commits,
+/// queries outside of branches, and administrators.
+const BRANCHES_OF: (usize, usize) = (3, 4);
+
 /// Maximum number of idle sessions.
 const IDLE_MAX: usize = 128;
 
@@ -59,6 +65,8 @@ struct Slot {
     settings: Mutex<Vec<Setting>>,
     /// True if its session must be reset before another branch uses it.
     may_leave: AtomicBool,
+    /// Its share of the sessions that branches may have.
+    admitted: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 /// Whether a server reports that the user, the password or the database is wrong.
@@ -109,6 +117,9 @@ pub(super) struct Source {
     /// Whether sessions may be opened.
     reach: watch::Sender<Reach>,
     start: AtomicU64,
+    /// The branches that may have a session now, and their maximum number.
+    branches: Arc<Semaphore>,
+    branches_max: AtomicUsize,
     last_id: AtomicU64,
     /// True if branches get transaction numbers, so that the holders of locks can be identified.
     is_numbering: AtomicBool,
@@ -271,6 +282,8 @@ impl Source {
             start: AtomicU64::new(0),
             last_id: AtomicU64::new(0),
             is_numbering: AtomicBool::new(false),
+            branches: Arc::new(Semaphore::new(BRANCHES_AT_FIRST)),
+            branches_max: AtomicUsize::new(BRANCHES_AT_FIRST),
         });
         tokio::spawn(source.clone().watch());
         tokio::spawn(source.clone().look_for_waits());
@@ -391,6 +404,7 @@ impl Source {
         let (start, id) = in_time(session.start_id(before.0, before.1)).await?;
         self.start.store(start, Ordering::Relaxed);
         self.last_id.store(id, Ordering::Relaxed);
+        self.admit_at_most(in_time(session.sessions_max()).await?);
         self.end_old_sessions(session).await?;
         self.set_reach(Reach::Ready);
         self.number_branches(session).await?;
@@ -526,6 +540,7 @@ impl Source {
     /// Makes a branch's session available to other branches, unless an interrupt may still arrive
     /// at it.
     fn release(&self, slot: &Slot, session: Session) {
+        locked(&slot.admitted).take();
         let under_way = {
             let mut handle = locked(&slot.handle);
             handle.of = None;
@@ -740,6 +755,7 @@ impl Source {
                         marks: Mutex::default(),
                         settings: Mutex::default(),
                         may_leave: AtomicBool::new(false),
+                        admitted: Mutex::default(),
                     });
                     locked(&self.slots).insert(xid, slot.clone());
                     Some(slot)
@@ -774,6 +790,46 @@ impl Source {
         }
     }
 
+    /// Waits until a branch may have a session. Branches that pile up, such as those that wait for
+    /// the same row, must not use up the connections of the server.
+    async fn admit(&self, slot: &Slot) -> Result<(), Failure<Sql>> {
+        let free = self.branches.clone().acquire_owned();
+        match tokio::time::timeout(self.endpoint.lock_wait, free).await {
+            Ok(Ok(permit)) => {
+                *locked(&slot.admitted) = Some(permit);
+                Ok(())
+            }
+            Ok(Err(_)) | Err(_) => {
+                let most = self.branches_max.load(Ordering::Relaxed);
+                let message = format!(
+                    "{most} transactions use the sessions that the proxy may have at this source"
+                );
+                let (sqlstate, number) = match self.endpoint.kind {
+                    Dialect::PostgreSql => ("53300", 0),
+                    Dialect::MariaDb => ("08004", 1040),
+                };
+                let fault = Fault { sqlstate: sqlstate.into(), number, message };
+                Err(Failure { reason: Reason::Statement, fault: Some(fault) })
+            }
+        }
+    }
+
+    /// Adapts the number of branches with sessions to what the server allows.
+    fn admit_at_most(&self, sessions: usize) {
+        let (part, whole) = BRANCHES_OF;
+        let most = (sessions * part / whole).max(1);
+        let before = self.branches_max.load(Ordering::Relaxed);
+        let now = match most.checked_sub(before) {
+            Some(more) => {
+                self.branches.add_permits(more);
+                most
+            }
+            // Those that are in use go on.
+            None => before - self.branches.forget_permits(before - most),
+        };
+        self.branches_max.store(now, Ordering::Relaxed);
+    }
+
     fn slot(&self, xid: Xid) -> Option<Arc<Slot>> {
         locked(&self.slots).get(&xid).cloned()
     }
@@ -782,6 +838,17 @@ impl Source {
         let Text { begin, marks, statements, then } = text;
         let lost = || (self.report)(FromSource::SessionLost { xid });
         let Some(slot) = slot else { return lost() };
+        // A rollback needs the slot meanwhile.
+        if begin.is_some()
+            && let Err(failure) = self.admit(&slot).await
+        {
+            if !slot.is_ended.load(Ordering::Acquire) {
+                locked(&self.slots).remove(&xid);
+                let goes_on = false;
+                (self.report)(FromSource::RunFailed { xid, statement: 0, failure, goes_on });
+            }
+            return;
+        }
         let mut place = slot.session.lock().await;
         if begin.is_some() && place.is_none() && !slot.is_ended.load(Ordering::Acquire) {
             let wanted = statements.first().map(|statement| statement.settings.as_slice());

@@ -67,6 +67,7 @@ const KNOWN: &[Known] = &[
     known("22001", 1406, "22001", "", ""),
     known("22003", 1264, "22003", "", ""),
     known("22012", 1365, "22012", "", ""),
+    known("53300", 1040, "08004", "", ""),
 ];
 
 /// Maps numbers of MariaDB and MySQL to another number with the same meaning.
