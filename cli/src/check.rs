@@ -27,8 +27,8 @@ pub struct Args {
     /// History file (JSON lines)
     #[arg(value_name = "HISTORY")]
     history: PathBuf,
-    /// Consistency model: strict-serializable (the serial order must also agree with real time) or
-    /// serializable
+    /// Consistency model: strict-serializable (the serial order must also agree with real time, and
+    /// clients see their own commits) or serializable
     #[arg(long, value_name = "MODEL", default_value = "strict-serializable")]
     model: Model,
     /// Print the verdict as one JSON object

@@ -55,7 +55,9 @@ impl Given {
         }
     }
 
-    fn report(&self, told: &[OrderState], refused: Option<String>) -> OrderReport {
+    /// The report of this order, which was given to so many `servers`. `told` is what those say that
+    /// have a record of it.
+    fn report(&self, told: &[OrderState], servers: usize, refused: Option<String>) -> OrderReport {
         // The leader's report takes precedence.
         let rank = |state: &&OrderState| match state {
             OrderState::Finished => 3,
@@ -64,6 +66,9 @@ impl Given {
             OrderState::NotLeader(_) => 0,
         };
         let (state, detail) = match told.iter().max_by_key(rank) {
+            Some(OrderState::NotLeader(_)) if told.len() < servers => {
+                ("unknown", "the server that took it has restarted since".into())
+            }
             Some(OrderState::NotLeader(_)) => {
                 ("failed", "no server led the partition; repeat the request".into())
             }
@@ -110,8 +115,24 @@ impl<P: Protocol> Simulation<P> {
             let later = same.map(|other| other.at).min();
             let states = told.iter().filter(|told| order.is(told, later));
             let states: Vec<OrderState> = states.map(|told| told.state.clone()).collect();
-            order.report(&states, servers().find_map(|server| order.refused_by::<P>(server)))
+            let refused = servers().find_map(|server| order.refused_by::<P>(server));
+            order.report(&states, self.cluster.servers().count(), refused)
         };
         given.iter().map(report).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_whose_leader_has_restarted_is_not_called_failed() {
+        let given = Given { at: Time(5), partition: PartitionId(0), voters: vec![NodeId(1)] };
+        let others = [OrderState::NotLeader(None), OrderState::NotLeader(Some(NodeId(3)))];
+        assert_eq!(given.report(&others, 3, None).state, "unknown");
+        assert_eq!(given.report(&others, 2, None).state, "failed");
+        let finished = [OrderState::NotLeader(None), OrderState::Finished];
+        assert_eq!(given.report(&finished, 3, None).state, "finished");
     }
 }

@@ -2,12 +2,12 @@
 //! end.
 
 use orthodrome_core::id::NodeId;
-use orthodrome_core::machine::{Input, Protocol};
+use orthodrome_core::machine::{Input, Machine as _, Protocol, Refusal};
 use orthodrome_core::time::Duration;
 use orthodrome_core::trace::Event as TraceEvent;
 
 use super::Action;
-use crate::simulation::Simulation;
+use crate::simulation::{Process, Simulation};
 
 impl<P: Protocol> Simulation<P> {
     /// An entry of the schedule begins or ends.
@@ -22,9 +22,21 @@ impl<P: Protocol> Simulation<P> {
         if is_heal {
             self.end_fault(&action);
         } else {
-            *self.injected.entry(name).or_default() += 1;
+            if self.takes(&action) {
+                *self.injected.entry(name).or_default() += 1;
+            }
             self.begin_fault(&action);
         }
+    }
+
+    /// False for an order to a protocol that takes none: nothing happens then.
+    fn takes(&self, action: &Action) -> bool {
+        let Action::Admin { order, .. } = action else { return true };
+        let mut servers = self.nodes.iter().filter_map(|node| match &node.process {
+            Process::Server(host) => Some(host.machine()),
+            Process::Gateway(_) | Process::Down => None,
+        });
+        !servers.any(|server| matches!(server.refusal(order), Some(Refusal::Never(_))))
     }
 
     fn begin_fault(&mut self, action: &Action) {
