@@ -145,7 +145,13 @@ fn program() -> PathBuf {
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    free_ports(1)[0]
+}
+
+/// Different ports: all are taken before the first is free again.
+fn free_ports(count: usize) -> Vec<u16> {
+    let taken: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    taken.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
 }
 
 /// The rig, with only its servers running. One test has it at a time.
@@ -183,15 +189,16 @@ impl Rig {
         let servers =
             made.into_iter().map(|made| made.join().unwrap().unwrap_or_else(|e| panic!("{e}")));
         let servers: Vec<LocalServer> = servers.collect();
+        let ports = free_ports(2 + servers.len());
         Self {
             dir,
             _guard: guard,
             setup: Setup::accounts(&[0, 1], false),
             proxy: None,
             agents: BTreeMap::new(),
-            postgresql: free_port(),
-            mysql: free_port(),
-            agent_ports: servers.iter().map(|_| free_port()).collect(),
+            postgresql: ports[0],
+            mysql: ports[1],
+            agent_ports: ports[2..].to_vec(),
             servers,
         }
     }
