@@ -154,15 +154,15 @@ fn two_proxies_share_sources_and_one_dies() {
     let rig = rig.as_mut().unwrap();
     rig.start_bank(&[0, 1, 2], true);
     let (second, port) = rig.start_second_proxy(None);
-    let mut first_load = rig.load(TEXT, 4);
+    // Long enough for some transactions on a busy machine, too.
+    let mut first_load = rig.load(TEXT, 12);
     let mut second_load = rig.load_on(port, "second.log", MARKED, &["-T", "4"]);
     std::thread::sleep(Duration::from_millis(1_500));
     drop(second);
     second_load.wait().unwrap();
     let (second, _) = rig.start_second_proxy(Some(port));
     assert!(first_load.wait().unwrap().success(), "{}", rig.log());
-    // On a busy machine, few are done in this time.
-    assert!(done(&rig.path("pgbench.log")) > 0, "{}", rig.log());
+    assert!(done(&rig.path("pgbench.log")) > 5, "{}", rig.log());
     rig.settle("kill -9 of one of two proxies");
     drop(second);
 }

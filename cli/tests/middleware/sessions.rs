@@ -822,7 +822,6 @@ fn branches_leave_connections_of_a_source_to_others() {
     let rig = rig.as_mut().unwrap();
     said("SET GLOBAL max_connections = 16", rig.servers[1].login());
     rig.start_bank(&[0, 1], false);
-    let mut watcher = Talk::begin(rig, POSTGRES);
     let duplicate = "INSERT INTO accounts (id, balance) VALUES (1, 0), (101, 0)";
     let told = std::thread::scope(|threads| {
         let clients: Vec<_> = (0..16)
@@ -837,11 +836,6 @@ fn branches_leave_connections_of_a_source_to_others() {
                 })
             })
             .collect();
-        let pools = watcher.text("SHOW ORTHODROME POOLS").unwrap();
-        for row in &pools.last().unwrap().rows {
-            let busy = String::from_utf8(row[1].clone().unwrap()).unwrap();
-            println!("{busy} branches");
-        }
         clients.into_iter().flat_map(|client| client.join().unwrap()).collect::<Vec<_>>()
     });
     assert_eq!(said("SELECT 1", rig.servers[1].login()).trim(), "1");
