@@ -42,7 +42,8 @@ const BRANCHES_AT_FIRST: usize = 64;
 /// The part of a server's sessions that branches may have: three of four. Others are for commits,
 /// queries outside of branches, and administrators.
 const BRANCHES_OF: (usize, usize) = (3, 4);
-
+/// Maximum number of sessions that a server can allow, whatever it says.
+const SESSIONS_MAX: usize = 1 << 20;
 /// Maximum number of idle sessions.
 const IDLE_MAX: usize = 128;
 
@@ -117,8 +118,9 @@ pub(super) struct Source {
     /// Whether sessions may be opened.
     reach: watch::Sender<Reach>,
     start: AtomicU64,
-    /// The branches that may have a session now, and their maximum number.
+    /// The number of branches that may get a session now.
     branches: Arc<Semaphore>,
+    /// The number of branches that may have one at the same time.
     branches_max: AtomicUsize,
     last_id: AtomicU64,
     /// True if branches get transaction numbers, so that the holders of locks can be identified.
@@ -817,7 +819,7 @@ impl Source {
     /// Adapts the number of branches with sessions to what the server allows.
     fn admit_at_most(&self, sessions: usize) {
         let (part, whole) = BRANCHES_OF;
-        let most = (sessions * part / whole).max(1);
+        let most = (sessions.min(SESSIONS_MAX) * part / whole).max(1);
         let before = self.branches_max.load(Ordering::Relaxed);
         let now = match most.checked_sub(before) {
             Some(more) => {
