@@ -292,6 +292,17 @@ fn every_protocol_runs_commands_and_transactions() {
         assert_eq!(clients[1].run("SET short 1 PX 1"), ok(), "{name}");
         until("the key expires", || clients[2].run("GET short") == Reply::Nil);
         assert_eq!(clients[0].run("EXISTS short"), Reply::Integer(0), "{name}");
+        let listed = clients[0].run("KEYS *");
+        if let Reply::Error(why) = &listed {
+            assert!(why.ends_with("not available with this cluster's protocol"), "{name}: {why}");
+            continue;
+        }
+        assert_eq!(listed, Reply::Array(vec![bulk("a"), bulk("b"), bulk("l")]), "{name}");
+        assert_eq!(clients[1].run("SCAN 0 MATCH l*"), {
+            Reply::Array(vec![bulk("0"), Reply::Array(vec![bulk("l")])])
+        });
+        assert_eq!(clients[1].run("FLUSHDB"), ok(), "{name}");
+        assert_eq!(clients[2].run("DBSIZE"), Reply::Integer(0), "{name}");
     }
 }
 

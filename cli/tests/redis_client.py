@@ -146,12 +146,60 @@ def scripts(client, port):
     check(client.get("counted"), b"20")
 
 
+def listings(client, port, protocol):
+    """Keys and elements by iterators of the library; cursors on several connections."""
+    own = redis.Redis(port=port, db=5, protocol=protocol)
+    own.flushdb()
+    check(own.keys(), [])
+    check(own.randomkey(), None)
+    names = [b"list:%03d" % number for number in range(25)]
+    own.mset({name: 1 for name in names})
+    own.sadd("set", "a", "b", "c")
+    own.zadd("zset", {"low": 1, "high": 2.5})
+    own.hset("hash", mapping={"a": 1, "ab": 2, "b": 3})
+    others = [b"hash", b"set", b"zset"]
+    check(own.dbsize(), 28)
+    check(sorted(own.keys()), sorted(names + others))
+    check(own.keys("list:00?"), names[:10])
+    check(list(own.scan_iter()), sorted(names + others))
+    check(list(own.scan_iter(match="list:*", count=4)), names)
+    check(list(own.scan_iter(match="*[0-1]", count=1_000)), [n for n in names if n[-1] in b"01"])
+    check(list(own.scan_iter(_type="ZSET")), [b"zset"])
+    assert own.randomkey() in names + others
+    # Another connection goes on with the cursor, and again.
+    cursor, first = own.scan(0, count=20)
+    other = redis.Redis(port=port, db=5)
+    for _ in range(2):
+        end, rest = other.scan(cursor, count=1_000)
+        check((end, first + rest), (0, sorted(names + others)))
+    try:
+        client.scan(cursor)
+        raise AssertionError("the cursor is of another database")
+    except redis.ResponseError as error:
+        assert "begin again with cursor 0" in str(error), error
+    check(dict(own.hscan_iter("hash", match="a*")), {b"a": b"1", b"ab": b"2"})
+    check(set(own.sscan_iter("set")), {b"a", b"b", b"c"})
+    check(dict(own.zscan_iter("zset")), {b"low": 1.0, b"high": 2.5})
+    try:
+        own.pipeline(transaction=True).get("x").dbsize().execute()
+        raise AssertionError("DBSIZE in a transaction")
+    except redis.ResponseError as error:
+        assert "DBSIZE is not allowed in transactions" in str(error), error
+    client.set("kept", 1)
+    check(own.flushdb(), True)
+    check((own.dbsize(), client.exists("kept")), (0, 1))
+    own.set("x", 1)
+    check(own.flushall(asynchronous=True), True)
+    check((own.keys(), client.dbsize()), ([], 0))
+
+
 def main():
     port = int(sys.argv[1])
     for protocol in (2, 3):
         client = redis.Redis(port=port, protocol=protocol)
         basics(client)
         client.delete("name", "f", "h", "s", "z", "l", "t")
+        listings(client, port, protocol)
         with client.pipeline(transaction=True) as pipe:
             check(pipe.set("p", 1).incr("p").get("p").execute(), [True, 2, b"2"])
         with client.pipeline(transaction=False) as pipe:

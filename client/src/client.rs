@@ -306,7 +306,7 @@ impl Inner {
         }
     }
 
-    fn session(&self) -> MutexGuard<'_, Session> {
+    pub(crate) fn session(&self) -> MutexGuard<'_, Session> {
         // No code that holds the lock can leave it half changed.
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -118,6 +118,7 @@ impl Stubs {
             read_round(ReadRoundRequest) -> ReadRoundResponse,
             register(RegisterRequest) -> RegisterResponse,
             resolve(ResolveRequest) -> ResolveResponse,
+            scan(ScanRequest) -> ScanResponse,
             status(StatusRequest) -> StatusResponse;
         admin:
             change_members(ChangeMembersRequest) -> ChangeMembersResponse,

@@ -35,7 +35,7 @@
 //! **Transactions declare their keys, if they can.** [`Client::transaction`] reads its read keys in
 //! one round, computes in a closure, and writes some of its write keys in a second round.
 //! [`Client::execute`] runs guarded operations in one call. [`Client::read`] reads one consistent
-//! snapshot. If a transaction finds its keys by reading, [`Client::general`] runs a closure that
+//! snapshot, and [`Client::scan`] one of all keys of a range. If a transaction finds its keys by reading, [`Client::general`] runs a closure that
 //! reads step by step, and each step costs a round.
 //!
 //! **Cancellation** is dropping the future: an undecided transaction is aborted in the background.
@@ -56,6 +56,7 @@ mod names;
 mod orders;
 mod outcome;
 mod pace;
+mod scan;
 mod status;
 mod txn;
 mod values;
@@ -69,7 +70,9 @@ pub use client::{
 pub use config::{Config, Tls};
 pub use error::Error;
 pub use general::{General, GeneralTxn, OpenGeneral};
+pub use orthodrome_core::scan::KeyRange;
 pub use outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
+pub use scan::{Page, Row, Scan};
 pub use status::{Gauge, Link, MembershipOrder, OrderState, StatusInfo};
 pub use txn::{Abort, Begun, OpenTransaction, Transaction};
 pub use values::{Reads, Writes};

@@ -20,6 +20,7 @@ pub mod locks;
 pub mod machine;
 pub mod procedure;
 pub mod rng;
+pub mod scan;
 pub mod session;
 pub mod spelling;
 pub mod store;

@@ -16,6 +16,7 @@ use crate::host::Timers;
 use crate::id::{NodeId, PartitionId, Ticket, TxnId};
 use crate::limits::Limits;
 use crate::rng::Rng;
+use crate::scan::{Ask, Listing};
 use crate::store::{Memtable, StateEngine};
 use crate::time::{Clock, Time};
 use crate::txn::{Decision, Key, Outcome, Reads, Txn};
@@ -45,6 +46,8 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// them for servers that are behind. The swarm deletes no keys with such a protocol. Only the
     /// example in `protocols/tests/adding` is one.
     const FORGETS_DELETIONS: bool = false;
+    /// True if servers list names ([`Machine::names`]), so that clients can scan ranges of keys.
+    const SCANS: bool = false;
     /// Enables the swarm's fault profile "priority races", for protocols that use priorities.
     const RANKS: bool = false;
     /// True if partitions have replicas. Otherwise each partition is on one server, which comes
@@ -221,6 +224,13 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
     /// The groups about which a server knows more than the placement says.
     fn groups(&self, _now: Time) -> Vec<GroupView> {
         Vec::new()
+    }
+
+    /// The names that this server has in a unit of the data, for a scan ([`crate::scan`]); none if it
+    /// does not hold the unit, or cannot list it now. Every protocol with [`Protocol::SCANS`]
+    /// implements it.
+    fn names(&self, _ask: &Ask) -> Option<Listing> {
+        None
     }
 
     /// Digests of the replicated states on this machine. Simulations compare them once all leaks

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use crate::Rng;
 use crate::digest::Digest;
 use crate::id::PartitionId;
+use crate::scan::KeyRange;
 use crate::time::Timestamp;
 use crate::txn::{Key, Read, Value, Version};
 use crate::wire::{Wire, WireError};
@@ -62,6 +63,69 @@ pub trait StateEngine: Debug + Send + Sync {
         after: Option<&Key>,
         limit: usize,
     ) -> Vec<(Key, Versions)>;
+
+    /// The first keys of `range` with their newest versions, in the given direction: at most `limit`,
+    /// and about [`HEADS_BYTES_MAX`] bytes of values that had to be read for them.
+    fn heads(
+        &self,
+        partition: PartitionId,
+        range: &KeyRange,
+        backwards: bool,
+        limit: usize,
+    ) -> Heads;
+}
+
+/// The size of the values that an engine reads at most for one call of [`StateEngine::heads`], in
+/// bytes, besides the last one.
+pub const HEADS_BYTES_MAX: usize = 4 << 20;
+
+/// The newest version of a key, without its value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Head {
+    /// The key.
+    pub key: Key,
+    /// Its newest version.
+    pub version: Version,
+    /// True if that is a deletion.
+    pub is_deletion: bool,
+}
+
+/// Keys of a range with their newest versions.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Heads {
+    /// The first ones, in the direction asked for.
+    pub heads: Vec<Head>,
+    /// True if more may follow.
+    pub has_more: bool,
+}
+
+impl Heads {
+    /// The first heads of these keys; stops before the one that is over a limit.
+    fn of<'a>(
+        keys: &'a BTreeMap<Key, Versions>,
+        range: &KeyRange,
+        backwards: bool,
+        limit: usize,
+    ) -> Self {
+        if range.is_empty() {
+            return Self::default();
+        }
+        let end = range.until.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let met = keys.range::<Key, _>((Bound::Included(&range.from), end));
+        let met: Box<dyn Iterator<Item = (&'a Key, &'a Versions)>> =
+            if backwards { Box::new(met.rev()) } else { Box::new(met) };
+        let mut found = Self::default();
+        for (key, versions) in met {
+            let Some((version, value)) = versions.last() else { continue };
+            if found.heads.len() >= limit {
+                found.has_more = true;
+                break;
+            }
+            let (key, is_deletion) = (key.clone(), value.is_none());
+            found.heads.push(Head { key, version: *version, is_deletion });
+        }
+        found
+    }
 }
 
 /// Versions of one partition.
@@ -214,6 +278,18 @@ impl StateEngine for MemoryEngine {
             let entries = table.keys.range::<Key, _>((from(after), Bound::Unbounded));
             entries.take(limit).map(|(key, versions)| (key.clone(), versions.clone())).collect()
         })
+    }
+
+    fn heads(
+        &self,
+        partition: PartitionId,
+        range: &KeyRange,
+        backwards: bool,
+        limit: usize,
+    ) -> Heads {
+        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let table = state.versions.tables.get(&partition);
+        table.map_or_else(Heads::default, |table| Heads::of(&table.keys, range, backwards, limit))
     }
 }
 
@@ -401,6 +477,50 @@ impl Store {
         // Each layer returned its first `limit` keys, so the first `limit` keys of their union are
         // complete.
         merged.into_iter().take(limit).collect()
+    }
+
+    /// The first keys of `range` with their newest versions, in the given direction: at most `limit`.
+    #[must_use]
+    pub fn heads(
+        &self,
+        partition: PartitionId,
+        range: &KeyRange,
+        backwards: bool,
+        limit: usize,
+    ) -> Heads {
+        let mut layers = Vec::new();
+        let mut hidden = false;
+        for layer in [Some(&self.active), self.frozen.as_deref()].into_iter().flatten() {
+            if let (false, Some(table)) = (hidden, layer.tables.get(&partition)) {
+                layers.push(Heads::of(&table.keys, range, backwards, limit));
+                hidden = table.cleared;
+            }
+        }
+        if !hidden {
+            layers.push(self.engine.heads(partition, range, backwards, limit));
+        }
+        let is_after = |key: &Key, last: &Key| if backwards { key < last } else { key > last };
+        // Beyond the end of a list that is not complete, the union is not complete either.
+        let ends = layers.iter().filter(|layer| layer.has_more);
+        let ends = ends.filter_map(|layer| layer.heads.last().map(|head| head.key.clone()));
+        let end = if backwards { ends.max() } else { ends.min() };
+        let mut merged: BTreeMap<Key, Head> = BTreeMap::new();
+        let mut has_more = end.is_some();
+        for head in layers.into_iter().flat_map(|layer| layer.heads) {
+            if end.as_ref().is_some_and(|end| is_after(&head.key, end)) {
+                continue;
+            }
+            match merged.get_mut(&head.key) {
+                Some(held) if held.version >= head.version => {}
+                Some(held) => *held = head,
+                None => drop(merged.insert(head.key.clone(), head)),
+            }
+        }
+        has_more |= merged.len() > limit;
+        let heads = merged.into_values();
+        let heads: Vec<Head> =
+            if backwards { heads.rev().take(limit).collect() } else { heads.take(limit).collect() };
+        Heads { heads, has_more }
     }
 
     /// The keys after `after` that fit into one message: at most `keys_max`, and about

@@ -180,6 +180,7 @@ mod tests {
             writes: keys(writes),
             priority: Priority::HIGH,
             parameter: 12,
+            scan: None,
         }
     }
 

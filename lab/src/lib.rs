@@ -31,6 +31,8 @@ pub struct Subject {
     pub is_replicated: bool,
     /// True if servers may hold shares of a region's copy ([`Protocol::SHARES`]).
     pub has_shares: bool,
+    /// True if its servers list names, so that workloads with scans run.
+    pub has_scans: bool,
     /// True if its servers are databases behind a middleware.
     pub has_sources: bool,
     /// The kinds of these databases.
@@ -101,6 +103,7 @@ fn subject<P: Protocol>(row: &'static Row) -> Subject {
         is_general: P::GENERAL,
         is_replicated: P::REPLICATED,
         has_shares: P::SHARES,
+        has_scans: P::SCANS,
         has_sources: false,
         sources: Sources::default(),
         mutations: P::mutations(row.name),

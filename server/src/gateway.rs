@@ -16,10 +16,12 @@ use std::time::Duration;
 use orthodrome_core::Wire as _;
 use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
+use orthodrome_core::scan::{Ask, Scan};
 use orthodrome_core::txn::{Kind, Priority, Reads};
 use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Time, Txn, TxnId};
 use tokio::sync::{Notify, oneshot};
 
+use crate::scan::{BegunScan, ScanFailed, Scans};
 use crate::transport::LinkStatus;
 
 /// How a transaction ended.
@@ -292,6 +294,12 @@ pub(crate) trait Backend: Send + Sync {
     ) -> std::pin::Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>>;
     /// True if this process registered the client.
     fn is_registered(&self, client: ClientId) -> bool;
+    /// Begins a scan.
+    fn begin_scan(&self, scan: Scan) -> Result<BegunScan, ScanFailed>;
+    /// Asks a server for names, for a scan with this number.
+    fn ask(&self, scan: u64, to: NodeId, ask: Ask);
+    /// The scan with this number has ended.
+    fn end_scan(&self, scan: u64);
 }
 
 /// Counts the transactions in flight.
@@ -372,6 +380,7 @@ pub struct Gateway {
     backend: Arc<dyn Backend>,
     in_flight: Arc<InFlight>,
     max: InFlightMax,
+    scans: Arc<Scans>,
 }
 
 impl std::fmt::Debug for Gateway {
@@ -401,7 +410,15 @@ impl Gateway {
         in_flight: Arc<InFlight>,
         max: InFlightMax,
     ) -> Self {
-        Self { backend, in_flight, max }
+        Self { backend, in_flight, max, scans: Arc::default() }
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    pub(crate) fn scans(&self) -> &Scans {
+        &self.scans
     }
 
     /// Registers a new client incarnation: an id that no other client of the cluster ever has.

@@ -23,6 +23,7 @@ pub mod middleware;
 pub mod node;
 pub mod plane;
 mod redis;
+pub mod scan;
 pub mod service;
 pub mod shared_clock;
 mod socket;

@@ -8,13 +8,14 @@ mod misuse;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use orthodrome_core::cluster::Partition;
 use orthodrome_core::machine::{Admin, GroupView, OrderState, Refusal};
+use orthodrome_core::scan::{KeyRange, Scan};
 use orthodrome_core::topology::Topology;
-use orthodrome_core::txn::{AbortReason, Op, Reads, Writes};
+use orthodrome_core::txn::{AbortReason, Op, Priority, Reads, Writes};
 use orthodrome_core::{
     ClientId, Cluster, Decision, Key, NodeId, Outcome, PartitionId, RegionId, Txn, TxnId, Value,
 };
@@ -24,6 +25,7 @@ use orthodrome_protocols::{
 use orthodrome_server::gateway::{Begun, Finished, Gateway, GatewayError, OrderError};
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
 use orthodrome_server::node::{Durability, StartError};
+use orthodrome_server::scan::ScanFailed;
 
 /// How long anything may take on a machine that is busy with other work.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -808,5 +810,130 @@ async fn a_protocol_without_general_transactions_refuses_them() {
     let begun = client.gateway.begin(txn).await.unwrap();
     let Begun::Finished(finished) = begun else { panic!("{begun:?}") };
     assert_eq!(finished.outcome, Outcome::Aborted(AbortReason::Invalid));
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+/// Scans a prefix page by page, at this gateway.
+async fn scanned(gateway: &Gateway, prefix: &str, backwards: bool, limit: usize) -> Vec<String> {
+    let (mut keys, mut rest) = (Vec::new(), Some(KeyRange::prefix(prefix.as_bytes())));
+    while let Some(range) = rest {
+        let scan = Scan { range, backwards, limit };
+        let page = loop {
+            match gateway.scan(scan.clone(), Priority::LOW).await {
+                Ok(page) => break page,
+                // Leaders may change after a death.
+                Err(ScanFailed::Scan(_) | ScanFailed::Late) => {}
+                Err(error) => panic!("{error}"),
+            }
+        };
+        keys.extend(page.rows.into_iter().map(|(key, _)| key.to_string()));
+        rest = page.rest;
+    }
+    keys
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scan_shows_whole_transactions_while_others_create_and_delete_keys() {
+    for protocol in registry::representatives() {
+        within(&format!("{protocol}: scans beside writes"), scans_beside_writes(protocol)).await;
+    }
+}
+
+/// The pairs of keys that are created, and how many exist at once.
+const PAIRS: u64 = 60;
+const KEPT: u64 = 12;
+
+async fn scans_beside_writes(protocol: &'static str) {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+    let cluster = cluster(Plan { protocol, durability: Durability::None, ..plan }).await;
+    let (created, asked) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let mut writer = Client::at(&cluster, 2).await;
+    let (acknowledged, deleting) = (created.clone(), asked.clone());
+    let writing = tokio::spawn(async move {
+        let pair =
+            |number: u64| ["a", "b"].map(|half| Key::from(format!("pair/{number:03}/{half}")));
+        for number in 0..PAIRS {
+            let puts = pair(number).map(|key| Op::Put(key, "v".into()));
+            let mut ops = puts.to_vec();
+            if number >= KEPT {
+                deleting.store(number - KEPT + 1, Ordering::SeqCst);
+                ops.extend(pair(number - KEPT).map(Op::Delete));
+            }
+            writer.run_whatever_happens(&ops).await;
+            acknowledged.store(number + 1, Ordering::SeqCst);
+        }
+    });
+    let gateway = cluster.node(NodeId(1)).unwrap().gateway();
+    let scan = Scan { range: KeyRange::prefix(b"pair/"), backwards: false, limit: 1_000 };
+    let mut scans = 0;
+    loop {
+        let is_over = writing.is_finished();
+        let before = created.load(Ordering::SeqCst);
+        let page = gateway.scan(scan.clone(), Priority::LOW).await.unwrap();
+        let deleted = asked.load(Ordering::SeqCst);
+        scans += 1;
+        let mut keys: Vec<String> = page.rows.iter().map(|(key, _)| key.to_string()).collect();
+        // A page ends early where keys are created all the time, perhaps within a pair.
+        let end = page.rest.map(|rest| rest.from.to_string()).unwrap_or_else(|| "pair/999".into());
+        keys.retain(|key| key[..8] < end[..8]);
+        assert!(keys.is_sorted_by(|a, b| a < b), "{protocol}: {keys:?}");
+        let numbers: Vec<u64> = keys.iter().map(|key| key[5..8].parse().unwrap()).collect();
+        let (pairs, alone) = numbers.as_chunks::<2>();
+        assert!(
+            alone.is_empty() && pairs.iter().all(|[a, b]| a == b),
+            "{protocol}: half of a transaction in {keys:?}"
+        );
+        assert!(pairs.len() as u64 <= KEPT, "{protocol}: two moments in {keys:?}");
+        let end: u64 = end[5..8].parse().unwrap();
+        for number in (deleted..before).filter(|number| *number < end) {
+            let is_there = pairs.iter().any(|[a, _]| *a == number);
+            assert!(is_there, "{protocol}: pair {number} was acknowledged, and is not in {keys:?}");
+        }
+        if is_over {
+            break;
+        }
+    }
+    println!("{protocol}: {scans} scans beside {PAIRS} transactions");
+    writing.await.unwrap();
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ranges_are_scanned_without_a_dead_node_and_after_the_death_of_all() {
+    for protocol in registry::representatives() {
+        within(&format!("{protocol}: scans after deaths"), scans_after_deaths(protocol)).await;
+    }
+}
+
+async fn scans_after_deaths(protocol: &'static str) {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+    let mut cluster = cluster(Plan { protocol, ..plan }).await;
+    let mut client = Client::at(&cluster, 1).await;
+    let mut expected = Vec::new();
+    for number in 0..25 {
+        let key = format!("key/{number:02}");
+        client.run_whatever_happens(&[Op::Put(key.as_str().into(), "v".into())]).await;
+        expected.push(key);
+    }
+    client
+        .run_whatever_happens(&[Op::Delete("key/07".into()), Op::Put("other".into(), "v".into())])
+        .await;
+    expected.remove(7);
+    let gateway = cluster.node(NodeId(1)).unwrap().gateway();
+    assert_eq!(scanned(&gateway, "key/", false, 1_000).await, expected, "{protocol}");
+    cluster.kill(NodeId(2)).await;
+    assert_eq!(scanned(&gateway, "key/", false, 10).await, expected, "{protocol}");
+    for node in [1, 3] {
+        cluster.kill(NodeId(node)).await;
+    }
+    for node in 1..=3 {
+        cluster.restart(NodeId(node)).await.unwrap();
+    }
+    let gateway = cluster.node(NodeId(3)).unwrap().gateway();
+    expected.reverse();
+    assert_eq!(scanned(&gateway, "key/", true, 7).await, expected, "{protocol}");
+    assert_eq!(scanned(&gateway, "nothing/", true, 7).await, Vec::<String>::new(), "{protocol}");
     cluster.shutdown(Duration::from_secs(5)).await;
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId};
+use orthodrome_core::scan;
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{Key, Kind};
 use orthodrome_eval::workload::{Reach, Request};
@@ -21,6 +22,7 @@ use orthodrome_eval::workload::{Reach, Request};
 ///   reads have returned.
 /// - General: *read* + *durable*, with the keys of the first round, because the other keys may be
 ///   anywhere.
+/// - Scan: *read*, over all partitions that may have keys of its range.
 #[derive(Clone, Debug)]
 pub struct Floor {
     cluster: Cluster,
@@ -49,10 +51,18 @@ impl Floor {
         Self { cluster: cluster.clone(), nearest, durable }
     }
 
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
     /// The least time until any protocol could acknowledge to a client in `home` that `request`
     /// committed.
     #[must_use]
     pub fn of(&self, home: RegionId, request: &Request) -> Duration {
+        if let Some(scan) = &request.scan {
+            let fences = scan::fences(&self.cluster, false, &scan.range).unwrap_or_default();
+            return self.furthest(home, fences.iter());
+        }
         let read = self.furthest(home, request.reads.iter());
         let reach = read.max(self.furthest(home, request.writes.iter()));
         let durable = self.durable.get(&home).copied().unwrap_or_default();
@@ -109,6 +119,7 @@ mod tests {
                 writes: writes.iter().copied().map(key_of).collect(),
                 priority: Priority::LOW,
                 parameter: 0,
+                scan: None,
             };
             let home = cluster.topology.region_named(home).unwrap();
             floor.of(home, &request).as_secs_f64() * 1_000.0

@@ -6,8 +6,9 @@ mod answers;
 mod keys;
 mod model;
 mod record;
+mod scanning;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, RegionId, TxnId};
@@ -24,6 +25,8 @@ use self::active::{Action, Active, Ahead, Client};
 use self::keys::Keys;
 pub use self::model::{Arrival, LoadModel, Origins};
 use self::record::shows_reads;
+use self::scanning::Scanning;
+pub use self::scanning::{Asked, ScanId};
 use crate::floor::Floor;
 use crate::oracle::Oracle;
 
@@ -44,6 +47,25 @@ pub struct Due {
     pub serial: u32,
 }
 
+/// What a protocol can do for its clients.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Abilities {
+    /// It runs general transactions ([`Protocol::GENERAL`]).
+    pub general: bool,
+    /// Its servers list names ([`Protocol::SCANS`]).
+    pub scans: bool,
+    /// Copies of the data are divided into shares ([`Protocol::SHARES`]).
+    pub shares: bool,
+}
+
+impl Abilities {
+    /// The abilities of a protocol.
+    #[must_use]
+    pub fn of<P: Protocol>() -> Self {
+        Self { general: P::GENERAL, scans: P::SCANS, shares: P::SHARES }
+    }
+}
+
 /// The receiver of a history.
 pub type HistorySink = Box<dyn FnMut(Entry)>;
 
@@ -52,8 +74,12 @@ pub struct Load {
     model: LoadModel,
     workload: Box<dyn Workload>,
     keys: Keys,
-    /// True if the protocol runs general transactions.
-    runs_general: bool,
+    /// What the protocol can do.
+    abilities: Abilities,
+    /// The keys that transactions of this run may have written, for workloads that scan.
+    written: BTreeSet<Key>,
+    /// The number of scans that began so far.
+    scans: u64,
     rng: Rng,
     floor: Floor,
     clients: Vec<Client>,
@@ -72,6 +98,8 @@ pub struct Load {
     stopped: bool,
     /// Wake-ups for clients; the simulation takes them.
     pub due: Vec<Due>,
+    /// Requests for names; the simulation takes them.
+    pub asks: Vec<Asked>,
     /// The measured part of the run.
     pub measured: std::ops::Range<Time>,
     /// Latencies of the measured part.
@@ -95,13 +123,13 @@ impl std::fmt::Debug for Load {
 }
 
 impl Load {
-    /// Clients of the gateways `gateways` (dense number and id), of a protocol that runs general
-    /// transactions or does not.
+    /// Clients of the gateways `gateways` (dense number and id), of a protocol with these
+    /// abilities.
     #[must_use]
     pub fn new(
         model: LoadModel,
         mut workload: Box<dyn Workload>,
-        runs_general: bool,
+        abilities: Abilities,
         cluster: &Cluster,
         gateways: &[(u32, NodeId)],
         rng: Rng,
@@ -123,7 +151,9 @@ impl Load {
             model,
             workload,
             keys: Keys::default(),
-            runs_general,
+            abilities,
+            written: BTreeSet::new(),
+            scans: 0,
             rng,
             floor: Floor::new(cluster),
             clients: Vec::new(),
@@ -136,6 +166,7 @@ impl Load {
             outstanding: 0,
             stopped: false,
             due: Vec::new(),
+            asks: Vec::new(),
             measured: Time::ZERO..Time::MAX,
             latencies: Latencies::default(),
             counters: Counters::default(),
@@ -184,6 +215,7 @@ impl Load {
             writes: Vec::new(),
             priority: Priority::LOW,
             parameter: 0,
+            scan: None,
         };
         keys.chunks(32).map(request).collect()
     }
@@ -309,15 +341,24 @@ impl Load {
             self.counters.offered += 1;
         }
         let (mut request, mut ahead) = (request, None);
-        if request.kind == Kind::General && !self.runs_general {
+        if request.kind == Kind::General && !self.abilities.general {
             let mut parts = Ahead::new(request);
             request = parts.next(&*self.workload);
             ahead = Some(Box::new(parts));
+        }
+        let scan = request.scan.is_some().then(|| Box::new(Scanning::new()));
+        if scan.is_some() && !self.abilities.scans {
+            let problem = "the protocol cannot scan ranges of keys; use a workload without scans";
+            self.note_failure(Err(problem.into()));
+        }
+        if self.workload.has_scans() {
+            self.written.extend(request.writes.iter().cloned());
         }
         let client = self.client(slot);
         client.counter += 1;
         client.active = Some(Box::new(Active {
             ahead,
+            scan,
             txn: TxnId::new(client.id, client.counter),
             request,
             began: now,
@@ -363,12 +404,20 @@ impl Load {
             let input = Input::Read { txn: active.txn, keys: active.round.clone() };
             return Some((active.gateway, input, active.hops));
         }
+        if active.scan.as_ref().is_some_and(|scanning| !scanning.is_reading()) {
+            self.wake_scan(slot, now, is_up);
+            return None;
+        }
         if active.next == Action::Decide {
             let decision = active.decision.clone()?;
             let input = Input::Decide { txn: active.txn, decision };
             return Some((active.gateway, input, active.hops));
         }
-        let Some(gateway) = self.nearest_gateway(slot, is_up) else {
+        let (scan_gateway, hops) = match &active.scan {
+            Some(scanning) => (Some(active.gateway), scanning.hops()),
+            None => (None, 0),
+        };
+        let Some(gateway) = scan_gateway.or_else(|| self.nearest_gateway(slot, is_up)) else {
             // Every gateway is down; retry later.
             let next = active.next;
             self.schedule(slot, now + BACK_OFF * 5, next);
@@ -393,7 +442,7 @@ impl Load {
                 active.round.clone_from(&txn.reads);
                 Input::Begin(txn)
             }
-            Action::Resolve | Action::Read | Action::Decide => {
+            Action::Resolve | Action::Read | Action::Decide | Action::Ask => {
                 active.is_resolved = true;
                 // As in the API, the values are not sent again.
                 let seen = active.reads.iter().flatten();
@@ -403,7 +452,7 @@ impl Load {
                 Input::Resolve { txn, reads, decision: active.decision.clone() }
             }
         };
-        Some((gateway, input, 0))
+        Some((gateway, input, hops))
     }
 
     /// The client's own gateway if it is up, else the nearest gateway that is up.

@@ -29,7 +29,7 @@ use crate::clock::ClockModel;
 use crate::cpu::CpuModel;
 use crate::disk::DiskModel;
 use crate::fault::{Plan, Schedule, ScheduleError};
-use crate::load::{HistorySink, Load, LoadModel};
+use crate::load::{Abilities, Asked, HistorySink, Load, LoadModel};
 use crate::network::{Network, NetworkModel};
 use crate::oracle::Oracle;
 use crate::promise::Beyond;
@@ -104,6 +104,8 @@ enum Event<P: Protocol> {
     Arrival,
     /// A client acts.
     Client { client: u32, serial: u32 },
+    /// A scan asks a server for names, after its gateway was paused.
+    Ask { incarnation: u32, asked: Box<Asked> },
     /// An entry of the fault schedule begins or ends.
     Fault { entry: u32, is_heal: bool },
 }
@@ -225,7 +227,7 @@ impl<P: Protocol> Simulation<P> {
         let mut load = Load::new(
             options.load.clone(),
             workload,
-            P::GENERAL,
+            Abilities::of::<P>(),
             &cluster,
             &gateways,
             stream("workload"),
@@ -404,9 +406,17 @@ impl<P: Protocol> Simulation<P> {
                     self.call(gateway, input, hops);
                 }
             }
+            Event::Ask { incarnation, asked } => {
+                if self.env.incarnation(asked.gateway) == incarnation {
+                    self.send_ask(asked);
+                }
+            }
             Event::Fault { entry, is_heal } => self.fault(entry, is_heal),
         }
         self.env.take_due();
+        if !self.env.load.asks.is_empty() {
+            self.send_asks();
+        }
     }
 }
 

@@ -57,6 +57,11 @@ pub struct SwarmOptions {
     pub clock_faults: bool,
     /// In some seeds a minority of the servers stays down for ever.
     pub losses: bool,
+    /// Every seed scans, if the protocol can. Otherwise some seeds do, if `unusual` is true.
+    pub scans: bool,
+    /// Scans do not list names again after they have read. This is a mistake, which the swarm should
+    /// catch.
+    pub no_second_list: bool,
     /// Draws to leave out; all other draws stay the same.
     pub without: BTreeSet<Unusual>,
     /// The most transactions of one seed.
@@ -89,6 +94,8 @@ impl SwarmOptions {
             admin: true,
             clock_faults: true,
             losses: true,
+            scans: false,
+            no_second_list: false,
             without: BTreeSet::new(),
             transactions: 300,
             safety: Duration::from_secs(8),
@@ -398,6 +405,7 @@ fn set_up<P: Protocol>(
     }
     let workload = scenario.workload()?;
     let mut with_load = scenario.options.clone();
+    with_load.load.no_second_list = options.no_second_list;
     with_load.load.no_sessions = options.mutation.as_deref() == Some(NO_SESSIONS);
     let cluster = scenario.cluster.clone();
     let mut run = Simulation::new(cluster, config, workload, &scenario.schedule, with_load)?;

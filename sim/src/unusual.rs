@@ -28,6 +28,8 @@ pub enum Unusual {
     Keys,
     /// Several shares of each copy.
     Shares,
+    /// Scans of ranges in which other transactions create keys.
+    Scans,
     /// Transactions that delete keys.
     Deletions,
     /// Stale reads.
@@ -58,11 +60,12 @@ pub enum Unusual {
 
 impl Unusual {
     /// All values.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Replicas,
         Self::Partitions,
         Self::Keys,
         Self::Shares,
+        Self::Scans,
         Self::Deletions,
         Self::StaleReads,
         Self::Length,
@@ -86,6 +89,7 @@ impl Unusual {
             Self::Partitions => "partitions",
             Self::Keys => "keys",
             Self::Shares => "shares",
+            Self::Scans => "scans",
             Self::Deletions => "deletions",
             Self::StaleReads => "stale-reads",
             Self::Length => "length",
@@ -188,6 +192,28 @@ impl Sizes {
             loss: sizes.loss,
         }
     }
+}
+
+/// A workload that scans, for one seed of six, with the form and priorities of the usual one of that
+/// seed. In some seeds it deletes keys, too.
+pub(crate) fn draw_scans<P: Protocol>(
+    seed: u64,
+    options: &SwarmOptions,
+    usual: &workload::Options,
+) -> Option<(&'static str, workload::Options)> {
+    let mut rng = Rng::stream(seed, "scans", 0);
+    let is_drawn = options.unusual && rng.chance(1, 6);
+    if !P::SCANS || !(is_drawn || options.scans) {
+        return None;
+    }
+    let keys = Some(rng.range(4, 64));
+    let scans = rng.pick(&[0.1, 0.3, 0.5]).copied();
+    let deletes = rng.pick(&[0.0, 0.0, 0.2, 0.5]).copied().filter(|_| !P::FORGETS_DELETIONS);
+    let (form, high_priority) = (usual.form, usual.high_priority);
+    Some((
+        "ranges",
+        workload::Options { keys, scans, deletes, form, high_priority, ..Default::default() },
+    ))
 }
 
 /// A workload that deletes keys, for one seed of four, with as many keys and reads as the usual one

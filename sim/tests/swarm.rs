@@ -111,6 +111,25 @@ fn a_failure_is_explained_without_the_draws_that_it_does_not_need() {
     assert!(drawn > 10 && needed * 4 < drawn, "{needed} of {drawn} draws were kept");
 }
 
+/// Every seed scans, with faults.
+#[test]
+fn scans_are_snapshots_unless_they_list_names_only_once() {
+    let sound = SwarmOptions { scans: true, twins: true, shrink_budget: 0, ..options(None) };
+    let unsound = SwarmOptions { no_second_list: true, twins: false, ..sound.clone() };
+    let mut caught = 0;
+    for seed in 0..40 {
+        if let Some(found) = run_seed::<Toy>(seed, &sound).unwrap().found {
+            panic!("seed {seed}: {}\n{}", found.failure, found.scenario.schedule.to_toml());
+        }
+        let Some(found) = run_seed::<Toy>(seed, &unsound).unwrap().found else { continue };
+        let kind = found.failure.kind;
+        assert!(matches!(kind, FailureKind::History | FailureKind::Promise), "{}", found.failure);
+        caught += 1;
+    }
+    println!("{caught} of 40 seeds");
+    assert!(caught >= 10, "only {caught} seeds caught it");
+}
+
 #[test]
 fn missing_validation_is_found() {
     let (_, found) = seeds_to_find("no-validation", 10).unwrap();

@@ -1,6 +1,6 @@
 //! The shell's commands: their grammar and their help, in one table.
 
-use orthodrome_client::{Key, Op, Priority, Value};
+use orthodrome_client::{Key, KeyRange, Op, Priority, Value};
 use orthodrome_core::NodeId;
 use orthodrome_core::machine::Admin;
 
@@ -14,6 +14,12 @@ pub(super) enum Command {
     Get(Vec<Key>),
     /// Reads the nearest server's values, however old.
     GetStale(Vec<Key>),
+    /// Reads the keys of a range.
+    Scan(Range),
+    /// Counts the keys of a range.
+    Count(Range),
+    /// Deletes the keys of a range.
+    DeleteRange(Range),
     /// Guarded operations: run at once, or added to the open transaction.
     Ops(Vec<Op>),
     /// Without keys, a general transaction.
@@ -36,6 +42,16 @@ pub(super) enum Command {
     Quit,
 }
 
+/// A range of keys, and how much of it to show.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Range {
+    pub(super) range: KeyRange,
+    pub(super) is_backwards: bool,
+    /// The most keys to show; none: all.
+    pub(super) limit: Option<u32>,
+    pub(super) keys_only: bool,
+}
+
 /// The usage of a command.
 pub(super) struct Usage {
     pub(super) name: &'static str,
@@ -56,6 +72,21 @@ pub(super) const COMMANDS: &[Usage] = &[
          With protocols \
          that keep\na copy of everything in each region it needs no message to another region; with \
          other protocols\nit is the same as `get`.",
+    ),
+    usage(
+        "scan",
+        "[PREFIX | FROM .. [UNTIL]] [limit N] [backwards] [keys]",
+        "read the keys of a range, in order",
+        "Without a range, all keys. PREFIX: all keys that begin with it. FROM .. UNTIL: from FROM up to, and \
+         without, UNTIL.\n`keys` leaves the values out. What is shown at once is one consistent snapshot; a \
+         long range\nis read page by page, and a line between two pages says so. Example: scan stock/ limit 20",
+    ),
+    usage("count", "[PREFIX | FROM .. [UNTIL]]", "count the keys of a range", ""),
+    usage(
+        "delete-range",
+        "PREFIX | FROM .. [UNTIL]",
+        "remove all keys of a range, page by page",
+        "Each page is one transaction. A key that somebody creates in the meantime may stay.",
     ),
     usage(
         "put",
@@ -184,6 +215,43 @@ fn change_members(partition: &Word, members: &[Word]) -> Option<Admin> {
     Some(Admin::ChangeMembers { partition, voters, learners })
 }
 
+/// The range that these words name: a prefix, or two keys with dots between them.
+fn range(words: &[Word]) -> Option<KeyRange> {
+    let key = |word: &Word| Key::from(word.bytes.clone());
+    match words {
+        [] => Some(KeyRange::default()),
+        [prefix] if !prefix.is("..") => Some(KeyRange::prefix(&prefix.bytes)),
+        [from, dots] if dots.is("..") => Some(KeyRange { from: key(from), until: None }),
+        [from, dots, until] if dots.is("..") => {
+            Some(KeyRange { from: key(from), until: Some(key(until)) })
+        }
+        _ => None,
+    }
+}
+
+fn scan(mut words: &[Word]) -> Option<Range> {
+    let mut wanted = Range::default();
+    loop {
+        words = match words {
+            [before @ .., limit, number] if limit.is("limit") => {
+                wanted.limit = Some(text(number).parse().ok().filter(|&number| number > 0)?);
+                before
+            }
+            [before @ .., word] if word.is("backwards") => {
+                wanted.is_backwards = true;
+                before
+            }
+            [before @ .., word] if word.is("keys") => {
+                wanted.keys_only = true;
+                before
+            }
+            _ => break,
+        };
+    }
+    wanted.range = range(words)?;
+    Some(wanted)
+}
+
 fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
     let key = |word: &Word| Key::from(word.bytes.clone());
     let value = |word: &Word| Value::from(word.bytes.clone());
@@ -192,6 +260,11 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
     Some(match (name, arguments) {
         ("get", [_, ..]) => Command::Get(keys(arguments)),
         ("get-stale", [_, ..]) => Command::GetStale(keys(arguments)),
+        ("scan", words) => Command::Scan(scan(words)?),
+        ("count", words) => Command::Count(Range { range: range(words)?, ..Range::default() }),
+        ("delete-range", words @ [_, ..]) => {
+            Command::DeleteRange(Range { range: range(words)?, ..Range::default() })
+        }
         ("put", [_, ..]) => {
             let (pairs, rest) = arguments.as_chunks::<2>();
             if !rest.is_empty() {

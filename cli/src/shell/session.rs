@@ -10,7 +10,7 @@ use orthodrome_client::{
 use orthodrome_core::machine::Admin;
 use orthodrome_core::{Txn, TxnId};
 
-use super::command::{COMMANDS, Command, Usage, find};
+use super::command::{COMMANDS, Command, Range, Usage, find};
 use super::describe;
 use super::words::quote;
 use crate::style::Style;
@@ -104,6 +104,20 @@ impl Session {
         match command {
             Command::Get(keys) => self.get(keys).await,
             Command::GetStale(keys) => self.get_stale(&keys).await,
+            Command::Scan(wanted) => self.scan(wanted).await,
+            Command::Count(wanted) => {
+                self.check_closed("count")?;
+                let count = self.client.count(wanted.range).await;
+                Ok(counted(count.map_err(|error| error.to_string())?))
+            }
+            Command::DeleteRange(wanted) => {
+                self.check_closed("delete-range")?;
+                let deleted = self.client.delete_range(wanted.range).await;
+                let deleted = deleted.map_err(|error| {
+                    format!("{error}; the pages before may be deleted, so repeat the command")
+                })?;
+                Ok(format!("{} deleted", counted(deleted)))
+            }
             Command::Ops(ops) => self.ops(ops).await,
             Command::Begin { reads, writes } => self.begin(reads, writes).await,
             Command::Commit => self.commit().await,
@@ -149,13 +163,51 @@ impl Session {
         Ok(show(&keys, |key| snapshot.reads.get(key.clone()).map(<[u8]>::to_vec)))
     }
 
-    async fn get_stale(&self, keys: &[Key]) -> Result<String, String> {
-        if let Some(open) = &self.open {
+    /// Refuses a command that is not possible in a transaction.
+    fn check_closed(&self, command: &str) -> Result<(), String> {
+        self.open.as_ref().map_or(Ok(()), |open| {
             let id = open.txn.id();
-            return Err(format!(
-                "{id} is open, and `get-stale` is not possible in a transaction; `commit` or `abort` it first"
-            ));
+            Err(format!(
+                "{id} is open, and `{command}` is not possible in a transaction; `commit` or `abort` it first"
+            ))
+        })
+    }
+
+    async fn scan(&self, wanted: Range) -> Result<String, String> {
+        self.check_closed("scan")?;
+        let Range { range, is_backwards, limit, keys_only } = wanted;
+        let (mut lines, mut left, mut rest) = (Vec::new(), limit, Some(range));
+        while let Some(range) = rest.take() {
+            let mut scan = self.client.scan(range).priority(self.priority);
+            scan = if is_backwards { scan.backwards() } else { scan };
+            scan = if keys_only { scan.keys_only() } else { scan };
+            scan = match left {
+                Some(left) => scan.limit(left),
+                None => scan,
+            };
+            let page = scan.await.map_err(|error| error.to_string())?;
+            let shown = page.rows.len();
+            left = left.map(|left| left.saturating_sub(u32::try_from(shown).unwrap_or(u32::MAX)));
+            for row in page.rows {
+                let key = quote(row.key.bytes());
+                lines.push(match row.value {
+                    Some(value) => format!("{key} = {}", quote(&value.0)),
+                    None => key,
+                });
+            }
+            rest = page.rest.filter(|_| left != Some(0));
+            if rest.is_some() && shown > 0 {
+                lines.push("-- the next page, at a later moment:".into());
+            }
         }
+        if lines.last().is_some_and(|line| line.starts_with("-- ")) {
+            lines.pop();
+        }
+        Ok(if lines.is_empty() { "no keys".into() } else { lines.join("\n") })
+    }
+
+    async fn get_stale(&self, keys: &[Key]) -> Result<String, String> {
+        self.check_closed("get-stale")?;
         let query = self.client.read(keys.to_vec()).priority(self.priority).stale();
         let snapshot = query.await.map_err(|error| error.to_string())?;
         Ok(show(keys, |key| value_of(&snapshot.reads, key)))
@@ -310,6 +362,10 @@ impl Open {
         }
         Ok(String::new())
     }
+}
+
+fn counted(count: u64) -> String {
+    if count == 1 { "1 key".into() } else { format!("{count} keys") }
 }
 
 fn undeclared(key: &Key, what: &str, side: &str) -> String {

@@ -56,6 +56,16 @@ def calls(db: orthodrome.Client) -> None:
         assert "key" in str(error), error
     db.delete("n")
     check(db.get("n"), None)
+    db.execute([Op.put(f"row/{number}", str(number)) for number in range(5)])
+    rows = orthodrome.KeyRange.prefix("row/")
+    page = db.scan(rows)
+    check(page.rows, tuple((f"row/{number}".encode(), str(number).encode()) for number in range(5)))
+    check(page.rest, None)
+    page = db.scan(rows, limit=2, backwards=True, keys_only=True)
+    check(page.rows, ((b"row/4", None), (b"row/3", None)))
+    assert page.rest is not None
+    check([key for key, _ in db.scan(page.rest, backwards=True).rows], [b"row/2", b"row/1", b"row/0"])
+    check(db.scan(orthodrome.KeyRange(b"row/3", b"row/4")).rows, ((b"row/3", b"3"),))
 
 
 def transactions(db: orthodrome.Client) -> None:

@@ -656,3 +656,28 @@ fn versions_a_deletion_whose_outcome_is_unknown_has_one_place() {
                 c5.1 ok   20 24 | v x c0.0@0";
     assert!(judge(text, Model::StrictSerializable).ok);
 }
+
+/// Scans are read-only transactions. Their histories have a read of an absent key for every key of
+/// the range that they did not find.
+#[test]
+fn a_scan_that_misses_a_key_of_a_transaction_that_it_saw_is_caught() {
+    let text = "c1.1 ok 0 9 | a k1 1 | a k3 1
+                c2.1 ok 0 9 | r k1 1 | r k2 | !r k3";
+    always_caught(text, &["G-single"]);
+    // Also with versions, where the key was created, deleted, and created again.
+    let text = "c1.1 ok 0 1 | w k1 1
+                c1.2 ok 2 3 | d k1 2
+                c1.3 ok 4 9 | w k1 3 | w k2 3
+                c2.1 ok 4 9 | !v k1 c0.0@0 | v k2 c1.3@3";
+    always_caught(text, &["G-single"]);
+}
+
+#[test]
+fn a_scan_that_misses_an_acknowledged_key_is_caught() {
+    let text = "c1.1 ok 0 4 | a k1 1
+                c2.1 ok 5 9 | !r k1 | r k2";
+    caught(text, &["lost-append-realtime"], &[]);
+    let text = "c1.1 ok 0 4 | w k1 5
+                c2.1 ok 5 9 | !v k1 c0.0@0 | v k2 c0.0@0";
+    caught(text, &["G-single-realtime"], &[]);
+}

@@ -78,6 +78,7 @@ impl Bank {
             writes: Vec::new(),
             priority,
             parameter: 0,
+            scan: None,
         }
     }
 }
@@ -153,7 +154,7 @@ impl Workload for Bank {
             let (name, kind) = (SETTLE, Kind::Interactive);
             let priority = self.priorities.draw(SETTLE, rng);
             let (reads, writes) = (keys.clone(), keys);
-            return Request { name, kind, reads, writes, priority, parameter: 0 };
+            return Request { name, kind, reads, writes, priority, parameter: 0, scan: None };
         }
         let amount = rng.range(1, AMOUNT_MAX);
         let kind = if self.form.draw_procedure(rng) {
@@ -169,6 +170,7 @@ impl Workload for Bank {
             writes: keys,
             priority,
             parameter: amount,
+            scan: None,
         }
     }
 

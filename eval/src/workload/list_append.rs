@@ -48,8 +48,23 @@ pub struct ListAppend {
     dependent: f64,
     form: Form,
     priorities: Priorities,
+    elements: Elements,
+}
+
+/// The elements that transactions append: no two of a run are equal.
+#[derive(Debug, Default)]
+pub(super) struct Elements {
     /// The number of appending transactions of each issuer, by its index.
     counters: BTreeMap<u32, u64>,
+}
+
+impl Elements {
+    /// The next one.
+    pub(super) fn next(&mut self, issuer: Issuer) -> u64 {
+        let counter = self.counters.entry(issuer.index).or_default();
+        *counter += 1;
+        (u64::from(issuer.index) << COUNTER_BITS) | *counter
+    }
 }
 
 impl ListAppend {
@@ -88,7 +103,7 @@ impl ListAppend {
             dependent: share("dependent", options.dependent, dependent)?,
             form: options.form.unwrap_or_default(),
             priorities: options.priorities(&[APPEND, FOLLOW, READ])?,
-            counters: BTreeMap::new(),
+            elements: Elements::default(),
         })
     }
 
@@ -113,20 +128,48 @@ impl ListAppend {
         let keys: Vec<Key> = slots.into_iter().filter_map(|slot| self.key(slot, true)).collect();
         let priority = self.priorities.draw(FOLLOW, rng);
         let reads = keys.first().cloned().into_iter().collect();
-        let parameter = self.element(issuer);
-        Request { name: FOLLOW, kind: Kind::General, reads, writes: keys, priority, parameter }
-    }
-
-    /// An element that no other transaction of the run appends.
-    fn element(&mut self, issuer: Issuer) -> u64 {
-        let counter = self.counters.entry(issuer.index).or_default();
-        *counter += 1;
-        (u64::from(issuer.index) << COUNTER_BITS) | *counter
+        let parameter = self.elements.next(issuer);
+        Request {
+            name: FOLLOW,
+            kind: Kind::General,
+            reads,
+            writes: keys,
+            priority,
+            parameter,
+            scan: None,
+        }
     }
 }
 
 fn name(number: u64) -> Key {
     format!("k{number}").into()
+}
+
+/// Appends the request's element to each list that it writes.
+pub(super) fn append(request: &Request, reads: &Reads) -> Writes {
+    let with_element = |key: &Key| {
+        let before = reads.get(key).and_then(|read| read.value.as_ref());
+        let mut list = before.map(|value| value.0.to_vec()).unwrap_or_default();
+        list.extend_from_slice(&request.parameter.to_le_bytes());
+        (key.clone(), Some(Value::from(list)))
+    };
+    request.writes.iter().map(with_element).collect()
+}
+
+/// Checks that everything that was requested was read, and is a list without duplicates.
+pub(super) fn audit_lists(request: &Request, reads: &Reads) -> Result<(), String> {
+    if let Some(key) = request.reads.iter().find(|key| !reads.contains_key(*key)) {
+        return Err(format!("{key} was requested but not read"));
+    }
+    for (key, read) in reads {
+        let list = list_elements(read.value.as_ref())
+            .ok_or_else(|| format!("{key} holds {:?}, which is not a list", read.value))?;
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = list.iter().find(|element| !seen.insert(**element)) {
+            return Err(format!("{key} holds {twice} twice: {list:?}"));
+        }
+    }
+    Ok(())
 }
 
 impl Workload for ListAppend {
@@ -162,9 +205,9 @@ impl Workload for ListAppend {
         if is_read_only {
             let priority = self.priorities.draw(READ, rng);
             let kind = Kind::ReadOnly;
-            return Request { name: READ, kind, reads, writes, priority, parameter: 0 };
+            return Request { name: READ, kind, reads, writes, priority, parameter: 0, scan: None };
         }
-        let element = self.element(issuer);
+        let element = self.elements.next(issuer);
         let kind = if self.form.draw_procedure(rng) {
             let op = |key: &Key| {
                 if writes.contains(key) {
@@ -178,25 +221,20 @@ impl Workload for ListAppend {
             Kind::Interactive
         };
         let priority = self.priorities.draw(APPEND, rng);
-        Request { name: APPEND, kind, reads, writes, priority, parameter: element }
+        Request { name: APPEND, kind, reads, writes, priority, parameter: element, scan: None }
     }
 
     fn decide(&self, request: &Request, reads: &Reads) -> Decision {
-        let mut writes = Writes::new();
+        let mut writes = append(request, reads);
         // Every second dependent transaction appends to both lists that it read.
-        let is_wanted = |key: &&Key| match request.kind {
+        let is_wanted = |key: &Key| match request.kind {
             Kind::Interactive | Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => true,
             Kind::General => {
                 let leaves_first = request.parameter.is_multiple_of(2) && reads.len() > 1;
-                reads.contains_key(*key) && !(leaves_first && request.reads.contains(key))
+                reads.contains_key(key) && !(leaves_first && request.reads.contains(key))
             }
         };
-        for key in request.writes.iter().filter(is_wanted) {
-            let before = reads.get(key).and_then(|read| read.value.as_ref());
-            let mut list = before.map(|value| value.0.to_vec()).unwrap_or_default();
-            list.extend_from_slice(&request.parameter.to_le_bytes());
-            writes.insert(key.clone(), Some(Value::from(list)));
-        }
+        writes.retain(|key, _| is_wanted(key));
         Decision::Commit(writes)
     }
 
@@ -223,18 +261,7 @@ impl Workload for ListAppend {
     }
 
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {
-        if let Some(key) = request.reads.iter().find(|key| !reads.contains_key(*key)) {
-            return Err(format!("{key} was requested but not read"));
-        }
-        for (key, read) in reads {
-            let list = list_elements(read.value.as_ref())
-                .ok_or_else(|| format!("{key} holds {:?}, which is not a list", read.value))?;
-            let mut seen = BTreeSet::new();
-            if let Some(twice) = list.iter().find(|element| !seen.insert(**element)) {
-                return Err(format!("{key} holds {twice} twice: {list:?}"));
-            }
-        }
-        Ok(())
+        audit_lists(request, reads)
     }
 
     /// Reads the lists in use, so that some transaction sees the last appends.
@@ -246,6 +273,7 @@ impl Workload for ListAppend {
             writes: Vec::new(),
             priority: Priority::LOW,
             parameter: 0,
+            scan: None,
         }]
     }
 }

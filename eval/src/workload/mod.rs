@@ -8,6 +8,7 @@ mod movr;
 mod options;
 mod places;
 mod properties;
+mod ranges;
 mod read_write;
 mod replay;
 mod retwis;
@@ -29,6 +30,7 @@ use serde::Deserialize;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, RegionId, TxnId};
 use orthodrome_core::rng::Rng;
+use orthodrome_core::scan::Scan;
 use orthodrome_core::spelling::did_you_mean;
 use orthodrome_core::txn::{Decision, Key, Kind, Priority, Reads, Txn, Value};
 
@@ -38,7 +40,7 @@ pub use properties::read_properties;
 
 /// The workloads that [`parse`] knows.
 pub const NAMES: &[&str] =
-    &["ycsbt", "ycsb", "retwis", "smallbank", "tpcc", "movr", "bank", "list-append"];
+    &["ycsbt", "ycsb", "retwis", "smallbank", "tpcc", "movr", "bank", "list-append", "ranges"];
 
 /// The workload cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -100,6 +102,7 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
         "movr" => boxed(movr::Movr::new(parameter, options)),
         "bank" => plain().and_then(|()| boxed(bank::Bank::new(options))),
         "list-append" => boxed(list_append::ListAppend::new(parameter, options)),
+        "ranges" => plain().and_then(|()| boxed(ranges::Ranges::new(options))),
         _ => Err(WorkloadError::Unknown(spec.into())),
     }?;
     Ok(read_as(workload, options))
@@ -200,6 +203,9 @@ pub struct Request {
     pub priority: Priority,
     /// A parameter of the workload: an amount, an element to append, …
     pub parameter: u64,
+    /// If present, it scans this range: read-only transactions find the keys and read them
+    /// ([`orthodrome_core::scan`]). Then it declares no keys. Not every protocol scans.
+    pub scan: Option<Scan>,
 }
 
 impl Request {
@@ -237,6 +243,7 @@ impl Request {
             writes: Vec::new(),
             priority: Priority::LOW,
             parameter: 0,
+            scan: None,
         };
         keys.chunks(CHECK_KEYS).map(request).collect()
     }
@@ -290,6 +297,11 @@ pub trait Workload: Debug + Send {
 
     /// True if some of its transactions are general. Not every protocol runs general transactions.
     fn is_general(&self) -> bool {
+        false
+    }
+
+    /// True if some of its requests are scans ([`Request::scan`]). Not every protocol scans.
+    fn has_scans(&self) -> bool {
         false
     }
 

@@ -211,7 +211,15 @@ impl Movr {
         };
         let (reads, writes) = (keys(Op::reads), keys(Op::writes));
         let priority = self.priorities.draw(name, rng);
-        Request { name, kind: Kind::Procedure(ops), reads, writes, priority, parameter: 0 }
+        Request {
+            name,
+            kind: Kind::Procedure(ops),
+            reads,
+            writes,
+            priority,
+            parameter: 0,
+            scan: None,
+        }
     }
 
     fn begin_ride(&mut self, issuer: Issuer, home: usize, city: i64, rng: &mut Rng) -> Request {
@@ -283,7 +291,7 @@ impl Movr {
         let (reads, writes) = (reads.collect(), Vec::new());
         let priority = self.priorities.draw(READ_VEHICLES, rng);
         let kind = Kind::ReadOnly;
-        Request { name: READ_VEHICLES, kind, reads, writes, priority, parameter: 0 }
+        Request { name: READ_VEHICLES, kind, reads, writes, priority, parameter: 0, scan: None }
     }
 
     /// A row that did not exist before.

@@ -56,7 +56,7 @@ pub enum Distribution {
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
     /// The number of keys: of accounts for `bank`, of users for `smallbank`, of lists in use for
-    /// `list-append`.
+    /// `list-append`, of the newest keys for `ranges`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keys: Option<u64>,
     /// Zipf exponent, from 0 (uniform) to 10.
@@ -93,6 +93,9 @@ pub struct Options {
     /// Share of transactions that only read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only: Option<f64>,
+    /// `ranges`: share of the transactions that scan a range of keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scans: Option<f64>,
     /// The kind of transactions that only read; read-only if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only_as: Option<ReadOnlyAs>,
@@ -119,7 +122,7 @@ pub struct Options {
     /// that depends on their first read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dependent: Option<f64>,
-    /// `bank`, `ycsbt`: share of the writing transactions that delete a key.
+    /// `bank`, `ycsbt`, `ranges`: share of the writing transactions that delete keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletes: Option<f64>,
     /// `smallbank`: number of hot users.
@@ -178,7 +181,7 @@ impl Options {
         present! {
             self;
             keys, zipf, keys_per_rank, rank_share, distribution, contention_index, key_bytes,
-            value_bytes, high_priority, high_priority_names, read_only, read_only_as, reads,
+            value_bytes, high_priority, high_priority_names, read_only, scans, read_only_as, reads,
             distributed, rounds, form, accounts_per_transfer, appends_per_key, dependent,
             deletes, hot_users, hot_share, warehouses, new_order_share, multi_warehouse, multi_region,
             rollbacks, cities, users, vehicles, p_close, p_far,

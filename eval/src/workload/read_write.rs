@@ -8,7 +8,7 @@ use super::{Issuer, ReadOnlyAs, Request, Step, Values, Workload};
 
 /// The inner workload, with one difference. Its read-only transactions become interactive
 /// transactions without writes, which prepare and commit at every partition that they read; or they
-/// become stale reads. Final requests do not change.
+/// become stale reads. Scans and final requests do not change.
 #[derive(Debug)]
 pub(super) struct ReadAs {
     pub workload: Box<dyn Workload>,
@@ -30,7 +30,7 @@ impl Workload for ReadAs {
 
     fn next(&mut self, issuer: Issuer, rng: &mut Rng) -> Request {
         let mut request = self.workload.next(issuer, rng);
-        if request.kind == Kind::ReadOnly {
+        if request.kind == Kind::ReadOnly && request.scan.is_none() {
             request.kind = match self.how {
                 ReadOnlyAs::ReadOnly => Kind::ReadOnly,
                 ReadOnlyAs::ReadWrite => Kind::Interactive,
@@ -53,6 +53,10 @@ impl Workload for ReadAs {
 
     fn is_general(&self) -> bool {
         self.workload.is_general()
+    }
+
+    fn has_scans(&self) -> bool {
+        self.workload.has_scans()
     }
 
     fn audit(&self, request: &Request, reads: &Reads) -> Result<(), String> {

@@ -63,7 +63,7 @@ impl Rows {
     ) -> Request {
         if writes.is_empty() {
             let kind = Kind::ReadOnly;
-            return Request { name, kind, reads, writes, priority, parameter: 0 };
+            return Request { name, kind, reads, writes, priority, parameter: 0, scan: None };
         }
         let (parameter, is_procedure) = (rng.next_u64(), form.draw_procedure(rng));
         let kind = if is_procedure {
@@ -74,7 +74,7 @@ impl Rows {
         } else {
             Kind::Interactive
         };
-        Request { name, kind, reads, writes, priority, parameter }
+        Request { name, kind, reads, writes, priority, parameter, scan: None }
     }
 
     /// A transaction that deletes the first of these rows and sets the others to a random value. It

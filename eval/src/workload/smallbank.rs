@@ -213,7 +213,7 @@ impl Workload for SmallBank {
         let kind = if writes.is_empty() { Kind::ReadOnly } else { Kind::Interactive };
         let name = action.name();
         let priority = self.priorities.draw(name, rng);
-        Request { name, kind, reads, writes, priority, parameter: action.cents() }
+        Request { name, kind, reads, writes, priority, parameter: action.cents(), scan: None }
     }
 
     fn decide(&self, request: &Request, reads: &Reads) -> Decision {

@@ -29,11 +29,12 @@ fn every() -> Vec<(&'static str, Options)> {
     all.push(("movr", Options { vehicles: Some(30), users: Some(90), ..busy }));
     for form in [Form::Interactive, Form::Procedure, Form::Mixed] {
         let options = Options { form: Some(form), ..Options::default() };
-        for name in ["ycsbt", "ycsbt:6", "retwis", "bank", "list-append"] {
+        for name in ["ycsbt", "ycsbt:6", "retwis", "bank", "list-append", "ranges"] {
             all.push((name, options.clone()));
         }
         all.push(("bank", Options { accounts_per_transfer: Some(5), ..options.clone() }));
         all.push(("list-append", Options { keys: Some(2), ..options.clone() }));
+        all.push(("ranges", Options { keys: Some(3), deletes: Some(0.3), ..options.clone() }));
         all.push(("list-append:dependent", options));
     }
     all
@@ -59,6 +60,24 @@ impl Serial {
         keys.iter().map(read).collect()
     }
 
+    /// The request with the keys that it reads; for a scan, all keys of its page, whose values it
+    /// finds in the data, and all other keys of the page's range that were ever written.
+    fn with_keys(&self, request: &Request) -> Request {
+        let mut request = request.clone();
+        let Some(scan) = &request.scan else { return request };
+        let all = self.data.iter().filter(|(key, _)| scan.range.contains(key));
+        let mut all: Vec<(&Key, bool)> = all.map(|(key, r)| (key, r.value.is_some())).collect();
+        if scan.backwards {
+            all.reverse();
+        }
+        let live = all.iter().enumerate().filter(|(_, (_, is_live))| *is_live);
+        let end = live.map(|(at, _)| at + 1).nth(scan.limit.saturating_sub(1));
+        all.truncate(end.unwrap_or(all.len()));
+        request.reads = all.into_iter().map(|(key, _)| key.clone()).collect();
+        request.reads.sort_unstable();
+        request
+    }
+
     /// Runs one request to its end, audits its reads if it commits, and records it.
     fn run(
         &mut self,
@@ -68,6 +87,7 @@ impl Serial {
     ) -> Result<bool, String> {
         self.counter += 1;
         let id = TxnId::new(issuer.client, self.counter);
+        let request = &self.with_keys(request);
         let txn = request.to_txn(id, issuer.region, 0);
         assert_sets(request, &txn);
         let mut reads = self.read(&txn.reads);
@@ -143,7 +163,7 @@ impl Serial {
         for last in workload.final_requests() {
             assert_eq!(last.kind, Kind::ReadOnly);
             assert!(self.run(workload, issuer(0), &last)?);
-            state.extend(self.read(&last.reads));
+            state.extend(self.read(&self.with_keys(&last).reads));
         }
         workload.audit_end(&state)?;
         Ok(all)
@@ -158,7 +178,9 @@ fn assert_sets(request: &Request, txn: &Txn) {
         sorted.sort_unstable();
         assert_eq!(&sorted, derived, "{request:?}");
     }
-    assert!(!request.reads.is_empty(), "{request:?}");
+    let is_blind = request.name == "write" || request.name == "delete";
+    let may_read_nothing = request.scan.is_some() || is_blind;
+    assert!(!request.reads.is_empty() || may_read_nothing, "{request:?}");
     if request.kind != Kind::General {
         assert_eq!(request.kind == Kind::ReadOnly, request.writes.is_empty(), "{request:?}");
     }
@@ -290,6 +312,13 @@ fn errors_name_the_field_and_the_remedy() {
         ("bank", "read_only = 1.5", "`read_only`: 1.5 is not a share; use a number from 0 to 1"),
         ("bank", "accounts_per_transfer = 1", "`accounts_per_transfer`: 1 is out of range"),
         ("list-append", "appends_per_key = 0", "`appends_per_key`: 0 is out of range"),
+        ("ranges:3", "", "ranges has no parameter, but \"3\" was given; use \"ranges\""),
+        (
+            "ranges",
+            "scans = 0.7\nread_only = 0.4",
+            "`scans`: 0.7 and the share `read_only`, 0.4, exceed",
+        ),
+        ("bank", "scans = 0.7", "`scans`: not an option of `bank`"),
         ("ycsbt", "contention_index = 0.1", "`contention_index`: not an option of a Zipf"),
         ("ycsbt", "keys_per_rank = 7", "`keys_per_rank`: 1000000 keys are not a multiple of 7"),
         ("ycsbt", "keys_per_rank = 0", "`keys_per_rank`: 0 is out of range"),

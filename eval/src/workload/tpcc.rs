@@ -315,6 +315,7 @@ impl Tpcc {
             kind: Kind::Procedure(vec![Op::Call(call)]),
             priority: self.priorities.draw(name, rng),
             parameter: number.cast_unsigned(),
+            scan: None,
         }
     }
 
@@ -327,7 +328,7 @@ impl Tpcc {
         rng: &mut Rng,
     ) -> Request {
         let priority = self.priorities.draw(name, rng);
-        Request { name, kind: Kind::General, reads, writes, priority, parameter }
+        Request { name, kind: Kind::General, reads, writes, priority, parameter, scan: None }
     }
 
     fn delivery(&mut self, w: i64, rng: &mut Rng) -> Request {

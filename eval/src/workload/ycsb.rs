@@ -162,15 +162,24 @@ impl Workload for Ycsb {
                 writes,
                 priority,
                 parameter,
+                scan: None,
             };
         }
         if writes.is_empty() {
-            return Request { name, kind: Kind::ReadOnly, reads, writes, priority, parameter };
+            return Request {
+                name,
+                kind: Kind::ReadOnly,
+                reads,
+                writes,
+                priority,
+                parameter,
+                scan: None,
+            };
         }
         let value = self.value(parameter);
         let op = |(key, is_read)| if is_read { Op::Get(key) } else { Op::Put(key, value.clone()) };
         let ops = ops.into_iter().map(op).collect();
-        Request { name, kind: Kind::Procedure(ops), reads, writes, priority, parameter }
+        Request { name, kind: Kind::Procedure(ops), reads, writes, priority, parameter, scan: None }
     }
 
     fn decide(&self, request: &Request, _reads: &Reads) -> Decision {

@@ -1,6 +1,6 @@
 //! The leader's own state, and the dispatch of its messages and of its log's commands.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
@@ -15,7 +15,7 @@ use super::message::{Command, Log, Msg};
 use super::participant::Prepare;
 use super::state::{Prepared, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Coordination, Participation};
+use crate::commit::{Applied, Coordination, Participation, Verdict};
 use crate::hosting::{self, Role};
 
 /// The server side: every role that one node plays.
@@ -52,6 +52,8 @@ pub struct Leader {
     pub reads: BTreeMap<u64, WaitingRead>,
     /// Read-only requests that wait for a higher ceiling.
     pub reads_above_ceiling: Vec<WaitingRead>,
+    /// Read-only requests of scans that wait until earlier prepares are chosen.
+    pub reads_of_scans: Vec<WaitingRead>,
     /// The number of the next leadership check.
     pub next_read: u64,
     /// Prepares that wait for commits that their clients know (R11), and their gateways.
@@ -114,6 +116,9 @@ pub struct WaitingRead {
     pub txn: TxnId,
     pub keys: Vec<Key>,
     pub at_least: Timestamp,
+    /// For a scan: the transactions whose prepares were in the log and not chosen when the request
+    /// arrived, and are still not chosen; none before the leader has checked.
+    pub behind: Option<BTreeSet<TxnId>>,
 }
 
 impl Role for Leader {
@@ -169,6 +174,30 @@ impl Role for Leader {
         world.cx.cancel_timer(Timer::CommitWait(partition.id));
     }
 
+    fn pending_names(partition: &Partition, name: &mut dyn FnMut(&Key)) {
+        let prepared = partition.state.prepared.values();
+        let listed = partition.own.list.iter().map(|(_, listed)| &listed.prepared);
+        prepared.chain(listed).flat_map(|prepared| prepared.writes.iter()).for_each(name);
+    }
+
+    fn command_names(command: &Command, name: &mut dyn FnMut(&Key)) {
+        match command {
+            Command::Prepare { writes, .. } => writes.iter().for_each(name),
+            Command::End { verdict: Verdict::Commit(_, writes), .. } => {
+                writes.keys().for_each(name);
+            }
+            Command::Refuse { .. }
+            | Command::End { verdict: Verdict::Abort(_), .. }
+            | Command::Coordinate { .. }
+            | Command::RequestCommit { .. }
+            | Command::Decide { .. }
+            | Command::Settle(_)
+            | Command::Forget(_)
+            | Command::Acknowledge(_)
+            | Command::Ceiling(_) => {}
+        }
+    }
+
     fn describe(partition: &Partition, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let State { prepared, coordinated, .. } = &partition.state;
         if !prepared.is_empty() {
@@ -207,6 +236,7 @@ impl Role for Leader {
             ("holders of keys", self.held.len()),
             ("keys of endings under way", self.freed.len()),
             ("waiting reads", self.reads.len() + self.reads_above_ceiling.len()),
+            ("waiting reads of scans", self.reads_of_scans.len()),
             ("waiting prepares", self.waiting.len()),
         ];
         leaks.extend(state.leaks());

@@ -282,6 +282,7 @@ impl Registered for Carousel {
 impl Protocol for Carousel {
     const NAMES: &'static [&'static str] = &[BASIC, FAST];
     const MEMBERS: bool = true;
+    const SCANS: bool = true;
 
     protocol_items!();
 

@@ -1,6 +1,7 @@
 //! A partition's leader as participant: it reads, prepares, votes and applies decisions (§4.1.1,
 //! §4.1.3, §4.1.4), and serves read-only transactions (§4.4.2).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
@@ -12,7 +13,7 @@ use super::fast::{Ballot, versions};
 use super::leader::{Leading, WaitingRead, World};
 use super::message::{Command, Msg, Vote};
 use super::state::Prepared;
-use crate::commit::Verdict;
+use crate::commit::{Verdict, has_fence};
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::RetryState;
 
@@ -259,6 +260,7 @@ impl Leading<'_> {
         };
         self.leader.participation.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
+        self.serve_scans(world);
     }
 
     /// §4.3.3, as corrected by R1: the coordinator asks for this partition's vote.
@@ -327,6 +329,7 @@ impl Leading<'_> {
         self.leader.freed.remove(txn);
         self.leader.floor = self.leader.floor.max(self.state.floor);
         self.serve_waiting(world);
+        self.serve_scans(world);
         self.answer_ended(txn, by_decision, world);
     }
 
@@ -339,9 +342,13 @@ impl Leading<'_> {
         at_least: Timestamp,
         world: &mut World<'_>,
     ) {
-        let now = world.cx.now();
+        let read = WaitingRead { client, txn, keys, at_least, behind: None };
+        self.on_waiting_read(read, world);
+    }
+
+    fn on_waiting_read(&mut self, read: WaitingRead, world: &mut World<'_>) {
+        let (now, at_least) = (world.cx.now(), read.at_least);
         let has_lease = self.replica.has_lease(now) || world.config.mutations.no_lease();
-        let read = WaitingRead { client, txn, keys, at_least };
         if !has_lease {
             // A leader that was deposed without knowing it must not return old values (C12).
             world.cx.note(Note::ReadIndex);
@@ -377,13 +384,21 @@ impl Leading<'_> {
 
     /// Answers a read-only request under a valid lease or a confirmed leadership.
     pub(super) fn serve_read(&mut self, read: WaitingRead, world: &mut World<'_>) {
-        let WaitingRead { client, txn, keys, at_least } = read;
+        let Some(read) = self.wait_as_scan(read) else { return };
+        let WaitingRead { client, txn, keys, at_least, behind } = read;
         let is_too_much = world.is_too_much(self.id, &keys);
         let snapshot = if is_too_much || self.leader.pending.conflict(txn, &keys, &[]).is_some() {
             None
         } else {
             let wanted = world.cx.clock().now.max(at_least).max(self.leader.floor);
-            let valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
+            let mut valid_until = wanted.min(self.state.ceiling).max(self.state.floor);
+            if behind.is_some() {
+                // A scan is ordered before every prepare that is not chosen yet.
+                let preparing = self.leader.participation.preparing.values();
+                let below =
+                    preparing.map(|prepared| Timestamp(prepared.proposal.0.saturating_sub(1)));
+                valid_until = below.fold(valid_until, Timestamp::min);
+            }
             if !world.config.mutations.no_floor() {
                 self.leader.floor = self.leader.floor.max(valid_until);
             }
@@ -397,10 +412,46 @@ impl Leading<'_> {
         world.send(client, Msg::ReadOnlyResult { txn, partition, snapshot, is_too_much });
     }
 
+    /// A scan's request stands for all keys of the partition that a pending transaction may create,
+    /// and the scan's second list shows only prepares that a majority has. So it waits until every
+    /// prepare is chosen that precedes it. Returns a request that need not wait.
+    fn wait_as_scan(&mut self, mut read: WaitingRead) -> Option<WaitingRead> {
+        if !has_fence(&read.keys) {
+            return Some(read);
+        }
+        let preparing = &self.leader.participation.preparing;
+        let behind: BTreeSet<TxnId> = match read.behind.take() {
+            None => preparing.keys().copied().collect(),
+            Some(known) => known.into_iter().filter(|txn| preparing.contains_key(txn)).collect(),
+        };
+        // Transactions that prepare from now on commit above `at_least`.
+        self.leader.floor = self.leader.floor.max(read.at_least);
+        let waits = !behind.is_empty();
+        read.behind = Some(behind);
+        if waits {
+            self.leader.reads_of_scans.push(read);
+            return None;
+        }
+        Some(read)
+    }
+
+    /// A prepare is chosen, or its transaction has ended: answers the scans that waited for it.
+    fn serve_scans(&mut self, world: &mut World<'_>) {
+        let preparing = &self.leader.participation.preparing;
+        let is_free = |read: &mut WaitingRead| {
+            let mut behind = read.behind.iter().flatten();
+            !behind.any(|txn| preparing.contains_key(txn))
+        };
+        let free: Vec<WaitingRead> = self.leader.reads_of_scans.extract_if(.., is_free).collect();
+        for read in free {
+            self.on_waiting_read(read, world);
+        }
+    }
+
     /// A higher ceiling is chosen: answers the requests that waited for it.
     pub(super) fn on_ceiling(&mut self, world: &mut World<'_>) {
         for read in std::mem::take(&mut self.leader.reads_above_ceiling) {
-            self.on_read_only(read.client, read.txn, read.keys, read.at_least, world);
+            self.on_waiting_read(read, world);
         }
     }
 

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
@@ -12,6 +13,12 @@ use super::coordinator::Coordinator;
 use super::state::State;
 use crate::gateway::Snapshot;
 use crate::hosting::{CommandOf, Leading, World};
+
+/// True if one of these keys is a fence: the request is a scan's, and stands for all keys of the
+/// partition that a pending transaction may create.
+pub(crate) fn has_fence(keys: &[Key]) -> bool {
+    keys.iter().any(is_fence)
+}
 
 /// The timestamps in a group's state.
 pub trait Promises {
@@ -43,6 +50,8 @@ pub trait Reader: Coordinator<State: Promises> {
     /// Transactions that may write one of these keys, or have committed such a write, and are still
     /// pending in the log.
     fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId>;
+    /// Transactions whose prepare is proposed to the log and not chosen.
+    fn unchosen(&self) -> BTreeSet<TxnId>;
     /// The timestamp below which one of them will not commit; none if that is not known.
     fn proposal(leading: &Leading<'_, Self>, writer: TxnId) -> Option<Timestamp>;
     /// The command that allows later timestamps to be promised.
@@ -113,6 +122,16 @@ pub struct WaitingRead {
     pub behind: Option<BTreeSet<TxnId>>,
 }
 
+/// The transactions for which a request waits. A scan also waits until every prepare is chosen that
+/// precedes it: its second list shows only prepares that a majority has.
+fn awaited<R: Reader>(leader: &R, keys: &[Key]) -> BTreeSet<TxnId> {
+    let mut awaited = leader.writers(keys);
+    if has_fence(keys) {
+        awaited.extend(leader.unchosen());
+    }
+    awaited
+}
+
 impl<R: Reader> Leading<'_, R> {
     /// A read-only transaction's part: the newest values, and how long they are promised to be the
     /// newest. It is served under a lease or after a leadership check (C12), and within the ceiling
@@ -153,7 +172,7 @@ impl<R: Reader> Leading<'_, R> {
         }
         // Transactions that prepare from now on commit above `at_least`.
         reading.floor = reading.floor.max(read.at_least);
-        let writers = self.leader.writers(&read.keys);
+        let writers = awaited(self.leader, &read.keys);
         let behind: BTreeSet<TxnId> = match read.behind.take() {
             None => writers,
             Some(known) => known.intersection(&writers).copied().collect(),
@@ -173,7 +192,7 @@ impl<R: Reader> Leading<'_, R> {
         let wanted = world.cx.clock().now.max(at_least).max(self.leader.reading().floor);
         let mut valid_until = wanted.min(self.state.ceiling()).max(self.state.floor());
         // Writers that prepared after the request arrived will not commit below their proposals.
-        for writer in self.leader.writers(&keys) {
+        for writer in awaited(self.leader, &keys) {
             let proposal = R::proposal(self, writer).unwrap_or(Timestamp::MAX);
             valid_until = valid_until.min(Timestamp(proposal.0.saturating_sub(1)));
         }
@@ -202,6 +221,22 @@ impl<R: Reader> Leading<'_, R> {
             }
             waits
         });
+        for read in free {
+            self.on_read_only(read, world);
+        }
+    }
+
+    /// A prepare is chosen: scans do not wait for it any more, unless it writes their keys.
+    pub fn release_scans(&mut self, world: &mut World<'_, R>) {
+        let mut behind = std::mem::take(&mut self.leader.reading().behind);
+        let free = behind.extract_if(.., |read| {
+            has_fence(&read.keys) && {
+                let awaited = awaited(self.leader, &read.keys);
+                read.behind.as_ref().is_some_and(|behind| behind.is_disjoint(&awaited))
+            }
+        });
+        let free: Vec<WaitingRead> = free.collect();
+        self.leader.reading().behind = behind;
         for read in free {
             self.on_read_only(read, world);
         }

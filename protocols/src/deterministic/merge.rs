@@ -26,6 +26,7 @@ use std::sync::Arc;
 use orthodrome_core::Wire;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::Key;
 
@@ -226,6 +227,12 @@ impl Merge {
         let tails = self.tails.entry(stream).or_default();
         for key in entry.functor.reads.iter().filter(here) {
             let tail = tails.entry(key.clone()).or_default();
+            if is_fence(key) {
+                // It leaves a mark there.
+                before.extend(tail.writer.replace(txn));
+                before.append(&mut tail.readers);
+                continue;
+            }
             before.extend(tail.writer);
             tail.readers.insert(txn);
         }
@@ -491,6 +498,12 @@ impl Merge {
     pub fn places(&self) -> impl Iterator<Item = (PartitionId, Place)> + '_ {
         let places = self.vertices.values().flat_map(|vertex| &vertex.places);
         places.map(|(stream, place, _)| (*stream, *place))
+    }
+
+    /// The keys that transactions which have not run may write, some of them several times.
+    pub fn writes(&self) -> impl Iterator<Item = &Key> {
+        let places = self.vertices.values().flat_map(|vertex| &vertex.places);
+        places.flat_map(|(.., entry)| &entry.functor.writes)
     }
 
     /// All transactions that have not run, by stream and position: inserted again in this order,

@@ -104,6 +104,7 @@
 
 pub mod checks;
 mod client;
+mod fences;
 pub mod merge;
 mod message;
 mod mutations;
@@ -348,6 +349,7 @@ impl Protocol for Deterministic {
     const GENERAL: bool = true;
     const STALE_READS: bool = true;
     const SHARES: bool = true;
+    const SCANS: bool = true;
     // The order of transactions is the order of logs.
     const NEEDS_CLOCKS: bool = false;
     const MEMBERS: bool = true;

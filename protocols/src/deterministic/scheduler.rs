@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 
+use orthodrome_core::scan::is_fence;
 use orthodrome_core::txn::Key;
 
 /// The rounds after which a key's locks are free.
@@ -28,7 +29,10 @@ pub fn rounds<'a>(order: impl Iterator<Item = (&'a [Key], &'a [Key])>) -> Vec<Ve
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     for (place, (reads, writes)) in order.enumerate() {
         let lock = |key| locks.get(key).copied().unwrap_or_default();
-        let to_read = reads.iter().map(|key| lock(key).to_read);
+        let to_read = reads.iter().map(|key| match lock(key) {
+            Lock { to_write, .. } if is_fence(key) => to_write,
+            Lock { to_read, .. } => to_read,
+        });
         let to_write = writes.iter().map(|key| lock(key).to_write);
         let round = to_read.chain(to_write).max().unwrap_or(0);
         for key in reads {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{ClientId, PartitionId, RegionId};
+use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::{Clock, Time, Timestamp};
 use orthodrome_core::txn::Key;
 
@@ -293,7 +294,9 @@ impl Sequencer {
         let keys: BTreeSet<&Key> =
             entry.functor.reads.iter().chain(&entry.functor.writes).collect();
         let mut moves = Vec::new();
-        for key in keys.into_iter().filter(|key| view.orders(entry, key)) {
+        // A scan reads a fence in every partition so that it is in every stream.
+        let keys = keys.into_iter().filter(|key| !is_fence(key));
+        for key in keys.filter(|key| view.orders(entry, key)) {
             if entry.origin == view.placement.region_of(view.stream) {
                 self.guests.remove(key);
                 continue;

@@ -9,7 +9,7 @@ mod snapshots;
 mod streams;
 mod sweep;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -20,8 +20,9 @@ use orthodrome_core::machine::{
     Admin, GroupView, Input, Leak, Machine, MembershipOrder, Message as _, Refusal, ReplicaDigest,
     Setup,
 };
+use orthodrome_core::scan::{Ask, Basis, Listing, Unit};
 use orthodrome_core::store::Store;
-use orthodrome_core::time::Time;
+use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::Key;
 
 use self::checkpoint::{Disk, OWN, read};
@@ -29,6 +30,7 @@ use self::exchange::Exchange;
 use self::gateways::Waiting;
 use self::streams::Stream;
 use self::sweep::Again;
+use super::fences::{fences, hide};
 use super::message::{Due, Msg, Name, Record};
 use super::placement::Placement;
 use super::state::{Applied, Settings, State};
@@ -66,6 +68,8 @@ pub struct Server {
     local: VecDeque<Msg>,
     exchange: Exchange,
     disk: Disk,
+    /// The fences of scans.
+    fences: BTreeSet<Key>,
 }
 
 /// The settings that concern a server's state.
@@ -114,6 +118,7 @@ impl Machine<Deterministic> for Server {
             local: VecDeque::new(),
             exchange,
             disk: Disk::new(pace),
+            fences: fences(&cluster),
             cluster,
             config,
             placement,
@@ -222,6 +227,29 @@ impl Machine<Deterministic> for Server {
         let view =
             |(&stream, held): (&PartitionId, &Stream)| group_view(stream, &held.replica, now);
         self.streams.iter().map(view).collect()
+    }
+
+    fn names(&self, ask: &Ask) -> Option<Listing> {
+        let Unit::Share(share) = ask.unit else { return None };
+        if share != self.placement.share() || self.exchange.has_gaps() {
+            return None;
+        }
+        // The read left marks on all fences when it ran. If it ran here, everything that goes
+        // before it has run here as well, or at least waits here.
+        let mut here = self.fences.iter().filter(|fence| self.placement.holds(fence));
+        let mark = |fence: &Key| {
+            self.store.read(self.placement.partition_of(fence), fence).version.timestamp
+        };
+        if ask.at > Timestamp::ZERO && !here.any(|fence| mark(fence) >= ask.at) {
+            return None;
+        }
+        let partitions = self.placement.partitions().map(|(partition, _)| partition);
+        let pending = self.state.merge.writes().chain(self.state.shares.writes());
+        let pending = pending.filter(|key| ask.range.contains(key) && self.placement.holds(key));
+        let basis = Basis::Complete;
+        let mut listing = Listing::of(&self.store, partitions, pending.cloned(), ask, basis);
+        hide(&mut listing, &self.fences);
+        Some(listing)
     }
 
     fn replica_digests(&self) -> Vec<ReplicaDigest> {

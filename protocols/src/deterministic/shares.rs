@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{PartitionId, ShareId, TxnId};
+use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
@@ -240,6 +241,11 @@ impl Shares {
         self.due.values().map(|waiting| &waiting.due)
     }
 
+    /// The keys that transactions which are due may write, some of them several times.
+    pub fn writes(&self) -> impl Iterator<Item = &Key> {
+        self.due().flat_map(|due| &due.entry.functor.writes)
+    }
+
     /// The number of transactions that are due.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -362,10 +368,10 @@ fn is_shared(lock: &Lock) -> bool {
     lock.is_granted && !lock.writes
 }
 
-/// The keys of a transaction in this share, and whether it writes them.
+/// The keys of a transaction in this share, and whether it writes them, or leaves a mark there.
 fn keys<'a>(due: &'a Due, placement: &Placement) -> BTreeMap<&'a Key, bool> {
     let functor = &due.entry.functor;
-    let reads = functor.reads.iter().map(|key| (key, false));
+    let reads = functor.reads.iter().map(|key| (key, is_fence(key)));
     let writes = functor.writes.iter().map(|key| (key, true));
     reads.chain(writes).filter(|(key, _)| placement.holds(key)).collect()
 }

@@ -287,6 +287,7 @@ impl Registered for Geodesic {
 impl Protocol for Geodesic {
     const NAMES: &'static [&'static str] = &[NAME];
     const QUEUES: bool = true;
+    const SCANS: bool = true;
 
     type Config = Config;
     type Msg = Msg;

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::scan::{KeyRange, is_fence};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::Key;
 
@@ -17,6 +18,8 @@ pub(super) struct Closings {
     by_key: BTreeMap<Key, Timestamp>,
     /// Every key is closed up to here.
     floor: Timestamp,
+    /// And up to here, because somebody read a fence.
+    fenced: Timestamp,
     newest: Timestamp,
 }
 
@@ -26,12 +29,16 @@ const CLOSINGS_KEPT: Duration = Duration::from_secs(5);
 impl Closings {
     /// Everything is closed up to `floor`.
     pub(super) fn new(floor: Timestamp) -> Self {
-        Self { by_key: BTreeMap::new(), floor, newest: Timestamp::ZERO }
+        Self { by_key: BTreeMap::new(), floor, fenced: Timestamp::ZERO, newest: Timestamp::ZERO }
     }
 
-    /// Closes keys.
+    /// Closes keys. A scan must see every key below its timestamp, also keys that nobody has named to
+    /// it. So its fence stands for all keys of the partition.
     pub(super) fn close<'a>(&mut self, keys: impl IntoIterator<Item = &'a Key>, at: Timestamp) {
         for key in keys {
+            if is_fence(key) {
+                self.fenced = self.fenced.max(at);
+            }
             match self.by_key.get_mut(key) {
                 Some(known) => *known = (*known).max(at),
                 None => drop(self.by_key.insert(key.clone(), at)),
@@ -43,7 +50,7 @@ impl Closings {
     /// The highest closing of these keys.
     pub(super) fn of<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) -> Timestamp {
         let known = keys.into_iter().map(|key| self.by_key.get(key).copied().unwrap_or_default());
-        known.max().unwrap_or_default().max(self.floor)
+        known.max().unwrap_or_default().max(self.floor).max(self.fenced)
     }
 
     /// Forgets closings of long ago, and closes everything up to there. `now` bounds that: a closing
@@ -122,9 +129,18 @@ impl Writers {
         }
     }
 
-    /// Who may write one of these.
+    /// Who may write one of these. Whoever reads a fence waits for all writers.
     pub(super) fn of(&self, keys: &[Key]) -> BTreeSet<TxnId> {
+        if keys.iter().any(is_fence) {
+            return self.0.values().flatten().copied().collect();
+        }
         keys.iter().filter_map(|key| self.0.get(key)).flatten().copied().collect()
+    }
+
+    /// The keys of a range that have a writer.
+    pub(super) fn keys_in<'a>(&'a self, range: &'a KeyRange) -> impl Iterator<Item = &'a Key> {
+        let keys = self.0.range(range.from.clone()..).map(|(key, _)| key);
+        keys.take_while(|key| range.contains(key))
     }
 
     /// How many keys have a writer.
@@ -350,6 +366,24 @@ mod tests {
         assert_eq!(has.map(|question| questions.has(&question)), [true, true, false, false]);
         questions.release((reader, NodeId(4), Timestamp(9)), writer);
         assert!(!questions.has(&ask(4, &["b"])), "it is answered, and the answer may be lost");
+    }
+
+    #[test]
+    fn a_fence_closes_every_key_and_waits_for_every_writer() {
+        let (fence, key) = (Key::from("m\0fence12"), Key::from("a"));
+        assert!(is_fence(&fence) && !is_fence(&key) && !is_fence(&Key::from("fence12")));
+        let mut closings = Closings::new(Timestamp(3));
+        closings.close([&key], Timestamp(5));
+        assert_eq!(closings.of([&Key::from("b")]), Timestamp(3));
+        closings.close([&fence], Timestamp(4));
+        assert_eq!(closings.of([&Key::from("b")]), Timestamp(4));
+        assert_eq!(closings.of([&key]), Timestamp(5));
+        let (one, other) = (TxnId::new(ClientId(1), 1), TxnId::new(ClientId(2), 1));
+        let mut writers = Writers::default();
+        writers.add(one, [&key]);
+        writers.add(other, [&Key::from("z")]);
+        assert_eq!(writers.of(&[Key::from("b")]), BTreeSet::new());
+        assert_eq!(writers.of(&[fence]), BTreeSet::from([one, other]));
     }
 
     #[test]

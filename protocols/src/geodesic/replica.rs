@@ -6,6 +6,7 @@ use std::sync::Arc;
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
+use orthodrome_core::scan::{Ask, Basis, Listing, Voters};
 use orthodrome_core::store::{Store, Versioned, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
@@ -119,6 +120,14 @@ impl Replica {
         }
         world.cx.set_timer(Timer::Sweep(id), now + world.config.sweep_interval);
         replica
+    }
+
+    /// The names in a range: of what has ended, and of what unfinished transactions may write.
+    pub(super) fn names(&self, ask: &Ask, store: &Store) -> Listing {
+        let basis =
+            Basis::Voter { since: 0, voters: vec![Voters { nodes: self.replicas.clone() }] };
+        let pending = self.writers.keys_in(&ask.range).cloned();
+        Listing::of(store, [self.id], pending, ask, basis)
     }
 
     fn majority(&self) -> usize {

@@ -9,6 +9,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{Admin, Claim, Cx, Gauge, Input, Leak, Machine, Refusal, Setup};
+use orthodrome_core::scan::{Ask, Listing, Unit};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Time, nanos};
 use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
@@ -179,6 +180,11 @@ impl Machine<Geodesic> for Server {
              ran"
                 .into(),
         ))
+    }
+
+    fn names(&self, ask: &Ask) -> Option<Listing> {
+        let Unit::Partition(partition) = ask.unit else { return None };
+        self.replicas.get(&partition).map(|replica| replica.names(ask, &self.store))
     }
 
     fn leaks(&self) -> Vec<Leak> {

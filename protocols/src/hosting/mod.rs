@@ -263,6 +263,14 @@ pub trait Role: Debug + Sized + Send + 'static {
     /// The leader's state that must disappear when nothing is pending, see `Machine::leaks`.
     fn leaks(&self, state: &Self::State) -> Vec<Leak>;
 
+    // For protocols with scans ([`Protocol::SCANS`]), which must implement both.
+
+    /// Names the keys that pending transactions may write, according to the replica's state besides
+    /// its log: at least those of every transaction for which it has voted.
+    fn pending_names(_partition: &Partition<Self>, _name: &mut dyn FnMut(&Key)) {}
+    /// Names the keys that a command of the log may write when it is applied, or later.
+    fn command_names(_command: &CommandOf<Self>, _name: &mut dyn FnMut(&Key)) {}
+
     // Optional hooks, for protocols whose replicas do something besides their log.
 
     /// Processes a message for the node itself, and not for one of its partitions.

@@ -1,14 +1,16 @@
 //! One replica of one partition.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::mem::take;
 
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId};
-use orthodrome_core::machine::{Admin, Claim, GroupView, Message as _, Refusal};
-use orthodrome_core::store::Start;
+use orthodrome_core::machine::{Admin, Claim, GroupView, Message as _, Protocol as _, Refusal};
+use orthodrome_core::scan::{Ask, Basis, Listing, Voters};
+use orthodrome_core::store::{Start, Store};
 use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::txn::Key;
 
 use super::leading::propose_backlog;
 use super::{Chunk, Config, Cursor, Divisible as _, Note, Role, World};
@@ -152,6 +154,44 @@ impl<R: Role> Partition<R> {
             }
             Admin::ChangeMembers { voters, .. } => change_refusal(&self.replica, voters),
         }
+    }
+
+    /// The names that this replica has ([`crate::hosting::Role::pending_names`]). None if its state is
+    /// incomplete. None also if it does not vote, or knows no leader: it may have been removed long
+    /// ago, and the scan would wait for the voters that it remembers.
+    pub(super) fn names(&self, node: NodeId, ask: &Ask, store: &Store) -> Option<Listing> {
+        let members = self.replica.members();
+        if !R::Protocol::SCANS
+            || !self.replica.is_complete()
+            || !members.is_voter(node)
+            || self.replica.leader().is_none()
+        {
+            return None;
+        }
+        let mut pending = BTreeSet::new();
+        let mut name = |key: &Key| {
+            if ask.range.contains(key) {
+                pending.insert(key.clone());
+            }
+        };
+        R::pending_names(self, &mut name);
+        // Entries that this replica has not applied, whether or not they are chosen: it may have
+        // told its leader that it has them.
+        let mut index = R::applied(&self.state).next();
+        while let Some(entry) = self.replica.entry(index) {
+            if let Payload::Command(command) = &entry.payload {
+                R::command_names(command.as_ref(), &mut name);
+            }
+            index = index.next();
+        }
+        for command in &self.backlog {
+            R::command_names(command, &mut name);
+        }
+        let halves = [&members.voters, &members.outgoing].into_iter();
+        let voters = halves.filter(|half| !half.is_empty());
+        let voters = voters.map(|half| Voters { nodes: half.clone() }).collect();
+        let basis = Basis::Voter { since: self.replica.members_since().0, voters };
+        Some(Listing::of(store, [self.id], pending, ask, basis))
     }
 
     /// What this replica knows about its group.

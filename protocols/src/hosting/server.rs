@@ -12,6 +12,7 @@ use orthodrome_core::machine::{
     Admin, GroupView, Input, Leak, Machine, MembershipOrder, Message as _, OrderState, Protocol,
     Refusal, ReplicaDigest, Setup,
 };
+use orthodrome_core::scan::{Ask, LISTS_APART_MAX, Listing, Unit};
 use orthodrome_core::store::{StateEngine, Store};
 use orthodrome_core::time::Time;
 
@@ -124,6 +125,11 @@ impl<R: Role> Machine<R::Protocol> for Server<R> {
     fn groups(&self, now: Time) -> Vec<GroupView> {
         let placed = self.cluster.partitions().map(|placed| placed.id);
         placed.filter_map(|id| self.group(id, now)).collect()
+    }
+
+    fn names(&self, ask: &Ask) -> Option<Listing> {
+        let Unit::Partition(id) = ask.unit else { return None };
+        self.partitions.get(&id)?.names(self.node, ask, &self.store)
     }
 
     fn replica_digests(&self) -> Vec<ReplicaDigest> {
@@ -467,7 +473,10 @@ impl<R: Role> Server<R> {
             return;
         }
         cx.note(Note::Checkpoint.into());
-        let keep_from = cx.clock().now - config.version_retention;
+        // A scan must see the deletions between its two lists. Their timestamps may be a little older
+        // than the first list, hence twice its time.
+        let retention = config.version_retention.max(LISTS_APART_MAX * 2);
+        let keep_from = cx.clock().now - retention;
         let mut records = Vec::new();
         for (&id, partition) in &mut self.partitions {
             let applied = R::applied(&partition.state);

@@ -13,7 +13,7 @@ use super::message::{Command, Elsewhere, Log, Msg};
 use super::queue::{Queue, Stage};
 use super::state::{Prepared, Request, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Coordination, Participation, Reading, WaitingRead};
+use crate::commit::{Applied, Coordination, Participation, Reading, Verdict, WaitingRead};
 use crate::delays::difference;
 use crate::gateway::Participant;
 use crate::hosting::{self, Role};
@@ -109,6 +109,30 @@ impl Role for Leader {
             Timer::Resend(_) | Timer::Heartbeat | Timer::Probe => {
                 unreachable!("a client's timer at a server")
             }
+        }
+    }
+
+    fn pending_names(partition: &Partition, name: &mut dyn FnMut(&Key)) {
+        let prepared = partition.state.prepared.values().flat_map(|prepared| &prepared.writes);
+        let queued = partition.leader.iter().flat_map(|leader| leader.queue.written_keys());
+        prepared.chain(queued).for_each(name);
+    }
+
+    fn command_names(command: &Command, name: &mut dyn FnMut(&Key)) {
+        match command {
+            Command::Prepare { writes, .. } => writes.iter().for_each(name),
+            Command::End { verdict: Verdict::Commit(_, writes), .. } => {
+                writes.keys().for_each(name);
+            }
+            Command::Refuse { .. }
+            | Command::End { verdict: Verdict::Abort(_), .. }
+            | Command::Coordinate { .. }
+            | Command::RequestCommit { .. }
+            | Command::Decide { .. }
+            | Command::Settle(_)
+            | Command::Forget(_)
+            | Command::Acknowledge(_)
+            | Command::Ceiling(_) => {}
         }
     }
 

@@ -319,6 +319,7 @@ const fn row(name: &'static str, paper: &'static str) -> Row {
 impl Protocol for Natto {
     const NAMES: &'static [&'static str] = &[TS, LECSF, PA, CP, RECSF];
     const QUEUES: bool = true;
+    const SCANS: bool = true;
     const RANKS: bool = true;
     const MEMBERS: bool = true;
 

@@ -32,6 +32,10 @@ impl Reader for Leader {
         writers
     }
 
+    fn unchosen(&self) -> BTreeSet<TxnId> {
+        self.participation.preparing.keys().copied().collect()
+    }
+
     fn proposal(leading: &Leading<'_>, writer: TxnId) -> Option<Timestamp> {
         let preparing = &leading.leader.participation.preparing;
         let prepared = leading.state.prepared.get(&writer).or(preparing.get(&writer));
@@ -481,6 +485,7 @@ impl Leading<'_> {
         }
         self.leader.participation.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
+        self.release_scans(world);
     }
 
     /// Carousel §4.3.3, as corrected by R1: the coordinator asks for this partition's vote. While a

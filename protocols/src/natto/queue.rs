@@ -330,6 +330,12 @@ impl Queue {
             .collect()
     }
 
+    /// The keys that the transactions here may write.
+    pub fn written_keys(&self) -> impl Iterator<Item = &Key> {
+        let keys = self.entries.values().flat_map(|entry| &entry.keys);
+        keys.filter(|(_, writes)| **writes).map(|(key, _)| key)
+    }
+
     /// Panics if the queue contradicts itself, or a transaction waits that should not.
     ///
     /// # Panics

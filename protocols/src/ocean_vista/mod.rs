@@ -265,6 +265,7 @@ impl Registered for OceanVista {
 }
 
 impl Protocol for OceanVista {
+    const SCANS: bool = true;
     const NAMES: &'static [&'static str] = &[NAME];
     const GENERAL: bool = true;
     // Versions of a key are computed one after another, each from the last, over the wide area.

@@ -12,6 +12,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{Claim, ReplicaDigest};
+use orthodrome_core::scan::{Basis, Listing};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
@@ -876,6 +877,21 @@ impl Replica {
     /// How many transactions are not settled.
     pub(super) fn unsettled(&self) -> usize {
         self.state.pending.len()
+    }
+
+    /// The names in a range of a partition: of settled versions, and of what is pending, whatever
+    /// it comes to.
+    pub(super) fn names(
+        &self,
+        partition: PartitionId,
+        ask: &orthodrome_core::scan::Ask,
+        basis: Basis,
+        cluster: &Cluster,
+    ) -> Listing {
+        let pending = self.index.range(ask.range.from.clone()..).map(|(key, _)| key);
+        let pending = pending.take_while(|key| ask.range.contains(key));
+        let pending = pending.filter(|key| cluster.partition_of(key) == partition);
+        Listing::of(&self.store, [partition], pending.cloned(), ask, basis)
     }
 
     /// What the partitions here hold that is settled.

@@ -11,6 +11,7 @@ use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
 use orthodrome_core::machine::{
     Admin, Cx, Gauge, Input, Leak, Machine, Refusal, ReplicaDigest, Setup,
 };
+use orthodrome_core::scan::{Ask, Basis, Listing, Unit, Voters};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Reads};
@@ -360,6 +361,18 @@ impl Machine<OceanVista> for Server {
             ("long promises", self.control.tellings.len()),
             ("replicas that catch up", usize::from(!syncs.is_idle())),
         ]
+    }
+
+    fn names(&self, ask: &Ask) -> Option<Listing> {
+        let Unit::Partition(partition) = ask.unit else { return None };
+        let placed = self.cluster.partition(partition)?;
+        // A replica that is catching up may lack versions that it acknowledged on another disk.
+        if !placed.replicas.contains(&self.node) || !self.control.is_complete() {
+            return None;
+        }
+        let basis =
+            Basis::Voter { since: 0, voters: vec![Voters { nodes: placed.replicas.clone() }] };
+        Some(self.roles.replica.names(partition, ask, basis, &self.cluster))
     }
 
     fn replica_digests(&self) -> Vec<ReplicaDigest> {

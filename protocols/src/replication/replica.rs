@@ -532,6 +532,12 @@ impl<R: Replicated> Replica<R> {
         self.log.members()
     }
 
+    /// The index of the entry that made the members in force, or a later one if it is not kept.
+    #[must_use]
+    pub fn members_since(&self) -> Index {
+        self.log.members_index()
+    }
+
     /// The voters in force; during a change, the new ones.
     #[must_use]
     pub fn voters(&self) -> &[NodeId] {

@@ -242,6 +242,7 @@ impl Registered for Tapir {
 
 impl Protocol for Tapir {
     const NAMES: &'static [&'static str] = &[NAME];
+    const SCANS: bool = true;
 
     protocol_items!();
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::scan::is_fence;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{Key, Read, Version};
@@ -50,6 +51,12 @@ impl Validator {
             held.filter(|(other, _)| **other != txn).map(|(_, at)| *at).max()
         };
         let mut least = Timestamp::ZERO;
+        let is_pending = |(other, (_, part)): (&TxnId, &(Timestamp, Part))| {
+            *other != txn && !part.writes.is_empty()
+        };
+        if reads_fence(part) && self.prepared.iter().any(is_pending) {
+            return Vote::Abstain;
+        }
         for (key, version) in &part.reads {
             if *version < store.read(partition, key).version {
                 return Vote::Abort;
@@ -74,6 +81,9 @@ impl Validator {
     /// A transaction is prepared here.
     pub fn prepare(&mut self, txn: TxnId, timestamp: Timestamp, part: &Part) {
         self.release(txn);
+        if reads_fence(part) {
+            self.raise_floor(timestamp);
+        }
         for (key, _) in &part.reads {
             self.readers.entry(key.clone()).or_default().insert(txn, timestamp);
         }
@@ -119,6 +129,12 @@ impl Validator {
         self.read_floor = self.read_floor.max(floor);
     }
 
+    /// True if a prepared transaction may still write any key at or before `at`.
+    #[must_use]
+    pub fn is_any_pending(&self, at: Timestamp) -> bool {
+        self.prepared.values().any(|(writes_at, part)| !part.writes.is_empty() && *writes_at <= at)
+    }
+
     /// True if a prepared transaction may still write one of the keys at or before `at`.
     #[must_use]
     pub fn is_pending(&self, keys: &[Key], at: Timestamp) -> bool {
@@ -135,6 +151,12 @@ impl Validator {
             self.read_at.retain(|_, at| *at > floor);
         }
     }
+}
+
+/// True if these reads are a scan's. A scan reads, in effect, all keys of the partition: those that
+/// are absent too.
+fn reads_fence(part: &Part) -> bool {
+    part.reads.iter().any(|(key, _)| is_fence(key))
 }
 
 /// The newest versions of `keys` that are not after `at`. None if a key has only later ones: the
@@ -227,6 +249,26 @@ mod tests {
         assert_eq!(check(&validator, nanos(8)), Vote::PrepareOk(Timestamp(nanos(8))));
         validator.collect();
         assert_eq!(check(&validator, nanos(8)), Vote::Retry(Timestamp(nanos(15) + 1)));
+    }
+
+    #[test]
+    fn a_fence_stands_for_all_keys_of_the_partition() {
+        let store = store();
+        let vote = |validator: &Validator, counter, at, part: &Part| {
+            validator.check((P, &store), txn(counter), Timestamp(at), part)
+        };
+        let fence = part(&[("\0fence7", Version::INITIAL)], &[]);
+        let mut validator = Validator::default();
+        validator.prepare(txn(2), Timestamp(60), &part(&[], &["new"]));
+        assert_eq!(vote(&validator, 3, 70, &fence), Vote::Abstain);
+        assert!(validator.is_any_pending(Timestamp(60)));
+        assert!(!validator.is_any_pending(Timestamp(59)));
+        validator.release(txn(2));
+        assert_eq!(vote(&validator, 3, 70, &fence), Vote::PrepareOk(Timestamp(70)));
+        validator.prepare(txn(3), Timestamp(70), &fence);
+        let writer = part(&[], &["another"]);
+        assert_eq!(vote(&validator, 4, 65, &writer), Vote::Retry(Timestamp(71)));
+        assert_eq!(vote(&validator, 4, 71, &writer), Vote::PrepareOk(Timestamp(71)));
     }
 
     /// A read-only transaction that was repeated for more than ten seconds was told that a key is

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::store::Start;
+use orthodrome_core::scan::{Ask, Basis, Listing, Voters};
+use orthodrome_core::store::{Start, Store};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome};
 
@@ -18,6 +19,7 @@ use super::server::World;
 use super::state::{Entry, State};
 use super::{Note, Timer};
 use crate::acknowledged::below as below_of;
+use crate::commit::has_fence;
 use crate::ir::{Gathering, Quorums, View};
 use crate::portions::Assembly;
 
@@ -30,6 +32,8 @@ pub(super) struct Replica {
     replicas: Vec<NodeId>,
     quorums: Quorums,
     validator: Validator,
+    /// Read-only requests of scans that wait for prepared writers.
+    scans: Vec<ScanRead>,
     gathering: Gathering<Image>,
     /// Records that have arrived in part, by replica; also that of the view that begins.
     arriving: BTreeMap<NodeId, Assembly<Image>>,
@@ -65,6 +69,18 @@ struct Watch {
     times: u32,
 }
 
+/// A scan's part of a read-only transaction, which waits for prepared writers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct ScanRead {
+    from: NodeId,
+    txn: TxnId,
+    keys: Vec<Key>,
+    timestamp: Timestamp,
+}
+
+/// The most scans that one replica lets wait.
+const SCANS_MAX: usize = 1_024;
+
 /// The abilities of a replica at the moment (§3.2).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Status {
@@ -98,6 +114,7 @@ impl Replica {
             id,
             validator: Validator::new(state.ceiling),
             status: Status::Changing { since: now },
+            scans: Vec::new(),
             quorums: Quorums::of(replicas.len()),
             heard: replicas.iter().map(|&node| (node, now)).collect(),
             replicas,
@@ -533,8 +550,22 @@ impl Replica {
         world: &mut World<'_, '_>,
     ) {
         let is_too_much = world.is_too_much(self.id, &keys);
+        let is_far = self.is_far_future(timestamp, world);
+        if has_fence(&keys) && !is_too_much && !is_far {
+            // A scan reads all keys of the partition, in effect, and those that are absent too. No
+            // transaction prepares here before it from now on; and it waits for those that have.
+            self.validator.raise_floor(timestamp);
+            if self.validator.is_any_pending(timestamp) && self.scans.len() < SCANS_MAX {
+                let read = ScanRead { from, txn, keys, timestamp };
+                if !self.scans.contains(&read) {
+                    self.scans.push(read);
+                }
+                return;
+            }
+        }
         let is_refused = is_too_much
-            || self.is_far_future(timestamp, world)
+            || is_far
+            || (has_fence(&keys) && self.validator.is_any_pending(timestamp))
             || self.validator.is_pending(&keys, timestamp);
         let reads = if is_refused {
             None
@@ -551,6 +582,34 @@ impl Replica {
         let partition = self.id;
         let result = Msg::ReadOnlyResult { txn, partition, timestamp, reads, is_too_much };
         world.reply(from, result);
+    }
+
+    /// Answers the scans that need not wait any more. Some of the transactions for which they waited
+    /// have ended. A scan whose replica has left its view is answered by other replicas.
+    pub(super) fn serve_scans(&mut self, world: &mut World<'_, '_>) {
+        if self.status != Status::Normal {
+            self.scans.clear();
+            return;
+        }
+        let validator = &self.validator;
+        let is_free = |read: &mut ScanRead| !validator.is_any_pending(read.timestamp);
+        let free: Vec<ScanRead> = self.scans.extract_if(.., is_free).collect();
+        for ScanRead { from, txn, keys, timestamp } in free {
+            self.on_read_only(from, txn, keys, timestamp, world);
+        }
+    }
+
+    /// The names that this replica has. None if its record or its data may be incomplete.
+    pub(super) fn names(&self, ask: &Ask, store: &Store) -> Option<Listing> {
+        if self.status != Status::Normal {
+            return None;
+        }
+        let open = self.state.entries.values().filter(|entry| entry.ended.is_none());
+        let written = open.filter_map(|entry| entry.part.as_ref());
+        let written = written.flat_map(|part| part.writes.keys());
+        let pending = written.filter(|key| ask.range.contains(key)).cloned();
+        let voters = vec![Voters { nodes: self.replicas.clone() }];
+        Some(Listing::of(store, [self.id], pending, ask, Basis::Voter { since: 0, voters }))
     }
 
     /// Schedules a check of `txn`: if it has not ended by then, its gateway is gone; if it has

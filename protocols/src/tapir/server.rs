@@ -9,6 +9,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leak, Machine, Refusal, Setup};
+use orthodrome_core::scan::{Ask, Listing, Unit};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, VALUE_BYTES_MAX};
@@ -162,6 +163,11 @@ impl Machine<Tapir> for Server {
         self.checkpoint_if_due(cx);
     }
 
+    fn names(&self, ask: &Ask) -> Option<Listing> {
+        let Unit::Partition(id) = ask.unit else { return None };
+        self.replicas.get(&id)?.names(ask, &self.store)
+    }
+
     fn refusal(&self, _order: &Admin) -> Option<Refusal> {
         Some(Refusal::Never(
             "the members of a group of TAPIR are those of the placement for ever, and none of them \
@@ -210,7 +216,10 @@ impl Server {
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Tapir>) {
         if let Some(id) = msg.partition() {
-            self.with(id, cx, |replica, world| replica.on_message(from, msg, world));
+            self.with(id, cx, |replica, world| {
+                replica.on_message(from, msg, world);
+                replica.serve_scans(world);
+            });
             return;
         }
         match msg {

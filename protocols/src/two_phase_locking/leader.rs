@@ -116,6 +116,25 @@ impl Role for Leader {
         }
     }
 
+    /// Locks of transactions that are not prepared are no votes. A prepare that is proposed is in the
+    /// log.
+    fn pending_names(partition: &Partition, name: &mut dyn FnMut(&Key)) {
+        let prepared = partition.state.prepared.values();
+        prepared.flat_map(|prepared| prepared.writes.keys()).for_each(name);
+    }
+
+    fn command_names(command: &Command, name: &mut dyn FnMut(&Key)) {
+        match command {
+            Command::Prepare { writes, .. } => writes.keys().for_each(name),
+            // It writes what its prepare says.
+            Command::End { .. }
+            | Command::Decide { .. }
+            | Command::Settle(_)
+            | Command::Acknowledge(_)
+            | Command::Ceiling(_) => {}
+        }
+    }
+
     fn on_leading(partition: &mut Partition, world: &mut World<'_>) {
         partition.on_leading(world);
     }

@@ -269,6 +269,7 @@ const fn row(name: &'static str, paper: &'static str) -> Row {
 impl Protocol for Locking {
     const NAMES: &'static [&'static str] = &[BY_AGE, PREEMPT, PREEMPT_ON_WAIT];
     const QUEUES: bool = true;
+    const SCANS: bool = true;
     const GENERAL: bool = true;
     const MEMBERS: bool = true;
 

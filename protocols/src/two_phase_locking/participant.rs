@@ -35,6 +35,10 @@ impl Reader for Leader {
         self.locks.prepared_writers(keys)
     }
 
+    fn unchosen(&self) -> BTreeSet<TxnId> {
+        self.preparing.keys().copied().collect()
+    }
+
     fn proposal(leading: &Leading<'_>, writer: TxnId) -> Option<Timestamp> {
         let preparing = &leading.leader.preparing;
         let prepared = leading.state.prepared.get(&writer).or(preparing.get(&writer));
@@ -322,6 +326,7 @@ impl Leading<'_> {
         };
         self.leader.asked.insert(txn, RetryState::new(world.cx.now()));
         self.send_vote(txn, prepared.coordinator, prepared.vote(), world);
+        self.release_scans(world);
     }
 
     /// 2PC, second phase: replicate the decision, apply it, acknowledge it.

@@ -18,6 +18,7 @@ mod limits;
 mod members;
 mod natto;
 mod ocean_vista;
+mod scans;
 mod sessions;
 mod support;
 mod tapir;

@@ -12,6 +12,7 @@ use orthodrome_core::{Clock, Effect, Host, Input, Machine, NodeId, Rng, Setup, T
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::callers::Callers;
+use super::names::Waiting;
 use super::{ClockError, Shared};
 use crate::gateway::{Command, PendingTxns};
 use crate::inbox::Inbox;
@@ -45,6 +46,8 @@ pub(super) enum Event<P: WireProtocol> {
     Orders(oneshot::Sender<(Time, Vec<MembershipOrder>)>),
     /// The transactions in flight.
     Pending(oneshot::Sender<PendingTxns>),
+    /// A request for names, for a scan.
+    Names(Box<Waiting>),
 }
 
 /// The destination of a machine's records.
@@ -191,6 +194,11 @@ impl<P: WireProtocol, M: Machine<P>> Driver<P, M> {
             }
             Event::Pending(reply) => {
                 let _ = reply.send(self.callers.pending());
+                None
+            }
+            Event::Names(waiting) => {
+                let listing = self.host.machine().names(&waiting.ask);
+                self.shared.listed(*waiting, listing);
                 None
             }
         }

@@ -8,6 +8,7 @@
 mod callers;
 mod clock;
 mod driver;
+mod names;
 // Unit tests run no nodes; with this module, every protocol would be compiled once more for them.
 #[cfg(not(test))]
 pub mod embedded;
@@ -30,6 +31,7 @@ use bytes::Bytes;
 use orthodrome_core::machine::{
     Admin, Gauge, GroupView, Lane, MembershipOrder, Message as _, Refusal,
 };
+use orthodrome_core::scan::{Ask, Scan, Scanner};
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
@@ -42,6 +44,7 @@ use tracing::{error, info, warn};
 pub use self::clock::ClockError;
 use self::clock::NodeClock;
 use self::driver::{Counters, Driver, Event, Persistence, Turn};
+use self::names::Scans;
 use self::turns::Life;
 use self::workers::Threads;
 use crate::gateway::{
@@ -49,6 +52,7 @@ use crate::gateway::{
     PendingTxns,
 };
 use crate::inbox::Inbox;
+use crate::scan::{BegunScan, ScanFailed};
 use crate::storage::{
     self, Expected, Founders, Identity, Placement, Report, Storage, StorageError, Tag, Work, Writer,
 };
@@ -198,6 +202,7 @@ struct Shared<P: WireProtocol> {
     ended: CancellationToken,
     transport: OnceLock<Transport>,
     clients: Clients,
+    scans: Scans,
     /// Processes that were refused because of their placement.
     placed_otherwise: Mutex<BTreeSet<NodeId>>,
 }
@@ -243,6 +248,7 @@ impl<P: WireProtocol> Shared<P> {
             ended: CancellationToken::new(),
             transport: OnceLock::new(),
             clients: Clients { first, next, block, writer: OnceLock::new() },
+            scans: Scans::default(),
             placed_otherwise: Mutex::default(),
         }
     }
@@ -457,6 +463,28 @@ impl<P: WireProtocol> Backend for Shared<P> {
         })
     }
 
+    fn begin_scan(&self, scan: Scan) -> Result<BegunScan, ScanFailed> {
+        if !P::SCANS {
+            return Err(ScanFailed::Unsupported);
+        }
+        // Servers of some protocols write something down for a scan, and all must do the same.
+        if let Some(older) = self.transport.get().and_then(Transport::without_names) {
+            return Err(ScanFailed::Older(older));
+        }
+        let home = self.map.region_of(self.me.node);
+        let (scanner, steps) = Scanner::new(&self.map, P::SHARES, home, scan, Time::ZERO)?;
+        let (number, answers) = self.scans.begin();
+        Ok(BegunScan { number, scanner, home, steps, answers })
+    }
+
+    fn ask(&self, scan: u64, to: NodeId, ask: Ask) {
+        Self::ask(self, scan, to, ask);
+    }
+
+    fn end_scan(&self, scan: u64) {
+        self.scans.end(scan);
+    }
+
     fn is_registered(&self, client: ClientId) -> bool {
         let Clients { first, next, .. } = &self.clients;
         let given = first.load(Ordering::Relaxed)..next.load(Ordering::Relaxed);
@@ -501,6 +529,16 @@ impl<P: WireProtocol> Deliver for Receiver<P> {
         };
         inbox.put_when_room(Event::Message { from, msg, room }, BACKLOG_MAX).await;
         Ok(())
+    }
+
+    async fn names(
+        &self,
+        from: NodeId,
+        to: NodeId,
+        is_answer: bool,
+        bytes: Bytes,
+    ) -> Result<(), String> {
+        self.shared.on_names(from, to, is_answer, bytes).await
     }
 
     fn delivered(&self) {

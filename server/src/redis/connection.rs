@@ -11,6 +11,7 @@ use orthodrome_core::procedure::redis::{
     Batch, Command, Evaluation, KeyLimits, KeyName, KeyNames, Refused, Spec, parse, wrong_arity,
 };
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -88,6 +89,8 @@ pub(super) struct Connection<T> {
     requests: Requests,
     out: BytesMut,
     held: Option<HeldBytes>,
+    /// Held while an answer of `KEYS` waits in `out`.
+    pub(super) listed: Option<OwnedSemaphorePermit>,
 }
 
 impl<T: Transactions> Connection<T> {
@@ -111,6 +114,7 @@ impl<T: Transactions> Connection<T> {
             requests: Requests::default(),
             out: BytesMut::new(),
             held: None,
+            listed: None,
         }
     }
 
@@ -236,9 +240,10 @@ impl<T: Transactions> Connection<T> {
             writer.write_all(&out).await?;
             writer.flush().await
         };
-        tokio::time::timeout(time, sent)
-            .await
-            .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?
+        let sent = tokio::time::timeout(time, sent).await;
+        drop(out);
+        self.listed = None;
+        sent.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?
     }
 
     /// The bytes that the connection keeps for its client.
@@ -595,6 +600,19 @@ impl<T: Transactions> Connection<T> {
         let (batch, evaluation) = self.runner.run(&caller, &work).await?;
         self.compare(keys, &batch, &evaluation);
         Ok(evaluation.replies)
+    }
+
+    /// Runs one command on data, as a transaction of its own.
+    pub(super) async fn run_alone(&mut self, words: &[Bytes]) -> Reply {
+        let mut group = self.group();
+        let command = match self.parse(words, 0, &mut group.names) {
+            Ok((_, command, _)) => command,
+            Err(refused) => return Reply::Error(refused.failure),
+        };
+        match self.run_commands(&group, &[command], &[]).await {
+            Ok(answers) => answers.into_iter().next().unwrap_or(Reply::Nil),
+            Err(trouble) => Reply::Error(trouble.failure()),
+        }
     }
 
     /// Notes whether a watched key has another stamp than before.

@@ -1,5 +1,5 @@
-//! Commands that touch no data: the connection, transactions, and what clients ask when they
-//! connect.
+//! Commands that are no part of a transaction on data: the connection, transactions, what clients ask
+//! when they connect, and commands that list keys, which `listing` answers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,13 +9,14 @@ use orthodrome_core::procedure::redis::script::REDIS_VERSION;
 use orthodrome_core::procedure::redis::{COMMANDS, Spec, number, wrong_arity};
 
 use super::connection::{Connection, DATABASES};
+use super::listing::Listing;
 use super::reply::Version;
 use crate::service::Transactions;
 
 /// Wrong credentials after which a connection is closed.
 const FAILURES_MAX: u32 = 10;
 
-/// A command that touches no data.
+/// A command that is no part of a transaction on data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Local {
     Auth,
@@ -27,6 +28,7 @@ pub(super) enum Local {
     Exec,
     Hello,
     Info,
+    Listing(Listing),
     Multi,
     Ping,
     Quit,
@@ -46,33 +48,38 @@ pub(super) enum Deferred {
 }
 
 /// Names, with the number of words as in Redis: the smallest number if it is negative.
-const LOCALS: [(&str, i64, Local); 18] = [
+const LOCALS: [(&str, i64, Local); 27] = [
     ("auth", -2, Local::Auth),
     ("client", -2, Local::Client),
     ("command", -1, Local::Command),
     ("config", -2, Local::Config),
+    ("dbsize", 1, Local::Listing(Listing::DbSize)),
     ("discard", 1, Local::Discard),
     ("echo", 2, Local::Echo),
     ("exec", 1, Local::Exec),
+    ("flushall", -1, Local::Listing(Listing::FlushAll)),
+    ("flushdb", -1, Local::Listing(Listing::FlushDb)),
     ("hello", -1, Local::Hello),
+    ("hscan", -3, Local::Listing(Listing::HScan)),
     ("info", -1, Local::Info),
+    ("keys", 2, Local::Listing(Listing::Keys)),
     ("multi", 1, Local::Multi),
     ("ping", -1, Local::Ping),
     ("quit", -1, Local::Quit),
+    ("randomkey", 1, Local::Listing(Listing::RandomKey)),
     ("reset", 1, Local::Reset),
+    ("scan", -2, Local::Listing(Listing::Scan)),
     ("script", -2, Local::Script),
     ("select", 2, Local::Select),
+    ("sscan", -3, Local::Listing(Listing::SScan)),
     ("time", 1, Local::Time),
     ("unwatch", 1, Local::Unwatch),
     ("watch", -2, Local::Watch),
+    ("zscan", -3, Local::Listing(Listing::ZScan)),
 ];
 
 /// Commands of Redis that this server does not have, and why.
-const MISSING: [(&str, &[&str]); 8] = [
-    (
-        "keys cannot be listed or counted",
-        &["scan", "keys", "dbsize", "randomkey", "hscan", "sscan", "zscan", "flushdb", "flushall"],
-    ),
+const MISSING: [(&str, &[&str]); 7] = [
     (
         "functions are not supported; scripts are (EVAL, EVALSHA)",
         &["function", "fcall", "fcall_ro"],
@@ -313,7 +320,7 @@ impl<T: Transactions> Connection<T> {
         }
     }
 
-    /// Answers a command that touches no data.
+    /// Answers a command that is no part of a transaction on data.
     pub(super) async fn local(&mut self, local: Local, arguments: &[Bytes]) {
         if !local.fits(arguments.len() + 1) {
             return self.refuse(wrong_arity(local.name()));
@@ -347,6 +354,7 @@ impl<T: Transactions> Connection<T> {
             Local::Config => config(arguments),
             Local::Command => command(arguments),
             Local::Info => self.info(),
+            Local::Listing(listing) => self.listing(listing, local.name(), arguments).await,
             Local::Multi if self.multi.is_some() => error("ERR MULTI calls can not be nested"),
             Local::Multi => {
                 self.multi = Some(self.group());
@@ -629,9 +637,32 @@ fn descriptions() -> Vec<(&'static str, Reply)> {
         };
         (spec.name, described(spec.name, spec.arity, flags, spec.keys))
     });
-    let locals = LOCALS
-        .iter()
-        .map(|(name, arity, _)| (*name, described(name, *arity, &["fast"], (0, 0, 0))));
+    let locals = LOCALS.iter().map(|(name, arity, local)| {
+        let (flags, keys): (&[&str], _) = match local {
+            Local::Listing(listing) if listing.is_write() => (&["write"], (0, 0, 0)),
+            Local::Listing(listing) if listing.has_key() => (&["readonly"], (1, 1, 1)),
+            Local::Listing(_) => (&["readonly"], (0, 0, 0)),
+            Local::Auth
+            | Local::Client
+            | Local::Command
+            | Local::Config
+            | Local::Discard
+            | Local::Echo
+            | Local::Exec
+            | Local::Hello
+            | Local::Info
+            | Local::Multi
+            | Local::Ping
+            | Local::Quit
+            | Local::Reset
+            | Local::Script
+            | Local::Select
+            | Local::Time
+            | Local::Unwatch
+            | Local::Watch => (&["fast"], (0, 0, 0)),
+        };
+        (*name, described(name, *arity, flags, keys))
+    });
     data.chain(locals).collect()
 }
 

@@ -2,8 +2,10 @@
 //!
 //! `request` reads requests, `reply` writes answers. `connection` is one client: it collects the
 //! commands that arrived together, or between `MULTI` and `EXEC`, into one list. `run` runs such a
-//! list as one transaction, and tries again after conflicts. `scripts` knows the texts of scripts. What the commands do to data is in
-//! `orthodrome_core::procedure::redis`. `local` answers commands that touch no data.
+//! list as one transaction, and tries again after conflicts. `scripts` knows the texts of scripts.
+//! `listing` answers commands that list keys, with scans; `glob` has their patterns. What the other
+//! commands do to data is in `orthodrome_core::procedure::redis`. `local` answers commands that touch
+//! no data.
 //!
 //! Clients need the credentials of the gRPC API, and the bounds are those of that API
 //! (`docs/redis.md`).
@@ -25,6 +27,8 @@ use tokio_util::sync::CancellationToken;
 use crate::service::{Front, Principal, Tls, Transactions};
 
 mod connection;
+mod glob;
+mod listing;
 mod local;
 mod names;
 mod reply;
@@ -35,6 +39,7 @@ mod scripts;
 mod tests;
 
 use connection::Connection;
+use listing::Listings;
 use names::Names;
 use run::Runner;
 
@@ -85,7 +90,8 @@ pub(crate) async fn serve<T: Transactions>(
     ending: CancellationToken,
 ) {
     let places = Arc::new(Semaphore::new(front.limits().connections_max));
-    let runner = Arc::new(Runner::new(Arc::clone(&front), Names::default()));
+    let listings = Listings::new(ending.clone());
+    let runner = Arc::new(Runner::new(Arc::clone(&front), Names::default(), listings));
     let mut connections = JoinSet::new();
     let mut number = 0_u64;
     loop {

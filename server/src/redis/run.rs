@@ -13,6 +13,7 @@ use orthodrome_core::{ClientId, Key, Outcome, RegionId, Txn, TxnId};
 use tokio::sync::{OnceCell, oneshot};
 use tokio::time::Instant;
 
+use super::listing::Listings;
 use super::names::{Name, Names};
 use super::scripts::Scripts;
 use crate::gateway::Finished;
@@ -74,6 +75,7 @@ pub(super) struct Runner<T> {
     front: Arc<Front<T>>,
     names: Names,
     scripts: Scripts,
+    listings: Listings,
     /// The client id of all of them, once it is known.
     client: OnceCell<ClientId>,
     home: RegionId,
@@ -127,9 +129,9 @@ pub(super) fn prefix(database: u8) -> String {
 }
 
 impl<T: Transactions> Runner<T> {
-    pub(super) fn new(front: Arc<Front<T>>, names: Names) -> Self {
-        let home = front.home();
-        Self { front, names, scripts: Scripts::default(), client: OnceCell::new(), home }
+    pub(super) fn new(front: Arc<Front<T>>, names: Names, listings: Listings) -> Self {
+        let (home, scripts, client) = (front.home(), Scripts::default(), OnceCell::new());
+        Self { front, names, scripts, listings, client, home }
     }
 
     pub(super) fn front(&self) -> &Front<T> {
@@ -139,6 +141,11 @@ impl<T: Transactions> Runner<T> {
     /// The scripts that clients of the node have sent.
     pub(super) fn scripts(&self) -> &Scripts {
         &self.scripts
+    }
+
+    /// What the node keeps for commands that list keys.
+    pub(super) fn listings(&self) -> &Listings {
+        &self.listings
     }
 
     async fn attempt(&self) -> Result<Attempt, Trouble> {

@@ -5,13 +5,15 @@ use std::net::SocketAddr;
 use std::sync::Mutex;
 
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder};
+use orthodrome_core::scan::{KeyRange, Page, Scan, ScanError};
 use orthodrome_core::topology::Topology;
-use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Value, Version, Writes};
+use orthodrome_core::txn::{AbortReason, Kind, Priority, Read, Reads, Value, Version, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, NodeId, Outcome, Timestamp, Txn, TxnId};
 use tokio::io::AsyncReadExt as _;
 
 use super::*;
 use crate::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError, PendingTxns};
+use crate::scan::ScanFailed;
 use crate::service::{Access, Credential, Limits, Listeners, Role, ServiceConfig, serve_all};
 use crate::transport::LinkStatus;
 
@@ -43,6 +45,10 @@ struct State {
     /// What the last transaction acknowledged.
     acknowledged_below: u64,
     clock: u64,
+    /// The next scans fail like this.
+    failed_scans: VecDeque<ScanFailed>,
+    /// Every scan that began.
+    scans: Vec<Scan>,
 }
 
 #[derive(Default)]
@@ -175,6 +181,29 @@ impl Transactions for Memory {
 
     async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
         Vec::new()
+    }
+
+    async fn scan(&self, scan: Scan, _priority: Priority) -> Result<Page, ScanFailed> {
+        let mut state = self.0.lock().unwrap();
+        state.scans.push(scan.clone());
+        if let Some(failed) = state.failed_scans.pop_front() {
+            return Err(failed);
+        }
+        let Scan { range, backwards, limit } = scan;
+        let held = state.values.iter().filter(|(key, _)| range.contains(key));
+        let mut rows: Vec<(Key, Read)> = held
+            .map(|(key, value)| {
+                (key.clone(), Read { value: Some(value.clone()), version: Version::INITIAL })
+            })
+            .collect();
+        if backwards {
+            rows.reverse();
+        }
+        let has_more = rows.len() > limit;
+        rows.truncate(limit);
+        let last = rows.last().filter(|_| has_more).map(|(key, _)| key.clone());
+        let rest = last.map(|last| range.after(&last, backwards));
+        Ok(Page { rows, rest, timestamp: Timestamp(state.clock) })
     }
 }
 
@@ -835,6 +864,301 @@ async fn answers_of_commands_that_arrive_together_are_bounded() {
         assert!((1..=4).contains(&values), "split {is_split}: {values} answers");
     }
     talk(&mut client, "GET n\r\n", "$1\r\n2\r\n").await;
+}
+
+/// Sends lines, and returns what comes back.
+async fn ask(client: &mut TcpStream, lines: &str) -> String {
+    client.write_all(format!("{lines}\r\nECHO end\r\n").as_bytes()).await.unwrap();
+    let mut got = Vec::new();
+    while !got.ends_with(b"$3\r\nend\r\n") {
+        let read = tokio::time::timeout(Duration::from_secs(30), client.read_buf(&mut got));
+        assert!(read.await.expect("the answers arrive").unwrap() > 0, "{lines}");
+    }
+    String::from_utf8(got).unwrap().strip_suffix("$3\r\nend\r\n").unwrap().to_owned()
+}
+
+/// The strings in the answer to a line.
+async fn strings(client: &mut TcpStream, line: &str) -> Vec<String> {
+    let answer = ask(client, line).await;
+    let is_head = |line: &&str| line.starts_with(['*', '$']);
+    answer.lines().filter(|line| !is_head(line)).map(str::to_owned).collect()
+}
+
+/// The names that `SCAN` finds with these options, and the number of calls.
+async fn iterate(client: &mut TcpStream, options: &str) -> (Vec<String>, usize) {
+    let (mut found, mut calls, mut cursor) = (Vec::new(), 0, "0".to_owned());
+    loop {
+        let mut answer = strings(client, &format!("SCAN {cursor} {options}")).await;
+        calls += 1;
+        cursor = answer.remove(0);
+        found.extend(answer);
+        if cursor == "0" {
+            return (found, calls);
+        }
+    }
+}
+
+impl Rig {
+    fn fail_scans(&self, failed: impl IntoIterator<Item = ScanFailed>) {
+        self.memory.0.lock().unwrap().failed_scans.extend(failed);
+    }
+
+    fn scans(&self) -> Vec<Scan> {
+        std::mem::take(&mut self.memory.0.lock().unwrap().scans)
+    }
+
+    /// A key that another client of the database wrote.
+    fn write(&self, key: &str, value: &str) {
+        self.memory.0.lock().unwrap().values.insert(key.into(), value.into());
+    }
+
+    fn keys(&self) -> Vec<String> {
+        let state = self.memory.0.lock().unwrap();
+        state.values.keys().map(|key| key.to_string()).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_scan_returns_every_key_once() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    let names: Vec<String> = (0..25).map(|number| format!("k{number:02}")).collect();
+    let all: String = names.iter().map(|name| format!(" {name} 1")).collect();
+    ask(&mut client, &format!("MSET{all}\r\nSADD s m\r\nSET gone 1 PX 1")).await;
+    ask(&mut client, "SELECT 1\r\nSET elsewhere 1\r\nSELECT 0").await;
+    rig.write("redis/0/zz", "written by another client");
+    rig.write("redis/00", "no key of Redis");
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let expected: Vec<String> = names.iter().cloned().chain(["s".into(), "zz".into()]).collect();
+    assert_eq!(iterate(&mut client, "").await, (expected.clone(), 3));
+    assert!(rig.scans().iter().all(|scan| scan.limit == 10));
+    assert_eq!(iterate(&mut client, "COUNT 5000").await, (expected.clone(), 1));
+    assert_eq!(rig.scans()[0].limit, 1_000, "what one transaction may read");
+    // The range is as narrow as the pattern allows.
+    let (found, calls) = iterate(&mut client, "match k1[0-4]* count 4").await;
+    assert_eq!((found.as_slice(), calls), (&names[10..15], 3));
+    assert_eq!(rig.scans()[0].range, KeyRange::prefix(b"redis/0/k1"));
+    assert_eq!(iterate(&mut client, "MATCH k07").await, (vec!["k07".to_owned()], 1));
+    assert_eq!(iterate(&mut client, "TYPE SET").await.0, ["s"]);
+    assert_eq!(iterate(&mut client, "TYPE foreign").await.0, ["zz"]);
+    assert_eq!(strings(&mut client, "TYPE zz").await, ["+foreign"]);
+    // A cursor belongs to the node and not to the connection, and may be used again.
+    let first = strings(&mut client, "SCAN 0").await;
+    let mut other = rig.client().await;
+    for _ in 0..2 {
+        assert_eq!(strings(&mut other, &format!("SCAN {}", first[0])).await[1..], expected[9..19]);
+    }
+    // With another pattern, what is left of the first one is scanned.
+    let line = format!("SCAN {} MATCH k0* COUNT 100", first[0]);
+    assert_eq!(strings(&mut other, &line).await, ["0", "k09"]);
+    rig.scans();
+    let line = format!("SCAN {} MATCH a*", first[0]);
+    talk(&mut other, &format!("{line}\r\n"), "*2\r\n$1\r\n0\r\n*0\r\n").await;
+    assert!(rig.scans().is_empty(), "no key is left for this pattern");
+    let unknown = "-ERR this node does not know the cursor in this database";
+    let line = format!("SELECT 1\r\nSCAN {}", first[0]);
+    assert!(ask(&mut other, &line).await.starts_with(&format!("+OK\r\n{unknown}")));
+    for line in ["SCAN 1", "SCAN 18446744073709551615"] {
+        assert!(ask(&mut client, line).await.starts_with(unknown), "{line}");
+    }
+    for (line, error) in [
+        ("SCAN x", "invalid cursor"),
+        ("SCAN +1", "invalid cursor"),
+        ("SCAN 18446744073709551616", "invalid cursor"),
+        ("SCAN 0 COUNT 0", "syntax error"),
+        ("SCAN 0 COUNT x", "value is not an integer or out of range"),
+        ("SCAN 0 MATCH", "syntax error"),
+        ("SCAN 0 NOVALUES", "syntax error"),
+        ("SCAN", "wrong number of arguments for 'scan' command"),
+    ] {
+        assert_eq!(ask(&mut client, line).await, format!("-ERR {error}\r\n"), "{line}");
+    }
+    let long = "a".repeat(1_025);
+    let error = "-ERR a pattern has at most 1024 bytes\r\n";
+    talk(&mut client, &format!("KEYS {long}\r\n"), error).await;
+}
+
+#[tokio::test]
+async fn keys_are_listed_and_counted_page_by_page() {
+    let limits = Limits { keys_max: 4, ..Limits::default() };
+    let rig = rig(Access::open(), limits).await;
+    let mut client = rig.client().await;
+    talk(&mut client, "KEYS *\r\nDBSIZE\r\nRANDOMKEY\r\n", "*0\r\n:0\r\n$-1\r\n").await;
+    for number in 0..11 {
+        ask(&mut client, &format!("SET k{number:02} 1\r\nSET gone{number:02} 1 PX 1")).await;
+    }
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    rig.scans();
+    talk(&mut client, "DBSIZE\r\n", ":11\r\n").await;
+    assert_eq!(rig.scans().len(), 6, "22 keys in pages of 4");
+    let all = strings(&mut client, "KEYS *").await;
+    assert_eq!(all.len(), 11);
+    talk(&mut client, "KEYS k*3\r\n", "*1\r\n$3\r\nk03\r\n").await;
+    assert!(all.contains(&strings(&mut client, "RANDOMKEY").await[0]));
+    // What was sent before is in the answer.
+    let answers = "+OK\r\n:12\r\n*1\r\n$1\r\nx\r\n:1\r\n:11\r\n";
+    talk(&mut client, "SET x 1\r\nDBSIZE\r\nKEYS x\r\nDEL x\r\nDBSIZE\r\n", answers).await;
+    let many = "KEYS k*\r\n".repeat(10);
+    let count = ask(&mut client, &many).await.matches("k03").count();
+    assert_eq!(count, 10, "several answers wait for one client");
+}
+
+#[tokio::test]
+async fn random_keys_are_from_everywhere() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    for part in ["a", "b"] {
+        let all: String = (0..500).map(|number| format!(" {part}{number:03} 1")).collect();
+        ask(&mut client, &format!("MSET{all}")).await;
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..200 {
+        seen.insert(strings(&mut client, "RANDOMKEY").await.remove(0));
+    }
+    assert!(seen.iter().any(|name| name.starts_with('a')), "{seen:?}");
+    assert!(seen.iter().any(|name| name.starts_with('b')), "{seen:?}");
+    assert!(seen.len() > 50, "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_database_is_emptied_page_by_page() {
+    let limits = Limits { keys_max: 4, ..Limits::default() };
+    let rig = rig(Access::open(), limits).await;
+    let mut client = rig.client().await;
+    for number in 0..10 {
+        ask(&mut client, &format!("SET k{number} 1")).await;
+    }
+    ask(&mut client, "SET gone 1 PX 1\r\nSELECT 2\r\nSET other 1\r\nSELECT 0").await;
+    rig.write("redis/0/zz", "written by another client");
+    rig.write("redis/settings", "no key of Redis");
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    rig.begun();
+    // A page that is too large at once is deleted in parts.
+    rig.twist([Twist::Abort(AbortReason::TooLarge)]);
+    talk(&mut client, "FLUSHDB\r\n", "+OK\r\n").await;
+    assert_eq!(rig.begun().len(), 5, "12 keys in pages of 4");
+    assert_eq!(rig.keys(), ["redis/2/other", "redis/settings"]);
+    talk(&mut client, "FLUSHALL ASYNC\r\nFLUSHALL\r\n", "+OK\r\n+OK\r\n").await;
+    assert_eq!(rig.keys(), ["redis/settings"]);
+    talk(&mut client, "FLUSHDB x\r\n", "-ERR syntax error\r\n").await;
+    talk(&mut client, "FLUSHDB SYNC ASYNC\r\n", "-ERR syntax error\r\n").await;
+    // A watched key that is removed has changed.
+    talk(&mut client, "SET a 1\r\nWATCH a\r\nMULTI\r\n", "+OK\r\n+OK\r\n+OK\r\n").await;
+    talk(&mut rig.client().await, "FLUSHDB\r\n", "+OK\r\n").await;
+    talk(&mut client, "PING\r\nEXEC\r\n", "+QUEUED\r\n*-1\r\n").await;
+    // A key that does not exist, and is watched, has not.
+    talk(&mut client, "WATCH a\r\nFLUSHDB\r\n", "+OK\r\n+OK\r\n").await;
+    talk(&mut client, "MULTI\r\nPING\r\nEXEC\r\n", "+OK\r\n+QUEUED\r\n*1\r\n+PONG\r\n").await;
+    // It fails after the first page.
+    for number in 0..10 {
+        ask(&mut client, &format!("SET k{number} 1")).await;
+    }
+    rig.twist([Twist::LostCommit, Twist::Abort(AbortReason::Invalid)]);
+    let failed = ask(&mut client, "FLUSHDB").await;
+    let start = "-UNKNOWN FLUSHDB deleted 4 keys and did not finish; give it again: ERR the trans";
+    assert!(failed.starts_with(start), "{failed}");
+    rig.twist([Twist::Abort(AbortReason::Invalid)]);
+    let failed = ask(&mut client, "FLUSHDB").await;
+    assert!(failed.starts_with("-ERR the transaction aborted"), "{failed}");
+}
+
+#[tokio::test]
+async fn elements_of_one_key_are_answered_at_once() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    ask(&mut client, "HSET h a 1 b 2 ab 3\r\nSADD s m n\r\nZADD z 1 low 2.5 high").await;
+    for (line, expected) in [
+        ("HSCAN h 0", &["0", "a", "1", "ab", "3", "b", "2"][..]),
+        ("HSCAN h 17 MATCH a* COUNT 1", &["0", "a", "1", "ab", "3"]),
+        ("HSCAN h 0 NOVALUES", &["0", "a", "ab", "b"]),
+        ("SSCAN s 0", &["0", "m", "n"]),
+        ("SSCAN s 0 MATCH n", &["0", "n"]),
+        ("ZSCAN z 0", &["0", "low", "1", "high", "2.5"]),
+        ("ZSCAN z 0 MATCH h*", &["0", "high", "2.5"]),
+        ("ZSCAN none 0", &["0"]),
+    ] {
+        assert_eq!(strings(&mut client, line).await, expected, "{line}");
+    }
+    talk(&mut client, "HSCAN none 0\r\n", "*2\r\n$1\r\n0\r\n*0\r\n").await;
+    ask(&mut client, "HELLO 3").await;
+    let answer = "*2\r\n$1\r\n0\r\n*4\r\n$3\r\nlow\r\n$1\r\n1\r\n$4\r\nhigh\r\n$3\r\n2.5\r\n";
+    talk(&mut client, "ZSCAN z 0\r\n", answer).await;
+    let wrong = "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n";
+    talk(&mut client, "SSCAN h 0\r\nHSCAN h x\r\n", &format!("{wrong}-ERR invalid cursor\r\n"))
+        .await;
+    let error = "-ERR NOVALUES option can only be used in HSCAN\r\n";
+    talk(&mut client, "SSCAN s 0 NOVALUES\r\n", error).await;
+    talk(&mut client, "HSCAN h 0 TYPE x\r\n", "-ERR syntax error\r\n").await;
+    assert!(rig.scans().is_empty());
+}
+
+#[tokio::test]
+async fn listing_commands_are_refused_where_they_cannot_run() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    let abort = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+    for name in ["SCAN 0", "KEYS *", "DBSIZE", "RANDOMKEY", "FLUSHDB", "FLUSHALL", "HSCAN h 0"] {
+        let word = name.split(' ').next().unwrap();
+        let refused = format!("-ERR {word} is not allowed in transactions\r\n");
+        let answers = format!("+OK\r\n{refused}{abort}");
+        talk(&mut client, &format!("MULTI\r\n{name}\r\nEXEC\r\n"), &answers).await;
+    }
+    let script: &[&str] = &["EVAL", "return redis.call('SCAN', 0)", "0"];
+    let failed = ask(&mut client, requests(&[script]).trim_end()).await;
+    assert!(failed.starts_with("-ERR Unknown Redis command called from script"), "{failed}");
+    rig.fail_scans([ScanFailed::Unsupported]);
+    let text = "-ERR command 'keys' is not available with this cluster's protocol\r\n";
+    talk(&mut client, "KEYS *\r\n", text).await;
+    rig.fail_scans([ScanFailed::Late]);
+    assert!(ask(&mut client, "SCAN 0").await.starts_with("-ERR too few servers listed their keys"));
+    // A key that only scans may use.
+    let refused = "-ERR a key must not end with a zero byte, `fence` and a number; scans use such \
+                   keys themselves\r\n";
+    let fence: &[&str] = &["SET", "x\0fence7", "1"];
+    talk(&mut client, &requests(&[fence]), refused).await;
+    talk(&mut client, &requests(&[&["SET", "fence7", "1"]]), "+OK\r\n").await;
+    // As COMMAND lists them.
+    let lines = "COMMAND INFO scan hscan flushdb";
+    let line = |name: &str, arity: &str, flag: &str, key: &str| {
+        let keys = format!(":{key}\r\n").repeat(3);
+        format!("*6\r\n${}\r\n{name}\r\n:{arity}\r\n*1\r\n+{flag}\r\n{keys}", name.len())
+    };
+    let answers = [
+        "*3\r\n".to_owned(),
+        line("scan", "-2", "readonly", "0"),
+        line("hscan", "-3", "readonly", "1"),
+        line("flushdb", "-1", "write", "0"),
+    ];
+    assert_eq!(ask(&mut client, lines).await, answers.concat());
+}
+
+#[tokio::test]
+async fn busy_scans_are_repeated_with_fewer_keys() {
+    let limits = Limits { request_timeout: Duration::from_millis(300), ..Limits::default() };
+    let rig = rig(Access::open(), limits).await;
+    let mut client = rig.client().await;
+    rig.fail_scans([ScanFailed::Overloaded, ScanFailed::Scan(ScanError::Busy)]);
+    talk(&mut client, "SCAN 0 COUNT 100\r\n", "*2\r\n$1\r\n0\r\n*0\r\n").await;
+    let limits: Vec<usize> = rig.scans().iter().map(|scan| scan.limit).collect();
+    assert_eq!(limits, [100, 100, 50]);
+    rig.fail_scans(vec![ScanFailed::Overloaded; 1_000]);
+    let failed = ask(&mut client, "DBSIZE").await;
+    assert!(failed.starts_with("-ERR 64 scans run at this gateway"), "{failed}");
+}
+
+#[tokio::test]
+async fn who_may_only_read_lists_keys_and_flushes_nothing() {
+    let rig = rig(reader_and_writer(), Limits::default()).await;
+    let mut client = rig.client().await;
+    talk(&mut client, "KEYS *\r\n", "-NOAUTH Authentication required.\r\n").await;
+    let lines = format!("AUTH {READER}\r\nKEYS *\r\nDBSIZE\r\nSCAN 0\r\nHSCAN h 0\r\n");
+    let nothing = "*2\r\n$1\r\n0\r\n*0\r\n";
+    talk(&mut client, &lines, &format!("+OK\r\n*0\r\n:0\r\n{nothing}{nothing}")).await;
+    for name in ["flushdb", "flushall"] {
+        let denied = format!("-NOPERM this user has no permissions to run the '{name}' command");
+        talk(&mut client, &format!("{name}\r\n"), &format!("{denied}\r\n")).await;
+    }
+    talk(&mut client, &format!("AUTH {WRITER}\r\nFLUSHDB\r\n"), "+OK\r\n+OK\r\n").await;
 }
 
 /// True if the operating system will ask the peer of a connection whether it is there.

@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use orthodrome_core::cluster::{Partitioning, Role};
 use orthodrome_core::machine::{Gauge, GroupView, MembershipOrder, OrderState, Refusal};
+use orthodrome_core::scan::{KeyRange, Page, ScanError};
 use orthodrome_core::txn::{AbortReason, Reads, Version};
-use orthodrome_core::{Cluster, NodeId, Outcome, TxnId};
+use orthodrome_core::{Cluster, Key, NodeId, Outcome, TxnId};
 use tonic::Status;
 
 use super::access::DEFAULT_KEYSPACE;
 use super::api;
 use super::{LEADER, REGISTER, refuse};
 use crate::gateway::{Description, GatewayError, OrderError};
+use crate::scan::ScanFailed;
 use crate::transport::LinkStatus;
 
 pub(super) fn outcome(outcome: Outcome) -> Option<api::Outcome> {
@@ -57,6 +59,52 @@ pub(super) fn reads(reads: Reads) -> Vec<api::KeyRead> {
         version: Some(version(read.version)),
     };
     reads.into_iter().map(read).collect()
+}
+
+/// A page of a scan of `range`, as much of it as fits into an answer.
+pub(super) fn page(
+    page: Page,
+    range: KeyRange,
+    backwards: bool,
+    keys_only: bool,
+    bytes_max: usize,
+) -> api::ScanResponse {
+    let Page { rows, mut rest, timestamp } = page;
+    let (mut bytes, mut answered) = (0, Vec::new());
+    for (key, read) in rows {
+        let value = read.value.map(|value| value.0).filter(|_| !keys_only);
+        // The version and the lengths take some bytes too.
+        bytes += key.len() + value.as_ref().map_or(0, bytes::Bytes::len) + 64;
+        if bytes > bytes_max
+            && let Some(last) = answered.last()
+        {
+            let api::KeyRead { key, .. } = last;
+            rest = Some(range.after(&Key::from(key), backwards));
+            break;
+        }
+        let (key, version) = (key.to_bytes(), Some(version(read.version)));
+        answered.push(api::KeyRead { key, value, version });
+    }
+    let rest = rest.map(|KeyRange { from, until }| api::KeyRange {
+        from: from.bytes().to_vec(),
+        until: until.map(|until| until.bytes().to_vec()),
+    });
+    api::ScanResponse { rows: answered, rest, timestamp: timestamp.0 }
+}
+
+/// Converts the failure of a scan, which had no effect.
+pub(super) fn scan_failed(failed: &ScanFailed) -> Status {
+    let text = failed.to_string();
+    match failed {
+        ScanFailed::Gateway(error) => refuse(status(error)),
+        ScanFailed::Scan(ScanError::Busy | ScanError::Refused(AbortReason::Overload))
+        | ScanFailed::Overloaded => refuse(Status::resource_exhausted(text)),
+        ScanFailed::Scan(ScanError::Refused(_) | ScanError::NoFence) => {
+            refuse(Status::invalid_argument(text))
+        }
+        ScanFailed::Unsupported => refuse(Status::unimplemented(text)),
+        ScanFailed::Late | ScanFailed::Older(_) => refuse(Status::unavailable(text)),
+    }
 }
 
 fn version(version: Version) -> api::Version {

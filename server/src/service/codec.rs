@@ -34,7 +34,7 @@ macro_rules! flat {
     ($($request:ident)*) => { $(impl Shape for api::$request {})* };
 }
 flat! { RegisterRequest BeginRequest ReadRoundRequest CommitRequest AbortRequest KeepAliveRequest
-ReadRequest DescribeRequest StatusRequest TransferLeaderRequest ChangeMembersRequest }
+ReadRequest ScanRequest DescribeRequest StatusRequest TransferLeaderRequest ChangeMembersRequest }
 
 impl Shape for api::ExecuteRequest {
     const NESTED: &'static [Nested] = &[OPS];

@@ -4,8 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use orthodrome_core::scan::{Page, Scan};
+use orthodrome_core::txn::Priority;
 use orthodrome_core::{ClientId, Outcome, Txn};
 use prometheus_client::metrics::gauge::Gauge;
+use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::access::{Access, DEFAULT_KEYSPACE, Principal, Role};
@@ -14,6 +17,7 @@ use super::limits::Limits;
 use super::metrics::Timing;
 use super::{Service, Transactions};
 use crate::gateway::{Description, Finished, GatewayError, Health};
+use crate::scan::ScanFailed;
 
 /// A handle on the service for another listener of the same node.
 pub(crate) struct Front<T> {
@@ -152,6 +156,25 @@ impl<T: Transactions> Front<T> {
         let finished = service.run(txn).await.map_err(|status| refusal(&status))?;
         service.inner.metrics.end(timing, finished.path, finished.outcome);
         Ok(finished)
+    }
+
+    /// Scans a range of keys: one page.
+    ///
+    /// # Errors
+    /// The node did not begin the scan. The result inside says whether the scan failed.
+    pub(crate) async fn scan(
+        &self,
+        caller: &Principal,
+        scan: Scan,
+    ) -> Result<Result<Page, ScanFailed>, Refusal> {
+        let inner = &self.service.inner;
+        let _admitted = inner.admission.admit().map_err(|status| refusal(&status))?;
+        let may = caller.require(DEFAULT_KEYSPACE, Role::Read);
+        may.map_err(|status| refusal(&status))?;
+        let began = Instant::now();
+        let scanned = inner.transactions.scan(scan, Priority::LOW).await;
+        inner.metrics.scanned(began.elapsed(), Priority::LOW, scanned.is_ok());
+        Ok(scanned)
     }
 
     /// Asks for the outcome of a transaction of one round that began here, and ends it if it has

@@ -236,6 +236,14 @@ impl Metrics {
         round.observe(since.elapsed().as_secs_f64());
     }
 
+    /// Records a scan.
+    pub(super) fn scanned(&self, took: Duration, priority: Priority, is_ok: bool) {
+        let priority = if priority > Priority::LOW { "high" } else { "low" };
+        let outcome = if is_ok { "committed" } else { "error" };
+        let labels = Latency { kind: "scan", priority, outcome };
+        self.latency.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
     /// Counts a command of the Redis protocol.
     pub(super) fn redis_command(&self, command: &'static str, is_error: bool) {
         let result = if is_error { "error" } else { "ok" };

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orthodrome_core::machine::{Admin, FAR_FUTURE, Gauge, GroupView, MembershipOrder};
+use orthodrome_core::scan::{Page, Scan};
 use orthodrome_core::txn::{AbortReason, Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
 use tokio::net::TcpListener;
@@ -32,6 +33,7 @@ use crate::gateway::{
     Begun, Description, Finished, Gateway, GatewayError, Health, OrderError, PendingTxns,
 };
 use crate::redis;
+use crate::scan::ScanFailed;
 use crate::transport::LinkStatus;
 
 mod access;
@@ -124,6 +126,14 @@ pub trait Transactions: Send + Sync + 'static {
     fn pending(&self) -> impl Future<Output = Option<PendingTxns>> + Send;
     /// See [`Gateway::orders`].
     fn orders(&self) -> impl Future<Output = Vec<(MembershipOrder, Duration)>> + Send;
+    /// See [`Gateway::scan`].
+    fn scan(
+        &self,
+        _scan: Scan,
+        _priority: Priority,
+    ) -> impl Future<Output = Result<Page, ScanFailed>> + Send {
+        std::future::ready(Err(ScanFailed::Unsupported))
+    }
 }
 
 impl Transactions for Gateway {
@@ -178,6 +188,10 @@ impl Transactions for Gateway {
 
     async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
         Self::orders(self).await
+    }
+
+    async fn scan(&self, scan: Scan, priority: Priority) -> Result<Page, ScanFailed> {
+        Self::scan(self, scan, priority).await
     }
 }
 
@@ -902,6 +916,27 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
             return Err(self.too_large("keys", bytes));
         }
         Ok(Response::new(api::ReadResponse { outcome, reads: answer::reads(reads) }))
+    }
+
+    async fn scan(
+        &self,
+        request: Request<api::ScanRequest>,
+    ) -> Result<Response<api::ScanResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let _admitted = Admitted::of(&request);
+        let (scan, keys_only, mut priority) = self.check().scan(request.into_inner())?;
+        caller.require(DEFAULT_KEYSPACE, Role::Read)?;
+        if priority > Priority::LOW && !self.inner.quotas.take(&caller, Instant::now()) {
+            priority = Priority::LOW;
+            self.inner.metrics.demoted.inc();
+        }
+        let began = Instant::now();
+        let (range, backwards) = (scan.range.clone(), scan.backwards);
+        let scanned = self.inner.transactions.scan(scan, priority).await;
+        self.inner.metrics.scanned(began.elapsed(), priority, scanned.is_ok());
+        let page = scanned.map_err(|failed| answer::scan_failed(&failed))?;
+        let bytes_max = self.inner.limits.response_bytes_max as usize;
+        Ok(Response::new(answer::page(page, range, backwards, keys_only, bytes_max)))
     }
 
     async fn resolve(

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use orthodrome_core::machine::Admin;
 use orthodrome_core::procedure::{Call, Procedure};
+use orthodrome_core::scan::{self, KeyRange, Scan};
 use orthodrome_core::session::{Floor, Floors};
 use orthodrome_core::txn::{Kind, Op, Priority, Read, Reads, Version, Writes};
 use orthodrome_core::{
@@ -169,6 +170,37 @@ impl Checker<'_> {
         Ok(with_floors(txn, floors))
     }
 
+    /// The scan, whether values are left out of the answer, and the priority.
+    pub(super) fn scan(&self, request: api::ScanRequest) -> Result<(Scan, bool, Priority), Status> {
+        check_keyspace(&request.keyspace)?;
+        let priority = priority(request.priority)?;
+        let bound = |field: &'static str, bytes: Vec<u8>| {
+            if bytes.is_empty() {
+                return Ok(Key::default());
+            }
+            // A range that follows a longest key begins with one byte more.
+            let most = self.limits.key_bytes_max as usize + 1;
+            if bytes.len() > most {
+                let have = bytes.len();
+                return Err(invalid(field, format!("{have} bytes; at most {most}")));
+            }
+            Ok(Key::from(bytes))
+        };
+        let from = bound("from", request.from)?;
+        let until = request.until.map(|until| bound("until", until)).transpose()?;
+        let range = KeyRange { from, until };
+        if range.is_empty() {
+            return Err(invalid("until", "not after `from`, so no key can be in the range"));
+        }
+        // One transaction reads the keys of a page.
+        let most = (self.limits.keys_max as usize).min(scan::NAMES_MAX);
+        let limit = match usize::try_from(request.limit).unwrap_or(usize::MAX) {
+            0 => most,
+            limit => limit.min(most),
+        };
+        Ok((Scan { range, backwards: request.backwards, limit }, request.keys_only, priority))
+    }
+
     pub(super) fn resolve(&self, request: api::ResolveRequest) -> Result<Resolve, Status> {
         use api::resolve_request::{Begun, Decision as Asked};
         let txn = match request.begun {
@@ -262,13 +294,7 @@ impl Checker<'_> {
             let regions = self.cluster.topology.len();
             invalid("home_region", format!("{} is not one of {regions} regions", head.home_region))
         })?;
-        let priority = match api::Priority::try_from(head.priority) {
-            Ok(api::Priority::Low) => Priority::LOW,
-            Ok(api::Priority::High) => Priority::HIGH,
-            Err(_) => {
-                return Err(invalid("priority", format!("{} is not a priority", head.priority)));
-            }
-        };
+        let priority = priority(head.priority)?;
         if head.acknowledged_below > id.counter {
             return Err(invalid(
                 "acknowledged_below",
@@ -386,7 +412,12 @@ impl Checker<'_> {
             let (have, most) = (bytes.len(), self.limits.key_bytes_max);
             return Err(invalid(&field(), format!("a key of {have} bytes; at most {most}")));
         }
-        Ok(Key::from(bytes))
+        let key = Key::from(bytes);
+        if scan::is_fence(&key) {
+            let why = "ends with `\\0fence` and a number; scans use such keys themselves";
+            return Err(invalid(&field(), why));
+        }
+        Ok(key)
     }
 
     fn value(&self, field: &dyn Fn() -> String, bytes: Vec<u8>) -> Result<Value, Status> {
@@ -454,6 +485,14 @@ impl Checker<'_> {
         } else {
             Err(invalid(field, format!("{id} is not a server of this cluster")))
         }
+    }
+}
+
+fn priority(number: i32) -> Result<Priority, Status> {
+    match api::Priority::try_from(number) {
+        Ok(api::Priority::Low) => Ok(Priority::LOW),
+        Ok(api::Priority::High) => Ok(Priority::HIGH),
+        Err(_) => Err(invalid("priority", format!("{number} is not a priority"))),
     }
 }
 

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use orthodrome_core::scan::KeyRange;
 use orthodrome_core::store::{
-    Memtable, StateEngine, Table, Versioned, Versions, collect, collectable_after,
+    HEADS_BYTES_MAX, Head, Heads, Memtable, StateEngine, Table, Versioned, Versions, collect,
+    collectable_after,
 };
 use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{Key, PartitionId, Timestamp};
@@ -351,6 +353,44 @@ impl StateEngine for Engine {
             }
             let versions = decode(row, value.value()).unwrap_or_else(|why| self.broken(&why));
             found.push((Key::from(key), versions));
+        }
+        found
+    }
+
+    fn heads(
+        &self,
+        partition: PartitionId,
+        range: &KeyRange,
+        backwards: bool,
+        limit: usize,
+    ) -> Heads {
+        let first = row(partition, range.from.bytes());
+        let end = match &range.until {
+            Some(until) => Some(row(partition, until.bytes())),
+            None => partition.0.checked_add(1).map(|next| row(PartitionId(next), &[])),
+        };
+        let mut found = Heads::default();
+        if end.as_ref().is_some_and(|end| *end <= first) {
+            return found;
+        }
+        let end = end.as_ref().map_or(Bound::Unbounded, |end| Bound::Excluded(&end[..]));
+        let table = self.table();
+        let rows = table.range::<&[u8]>((Bound::Included(&first[..]), end));
+        let mut rows = rows.unwrap_or_else(|error| self.broken(&error));
+        let mut bytes = 0;
+        while let Some(entry) = if backwards { rows.next_back() } else { rows.next() } {
+            if found.heads.len() >= limit || bytes >= HEADS_BYTES_MAX {
+                found.has_more = true;
+                break;
+            }
+            let (row, value) = entry.unwrap_or_else(|error| self.broken(&error));
+            let (row, value) = (row.value(), value.value());
+            bytes += value.len();
+            let key = Key::from(row.get(4..).unwrap_or_default());
+            let versions = decode(row, value).unwrap_or_else(|why| self.broken(&why));
+            if let Some((version, value)) = versions.last() {
+                found.heads.push(Head { key, version: *version, is_deletion: value.is_none() });
+            }
         }
         found
     }

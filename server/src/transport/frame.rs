@@ -19,6 +19,8 @@ const LENGTH_MAX: usize = MESSAGE_BYTES_MAX + HEAD - PREFIX;
 const PING: u8 = 1;
 const PONG: u8 = 2;
 const MESSAGE: u8 = 3;
+const ASK: u8 = 4;
+const ANSWER: u8 = 5;
 
 /// One frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,6 +36,17 @@ pub enum Frame {
         /// The receiving machine.
         to: NodeId,
         /// The message.
+        bytes: Bytes,
+    },
+    /// A request for names, or the answer to one ([`orthodrome_core::scan`]).
+    Names {
+        /// The sender.
+        from: NodeId,
+        /// The receiver.
+        to: NodeId,
+        /// True for the answer.
+        is_answer: bool,
+        /// The request or the answer.
         bytes: Bytes,
     },
 }
@@ -67,9 +80,28 @@ pub fn message(
     to: NodeId,
     encode: impl FnOnce(&mut BytesMut),
 ) -> Result<Bytes, FrameError> {
+    addressed(MESSAGE, from, to, encode)
+}
+
+/// The frame of a request for names, or of an answer, as [`message`].
+pub fn names(
+    from: NodeId,
+    to: NodeId,
+    is_answer: bool,
+    encode: impl FnOnce(&mut BytesMut),
+) -> Result<Bytes, FrameError> {
+    addressed(if is_answer { ANSWER } else { ASK }, from, to, encode)
+}
+
+fn addressed(
+    kind: u8,
+    from: NodeId,
+    to: NodeId,
+    encode: impl FnOnce(&mut BytesMut),
+) -> Result<Bytes, FrameError> {
     let mut frame = BytesMut::with_capacity(256);
     frame.put_bytes(0, PREFIX);
-    frame.put_u8(MESSAGE);
+    frame.put_u8(kind);
     frame.put_u32_le(from.0);
     frame.put_u32_le(to.0);
     encode(&mut frame);
@@ -133,7 +165,13 @@ fn parse(mut body: &[u8]) -> Result<Frame, FrameError> {
         PING | PONG if length != 8 => Err(FrameError::Body { kind, length }),
         PING => Ok(Frame::Ping(body.get_u64_le())),
         PONG => Ok(Frame::Pong(body.get_u64_le())),
-        MESSAGE if length < 8 => Err(FrameError::Body { kind, length }),
+        MESSAGE | ASK | ANSWER if length < 8 => Err(FrameError::Body { kind, length }),
+        ASK | ANSWER => Ok(Frame::Names {
+            from: NodeId(body.get_u32_le()),
+            to: NodeId(body.get_u32_le()),
+            is_answer: kind == ANSWER,
+            bytes: Bytes::copy_from_slice(body),
+        }),
         MESSAGE => Ok(Frame::Message {
             from: NodeId(body.get_u32_le()),
             to: NodeId(body.get_u32_le()),

@@ -53,6 +53,8 @@ struct Hello {
     instance: Fixed,
     /// True if the sender refuses because it is connected to another process with the same id.
     runs_elsewhere: bool,
+    /// True if the sender understands requests for names; false from an earlier version.
+    lists_names: bool,
 }
 
 /// Why a handshake failed.
@@ -184,6 +186,7 @@ impl Introduction {
             refusal,
             instance: Fixed(self.instance),
             runs_elsewhere: false,
+            lists_names: true,
         }
     }
 
@@ -249,7 +252,8 @@ impl Introduction {
     }
 }
 
-/// The connecting end: introduces itself, and returns when `expected` has answered.
+/// The connecting end: introduces itself, and returns when `expected` has answered: whether it
+/// understands requests for names.
 ///
 /// # Errors
 /// See [`HandshakeError`].
@@ -257,7 +261,7 @@ pub async fn dial<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     mine: &Introduction,
     expected: NodeId,
-) -> Result<(), HandshakeError> {
+) -> Result<bool, HandshakeError> {
     stream.write_all(&encode(&mine.hello(""))).await?;
     stream.flush().await?;
     let hello = read(stream).await?;
@@ -270,7 +274,7 @@ pub async fn dial<S: AsyncRead + AsyncWrite + Unpin>(
     }
     let found = mine.check(&hello)?;
     if found.node == expected {
-        return mine.meet(&hello);
+        return mine.meet(&hello).map(|()| hello.lists_names);
     }
     Err(HandshakeError::Mismatch {
         field: "node id",
@@ -449,7 +453,7 @@ mod tests {
         let all = |_: NodeId, _: u64| async { Ok(()) };
         let accepted = accept(&mut acceptor, &b, |_| Ok(()), all);
         let (dialed, accepted) = tokio::join!(dial(&mut dialer, &a, NodeId(expected)), accepted);
-        (dialed, accepted.map(|(process, ())| process))
+        (dialed.map(drop), accepted.map(|(process, ())| process))
     }
 
     #[tokio::test]

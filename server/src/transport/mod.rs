@@ -66,6 +66,18 @@ pub trait Deliver: Send + Sync + 'static {
         bytes: Bytes,
     ) -> impl Future<Output = Result<(), String>> + Send;
 
+    /// Handles a request for names, or the answer to one, as [`Deliver::deliver`] does a message.
+    ///
+    /// # Errors
+    /// As there.
+    fn names(
+        &self,
+        from: NodeId,
+        to: NodeId,
+        is_answer: bool,
+        bytes: Bytes,
+    ) -> impl Future<Output = Result<(), String>> + Send;
+
     /// Called when all messages of one read of a connection have been delivered.
     fn delivered(&self);
 
@@ -160,6 +172,8 @@ struct Link {
     socket: Mutex<Option<Socket>>,
     /// It is among [`Transport::unflushed`].
     is_unflushed: AtomicBool,
+    /// The peer understands requests for names, as it said when the connection began.
+    lists_names: AtomicBool,
     ready: Notify,
     limits: Limits,
     counters: Counters,
@@ -376,6 +390,7 @@ impl Transport {
                 queue: Mutex::default(),
                 socket: Mutex::default(),
                 is_unflushed: AtomicBool::new(false),
+                lists_names: AtomicBool::new(false),
                 ready: Notify::new(),
                 limits: Limits { queue_bytes: queue_bytes_max, ..Limits::SERVER },
                 counters: Counters::default(),
@@ -443,11 +458,54 @@ impl Transport {
     /// Queues a message as [`Transport::send`] does, for the next [`Transport::flush`], in a lane:
     /// control goes before whatever data waits to be written.
     pub fn queue(&self, lane: Lane, from: NodeId, to: NodeId, encode: impl FnOnce(&mut BytesMut)) {
-        let Some(link) = self.links.get(&to) else {
-            warn!(%from, %to, "dropped a message to a node that is not in the cluster");
-            return;
+        if let Some(link) = self.link(from, to) {
+            self.queue_frame(link, lane, (from, to), frame::message(from, to, encode));
+        }
+    }
+
+    /// Sends a request for names, or the answer to one, as [`Transport::send`] does a message. A peer
+    /// of an earlier version gets none.
+    pub fn send_names(
+        &self,
+        from: NodeId,
+        to: NodeId,
+        is_answer: bool,
+        encode: impl FnOnce(&mut BytesMut),
+    ) {
+        let link = self.link(from, to);
+        if let Some(link) = link.filter(|link| link.lists_names.load(Ordering::Relaxed)) {
+            let frame = frame::names(from, to, is_answer, encode);
+            self.queue_frame(link, Lane::Data, (from, to), frame);
+            self.flush();
+        }
+    }
+
+    /// A connected peer that does not understand requests for names, because its version is an
+    /// earlier one.
+    #[must_use]
+    pub fn without_names(&self) -> Option<NodeId> {
+        let is_old = |link: &&Arc<Link>| {
+            link.state().is_connected && !link.lists_names.load(Ordering::Relaxed)
         };
-        let frame = match frame::message(from, to, encode) {
+        self.links.values().find(is_old).map(|link| link.peer.process.node)
+    }
+
+    fn link(&self, from: NodeId, to: NodeId) -> Option<&Arc<Link>> {
+        let link = self.links.get(&to);
+        if link.is_none() {
+            warn!(%from, %to, "dropped a message to a node that is not in the cluster");
+        }
+        link
+    }
+
+    fn queue_frame(
+        &self,
+        link: &Arc<Link>,
+        lane: Lane,
+        (from, to): (NodeId, NodeId),
+        frame: Result<Bytes, frame::FrameError>,
+    ) {
+        let frame = match frame {
             Ok(frame) => frame,
             Err(error) => {
                 tracing::error!(%from, %to, %error, "dropped a message");
@@ -557,12 +615,14 @@ impl Shared {
         stream.set_nodelay(true)?;
         let Some(tls) = &self.tls else {
             let mut stream = stream;
-            handshake::dial(&mut stream, &self.introduction, peer).await?;
+            let lists_names = handshake::dial(&mut stream, &self.introduction, peer).await?;
+            link.lists_names.store(lists_names, Ordering::Relaxed);
             return Ok(Connection::Plain(stream));
         };
         let name = tls::server_name(&self.introduction.cluster, peer).map_err(io::Error::other)?;
         let mut stream: Box<dyn Stream> = Box::new(tls.connector.connect(name, stream).await?);
-        handshake::dial(&mut stream, &self.introduction, peer).await?;
+        let lists_names = handshake::dial(&mut stream, &self.introduction, peer).await?;
+        link.lists_names.store(lists_names, Ordering::Relaxed);
         Ok(Connection::Tls(stream))
     }
 }
@@ -707,7 +767,7 @@ fn hear(input: &mut BytesMut, start: Instant, link: &Link) -> Result<(), Ended> 
                 link.counters.rtt_us.store(now.saturating_sub(sent), Ordering::Relaxed);
             }
             Frame::Ping(_) => return Err(Ended::Unexpected("a ping on a connection it accepted")),
-            Frame::Message { .. } => {
+            Frame::Message { .. } | Frame::Names { .. } => {
                 return Err(Ended::Unexpected("a message on a connection it accepted"));
             }
         }
@@ -793,6 +853,17 @@ impl<D: Deliver> Acceptor<D> {
         }
     }
 
+    /// Passes a frame on to its receiver.
+    async fn hand_over(&self, frame: Frame) -> Result<(), String> {
+        match frame {
+            Frame::Message { from, to, bytes } => self.deliver.deliver(from, to, bytes).await,
+            Frame::Names { from, to, is_answer, bytes } => {
+                self.deliver.names(from, to, is_answer, bytes).await
+            }
+            Frame::Ping(_) | Frame::Pong(_) => Ok(()),
+        }
+    }
+
     async fn greet(
         &self,
         stream: TcpStream,
@@ -868,14 +939,16 @@ impl<D: Deliver> Acceptor<D> {
                         }
                     }
                     Frame::Pong(_) => return Ended::Unexpected("an answer that nobody asked for"),
-                    Frame::Message { from, to, bytes } => {
-                        if from != peer.node && from != peer.gateway {
-                            return Ended::Rejected(format!("a message in the name of {from}"));
-                        }
+                    Frame::Message { from, .. } | Frame::Names { from, .. }
+                        if from != peer.node && from != peer.gateway =>
+                    {
+                        return Ended::Rejected(format!("a message in the name of {from}"));
+                    }
+                    message @ (Frame::Message { .. } | Frame::Names { .. }) => {
                         let length = (before - input.len()) as u64;
                         link.counters.received.fetch_add(1, Ordering::Relaxed);
                         link.counters.received_bytes.fetch_add(length, Ordering::Relaxed);
-                        if let Err(why) = self.deliver.deliver(from, to, bytes).await {
+                        if let Err(why) = self.hand_over(message).await {
                             return Ended::Rejected(why);
                         }
                     }

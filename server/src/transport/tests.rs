@@ -21,6 +21,18 @@ impl Deliver for Collect {
         Ok(())
     }
 
+    async fn names(
+        &self,
+        from: NodeId,
+        to: NodeId,
+        is_answer: bool,
+        bytes: Bytes,
+    ) -> Result<(), String> {
+        let told = Bytes::from([&[u8::from(is_answer)], &bytes[..]].concat());
+        let _ = self.0.send((from, to, told, Instant::now()));
+        Ok(())
+    }
+
     fn delivered(&self) {}
 
     fn met(&self, _: NodeId, _: bool) {}
@@ -121,6 +133,34 @@ async fn messages_travel_both_ways_in_order() {
 }
 
 #[tokio::test]
+async fn requests_for_names_go_to_a_process_that_understands_them() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    for is_answer in [false, true] {
+        transports[0].send_names(NodeId(1), NodeId(2), is_answer, |out| out.put_slice(b"names"));
+        loop {
+            let (from, to, bytes, _) = inboxes[1].recv().await.unwrap();
+            if &bytes[..] != b"hello" {
+                let expected = [&[u8::from(is_answer)], &b"names"[..]].concat();
+                assert_eq!((from.0, to.0, &bytes[..]), (1, 2, &expected[..]));
+                break;
+            }
+        }
+    }
+    // A process of an earlier version would take them for damage, and close the connection.
+    transports[0].links[&NodeId(2)].lists_names.store(false, Ordering::Relaxed);
+    transports[0].send_names(NodeId(1), NodeId(2), false, |out| out.put_slice(b"names"));
+    transports[0].send(NodeId(1), NodeId(2), |out| out.put_slice(b"last"));
+    loop {
+        let (_, _, bytes, _) = inboxes[1].recv().await.unwrap();
+        match &bytes[..] {
+            b"hello" => {}
+            other => break assert_eq!(other, b"last"),
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_is_queued_leaves_with_the_next_flush_and_control_first() {
     let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
     send_and_receive(&transports, &mut inboxes).await;
@@ -191,6 +231,7 @@ fn idle_link() -> Link {
         queue: Mutex::default(),
         socket: Mutex::default(),
         is_unflushed: AtomicBool::new(false),
+        lists_names: AtomicBool::new(false),
         ready: Notify::new(),
         limits: Limits { queue_bytes: 16_000, ..Limits::SERVER },
         counters: Counters::default(),

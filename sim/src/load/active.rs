@@ -6,6 +6,8 @@ use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::txn::{Decision, Key, Kind, Reads, Writes};
 use orthodrome_eval::workload::{Request, Step, Workload};
 
+use super::scanning::Scanning;
+
 /// Name of the reads of reconnaissance, for protocols that run no general transactions.
 pub(super) const LOOK: &str = "look";
 
@@ -16,6 +18,8 @@ pub(super) enum Action {
     Read,
     Decide,
     Resolve,
+    /// Asks the servers again that have not answered a scan.
+    Ask,
 }
 
 /// A general transaction by reconnaissance, for a protocol that runs none, as in the client
@@ -55,7 +59,7 @@ impl Ahead {
         match step {
             Step::Read(reads) => {
                 let (kind, writes) = (Kind::ReadOnly, Vec::new());
-                Request { name: LOOK, kind, reads, writes, priority, parameter }
+                Request { name: LOOK, kind, reads, writes, priority, parameter, scan: None }
             }
             Step::Decide(decision) => {
                 let none = Writes::new();
@@ -66,7 +70,7 @@ impl Ahead {
                 let (reads, writes) = (self.seen.keys().cloned().collect(), writes.keys().cloned());
                 let (kind, writes) = (Kind::Interactive, writes.collect());
                 self.decision = Some(decision);
-                Request { name, kind, reads, writes, priority, parameter }
+                Request { name, kind, reads, writes, priority, parameter, scan: None }
             }
         }
     }
@@ -94,6 +98,8 @@ impl Ahead {
 pub(super) struct Active {
     /// The general transaction of which this one is a part.
     pub(super) ahead: Option<Box<Ahead>>,
+    /// The scan of which this one is a read.
+    pub(super) scan: Option<Box<Scanning>>,
     pub(super) request: Request,
     pub(super) txn: TxnId,
     pub(super) began: Time,

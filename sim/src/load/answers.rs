@@ -16,6 +16,9 @@ impl Load {
         let Self { clients, workload, .. } = self;
         let Some(client) = clients.get_mut(slot as usize) else { return };
         let Some(active) = client.active.as_mut() else { return };
+        if active.scan.as_ref().is_some_and(|scanning| !scanning.is_reading()) {
+            return;
+        }
         if active.reads.is_some() && active.decision.is_some() {
             // A resolved attempt reports its reads again. The decision remains.
             return;
@@ -81,6 +84,10 @@ impl Load {
                 None => drop(self.counters.path.insert(path.into(), 1)),
             }
         }
+        if self.client(slot).active.as_ref().is_some_and(|active| active.scan.is_some()) {
+            self.on_scan_outcome(slot, now, outcome, hops);
+            return;
+        }
         match outcome {
             Outcome::Committed(at) => {
                 self.check_commit(slot, at);
@@ -109,7 +116,7 @@ impl Load {
     }
 
     /// From now on the client knows the reads and writes of its transaction (R11).
-    fn remember(&mut self, slot: u32, at: Timestamp) {
+    pub(super) fn remember(&mut self, slot: u32, at: Timestamp) {
         let Client { active, session, .. } = self.client(slot);
         let Some(active) = active else { return };
         let nothing = Reads::new();
@@ -142,7 +149,7 @@ impl Load {
     }
 
     /// The client begins its next part under a new name.
-    fn rename(&mut self, slot: u32) {
+    pub(super) fn rename(&mut self, slot: u32) {
         let client = self.client(slot);
         client.counter += 1;
         let txn = TxnId::new(client.id, client.counter);
@@ -225,11 +232,13 @@ impl Load {
                 continue;
             }
             if self.rng.unit() < self.model.die_with_gateway && !active.is_final {
-                self.write_history(slot, None, false);
+                self.write_unknown(slot);
                 if self.measured.contains(&now) {
                     self.counters.failed += 1;
                 }
                 self.end(slot, now, true);
+            } else if active.scan.is_some() {
+                self.move_scan(slot, now);
             } else if active.next != Action::Begin || active.attempt_began < now {
                 self.schedule(slot, now + BACK_OFF, Action::Resolve);
             }

@@ -26,6 +26,8 @@ pub struct LoadModel {
     /// Clients forget the versions that they have seen ([`orthodrome_core::machine::NO_SESSIONS`]).
     /// For tests.
     pub no_sessions: bool,
+    /// Scans do not list names again after they have read. For tests.
+    pub no_second_list: bool,
 }
 
 impl Default for LoadModel {
@@ -38,6 +40,7 @@ impl Default for LoadModel {
             die_with_gateway: 0.0,
             origins: BTreeMap::new(),
             no_sessions: false,
+            no_second_list: false,
         }
     }
 }

@@ -1,12 +1,15 @@
 //! Records transactions that have ended: figures, the history, and the oracle's findings.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::{Time, Timestamp, nanos};
 use orthodrome_core::txn::{Decision, Key, Kind, Op, Outcome, Reads, Txn, Writes};
 use orthodrome_eval::record::{Attempt, deletes, entry};
 
 use super::active::{Active, LOOK};
+use super::scanning::without_fences;
 use super::{Arrival, FINAL_READ, Load};
 
 impl Load {
@@ -33,7 +36,7 @@ impl Load {
     pub fn abandon(&mut self) {
         for slot in 0..u32::try_from(self.clients.len()).unwrap_or(u32::MAX) {
             if self.client(slot).active.is_some() {
-                self.write_history(slot, None, false);
+                self.write_unknown(slot);
                 self.client(slot).active = None;
                 self.outstanding -= 1;
             }
@@ -104,6 +107,16 @@ impl Load {
         self.note_failure(result);
     }
 
+    /// Records that the outcome of the client's transaction is unknown. Of a scan, only reads that
+    /// committed are recorded.
+    pub(super) fn write_unknown(&mut self, slot: u32) {
+        if self.client(slot).active.as_ref().is_some_and(|active| active.scan.is_some()) {
+            self.record_read(slot, None);
+        } else {
+            self.write_history(slot, None, false);
+        }
+    }
+
     pub(super) fn write_history(
         &mut self,
         slot: u32,
@@ -116,9 +129,14 @@ impl Load {
             oracle.may_delete(active.txn, maybe_deleted(active));
         }
         let Some(sink) = &mut self.history else { return };
-        let mut request = std::borrow::Cow::Borrowed(&active.request);
+        let mut request = Cow::Borrowed(&active.request);
         if active.has_lost_reads() {
             request.to_mut().reads.clear();
+        }
+        let mut reads = active.reads.as_ref().map(Cow::Borrowed);
+        if active.scan.is_some() {
+            request.to_mut().reads.retain(|key| !is_fence(key));
+            reads = reads.map(|reads| Cow::Owned(without_fences(reads.into_owned())));
         }
         let region = self.regions.get(usize::from(client.region.0));
         let attempt = Attempt {
@@ -127,7 +145,7 @@ impl Load {
             region: region.map_or("?", String::as_str),
             invoked: active.attempt_began,
             completed,
-            reads: active.reads.as_ref(),
+            reads: reads.as_deref(),
             decision: active.decision.as_ref(),
             is_retried,
         };

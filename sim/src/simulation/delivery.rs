@@ -1,14 +1,95 @@
 //! Messages: from the sender over a link to the receiver, or lost.
 
-use orthodrome_core::id::NodeId;
-use orthodrome_core::machine::{Input, Lane, Message, Protocol};
+use std::fmt;
+
+use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::machine::{Input, Lane, Machine, Message, Protocol};
+use orthodrome_core::scan::{Answer, Ask};
 use orthodrome_core::time::Time;
 use orthodrome_core::trace::Event as TraceEvent;
 use orthodrome_core::txn::Key;
 
-use super::{Environment, Event, FailureKind, Simulation};
+use super::{Environment, Event, FailureKind, Node, Process, Simulation};
 use crate::cpu::Cpu;
+use crate::load::{Asked, ScanId};
 use crate::network::{Fate, Released};
+
+/// What links carry.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Parcel<M> {
+    /// A message of the protocol.
+    Machine(M),
+    /// A request for names, of a scan.
+    Ask(ScanId, Box<Ask>),
+    /// The answer.
+    Names(ScanId, Box<Answer>),
+}
+
+impl<M: fmt::Debug> fmt::Debug for Parcel<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Machine(msg) => msg.fmt(f),
+            Self::Ask(_, ask) => ask.fmt(f),
+            Self::Names(_, answer) => answer.fmt(f),
+        }
+    }
+}
+
+/// The size of a request for names or of an answer, without keys.
+const NAMES_HEAD: usize = 48;
+
+impl<M: Message> Message for Parcel<M> {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Machine(msg) => msg.kind(),
+            Self::Ask(..) => "Ask",
+            Self::Names(..) => "Names",
+        }
+    }
+
+    fn txn(&self) -> Option<TxnId> {
+        match self {
+            Self::Machine(msg) => msg.txn(),
+            Self::Ask(..) | Self::Names(..) => None,
+        }
+    }
+
+    fn wire_size(&self) -> usize {
+        match self {
+            Self::Machine(msg) => msg.wire_size(),
+            Self::Ask(_, ask) => {
+                let until = ask.range.until.as_ref().map_or(0, |key| key.len());
+                NAMES_HEAD + ask.range.from.len() + until
+            }
+            Self::Names(_, answer) => {
+                let names = answer.listing.iter().flat_map(|listing| &listing.names);
+                NAMES_HEAD + names.map(|name| name.key.len() + 4).sum::<usize>()
+            }
+        }
+    }
+
+    fn keys(&self) -> usize {
+        match self {
+            Self::Machine(msg) => msg.keys(),
+            Self::Ask(..) => 0,
+            Self::Names(_, answer) => answer.listing.iter().map(|l| l.names.len()).sum(),
+        }
+    }
+
+    fn keys_held(&self, holds: &dyn Fn(&Key) -> bool) -> usize {
+        match self {
+            Self::Machine(msg) => msg.keys_held(holds),
+            Self::Ask(..) | Self::Names(..) => self.keys(),
+        }
+    }
+
+    fn lane(&self) -> Lane {
+        match self {
+            Self::Machine(msg) => msg.lane(),
+            Self::Ask(..) | Self::Names(..) => Lane::Data,
+        }
+    }
+}
 
 /// A message in flight.
 #[derive(Debug)]
@@ -21,7 +102,7 @@ pub(crate) struct InFlight<P: Protocol> {
     /// Size on the wire.
     pub(super) bytes: u32,
     pub(super) hops: u16,
-    pub(crate) msg: P::Msg,
+    pub(crate) msg: Parcel<P::Msg>,
 }
 
 /// The same where it lies: a message goes through the queue twice, and stays in its place.
@@ -66,13 +147,54 @@ impl<P: Protocol> Simulation<P> {
 
     /// A message has arrived and had its CPU time.
     pub(crate) fn accept(&mut self, flight: InFlight<P>) {
-        let InFlight { from, to, sent, hops, msg, .. } = flight;
-        let from = self.env.id(from);
+        let InFlight { from: sender, to, sent, hops, msg, .. } = flight;
+        let from = self.env.id(sender);
         let env = &mut self.env;
         env.log(to, TraceEvent::Receive, Some(from), Some(sent), msg.txn(), msg.kind(), || {
             format!("{msg:?}")
         });
-        self.input(to, Input::Message { from, msg }, hops);
+        match msg {
+            Parcel::Machine(msg) => self.input(to, Input::Message { from, msg }, hops),
+            Parcel::Ask(scan, ask) => self.list_names(sender, to, (scan, &ask), hops),
+            Parcel::Names(scan, answer) => {
+                env.events += 1;
+                env.load.on_names(env.now, (scan, to), (from, *answer), hops);
+            }
+        }
+    }
+
+    /// A server lists its names for a scan.
+    fn list_names(&mut self, from: u32, to: u32, (scan, ask): (ScanId, &Ask), hops: u16) {
+        let Self { nodes, env, .. } = self;
+        env.events += 1;
+        let Some(Node { process, cpu, .. }) = nodes.get_mut(to as usize) else { return };
+        let listing = match process {
+            Process::Server(host) => host.machine().names(ask),
+            Process::Gateway(_) | Process::Down => return,
+        };
+        let answer = Answer { unit: ask.unit, round: ask.round, listing };
+        let gateway = env.id(from);
+        env.send(to, cpu, (gateway, Parcel::Names(scan, Box::new(answer))), hops);
+    }
+
+    /// Sends the requests for names of scans.
+    pub(super) fn send_asks(&mut self) {
+        for asked in std::mem::take(&mut self.env.load.asks) {
+            self.send_ask(Box::new(asked));
+        }
+    }
+
+    pub(super) fn send_ask(&mut self, asked: Box<Asked>) {
+        let Self { nodes, env, .. } = self;
+        let gateway = asked.gateway;
+        let incarnation = env.incarnation(gateway);
+        let Some(node) = nodes.get_mut(gateway as usize) else { return };
+        if node.paused > 0 {
+            node.backlog.push_back(Event::Ask { incarnation, asked });
+            return;
+        }
+        let Asked { scan, to, ask, hops, .. } = *asked;
+        env.send(gateway, &mut node.cpu, (to, Parcel::Ask(scan, Box::new(ask))), hops);
     }
 
     /// Sends what links held while they were blocked.
@@ -91,7 +213,7 @@ impl<P: Protocol> Environment<P> {
         &mut self,
         from: u32,
         cpu: &mut Cpu,
-        (to, msg): (NodeId, P::Msg),
+        (to, msg): (NodeId, Parcel<P::Msg>),
         hops: u16,
     ) {
         let to_index = self.dense.get(to.0 as usize).copied().unwrap_or(u32::MAX);
@@ -107,7 +229,7 @@ impl<P: Protocol> Environment<P> {
         let is_wan = self.network.is_wan(from, to_index);
         let bytes = msg.wire_size();
         let most = self.limits.message_bytes;
-        if bytes > most {
+        if bytes > most && matches!(msg, Parcel::Machine(_)) {
             let (node, kind) = (self.id(from), msg.kind());
             let detail = format!("{node} sent {kind} of {bytes} bytes to {to}, over {most}");
             self.fail(FailureKind::Limit, detail);

@@ -3,6 +3,7 @@
 use orthodrome_core::machine::{Effect, Input, Machine, Protocol};
 use orthodrome_core::trace::Event as TraceEvent;
 
+use super::delivery::Parcel;
 use super::node::on_host;
 use super::trace::{describe, shortened};
 use super::{Environment, Event, FailureKind, Node, Process, Simulation};
@@ -144,6 +145,7 @@ impl<P: Protocol> Simulation<P> {
             Event::Arrive { flight, is_ready } => *is_ready && flight.to == index,
             Event::Input { node, .. } => *node == index,
             Event::Wake { .. }
+            | Event::Ask { .. }
             | Event::Flushed { .. }
             | Event::Arrival
             | Event::Client { .. }
@@ -165,7 +167,9 @@ impl<P: Protocol> Environment<P> {
         hops: u16,
     ) {
         match effect {
-            Effect::Send { to, msg } => self.send(index, cpu, (to, msg), hops),
+            Effect::Send { to, msg } => {
+                self.send(index, cpu, (to, Parcel::Machine(msg)), hops);
+            }
             Effect::Persist { ticket, record } => {
                 self.judge_record(index, &record);
                 disk.write(ticket, record, hops);

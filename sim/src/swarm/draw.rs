@@ -115,9 +115,15 @@ impl Drawing<'_> {
     fn workload<P: Protocol>(&mut self) -> (&'static str, workload::Options) {
         let seed = self.seed;
         let (mut workload, mut options) = draw_workload(self.profile, &mut self.rng);
-        let deleting = unusual::draw_deletions(seed, &options).filter(|_| !P::FORGETS_DELETIONS);
-        if let Some(deleting) = self.draws.take(Unusual::Deletions, deleting) {
-            (workload, options) = deleting;
+        let scanning = unusual::draw_scans::<P>(seed, self.options, &options);
+        if let Some(scanning) = self.draws.take(Unusual::Scans, scanning) {
+            (workload, options) = scanning;
+        } else {
+            let deleting =
+                unusual::draw_deletions(seed, &options).filter(|_| !P::FORGETS_DELETIONS);
+            if let Some(deleting) = self.draws.take(Unusual::Deletions, deleting) {
+                (workload, options) = deleting;
+            }
         }
         // Smallbank has four hot users, and at least two others.
         let fewest = if workload == "smallbank" { 6 } else { 1 };
@@ -373,6 +379,7 @@ pub(super) fn draw_options(
             die_with_gateway: if rng.chance(1, 2) { 0.0 } else { rng.unit() },
             origins: BTreeMap::new(),
             no_sessions: false,
+            no_second_list: false,
         },
         warmup: Duration::ZERO,
         duration: swarm.safety + swarm.safety / 4,

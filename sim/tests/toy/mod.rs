@@ -10,6 +10,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::{Cx, Input, Leak, Machine, Message, Protocol, Setup};
+use orthodrome_core::scan::{Ask, Basis, Listing, Unit, Voters};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{
@@ -90,6 +91,7 @@ pub enum Note {
 
 impl Protocol for Toy {
     const NAMES: &'static [&'static str] = &["toy"];
+    const SCANS: bool = true;
     type Config = Config;
     type Msg = Msg;
     type Timer = TxnId;
@@ -254,6 +256,7 @@ struct Reply {
 #[derive(Debug)]
 pub struct Server {
     node: NodeId,
+    leader: NodeId,
     config: Arc<Config>,
     store: Store,
     last: Timestamp,
@@ -373,6 +376,7 @@ impl Machine<Toy> for Server {
     fn new(setup: Setup<Toy>, recovered: Vec<Record>, cx: &mut Cx<'_, Toy>) -> Self {
         let mut server = Self {
             node: setup.node,
+            leader: setup.cluster.partition(P).unwrap().preferred_leader,
             config: setup.config,
             store: Store::new(setup.engine),
             last: Timestamp::ZERO,
@@ -425,6 +429,16 @@ impl Machine<Toy> for Server {
                 assert!(self.locked.contains(key), "{key} is being written without a lock");
             }
         }
+    }
+
+    /// The leader has everything; the others say that it is the only voter.
+    fn names(&self, ask: &Ask) -> Option<Listing> {
+        let Unit::Partition(_) = ask.unit else { return None };
+        let pending = self.waiting.values().flat_map(|(record, _)| record.writes.keys().cloned());
+        let voters = vec![Voters { nodes: vec![self.leader] }];
+        let is_leader = self.node == self.leader;
+        let basis = if is_leader { Basis::Complete } else { Basis::Voter { since: 0, voters } };
+        Some(Listing::of(&self.store, [P], pending, ask, basis))
     }
 
     fn leaks(&self) -> Vec<Leak> {

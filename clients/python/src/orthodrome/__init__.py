@@ -31,9 +31,11 @@ from .errors import (
 from .values import (
     ClusterInfo,
     Committed,
+    KeyRange,
     Keyspace,
     Node,
     Op,
+    Page,
     Partition,
     Priority,
     Reads,
@@ -47,8 +49,8 @@ from .values import (
 
 __all__ = [
     "AbortReason", "Aborted", "BusyError", "Client", "ClosedError", "ClusterInfo", "Committed", "ConfigError",
-    "DeadlineError", "GuardFailed", "InvalidError", "Keyspace", "Node", "Op", "OrthodromeError", "OutcomeUnknown",
-    "Partition", "PermissionDeniedError", "Priority", "Reads", "Region", "Snapshot", "Status", "Tls", "TooLarge",
+    "DeadlineError", "GuardFailed", "InvalidError", "KeyRange", "Keyspace", "Node", "Op", "OrthodromeError", "OutcomeUnknown",
+    "Page", "Partition", "PermissionDeniedError", "Priority", "Reads", "Region", "Snapshot", "Status", "Tls", "TooLarge",
     "Transaction", "TxnId", "UnauthenticatedError", "UnexpectedError", "UnreachableError", "UnsupportedError",
     "Version", "connect",
 ]

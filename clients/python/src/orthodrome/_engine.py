@@ -20,6 +20,7 @@ from ._gateways import (
     READ_ROUND,
     REGISTER,
     RESOLVE,
+    SCAN,
     STATUS,
     Failure,
     Gateways,
@@ -34,9 +35,11 @@ from .values import (
     ClusterInfo,
     Committed,
     Data,
+    KeyRange,
     Keyspace,
     Node,
     Op,
+    Page,
     Partition,
     Priority,
     Read,
@@ -401,6 +404,37 @@ class Engine:
                 await self.after_failure(at, failure, pace)
             # A read has no effect, so it may be retried after any failure, under the next name.
             name.retry()
+
+    async def scan(self, span: KeyRange, options: Options, *, limit: int, backwards: bool, keys_only: bool) -> Page:
+        if span.end is not None and span.end <= span.start:
+            raise errors.InvalidError("the range ends before it begins, so no key can be in it")
+        pace = self.pace(options.timeout)
+        request = api.ScanRequest(
+            backwards=backwards, limit=limit, keys_only=keys_only, priority=cast(api.Priority, options.priority.value)
+        )
+        setattr(request, "from", span.start)
+        if span.end is not None:
+            request.until = span.end
+        while True:
+            at, *_ = await self.home(pace)
+            try:
+                answer = await self.gateways.send(at, pace.deadline, SCAN, request)
+            except Failure as failure:
+                # A scan has no effect, so it may be repeated after any failure.
+                await self.after_failure(at, failure, pace)
+                continue
+            reads = to_reads(answer.rows)
+            if not keys_only:
+                if self.session.is_ahead_of(reads, answer.timestamp):
+                    if not await pace.pause():
+                        raise stale()
+                    continue
+                self.session.read(reads)
+            rest = None
+            if answer.HasField("rest"):
+                end = answer.rest.until if answer.rest.HasField("until") else None
+                rest = KeyRange(getattr(answer.rest, "from"), end)
+            return Page(answer.timestamp, tuple((row.key, reads[row.key].value) for row in answer.rows), rest)
 
     def _add_session(self, request: api.BeginRequest | api.ReadRequest, keys: Iterable[bytes]) -> None:
         del request.session[:]

@@ -9,7 +9,19 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from ._engine import Attempt, Engine, Run, declare
 from ._runtime import Blocking, drive
-from .values import ClusterInfo, Committed, Data, Op, Priority, Reads, Snapshot, Status, Tls
+from .values import (
+    ClusterInfo,
+    Committed,
+    Data,
+    KeyRange,
+    Op,
+    Page,
+    Priority,
+    Reads,
+    Snapshot,
+    Status,
+    Tls,
+)
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -190,6 +202,22 @@ class Client:
         """The values of keys at one moment. With `stale`, any consistent state, however old, that is not older than what
         this client knows."""
         return drive(self._engine.read(keys, self._engine.options(priority, timeout), is_stale=stale))
+
+    def scan(
+        self,
+        span: KeyRange,
+        *,
+        limit: int = 0,
+        backwards: bool = False,
+        keys_only: bool = False,
+        priority: Priority = Priority.LOW,
+        timeout: float | None = None,
+    ) -> Page:
+        """The keys of a range, in order, at one moment: at most `limit`, or as many as one transaction may read. The page
+        has every key of its part of the range, up to its `rest`, and shows transactions as a whole or not at all.
+        `KeyRange.prefix` is the range of all keys with a prefix, and `KeyRange()` has all keys."""
+        options = self._engine.options(priority, timeout)
+        return drive(self._engine.scan(span, options, limit=limit, backwards=backwards, keys_only=keys_only))
 
     def get(self, key: Data) -> bytes | None:
         """The value of one key; None if it is absent."""

@@ -121,6 +121,33 @@ class Snapshot:
     reads: Reads
 
 
+@dataclass(frozen=True)
+class KeyRange:
+    """The keys from `start` on, up to and without `end`; without `end`, up to the last key."""
+
+    start: bytes = b""
+    end: bytes | None = None
+
+    @staticmethod
+    def prefix(prefix: Data) -> KeyRange:
+        """All keys that begin with `prefix`."""
+        start = to_bytes(prefix, "prefix")
+        head = start.rstrip(b"\xff")
+        return KeyRange(start, head[:-1] + bytes([head[-1] + 1]) if head else None)
+
+
+@dataclass(frozen=True)
+class Page:
+    """The keys of a range, or of its first part, at one moment."""
+
+    timestamp: int
+    #: The keys that have a value, in order, with their values; the values are None in a scan of keys only. It may be
+    #: empty although more keys follow.
+    rows: tuple[tuple[bytes, bytes | None], ...]
+    #: The rest of the range, if it may have more keys: scan that for the next page, at a later moment.
+    rest: KeyRange | None
+
+
 class Op:
     """One operation of a procedure. Operations run in order; each sees the effects of those before it."""
 

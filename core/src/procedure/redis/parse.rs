@@ -8,6 +8,8 @@ use super::Command;
 use super::number::{self, Decimal, Score};
 use super::reply::{Failure, NOT_FLOAT, NOT_INTEGER, SYNTAX};
 use super::table::COMMANDS;
+use crate::scan::is_fence;
+use crate::txn::Key;
 
 /// A key: its database and its name.
 pub type KeyName = (u8, Bytes);
@@ -35,6 +37,11 @@ pub struct Refused {
     /// keys exceed a bound. Other mistakes are answers of the command when it runs.
     pub is_early: bool,
 }
+
+/// A key that only scans may use, because nobody writes it.
+const FENCE: Failure = Failure::new(
+    "ERR a key must not end with a zero byte, `fence` and a number; scans use such keys themselves",
+);
 
 /// The most keys of one transaction, and the longest key, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,6 +115,12 @@ impl KeyNames {
             return Err(Failure::of(format!(
                 "ERR a key of {have} bytes; at most {key_bytes_max} are allowed"
             )));
+        }
+        // Few names end like this, so few are copied.
+        let digits = name.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+        let stem = name.get(..name.len() - digits).unwrap_or_default();
+        if stem.ends_with(b"fence") && is_fence(&Key::from(name)) {
+            return Err(FENCE);
         }
         if self.names.len() >= keys_max {
             return Err(Failure::of(format!(

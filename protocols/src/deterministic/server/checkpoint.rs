@@ -1,11 +1,12 @@
 //! Checkpoints: what is persisted, and which part of it a restart uses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::take;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
-use orthodrome_core::time::Timestamp;
+use orthodrome_core::scan::LISTS_APART_MAX;
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Value, Version};
 
 use super::super::message::{Image, Log, Record};
@@ -63,7 +64,17 @@ pub(super) struct Disk {
     pub(super) installed: BTreeSet<PartitionId>,
     /// The same, before the pending checkpoint began.
     settling: BTreeSet<PartitionId>,
+    /// For some checkpoints, oldest first: when each was made, and for each partition the timestamp
+    /// below which everything had run.
+    collectables: VecDeque<(Time, Vec<(PartitionId, Timestamp)>)>,
 }
+
+/// A scan must find every deletion that was applied after it began. So what was applied less than
+/// this ago is not dropped.
+const DELETIONS_KEPT: Duration = Duration::from_secs(2 * LISTS_APART_MAX.as_secs());
+
+/// The least time between two checkpoints that are remembered for this.
+const COLLECTABLES_APART: Duration = Duration::from_secs(2);
 
 impl Disk {
     /// Nothing is pending.
@@ -104,7 +115,7 @@ impl Server {
         let version = Version { timestamp: number, ..Version::INITIAL };
         self.store.put(OWN, Key::default(), version, Some(Value::default()));
         self.store.collect_below(OWN, number);
-        for (partition, below) in self.state.collectables(&self.placement) {
+        for (partition, below) in self.collectables(cx.now()) {
             self.store.collect_below(partition, below);
         }
         let image = self.state.image(&self.placement);
@@ -129,5 +140,21 @@ impl Server {
         self.disk.settling = take(&mut self.disk.installed);
         self.disk.pace.made(bytes);
         self.disk.checkpoint = Some(cx.checkpoint(self.store.freeze(), records));
+    }
+
+    /// For each partition, the timestamp below which old versions and deletions may be dropped.
+    /// What ran after an earlier checkpoint has no timestamps below those of that checkpoint. So an
+    /// earlier checkpoint says which deletions are old, and no clock has to be trusted.
+    fn collectables(&mut self, now: Time) -> Vec<(PartitionId, Timestamp)> {
+        let all = &mut self.disk.collectables;
+        if all.back().is_none_or(|(made, _)| now.since(*made) >= COLLECTABLES_APART) {
+            all.push_back((now, self.state.collectables(&self.placement)));
+        }
+        let is_old = |(made, _): &(Time, Vec<_>)| now.since(*made) >= DELETIONS_KEPT;
+        while all.get(1).is_some_and(is_old) {
+            all.pop_front();
+        }
+        let first = all.front().filter(|first| is_old(first));
+        first.map(|(_, below)| below.clone()).unwrap_or_default()
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{PartitionId, ShareId, TxnId};
+use orthodrome_core::scan::is_fence;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Read, Reads, Version};
@@ -191,6 +192,13 @@ impl State {
                 let version = Version { timestamp, writer: txn.name() };
                 for (key, value) in writes.into_iter().filter(|(key, _)| placement.holds(key)) {
                     store.put(placement.partition_of(&key), key, version, value);
+                }
+                for (key, read) in reads.iter().filter(|(key, _)| is_fence(key)) {
+                    // A mark, unless somebody uses the fence as a key like any other.
+                    let is_free = read.value.is_none() && !functor.writes.contains(key);
+                    if is_free && placement.holds(key) {
+                        store.put(placement.partition_of(key), key.clone(), version, None);
+                    }
                 }
                 Outcome::Committed(timestamp)
             }
