@@ -349,14 +349,16 @@ pub struct Store {
     engine: Box<dyn StateEngine>,
     /// The digest of the versions put since it was last taken.
     puts: Digest,
+    /// See [`Store::forgets`].
+    forgets: BTreeMap<PartitionId, Timestamp>,
 }
 
 impl Store {
     /// A store over what earlier checkpoints made durable.
     #[must_use]
     pub fn new(engine: Box<dyn StateEngine>) -> Self {
-        let puts = Digest::default();
-        Self { active: Memtable::default(), frozen: None, engine, puts }
+        let (puts, forgets) = (Digest::default(), BTreeMap::new());
+        Self { active: Memtable::default(), frozen: None, engine, puts, forgets }
     }
 
     /// The newest version of `key` that is not after `at`; [`Version::INITIAL`] and no value if
@@ -435,6 +437,22 @@ impl Store {
     pub fn collect_below(&mut self, partition: PartitionId, below: Timestamp) {
         let table = self.active.tables.entry(partition).or_default();
         table.collect_below = table.collect_below.max(below);
+        self.may_lack(partition, below);
+    }
+
+    /// No deletion is later that this store, or the one from which a partition was copied, has dropped.
+    /// A key that is absent here, and of which nothing here remembers that it was deleted, may have
+    /// had a value until then.
+    #[must_use]
+    pub fn forgets(&self, partition: PartitionId) -> Timestamp {
+        self.forgets.get(&partition).copied().unwrap_or_default()
+    }
+
+    /// Deletions up to `at` may be missing: the data are those of an earlier incarnation, or of
+    /// another replica, which had dropped some.
+    pub fn may_lack(&mut self, partition: PartitionId, at: Timestamp) {
+        let forgets = self.forgets.entry(partition).or_default();
+        *forgets = at.max(*forgets);
     }
 
     /// As [`Store::collect_below`], but keeps the last deletion of each key.

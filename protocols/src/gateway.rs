@@ -141,7 +141,8 @@ impl Snapshots {
 
     /// All parts are here. They form a snapshot if some timestamp is at or above every version
     /// read, and within every promise: returns the reads of `txn` and its outcome. Otherwise
-    /// returns the partitions to ask again, whose promises fall short.
+    /// returns the partitions to ask again, whose promises fall short. A key that is absent, with a
+    /// version that nobody wrote, may have been deleted as late as at the time of that version.
     pub fn complete(&mut self, txn: &Txn) -> Result<(Reads, Outcome), Vec<PartitionId>> {
         let reads = self.parts.values().flat_map(|part| &part.reads);
         let at = reads.map(|(_, read)| read.version.timestamp).max().unwrap_or_default();
@@ -154,7 +155,11 @@ impl Snapshots {
             return Err(short);
         }
         let parts = std::mem::take(&mut self.parts);
-        let reads: Reads = parts.into_values().flat_map(|part| part.reads).collect();
+        // The times of deletions that nobody remembers are not for clients.
+        let told = |(key, read): (Key, Read)| {
+            (key, if read.version.is_unwritten() { Read::default() } else { read })
+        };
+        let reads: Reads = parts.into_values().flat_map(|part| part.reads).map(told).collect();
         let outcome = match &txn.kind {
             Kind::Procedure(ops) => match Txn::execute(ops, &reads) {
                 Ok(_) => Outcome::Committed(at),
@@ -170,5 +175,38 @@ impl Snapshots {
     /// The path of the transaction, for reports.
     pub fn path(&self) -> &'static str {
         if self.is_later_round { "read-only-again" } else { "read-only" }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::ClientId;
+    use orthodrome_core::txn::{Value, Version};
+
+    use super::*;
+
+    fn snapshot(key: &str, value: Option<&str>, version: Version, valid_until: u64) -> Snapshot {
+        let read = Read { value: value.map(Value::from), version };
+        Snapshot { reads: vec![(key.into(), read)], valid_until: Timestamp(valid_until) }
+    }
+
+    /// A reader was told that one key is absent, although another one still had a value that the
+    /// deletion had read: the server of the first had forgotten when the deletion was.
+    #[test]
+    fn a_forgotten_deletion_may_be_as_late_as_its_server_says() {
+        let txn = Txn::read_only(TxnId::new(ClientId(1), 1), RegionId(0), vec!["a".into()]);
+        let written = Version { timestamp: Timestamp(3), writer: TxnId::new(ClientId(2), 1) };
+        let unwritten = Version { timestamp: Timestamp(9), ..Version::INITIAL };
+        let (first, second) = (PartitionId(0), PartitionId(1));
+        let mut snapshots = Snapshots::default();
+        snapshots.insert(first, snapshot("a", Some("old"), written, 5));
+        snapshots.insert(second, snapshot("b", None, unwritten, 20));
+        assert_eq!(snapshots.complete(&txn), Err(vec![first]));
+        assert_eq!(snapshots.at_least, Timestamp(9));
+        snapshots.insert(first, snapshot("a", Some("old"), written, 9));
+        let (reads, outcome) = snapshots.complete(&txn).unwrap();
+        assert_eq!(outcome, Outcome::Committed(Timestamp(9)));
+        assert_eq!(reads.get(&Key::from("b")), Some(&Read::default()), "no client compares it");
+        assert_eq!(reads.get(&Key::from("a")).unwrap().version, written);
     }
 }

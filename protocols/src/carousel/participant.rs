@@ -402,8 +402,9 @@ impl Leading<'_> {
             if !world.config.mutations.no_floor() {
                 self.leader.floor = self.leader.floor.max(valid_until);
             }
+            let forgets = world.store.forgets(self.id).min(self.state.floor);
             let read = |key: Key| {
-                let read = world.store.read(self.id, &key);
+                let read = world.store.read_known(self.id, &key, || forgets);
                 (key, read)
             };
             Some(Snapshot { reads: keys.into_iter().map(read).collect(), valid_until })

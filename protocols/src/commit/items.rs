@@ -27,6 +27,10 @@ macro_rules! role_items {
             state.applied = index;
         }
 
+        fn floor(state: &State) -> orthodrome_core::time::Timestamp {
+            state.floor
+        }
+
         fn log_message(partition: PartitionId, message: crate::replication::Message<Log>) -> Msg {
             Msg::Replication { partition, message }
         }

@@ -200,8 +200,9 @@ impl<R: Reader> Leading<'_, R> {
         reading.floor = reading.floor.max(valid_until);
         let is_too_much = world.is_too_much(self.id, &keys);
         let told = if is_too_much { vec![] } else { keys };
+        let forgets = world.store.forgets(self.id).min(self.state.floor());
         let reads = told.into_iter().map(|key| {
-            let read = world.store.read(self.id, &key);
+            let read = world.store.read_known(self.id, &key, || forgets);
             (key, read)
         });
         let snapshot = Snapshot { reads: reads.collect(), valid_until };

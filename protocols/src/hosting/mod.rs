@@ -16,7 +16,7 @@ use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{Cx, Leak, Message, Protocol};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
-use orthodrome_core::time::Duration;
+use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Key;
 
 pub use self::leading::Leading;
@@ -209,6 +209,11 @@ pub trait Role: Debug + Sized + Send + 'static {
     fn applied(state: &Self::State) -> Index;
     /// Called before an entry is applied.
     fn set_applied(state: &mut Self::State, index: Index);
+    /// At or above the timestamp of every version that the state has put into the store; the end of
+    /// time if the protocol does not say.
+    fn floor(_state: &Self::State) -> Timestamp {
+        Timestamp::MAX
+    }
     /// Wraps a message of the partition's log.
     fn log_message(partition: PartitionId, message: replication::Message<Self::Log>) -> Self::Msg;
     /// Wraps a timer of the partition's log.

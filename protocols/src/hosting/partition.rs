@@ -360,6 +360,7 @@ impl<R: Role> Partition<R> {
             }
         }
         self.state = *state;
+        world.store.may_lack(self.id, R::floor(&self.state));
         R::on_installed(self);
         world.pending_writes.installed.insert(self.id);
     }

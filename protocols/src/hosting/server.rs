@@ -237,6 +237,7 @@ impl<R: Role> Server<R> {
             replica.base_index()
         );
         self.pending_writes.touched.insert(id);
+        self.store.may_lack(id, R::floor(&state));
         self.partitions.insert(id, Partition::new(id, replica, state));
         self.with(id, cx, |partition, world| R::on_opened(partition, own, world));
     }

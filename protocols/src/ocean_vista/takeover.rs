@@ -606,7 +606,9 @@ pub enum Stage {
 #[derive(Debug)]
 pub struct Tellings<F> {
     moment: u64,
-    open: BTreeMap<(NodeId, PartitionId), Telling<F>>,
+    /// By who asks, the partition, and the server that is taken over: a node may take over several
+    /// servers at once.
+    open: BTreeMap<(NodeId, PartitionId, NodeId), Telling<F>>,
 }
 
 #[derive(Debug)]
@@ -632,7 +634,7 @@ impl<F> Tellings<F> {
 
     /// Forgets those for which `is_over` is true: no coordinator asks for the rest.
     pub fn forget(&mut self, is_over: impl Fn(PartitionId, &Task) -> bool) {
-        self.open.retain(|&(_, partition), telling| !is_over(partition, &telling.task));
+        self.open.retain(|&(_, partition, _), telling| !is_over(partition, &telling.task));
     }
 
     /// How many there are.
@@ -659,7 +661,8 @@ impl<F: Functor> Tellings<F> {
         bytes: usize,
         promise: impl FnOnce() -> Promise<F>,
     ) -> Vec<(Part, Promise<F>)> {
-        let told = self.open.remove(&(to, partition)).filter(|telling| telling.task == task);
+        let of = (to, partition, task.server);
+        let told = self.open.remove(&of).filter(|telling| telling.task == task);
         let rest = after.and_then(|Bookmark { moment, next }| {
             told.filter(|telling| telling.moment == moment).map(|telling| (telling, next))
         });
@@ -678,7 +681,7 @@ impl<F: Functor> Tellings<F> {
         }
         // Any of several pieces may be lost.
         if from != Timestamp::ZERO {
-            self.open.insert((to, partition), telling);
+            self.open.insert(of, telling);
         }
         pieces
     }

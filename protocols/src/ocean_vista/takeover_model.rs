@@ -14,8 +14,8 @@ use orthodrome_core::topology::Topology;
 
 use super::directory::Task;
 use super::takeover::{
-    Acceptor, Closed, Functor, Held, Mark, Message, Part, Promise, Stage, Takeover, Tellings,
-    ToWrite,
+    Acceptor, Bookmark, Closed, Functor, Held, Mark, Message, Part, Promise, Stage, Takeover,
+    Tellings, ToWrite,
 };
 
 /// The lost coordinator.
@@ -399,6 +399,30 @@ fn run(seed: u64, broken: Broken) -> Result<(usize, usize), String> {
         }
     }
     Err("the last one never finished".into())
+}
+
+/// A node that took over two servers asked each replica for both, and neither promise ever had a
+/// second half.
+#[test]
+fn a_node_may_be_told_two_long_promises_at_once() {
+    let long = || {
+        let held = Held { ballot: 1, mark: Mark::Finalized, functor: Some(parts(&[0])) };
+        let held = (1..=6).map(|at| (Timestamp(at), held.clone())).collect();
+        Promise { visible: Timestamp::ZERO, closed: None, held }
+    };
+    let mut tellings: Tellings<Parts> = Tellings::new(7);
+    let mut tell = |server, after| {
+        let task = Task { server: NodeId(server), ..task(3) };
+        let pieces = tellings.tell(NodeId(9), (PartitionId(0), task), after, 1, long);
+        let (last, _) = pieces.last().unwrap();
+        (last.moment, pieces.len())
+    };
+    let [first, second] = [5, 6].map(|server| tell(server, None));
+    assert_eq!((first.1, second.1), (6, 6));
+    for (server, (moment, _)) in [(5, first), (6, second)] {
+        let after = Bookmark { moment, next: Timestamp(3) };
+        assert_eq!(tell(server, Some(after)), (moment, 4), "server {server} goes on");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! A replica without data copies it from the leader of its view, in pieces.
+//! A replica without data copies it from the leader of its view, in pieces; or, if the leader is
+//! gone, from another replica in the view.
 
 use orthodrome_core::id::NodeId;
 use orthodrome_core::store::{Start, Versions};
@@ -10,11 +11,18 @@ use crate::tapir::message::{Change, Msg};
 use crate::tapir::server::World;
 
 impl Replica {
+    /// Asks for the next piece. Whoever serves in the view has the data: what has left the records has
+    /// been executed by every replica that counts. So if the leader dies, the others are asked. Those
+    /// that copy, too, do not answer. Without that, no view could follow if the others were too few.
     pub(super) fn fetch(&mut self, start: Start, world: &mut World<'_, '_>) {
-        let view = self.state.view;
-        let from = view.leader(&self.replicas);
+        let (partition, view) = (self.id, self.state.view);
+        let leader = view.leader(&self.replicas);
+        let sources =
+            if self.is_alive(leader, world) { vec![leader] } else { self.peers(world.node) };
         self.status = Status::Copying { start: start.clone(), asked: world.cx.now() };
-        world.reply(from, Msg::FetchState { partition: self.id, view, start });
+        for from in sources {
+            world.reply(from, Msg::FetchState { partition, view, start: start.clone() });
+        }
     }
 
     pub(super) fn on_fetch_state(

@@ -36,13 +36,17 @@ impl Replica {
     /// The next view whose leader is alive. A view with a dead leader would cost everybody a
     /// time-out each time its turn comes.
     pub(super) fn next_view(&self, world: &World<'_, '_>) -> View {
-        let silence = world.config.gossip_interval * 2 + world.config.view_timeout;
         let mut view = self.state.view.next();
         // This node itself is alive, so the loop ends.
-        while !self.is_here(view.leader(&self.replicas), silence, world) {
+        while !self.is_alive(view.leader(&self.replicas), world) {
             view = view.next();
         }
         view
+    }
+
+    /// True for this node, and for a node that has sent a message lately.
+    pub(super) fn is_alive(&self, node: NodeId, world: &World<'_, '_>) -> bool {
+        self.is_here(node, world.config.gossip_interval * 2 + world.config.view_timeout, world)
     }
 
     /// True for this node, and for a node whose last message is not older than `silence`.
