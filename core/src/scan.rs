@@ -469,7 +469,7 @@ impl Scanner {
         matches!(self.phase, Phase::List | Phase::Verify).then_some(self.again)
     }
 
-    /// Asks the servers again whose answers are missing.
+    /// Asks again where answers are missing.
     pub fn on_time(&mut self, now: Time) -> Vec<Step> {
         if self.deadline().is_none_or(|at| now < at) {
             return Vec::new();
@@ -555,7 +555,7 @@ impl Scanner {
         self.ask()
     }
 
-    /// Asks the servers whose answers are missing.
+    /// Asks the servers of the units of which the answers are not complete.
     fn ask(&mut self) -> Vec<Step> {
         let mut wanted = Vec::new();
         for part in &mut self.parts {
@@ -571,9 +571,8 @@ impl Scanner {
                 Unit::Partition(_) => &self.servers,
             };
             part.asked += 1;
-            let missing = all.iter();
-            let missing = missing.filter(|node| !part.answers.contains_key(node));
-            wanted.extend(missing.map(|&node| (node, part.unit)));
+            // Also those that have answered: since then, the members may have changed.
+            wanted.extend(all.iter().map(|&node| (node, part.unit)));
         }
         wanted.into_iter().map(|(node, unit)| Step::Ask(node, self.request(unit))).collect()
     }

@@ -277,6 +277,27 @@ fn each_set_of_voters_must_have_a_majority() {
     assert_eq!(counts, [0, 0, 0, 1]);
 }
 
+/// A group had one voter since, which had answered before the change and was not asked again.
+#[test]
+fn an_answer_from_before_a_change_of_members_is_replaced() {
+    let cluster = cluster();
+    let (mut scanner, _) = Scanner::new(&cluster, false, HERE, all(10), Time::ZERO).unwrap();
+    let mut answer = |from: u32, partition, basis, now| {
+        let unit = Unit::Partition(PartitionId(partition));
+        let answer = Answer { unit, round: 1, listing: listing(&[], basis) };
+        scanner.on_answer(NodeId(from), answer, now);
+    };
+    answer(1, 0, sets(1, &[&[1, 2, 3]]), Time(1));
+    answer(1, 1, sets(1, &[&[1]]), Time(1));
+    let again = scanner.deadline().unwrap();
+    let asked = scanner.on_time(again);
+    assert!(asked.iter().any(|step| matches!(step, Step::Ask(NodeId(1), _))), "{asked:?}");
+    let unit = Unit::Partition(PartitionId(0));
+    let answer = Answer { unit, round: 1, listing: listing(&[], sets(9, &[&[1]])) };
+    let steps = scanner.on_answer(NodeId(1), answer, again);
+    assert!(matches!(steps[..], [Step::Read(_)]), "{steps:?}");
+}
+
 #[test]
 fn one_complete_answer_is_enough_and_silent_servers_are_asked_again() {
     let cluster = cluster().divided(1).unwrap();

@@ -50,6 +50,10 @@ impl Validator {
             let held = of.get(key).into_iter().flatten();
             held.filter(|(other, _)| **other != txn).map(|(_, at)| *at).max()
         };
+        let is_taken = |key: &Key| {
+            let mut held = self.writers.get(key).into_iter().flatten();
+            held.any(|(other, at)| *other != txn && *at == timestamp)
+        };
         let mut least = Timestamp::ZERO;
         let is_pending = |(other, (_, part)): (&TxnId, &(Timestamp, Part))| {
             *other != txn && !part.writes.is_empty()
@@ -69,7 +73,7 @@ impl Validator {
         for key in part.writes.keys() {
             let taken = [
                 others(&self.readers, key).unwrap_or_default(),
-                others(&self.writers, key).filter(|at| *at == timestamp).unwrap_or_default(),
+                if is_taken(key) { timestamp } else { Timestamp::ZERO },
                 self.read_at.get(key).copied().unwrap_or_default().max(self.read_floor),
                 store.read(partition, key).version.timestamp,
             ];
@@ -249,6 +253,21 @@ mod tests {
         assert_eq!(check(&validator, nanos(8)), Vote::PrepareOk(Timestamp(nanos(8))));
         validator.collect();
         assert_eq!(check(&validator, nanos(8)), Vote::Retry(Timestamp(nanos(15) + 1)));
+    }
+
+    /// Three transactions that only write may be prepared at once. Two got one timestamp, because the
+    /// third one's was later.
+    #[test]
+    fn no_two_writers_of_a_key_have_one_timestamp() {
+        let store = store();
+        let mut validator = Validator::default();
+        let writer = part(&[], &["k"]);
+        validator.prepare(txn(1), Timestamp(70), &writer);
+        validator.prepare(txn(2), Timestamp(90), &writer);
+        let check = |at| validator.check((P, &store), txn(3), Timestamp(at), &writer);
+        assert_eq!(check(70), Vote::Retry(Timestamp(71)));
+        assert_eq!(check(90), Vote::Retry(Timestamp(91)));
+        assert_eq!(check(80), Vote::PrepareOk(Timestamp(80)));
     }
 
     #[test]
