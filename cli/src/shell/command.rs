@@ -333,6 +333,7 @@ mod tests {
         let cas = |expected: Option<&str>, write| {
             Command::Ops(vec![Op::Compare("k".into(), expected.map(Value::from)), write])
         };
+        let of = |range| Range { range, ..Range::default() };
         for (line, expected) in [
             ("", Command::Nothing),
             ("  # a remark", Command::Nothing),
@@ -380,6 +381,21 @@ mod tests {
             ),
             ("orders", Command::Orders),
             ("exit", Command::Quit),
+            ("scan", Command::Scan(Range::default())),
+            (
+                "scan b .. d limit 5 backwards keys",
+                Command::Scan(Range {
+                    range: KeyRange { from: "b".into(), until: Some("d".into()) },
+                    is_backwards: true,
+                    limit: Some(5),
+                    keys_only: true,
+                }),
+            ),
+            ("count stock/", Command::Count(of(KeyRange::prefix(b"stock/")))),
+            (
+                "delete-range b ..",
+                Command::DeleteRange(of(KeyRange { from: "b".into(), until: None })),
+            ),
         ] {
             assert_eq!(parse(line), Ok(expected), "{line}");
         }
@@ -401,6 +417,9 @@ mod tests {
             ("change-members p0", "usage: change-members PARTITION VOTER…"),
             ("change-members p0 learners n1", "usage: change-members PARTITION VOTER…"),
             ("priority urgent", "usage: priority [low|high]"),
+            ("scan a b", "usage: scan [PREFIX | FROM .. [UNTIL]]"),
+            ("scan limit 0", "usage: scan [PREFIX | FROM .. [UNTIL]]"),
+            ("delete-range", "usage: delete-range PREFIX"),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.starts_with(expected), "{line}: {error}");
