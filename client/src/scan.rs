@@ -146,7 +146,7 @@ impl Scan {
     async fn run(self) -> Result<Page, Error> {
         let Self { client, range, is_backwards, limit, keys_only, priority, deadline } = self;
         if range.is_empty() {
-            let text = "the range ends before it begins, so no key can be in it";
+            let text = "the end of the range is not after its beginning, so no key can be in it";
             return Err(Error::Invalid(text.into()));
         }
         let mut pace = Pace::new(deadline);

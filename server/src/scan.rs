@@ -54,7 +54,7 @@ pub enum ScanFailed {
     Older(NodeId),
     /// Servers did not answer in time.
     #[error(
-        "too few servers listed their keys within {} s; `orthodrome status` shows which nodes are down",
+        "too few servers listed their keys within {} s; `status` in the shell shows which nodes are down",
         SCAN_WITHIN.as_secs()
     )]
     Late,

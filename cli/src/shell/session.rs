@@ -114,7 +114,10 @@ impl Session {
                 self.check_closed("delete-range")?;
                 let deleted = self.client.delete_range(wanted.range).await;
                 let deleted = deleted.map_err(|error| {
-                    format!("{error}; the pages before may be deleted, so repeat the command")
+                    if let Error::Invalid(_) = error {
+                        return error.to_string();
+                    }
+                    format!("{error}; some keys may be deleted, so repeat the command")
                 })?;
                 Ok(format!("{} deleted", counted(deleted)))
             }

@@ -407,7 +407,7 @@ class Engine:
 
     async def scan(self, span: KeyRange, options: Options, *, limit: int, backwards: bool, keys_only: bool) -> Page:
         if span.end is not None and span.end <= span.start:
-            raise errors.InvalidError("the range ends before it begins, so no key can be in it")
+            raise errors.InvalidError("the end of the range is not after its beginning, so no key can be in it")
         pace = self.pace(options.timeout)
         request = api.ScanRequest(
             backwards=backwards, limit=limit, keys_only=keys_only, priority=cast(api.Priority, options.priority.value)
