@@ -261,7 +261,7 @@ impl Inner {
     }
 
     /// Asks one gateway after the other for a transaction's outcome, starting after gateway
-    /// `avoid`, until one knows it or the deadline passes. If the client has not decided, nobody asked to
+    /// `avoid`, until one knows it, the cluster has forgotten it, or the deadline passes. If the client has not decided, nobody asked to
     /// commit the transaction. Then it has no effect, even if no gateway knows it.
     pub(crate) async fn ask(
         &self,
@@ -271,9 +271,12 @@ impl Inner {
     ) -> Ended {
         let mut at = avoid.map_or_else(|| self.gateways.current(), |at| self.gateways.after(at));
         let mut asked = 0;
+        let mut forgotten = None;
         loop {
             let answer =
                 self.gateways.send(at, pace.deadline, question.clone(), Stubs::resolve).await;
+            let says_forgotten =
+                answer.as_ref().is_ok_and(|answer| wire::is_forgotten(answer.outcome.as_ref()));
             let trouble = match answer {
                 Ok(answer) => match wire::ended(answer.outcome) {
                     Ended::Unknown(_) if wire::is_undecided(question) => {
@@ -298,8 +301,14 @@ impl Inner {
             };
             at = self.gateways.after(at);
             asked += 1;
+            if says_forgotten {
+                forgotten = Some(trouble.clone());
+            }
             // Every gateway is asked before the first pause.
             let all_asked = asked % self.gateways.len() == 0;
+            if let Some(trouble) = forgotten.take_if(|_| all_asked) {
+                return Ended::Unknown(trouble);
+            }
             if (all_asked && !pace.pause().await) || Instant::now() >= pace.deadline {
                 return Ended::Unknown(trouble);
             }

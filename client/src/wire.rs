@@ -31,11 +31,22 @@ pub(crate) fn ended(outcome: Option<api::Outcome>) -> Ended {
             retryable: aborted.retryable,
             because: None,
         }),
-        Some(Result::Unknown(api::Unknown {})) => {
+        Some(Result::Unknown(api::Unknown { is_forgotten: false })) => {
             Ended::Unknown("the gateway does not know the outcome yet".into())
         }
+        Some(Result::Unknown(api::Unknown { is_forgotten: true })) => Ended::Unknown(
+            "the cluster has forgotten the outcome: look at the keys, which may have changed"
+                .into(),
+        ),
         None => Ended::Unknown("the gateway's answer has no outcome".into()),
     }
+}
+
+/// Whether the answer says that no gateway will ever know the outcome.
+pub(crate) fn is_forgotten(outcome: Option<&api::Outcome>) -> bool {
+    use api::outcome::Result;
+    let result = outcome.and_then(|outcome| outcome.result.as_ref());
+    matches!(result, Some(Result::Unknown(api::Unknown { is_forgotten: true })))
 }
 
 fn reason(number: i32) -> AbortReason {

@@ -250,6 +250,25 @@ async fn an_outcome_that_no_gateway_knows_is_unknown_and_can_be_resolved_later()
 }
 
 #[tokio::test]
+async fn an_outcome_that_the_cluster_has_forgotten_is_asked_for_once_at_each_gateway() {
+    let (near, far, client) = two().await;
+    near.twist(Call::Decide, [Twist::DoAndCut]);
+    far.twist(Call::Resolve, [Twist::Forgotten]);
+    near.twist(Call::Resolve, [Twist::Unknown]);
+    let txn = client.transaction().read("n").write("n").deadline(Duration::from_secs(600));
+    let doubt = match txn.run(increment).await.unwrap() {
+        Outcome::Unknown(doubt) => doubt,
+        other @ (Outcome::Committed(_) | Outcome::Aborted(_)) => panic!("{other:?}"),
+    };
+    assert!(doubt.trouble().contains("forgotten"), "{}", doubt.trouble());
+    // The one that asks first, and then another one that may know it, is enough.
+    far.twist(Call::Resolve, [Twist::Forgotten]);
+    near.twist(Call::Resolve, [Twist::Do]);
+    let outcome = doubt.resolve().await;
+    assert!(matches!(outcome, Outcome::Committed(_)), "{outcome:?}");
+}
+
+#[tokio::test]
 async fn a_lost_begin_is_ended_and_retried() {
     for twist in [Twist::DoAndCut, Twist::Cut, Twist::Hang] {
         let (near, _far, client) = two().await;

@@ -256,10 +256,11 @@ fn pgbench_runs_on_tables_that_nobody_has_placed() {
         }
     }
     // Every transaction changes the only branch, and pgbench does not try again after a lock time-out.
+    // Nothing is fair about who wins: beside a load of 12, one of eight clients lost a hundred times.
     rig.start_empty(&[0, 1]);
     rig.runs(rig.pgbench().args(["-i", "-s", "1"]));
     for clients in ["4", "8"] {
-        let run = ["-c", clients, "-t", "20", "--max-tries=100", "--verbose-errors"];
+        let run = ["-c", clients, "-t", "20", "--max-tries=2000", "--verbose-errors"];
         let said = rig.runs(rig.pgbench().args(run));
         let wanted = clients.parse::<u64>().unwrap() * 20;
         let processed = figure(&said, "transactions actually processed: ");

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
+use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal, UNKNOWABLE};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Version, Writes};
 use orthodrome_core::{
@@ -29,6 +29,8 @@ pub enum Twist {
     Stopping,
     /// Answers that the outcome is unknown, and does nothing.
     Unknown,
+    /// Answers that the outcome is forgotten, and does nothing.
+    Forgotten,
     /// Aborts the transaction.
     Abort(AbortReason),
     /// Executes it, then cuts the connection instead of answering.
@@ -290,7 +292,7 @@ impl Node {
         call: Call,
         id: TxnId,
         act: impl FnOnce(&mut State) -> T,
-        ended: impl FnOnce(Outcome) -> T,
+        ended: impl FnOnce(Finished) -> T,
     ) -> Result<T, GatewayError> {
         let twist = self.twists.lock().unwrap().get_mut(&call).and_then(VecDeque::pop_front);
         {
@@ -306,9 +308,13 @@ impl Node {
                 }
                 Twist::Busy => return Err(GatewayError::Overloaded { limit: 0 }),
                 Twist::Stopping => return Err(GatewayError::Stopping),
-                Twist::Unknown => return Ok(ended(Outcome::Unknown)),
+                Twist::Unknown => return Ok(ended(finished(Outcome::Unknown))),
+                Twist::Forgotten => {
+                    let unknown = finished(Outcome::Unknown);
+                    return Ok(ended(Finished { path: UNKNOWABLE, ..unknown }));
+                }
                 Twist::Abort(reason) => {
-                    return Ok(ended(state.end(id, Outcome::Aborted(reason))));
+                    return Ok(ended(finished(state.end(id, Outcome::Aborted(reason)))));
                 }
                 Twist::DoAndCut => {
                     act(&mut state);
@@ -351,12 +357,12 @@ impl Transactions for Handle {
             state.moves += u32::from(first != txn.home);
         }
         let begin = |state: &mut State| state.begin(txn);
-        self.0.call(Call::Begin, id, begin, |outcome| Begun::Finished(finished(outcome))).await
+        self.0.call(Call::Begin, id, begin, Begun::Finished).await
     }
 
     async fn read(&self, id: TxnId, keys: Vec<Key>) -> Result<Begun, GatewayError> {
         let read = |state: &mut State| state.read_on(id, &keys);
-        self.0.call(Call::Read, id, read, |outcome| Ok(Begun::Finished(finished(outcome)))).await?
+        self.0.call(Call::Read, id, read, |ended| Ok(Begun::Finished(ended))).await?
     }
 
     async fn decide(&self, id: TxnId, decision: Decision) -> Result<Finished, GatewayError> {
@@ -364,7 +370,7 @@ impl Transactions for Handle {
             Some((_, reads)) => Ok(finished(state.decide(id, &reads, decision))),
             None => Err(GatewayError::UnknownTransaction(id)),
         };
-        self.0.call(Call::Decide, id, decide, |outcome| Ok(finished(outcome))).await?
+        self.0.call(Call::Decide, id, decide, Ok).await?
     }
 
     async fn resolve(
@@ -374,7 +380,7 @@ impl Transactions for Handle {
         decision: Option<Decision>,
     ) -> Result<Finished, GatewayError> {
         let resolve = |state: &mut State| finished(state.resolve(&txn, &reads, decision));
-        self.0.call(Call::Resolve, txn.id, resolve, finished).await
+        self.0.call(Call::Resolve, txn.id, resolve, |ended| ended).await
     }
 
     async fn admin(&self, _order: Admin) -> Result<(), OrderError> {

@@ -123,6 +123,14 @@ struct Open {
     held: Duration,
 }
 
+impl Open {
+    /// Whether its caller is to be told what it has read, if it ends so.
+    fn is_owed_reads(&self, outcome: Outcome) -> bool {
+        let has_them = matches!(self.txn.kind, Kind::Interactive) || self.is_resolved;
+        matches!(outcome, Outcome::Committed(_)) && !has_them
+    }
+}
+
 #[derive(Debug)]
 enum Phase {
     /// It waits at this gateway while others stand in line for its keys. It has no timestamp yet.
@@ -817,12 +825,20 @@ impl Client {
                 cx.cancel_timer(Timer::Drive(id));
                 self.leave(id, true, cx);
             }
-            Progress::Forgotten => {
+            Progress::Forgotten(outcome) => {
                 cx.note(Note::Forgotten);
                 cx.cancel_timer(Timer::Drive(id));
                 self.under_way.remove(id);
                 self.drives.remove(&id);
-                self.finish(id, Outcome::Unknown, UNKNOWABLE, cx);
+                let Some(open) = self.open.get_mut(&id) else { return };
+                // Nobody knows any more what it has read.
+                let is_enough = |outcome: &Outcome| !open.is_owed_reads(*outcome);
+                if let Some(outcome) = outcome.filter(is_enough) {
+                    open.phase = Phase::Waiting(outcome, "recovered");
+                    self.tell(id, cx);
+                } else {
+                    self.finish(id, Outcome::Unknown, UNKNOWABLE, cx);
+                }
             }
         }
     }
@@ -927,8 +943,7 @@ impl Client {
     ) {
         let Some(open) = self.open.remove(&id) else { return };
         cx.cancel_timer(Timer::Open(id));
-        let is_told_reads = matches!(open.txn.kind, Kind::Interactive) || open.is_resolved;
-        if matches!(outcome, Outcome::Committed(_)) && !is_told_reads {
+        if open.is_owed_reads(outcome) {
             cx.reads(id, open.reads);
         }
         cx.finish(id, outcome, path);
@@ -1173,7 +1188,8 @@ impl Client {
             let acknowledged: Vec<(ClientId, u64)> = clients.into_iter().collect();
             for &to in placed.iter().flat_map(|placed| &placed.replicas) {
                 let (txns, acknowledged) = (txns.clone(), acknowledged.clone());
-                cx.send(to, Msg::Forget { partition, txns, acknowledged });
+                let keeps_outcomes = false;
+                cx.send(to, Msg::Forget { partition, txns, acknowledged, keeps_outcomes });
             }
         }
         self.is_flushing = !self.over.is_empty();

@@ -149,8 +149,8 @@ pub(super) enum Progress {
     Preempted,
     /// Enough replicas have applied it.
     Complete,
-    /// It ended long ago, and nobody knows how.
-    Forgotten,
+    /// It ended long ago. Hardly anybody knows how: this is the outcome, if one was told.
+    Forgotten(Option<Outcome>),
 }
 
 impl Slot {
@@ -572,7 +572,7 @@ impl Drive {
             return Some(Progress::Nothing);
         }
         if answer.is_forgotten && answer.has_ended {
-            return Some(Progress::Forgotten);
+            return Some(Progress::Forgotten(answer.outcome));
         }
         if answer.is_forgotten {
             let ballot = self.ballot;
@@ -583,7 +583,7 @@ impl Drive {
             }
             let mut slots = self.slots.values();
             let are_gone = slots.all(|slot| matches!(slot.phase, Phase::Gone(_)));
-            return Some(if are_gone { Progress::Forgotten } else { Progress::Nothing });
+            return Some(if are_gone { Progress::Forgotten(None) } else { Progress::Nothing });
         }
         let output = answer.ended.clone()?;
         if let Some(slot) = self.slots.get_mut(&partition) {
@@ -1093,7 +1093,7 @@ mod tests {
         };
         assert_eq!(hear(1), Progress::Nothing);
         assert_eq!(hear(1), Progress::Nothing, "one of three may never have heard of it");
-        assert_eq!(hear(3), Progress::Forgotten);
+        assert_eq!(hear(3), Progress::Forgotten(None));
     }
 
     #[test]
@@ -1177,7 +1177,11 @@ mod tests {
         drive.recover(ME, &mut out);
         let at = (P, drive.ballot);
         let answer = Answer { is_forgotten: true, has_ended: true, ..Answer::default() };
+        let told = drive.on_promised(NodeId(1), at, answer.clone(), &cluster, (&config, &mut out));
+        assert_eq!(told, Progress::Forgotten(None));
+        let outcome = Some(Outcome::Committed(Timestamp(5)));
+        let answer = Answer { outcome, ..answer };
         let told = drive.on_promised(NodeId(1), at, answer, &cluster, (&config, &mut out));
-        assert_eq!(told, Progress::Forgotten);
+        assert_eq!(told, Progress::Forgotten(outcome));
     }
 }

@@ -7,13 +7,13 @@ use std::fmt;
 use std::mem::size_of;
 use std::sync::Arc;
 
-use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Lane, Message};
 use orthodrome_core::store::{Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Priority, Read, Version, Writes};
+use orthodrome_core::{Wire, WireError};
 
 use super::state::State;
 use crate::functor::Functor;
@@ -232,14 +232,22 @@ pub struct Answer {
     /// The replica has forgotten how it ended (R6), or never heard of it. With
     /// [`Answer::has_ended`], only the former.
     pub is_forgotten: bool,
-    /// The replica remembers that it ended, but not how.
+    /// The replica remembers that it ended, but not what it wrote.
     pub has_ended: bool,
+    /// With [`Answer::has_ended`]: the outcome, if that is remembered.
+    #[wire(check = "check_outcome")]
+    pub outcome: Option<Outcome>,
+}
+
+fn check_outcome(outcome: &Option<Outcome>) -> Result<(), WireError> {
+    outcome.as_ref().map_or(Ok(()), Outcome::check_decided)
 }
 
 impl fmt::Debug for Answer {
     /// Says only what there is.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { promised, stamp, accepted, text, offer, ended, is_forgotten, has_ended } = self;
+        let Self { promised, stamp, accepted, text, offer, ended, .. } = self;
+        let Self { is_forgotten, has_ended, outcome, .. } = self;
         write!(f, "({promised}")?;
         if let Some(stamp) = stamp {
             write!(f, " stamp {stamp:?}")?;
@@ -255,6 +263,9 @@ impl fmt::Debug for Answer {
         }
         if let Some(ended) = ended {
             write!(f, " ended {ended:?}")?;
+        }
+        if let Some(outcome) = outcome {
+            write!(f, " {outcome}")?;
         }
         f.write_str(match (*is_forgotten, *has_ended) {
             (false, _) => ")",
@@ -394,7 +405,7 @@ pub enum Msg {
         partition: PartitionId,
     },
     /// Coordinator → all replicas: enough replicas of every participant have applied these, and
-    /// their clients know; they may be forgotten (R6).
+    /// their clients know; they may be forgotten (R6). Or they take too much memory.
     Forget {
         /// The partition.
         partition: PartitionId,
@@ -402,6 +413,8 @@ pub enum Msg {
         txns: Vec<TxnId>,
         /// Clients that know the outcome of everything below.
         acknowledged: Vec<(ClientId, u64)>,
+        /// Clients may still ask for the outcomes: these are to be kept.
+        keeps_outcomes: bool,
     },
     /// Replica → its peers: it missed how this ended, and everybody has forgotten. What did the
     /// transaction write, and what do these keys hold?
@@ -703,6 +716,8 @@ pub enum Change {
     Mark(Timestamp),
     /// Clients have known the outcome of everything below for a while.
     Age(Vec<(ClientId, u64)>),
+    /// These are forgotten, except for their outcomes.
+    Shorten(Vec<TxnId>),
 }
 
 /// What a server remembers.

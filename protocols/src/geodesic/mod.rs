@@ -146,7 +146,8 @@ pub struct Config {
     pub delay_refresh: Duration,
     /// Outcomes are kept this long for a client that acknowledges nothing any more.
     pub retention: Duration,
-    /// Bytes of a partition's transactions over which outcomes are not kept for clients that may ask.
+    /// Bytes of a partition's transactions over which only the outcomes are kept for clients that may
+    /// ask, and again so many bytes of outcomes.
     pub kept_bytes: usize,
     /// Transactions that callers of one gateway may have open.
     pub open_max: usize,
@@ -219,6 +220,8 @@ pub enum Note {
     Resolved,
     /// What became of a transaction was forgotten.
     Forgotten,
+    /// A replica keeps only the outcome of some transactions.
+    Shortened,
     /// A replica fetched what a transaction wrote that all others had forgotten.
     Fetched,
     /// A question was about versions that are gone.
@@ -367,5 +370,10 @@ impl Protocol for Geodesic {
             usize::try_from(rng.range(10_000, 16 << 20)).unwrap_or(config.checkpoint_bytes);
         config.under_way_bytes_max =
             usize::try_from(rng.range(1_000, 100_000)).unwrap_or(config.under_way_bytes_max);
+        // Whether outcomes outlive their transactions shows only where little is kept.
+        if rng.below(4) == 0 {
+            config.kept_bytes =
+                usize::try_from(rng.range(1_000, 100_000)).unwrap_or(config.kept_bytes);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! One replica of one partition: stamps, closings, decisions of h, promises, and what it observes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use orthodrome_core::Wire;
@@ -14,7 +14,7 @@ use orthodrome_core::txn::{Key, Outcome, Read, Version};
 use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Predecessor, Text, Value};
 use super::pending::{Closings, Hints, Name, Place, Question, Questions, Writers};
 use super::server::World;
-use super::state::{Entry, State};
+use super::state::{Entry, OUTCOME, State};
 use super::{Note, Timer, backoff};
 use crate::portions::Portion;
 
@@ -49,6 +49,8 @@ pub(super) struct Replica {
     inquiries: BTreeMap<NodeId, Duration>,
     /// Size of the entries.
     entries_bytes: usize,
+    /// Of which transactions only the outcome is kept, and since when, or since this server began.
+    shortened: VecDeque<(Time, TxnId)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +64,15 @@ struct Watch {
     asked: Time,
     /// The highest ballot that this node, recovering it, heard of.
     heard_of: Ballot,
+}
+
+/// What all replicas may forget of a transaction that is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Release {
+    /// Everything: its client knows the outcomes below this counter, or has not asked for long.
+    Known(u64),
+    /// All but the outcome: together they take too much memory.
+    TooMuch,
 }
 
 /// A transaction that somebody should look after.
@@ -111,7 +122,9 @@ impl Replica {
             due: BTreeSet::new(),
             inquiries: BTreeMap::new(),
             entries_bytes: 0,
+            shortened: VecDeque::new(),
         };
+        replica.shortened.extend(replica.state.outcomes.keys().map(|&txn| (now, txn)));
         let txns: Vec<TxnId> = replica.state.entries.keys().copied().collect();
         for txn in txns {
             replica.entries_bytes += replica.state.entries.get(&txn).map_or(0, Wire::size);
@@ -150,7 +163,9 @@ impl Replica {
                 self.end(txn, &output, &participants, world);
                 world.reply(from, Msg::Applied { txn, partition: self.id });
             }
-            Msg::Forget { txns, acknowledged, .. } => self.on_forget(txns, acknowledged, world),
+            Msg::Forget { txns, acknowledged, keeps_outcomes, .. } => {
+                self.on_forget(txns, acknowledged, keeps_outcomes, world);
+            }
             Msg::Fetch { txn, keys, .. } => self.on_fetch(from, txn, keys, world),
             Msg::Fetched { txn, keys, rest, .. } => self.on_fetched(from, txn, (keys, rest), world),
             Msg::Recover { txn, ballot, text, participants, .. } => {
@@ -197,7 +212,7 @@ impl Replica {
             | Change::Store { txn, .. }
             | Change::Final { txn, .. }
             | Change::End { txn, .. } => vec![*txn],
-            Change::Forget(txns) => txns.clone(),
+            Change::Forget(txns) | Change::Shorten(txns) => txns.clone(),
             Change::Copy { .. }
             | Change::Acknowledge(_)
             | Change::Ceiling(_)
@@ -714,11 +729,13 @@ impl Replica {
         }
     }
 
-    /// Enough replicas of every participant have applied these, and their clients know.
+    /// Enough replicas of every participant have applied these, and their clients know, or may still
+    /// ask for the outcomes.
     fn on_forget(
         &mut self,
         txns: Vec<TxnId>,
         acknowledged: Vec<(ClientId, u64)>,
+        keeps_outcomes: bool,
         world: &mut World<'_, '_>,
     ) {
         let is_new = |(client, below): &(ClientId, u64)| {
@@ -727,15 +744,19 @@ impl Replica {
         if acknowledged.iter().any(is_new) {
             self.change(Change::Acknowledge(acknowledged), world);
         }
-        self.drop_all(&txns, world);
+        self.drop_all(&txns, keeps_outcomes, world);
     }
 
-    /// Enough others have applied these, and their clients know. Those that this replica has applied it
+    /// Enough others have applied these, and their clients know, or their outcomes are kept. Those that this replica has applied it
     /// forgets; of the others it first fetches what it missed. It may have told somebody that it knows
     /// of them, and must not answer without them.
-    fn drop_all(&mut self, txns: &[TxnId], world: &mut World<'_, '_>) {
-        let mut gone = Vec::new();
-        for &txn in txns.iter().filter(|txn| self.state.is_acknowledged(**txn)) {
+    fn drop_all(&mut self, txns: &[TxnId], keeps_outcomes: bool, world: &mut World<'_, '_>) {
+        let (mut gone, mut shortened) = (Vec::new(), Vec::new());
+        for &txn in txns {
+            let is_known = self.state.is_acknowledged(txn);
+            if !is_known && !keeps_outcomes {
+                continue;
+            }
             let Some(entry) = self.state.entries.get(&txn) else {
                 // It has never heard of it, and need not.
                 gone.extend((!self.state.is_forgotten(txn)).then_some(txn));
@@ -747,7 +768,11 @@ impl Replica {
             };
             let f = self.replicas.len() / 2;
             if missed.is_empty() || f == 0 {
-                gone.push(txn);
+                if is_known {
+                    gone.push(txn)
+                } else {
+                    shortened.push(txn)
+                }
                 continue;
             }
             world.cx.note(Note::Fetched);
@@ -757,10 +782,21 @@ impl Replica {
                 world.send(to, Msg::Fetch { txn, partition, keys });
             }
         }
-        self.forget(gone, world);
+        self.forget(gone, Change::Forget, world);
+        if !shortened.is_empty() {
+            world.cx.note(Note::Shortened);
+            let now = world.cx.now();
+            self.shortened.extend(shortened.iter().map(|&txn| (now, txn)));
+            self.forget(shortened, Change::Shorten, world);
+        }
     }
 
-    fn forget(&mut self, txns: Vec<TxnId>, world: &mut World<'_, '_>) {
+    fn forget(
+        &mut self,
+        txns: Vec<TxnId>,
+        change: fn(Vec<TxnId>) -> Change,
+        world: &mut World<'_, '_>,
+    ) {
         if txns.is_empty() {
             return;
         }
@@ -770,7 +806,7 @@ impl Replica {
             self.unwatch(txn);
             self.fetching.remove(&txn);
         }
-        self.change(Change::Forget(txns.clone()), world);
+        self.change(change(txns.clone()), world);
         for txn in txns {
             self.questions.forget(txn);
             self.recheck(txn, world);
@@ -822,7 +858,7 @@ impl Replica {
         let is_enough = told.len() >= self.replicas.len() / 2;
         self.change(Change::Copy { keys }, world);
         if is_enough {
-            self.forget(vec![txn], world);
+            self.forget(vec![txn], Change::Forget, world);
         }
     }
 
@@ -874,8 +910,10 @@ impl Replica {
     fn what_is_known(&self, txn: TxnId) -> Answer {
         let is_forgotten = self.state.is_forgotten(txn);
         let has_ended = is_forgotten && self.state.forgotten.contains(&txn);
+        let outcome = self.state.outcomes.get(&txn).copied();
         let entry = self.state.entries.get(&txn);
-        entry.map_or(Answer { is_forgotten, has_ended, ..Answer::default() }, Entry::answer)
+        let gone = Answer { is_forgotten, has_ended, outcome, ..Answer::default() };
+        entry.map_or(gone, Entry::answer)
     }
 
     /// Whoever recovers proposes.
@@ -1090,26 +1128,51 @@ impl Replica {
     }
 
     /// This node has driven `txn` to its end everywhere: may it be forgotten?
-    pub(super) fn may_forget(&self, txn: TxnId, world: &World<'_, '_>) -> Option<u64> {
+    pub(super) fn may_forget(&self, txn: TxnId, world: &World<'_, '_>) -> Option<Release> {
         if let Some(below) = self.state.acknowledged.get(&txn.client)
             && txn.counter < *below
         {
-            return Some(*below);
+            return Some(Release::Known(*below));
         }
         let watch = self.watched.get(&txn)?;
-        let is_old = world.cx.now().since(watch.since) >= world.config.retention;
-        let is_too_much = self.entries_bytes > world.config.kept_bytes;
-        (is_old || is_too_much).then_some(txn.counter.saturating_add(1))
+        if world.cx.now().since(watch.since) >= world.config.retention {
+            return Some(Release::Known(txn.counter.saturating_add(1)));
+        }
+        (self.entries_bytes > world.config.kept_bytes).then_some(Release::TooMuch)
     }
 
-    /// Somebody says that everybody has forgotten `txn`.
-    pub(super) fn on_forgotten(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+    /// Outcomes that were kept for long enough, or are too many, go as if their clients knew them.
+    fn drop_outcomes(&mut self, world: &mut World<'_, '_>) {
+        let (now, retention) = (world.cx.now(), world.config.retention);
+        let many_max = world.config.kept_bytes / OUTCOME;
+        let mut clients = BTreeMap::<ClientId, u64>::new();
+        while let Some(&(since, txn)) = self.shortened.front() {
+            if now.since(since) < retention && self.shortened.len() <= many_max {
+                break;
+            }
+            self.shortened.pop_front();
+            let below = clients.entry(txn.client).or_default();
+            *below = (*below).max(txn.counter.saturating_add(1));
+        }
+        let clients: Vec<(ClientId, u64)> = clients.into_iter().collect();
+        for clients in clients.chunks(CLIENTS_AT_ONCE) {
+            self.change(Change::Acknowledge(clients.to_vec()), world);
+        }
+    }
+
+    /// Somebody says that everybody has forgotten `txn`, perhaps with the exception of its outcome.
+    pub(super) fn on_forgotten(
+        &mut self,
+        txn: TxnId,
+        keeps_outcome: bool,
+        world: &mut World<'_, '_>,
+    ) {
         if self.state.entries.contains_key(&txn) {
-            if !self.state.is_acknowledged(txn) {
+            if !self.state.is_acknowledged(txn) && !keeps_outcome {
                 let acknowledged = vec![(txn.client, txn.counter.saturating_add(1))];
                 self.change(Change::Acknowledge(acknowledged), world);
             }
-            self.drop_all(&[txn], world);
+            self.drop_all(&[txn], keeps_outcome, world);
         }
     }
 
@@ -1127,6 +1190,7 @@ impl Replica {
                 world.reply(to, Msg::Gossip { partition: self.id, mark: self.state.mark });
             }
         }
+        self.drop_outcomes(world);
         if now.since(self.aged) >= MEMORY {
             self.aged = now;
             self.age(world);

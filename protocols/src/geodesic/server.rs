@@ -17,7 +17,7 @@ use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 use super::drive::{Drive, Out, Progress, Stage};
 use super::message::{Change, Msg, Record};
 use super::pending::Maker;
-use super::replica::{Overdue, Replica};
+use super::replica::{Overdue, Release, Replica};
 use super::state::State;
 use super::under_way::UnderWay;
 use super::{Config, Geodesic, Note, Timer, backoff};
@@ -385,12 +385,14 @@ impl Server {
                 let Some(drive) = self.leave(txn) else { return };
                 self.release(&drive, cx);
             }
-            Progress::Forgotten => {
+            Progress::Forgotten(outcome) => {
                 cx.note(Note::Forgotten);
                 self.leave(txn);
                 let hosted: Vec<PartitionId> = self.replicas.keys().copied().collect();
                 for id in hosted {
-                    self.with(id, cx, |replica, world| replica.on_forgotten(txn, world));
+                    self.with(id, cx, |replica, world| {
+                        replica.on_forgotten(txn, outcome.is_some(), world)
+                    });
                 }
             }
         }
@@ -401,20 +403,25 @@ impl Server {
         self.drives.remove(&txn).map(|(drive, _)| drive)
     }
 
-    /// Enough replicas have applied it: if the client knows, all may forget it.
+    /// Enough replicas have applied it: if the client knows, all may forget it. If what is kept takes
+    /// too much memory, they may forget all but the outcome.
     fn release(&mut self, drive: &Drive, cx: &mut Cx<'_, Geodesic>) {
         let txn = drive.txn;
         let hosted: Vec<PartitionId> = self.replicas.keys().copied().collect();
         let known = hosted.into_iter().find_map(|id| {
             self.with(id, cx, |replica, world| replica.may_forget(txn, world)).flatten()
         });
-        let Some(below) = known else { return };
+        let Some(known) = known else { return };
+        let (acknowledged, keeps_outcomes) = match known {
+            Release::Known(below) => (vec![(txn.client, below)], false),
+            Release::TooMuch => (vec![], true),
+        };
         let mut out = Out::new();
         for partition in drive.participants() {
             let placed = self.cluster.partition(partition);
             for &to in placed.iter().flat_map(|placed| &placed.replicas) {
-                let (txns, acknowledged) = (vec![txn], vec![(txn.client, below)]);
-                out.push((to, Msg::Forget { partition, txns, acknowledged }));
+                let (txns, acknowledged) = (vec![txn], acknowledged.clone());
+                out.push((to, Msg::Forget { partition, txns, acknowledged, keeps_outcomes }));
             }
         }
         self.send(out, cx);

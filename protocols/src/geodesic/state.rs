@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Version};
+use orthodrome_core::{Wire, WireError};
 
 use super::message::{Answer, Ballot, Change, Kind, Offer, Output, Stamp, Text, Value};
 
@@ -57,6 +57,7 @@ impl Entry {
             ended: ended.clone(),
             is_forgotten: false,
             has_ended: false,
+            outcome: None,
         }
     }
 }
@@ -79,6 +80,14 @@ pub struct State {
     /// Below these counters the replica no longer tells which transactions it has forgotten and of which
     /// it has never heard.
     pub floors: BTreeMap<ClientId, u64>,
+    /// Outcomes of forgotten transactions whose clients may still ask: all that is kept of them,
+    /// because whole entries took too much memory.
+    #[wire(check = "check_outcomes")]
+    pub outcomes: BTreeMap<TxnId, Outcome>,
+}
+
+fn check_outcomes(outcomes: &BTreeMap<TxnId, Outcome>) -> Result<(), WireError> {
+    outcomes.values().try_for_each(Outcome::check_decided)
 }
 
 impl State {
@@ -139,9 +148,14 @@ impl State {
             }
             Change::Forget(txns) => {
                 for txn in txns {
-                    self.entries.remove(txn);
-                    if !self.is_below_floor(*txn) {
-                        self.forgotten.insert(*txn);
+                    self.forget(*txn);
+                }
+            }
+            Change::Shorten(txns) => {
+                for txn in txns {
+                    let ended = self.forget(*txn).and_then(|entry| entry.ended);
+                    if let Some(output) = ended.filter(|_| !self.is_acknowledged(*txn)) {
+                        self.outcomes.insert(*txn, output.outcome);
                     }
                 }
             }
@@ -149,6 +163,7 @@ impl State {
                 for &(client, below) in clients {
                     let known = self.acknowledged.entry(client).or_default();
                     *known = (*known).max(below);
+                    remove_below(&mut self.outcomes, client, *known);
                 }
             }
             Change::Age(clients) => {
@@ -165,6 +180,13 @@ impl State {
             Change::Ceiling(ceiling) => self.ceiling = self.ceiling.max(*ceiling),
             Change::Mark(mark) => self.mark = self.mark.max(*mark),
         }
+    }
+
+    fn forget(&mut self, txn: TxnId) -> Option<Entry> {
+        if !self.is_below_floor(txn) {
+            self.forgotten.insert(txn);
+        }
+        self.entries.remove(&txn)
     }
 
     fn entry(
@@ -204,7 +226,8 @@ impl State {
     /// The same in parts, each of at most so many bytes unless one transaction alone has more.
     #[must_use]
     pub fn divide(self, bytes_max: usize) -> Vec<Self> {
-        let Self { entries, acknowledged, ceiling, mark, collected, forgotten, floors } = self;
+        let Self { entries, acknowledged, ceiling, mark, collected, forgotten, floors, outcomes } =
+            self;
         let empty = Self { ceiling, mark, collected, ..Self::default() };
         let mut parts = Pieces::new(empty, bytes_max);
         for (txn, entry) in entries {
@@ -219,6 +242,9 @@ impl State {
         for (client, floor) in floors {
             parts.of(ENTRY).floors.insert(client, floor);
         }
+        for (txn, outcome) in outcomes {
+            parts.of(OUTCOME).outcomes.insert(txn, outcome);
+        }
         parts.finish()
     }
 
@@ -228,8 +254,21 @@ impl State {
         self.acknowledged.extend(part.acknowledged);
         self.forgotten.extend(part.forgotten);
         self.floors.extend(part.floors);
+        self.outcomes.extend(part.outcomes);
+    }
+}
+
+/// Removes what is about transactions of `client` below a counter.
+fn remove_below<V>(map: &mut BTreeMap<TxnId, V>, client: ClientId, below: u64) {
+    let of = |counter| TxnId::new(client, counter);
+    let old: Vec<TxnId> = map.range(of(0)..of(below)).map(|(txn, _)| *txn).collect();
+    for txn in old {
+        map.remove(&txn);
     }
 }
 
 /// Encoded size of a name with what stands around it.
 const ENTRY: usize = 24;
+
+/// Encoded size of a name and an outcome with what stands around them.
+pub(super) const OUTCOME: usize = 48;

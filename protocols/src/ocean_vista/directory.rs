@@ -522,6 +522,8 @@ struct Heard {
     at: Time,
     life: Life,
     clock: Timestamp,
+    /// See [`Ask::took`].
+    took: Duration,
 }
 
 /// One voter of the directory.
@@ -738,7 +740,8 @@ impl Keeper {
         let now = io.now();
         let is_sure = self.is_sure_to_lead(now);
         let Some(lead) = &mut self.lead else { return };
-        lead.heard.insert(from, Heard { at: now, life: ask.life, clock: ask.clock });
+        lead.heard
+            .insert(from, Heard { at: now, life: ask.life, clock: ask.clock, took: ask.took });
         if is_sure {
             self.answer(from, ask, io);
         } else {
@@ -838,9 +841,11 @@ impl Keeper {
         self.state.servers.get(&server).map_or(usual, |standing| standing.lease(limit, usual))
     }
 
-    /// True if a server has asked within its lease.
+    /// True if a server has asked within its lease, or not longer ago than answers may take to it: one
+    /// that is fenced keeps the lease of a life that has ended, however slow its links are now.
     fn is_there(&self, server: NodeId, heard: &Heard, now: Time) -> bool {
-        now.since(heard.at) < self.lease_of(server)
+        let slow = heard.took.saturating_mul(ANSWERS).min(self.config.lease_max());
+        now.since(heard.at) < self.lease_of(server).max(slow)
     }
 
     /// Moves the limit ahead of the clocks of those that asked lately.
@@ -893,16 +898,13 @@ impl Keeper {
     /// True if whoever is to decide what `server` left may still be doing so.
     fn is_at_work(&self, server: NodeId, by: NodeId, life: Life, now: Time) -> bool {
         let Some(lead) = &self.lead else { return true };
-        if let Some(heard) = lead.heard.get(&by)
-            && heard.life != life
-        {
-            return false;
-        }
-        let last_heard = lead.heard.get(&by).map_or(lead.since, |heard| heard.at);
-        let lease = self.lease_of(by);
+        let is_there = match lead.heard.get(&by) {
+            Some(heard) => heard.life == life && self.is_there(by, heard, now),
+            None => now.since(lead.since) < self.lease_of(by),
+        };
         let (told, times) = lead.told.get(&server).copied().unwrap_or((lead.since, 1));
         let timeout = self.config.takeover_timeout * (1 << times.saturating_sub(1).min(10));
-        now.since(last_heard) < lease && now.since(told) < timeout
+        is_there && now.since(told) < timeout
     }
 
     /// Who is to decide what `server` left: one that asks for leases now, active rather than not,

@@ -20,6 +20,8 @@ use crate::replication;
 const VOTER: NodeId = NodeId(1);
 /// A server that asks it.
 const SERVER: NodeId = NodeId(2);
+/// Another one, that asks in one test.
+const OTHER: NodeId = NodeId(3);
 
 struct Out {
     now: Time,
@@ -70,10 +72,12 @@ struct Desk {
     keeps_lengths: bool,
     /// How long answers take to its server.
     took: Duration,
+    /// The voter is a server too, and asks itself.
+    voter_asks: bool,
 }
 
 fn cluster() -> Cluster {
-    let map = Topology::uniform(2, Duration::from_micros(500), Duration::from_millis(20));
+    let map = Topology::uniform(3, Duration::from_micros(500), Duration::from_millis(20));
     Cluster::spread(map, 1, 0, 1, 1).unwrap()
 }
 
@@ -86,7 +90,8 @@ impl Desk {
         let mut out = Out { now: Time::ZERO, rng, timers, last: 0, sent: Vec::new() };
         let keeper = Keeper::new(VOTER, Arc::new(cluster), config.clone(), Vec::new(), &mut out);
         let (life, took) = (Life(1), Duration::ZERO);
-        let mut desk = Self { keeper, out, config, life, ended: None, keeps_lengths, took };
+        let (ended, voter_asks) = (None, true);
+        let mut desk = Self { keeper, out, config, life, ended, keeps_lengths, took, voter_asks };
         desk.settle();
         desk.pass(Duration::from_secs(1));
         desk
@@ -120,7 +125,7 @@ impl Desk {
                 self.keeper.on_timer(timer, &mut self.out);
                 self.settle();
             }
-            if now.0.is_multiple_of(10_000_000) {
+            if self.voter_asks && now.0.is_multiple_of(10_000_000) {
                 self.hear(VOTER, Life(9), None);
             }
         }
@@ -147,6 +152,14 @@ impl Desk {
 
     fn ask(&mut self) {
         self.hear(SERVER, self.life, self.ended);
+    }
+
+    /// The ballot in which somebody is to decide what the voter's server left.
+    fn takeover(&self) -> Option<u64> {
+        match self.keeper.state().standing(VOTER)?.phase {
+            Phase::Fenced { ballot, .. } => Some(ballot),
+            Phase::Active | Phase::Out => None,
+        }
     }
 
     fn is_active(&self) -> bool {
@@ -229,6 +242,29 @@ fn leases_are_several_times_as_long_as_answers_take() {
     desk.took = Duration::from_secs(3_600);
     desk.join(false);
     assert_eq!(u128::from(desk.silence()), 20_000_000_000 / lease.as_nanos(), "there is a bound");
+}
+
+/// A server whose own life has been ended has no long lease, and links to it may be slow all the same.
+#[test]
+fn a_takeover_is_left_to_a_server_for_as_long_as_answers_take_to_it() {
+    let takeover_after_silence = |took| {
+        let mut desk = Desk::new(true);
+        desk.join(false);
+        (desk.voter_asks, desk.took) = (false, took);
+        while desk.takeover().is_none() {
+            desk.ask();
+            desk.pass(Duration::from_millis(10));
+        }
+        let first = desk.takeover();
+        let until = desk.out.now + desk.config.lease * 3 / 2;
+        while desk.out.now < until {
+            desk.hear(OTHER, Life(7), None);
+            desk.pass(Duration::from_millis(10));
+        }
+        desk.takeover() == first
+    };
+    assert!(!takeover_after_silence(Duration::ZERO), "another server is there");
+    assert!(takeover_after_silence(Duration::from_millis(150)));
 }
 
 /// A server whose answers take seconds does not take each of its questions for one that nobody answers.

@@ -41,7 +41,14 @@ pub(super) struct Syncs {
     /// be lost, and then only that is asked for again.
     leaving: BTreeMap<(NodeId, PartitionId), Leaving>,
     paces: Paces<Place>,
+    /// What coordinators want to be confirmed.
+    wanted: Ranges,
+    /// All visible versions of this range are here, since the last copy for coordinators.
+    confirmed: Option<(Timestamp, Timestamp)>,
 }
+
+/// For each coordinator, from which version to which.
+type Ranges = BTreeMap<NodeId, (Timestamp, Timestamp)>;
 
 /// A place in an answer to a question of this number: after so many entries, or after a key.
 #[derive(PartialEq, Debug)]
@@ -163,8 +170,8 @@ pub(super) type Covered = BTreeMap<PartitionId, (Timestamp, BTreeSet<Timestamp>)
 /// The purpose of a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Purpose {
-    /// This coordinator waits for a confirmation that the range is here.
-    Straggler(NodeId),
+    /// These coordinators wait for a confirmation that their ranges are here.
+    Straggler(Ranges),
     /// To make the node complete.
     Whole(Whole),
 }
@@ -266,7 +273,8 @@ impl Syncs {
     pub(super) fn new(life: Life, config: &Config) -> Self {
         let paces = Paces::new(config.piece_bytes);
         let (questions, leaving) = (Questions::default(), BTreeMap::new());
-        Self { round: life.0, current: None, questions, leaving, paces }
+        let (wanted, confirmed) = (Ranges::new(), None);
+        Self { round: life.0, current: None, questions, leaving, paces, wanted, confirmed }
     }
 
     /// True if nothing is being fetched.
@@ -280,9 +288,12 @@ impl Syncs {
     pub(super) fn on_ended(&mut self) {
         let is_whole = |sync: &Sync| matches!(sync.purpose, Purpose::Whole(_));
         self.current = self.current.take().filter(is_whole);
+        self.wanted.clear();
+        self.confirmed = None;
     }
 
-    /// Handles a coordinator's request to confirm the visible versions of a range.
+    /// Handles a coordinator's request to confirm the visible versions of a range. One copy serves all
+    /// coordinators that have asked: they often lack the same answers, of one cut link.
     pub(super) fn on_missing(
         &mut self,
         coordinator: NodeId,
@@ -290,12 +301,23 @@ impl Syncs {
         replica: &mut Replica,
         world: &mut World<'_, '_>,
     ) -> Done {
-        if to >= world.marks.visible || self.current.is_some() {
+        if to >= world.marks.visible {
             // The coordinator will repeat the request.
             return Done::Nothing;
         }
+        if self.confirmed.is_some_and(|(first, last)| first <= from && to <= last) {
+            world.reply(coordinator, Msg::Have { from, to });
+            return Done::Nothing;
+        }
+        self.wanted.insert(coordinator, (from, to));
+        if self.current.is_some() {
+            return Done::Nothing;
+        }
         world.cx.note(Note::Pulled);
-        self.begin((from, to), Purpose::Straggler(coordinator), replica, world)
+        let wanted = std::mem::take(&mut self.wanted);
+        let first = wanted.values().map(|(from, _)| *from).fold(from, Timestamp::min);
+        let last = wanted.values().map(|(_, to)| *to).fold(to, Timestamp::max);
+        self.begin((first, last), Purpose::Straggler(wanted), replica, world)
     }
 
     /// Begins to make this node complete: it may lack anything below the Vwatermark, and versions
@@ -570,8 +592,11 @@ impl Syncs {
         self.questions.open.clear();
         replica.drop_covered(sync.from, &sync.covered, world);
         match sync.purpose {
-            Purpose::Straggler(coordinator) => {
-                world.reply(coordinator, Msg::Have { from: sync.from, to: sync.to });
+            Purpose::Straggler(wanted) => {
+                self.confirmed = Some((sync.from, sync.to));
+                for (coordinator, (from, to)) in wanted {
+                    world.reply(coordinator, Msg::Have { from, to });
+                }
                 Done::Nothing
             }
             Purpose::Whole(whole) => Done::Whole(whole),

@@ -30,6 +30,7 @@ fn seeds_with_faults_hold_every_promise() {
         "TooFewForBallotZero",
         "ClockWait",
         "Fetched",
+        "Shortened",
     ];
     expect(&notes, &expected);
 }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use orthodrome_core::cluster::{Partitioning, Role};
-use orthodrome_core::machine::{Gauge, GroupView, MembershipOrder, OrderState, Refusal};
+use orthodrome_core::machine::{
+    Gauge, GroupView, MembershipOrder, OrderState, Refusal, UNKNOWABLE,
+};
 use orthodrome_core::scan::{KeyRange, Page, ScanError};
 use orthodrome_core::txn::{AbortReason, Reads, Version};
 use orthodrome_core::{Cluster, Key, NodeId, Outcome, TxnId};
@@ -12,13 +14,13 @@ use tonic::Status;
 use super::access::DEFAULT_KEYSPACE;
 use super::api;
 use super::{LEADER, REGISTER, refuse};
-use crate::gateway::{Description, GatewayError, OrderError};
+use crate::gateway::{Description, Finished, GatewayError, OrderError};
 use crate::scan::ScanFailed;
 use crate::transport::LinkStatus;
 
-pub(super) fn outcome(outcome: Outcome) -> Option<api::Outcome> {
+pub(super) fn outcome(finished: &Finished) -> Option<api::Outcome> {
     use api::outcome::Result;
-    let result = match outcome {
+    let result = match finished.outcome {
         Outcome::Committed(timestamp) => {
             Result::Committed(api::Committed { timestamp: timestamp.0 })
         }
@@ -26,7 +28,9 @@ pub(super) fn outcome(outcome: Outcome) -> Option<api::Outcome> {
             let (code, retryable) = abort_reason(reason);
             Result::Aborted(api::Aborted { reason: code.into(), retryable })
         }
-        Outcome::Unknown => Result::Unknown(api::Unknown {}),
+        Outcome::Unknown => {
+            Result::Unknown(api::Unknown { is_forgotten: finished.path == UNKNOWABLE })
+        }
     };
     Some(api::Outcome { result: Some(result) })
 }

@@ -547,7 +547,7 @@ impl<T: Transactions> Service<T> {
     /// The outcome in the form of the API; also counts it.
     fn tell(&self, timing: Timing, finished: &Finished) -> Option<api::Outcome> {
         self.inner.metrics.end(timing, finished.path, finished.outcome);
-        answer::outcome(finished.outcome)
+        answer::outcome(finished)
     }
 
     /// The outcome of a call that may have ended the transaction. A lost answer is an unknown

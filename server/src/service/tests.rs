@@ -321,9 +321,9 @@ async fn an_outcome_has_three_cases_and_none_is_an_error() {
     let cases = [
         (Ok(Outcome::Committed(Timestamp(9))), Case::Committed(api::Committed { timestamp: 9 })),
         (Ok(Outcome::Aborted(AbortReason::Guard)), Case::Aborted(aborted)),
-        (Ok(Outcome::Unknown), Case::Unknown(api::Unknown {})),
+        (Ok(Outcome::Unknown), Case::Unknown(api::Unknown::default())),
         // The node died under the call: anything may have happened.
-        (Err(GatewayError::Lost(TxnId::default())), Case::Unknown(api::Unknown {})),
+        (Err(GatewayError::Lost(TxnId::default())), Case::Unknown(api::Unknown::default())),
     ];
     for (counter, (told, expected)) in (1..).zip(cases) {
         *running.script.outcome.lock().unwrap() = told;

@@ -61,6 +61,11 @@ FAILBACK_INTERVAL = 5.0
 class Unknown(Exception):
     """A gateway does not know the outcome, or was not reached."""
 
+    def __init__(self, trouble: str, *, is_forgotten: bool = False) -> None:
+        super().__init__(trouble)
+        #: No gateway will ever know the outcome.
+        self.is_forgotten = is_forgotten
+
 
 def ended(outcome: api.Outcome) -> int:
     """The timestamp of a committed transaction. Raises `Aborted` or `Unknown`."""
@@ -70,6 +75,9 @@ def ended(outcome: api.Outcome) -> int:
     if result == "aborted":
         raise errors.aborted(outcome.aborted.reason, retryable=outcome.aborted.retryable)
     if result == "unknown":
+        if outcome.unknown.is_forgotten:
+            trouble = "the cluster has forgotten the outcome: look at the keys, which may have changed"
+            raise Unknown(trouble, is_forgotten=True)
         raise Unknown("the gateway does not know the outcome yet")
     raise Unknown("the gateway's answer has no outcome")
 
@@ -258,11 +266,12 @@ class Engine:
 
     async def resolve(self, question: api.ResolveRequest, avoid: int | None, pace: Pace) -> int:
         """Asks one gateway after the other for a transaction's outcome, starting after gateway `avoid`, until one knows
-        it. Raises `Aborted`, or `Unknown` if the deadline passes. If the client has not decided, nobody asked to commit
+        it. Raises `Aborted`, or `Unknown` if the cluster has forgotten it or the deadline passes. If the client has not decided, nobody asked to commit
         the transaction. Then it has no effect, even if no gateway knows it."""
         is_undecided = question.WhichOneof("begun") == "interactive" and question.WhichOneof("decision") is None
         at = self.gateways.current if avoid is None else self.gateways.after(avoid)
         asked = 0
+        forgotten: Unknown | None = None
         while True:
             try:
                 answer = await self.gateways.send(at, pace.deadline, RESOLVE, question)
@@ -276,12 +285,16 @@ class Engine:
                 if is_undecided:
                     raise Aborted(AbortReason.RECOVERY, retryable=True) from None
                 trouble = str(unknown)
+                if unknown.is_forgotten:
+                    forgotten = unknown
             except Failure as failure:
                 trouble = failure.text
             at = self.gateways.after(at)
             asked += 1
             # Every gateway is asked before the first pause.
             all_asked = asked % len(self.gateways) == 0
+            if all_asked and forgotten is not None:
+                raise forgotten
             if (all_asked and not await pace.pause()) or pace.left() == 0 or self.is_closed:
                 raise Unknown(trouble)
 
