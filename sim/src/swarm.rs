@@ -296,6 +296,8 @@ pub enum SwarmError {
 pub struct ScenarioResult {
     /// The failure, if there was one.
     pub failure: Option<Failure>,
+    /// The unusual draws that the scenario has.
+    pub unusual: BTreeSet<Unusual>,
     /// Faults injected, by kind.
     pub injected: BTreeMap<&'static str, u64>,
     /// The protocol's rare events, by name.
@@ -375,6 +377,7 @@ fn record<P: Protocol>(
     }
     Ok(ScenarioResult {
         failure,
+        unusual: scenario.unusual.clone(),
         injected: report.injected,
         notes: report.notes,
         simulated: run.now().since(Time::ZERO),
@@ -512,6 +515,7 @@ mod tests {
     fn result(failure: Option<Failure>) -> ScenarioResult {
         ScenarioResult {
             failure,
+            unusual: BTreeSet::new(),
             injected: BTreeMap::new(),
             notes: BTreeMap::new(),
             simulated: Duration::ZERO,

@@ -125,10 +125,10 @@ fn main() -> Result<()> {
 fn ci() -> Result<()> {
     step("format", || cargo(&["fmt", "--all", "--check"]))?;
     // Tests wait for servers and time-outs much of the time. The other checks use the processors in
-    // the meantime; at the lowest priority, they do not slow down the tests.
+    // the meantime; at a low priority, they hardly slow down the tests.
     let this = std::env::current_exe().context("this program has no path")?;
     let mut checks = Command::new("nice");
-    let checks = checks.args(["-n", "19"]).arg(this).arg("check");
+    let checks = checks.args(["-n", "10"]).arg(this).arg("check");
     let mut checks = checks.spawn().context("could not start `nice`")?;
     let mut summary = None;
     let tested = step("tests", || {

@@ -39,7 +39,7 @@ pub struct End {
 
 /// Suites that take minutes, the longest first: they begin first, so that no core is idle at the
 /// end.
-const LONG: [&str; 10] = [
+const LONG: [&str; 14] = [
     WAITING,
     "orthodrome-protocols simulated",
     "orthodrome-server node",
@@ -50,11 +50,17 @@ const LONG: [&str; 10] = [
     "orthodrome redis",
     "orthodrome-protocols latency",
     "orthodrome parity",
+    "orthodrome-server orthodrome_server",
+    "orthodrome python",
+    "orthodrome-server flood",
+    "orthodrome siege",
 ];
 
 /// Builds the test programs of `scope`, which are arguments of `cargo test` that choose packages.
 pub fn build(scope: &[&str]) -> Result<Vec<Suite>> {
-    let mut cargo = super::command(&["test", "--release", "--no-run"]);
+    // Without the examples: one of them takes as long to build as a suite, and lints check them.
+    let mut cargo =
+        super::command(&["test", "--release", "--no-run", "--lib", "--bins", "--tests"]);
     cargo.args(["--message-format", "json-render-diagnostics"]).args(scope);
     let mut child = cargo.stdout(Stdio::piped()).spawn().context("could not start cargo test")?;
     let stdout = child.stdout.take().context("cargo test has no output")?;
@@ -113,15 +119,16 @@ const WAITING: &str = "orthodrome middleware";
 /// that hangs must not hide the results of all others until somebody stops the whole run.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
-/// Runs all `suites`, as many in parallel as there are cores, and passes on each result as it
-/// arrives.
+/// Runs all `suites`, and passes on each result as it arrives. Some more run in parallel than there are
+/// cores, because several wait for processes, disks and time-outs most of the time.
 pub fn run(
     suites: &[Suite],
     setting: &[(String, OsString)],
     mut ended: impl FnMut(&Suite, End),
 ) -> Result<()> {
     let waiting = suites.iter().filter(|suite| suite.waits()).count();
-    let at_once = std::thread::available_parallelism().map_or(1, usize::from).min(4) + waiting;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(4);
+    let at_once = cores + 1 + waiting;
     let next = AtomicUsize::new(0);
     let (send, receive) = mpsc::channel();
     std::thread::scope(|scope| {

@@ -69,6 +69,8 @@ pub struct Tally {
     pub failed: BTreeMap<&'static str, u64>,
     /// With a mutation: seeds that also fail without it, and so do not count as catching it.
     pub fail_anyway: u64,
+    /// Seeds that had each unusual draw.
+    pub unusual: BTreeMap<&'static str, u64>,
     /// Faults injected, by kind.
     pub faults: BTreeMap<&'static str, u64>,
     /// The protocol's rare events, by name.
@@ -97,6 +99,7 @@ impl Tally {
             stuck: 0,
             failed: BTreeMap::new(),
             fail_anyway: 0,
+            unusual: BTreeMap::new(),
             faults: BTreeMap::new(),
             notes: BTreeMap::new(),
             failures: Vec::new(),
@@ -136,6 +139,9 @@ impl Tally {
             *self.failed.entry(kind).or_default() += 1;
             self.anomalies += u64::from(kind == "history");
             self.stuck += u64::from(kind == "stuck");
+        }
+        for draw in &run.unusual {
+            *self.unusual.entry(draw.name()).or_default() += 1;
         }
         for (name, count) in &run.injected {
             *self.faults.entry(name).or_default() += count;
@@ -197,6 +203,10 @@ impl Tally {
             (
                 "failed",
                 list(&self.failed.iter().map(|(name, n)| counted(name, *n)).collect::<Vec<_>>()),
+            ),
+            (
+                "unusual draws",
+                list(&self.unusual.iter().map(|(name, n)| counted(name, *n)).collect::<Vec<_>>()),
             ),
             (
                 "faults",

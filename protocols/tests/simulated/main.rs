@@ -23,3 +23,7 @@ mod sessions;
 mod support;
 mod tapir;
 mod two_phase_locking;
+
+/// That of the program: a tenth of a simulation is allocating.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
