@@ -831,13 +831,16 @@ impl Client {
                 self.under_way.remove(id);
                 self.drives.remove(&id);
                 let Some(open) = self.open.get_mut(&id) else { return };
-                // Nobody knows any more what it has read.
-                let is_enough = |outcome: &Outcome| !open.is_owed_reads(*outcome);
-                if let Some(outcome) = outcome.filter(is_enough) {
-                    open.phase = Phase::Waiting(outcome, "recovered");
-                    self.tell(id, cx);
-                } else {
-                    self.finish(id, Outcome::Unknown, UNKNOWABLE, cx);
+                match outcome {
+                    // Nobody knows any more what it has read. Its caller may ask for the outcome alone.
+                    Some(outcome) if open.is_owed_reads(outcome) => {
+                        self.finish(id, Outcome::Unknown, "reads-forgotten", cx);
+                    }
+                    Some(outcome) => {
+                        open.phase = Phase::Waiting(outcome, "recovered");
+                        self.tell(id, cx);
+                    }
+                    None => self.finish(id, Outcome::Unknown, UNKNOWABLE, cx),
                 }
             }
         }
@@ -1380,6 +1383,35 @@ mod tests {
         };
         assert_eq!(told("1"), [committed]);
         assert_eq!(told("2"), [Outcome::Aborted(AbortReason::Invalid)]);
+    }
+
+    /// Replicas that keep only an outcome cannot tell what a procedure has read: its caller asks again,
+    /// for the outcome alone.
+    #[test]
+    fn an_outcome_without_its_reads_is_not_forgotten() {
+        let committed = Outcome::Committed(Timestamp(5));
+        let aborted = Outcome::Aborted(AbortReason::Recovery);
+        let told = |is_asked_again, outcome| {
+            let (mut host, _) = gateway();
+            let id = TxnId::new(ClientId(1), 1);
+            let ops = vec![Op::Add(Key::from("k"), 1)];
+            let txn = Txn::procedure(id, RegionId(0), ops);
+            let input = match is_asked_again {
+                true => Input::Resolve { txn, reads: Reads::new(), decision: None },
+                false => Input::Begin(txn),
+            };
+            host.step(Time::ZERO, CLOCK, input);
+            let answer =
+                Answer { is_forgotten: true, has_ended: true, outcome, ..Answer::default() };
+            let (partition, ballot) = (PartitionId(0), Ballot::default());
+            let msg = Msg::Promised { txn: id, partition, ballot, answer: Box::new(answer) };
+            host.step(Time::ZERO, CLOCK, Input::Message { from: NodeId(1), msg });
+            finished(&mut host)
+        };
+        assert_eq!(told(true, Some(committed)), [(committed, "recovered")]);
+        assert_eq!(told(true, None), [(Outcome::Unknown, UNKNOWABLE)]);
+        assert_eq!(told(false, Some(aborted)), [(aborted, "recovered")]);
+        assert_eq!(told(false, Some(committed)), [(Outcome::Unknown, "reads-forgotten")]);
     }
 
     /// A link that loses one packet of five lost every answer of nine packets.
