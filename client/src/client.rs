@@ -261,8 +261,9 @@ impl Inner {
     }
 
     /// Asks one gateway after the other for a transaction's outcome, starting after gateway
-    /// `avoid`, until one knows it, the cluster has forgotten it, or the deadline passes. If the client has not decided, nobody asked to
-    /// commit the transaction. Then it has no effect, even if no gateway knows it.
+    /// `avoid`, until one knows it, the cluster has forgotten it, or the deadline passes. If the
+    /// client has not decided, nobody asked to commit the transaction. Then it has no effect, even
+    /// if no gateway knows it.
     pub(crate) async fn ask(
         &self,
         question: &api::ResolveRequest,

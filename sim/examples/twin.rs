@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let schedule = Schedule::parse(FAULTS)?;
     let options = Options {
         warmup: Duration::ZERO,
-        duration: Duration::from_secs(3),
+        duration: Duration::from_secs(5),
         check_outcomes: true,
         ..Options::default()
     };

@@ -119,8 +119,8 @@ const WAITING: &str = "orthodrome middleware";
 /// that hangs must not hide the results of all others until somebody stops the whole run.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
-/// Runs all `suites`, and passes on each result as it arrives. Some more run in parallel than there are
-/// cores, because several wait for processes, disks and time-outs most of the time.
+/// Runs all `suites`, and passes on each result as it arrives. One more runs in parallel than there
+/// are cores, because several wait for processes, disks and time-outs most of the time.
 pub fn run(
     suites: &[Suite],
     setting: &[(String, OsString)],

@@ -747,9 +747,9 @@ impl Replica {
         self.drop_all(&txns, keeps_outcomes, world);
     }
 
-    /// Enough others have applied these, and their clients know, or their outcomes are kept. Those that this replica has applied it
-    /// forgets; of the others it first fetches what it missed. It may have told somebody that it knows
-    /// of them, and must not answer without them.
+    /// Enough others have applied these, and their clients know, or their outcomes are kept. Those that
+    /// this replica has applied it forgets; of the others it first fetches what it missed. It may have
+    /// told somebody that it knows of them, and must not answer without them.
     fn drop_all(&mut self, txns: &[TxnId], keeps_outcomes: bool, world: &mut World<'_, '_>) {
         let (mut gone, mut shortened) = (Vec::new(), Vec::new());
         for &txn in txns {
