@@ -306,6 +306,8 @@ impl Syncs {
             return Done::Nothing;
         }
         if self.confirmed.is_some_and(|(first, last)| first <= from && to <= last) {
+            // It must not widen the next copy.
+            self.wanted.remove(&coordinator);
             world.reply(coordinator, Msg::Have { from, to });
             return Done::Nothing;
         }
