@@ -28,6 +28,7 @@ pub mod time;
 pub mod topology;
 pub mod trace;
 pub mod txn;
+pub mod watch;
 pub mod wire;
 pub mod workers;
 

@@ -26,11 +26,12 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cluster::{Cluster, Partitioning};
+use crate::cluster::{Cluster, Partition, Partitioning};
 use crate::id::{NodeId, PartitionId, RegionId, ShareId};
 use crate::store::{Head, Store};
 use crate::time::{Duration, Time, Timestamp};
 use crate::txn::{AbortReason, Key, Read, Reads, Version};
+use crate::watch::Changes;
 use crate::wire::Wire;
 
 /// The number of names in one answer of a server.
@@ -162,6 +163,8 @@ pub struct Listing {
     pub has_more: bool,
     /// What the answer is based on.
     pub basis: Basis,
+    /// Of a watch: the changes, instead of names.
+    pub changes: Option<Changes>,
 }
 
 impl Listing {
@@ -208,7 +211,7 @@ impl Listing {
             bytes += name.key.len() + 16;
             names.push(name);
         }
-        Self { names, has_more, basis }
+        Self { names, has_more, basis, changes: None }
     }
 }
 
@@ -237,6 +240,9 @@ pub struct Ask {
     pub at: Timestamp,
     /// Which list of the scan this is; the answer says it again.
     pub round: u32,
+    /// Of a watch: the changes after this timestamp are wanted, instead of names
+    /// ([`crate::watch`]).
+    pub changes_after: Option<Timestamp>,
 }
 
 impl Ask {
@@ -347,14 +353,56 @@ enum Phase {
 
 /// One unit of the data.
 #[derive(Debug)]
-struct Part {
-    unit: Unit,
+pub(crate) struct Part {
+    pub(crate) unit: Unit,
     /// Servers that hold it as far as is known, nearest first.
-    holders: Vec<NodeId>,
+    pub(crate) holders: Vec<NodeId>,
     /// The answers in this round.
-    answers: BTreeMap<NodeId, Listing>,
+    pub(crate) answers: BTreeMap<NodeId, Listing>,
     /// How often it was asked in this round.
-    asked: usize,
+    pub(crate) asked: usize,
+}
+
+/// The units that may have keys of `range`, for a gateway in `region`. `has_shares` is
+/// [`crate::Protocol::SHARES`].
+pub(crate) fn parts(
+    cluster: &Cluster,
+    has_shares: bool,
+    region: RegionId,
+    range: &KeyRange,
+) -> Vec<Part> {
+    let part = |unit, holders| Part {
+        unit,
+        holders: nearest_first(cluster, region, holders),
+        answers: BTreeMap::new(),
+        asked: 0,
+    };
+    if has_shares {
+        let holders = |share: ShareId| {
+            let servers = cluster.servers().map(|server| server.id);
+            servers.filter(move |&server| cluster.share_at(server).0 == share).collect()
+        };
+        let shares = (0..cluster.shares()).map(ShareId);
+        return shares.map(|share| part(Unit::Share(share), holders(share))).collect();
+    }
+    let owners = owners(cluster, range);
+    let placed = cluster.partitions().filter(|placed| owners.contains(&placed.id));
+    let of = |placed: &Partition| {
+        let founders = cluster.founders(placed.id).iter();
+        let all: BTreeSet<NodeId> = placed.replicas.iter().chain(founders).copied().collect();
+        part(Unit::Partition(placed.id), all.into_iter().collect())
+    };
+    placed.map(of).collect()
+}
+
+/// These nodes, those nearest to `region` first.
+pub(crate) fn nearest_first(
+    cluster: &Cluster,
+    region: RegionId,
+    mut nodes: Vec<NodeId>,
+) -> Vec<NodeId> {
+    nodes.sort_by_key(|&node| (cluster.topology.rtt(region, cluster.region_of(node)), node));
+    nodes
 }
 
 /// A scan, as a state machine: its driver sends requests, runs transactions and tells the time.
@@ -402,42 +450,14 @@ impl Scanner {
         scan: Scan,
         now: Time,
     ) -> Result<(Self, Vec<Step>), ScanError> {
-        let near = |mut nodes: Vec<NodeId>| {
-            nodes
-                .sort_by_key(|&node| (cluster.topology.rtt(region, cluster.region_of(node)), node));
-            nodes
-        };
-        let part = |unit, holders| Part {
-            unit,
-            holders: near(holders),
-            answers: BTreeMap::new(),
-            asked: 0,
-        };
-        let parts: Vec<Part> = if has_shares {
-            let holders = |share: ShareId| {
-                let servers = cluster.servers().map(|server| server.id);
-                servers.filter(move |&server| cluster.share_at(server).0 == share).collect()
-            };
-            let shares = (0..cluster.shares()).map(ShareId);
-            shares.map(|share| part(Unit::Share(share), holders(share))).collect()
-        } else {
-            let owners = owners(cluster, &scan.range);
-            let placed = cluster.partitions().filter(|placed| owners.contains(&placed.id));
-            placed
-                .map(|placed| {
-                    let founders = cluster.founders(placed.id).iter();
-                    let all: BTreeSet<NodeId> =
-                        placed.replicas.iter().chain(founders).copied().collect();
-                    part(Unit::Partition(placed.id), all.into_iter().collect())
-                })
-                .collect()
-        };
+        let parts = parts(cluster, has_shares, region, &scan.range);
         let fences = fences(cluster, has_shares, &scan.range)?;
         let limit = scan.limit.clamp(1, NAMES_MAX);
+        let servers = cluster.servers().map(|server| server.id).collect();
         let mut scanner = Self {
             scan,
             parts,
-            servers: near(cluster.servers().map(|server| server.id).collect()),
+            servers: nearest_first(cluster, region, servers),
             fences,
             phase: Phase::List,
             round: 0,
@@ -488,18 +508,7 @@ impl Scanner {
             return Vec::new();
         };
         let Some(listing) = answer.listing else { return Vec::new() };
-        let mut unknown = Vec::new();
-        if let Basis::Voter { voters, .. } = &listing.basis {
-            let named = voters.iter().flat_map(|voters| &voters.nodes);
-            unknown.extend(named.filter(|node| !part.holders.contains(node)).copied());
-            unknown.sort_unstable();
-            unknown.dedup();
-        }
-        part.answers.insert(from, listing);
-        part.holders.extend(&unknown);
-        if !part.holders.contains(&from) {
-            part.holders.push(from);
-        }
+        let unknown = part.take(from, listing);
         let unit = part.unit;
         if self.parts.iter().all(Part::is_complete) {
             return if self.phase == Phase::List { self.listed() } else { self.verified(now) };
@@ -562,17 +571,9 @@ impl Scanner {
             if part.is_complete() {
                 continue;
             }
-            let all = match part.unit {
-                // A whole copy is on each of several servers, and the nearest one is enough.
-                Unit::Share(_) if part.asked == 0 => part.holders.get(..1).unwrap_or_default(),
-                Unit::Share(_) => &part.holders,
-                Unit::Partition(_) if part.asked == 0 => &part.holders,
-                // Orders of operators may have moved it to servers that nobody here knows of.
-                Unit::Partition(_) => &self.servers,
-            };
-            part.asked += 1;
             // Also those that have answered: since then, the members may have changed.
-            wanted.extend(all.iter().map(|&node| (node, part.unit)));
+            let all = part.to_ask(&self.servers);
+            wanted.extend(all.into_iter().map(|node| (node, part.unit)));
         }
         wanted.into_iter().map(|(node, unit)| Step::Ask(node, self.request(unit))).collect()
     }
@@ -591,7 +592,7 @@ impl Scanner {
             Phase::List | Phase::Read | Phase::End => (range, self.limit.saturating_add(1)),
         };
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
-        Ask { unit, range, backwards, limit, at: self.at, round: self.round }
+        Ask { unit, range, backwards, limit, at: self.at, round: self.round, changes_after: None }
     }
 
     /// The order of two keys in the direction of the scan.
@@ -744,8 +745,39 @@ impl Scanner {
 }
 
 impl Part {
+    /// Takes an answer. Returns the voters that it names and nobody here knew of.
+    pub(crate) fn take(&mut self, from: NodeId, listing: Listing) -> Vec<NodeId> {
+        let mut unknown = Vec::new();
+        if let Basis::Voter { voters, .. } = &listing.basis {
+            let named = voters.iter().flat_map(|voters| &voters.nodes);
+            unknown.extend(named.filter(|node| !self.holders.contains(node)).copied());
+            unknown.sort_unstable();
+            unknown.dedup();
+        }
+        self.answers.insert(from, listing);
+        self.holders.extend(&unknown);
+        if !self.holders.contains(&from) {
+            self.holders.push(from);
+        }
+        unknown
+    }
+
+    /// The servers to ask now: at first those that are known to hold it, then all `servers`, because
+    /// orders of operators may have moved it to servers that nobody here knows of.
+    pub(crate) fn to_ask(&mut self, servers: &[NodeId]) -> Vec<NodeId> {
+        let all = match self.unit {
+            // A whole copy is on each of several servers, and the nearest one is enough.
+            Unit::Share(_) if self.asked == 0 => self.holders.get(..1).unwrap_or_default(),
+            Unit::Share(_) => &self.holders,
+            Unit::Partition(_) if self.asked == 0 => &self.holders,
+            Unit::Partition(_) => servers,
+        };
+        self.asked += 1;
+        all.to_vec()
+    }
+
     /// True if the answers so far are complete.
-    fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         if self.answers.values().any(|listing| listing.basis == Basis::Complete) {
             return true;
         }
@@ -762,7 +794,7 @@ impl Part {
     }
 
     /// The answers that count: a complete one alone, or all.
-    fn counted(&self) -> impl Iterator<Item = &Listing> {
+    pub(crate) fn counted(&self) -> impl Iterator<Item = &Listing> {
         let complete = self.answers.values().find(|listing| listing.basis == Basis::Complete);
         let others = self.answers.values().filter(move |_| complete.is_none());
         complete.into_iter().chain(others)

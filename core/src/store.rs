@@ -18,6 +18,7 @@ use crate::id::PartitionId;
 use crate::scan::KeyRange;
 use crate::time::Timestamp;
 use crate::txn::{Key, Read, Value, Version};
+use crate::watch::Change;
 use crate::wire::{Wire, WireError};
 
 /// One version of a key. No value means that this version deleted the key.
@@ -73,6 +74,44 @@ pub trait StateEngine: Debug + Send + Sync {
         backwards: bool,
         limit: usize,
     ) -> Heads;
+
+    /// The keys of `range` that have versions after `after`, with these versions. None if more than
+    /// [`CHANGED_KEYS_MAX`] keys, or about [`HEADS_BYTES_MAX`] bytes, would have to be read for that.
+    fn changed(
+        &self,
+        partition: PartitionId,
+        range: &KeyRange,
+        after: Timestamp,
+    ) -> Option<Vec<(Key, Versions)>>;
+
+    /// What is known of all versions of a partition.
+    fn extent(&self, partition: PartitionId) -> Extent;
+}
+
+/// The number of keys that an engine reads at most for one call of [`StateEngine::changed`].
+pub const CHANGED_KEYS_MAX: usize = 4_096;
+
+/// What an engine knows of all versions of a partition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Extent {
+    /// All versions after this are there.
+    pub kept_after: Timestamp,
+    /// No version there is later.
+    pub newest: Timestamp,
+}
+
+impl Extent {
+    /// The extent after a checkpoint's table was merged.
+    #[must_use]
+    pub fn merged(self, above: &Table) -> Self {
+        let below = if above.cleared { Self::default() } else { self };
+        let versions = above.keys.values().filter_map(|versions| versions.last());
+        let newest = versions.map(|(version, _)| version.timestamp).max().unwrap_or_default();
+        Self {
+            kept_after: below.kept_after.max(above.kept_after()),
+            newest: below.newest.max(newest),
+        }
+    }
 }
 
 /// The size of the values that an engine reads at most for one call of [`StateEngine::heads`], in
@@ -110,8 +149,7 @@ impl Heads {
         if range.is_empty() {
             return Self::default();
         }
-        let end = range.until.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-        let met = keys.range::<Key, _>((Bound::Included(&range.from), end));
+        let met = keys.range::<Key, _>(bounds(range));
         let met: Box<dyn Iterator<Item = (&'a Key, &'a Versions)>> =
             if backwards { Box::new(met.rev()) } else { Box::new(met) };
         let mut found = Self::default();
@@ -138,8 +176,37 @@ pub struct Table {
     /// Deletions are not dropped: a reader that merges the answers of several replicas would take an
     /// older value of another replica for the newest.
     pub keeps_deletions: bool,
+    /// The versions are copies of another replica's. It may have dropped older versions up to this.
+    pub copied_until: Timestamp,
     /// The versions.
     pub keys: BTreeMap<Key, Versions>,
+}
+
+impl Table {
+    /// No version after this is dropped when the table is merged, or was dropped before it was copied.
+    #[must_use]
+    pub fn kept_after(&self) -> Timestamp {
+        Timestamp(self.collect_below.0.saturating_sub(1)).max(self.copied_until)
+    }
+
+    /// The versions of keys of `range` after `after`.
+    fn changed<'a>(
+        &'a self,
+        range: &KeyRange,
+        after: Timestamp,
+    ) -> impl Iterator<Item = (&'a Key, &'a Versioned)> {
+        let keys = (!range.is_empty()).then(|| self.keys.range::<Key, _>(bounds(range)));
+        keys.into_iter().flatten().flat_map(move |(key, versions)| {
+            let first = versions.partition_point(|(version, _)| version.timestamp <= after);
+            versions.iter().skip(first).map(move |versioned| (key, versioned))
+        })
+    }
+}
+
+/// The bounds of a range that is not empty.
+fn bounds(range: &KeyRange) -> (Bound<&Key>, Bound<&Key>) {
+    let end = range.until.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+    (Bound::Included(&range.from), end)
 }
 
 /// Versions in memory, by partition.
@@ -216,11 +283,14 @@ struct Held {
     versions: Memtable,
     /// Deleted keys of which something may be dropped, by the time of the deletion.
     deleted: BTreeSet<(PartitionId, Timestamp, Key)>,
+    extents: BTreeMap<PartitionId, Extent>,
 }
 
 impl Held {
     fn merge(&mut self, above: &Memtable) {
         for (&partition, table) in &above.tables {
+            let extent = self.extents.entry(partition).or_default();
+            *extent = extent.merged(table);
             if table.cleared {
                 let old = self.versions.tables.remove(&partition).unwrap_or_default();
                 let bytes = &mut self.versions.bytes;
@@ -290,6 +360,30 @@ impl StateEngine for MemoryEngine {
         let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let table = state.versions.tables.get(&partition);
         table.map_or_else(Heads::default, |table| Heads::of(&table.keys, range, backwards, limit))
+    }
+
+    fn changed(
+        &self,
+        partition: PartitionId,
+        range: &KeyRange,
+        after: Timestamp,
+    ) -> Option<Vec<(Key, Versions)>> {
+        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(table) = state.versions.tables.get(&partition) else { return Some(Vec::new()) };
+        let keys = (!range.is_empty()).then(|| table.keys.range::<Key, _>(bounds(range)));
+        if keys.into_iter().flatten().nth(CHANGED_KEYS_MAX).is_some() {
+            return None;
+        }
+        let changed = table.changed(range, after).map(|(key, versioned)| {
+            let versions: Versions = std::iter::once(versioned.clone()).collect();
+            (key.clone(), versions)
+        });
+        Some(changed.collect())
+    }
+
+    fn extent(&self, partition: PartitionId) -> Extent {
+        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        state.extents.get(&partition).copied().unwrap_or_default()
     }
 }
 
@@ -455,6 +549,77 @@ impl Store {
         *forgets = at.max(*forgets);
     }
 
+    /// Adds versions that another replica has sent. It may have dropped older versions of these keys.
+    pub fn put_copies(&mut self, partition: PartitionId, keys: Vec<(Key, Versions)>) {
+        let newest = keys.iter().filter_map(|(_, versions)| versions.last());
+        let newest = newest.map(|(version, _)| version.timestamp).max();
+        self.copied(partition, newest.unwrap_or_default());
+        for (key, versions) in keys {
+            for (version, value) in versions {
+                self.put(partition, key.clone(), version, value);
+            }
+        }
+    }
+
+    /// The versions of a partition are, at least in part, copies of another replica's, which may have
+    /// dropped older ones up to `at`.
+    pub fn copied(&mut self, partition: PartitionId, at: Timestamp) {
+        let table = self.active.tables.entry(partition).or_default();
+        table.copied_until = table.copied_until.max(at);
+    }
+
+    /// All versions of a partition after this are here, of those that were ever put.
+    #[must_use]
+    pub fn kept_after(&self, partition: PartitionId) -> Timestamp {
+        let mut kept = Timestamp::ZERO;
+        for layer in self.layers() {
+            let Some(table) = layer.tables.get(&partition) else { continue };
+            kept = kept.max(table.kept_after());
+            if table.cleared {
+                return kept;
+            }
+        }
+        kept.max(self.engine.extent(partition).kept_after)
+    }
+
+    /// The versions of keys of `range` after `after` and up to `until`, by timestamp, then by key.
+    /// None if too much of the engine would have to be read for that.
+    #[must_use]
+    pub fn changes(
+        &self,
+        partition: PartitionId,
+        range: &KeyRange,
+        (after, until): (Timestamp, Timestamp),
+    ) -> Option<Vec<Change>> {
+        let mut found: BTreeMap<(Version, Key), Option<Value>> = BTreeMap::new();
+        let mut add = |key: &Key, (version, value): &Versioned| {
+            if version.timestamp <= until {
+                found.insert((*version, key.clone()), value.clone());
+            }
+        };
+        let mut hidden = false;
+        for layer in self.layers() {
+            let Some(table) = layer.tables.get(&partition) else { continue };
+            table.changed(range, after).for_each(|(key, versioned)| add(key, versioned));
+            hidden = table.cleared;
+            if hidden {
+                break;
+            }
+        }
+        if !hidden && self.engine.extent(partition).newest > after {
+            for (key, versions) in self.engine.changed(partition, range, after)? {
+                versions.iter().for_each(|versioned| add(&key, versioned));
+            }
+        }
+        let change = |((version, key), value)| Change { key, version, value };
+        Some(found.into_iter().map(change).collect())
+    }
+
+    /// The layers in memory, the newest first.
+    fn layers(&self) -> impl Iterator<Item = &Memtable> {
+        [Some(&self.active), self.frozen.as_deref()].into_iter().flatten()
+    }
+
     /// As [`Store::collect_below`], but keeps the last deletion of each key.
     pub fn collect_values_below(&mut self, partition: PartitionId, below: Timestamp) {
         self.collect_below(partition, below);
@@ -482,7 +647,7 @@ impl Store {
             }
         };
         let mut hidden = false;
-        for layer in [Some(&self.active), self.frozen.as_deref()].into_iter().flatten() {
+        for layer in self.layers() {
             if let (false, Some(table)) = (hidden, layer.tables.get(&partition)) {
                 let entries = table.keys.range::<Key, _>((from(after), Bound::Unbounded));
                 add(entries.take(limit).map(|(k, v)| (k.clone(), v.clone())).collect());
@@ -508,7 +673,7 @@ impl Store {
     ) -> Heads {
         let mut layers = Vec::new();
         let mut hidden = false;
-        for layer in [Some(&self.active), self.frozen.as_deref()].into_iter().flatten() {
+        for layer in self.layers() {
             if let (false, Some(table)) = (hidden, layer.tables.get(&partition)) {
                 layers.push(Heads::of(&table.keys, range, backwards, limit));
                 hidden = table.cleared;

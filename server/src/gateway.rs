@@ -16,12 +16,12 @@ use std::time::Duration;
 use orthodrome_core::Wire as _;
 use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
-use orthodrome_core::scan::{Ask, Scan};
+use orthodrome_core::scan::Ask;
 use orthodrome_core::txn::{Kind, Priority, Reads};
 use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Time, Txn, TxnId};
 use tokio::sync::{Notify, oneshot};
 
-use crate::scan::{BegunScan, ScanFailed, Scans};
+use crate::scan::{ScanFailed, Scans, Subscription};
 use crate::transport::LinkStatus;
 
 /// How a transaction ended.
@@ -294,12 +294,12 @@ pub(crate) trait Backend: Send + Sync {
     ) -> std::pin::Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>>;
     /// True if this process registered the client.
     fn is_registered(&self, client: ClientId) -> bool;
-    /// Begins a scan.
-    fn begin_scan(&self, scan: Scan) -> Result<BegunScan, ScanFailed>;
-    /// Asks a server for names, for a scan with this number.
-    fn ask(&self, scan: u64, to: NodeId, ask: Ask);
-    /// The scan with this number has ended.
-    fn end_scan(&self, scan: u64);
+    /// Begins a scan or a watch: it may ask servers from now on.
+    fn subscribe(&self) -> Result<Subscription, ScanFailed>;
+    /// Asks a server for names or changes, for a subscription with this number.
+    fn ask(&self, number: u64, to: NodeId, ask: Ask);
+    /// The subscription with this number has ended.
+    fn unsubscribe(&self, number: u64);
 }
 
 /// Counts the transactions in flight.

@@ -1,12 +1,16 @@
-//! Scans at a gateway: drives the scanner of [`orthodrome_core::scan`].
+//! Scans and watches at a gateway: drives the machines of [`orthodrome_core::scan`] and
+//! [`orthodrome_core::watch`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use orthodrome_core::scan::{Answer, Page, Scan, ScanError, Scanner, Step};
+use orthodrome_core::scan::{Answer, KeyRange, Page, Scan, ScanError, Scanner, Step};
 use orthodrome_core::txn::{AbortReason, Priority};
-use orthodrome_core::{ClientId, Key, NodeId, Outcome, RegionId, Time, Txn, TxnId};
+use orthodrome_core::watch::{self, Batch, WatchError, Watcher};
+use orthodrome_core::{
+    ClientId, Cluster, Key, NodeId, Outcome, RegionId, Time, Timestamp, Txn, TxnId,
+};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 
@@ -14,6 +18,8 @@ use crate::gateway::{Backend, Begun, Finished, Gateway, GatewayError};
 
 /// The number of scans at one gateway at the same time.
 const SCANS_MAX: usize = 64;
+/// The number of watches at one gateway at the same time.
+const WATCHES_MAX: usize = 256;
 /// How long a scan may take: many times as long as one without faults.
 const SCAN_WITHIN: Duration = Duration::from_secs(30);
 /// How long a scan waits before it reads again after a conflict, at first.
@@ -24,20 +30,26 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// The answers of servers to one scan.
 pub(crate) type Answers = mpsc::Receiver<(NodeId, Answer)>;
 
-/// A scan that has begun.
+/// The batches of a watch. An error is the last one.
+pub type Batches = mpsc::Receiver<Result<Batch, ScanFailed>>;
+
+/// A scan or a watch that has begun.
 #[derive(Debug)]
-pub(crate) struct BegunScan {
+pub(crate) struct Subscription {
     /// Its number in this process.
     pub(crate) number: u64,
-    pub(crate) scanner: Scanner,
+    pub(crate) cluster: Arc<Cluster>,
+    /// See [`orthodrome_core::Protocol::SHARES`].
+    pub(crate) has_shares: bool,
     /// The region of the gateway.
     pub(crate) home: RegionId,
-    /// The first steps.
-    pub(crate) steps: Vec<Step>,
     pub(crate) answers: Answers,
 }
 
-/// Why a scan has no result. It never has an effect.
+/// The number of batches of a watch that wait for its client. The watch waits then, too.
+const BATCHES_MAX: usize = 4;
+
+/// Why a scan has no result, or a watch ended. It never has an effect.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ScanFailed {
     /// The gateway did not run its reads.
@@ -46,11 +58,14 @@ pub enum ScanFailed {
     /// The scan itself failed.
     #[error(transparent)]
     Scan(#[from] ScanError),
+    /// The watch itself failed.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
     /// The protocol cannot scan.
-    #[error("the protocol of this cluster cannot scan ranges of keys")]
+    #[error("the protocol of this cluster cannot scan or watch ranges of keys")]
     Unsupported,
     /// A node has an earlier version.
-    #[error("{0} runs an earlier version, which cannot scan; upgrade it first")]
+    #[error("{0} runs an earlier version, which cannot scan or watch; upgrade it first")]
     Older(NodeId),
     /// Servers did not answer in time.
     #[error(
@@ -61,32 +76,40 @@ pub enum ScanFailed {
     /// Too many scans at once.
     #[error("{SCANS_MAX} scans run at this gateway, which is the limit; try again later")]
     Overloaded,
+    /// Too many watches at once.
+    #[error("{WATCHES_MAX} watches run at this gateway, which is the limit; try another one")]
+    TooManyWatches,
 }
 
 /// The scans of one gateway, and the names of their transactions.
 #[derive(Debug)]
 pub(crate) struct Scans {
     places: Arc<Semaphore>,
+    watches: Arc<Semaphore>,
     /// Client ids that no scan uses now, each with the number of transactions that it has had.
     idle: Mutex<Vec<(ClientId, u64)>>,
 }
 
 impl Default for Scans {
     fn default() -> Self {
-        Self { places: Arc::new(Semaphore::new(SCANS_MAX)), idle: Mutex::default() }
+        Self {
+            places: Arc::new(Semaphore::new(SCANS_MAX)),
+            watches: Arc::new(Semaphore::new(WATCHES_MAX)),
+            idle: Mutex::default(),
+        }
     }
 }
 
-/// Ends a scan's subscription when it is dropped.
-struct Subscription<'a>(&'a dyn Backend, u64);
+/// Ends a subscription when it is dropped.
+struct Ending<'a>(&'a dyn Backend, u64);
 
-impl Drop for Subscription<'_> {
+impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        self.0.end_scan(self.1);
+        self.0.unsubscribe(self.1);
     }
 }
 
-/// The reads of one scan.
+/// The reads of one scan or watch.
 struct Reader<'a> {
     gateway: &'a Gateway,
     home: RegionId,
@@ -103,18 +126,97 @@ impl Gateway {
         let scans = self.scans();
         let place = scans.places.clone().try_acquire_owned();
         let _place = place.map_err(|_| ScanFailed::Overloaded)?;
-        let begun = self.backend().begin_scan(scan)?;
-        let scanned = tokio::time::timeout(SCAN_WITHIN, self.drive(begun, priority));
+        let scanned = tokio::time::timeout(SCAN_WITHIN, self.drive_scan(scan, priority));
         scanned.await.unwrap_or(Err(ScanFailed::Late))
     }
 
-    async fn drive(&self, begun: BegunScan, priority: Priority) -> Result<Page, ScanFailed> {
-        let BegunScan { number, mut scanner, home, steps, mut answers } = begun;
-        let backend = self.backend();
-        let _subscription = Subscription(backend, number);
+    /// Watches a range of keys: all changes after `after` (none: from now on), in the order of their
+    /// commit timestamps. An error is the last result. Whoever drops the receiver ends the watch.
+    ///
+    /// # Errors
+    /// See [`ScanFailed`].
+    pub fn watch(&self, range: KeyRange, after: Option<Timestamp>) -> Result<Batches, ScanFailed> {
+        let place = self.scans().watches.clone().try_acquire_owned();
+        let place = place.map_err(|_| ScanFailed::TooManyWatches)?;
+        let subscription = self.backend().subscribe()?;
+        let (batches, receiver) = mpsc::channel(BATCHES_MAX);
+        let gateway = self.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            let _ending = Ending(gateway.backend(), subscription.number);
+            let watching = gateway.drive_watch(subscription, (range, after), &batches);
+            tokio::select! {
+                ended = watching => if let Err(failed) = ended {
+                    // Nobody listens any more, if this fails.
+                    let _ = batches.send(Err(failed)).await;
+                },
+                () = batches.closed() => {}
+            }
+        });
+        Ok(receiver)
+    }
+
+    async fn drive_watch(
+        &self,
+        subscription: Subscription,
+        watched: (KeyRange, Option<Timestamp>),
+        batches: &mpsc::Sender<Result<Batch, ScanFailed>>,
+    ) -> Result<(), ScanFailed> {
+        let Subscription { number, cluster, has_shares, home, mut answers } = subscription;
+        let priority = Priority::LOW;
         let mut reader = Reader { gateway: self, home, priority, pause: PAUSE };
-        let start = Instant::now();
-        let now = || Time(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        let now = clock();
+        let (mut watcher, steps) = Watcher::new(&cluster, has_shares, home, watched, now())?;
+        let mut steps = VecDeque::from(steps);
+        loop {
+            while let Some(step) = steps.pop_front() {
+                match step {
+                    watch::Step::Ask(to, ask) => self.backend().ask(number, to, ask),
+                    watch::Step::Read(keys) => {
+                        let outcome = match reader.read(keys).await {
+                            Ok(finished) => finished.outcome,
+                            Err(
+                                GatewayError::Overloaded { .. }
+                                | GatewayError::OverloadedBytes { .. },
+                            ) => Outcome::Aborted(AbortReason::Overload),
+                            Err(error) => return Err(error.into()),
+                        };
+                        steps.extend(match outcome {
+                            Outcome::Committed(at) => watcher.on_read(at, now()),
+                            Outcome::Aborted(reason) => watcher.on_aborted(reason, now()),
+                            // It had no effect, whatever became of it.
+                            Outcome::Unknown => watcher.on_aborted(AbortReason::Recovery, now()),
+                        });
+                    }
+                    watch::Step::Batch(batch) => {
+                        if batches.send(Ok(batch)).await.is_err() {
+                            return Ok(());
+                        }
+                    }
+                    watch::Step::Failed(error) => return Err(error.into()),
+                }
+            }
+            let again = watcher.deadline().unwrap_or(Time::MAX).since(now());
+            tokio::select! {
+                answer = answers.recv() => {
+                    let Some((from, answer)) = answer else { return Err(ScanFailed::Late) };
+                    steps.extend(watcher.on_answer(from, answer, now()));
+                }
+                () = tokio::time::sleep(again) => {
+                    steps.extend(watcher.on_time(now()));
+                }
+            }
+        }
+    }
+
+    async fn drive_scan(&self, scan: Scan, priority: Priority) -> Result<Page, ScanFailed> {
+        let backend = self.backend();
+        let Subscription { number, cluster, has_shares, home, mut answers } =
+            backend.subscribe()?;
+        let _ending = Ending(backend, number);
+        let mut reader = Reader { gateway: self, home, priority, pause: PAUSE };
+        let now = clock();
+        let (mut scanner, steps) = Scanner::new(&cluster, has_shares, home, scan, now())?;
         let mut steps = VecDeque::from(steps);
         loop {
             while let Some(step) = steps.pop_front() {
@@ -134,16 +236,24 @@ impl Gateway {
                     Step::Done(result) => return Ok(result?),
                 }
             }
-            let again = start + Duration::from_nanos(scanner.deadline().unwrap_or(Time::MAX).0);
+            let again = scanner.deadline().unwrap_or(Time::MAX).since(now());
             tokio::select! {
                 answer = answers.recv() => {
                     let Some((from, answer)) = answer else { return Err(ScanFailed::Late) };
                     steps.extend(scanner.on_answer(from, answer, now()));
                 }
-                () = tokio::time::sleep_until(again) => steps.extend(scanner.on_time(now())),
+                () = tokio::time::sleep(again) => {
+                    steps.extend(scanner.on_time(now()));
+                }
             }
         }
     }
+}
+
+/// The time since now.
+fn clock() -> impl Fn() -> Time {
+    let start = Instant::now();
+    move || Time(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
 impl Reader<'_> {

@@ -70,7 +70,7 @@ impl World {
         names.truncate(ask.limit());
         let basis =
             Basis::Voter { since: 0, voters: vec![Voters { nodes: self.voters(ask.unit) }] };
-        let listing = Some(Listing { names, has_more, basis });
+        let listing = Some(Listing { names, has_more, basis, changes: None });
         Answer { unit: ask.unit, round: ask.round, listing }
     }
 
@@ -225,7 +225,12 @@ fn a_range_that_never_stays_the_same_is_given_up() {
 }
 
 fn listing(names: &[&str], basis: Basis) -> Option<Listing> {
-    Some(Listing { names: names.iter().map(|name| live(name)).collect(), has_more: false, basis })
+    Some(Listing {
+        names: names.iter().map(|name| live(name)).collect(),
+        has_more: false,
+        basis,
+        changes: None,
+    })
 }
 
 fn sets(since: u64, of: &[&[u32]]) -> Basis {

@@ -180,6 +180,14 @@ impl Role for Leader {
         prepared.chain(listed).flat_map(|prepared| prepared.writes.iter()).for_each(name);
     }
 
+    fn closed(partition: &Partition) -> Option<Timestamp> {
+        let leader = partition.leader.as_ref()?;
+        let prepared = partition.state.prepared.values();
+        let prepared = prepared.chain(leader.participation.preparing.values());
+        let proposals = prepared.map(|prepared| prepared.proposal);
+        Some(partition.state.closed(leader.floor, proposals))
+    }
+
     fn command_names(command: &Command, name: &mut dyn FnMut(&Key)) {
         match command {
             Command::Prepare { writes, .. } => writes.iter().for_each(name),

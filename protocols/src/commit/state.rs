@@ -270,6 +270,19 @@ impl<P, E, C> State<P, E, C> {
             && !self.ended.contains_key(&txn)
     }
 
+    /// Every version up to this timestamp is in the store, according to a leader that prepares
+    /// nothing at or below `floor` from now on, and has prepared transactions with these proposals. It
+    /// holds even if the leader was deposed without knowing it: the next one prepares nothing at or below
+    /// the ceiling, which is in the log, nor below a commit that is chosen.
+    pub(crate) fn closed(
+        &self,
+        floor: Timestamp,
+        proposals: impl Iterator<Item = Timestamp>,
+    ) -> Timestamp {
+        let promised = floor.min(self.ceiling).max(self.floor);
+        proposals.map(|at| Timestamp(at.0.saturating_sub(1))).fold(promised, Timestamp::min)
+    }
+
     /// Allows later timestamps to be promised.
     pub(crate) fn raise_ceiling(&mut self, ceiling: Timestamp) -> Applied {
         self.ceiling = self.ceiling.max(ceiling);

@@ -45,7 +45,7 @@ mod tests {
         let fences = BTreeSet::from([Key::from("\0fence0"), Key::from("b\0fence0")]);
         let mark = Some(Version { timestamp: orthodrome_core::Timestamp(7), ..Version::INITIAL });
         let names = vec![name("\0fence0", mark), name("a", None), name("b\0fence0", mark)];
-        let mut listing = Listing { names, has_more: true, basis: Basis::Complete };
+        let mut listing = Listing { names, has_more: true, basis: Basis::Complete, changes: None };
         hide(&mut listing, &fences);
         assert_eq!(listing.names, [name("a", None)]);
         listing.names = vec![name("\0fence0", mark)];

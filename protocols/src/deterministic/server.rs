@@ -234,6 +234,13 @@ impl Machine<Deterministic> for Server {
         if share != self.placement.share() || self.exchange.has_gaps() {
             return None;
         }
+        if let Some(after) = ask.changes_after {
+            let later = self.state.collectables(&self.placement).into_iter().map(|(_, at)| at);
+            let closed = Timestamp(later.min().unwrap_or_default().0.saturating_sub(1));
+            let partitions = self.placement.partitions().map(|(partition, _)| partition);
+            let basis = Basis::Complete;
+            return Some(Listing::of_changes(&self.store, partitions, (ask, after), closed, basis));
+        }
         // The read left marks on all fences when it ran. If it ran here, everything that goes
         // before it has run here as well, or at least waits here.
         let mut here = self.fences.iter().filter(|fence| self.placement.holds(fence));

@@ -139,6 +139,12 @@ impl Replica {
     pub(super) fn names(&self, ask: &Ask, store: &Store) -> Listing {
         let basis =
             Basis::Voter { since: 0, voters: vec![Voters { nodes: self.replicas.clone() }] };
+        if let Some(after) = ask.changes_after {
+            let closed = self.closings.of([]).max(self.state.mark);
+            let before = self.first_unfinished().map(|at| at - Duration::from_nanos(1));
+            let closed = before.map_or(closed, |before| before.min(closed));
+            return Listing::of_changes(store, [self.id], (ask, after), closed, basis);
+        }
         let pending = self.writers.keys_in(&ask.range).cloned();
         Listing::of(store, [self.id], pending, ask, basis)
     }
@@ -1210,13 +1216,18 @@ impl Replica {
         }
     }
 
-    /// Nothing unfinished is at or below the mark, and nothing will be.
-    fn advance_mark(&mut self, world: &mut World<'_, '_>) {
+    /// The earliest timestamp of what is unfinished here.
+    fn first_unfinished(&self) -> Option<Timestamp> {
         let pending = self.state.entries.values().filter_map(Entry::pending_at).min();
         let stamps = self.state.entries.values().filter(|entry| entry.ended.is_none());
         let stamps = stamps.filter_map(|entry| entry.stamp.map(|stamp| stamp.at)).min();
         let asked = self.questions.least();
-        let least = [pending, stamps, asked].into_iter().flatten().min();
+        [pending, stamps, asked].into_iter().flatten().min()
+    }
+
+    /// Nothing unfinished is at or below the mark, and nothing will be.
+    fn advance_mark(&mut self, world: &mut World<'_, '_>) {
+        let least = self.first_unfinished();
         let old = world.cx.clock().now - world.config.version_retention;
         let mark = least.map_or(old, |least| old.min(least - Duration::from_nanos(1)));
         if mark > self.state.mark {

@@ -139,13 +139,7 @@ impl State {
                     }
                 }
             }
-            Change::Copy { keys } => {
-                for (key, versions) in keys {
-                    for (version, value) in versions {
-                        store.put(partition, key.clone(), *version, value.clone());
-                    }
-                }
-            }
+            Change::Copy { keys } => store.put_copies(partition, keys.clone()),
             Change::Forget(txns) => {
                 for txn in txns {
                     self.forget(*txn);

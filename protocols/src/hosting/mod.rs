@@ -276,6 +276,12 @@ pub trait Role: Debug + Sized + Send + 'static {
     /// Names the keys that a command of the log may write when it is applied, or later.
     fn command_names(_command: &CommandOf<Self>, _name: &mut dyn FnMut(&Key)) {}
 
+    /// Of a leader: every version of the partition up to this timestamp is in the store, and stays the
+    /// last such version. None if this replica does not lead, or the protocol has no scans.
+    fn closed(_partition: &Partition<Self>) -> Option<Timestamp> {
+        None
+    }
+
     // Optional hooks, for protocols whose replicas do something besides their log.
 
     /// Processes a message for the node itself, and not for one of its partitions.

@@ -160,6 +160,10 @@ impl<R: Role> Partition<R> {
     /// incomplete. None also if it does not vote, or knows no leader: it may have been removed long
     /// ago, and the scan would wait for the voters that it remembers.
     pub(super) fn names(&self, node: NodeId, ask: &Ask, store: &Store) -> Option<Listing> {
+        if let Some(after) = ask.changes_after {
+            let (closed, basis) = (R::closed(self)?, Basis::Complete);
+            return Some(Listing::of_changes(store, [self.id], (ask, after), closed, basis));
+        }
         let members = self.replica.members();
         if !R::Protocol::SCANS
             || !self.replica.is_complete()
@@ -361,6 +365,7 @@ impl<R: Role> Partition<R> {
         }
         self.state = *state;
         world.store.may_lack(self.id, R::floor(&self.state));
+        world.store.copied(self.id, R::floor(&self.state));
         R::on_installed(self);
         world.pending_writes.installed.insert(self.id);
     }

@@ -6,7 +6,7 @@ use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Leak, Message as _};
-use orthodrome_core::time::Duration;
+use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read};
 
 use super::message::{Command, Elsewhere, Log, Msg};
@@ -116,6 +116,14 @@ impl Role for Leader {
         let prepared = partition.state.prepared.values().flat_map(|prepared| &prepared.writes);
         let queued = partition.leader.iter().flat_map(|leader| leader.queue.written_keys());
         prepared.chain(queued).for_each(name);
+    }
+
+    fn closed(partition: &Partition) -> Option<Timestamp> {
+        let leader = partition.leader.as_ref()?;
+        let prepared = partition.state.prepared.values();
+        let prepared = prepared.chain(leader.participation.preparing.values());
+        let proposals = prepared.map(|prepared| prepared.proposal);
+        Some(partition.state.closed(leader.reading.floor, proposals))
     }
 
     fn command_names(command: &Command, name: &mut dyn FnMut(&Key)) {

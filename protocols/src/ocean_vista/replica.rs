@@ -888,6 +888,12 @@ impl Replica {
         basis: Basis,
         cluster: &Cluster,
     ) -> Listing {
+        if let Some(after) = ask.changes_after {
+            // A version that is settled is at every replica.
+            let closed = Timestamp(self.first_open().0.saturating_sub(1));
+            let basis = Basis::Complete;
+            return Listing::of_changes(&self.store, [partition], (ask, after), closed, basis);
+        }
         let pending = self.index.range(ask.range.from.clone()..).map(|(key, _)| key);
         let pending = pending.take_while(|key| ask.range.contains(key));
         let pending = pending.filter(|key| cluster.partition_of(key) == partition);

@@ -567,11 +567,7 @@ impl Syncs {
             let (range, purpose) = ((sync.from, sync.to), sync.purpose.clone());
             return self.begin(range, purpose, replica, world);
         }
-        for (key, versions) in keys {
-            for (version, value) in versions {
-                replica.store.put(partition, key.clone(), version, value);
-            }
-        }
+        replica.store.put_copies(partition, keys);
         let (peer, now) = (*peer, world.cx.now());
         self.questions.on_answer(partition, peer, asked, now);
         if let Some(next) = next {

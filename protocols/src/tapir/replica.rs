@@ -604,12 +604,17 @@ impl Replica {
         if self.status != Status::Normal {
             return None;
         }
+        let voters = vec![Voters { nodes: self.replicas.clone() }];
+        let basis = Basis::Voter { since: 0, voters };
+        if let Some(after) = ask.changes_after {
+            let closed = self.validator.closed();
+            return Some(Listing::of_changes(store, [self.id], (ask, after), closed, basis));
+        }
         let open = self.state.entries.values().filter(|entry| entry.ended.is_none());
         let written = open.filter_map(|entry| entry.part.as_ref());
         let written = written.flat_map(|part| part.writes.keys());
         let pending = written.filter(|key| ask.range.contains(key)).cloned();
-        let voters = vec![Voters { nodes: self.replicas.clone() }];
-        Some(Listing::of(store, [self.id], pending, ask, Basis::Voter { since: 0, voters }))
+        Some(Listing::of(store, [self.id], pending, ask, basis))
     }
 
     /// Schedules a check of `txn`: if it has not ended by then, its gateway is gone; if it has

@@ -6,7 +6,7 @@ use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Leak};
-use orthodrome_core::time::Time;
+use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Version, Writes};
 
 use super::locks::LockTable;
@@ -121,6 +121,14 @@ impl Role for Leader {
     fn pending_names(partition: &Partition, name: &mut dyn FnMut(&Key)) {
         let prepared = partition.state.prepared.values();
         prepared.flat_map(|prepared| prepared.writes.keys()).for_each(name);
+    }
+
+    fn closed(partition: &Partition) -> Option<Timestamp> {
+        let leader = partition.leader.as_ref()?;
+        let prepared = partition.state.prepared.values();
+        let prepared = prepared.chain(leader.preparing.values());
+        let proposals = prepared.map(|prepared| prepared.proposal);
+        Some(partition.state.closed(leader.reading.floor, proposals))
     }
 
     fn command_names(command: &Command, name: &mut dyn FnMut(&Key)) {

@@ -31,7 +31,7 @@ use bytes::Bytes;
 use orthodrome_core::machine::{
     Admin, Gauge, GroupView, Lane, MembershipOrder, Message as _, Refusal,
 };
-use orthodrome_core::scan::{Ask, Scan, Scanner};
+use orthodrome_core::scan::Ask;
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
@@ -52,7 +52,7 @@ use crate::gateway::{
     PendingTxns,
 };
 use crate::inbox::Inbox;
-use crate::scan::{BegunScan, ScanFailed};
+use crate::scan::{ScanFailed, Subscription};
 use crate::storage::{
     self, Expected, Founders, Identity, Placement, Report, Storage, StorageError, Tag, Work, Writer,
 };
@@ -463,7 +463,7 @@ impl<P: WireProtocol> Backend for Shared<P> {
         })
     }
 
-    fn begin_scan(&self, scan: Scan) -> Result<BegunScan, ScanFailed> {
+    fn subscribe(&self) -> Result<Subscription, ScanFailed> {
         if !P::SCANS {
             return Err(ScanFailed::Unsupported);
         }
@@ -472,17 +472,17 @@ impl<P: WireProtocol> Backend for Shared<P> {
             return Err(ScanFailed::Older(older));
         }
         let home = self.map.region_of(self.me.node);
-        let (scanner, steps) = Scanner::new(&self.map, P::SHARES, home, scan, Time::ZERO)?;
         let (number, answers) = self.scans.begin();
-        Ok(BegunScan { number, scanner, home, steps, answers })
+        let (cluster, has_shares) = (self.map.clone(), P::SHARES);
+        Ok(Subscription { number, cluster, has_shares, home, answers })
     }
 
-    fn ask(&self, scan: u64, to: NodeId, ask: Ask) {
-        Self::ask(self, scan, to, ask);
+    fn ask(&self, number: u64, to: NodeId, ask: Ask) {
+        Self::ask(self, number, to, ask);
     }
 
-    fn end_scan(&self, scan: u64) {
-        self.scans.end(scan);
+    fn unsubscribe(&self, number: u64) {
+        self.scans.end(number);
     }
 
     fn is_registered(&self, client: ClientId) -> bool {

@@ -8,6 +8,7 @@ use orthodrome_core::machine::{
 };
 use orthodrome_core::scan::{KeyRange, Page, ScanError};
 use orthodrome_core::txn::{AbortReason, Reads, Version};
+use orthodrome_core::watch::{Batch, Change, WatchError};
 use orthodrome_core::{Cluster, Key, NodeId, Outcome, TxnId};
 use tonic::Status;
 
@@ -96,16 +97,42 @@ pub(super) fn page(
     api::ScanResponse { rows: answered, rest, timestamp: timestamp.0 }
 }
 
+/// The answers that have a batch of a watch: as many as are needed for its bytes.
+pub(super) fn batch(batch: Batch, keys_only: bool, bytes_max: usize) -> Vec<api::WatchResponse> {
+    let (mut bytes, mut answers) = (0, vec![api::WatchResponse::default()]);
+    for Change { key, version, value } in batch.changes {
+        let value = value.map(|value| value.0).filter(|_| !keys_only);
+        let more = key.len() + value.as_ref().map_or(0, bytes::Bytes::len) + 64;
+        bytes += more;
+        if bytes > bytes_max && answers.last().is_some_and(|answer| !answer.changes.is_empty()) {
+            answers.push(api::WatchResponse::default());
+            bytes = more;
+        }
+        let (key, version) = (key.to_bytes(), Some(self::version(version)));
+        if let Some(answer) = answers.last_mut() {
+            answer.changes.push(api::KeyRead { key, value, version });
+        }
+    }
+    if let Some(answer) = answers.last_mut() {
+        answer.through = batch.through.0;
+    }
+    answers
+}
+
 /// Converts the failure of a scan, which had no effect.
 pub(super) fn scan_failed(failed: &ScanFailed) -> Status {
     let text = failed.to_string();
     match failed {
         ScanFailed::Gateway(error) => refuse(status(error)),
         ScanFailed::Scan(ScanError::Busy | ScanError::Refused(AbortReason::Overload))
+        | ScanFailed::Watch(WatchError::Refused(AbortReason::Overload))
+        | ScanFailed::TooManyWatches
         | ScanFailed::Overloaded => refuse(Status::resource_exhausted(text)),
-        ScanFailed::Scan(ScanError::Refused(_) | ScanError::NoFence) => {
+        ScanFailed::Scan(ScanError::Refused(_) | ScanError::NoFence)
+        | ScanFailed::Watch(WatchError::Refused(_) | WatchError::NoFence) => {
             refuse(Status::invalid_argument(text))
         }
+        ScanFailed::Watch(WatchError::TooOld { .. }) => refuse(Status::out_of_range(text)),
         ScanFailed::Unsupported => refuse(Status::unimplemented(text)),
         ScanFailed::Late | ScanFailed::Older(_) => refuse(Status::unavailable(text)),
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use orthodrome_core::scan::{Page, Scan};
+use orthodrome_core::scan::{KeyRange, Page, Scan};
 use orthodrome_core::txn::Priority;
 use orthodrome_core::{ClientId, Outcome, Txn};
 use prometheus_client::metrics::gauge::Gauge;
@@ -17,7 +17,7 @@ use super::limits::Limits;
 use super::metrics::Timing;
 use super::{Service, Transactions};
 use crate::gateway::{Description, Finished, GatewayError, Health};
-use crate::scan::ScanFailed;
+use crate::scan::{Batches, ScanFailed};
 
 /// A handle on the service for another listener of the same node.
 pub(crate) struct Front<T> {
@@ -175,6 +175,20 @@ impl<T: Transactions> Front<T> {
         let scanned = inner.transactions.scan(scan, Priority::LOW).await;
         inner.metrics.scanned(began.elapsed(), Priority::LOW, scanned.is_ok());
         Ok(scanned)
+    }
+
+    /// Watches a range of keys from now on. Whoever drops the receiver ends the watch.
+    ///
+    /// # Errors
+    /// The caller may not read. The result inside says whether the watch began.
+    pub(crate) fn watch(
+        &self,
+        caller: &Principal,
+        range: KeyRange,
+    ) -> Result<Result<Batches, ScanFailed>, Refusal> {
+        let may = caller.require(DEFAULT_KEYSPACE, Role::Read);
+        may.map_err(|status| refusal(&status))?;
+        Ok(self.service.inner.transactions.watch(range, None))
     }
 
     /// Asks for the outcome of a transaction of one round that began here, and ends it if it has

@@ -158,6 +158,8 @@ pub(super) struct Metrics {
     redis_commands: Family<RedisCommand, Counter>,
     /// Connections of the Redis protocol.
     pub(super) redis_connections: Gauge,
+    /// Watches of clients of the gRPC API.
+    pub(super) watches: Gauge,
     /// What the console shows.
     pub(super) live: Live,
 }
@@ -185,6 +187,7 @@ impl Default for Metrics {
             rounds,
             redis_commands: Family::default(),
             redis_connections: Gauge::default(),
+            watches: Gauge::default(),
             live: Live::default(),
         }
     }
@@ -306,6 +309,7 @@ impl Metrics {
             "Connections of the Redis protocol",
             self.redis_connections.clone(),
         );
+        registry.register("watches", "Watches of clients of the gRPC API", self.watches.clone());
     }
 }
 

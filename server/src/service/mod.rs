@@ -14,11 +14,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orthodrome_core::machine::{Admin, FAR_FUTURE, Gauge, GroupView, MembershipOrder};
-use orthodrome_core::scan::{Page, Scan};
+use orthodrome_core::scan::{KeyRange, Page, Scan};
 use orthodrome_core::txn::{AbortReason, Kind, Priority, Reads, Writes};
-use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Txn, TxnId};
+use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Timestamp, Txn, TxnId};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::service::interceptor::InterceptedService;
@@ -33,7 +35,7 @@ use crate::gateway::{
     Begun, Description, Finished, Gateway, GatewayError, Health, OrderError, PendingTxns,
 };
 use crate::redis;
-use crate::scan::ScanFailed;
+use crate::scan::{Batches, ScanFailed};
 use crate::transport::LinkStatus;
 
 mod access;
@@ -134,6 +136,13 @@ pub trait Transactions: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Page, ScanFailed>> + Send {
         std::future::ready(Err(ScanFailed::Unsupported))
     }
+    /// See [`Gateway::watch`].
+    ///
+    /// # Errors
+    /// See [`ScanFailed`].
+    fn watch(&self, _range: KeyRange, _after: Option<Timestamp>) -> Result<Batches, ScanFailed> {
+        Err(ScanFailed::Unsupported)
+    }
 }
 
 impl Transactions for Gateway {
@@ -192,6 +201,10 @@ impl Transactions for Gateway {
 
     async fn scan(&self, scan: Scan, priority: Priority) -> Result<Page, ScanFailed> {
         Self::scan(self, scan, priority).await
+    }
+
+    fn watch(&self, range: KeyRange, after: Option<Timestamp>) -> Result<Batches, ScanFailed> {
+        Self::watch(self, range, after)
     }
 }
 
@@ -390,6 +403,32 @@ fn check_address(
         return Err(ServiceError::NoTls(address));
     }
     Ok(())
+}
+
+/// Sends the batches of a watch until it ends or the client leaves.
+async fn forward(
+    mut batches: Batches,
+    answers: &mpsc::Sender<Result<api::WatchResponse, Status>>,
+    (keys_only, bytes_max): (bool, usize),
+) {
+    loop {
+        let batch = tokio::select! {
+            batch = batches.recv() => batch,
+            () = answers.closed() => return,
+        };
+        let sent: Vec<Result<_, Status>> = match batch {
+            None => return,
+            Some(Err(failed)) => vec![Err(answer::scan_failed(&failed))],
+            Some(Ok(batch)) => {
+                answer::batch(batch, keys_only, bytes_max).into_iter().map(Ok).collect()
+            }
+        };
+        for answer in sent {
+            if answers.send(answer).await.is_err() {
+                return;
+            }
+        }
+    }
 }
 
 /// A task that is aborted when its owner is dropped.
@@ -937,6 +976,30 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let page = scanned.map_err(|failed| answer::scan_failed(&failed))?;
         let bytes_max = self.inner.limits.response_bytes_max as usize;
         Ok(Response::new(answer::page(page, range, backwards, keys_only, bytes_max)))
+    }
+
+    type WatchStream = ReceiverStream<Result<api::WatchResponse, Status>>;
+
+    async fn watch(
+        &self,
+        request: Request<api::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let caller = Self::caller(&request)?;
+        let request = request.into_inner();
+        let (range, after) = self.check().watch(&request)?;
+        caller.require(DEFAULT_KEYSPACE, Role::Read)?;
+        let begun = self.inner.transactions.watch(range, after);
+        let batches = begun.map_err(|failed| answer::scan_failed(&failed))?;
+        let bytes_max = self.inner.limits.response_bytes_max as usize;
+        let keys_only = request.keys_only;
+        let (answers, stream) = mpsc::channel(1);
+        let watches = self.inner.metrics.watches.clone();
+        tokio::spawn(async move {
+            watches.inc();
+            forward(batches, &answers, (keys_only, bytes_max)).await;
+            watches.dec();
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn resolve(

@@ -170,10 +170,8 @@ impl Checker<'_> {
         Ok(with_floors(txn, floors))
     }
 
-    /// The scan, whether values are left out of the answer, and the priority.
-    pub(super) fn scan(&self, request: api::ScanRequest) -> Result<(Scan, bool, Priority), Status> {
-        check_keyspace(&request.keyspace)?;
-        let priority = priority(request.priority)?;
+    /// A range of keys.
+    fn range(&self, from: Vec<u8>, until: Option<Vec<u8>>) -> Result<KeyRange, Status> {
         let bound = |field: &'static str, bytes: Vec<u8>| {
             if bytes.is_empty() {
                 return Ok(Key::default());
@@ -186,12 +184,30 @@ impl Checker<'_> {
             }
             Ok(Key::from(bytes))
         };
-        let from = bound("from", request.from)?;
-        let until = request.until.map(|until| bound("until", until)).transpose()?;
+        let from = bound("from", from)?;
+        let until = until.map(|until| bound("until", until)).transpose()?;
         let range = KeyRange { from, until };
         if range.is_empty() {
             return Err(invalid("until", "not after `from`, so no key can be in the range"));
         }
+        Ok(range)
+    }
+
+    /// The range of a watch, and the timestamp after which it begins.
+    pub(super) fn watch(
+        &self,
+        request: &api::WatchRequest,
+    ) -> Result<(KeyRange, Option<Timestamp>), Status> {
+        check_keyspace(&request.keyspace)?;
+        let range = self.range(request.from.clone(), request.until.clone())?;
+        Ok((range, request.after.map(Timestamp)))
+    }
+
+    /// The scan, whether values are left out of the answer, and the priority.
+    pub(super) fn scan(&self, request: api::ScanRequest) -> Result<(Scan, bool, Priority), Status> {
+        check_keyspace(&request.keyspace)?;
+        let priority = priority(request.priority)?;
+        let range = self.range(request.from, request.until)?;
         // One transaction reads the keys of a page.
         let most = (self.limits.keys_max as usize).min(scan::NAMES_MAX);
         let limit = match usize::try_from(request.limit).unwrap_or(usize::MAX) {

@@ -1,5 +1,6 @@
 //! The durable state engine: versions of keys in one `redb` file, written only by checkpoints.
 
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -7,8 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use orthodrome_core::scan::KeyRange;
 use orthodrome_core::store::{
-    HEADS_BYTES_MAX, Head, Heads, Memtable, StateEngine, Table, Versioned, Versions, collect,
-    collectable_after,
+    CHANGED_KEYS_MAX, Extent, HEADS_BYTES_MAX, Head, Heads, Memtable, StateEngine, Table,
+    Versioned, Versions, collect, collectable_after,
 };
 use orthodrome_core::wire::{self, Wire as _};
 use orthodrome_core::{Key, PartitionId, Timestamp};
@@ -25,6 +26,9 @@ const VERSIONS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("v
 /// Deleted keys of which something may be dropped later: the partition, the time of the deletion
 /// (eight bytes, big-endian) and the key. A merge returns to them.
 const DELETED: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("deleted");
+/// Of each partition: all versions after the first timestamp are there, and none is later than the
+/// second ([`Extent`]).
+const EXTENTS: TableDefinition<'static, u32, (u64, u64)> = TableDefinition::new("extents");
 const META: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("meta");
 
 /// Size of the page cache of one node, in bytes. The page cache of the operating system holds more.
@@ -47,7 +51,13 @@ struct Shared {
     path: PathBuf,
     database: Database,
     /// The state after the last merge, so that reads need no transaction of their own.
-    snapshot: RwLock<Arc<ReadOnlyTable<&'static [u8], &'static [u8]>>>,
+    snapshot: RwLock<Arc<Snapshot>>,
+}
+
+/// The state after a merge.
+struct Snapshot {
+    versions: ReadOnlyTable<&'static [u8], &'static [u8]>,
+    extents: BTreeMap<PartitionId, Extent>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -67,6 +77,7 @@ impl Engine {
             let write = database.begin_write()?;
             write.open_table(VERSIONS)?;
             write.open_table(DELETED)?;
+            write.open_table(EXTENTS)?;
             let owner = identity.to_string();
             write.open_table(META)?.insert("owner", owner.as_bytes())?;
             write.open_table(META)?.insert("checkpoint", 0_u64.to_le_bytes().as_slice())?;
@@ -111,6 +122,9 @@ impl Engine {
         if !has_table(&database, DELETED).map_err(broken)? {
             list_deleted(&database, path).map_err(broken)?;
         }
+        if !has_table(&database, EXTENTS).map_err(broken)? {
+            find_extents(&database, path).map_err(broken)?;
+        }
         Ok((Self::share(path, database)?, checkpoint))
     }
 
@@ -142,8 +156,27 @@ impl Engine {
         Ok(())
     }
 
-    fn table(&self) -> Arc<ReadOnlyTable<&'static [u8], &'static [u8]>> {
+    fn snapshot(&self) -> Arc<Snapshot> {
         self.0.snapshot.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The rows of a range of keys; none if no key can be in it.
+    fn rows(
+        &self,
+        partition: PartitionId,
+        range: &KeyRange,
+    ) -> Option<redb::Range<'static, &'static [u8], &'static [u8]>> {
+        let first = row(partition, range.from.bytes());
+        let end = match &range.until {
+            Some(until) => Some(row(partition, until.bytes())),
+            None => partition.0.checked_add(1).map(|next| row(PartitionId(next), &[])),
+        };
+        if end.as_ref().is_some_and(|end| *end <= first) {
+            return None;
+        }
+        let end = end.as_ref().map_or(Bound::Unbounded, |end| Bound::Excluded(&end[..]));
+        let rows = self.snapshot().versions.range::<&[u8]>((Bound::Included(&first[..]), end));
+        Some(rows.unwrap_or_else(|error| self.broken(&error)))
     }
 
     /// Stops the process, because a machine cannot continue safely without its state.
@@ -157,10 +190,16 @@ impl Engine {
     }
 }
 
-fn snapshot(
-    database: &Database,
-) -> Result<ReadOnlyTable<&'static [u8], &'static [u8]>, redb::Error> {
-    Ok(database.begin_read()?.open_table(VERSIONS)?)
+fn snapshot(database: &Database) -> Result<Snapshot, redb::Error> {
+    let read = database.begin_read()?;
+    let mut extents = BTreeMap::new();
+    for entry in read.open_table(EXTENTS)?.iter()? {
+        let (partition, extent) = entry?;
+        let (kept_after, newest) = extent.value();
+        let extent = Extent { kept_after: Timestamp(kept_after), newest: Timestamp(newest) };
+        extents.insert(PartitionId(partition.value()), extent);
+    }
+    Ok(Snapshot { versions: read.open_table(VERSIONS)?, extents })
 }
 
 fn read_meta(database: &Database) -> Result<(Vec<u8>, u64), redb::Error> {
@@ -173,9 +212,9 @@ fn read_meta(database: &Database) -> Result<(Vec<u8>, u64), redb::Error> {
     Ok((owner, number))
 }
 
-fn has_table(
+fn has_table<K: redb::Key + 'static, V: redb::Value + 'static>(
     database: &Database,
-    table: TableDefinition<'static, &[u8], &[u8]>,
+    table: TableDefinition<'static, K, V>,
 ) -> Result<bool, redb::Error> {
     match database.begin_read()?.open_table(table) {
         Ok(_) => Ok(true),
@@ -196,6 +235,28 @@ fn list_deleted(database: &Database, path: &Path) -> Result<(), redb::Error> {
             if let Some(at) = collectable_after(&versions, false) {
                 deleted.insert(&deletion(row, at)[..], &[][..])?;
             }
+        }
+    }
+    Ok(write.commit()?)
+}
+
+/// Finds the newest version of each partition in a file of a version that did not keep extents. Nobody
+/// knows which older ones were dropped.
+fn find_extents(database: &Database, path: &Path) -> Result<(), redb::Error> {
+    let write = database.begin_write()?;
+    {
+        let (table, mut extents) = (write.open_table(VERSIONS)?, write.open_table(EXTENTS)?);
+        let mut newest: BTreeMap<u32, u64> = BTreeMap::new();
+        for entry in table.iter()? {
+            let (row, value) = entry?;
+            let mut row = row.value();
+            let versions = decode(row, value.value()).map_err(|why| corrupted(path, row, &why))?;
+            let last = versions.last().map_or(0, |(version, _)| version.timestamp.0);
+            let known = newest.entry(if row.len() < 4 { 0 } else { row.get_u32() }).or_default();
+            *known = last.max(*known);
+        }
+        for (partition, newest) in newest {
+            extents.insert(partition, (newest, newest))?;
         }
     }
     Ok(write.commit()?)
@@ -257,6 +318,13 @@ fn merge_table(
     partition: PartitionId,
     above: &Table,
 ) -> Result<(), redb::Error> {
+    {
+        let mut extents = write.open_table(EXTENTS)?;
+        let held = extents.get(partition.0)?.map(|extent| extent.value()).unwrap_or_default();
+        let held = Extent { kept_after: Timestamp(held.0), newest: Timestamp(held.1) };
+        let Extent { kept_after, newest } = held.merged(above);
+        extents.insert(partition.0, (kept_after.0, newest.0))?;
+    }
     let (mut table, mut deleted) = (write.open_table(VERSIONS)?, write.open_table(DELETED)?);
     if above.cleared {
         clear(&mut table, partition)?;
@@ -322,7 +390,7 @@ fn decode(row: &[u8], mut value: &[u8]) -> Result<Versions, String> {
 impl StateEngine for Engine {
     fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<Versioned> {
         let row = row(partition, key.bytes());
-        let found = self.table().get(&row[..]);
+        let found = self.snapshot().versions.get(&row[..]);
         let value = found.unwrap_or_else(|error| self.broken(&error))?;
         let mut versions = decode(&row, value.value()).unwrap_or_else(|why| self.broken(&why));
         let after = versions.partition_point(|(version, _)| version.timestamp <= at);
@@ -339,8 +407,8 @@ impl StateEngine for Engine {
         let first = row(partition, after.map_or(&[][..], |key| key.bytes()));
         let from =
             if after.is_some() { Bound::Excluded(&first[..]) } else { Bound::Included(&first[..]) };
-        let table = self.table();
-        let rows = table.range::<&[u8]>((from, Bound::Unbounded));
+        let snapshot = self.snapshot();
+        let rows = snapshot.versions.range::<&[u8]>((from, Bound::Unbounded));
         let mut found = Vec::new();
         for entry in rows.unwrap_or_else(|error| self.broken(&error)).take(limit) {
             let (row, value) = entry.unwrap_or_else(|error| self.broken(&error));
@@ -364,19 +432,8 @@ impl StateEngine for Engine {
         backwards: bool,
         limit: usize,
     ) -> Heads {
-        let first = row(partition, range.from.bytes());
-        let end = match &range.until {
-            Some(until) => Some(row(partition, until.bytes())),
-            None => partition.0.checked_add(1).map(|next| row(PartitionId(next), &[])),
-        };
         let mut found = Heads::default();
-        if end.as_ref().is_some_and(|end| *end <= first) {
-            return found;
-        }
-        let end = end.as_ref().map_or(Bound::Unbounded, |end| Bound::Excluded(&end[..]));
-        let table = self.table();
-        let rows = table.range::<&[u8]>((Bound::Included(&first[..]), end));
-        let mut rows = rows.unwrap_or_else(|error| self.broken(&error));
+        let Some(mut rows) = self.rows(partition, range) else { return found };
         let mut bytes = 0;
         while let Some(entry) = if backwards { rows.next_back() } else { rows.next() } {
             if found.heads.len() >= limit || bytes >= HEADS_BYTES_MAX {
@@ -393,5 +450,33 @@ impl StateEngine for Engine {
             }
         }
         found
+    }
+    fn changed(
+        &self,
+        partition: PartitionId,
+        range: &KeyRange,
+        after: Timestamp,
+    ) -> Option<Vec<(Key, Versions)>> {
+        let mut changed = Vec::new();
+        let Some(rows) = self.rows(partition, range) else { return Some(changed) };
+        let mut bytes = 0;
+        for (number, entry) in rows.enumerate() {
+            if number >= CHANGED_KEYS_MAX || bytes >= HEADS_BYTES_MAX {
+                return None;
+            }
+            let (row, value) = entry.unwrap_or_else(|error| self.broken(&error));
+            let (row, value) = (row.value(), value.value());
+            bytes += value.len();
+            let mut versions = decode(row, value).unwrap_or_else(|why| self.broken(&why));
+            versions.retain(|(version, _)| version.timestamp > after);
+            if !versions.is_empty() {
+                changed.push((Key::from(row.get(4..).unwrap_or_default()), versions));
+            }
+        }
+        Some(changed)
+    }
+
+    fn extent(&self, partition: PartitionId) -> Extent {
+        self.snapshot().extents.get(&partition).copied().unwrap_or_default()
     }
 }

@@ -109,6 +109,7 @@ impl State {
                 version <= held
             };
             if !is_known {
+                store.copied(partition, version.timestamp);
                 store.put(partition, key, version, value);
             }
         }
@@ -120,6 +121,7 @@ impl State {
                 if is_old && !seen.contains(&key) {
                     // Every later version gets a larger timestamp than this.
                     let timestamp = Timestamp(floor.0.saturating_sub(1));
+                    store.copied(partition, timestamp);
                     store.put(partition, key, Version { timestamp, ..Version::INITIAL }, None);
                 }
             }

@@ -57,11 +57,7 @@ impl Replica {
             return;
         }
         let next = following(start, &keys, is_cut);
-        for (key, versions) in keys {
-            for (version, value) in versions {
-                world.store.put(self.id, key.clone(), version, value);
-            }
-        }
+        world.store.put_copies(self.id, keys);
         if is_last {
             self.must_checkpoint = true;
         } else {
