@@ -328,10 +328,12 @@ fn is_busy(failed: &ScanFailed) -> bool {
     match failed {
         ScanFailed::Scan(ScanError::Busy | ScanError::Refused(AbortReason::Overload))
         | ScanFailed::Overloaded
+        | ScanFailed::TooManyWatches
         | ScanFailed::Gateway(
             GatewayError::Overloaded { .. } | GatewayError::OverloadedBytes { .. },
         ) => true,
         ScanFailed::Scan(ScanError::Refused(_) | ScanError::NoFence)
+        | ScanFailed::Watch(_)
         | ScanFailed::Unsupported
         | ScanFailed::Late
         | ScanFailed::Older(_)
