@@ -39,6 +39,7 @@ mod style;
 mod swarm;
 mod topology;
 mod trace;
+mod watch;
 mod workers;
 
 use std::io::{self, IsTerminal as _};
@@ -97,6 +98,7 @@ enum Command {
     Proxy(middleware::ProxyArgs),
     Agent(middleware::AgentArgs),
     Shell(Box<shell::Args>),
+    Watch(Box<watch::Args>),
     Load(Box<load::Args>),
     Measure(measure::Args),
     Completions(completions::Args),
@@ -150,6 +152,7 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
         Some(Command::Proxy(args)) => middleware::run_proxy(&args),
         Some(Command::Agent(args)) => middleware::run_agent(&args),
         Some(Command::Shell(args)) => shell::run(&args),
+        Some(Command::Watch(args)) => watch::run(&args),
         Some(Command::Load(args)) => load::run(&args),
         Some(Command::Measure(args)) => measure::run(&args),
         Some(Command::Completions(args)) => completions::run(&args, &mut Cli::command()),

@@ -10,7 +10,7 @@ use orthodrome_core::{NodeId, RegionId};
 use tokio::time::Instant;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::wire::api;
 use crate::wire::api::admin_client::AdminClient;
@@ -104,6 +104,14 @@ impl Stubs {
 
     fn admin(self) -> AdminClient<Channel> {
         AdminClient::new(self.channel)
+    }
+
+    /// A watch: its answers come until it ends.
+    pub(crate) fn watch(
+        self,
+        request: Request<api::WatchRequest>,
+    ) -> Answer<Streaming<api::WatchResponse>> {
+        Box::pin(async move { self.txns().watch(request).await })
     }
 
     requests! {

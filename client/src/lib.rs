@@ -60,6 +60,7 @@ mod scan;
 mod status;
 mod txn;
 mod values;
+mod watch;
 mod wire;
 
 pub use attempt::Attempt;
@@ -76,7 +77,9 @@ pub use scan::{Page, Row, Scan};
 pub use status::{Gauge, Link, MembershipOrder, OrderState, StatusInfo};
 pub use txn::{Abort, Begun, OpenTransaction, Transaction};
 pub use values::{Reads, Writes};
+pub use watch::{Changes, Watch};
 
 pub use orthodrome_core::procedure::{Call, Procedure};
 pub use orthodrome_core::txn::{Key, Op, Priority, Value, Version};
+pub use orthodrome_core::watch::Change;
 pub use orthodrome_core::{ClientId, Timestamp, TxnId};

@@ -81,16 +81,18 @@ pub(crate) fn keys(keys: impl IntoIterator<Item = Key>) -> Vec<bytes::Bytes> {
     keys.into_iter().map(|key| key.to_bytes()).collect()
 }
 
+/// The key of a read, and what it held.
+pub(crate) fn read(read: api::KeyRead) -> (Key, Read) {
+    let version = read.version.unwrap_or_default();
+    let writer = version.writer.unwrap_or_default();
+    let name = TxnId::new(ClientId(writer.client), writer.counter);
+    let writer = TxnId { attempt: writer.attempt, ..name };
+    let version = Version { timestamp: Timestamp(version.timestamp), writer };
+    let value = read.value.map(orthodrome_core::Value);
+    (Key::from(read.key), Read { value, version })
+}
+
 pub(crate) fn reads(reads: Vec<api::KeyRead>) -> Reads {
-    let read = |read: api::KeyRead| {
-        let version = read.version.unwrap_or_default();
-        let writer = version.writer.unwrap_or_default();
-        let name = TxnId::new(ClientId(writer.client), writer.counter);
-        let writer = TxnId { attempt: writer.attempt, ..name };
-        let version = Version { timestamp: Timestamp(version.timestamp), writer };
-        let value = read.value.map(orthodrome_core::Value);
-        (Key::from(read.key), Read { value, version })
-    };
     Reads(reads.into_iter().map(read).collect())
 }
 

@@ -3,11 +3,14 @@
 //! A watch goes in rounds. It knows all changes up to a timestamp A, and each round extends that:
 //!
 //! 1. **Read.** A read-only transaction reads the fences of the range, as a scan does
-//!    ([`crate::scan`]). Let R be its timestamp. No transaction that is unfinished now, or begins later,
-//!    commits at or below R, except those that servers know to be unfinished.
-//! 2. **Ask.** Servers answer with the versions after A, and up to which timestamp they know all of
-//!    them: nothing that they know to be unfinished may commit there ([`Changes::closed`]).
-//! 3. All changes up to the least of R and these timestamps are complete. They are the next result.
+//!    ([`crate::scan`]). Let R be its timestamp.
+//! 2. **Ask.** Servers answer with the versions after A, and up to which timestamp they have all of
+//!    them ([`Changes::closed`]). A server that answers alone vouches for that ([`Basis::Complete`]).
+//!    Of servers that must be asked with others ([`Basis::Voter`]), each vouches for itself: nothing
+//!    that it has agreed to, and that is unfinished, commits at or below that timestamp. What none of a
+//!    majority has agreed to when R was read commits after R.
+//! 3. All changes up to the least of these timestamps, and R where majorities answer, are complete. They
+//!    are the next result.
 //!
 //! So each change is in one result, whatever happens to servers between two rounds: that it is in one
 //! follows from its timestamp, and from nothing that anybody has to remember. A watch that was
@@ -66,7 +69,7 @@ impl Listing {
         mut closed: Timestamp,
         basis: Basis,
     ) -> Self {
-        let (mut changes, mut kept_after) = (Vec::new(), Timestamp::ZERO);
+        let (mut changes, mut kept_after, mut has_more) = (Vec::new(), Timestamp::ZERO, false);
         for partition in partitions {
             kept_after = kept_after.max(store.kept_after(partition));
             match store.changes(partition, &ask.range, (after, closed)) {
@@ -84,12 +87,13 @@ impl Listing {
         });
         if let Some(over) = first_over {
             // All changes of one timestamp are in one answer.
+            has_more = true;
             let last = changes.get(over - 1).map(|change| change.version.timestamp);
             closed = last.unwrap_or(closed);
             changes.retain(|change| change.version.timestamp <= closed);
         }
         let changes = Some(Changes { changes, closed, kept_after });
-        Self { names: Vec::new(), has_more: false, basis, changes }
+        Self { names: Vec::new(), has_more, basis, changes }
     }
 }
 
@@ -228,11 +232,6 @@ impl Watcher {
             return Vec::new();
         }
         self.at = self.at.max(at);
-        if self.after.is_none() {
-            self.after = Some(at);
-            self.phase = Phase::Pause(now + PAUSE);
-            return vec![Step::Batch(Batch { changes: Vec::new(), through: at })];
-        }
         self.begin_asking(now)
     }
 
@@ -262,7 +261,7 @@ impl Watcher {
         if self.phase != Phase::Ask || answer.round != self.round {
             return Vec::new();
         }
-        let after = self.after.unwrap_or_default();
+        let after = self.asked_after();
         let Some(part) = self.parts.iter_mut().find(|part| part.unit == answer.unit) else {
             return Vec::new();
         };
@@ -274,7 +273,7 @@ impl Watcher {
         }
         let (unknown, unit) = (part.take(from, listing), part.unit);
         if self.parts.iter().all(Part::is_complete) {
-            return self.end_round(after, now);
+            return self.end_round(now);
         }
         unknown.into_iter().map(|node| Step::Ask(node, self.request(unit))).collect()
     }
@@ -305,7 +304,7 @@ impl Watcher {
             let kept_after = forgotten.map(|(_, kept_after)| *kept_after).min();
             if let (Some(kept_after), true) = (kept_after, part.asked > 1) {
                 // Everybody was asked, and too many of those that answer have forgotten.
-                let after = self.after.unwrap_or_default();
+                let after = self.asked_after();
                 return self.fail(WatchError::TooOld { after, kept_after });
             }
             let all = part.to_ask(&self.servers);
@@ -322,24 +321,37 @@ impl Watcher {
             limit: 1,
             at: self.at,
             round: self.round,
-            changes_after: self.after,
+            changes_after: Some(self.asked_after()),
         }
     }
 
+    /// A watch that begins asks for no changes at first, only up to where they are complete.
+    fn asked_after(&self) -> Timestamp {
+        self.after.unwrap_or(Timestamp::MAX)
+    }
+
     /// All answers are complete.
-    fn end_round(&mut self, after: Timestamp, now: Time) -> Vec<Step> {
-        let mut through = self.at;
+    fn end_round(&mut self, now: Time) -> Vec<Step> {
+        let (mut through, mut has_more) = (Timestamp::MAX, false);
         let mut found: BTreeMap<(Version, Key), Option<Value>> = BTreeMap::new();
-        let counted = self.parts.iter().flat_map(Part::counted);
-        for answer in counted.filter_map(|listing| listing.changes.as_ref()) {
+        for listing in self.parts.iter().flat_map(Part::counted) {
+            let Some(answer) = &listing.changes else { continue };
+            has_more |= listing.has_more;
             through = through.min(answer.closed);
+            if listing.basis != Basis::Complete {
+                through = through.min(self.at);
+            }
             for Change { key, version, value } in &answer.changes {
                 found.insert((*version, key.clone()), value.clone());
             }
         }
+        self.phase = Phase::Pause(now + PAUSE);
+        let Some(after) = self.after else {
+            self.after = Some(through);
+            return vec![Step::Batch(Batch { changes: Vec::new(), through })];
+        };
         if through <= after {
             // A transaction is unfinished.
-            self.phase = Phase::Pause(now + PAUSE);
             return Vec::new();
         }
         found.retain(|(version, _), _| after < version.timestamp && version.timestamp <= through);
@@ -347,11 +359,9 @@ impl Watcher {
         let changes = found.into_iter().map(change).collect();
         self.after = Some(through);
         let mut steps = vec![Step::Batch(Batch { changes, through })];
-        if through < self.at {
-            // Answers were cut, or something is unfinished. What this read has closed remains closed.
+        if has_more {
+            // What is closed remains closed.
             steps.extend(self.begin_asking(now));
-        } else {
-            self.phase = Phase::Pause(now + PAUSE);
         }
         steps
     }

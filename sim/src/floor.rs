@@ -60,7 +60,7 @@ impl Floor {
     #[must_use]
     pub fn of(&self, home: RegionId, request: &Request) -> Duration {
         if let Some(scan) = &request.scan {
-            let fences = scan::fences(&self.cluster, false, &scan.range).unwrap_or_default();
+            let fences = scan::fences(&self.cluster, false, scan.range()).unwrap_or_default();
             return self.furthest(home, fences.iter());
         }
         let read = self.furthest(home, request.reads.iter());

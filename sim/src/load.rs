@@ -7,6 +7,7 @@ mod keys;
 mod model;
 mod record;
 mod scanning;
+mod watching;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,7 @@ use orthodrome_core::id::{ClientId, NodeId, RegionId, TxnId};
 use orthodrome_core::machine::{Input, Protocol};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::session::Session;
-use orthodrome_core::time::{Duration, Time};
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Kind, Priority, Read, Reads};
 use orthodrome_eval::history::Entry;
 use orthodrome_eval::metrics::{Counters, Latencies};
@@ -78,6 +79,8 @@ pub struct Load {
     abilities: Abilities,
     /// The keys that transactions of this run may have written, for workloads that scan.
     written: BTreeSet<Key>,
+    /// Acknowledged changes, and whether they deleted the key, for workloads that scan.
+    committed: BTreeMap<(Timestamp, Key), (TxnId, bool)>,
     /// The number of scans that began so far.
     scans: u64,
     rng: Rng,
@@ -153,6 +156,7 @@ impl Load {
             keys: Keys::default(),
             abilities,
             written: BTreeSet::new(),
+            committed: BTreeMap::new(),
             scans: 0,
             rng,
             floor: Floor::new(cluster),
@@ -298,7 +302,9 @@ impl Load {
         let slot = u32::try_from(self.clients.len()).unwrap_or(u32::MAX);
         let id = self.incarnate(slot);
         let (active, session) = (None, Session::default());
-        self.clients.push(Client { id, region, gateway, counter: 0, serial: 0, active, session });
+        let (counter, serial, watched) = (0, 0, None);
+        let client = Client { id, region, gateway, counter, serial, active, session, watched };
+        self.clients.push(client);
         slot
     }
 

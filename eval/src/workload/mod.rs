@@ -30,7 +30,7 @@ use serde::Deserialize;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, RegionId, TxnId};
 use orthodrome_core::rng::Rng;
-use orthodrome_core::scan::Scan;
+use orthodrome_core::scan::{KeyRange, Scan};
 use orthodrome_core::spelling::did_you_mean;
 use orthodrome_core::txn::{Decision, Key, Kind, Priority, Reads, Txn, Value};
 
@@ -203,9 +203,30 @@ pub struct Request {
     pub priority: Priority,
     /// A parameter of the workload: an amount, an element to append, …
     pub parameter: u64,
-    /// If present, it scans this range: read-only transactions find the keys and read them
-    /// ([`orthodrome_core::scan`]). Then it declares no keys. Not every protocol scans.
-    pub scan: Option<Scan>,
+    /// If present, it scans or watches a range of keys, and declares no keys. Not every protocol can.
+    pub scan: Option<Ranging>,
+}
+
+/// What a request does with a range of keys.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ranging {
+    /// Read-only transactions find the keys and read them ([`orthodrome_core::scan`]).
+    Scan(Scan),
+    /// The client watches the range ([`orthodrome_core::watch`]), from where its previous watch ended, or
+    /// else from now on. It ends after so many results, and when it has seen everything that was
+    /// acknowledged when it began.
+    Watch(KeyRange, u32),
+}
+
+impl Ranging {
+    /// The range.
+    #[must_use]
+    pub fn range(&self) -> &KeyRange {
+        match self {
+            Self::Scan(scan) => &scan.range,
+            Self::Watch(range, _) => range,
+        }
+    }
 }
 
 impl Request {

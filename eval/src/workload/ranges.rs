@@ -5,6 +5,8 @@
 //!
 //! Values are lists, as in `list-append`, so that histories show the order of transactions.
 //!
+//! Some scans are watches instead. A client that watches goes on where its previous watch ended.
+//!
 //! With deletions (`deletes`), values are no lists. Some transactions delete keys, others create them
 //! again, and histories say which version each read saw.
 
@@ -17,11 +19,12 @@ use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value, Writ
 use super::list_append::{Elements, append, audit_lists};
 use super::options::{Priorities, bounded, share};
 use super::spread::chance;
-use super::{Form, Issuer, Options, Request, Values, Workload, WorkloadError};
+use super::{Form, Issuer, Options, Ranging, Request, Values, Workload, WorkloadError};
 
 const DELETE: &str = "delete";
 const READ: &str = "read";
 const SCAN: &str = "scan";
+const WATCH: &str = "watch";
 const WRITE: &str = "write";
 
 /// Largest number of keys in one transaction.
@@ -104,6 +107,15 @@ impl Ranges {
         let from = self.front.saturating_sub(rng.below(self.keys));
         let width = rng.range(1, self.keys + AHEAD);
         let until = rng.chance(3, 4).then(|| name(from + width));
+        if rng.chance(1, 4) {
+            let (reads, writes, parameter) = (Vec::new(), Vec::new(), 0);
+            // Ranges of a client that goes on stay as they were, so most of them have no end.
+            let until = until.filter(|_| rng.chance(1, 4));
+            let watch =
+                Ranging::Watch(KeyRange { from: name(from), until }, rng.range(1, 4) as u32);
+            let (kind, scan, priority) = (Kind::ReadOnly, Some(watch), Priority::LOW);
+            return Request { name: WATCH, kind, reads, writes, priority, parameter, scan };
+        }
         let backwards = rng.chance(1, 2);
         let limit = if rng.chance(1, 2) { rng.range(1, 12) } else { self.keys + AHEAD };
         let limit = usize::try_from(limit).unwrap_or(NAMES_MAX);
@@ -118,7 +130,7 @@ fn name(number: u64) -> Key {
 
 fn scan(scan: Scan, priority: Priority) -> Request {
     let (reads, writes, parameter) = (Vec::new(), Vec::new(), 0);
-    let (kind, scan) = (Kind::ReadOnly, Some(scan));
+    let (kind, scan) = (Kind::ReadOnly, Some(Ranging::Scan(scan)));
     Request { name: SCAN, kind, reads, writes, priority, parameter, scan }
 }
 
@@ -200,6 +212,8 @@ impl Workload for Ranges {
             let backwards = start / FINAL_KEYS % 2 == 1;
             scan(Scan { range, backwards, limit: NAMES_MAX }, Priority::LOW)
         };
-        starts.map(request).collect()
+        let rest = Ranging::Watch(KeyRange::default(), 1);
+        let watch = Request { name: WATCH, ..request(first) };
+        starts.map(request).chain([Request { scan: Some(rest), ..watch }]).collect()
     }
 }

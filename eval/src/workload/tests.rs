@@ -64,7 +64,7 @@ impl Serial {
     /// finds in the data, and all other keys of the page's range that were ever written.
     fn with_keys(&self, request: &Request) -> Request {
         let mut request = request.clone();
-        let Some(scan) = &request.scan else { return request };
+        let Some(Ranging::Scan(scan)) = &request.scan else { return request };
         let all = self.data.iter().filter(|(key, _)| scan.range.contains(key));
         let mut all: Vec<(&Key, bool)> = all.map(|(key, r)| (key, r.value.is_some())).collect();
         if scan.backwards {

@@ -13,7 +13,7 @@ use super::fast::{Ballot, versions};
 use super::leader::{Leading, WaitingRead, World};
 use super::message::{Command, Msg, Vote};
 use super::state::Prepared;
-use crate::commit::{Verdict, has_fence};
+use crate::commit::{Verdict, has_fence, valid_at_least};
 use crate::gateway::{Participant, Snapshot};
 use crate::waiting::RetryState;
 
@@ -342,6 +342,7 @@ impl Leading<'_> {
         at_least: Timestamp,
         world: &mut World<'_>,
     ) {
+        let at_least = valid_at_least(&keys, at_least, world.cx.clock().now);
         let read = WaitingRead { client, txn, keys, at_least, behind: None };
         self.on_waiting_read(read, world);
     }

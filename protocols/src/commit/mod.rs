@@ -47,7 +47,7 @@ pub(crate) use items::{
 };
 pub(crate) use message::{ToCoordinator, ToParticipant};
 pub(crate) use participant::Participation;
-pub(crate) use reading::{Reader, Reading, WaitingRead, has_fence};
+pub(crate) use reading::{Reader, Reading, WaitingRead, has_fence, valid_at_least};
 pub use state::{Applied, Coordinated, Ended, Part, Request, State, Verdict};
 pub use timeouts::Timeouts;
 pub(crate) use votes::Gathering;

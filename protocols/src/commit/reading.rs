@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::scan::is_fence;
-use orthodrome_core::time::Timestamp;
+use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Key;
 
 use super::coordinator::Coordinator;
@@ -18,6 +18,16 @@ use crate::hosting::{CommandOf, Leading, World};
 /// partition that a pending transaction may create.
 pub(crate) fn has_fence(keys: &[Key]) -> bool {
     keys.iter().any(is_fence)
+}
+
+/// Whoever reads a fence closes its partition up to so long ago.
+const FENCE_LAG: Duration = Duration::from_millis(200);
+
+/// The timestamp up to which the answer to a read-only request must be valid. The request of a scan or a
+/// watch also closes its partition up to a moment ago, so that a watch goes on where nobody writes
+/// ([`orthodrome_core::watch`]). Timestamps that clients propose are later than that.
+pub(crate) fn valid_at_least(keys: &[Key], wanted: Timestamp, now: Timestamp) -> Timestamp {
+    if has_fence(keys) { wanted.max(now - FENCE_LAG) } else { wanted }
 }
 
 /// The timestamps in a group's state.

@@ -13,7 +13,9 @@ use super::message::{Command, Elsewhere, Log, Msg};
 use super::queue::{Queue, Stage};
 use super::state::{Prepared, Request, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Coordination, Participation, Reading, Verdict, WaitingRead};
+use crate::commit::{
+    Applied, Coordination, Participation, Reading, Verdict, WaitingRead, valid_at_least,
+};
 use crate::delays::difference;
 use crate::gateway::Participant;
 use crate::hosting::{self, Role};
@@ -327,6 +329,7 @@ impl Leading<'_> {
             }
             Msg::Forget { txns, coordinator, .. } => self.on_forget(coordinator, txns, world),
             Msg::ReadOnly { txn, keys, at_least, .. } => {
+                let at_least = valid_at_least(&keys, at_least, world.cx.clock().now);
                 let read = WaitingRead { client: from, txn, keys, at_least, behind: None };
                 self.on_read_only(read, world);
             }

@@ -13,7 +13,7 @@ use super::locks::LockTable;
 use super::message::{Command, Log, Msg, Vote};
 use super::state::{Prepared, State};
 use super::{Config, Note, Timer};
-use crate::commit::{Applied, Coordination, Reading, WaitingRead};
+use crate::commit::{Applied, Coordination, Reading, WaitingRead, valid_at_least};
 use crate::hosting::{self, Role};
 use crate::waiting::RetryState;
 
@@ -220,6 +220,7 @@ impl Leading<'_> {
                 self.on_decision(txn, coordinator, outcome, world);
             }
             Msg::ReadOnly { txn, keys, at_least, .. } => {
+                let at_least = valid_at_least(&keys, at_least, world.cx.clock().now);
                 let read = WaitingRead { client: from, txn, keys, at_least, behind: None };
                 self.on_read_only(read, world);
             }

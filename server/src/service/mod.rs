@@ -405,25 +405,37 @@ fn check_address(
     Ok(())
 }
 
+/// A watch without changes says so often how far it has come.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Sends the batches of a watch until it ends or the client leaves.
 async fn forward(
     mut batches: Batches,
     answers: &mpsc::Sender<Result<api::WatchResponse, Status>>,
     (keys_only, bytes_max): (bool, usize),
 ) {
+    let mut sent: Option<Instant> = None;
     loop {
         let batch = tokio::select! {
             batch = batches.recv() => batch,
             () = answers.closed() => return,
         };
-        let sent: Vec<Result<_, Status>> = match batch {
+        let is_news = match &batch {
+            Some(Ok(batch)) => !batch.changes.is_empty(),
+            Some(Err(_)) | None => true,
+        };
+        if !is_news && sent.is_some_and(|sent| sent.elapsed() < PROGRESS_INTERVAL) {
+            continue;
+        }
+        sent = Some(Instant::now());
+        let next: Vec<Result<_, Status>> = match batch {
             None => return,
             Some(Err(failed)) => vec![Err(answer::scan_failed(&failed))],
             Some(Ok(batch)) => {
                 answer::batch(batch, keys_only, bytes_max).into_iter().map(Ok).collect()
             }
         };
-        for answer in sent {
+        for answer in next {
             if answers.send(answer).await.is_err() {
                 return;
             }

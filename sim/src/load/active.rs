@@ -7,6 +7,7 @@ use orthodrome_core::txn::{Decision, Key, Kind, Reads, Writes};
 use orthodrome_eval::workload::{Request, Step, Workload};
 
 use super::scanning::Scanning;
+use super::watching::Watched;
 
 /// Name of the reads of reconnaissance, for protocols that run no general transactions.
 pub(super) const LOOK: &str = "look";
@@ -150,4 +151,6 @@ pub(super) struct Client {
     pub(super) active: Option<Box<Active>>,
     /// The versions that it has seen.
     pub(super) session: Session,
+    /// What it has seen of the range that it watches.
+    pub(super) watched: Option<Watched>,
 }

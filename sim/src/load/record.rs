@@ -77,6 +77,14 @@ impl Load {
             return;
         };
         let nothing = Reads::new();
+        if self.workload.has_scans() && !active.request.writes.is_empty() {
+            let written = written(active, active.reads.as_ref().unwrap_or(&nothing));
+            let txn = active.txn.name();
+            self.check_watches(at, txn, written);
+        }
+        let Some(active) = self.clients.get(slot as usize).and_then(|c| c.active.as_ref()) else {
+            return;
+        };
         let result = match &active.reads {
             None if !active.request.reads.is_empty() && !active.has_lost_reads() => {
                 Err(format!("{} committed, but its client received no reads", active.txn))

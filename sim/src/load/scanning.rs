@@ -1,4 +1,5 @@
-//! Scans of clients: they drive the scanner of [`orthodrome_core::scan`] as a gateway does.
+//! Scans and watches of clients: they drive the machines of [`orthodrome_core::scan`] and
+//! [`orthodrome_core::watch`] as a gateway does.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -9,8 +10,10 @@ use orthodrome_core::scan::{
 };
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Reads};
+use orthodrome_eval::workload::Ranging;
 
 use super::active::Action;
+use super::watching::Watching;
 use super::{BACK_OFF, Load};
 
 /// How long a scan waits before it reads again after an aborted read, at first.
@@ -44,12 +47,19 @@ pub struct Asked {
     pub hops: u16,
 }
 
-/// A pending scan of a client.
+/// What a client drives.
+#[derive(Debug)]
+pub(super) enum Driven {
+    Scan(Scanner),
+    Watch(Box<Watching>),
+}
+
+/// A pending scan or watch of a client.
 #[derive(Debug)]
 pub(super) struct Scanning {
     number: u64,
     /// None: the scan begins when its client wakes up.
-    scanner: Option<Scanner>,
+    pub(super) driven: Option<Driven>,
     /// When its client wakes up to ask servers again.
     due: Option<Time>,
     /// True while a transaction reads.
@@ -68,7 +78,7 @@ impl Scanning {
     pub(super) fn new() -> Self {
         Self {
             number: 0,
-            scanner: None,
+            driven: None,
             due: None,
             is_reading: false,
             read: None,
@@ -89,24 +99,30 @@ impl Scanning {
     }
 
     /// Ends this scan at this gateway. It may begin again.
-    fn reset(&mut self) {
-        (self.scanner, self.due, self.is_reading) = (None, None, false);
+    pub(super) fn reset(&mut self) {
+        (self.driven, self.due, self.is_reading) = (None, None, false);
         self.wait = Duration::ZERO;
     }
 }
 
 impl Load {
-    fn scanning(&mut self, slot: u32) -> Option<&mut Scanning> {
+    pub(super) fn scanning(&mut self, slot: u32) -> Option<&mut Scanning> {
         self.client(slot).active.as_mut()?.scan.as_deref_mut()
     }
 
     /// Wakes the client of a scan that is not reading: it begins the scan, or asks servers again.
     pub(super) fn wake_scan(&mut self, slot: u32, now: Time, is_up: impl Fn(u32) -> bool) {
         let Some(scanning) = self.scanning(slot) else { return };
-        if let Some(scanner) = &mut scanning.scanner {
-            let steps = scanner.on_time(now);
-            self.take_steps(slot, steps, now);
-            return;
+        match &mut scanning.driven {
+            Some(Driven::Scan(scanner)) => {
+                let steps = scanner.on_time(now);
+                return self.take_steps(slot, steps, now);
+            }
+            Some(Driven::Watch(watching)) => {
+                let steps = watching.watcher.on_time(now);
+                return self.take_watch_steps(slot, steps, now);
+            }
+            None => {}
         }
         match self.nearest_gateway(slot, is_up) {
             Some(gateway) => self.begin_scan(slot, gateway, now),
@@ -129,13 +145,22 @@ impl Load {
         let (Some(scan), Some(home)) = (active.request.scan.clone(), home) else { return };
         active.gateway = gateway;
         active.attempt_began = now;
+        let scan = match scan {
+            Ranging::Scan(scan) => scan,
+            Ranging::Watch(range, batches) => {
+                if let Some(scanning) = &mut active.scan {
+                    scanning.number = number;
+                }
+                return self.begin_watch(slot, (range, batches), home, now);
+            }
+        };
         match Scanner::new(cluster, shares, home, scan, now) {
             Ok((mut scanner, steps)) => {
                 if no_second_list {
                     scanner.without_second_list();
                 }
                 if let Some(scanning) = &mut active.scan {
-                    (scanning.number, scanning.scanner) = (number, Some(scanner));
+                    (scanning.number, scanning.driven) = (number, Some(Driven::Scan(scanner)));
                 }
                 self.take_steps(slot, steps, now);
             }
@@ -158,22 +183,33 @@ impl Load {
         if !is_here || scanning.number != scan.number {
             return;
         }
-        let Some(scanner) = &mut scanning.scanner else { return };
         scanning.hops = scanning.hops.max(hops);
-        let steps = scanner.on_answer(from, answer, now);
-        self.take_steps(scan.client, steps, now);
+        match &mut scanning.driven {
+            None => {}
+            Some(Driven::Scan(scanner)) => {
+                let steps = scanner.on_answer(from, answer, now);
+                self.take_steps(scan.client, steps, now);
+            }
+            Some(Driven::Watch(watching)) => {
+                let steps = watching.watcher.on_answer(from, answer, now);
+                self.take_watch_steps(scan.client, steps, now);
+            }
+        }
+    }
+
+    /// Sends a request of the client's scan.
+    pub(super) fn ask(&mut self, slot: u32, to: NodeId, ask: Ask) {
+        let Some(active) = self.client(slot).active.as_deref() else { return };
+        let Some(scanning) = &active.scan else { return };
+        let scan = ScanId { client: slot, number: scanning.number };
+        let (gateway, hops) = (active.gateway, scanning.hops);
+        self.asks.push(Asked { scan, gateway, to, ask, hops });
     }
 
     fn take_steps(&mut self, slot: u32, steps: Vec<Step>, now: Time) {
         for step in steps {
             match step {
-                Step::Ask(to, ask) => {
-                    let Some(active) = self.client(slot).active.as_deref() else { return };
-                    let Some(scanning) = &active.scan else { return };
-                    let scan = ScanId { client: slot, number: scanning.number };
-                    let (gateway, hops) = (active.gateway, scanning.hops);
-                    self.asks.push(Asked { scan, gateway, to, ask, hops });
-                }
+                Step::Ask(to, ask) => self.ask(slot, to, ask),
                 Step::Read(keys) => {
                     self.record_read(slot, None);
                     self.begin_read(slot, keys, now);
@@ -191,8 +227,17 @@ impl Load {
                 }
             }
         }
+        self.await_deadline(slot);
+    }
+
+    /// Wakes the client at the deadline of its scan.
+    pub(super) fn await_deadline(&mut self, slot: u32) {
         let Some(scanning) = self.scanning(slot) else { return };
-        let deadline = scanning.scanner.as_ref().and_then(Scanner::deadline);
+        let deadline = match &scanning.driven {
+            None => None,
+            Some(Driven::Scan(scanner)) => scanner.deadline(),
+            Some(Driven::Watch(watching)) => watching.watcher.deadline(),
+        };
         if scanning.due != deadline {
             scanning.due = deadline;
             if let Some(at) = deadline {
@@ -202,7 +247,7 @@ impl Load {
     }
 
     /// Each read of a scan is a transaction with a name of its own.
-    fn begin_read(&mut self, slot: u32, keys: Vec<Key>, now: Time) {
+    pub(super) fn begin_read(&mut self, slot: u32, keys: Vec<Key>, now: Time) {
         self.rename(slot);
         let Some(active) = self.client(slot).active.as_deref_mut() else { return };
         active.request.reads = keys;
@@ -223,10 +268,17 @@ impl Load {
         }
         match outcome {
             Outcome::Committed(at) => {
-                scanning.read = Some((now, at));
                 scanning.hops = scanning.hops.max(hops);
-                let scanner = scanning.scanner.as_mut();
+                let scanner = match &mut scanning.driven {
+                    Some(Driven::Watch(watching)) => {
+                        let steps = watching.watcher.on_read(at, now);
+                        return self.take_watch_steps(slot, steps, now);
+                    }
+                    Some(Driven::Scan(scanner)) => Some(scanner),
+                    None => None,
+                };
                 let steps = scanner.map_or_else(Vec::new, |s| s.on_read(reads, at, now));
+                scanning.read = Some((now, at));
                 if !has_reads {
                     let problem = format!("{txn} committed, but its client received no reads");
                     self.note_failure(Err(problem));
@@ -254,9 +306,17 @@ impl Load {
         let Some(scanning) = self.scanning(slot) else { return };
         scanning.wait = scanning.pause;
         scanning.pause = (scanning.pause * 2).min(PAUSE_MAX);
-        let scanner = scanning.scanner.as_mut();
-        let steps = scanner.map_or_else(Vec::new, |scanner| scanner.on_aborted(reason));
-        self.take_steps(slot, steps, now);
+        match &mut scanning.driven {
+            None => {}
+            Some(Driven::Scan(scanner)) => {
+                let steps = scanner.on_aborted(reason);
+                self.take_steps(slot, steps, now);
+            }
+            Some(Driven::Watch(watching)) => {
+                let steps = watching.watcher.on_aborted(reason, now);
+                self.take_watch_steps(slot, steps, now);
+            }
+        }
     }
 
     /// The scan has no result. It begins again.
@@ -307,7 +367,7 @@ impl Load {
         let Some((completed, at)) = read else { return };
         let mut reads = without_fences(active.reads.take().unwrap_or_default());
         let mut verdict = Ok(());
-        if let (Some(page), Some(scan)) = (page, &active.request.scan) {
+        if let (Some(page), Some(Ranging::Scan(scan))) = (page, &active.request.scan) {
             verdict = judge_page(scan, page);
             reads = found(scan, page, &reads, written);
         }

@@ -397,6 +397,8 @@ impl Machine<Toy> for Server {
     fn step(&mut self, input: Input<Toy>, cx: &mut Cx<'_, Toy>) {
         match input {
             Input::Message { from, msg: Msg::Read { txn, keys } } => {
+                // Later transactions commit later: so a watch goes on, also if nobody writes.
+                self.last = self.last.max(cx.clock().now);
                 let read = |key: Key| (key.clone(), self.store.read(P, &key));
                 let reads = keys.into_iter().map(read).collect();
                 cx.send(from, Msg::ReadReply { txn, reads });
@@ -434,6 +436,18 @@ impl Machine<Toy> for Server {
     /// The leader has everything; the others say that it is the only voter.
     fn names(&self, ask: &Ask) -> Option<Listing> {
         let Unit::Partition(_) = ask.unit else { return None };
+        if let Some(after) = ask.changes_after {
+            let committed = self.waiting.values().map(|(record, _)| record.outcome);
+            let before = committed.filter_map(|outcome| match outcome {
+                Outcome::Committed(at) => Some(Timestamp(at.0.saturating_sub(1))),
+                Outcome::Aborted(_) | Outcome::Unknown => None,
+            });
+            let closed = before.fold(self.last, Timestamp::min);
+            let is_leader = self.node == self.leader;
+            let listing =
+                || Listing::of_changes(&self.store, [P], (ask, after), closed, Basis::Complete);
+            return is_leader.then(listing);
+        }
         let pending = self.waiting.values().flat_map(|(record, _)| record.writes.keys().cloned());
         let voters = vec![Voters { nodes: vec![self.leader] }];
         let is_leader = self.node == self.leader;
