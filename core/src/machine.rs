@@ -46,7 +46,8 @@ pub trait Protocol: Copy + Eq + Debug + Send + Sync + 'static {
     /// them for servers that are behind. The swarm deletes no keys with such a protocol. Only the
     /// example in `protocols/tests/adding` is one.
     const FORGETS_DELETIONS: bool = false;
-    /// True if servers list names ([`Machine::names`]), so that clients can scan ranges of keys.
+    /// True if servers list names and changes ([`Machine::names`]), so that clients can scan and watch
+    /// ranges of keys.
     const SCANS: bool = false;
     /// Enables the swarm's fault profile "priority races", for protocols that use priorities.
     const RANKS: bool = false;
@@ -226,9 +227,9 @@ pub trait Machine<P: Protocol>: Debug + Display + Send + Sized + 'static {
         Vec::new()
     }
 
-    /// The names that this server has in a unit of the data, for a scan ([`crate::scan`]); none if it
-    /// does not hold the unit, or cannot list it now. Every protocol with [`Protocol::SCANS`]
-    /// implements it.
+    /// The names that this server has in a unit of the data, for a scan ([`crate::scan`]), or the
+    /// changes there, for a watch ([`crate::watch`]); none if it does not hold the unit, or cannot list
+    /// it now. Every protocol with [`Protocol::SCANS`] implements both.
     fn names(&self, _ask: &Ask) -> Option<Listing> {
         None
     }

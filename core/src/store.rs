@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use smallvec::SmallVec;
@@ -445,14 +446,30 @@ pub struct Store {
     puts: Digest,
     /// See [`Store::forgets`].
     forgets: BTreeMap<PartitionId, Timestamp>,
+    /// The newest versions in the engine before the pending checkpoint, of the partitions in it.
+    newest_before: BTreeMap<PartitionId, Timestamp>,
+    /// The versions of the last checkpoint, and the newest versions in the engine before it, if somebody
+    /// watches. A watch is always a little behind, and would otherwise have to search the engine after
+    /// each checkpoint.
+    merged: Option<(Arc<Memtable>, BTreeMap<PartitionId, Timestamp>)>,
+    /// Changes were asked for since the last checkpoint.
+    is_watched: AtomicBool,
 }
 
 impl Store {
     /// A store over what earlier checkpoints made durable.
     #[must_use]
     pub fn new(engine: Box<dyn StateEngine>) -> Self {
-        let (puts, forgets) = (Digest::default(), BTreeMap::new());
-        Self { active: Memtable::default(), frozen: None, engine, puts, forgets }
+        Self {
+            active: Memtable::default(),
+            frozen: None,
+            engine,
+            puts: Digest::default(),
+            forgets: BTreeMap::new(),
+            merged: None,
+            newest_before: BTreeMap::new(),
+            is_watched: AtomicBool::new(false),
+        }
     }
 
     /// The newest version of `key` that is not after `at`; [`Version::INITIAL`] and no value if
@@ -597,8 +614,9 @@ impl Store {
                 found.insert((*version, key.clone()), value.clone());
             }
         };
+        self.is_watched.store(true, Ordering::Relaxed);
         let mut hidden = false;
-        for layer in self.layers() {
+        for layer in self.layers().chain(self.merged.as_ref().map(|(merged, _)| &**merged)) {
             let Some(table) = layer.tables.get(&partition) else { continue };
             table.changed(range, after).for_each(|(key, versioned)| add(key, versioned));
             hidden = table.cleared;
@@ -606,13 +624,20 @@ impl Store {
                 break;
             }
         }
-        if !hidden && self.engine.extent(partition).newest > after {
+        if !hidden && self.newest_below(partition) > after {
             for (key, versions) in self.engine.changed(partition, range, after)? {
                 versions.iter().for_each(|versioned| add(&key, versioned));
             }
         }
         let change = |((version, key), value)| Change { key, version, value };
         Some(found.into_iter().map(change).collect())
+    }
+
+    /// No version that is only in the engine is later.
+    fn newest_below(&self, partition: PartitionId) -> Timestamp {
+        let merged = self.merged.as_ref().and_then(|(_, before)| before.get(&partition));
+        let before = merged.or_else(|| self.newest_before.get(&partition)).copied();
+        before.unwrap_or_else(|| self.engine.extent(partition).newest)
     }
 
     /// The layers in memory, the newest first.
@@ -792,13 +817,17 @@ impl Store {
     pub fn freeze(&mut self) -> Arc<Memtable> {
         assert!(self.frozen.is_none(), "a second checkpoint began before the first was durable");
         let frozen = Arc::new(std::mem::take(&mut self.active));
+        let newest = |&partition: &PartitionId| (partition, self.engine.extent(partition).newest);
+        self.newest_before = frozen.tables.keys().map(newest).collect();
         self.frozen = Some(frozen.clone());
         frozen
     }
 
     /// Ends the checkpoint: the engine now has the frozen versions.
     pub fn thaw(&mut self) {
-        self.frozen = None;
+        let (frozen, before) = (self.frozen.take(), std::mem::take(&mut self.newest_before));
+        let is_watched = self.is_watched.swap(false, Ordering::Relaxed);
+        self.merged = frozen.filter(|_| is_watched).map(|frozen| (frozen, before));
     }
 
     /// True while a checkpoint is pending.

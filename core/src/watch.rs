@@ -173,6 +173,8 @@ pub struct Watcher {
     patience: Duration,
     /// Servers that have forgotten what this round asks for, and after what they have not.
     forgetful: BTreeMap<(Unit, NodeId), Timestamp>,
+    /// It does not wait for what is unfinished.
+    is_hasty: bool,
 }
 
 impl Watcher {
@@ -202,9 +204,16 @@ impl Watcher {
             again: now,
             patience: cluster.topology.rtt_max() * 2 + Duration::from_millis(100),
             forgetful: BTreeMap::new(),
+            is_hasty: false,
         };
         let steps = watcher.read();
         Ok((watcher, steps))
+    }
+
+    /// From now on it takes the latest change that it sees for the end of what is complete. This is a
+    /// mistake, for tests.
+    pub fn without_waiting(&mut self) {
+        self.is_hasty = true;
     }
 
     /// When to call [`Watcher::on_time`].
@@ -344,6 +353,9 @@ impl Watcher {
             for Change { key, version, value } in &answer.changes {
                 found.insert((*version, key.clone()), value.clone());
             }
+        }
+        if let (true, Some((last, _))) = (self.is_hasty, found.last_key_value()) {
+            through = through.max(last.0.timestamp);
         }
         self.phase = Phase::Pause(now + PAUSE);
         let Some(after) = self.after else {

@@ -17,7 +17,8 @@ use orthodrome_core::scan::{KeyRange, Scan};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Op, Priority, Reads, Writes};
 use orthodrome_core::{
-    ClientId, Cluster, Decision, Key, NodeId, Outcome, PartitionId, RegionId, Txn, TxnId, Value,
+    ClientId, Cluster, Decision, Key, NodeId, Outcome, PartitionId, RegionId, Timestamp, Txn,
+    TxnId, Value,
 };
 use orthodrome_protocols::{
     carousel, deterministic, natto, ocean_vista, registry, tapir, two_phase_locking,
@@ -935,5 +936,110 @@ async fn scans_after_deaths(protocol: &'static str) {
     expected.reverse();
     assert_eq!(scanned(&gateway, "key/", true, 7).await, expected, "{protocol}");
     assert_eq!(scanned(&gateway, "nothing/", true, 7).await, Vec::<String>::new(), "{protocol}");
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
+/// Two gateways watch while nodes die and come back; then one watch goes on at another gateway.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_show_every_change_once_while_nodes_die_and_return() {
+    for protocol in registry::representatives() {
+        within(&format!("{protocol}: watches beside deaths"), watches_beside_deaths(protocol))
+            .await;
+    }
+}
+
+/// The changes of a watch up to a timestamp, by key: the timestamps and the values.
+type Seen = BTreeMap<(Key, u64), Option<Value>>;
+
+/// Watches until everything up to `until` was shown. A watch that breaks off goes on at the next gateway.
+async fn watched(
+    cluster: &EmbeddedCluster,
+    nodes: &[u32],
+    mut after: Timestamp,
+    until: Timestamp,
+) -> Seen {
+    let mut seen = Seen::new();
+    let mut last = None;
+    for node in nodes.iter().cycle() {
+        let range = KeyRange::prefix(b"key/");
+        let gateway = cluster.node(NodeId(*node)).map(|node| node.gateway());
+        let Some(Ok(mut batches)) = gateway.map(|gateway| gateway.watch(range, Some(after))) else {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            continue;
+        };
+        while let Some(Ok(batch)) = batches.recv().await {
+            for change in batch.changes {
+                let at = change.version.timestamp;
+                assert!(after < at && at <= batch.through, "{at} of {after}..={}", batch.through);
+                let place = (at, change.key.clone());
+                assert!(last.as_ref().is_none_or(|last| *last < place), "{last:?} {place:?}");
+                last = Some(place);
+                seen.insert((change.key, at.0), change.value);
+            }
+            after = batch.through;
+            if after >= until {
+                return seen;
+            }
+        }
+    }
+    seen
+}
+
+async fn watches_beside_deaths(protocol: &'static str) {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+    let mut cluster = cluster(Plan { protocol, ..plan }).await;
+    let mut client = Client::at(&cluster, 1).await;
+    let put =
+        |number: usize| Op::Put(format!("key/{}", number % 7).into(), format!("{number}").into());
+    let Outcome::Committed(start) = client.run(&[put(0)]).await.outcome else { unreachable!() };
+    let mut told: BTreeMap<(Key, u64), Option<Value>> = BTreeMap::new();
+    let mut end = start;
+    let mut commit = async |client: &mut Client, op: Op| {
+        let (key, value) = match &op {
+            Op::Put(key, value) => (key.clone(), Some(value.clone())),
+            Op::Delete(key) => (key.clone(), None),
+            _ => unreachable!("the test puts and deletes"),
+        };
+        let txn = Txn::procedure(client.next(), RegionId(0), vec![op]);
+        let Ok(Begun::Finished(finished)) = client.gateway.begin(txn).await else { return };
+        if let Outcome::Committed(at) = finished.outcome {
+            told.insert((key, at.0), value);
+            end = end.max(at);
+        }
+    };
+    for number in 1..40 {
+        commit(&mut client, put(number)).await;
+        if number % 5 == 0 {
+            commit(&mut client, Op::Delete(format!("key/{}", number % 7).into())).await;
+        }
+        match number {
+            12 => cluster.kill(NodeId(3)).await,
+            24 => cluster.restart(NodeId(3)).await.unwrap(),
+            _ => {}
+        }
+    }
+    assert!(told.len() > 20, "{protocol}: {} commits", told.len());
+    let whole = watched(&cluster, &[1, 2, 3], start, end).await;
+    // The same again, where all nodes have restarted in the middle.
+    let middle = Timestamp(told.keys().map(|(_, at)| *at).nth(told.len() / 2).unwrap());
+    let middle = middle.max(start.next());
+    let mut parts = watched(&cluster, &[2], start, middle).await;
+    let from = Timestamp(parts.keys().map(|(_, at)| *at).max().unwrap());
+    for node in [1, 2, 3] {
+        cluster.kill(NodeId(node)).await;
+    }
+    for node in [1, 2, 3] {
+        cluster.restart(NodeId(node)).await.unwrap();
+    }
+    parts.extend(watched(&cluster, &[3, 1], from, end).await);
+    let shown = |seen: &Seen| -> Seen {
+        seen.iter()
+            .filter(|(place, _)| told.contains_key(*place))
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect()
+    };
+    assert_eq!(shown(&whole), told, "{protocol}");
+    assert_eq!(shown(&parts), told, "{protocol}: in two parts");
     cluster.shutdown(Duration::from_secs(5)).await;
 }

@@ -62,6 +62,8 @@ pub struct SwarmOptions {
     /// Scans do not list names again after they have read. This is a mistake, which the swarm should
     /// catch.
     pub no_second_list: bool,
+    /// Watches do not wait for unfinished transactions. This is a mistake, which the swarm should catch.
+    pub hasty_watches: bool,
     /// Draws to leave out; all other draws stay the same.
     pub without: BTreeSet<Unusual>,
     /// The most transactions of one seed.
@@ -96,6 +98,7 @@ impl SwarmOptions {
             losses: true,
             scans: false,
             no_second_list: false,
+            hasty_watches: false,
             without: BTreeSet::new(),
             transactions: 300,
             safety: Duration::from_secs(8),
@@ -409,6 +412,7 @@ fn set_up<P: Protocol>(
     let workload = scenario.workload()?;
     let mut with_load = scenario.options.clone();
     with_load.load.no_second_list = options.no_second_list;
+    with_load.load.hasty_watches = options.hasty_watches;
     with_load.load.no_sessions = options.mutation.as_deref() == Some(NO_SESSIONS);
     let cluster = scenario.cluster.clone();
     let mut run = Simulation::new(cluster, config, workload, &scenario.schedule, with_load)?;

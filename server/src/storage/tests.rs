@@ -564,6 +564,19 @@ proptest! {
                         );
                     }
                 }
+                prop_assert_eq!(engine.extent(partition), model.extent(partition));
+                for (from, until, after) in [(0, 6, 0), (2, 4, 7), (1, 6, 20), (3, 3, 0)] {
+                    let (from, until) = (Key::from(vec![from]), Some(Key::from(vec![until])));
+                    let range = KeyRange { from, until };
+                    let changed = |engine: &dyn StateEngine| {
+                        let changed = engine.changed(partition, &range, Timestamp(after)).unwrap();
+                        let flat = |(key, versions): (Key, Versions)| {
+                            versions.into_iter().map(move |versioned| (key.clone(), versioned))
+                        };
+                        changed.into_iter().flat_map(flat).collect::<Vec<_>>()
+                    };
+                    prop_assert_eq!(changed(&engine), changed(&model));
+                }
                 for (after, limit) in [(None, 100), (None, 2), (Some(Key::from(vec![2])), 3)] {
                     prop_assert_eq!(
                         engine.scan(partition, after.as_ref(), limit),

@@ -28,6 +28,8 @@ pub struct LoadModel {
     pub no_sessions: bool,
     /// Scans do not list names again after they have read. For tests.
     pub no_second_list: bool,
+    /// Watches do not wait for unfinished transactions: a mistake.
+    pub hasty_watches: bool,
 }
 
 impl Default for LoadModel {
@@ -41,6 +43,7 @@ impl Default for LoadModel {
             origins: BTreeMap::new(),
             no_sessions: false,
             no_second_list: false,
+            hasty_watches: false,
         }
     }
 }

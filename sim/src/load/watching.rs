@@ -108,7 +108,10 @@ impl Load {
         let goal = self.committed.last_key_value().map(|((at, _), _)| *at).unwrap_or_default();
         let watched = (range.clone(), after);
         match Watcher::new(self.floor.cluster(), shares, home, watched, now) {
-            Ok((watcher, steps)) => {
+            Ok((mut watcher, steps)) => {
+                if self.model.hasty_watches {
+                    watcher.without_waiting();
+                }
                 let watching = Watching { watcher, range, batches_left: batches, goal };
                 if let Some(scanning) = self.scanning(slot) {
                     scanning.driven = Some(Driven::Watch(Box::new(watching)));

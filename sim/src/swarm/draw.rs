@@ -380,6 +380,7 @@ pub(super) fn draw_options(
             origins: BTreeMap::new(),
             no_sessions: false,
             no_second_list: false,
+            hasty_watches: false,
         },
         warmup: Duration::ZERO,
         duration: swarm.safety + swarm.safety / 4,
