@@ -183,7 +183,9 @@ fn put(sink: &mut Sink, changes: Changes, keys_only: bool) -> anyhow::Result<()>
                     None => format!("{at}  {key} deleted\n"),
                 };
             }
-            output::print(&text)?;
+            if !text.is_empty() {
+                output::print(&text)?;
+            }
         }
         Sink::Json | Sink::File(_) => {
             for change in changes {

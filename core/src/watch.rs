@@ -6,9 +6,8 @@
 //!    ([`crate::scan`]). Let R be its timestamp.
 //! 2. **Ask.** Servers answer with the versions after A, and up to which timestamp they have all of
 //!    them ([`Changes::closed`]). A server that answers alone vouches for that ([`Basis::Complete`]).
-//!    Of servers that must be asked with others ([`Basis::Voter`]), each vouches for itself: nothing
-//!    that it has agreed to, and that is unfinished, commits at or below that timestamp. What none of a
-//!    majority has agreed to when R was read commits after R.
+//!    Of servers that must be asked with others ([`Basis::Voter`]), each says up to where nothing is
+//!    unfinished that it has agreed to. What was not agreed to when R was read commits after R.
 //! 3. All changes up to the least of these timestamps, and R where majorities answer, are complete. They
 //!    are the next result.
 //!

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
+import time
 import unittest
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from concurrent import futures
 from typing import Any
+from unittest import mock
 
 import grpc
 
 import orthodrome
-from orthodrome import Op, Priority
-from orthodrome._engine import Engine, declare, Run
+import orthodrome.aio
+from orthodrome import Change, Changes, KeyRange, Op, Priority
+from orthodrome._engine import Engine, declare, Run, Watching
 from orthodrome._gateways import Gateways
-from orthodrome._runtime import drive
+from orthodrome._runtime import Silence, drive
 from orthodrome._session import Names, Session
 from orthodrome.v1 import api_pb2 as api
 from orthodrome.values import INITIAL, Read, TxnId, Version
@@ -65,6 +71,9 @@ class Script:
             raise type(answer)(answer._code, answer._details, marked=answer._marked, register=answer._register)
         return answer
 
+    async def stream(self, channel: str, method: Any, request: Any, timeout: float, metadata: object) -> Any:
+        return Answers(await self.unary(channel, method, request, timeout, metadata))
+
     async def sleep(self, seconds: float) -> None:
         pass
 
@@ -73,6 +82,22 @@ class Script:
 
     async def close(self, channels: object) -> None:
         pass
+
+
+class Answers:
+    """A stream that has the listed answers. An error among them is raised."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers = answers
+
+    async def next(self, timeout: float) -> Any:
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def cancel(self) -> None:
+        self.answers = []
 
 
 def engine(*answers: tuple[str, Any], general: bool = False) -> tuple[Engine, Script]:
@@ -248,6 +273,339 @@ class Transactions(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "mine"):
             drive(runs.failed(drive(runs.begin()), ValueError("mine")))
         self.assertEqual(script.asked[1][1], "Abort")
+
+
+def changed(key: bytes, value: bytes | None, timestamp: int) -> api.KeyRead:
+    version = api.Version(timestamp=timestamp, writer=api.TxnId(client=1, counter=timestamp))
+    return api.KeyRead(key=key, value=value, version=version)
+
+
+def batch(through: int, *changes: api.KeyRead) -> api.WatchResponse:
+    return api.WatchResponse(through=through, changes=changes)
+
+
+def change(key: bytes, value: bytes | None, timestamp: int) -> Change:
+    return Change(key, value, Version(timestamp, TxnId(1, timestamp, 0)))
+
+
+class Watches(unittest.TestCase):
+    REGISTERED = ("Register", api.RegisterResponse(client=5))
+
+    def watch(self, *answers: tuple[str, Any], after: int | None = None, **options: Any) -> tuple[Any, Script, Engine]:
+        made, script = engine(*answers)
+        timeout, keys_only = options.get("timeout"), options.get("keys_only", False)
+        span = KeyRange.prefix("k")
+        return Watching(made, span, after, keys_only, made.options(Priority.LOW, timeout)), script, made
+
+    def test_parts_of_a_batch_are_returned_together(self) -> None:
+        parts = [batch(0, changed(b"k1", b"v", 5)), batch(0, changed(b"k2", None, 5)), batch(6), batch(7)]
+        watch, script, _ = self.watch(("Watch", parts), after=4)
+        self.assertEqual(drive(watch.next()), Changes((change(b"k1", b"v", 5), change(b"k2", None, 5)), 6))
+        self.assertEqual(drive(watch.next()), Changes((), 7))
+        request = script.asked[0][2]
+        self.assertEqual((getattr(request, "from"), request.until, request.after), (b"k", b"l", 4))
+
+    def test_watch_without_a_beginning_sends_none(self) -> None:
+        watch, script, _ = self.watch(("Watch", [batch(6)]))
+        drive(watch.next())
+        self.assertFalse(script.asked[0][2].HasField("after"))
+
+    def test_watch_continues_elsewhere_after_the_last_whole_batch(self) -> None:
+        for trouble in (LOST, Silence(), None):
+            with self.subTest(trouble=trouble):
+                first = [batch(4), batch(0, changed(b"k1", b"v", 5)), trouble]
+                second = [batch(6, changed(b"k1", b"v", 5), changed(b"k2", b"v", 6))]
+                watch, script, _ = self.watch(("Watch", first), self.REGISTERED, ("Watch", second))
+                self.assertEqual(drive(watch.next()).through, 4)
+                self.assertEqual(drive(watch.next()), Changes((change(b"k1", b"v", 5), change(b"k2", b"v", 6)), 6))
+                self.assertEqual((script.asked[2][0], script.asked[2][2].after), ("localhost:2", 4))
+
+    def test_refusal_of_a_busy_gateway_is_retried_there(self) -> None:
+        watch, script, _ = self.watch(("Watch", [BUSY]), ("Watch", [batch(4)]))
+        self.assertEqual(drive(watch.next()).through, 4)
+        self.assertEqual(script.asked[1][0], "localhost:1")
+
+    def test_deadline_begins_when_the_gateway_fails(self) -> None:
+        class Late(Answers):
+            async def next(self, timeout: float) -> Any:
+                answer = await super().next(timeout)
+                if answer is None:
+                    time.sleep(0.02)
+                    raise Silence
+                return answer
+
+        made, script = engine(self.REGISTERED)
+        watch = Watching(made, KeyRange(), None, False, made.options(Priority.LOW, 0.01))
+        watch._stream = Late([batch(4)])
+        drive(watch.next())
+        script.answers.append(("Watch", [batch(5)]))
+        self.assertEqual(drive(watch.next()).through, 5)
+
+    def test_watch_that_reaches_nobody_raises_and_can_go_on(self) -> None:
+        refused = [Status(grpc.StatusCode.UNAVAILABLE, "stopping", marked=True)]
+        rest = [("Watch", list(refused)) for _ in range(2000)]
+        watch, script, _ = self.watch(
+            ("Watch", [batch(4), *refused]), self.REGISTERED, *rest, timeout=0.02
+        )
+        drive(watch.next())
+        with self.assertRaisesRegex(orthodrome.UnreachableError, "stopping"):
+            drive(watch.next())
+        script.answers = [("Watch", [batch(5)])]
+        self.assertEqual(drive(watch.next()).through, 5)
+        self.assertEqual(script.asked[-1][2].after, 4)
+
+    def test_forgotten_changes_are_an_error_of_their_own(self) -> None:
+        old = Status(grpc.StatusCode.OUT_OF_RANGE, "changes after 4 have been forgotten", marked=True)
+        watch, _, _ = self.watch(("Watch", [old]), after=4)
+        with self.assertRaisesRegex(orthodrome.ForgottenError, "changes after 4"):
+            drive(watch.next())
+
+    def test_later_reads_are_not_older_than_what_was_shown(self) -> None:
+        changes = [batch(9, changed(b"k1", b"v", 8), changed(b"k2", None, 8), changed(b"k1", b"w", 9))]
+        watch, _, made = self.watch(("Watch", list(changes)))
+        drive(watch.next())
+        known = {one.key: (one.timestamp, one.deleted) for one in made.session.known([b"k1", b"k2"])}
+        self.assertEqual(known, {b"k1": (9, False), b"k2": (8, True)})
+        # Without values nobody can tell a deletion.
+        watch, _, made = self.watch(("Watch", list(changes)), keys_only=True)
+        drive(watch.next())
+        self.assertEqual(made.session.known([b"k1", b"k2"]), [])
+
+    def test_closed_watch_ends(self) -> None:
+        watch, script, _ = self.watch(("Watch", [batch(4), batch(5)]))
+        drive(watch.next())
+        watch.close()
+        self.assertIsNone(drive(watch.next()))
+        self.assertIsNone(drive(watch.next()))
+        self.assertEqual(len(script.asked), 1)
+
+    def test_invalid_arguments_are_rejected(self) -> None:
+        made, _ = engine()
+        options = made.options(Priority.LOW, None)
+        with self.assertRaisesRegex(orthodrome.InvalidError, "no key"):
+            Watching(made, KeyRange(b"b", b"a"), None, False, options)
+        with self.assertRaisesRegex(TypeError, "after must be"):
+            Watching(made, KeyRange(), "now", False, options)  # type: ignore[arg-type]
+        with self.assertRaisesRegex(ValueError, "after: -1"):
+            Watching(made, KeyRange(), -1, False, options)
+
+
+class Gateway:
+    """A gateway on a port of this machine. `serve(request)` gives the answers of a watch, and the call lasts until the
+    client ends it."""
+
+    def __init__(self) -> None:
+        self.requests: list[api.WatchRequest] = []
+        self.ended = threading.Semaphore(0)
+        self.serve: Any = None
+        #: False: does not accept watches, and does not refuse them.
+        self.accepts = True
+        self._server = grpc.server(futures.ThreadPoolExecutor(8))
+        registered = api.RegisterResponse(client=4, limits=api.Limits(request_bytes_max=10_000))
+        registered.cluster.cluster = "dev"
+
+        def handler(method: Any, answer: Any, form: Any = grpc.unary_unary_rpc_method_handler) -> Any:
+            return form(method, answer.FromString, lambda message: message.SerializeToString())
+
+        handlers = {
+            "Register": handler(lambda request, context: registered, api.RegisterRequest),
+            "Describe": handler(lambda request, context: registered.cluster, api.DescribeRequest),
+            "Watch": handler(self._watch, api.WatchRequest, grpc.unary_stream_rpc_method_handler),
+        }
+        generic = grpc.method_handlers_generic_handler("orthodrome.v1.Orthodrome", handlers)
+        self._server.add_generic_rpc_handlers((generic,))
+        self.endpoint = f"localhost:{self._server.add_insecure_port('localhost:0')}"
+        self._server.start()
+
+    def _watch(self, request: api.WatchRequest, context: Any) -> Iterator[api.WatchResponse]:
+        over = threading.Event()
+        context.add_callback(over.set)
+        context.add_callback(self.ended.release)
+        self.requests.append(request)
+        if self.accepts:
+            context.send_initial_metadata(())
+            yield from self.serve(request)
+        over.wait(10)
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+def once(request: api.WatchRequest) -> list[api.WatchResponse]:
+    """One batch."""
+    return [batch(request.after + 1, changed(b"k", b"v", request.after + 1))]
+
+
+class Streams(unittest.TestCase):
+    """Watches at gateways that speak gRPC."""
+
+    def setUp(self) -> None:
+        self.gateways = [Gateway(), Gateway()]
+        self.endpoints = [gateway.endpoint for gateway in self.gateways]
+        for gateway in self.gateways:
+            gateway.serve = once
+            self.addCleanup(gateway.stop)
+
+    def watch(self, **options: Any) -> Any:
+        db = orthodrome.connect(self.endpoints, **options)
+        self.addCleanup(db.close)
+        self.db = db
+        return db.watch(KeyRange())
+
+    def asked(self) -> list[list[int]]:
+        return [[request.after for request in gateway.requests] for gateway in self.gateways]
+
+    @mock.patch("orthodrome._engine.SILENCE_MAX", 0.2)
+    def test_silent_gateway_is_left(self) -> None:
+        watch = self.watch()
+        self.assertEqual([next(watch).through for _ in range(2)], [1, 2])
+        self.assertEqual(self.asked(), [[0], [1]])
+        self.assertTrue(self.gateways[0].ended.acquire(timeout=5), "the call goes on")
+
+    def test_gateway_that_does_not_accept_the_watch_is_left(self) -> None:
+        self.gateways[0].accepts = False
+        self.assertEqual(next(self.watch(attempt_timeout=0.2)).through, 1)
+        self.assertEqual(self.asked(), [[0], [0]])
+
+    def test_stopped_gateway_is_left(self) -> None:
+        watch = self.watch()
+        next(watch)
+        self.gateways[0].stop()
+        self.assertEqual(next(watch).through, 2)
+        self.assertEqual(self.asked(), [[0], [1]])
+
+    def test_close_ends_the_iteration_of_another_thread(self) -> None:
+        watch = self.watch()
+        seen: list[int] = []
+        thread = threading.Thread(target=lambda: seen.extend(batch.through for batch in watch))
+        thread.start()
+        while not seen and thread.is_alive():
+            # `extend` takes one after the other.
+            time.sleep(0.01)
+        began = time.monotonic()
+        watch.close()
+        thread.join(5)
+        self.assertFalse(thread.is_alive())
+        self.assertLess(time.monotonic() - began, 1)
+        self.assertEqual(seen, [1])
+        self.assertTrue(self.gateways[0].ended.acquire(timeout=5), "the call goes on")
+
+    def test_closed_client_is_an_error(self) -> None:
+        watch = self.watch()
+        next(watch)
+        timer = threading.Timer(0.1, self.db.close)
+        timer.start()
+        with self.assertRaises(orthodrome.ClosedError):
+            next(watch)
+        timer.join()
+        with self.assertRaises(orthodrome.ClosedError):
+            next(watch)
+
+    def test_dropped_watch_ends_its_call_and_its_thread(self) -> None:
+        watch = self.watch()
+        next(watch)
+        del watch
+        gc.collect()
+        self.assertTrue(self.gateways[0].ended.acquire(timeout=5), "the call goes on")
+        deadline = time.monotonic() + 5
+        while any(thread.name == "orthodrome-watch" for thread in threading.enumerate()):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+
+    def run_async(self, work: Any, **options: Any) -> None:
+        async def main() -> None:
+            async with await orthodrome.aio.connect(self.endpoints, **options) as db:
+                self.async_db = db
+                async with db.watch(KeyRange()) as watch:
+                    await work(watch)
+
+        asyncio.run(main())
+
+    def test_asyncio_cancelled_step_loses_nothing(self) -> None:
+        go = threading.Event()
+
+        def serve(request: api.WatchRequest) -> Iterator[api.WatchResponse]:
+            yield batch(1)
+            go.wait(5)
+            yield batch(2, changed(b"k", b"v", 2))
+
+        self.gateways[0].serve = serve
+
+        async def work(watch: Any) -> None:
+            self.assertEqual((await anext(watch)).through, 1)
+            for _ in range(3):
+                with self.assertRaises(asyncio.TimeoutError):
+                    await asyncio.wait_for(anext(watch), 0.02)
+            go.set()
+            self.assertEqual(await anext(watch), Changes((change(b"k", b"v", 2),), 2))
+
+        self.run_async(work)
+        self.assertEqual(self.asked(), [[0], []])
+        self.assertTrue(self.gateways[0].ended.acquire(timeout=5), "the call goes on")
+
+    @mock.patch("orthodrome._engine.SILENCE_MAX", 0.2)
+    def test_asyncio_silent_gateway_is_left(self) -> None:
+        async def work(watch: Any) -> None:
+            await anext(watch)
+            # Short steps do not hide that the gateway is silent.
+            for _ in range(100):
+                try:
+                    self.assertEqual((await asyncio.wait_for(anext(watch), 0.05)).through, 2)
+                    return
+                except asyncio.TimeoutError:
+                    continue
+            self.fail("the watch waits for ever")
+
+        self.run_async(work)
+        self.assertEqual(self.asked(), [[0], [1]])
+
+    def test_asyncio_gateway_that_does_not_accept_the_watch_is_left(self) -> None:
+        self.gateways[0].accepts = False
+
+        async def work(watch: Any) -> None:
+            self.assertEqual((await anext(watch)).through, 1)
+
+        self.run_async(work, attempt_timeout=0.2)
+        self.assertEqual(self.asked(), [[0], [0]])
+
+    def test_asyncio_stopped_gateway_is_left(self) -> None:
+        async def work(watch: Any) -> None:
+            await anext(watch)
+            await asyncio.to_thread(self.gateways[0].stop)
+            self.assertEqual((await anext(watch)).through, 2)
+
+        self.run_async(work)
+        self.assertEqual(self.asked(), [[0], [1]])
+
+    def test_asyncio_close_ends_the_iteration_of_another_task(self) -> None:
+        async def work(watch: Any) -> None:
+            began = asyncio.Event()
+
+            async def iterate() -> list[int]:
+                seen = []
+                async for changes in watch:
+                    seen.append(changes.through)
+                    began.set()
+                return seen
+
+            task = asyncio.create_task(iterate())
+            await began.wait()
+            await asyncio.sleep(0.01)
+            await watch.aclose()
+            self.assertEqual(await asyncio.wait_for(task, 5), [1])
+
+        self.run_async(work)
+
+    def test_asyncio_closed_client_is_an_error(self) -> None:
+        async def work(watch: Any) -> None:
+            await anext(watch)
+            task = asyncio.create_task(anext(watch))
+            await asyncio.sleep(0.01)
+            await self.async_db.close()
+            with self.assertRaises(orthodrome.ClosedError):
+                await asyncio.wait_for(task, 5)
+
+        self.run_async(work)
 
 
 class Sessions(unittest.TestCase):

@@ -133,12 +133,12 @@ impl Validator {
         self.read_floor = self.read_floor.max(floor);
     }
 
-    /// No prepared transaction can write at or before this, and none will be prepared at or before it.
+    /// No transaction that is prepared now can write at or before this.
     #[must_use]
-    pub fn closed(&self) -> Timestamp {
+    pub fn written_until(&self) -> Timestamp {
         let writers = self.prepared.values().filter(|(_, part)| !part.writes.is_empty());
         let before = writers.map(|(at, _)| Timestamp(at.0.saturating_sub(1)));
-        before.fold(self.read_floor, Timestamp::min)
+        before.fold(Timestamp::MAX, Timestamp::min)
     }
 
     /// True if a prepared transaction may still write any key at or before `at`.

@@ -607,7 +607,7 @@ impl Replica {
         let voters = vec![Voters { nodes: self.replicas.clone() }];
         let basis = Basis::Voter { since: 0, voters };
         if let Some(after) = ask.changes_after {
-            let closed = self.validator.closed();
+            let closed = self.validator.written_until();
             return Some(Listing::of_changes(store, [self.id], (ask, after), closed, basis));
         }
         let open = self.state.entries.values().filter(|entry| entry.ended.is_none());

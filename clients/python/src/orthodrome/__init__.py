@@ -9,7 +9,7 @@
 
 `orthodrome.aio` has the same for asyncio."""
 
-from ._sync import Client, Transaction, connect
+from ._sync import Client, Transaction, Watch, connect
 from .errors import (
     Aborted,
     AbortReason,
@@ -17,6 +17,7 @@ from .errors import (
     ClosedError,
     ConfigError,
     DeadlineError,
+    ForgottenError,
     GuardFailed,
     InvalidError,
     OrthodromeError,
@@ -29,6 +30,8 @@ from .errors import (
     UnsupportedError,
 )
 from .values import (
+    Change,
+    Changes,
     ClusterInfo,
     Committed,
     KeyRange,
@@ -48,9 +51,9 @@ from .values import (
 )
 
 __all__ = [
-    "AbortReason", "Aborted", "BusyError", "Client", "ClosedError", "ClusterInfo", "Committed", "ConfigError",
-    "DeadlineError", "GuardFailed", "InvalidError", "KeyRange", "Keyspace", "Node", "Op", "OrthodromeError", "OutcomeUnknown",
-    "Page", "Partition", "PermissionDeniedError", "Priority", "Reads", "Region", "Snapshot", "Status", "Tls", "TooLarge",
-    "Transaction", "TxnId", "UnauthenticatedError", "UnexpectedError", "UnreachableError", "UnsupportedError",
-    "Version", "connect",
+    "AbortReason", "Aborted", "BusyError", "Change", "Changes", "Client", "ClosedError", "ClusterInfo", "Committed",
+    "ConfigError", "DeadlineError", "ForgottenError", "GuardFailed", "InvalidError", "KeyRange", "Keyspace", "Node",
+    "Op", "OrthodromeError", "OutcomeUnknown", "Page", "Partition", "PermissionDeniedError", "Priority", "Reads", "Region",
+    "Snapshot", "Status", "Tls", "TooLarge", "Transaction", "TxnId", "UnauthenticatedError", "UnexpectedError",
+    "UnreachableError", "UnsupportedError", "Version", "Watch", "connect",
 ]

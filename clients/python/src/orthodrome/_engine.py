@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+import grpc
+
 from . import errors
 from ._gateways import (
     ABORT,
@@ -22,16 +24,20 @@ from ._gateways import (
     RESOLVE,
     SCAN,
     STATUS,
+    WATCH,
     Failure,
     Gateways,
     Kind,
     Pace,
+    failure,
 )
-from ._runtime import Runtime, drive
+from ._runtime import Cancelled, Runtime, Silence, Stream, drive
 from ._session import Name, Names, Session
 from .errors import Aborted, AbortReason, OutcomeUnknown
 from .v1 import api_pb2 as api
 from .values import (
+    Change,
+    Changes,
     ClusterInfo,
     Committed,
     Data,
@@ -56,6 +62,9 @@ from .values import (
 
 #: Seconds between checks whether the nearest gateway is reachable again.
 FAILBACK_INTERVAL = 5.0
+#: A watch goes to another gateway after this number of seconds without an answer. Gateways say every second how far they
+#: have come.
+SILENCE_MAX = 10.0
 
 
 class Unknown(Exception):
@@ -87,13 +96,19 @@ def stale() -> Aborted:
     return Aborted(AbortReason.STALE_READ, retryable=True)
 
 
-def to_reads(reads: Iterable[api.KeyRead]) -> dict[bytes, Read]:
-    def version(of: api.Version) -> Version:
-        return Version(of.timestamp, TxnId(of.writer.client, of.writer.counter, of.writer.attempt))
+def to_read(read: api.KeyRead) -> Read:
+    writer = read.version.writer
+    version = Version(read.version.timestamp, TxnId(writer.client, writer.counter, writer.attempt))
+    return Read(read.value if read.HasField("value") else None, version)
 
-    return {
-        read.key: Read(read.value if read.HasField("value") else None, version(read.version)) for read in reads
-    }
+
+def to_reads(reads: Iterable[api.KeyRead]) -> dict[bytes, Read]:
+    return {read.key: to_read(read) for read in reads}
+
+
+def check_range(span: KeyRange) -> None:
+    if span.end is not None and span.end <= span.start:
+        raise errors.InvalidError("the end of the range is not after its beginning, so no key can be in it")
 
 
 def to_writes(writes: Mapping[bytes, bytes | None]) -> list[api.KeyWrite]:
@@ -419,8 +434,7 @@ class Engine:
             name.retry()
 
     async def scan(self, span: KeyRange, options: Options, *, limit: int, backwards: bool, keys_only: bool) -> Page:
-        if span.end is not None and span.end <= span.start:
-            raise errors.InvalidError("the end of the range is not after its beginning, so no key can be in it")
+        check_range(span)
         pace = self.pace(options.timeout)
         request = api.ScanRequest(
             backwards=backwards, limit=limit, keys_only=keys_only, priority=cast(api.Priority, options.priority.value)
@@ -600,6 +614,111 @@ class Engine:
                 return await self.gateways.send(at, pace.deadline, method, request)
             except Failure as failure:
                 await self.after_failure(at, failure, pace)
+
+
+class Watching:
+    """A watch of a range, which goes on at another gateway if its own one fails."""
+
+    def __init__(self, engine: Engine, span: KeyRange, after: int | None, keys_only: bool, options: Options) -> None:
+        check_range(span)
+        if after is not None and (not isinstance(after, int) or isinstance(after, bool)):
+            raise TypeError(f"after must be a timestamp or None, not {after!r}")
+        if after is not None and not 0 <= after < 2**64:
+            raise ValueError(f"after: {after} is not a timestamp")
+        self._engine = engine
+        self._request = api.WatchRequest(after=after, keys_only=keys_only)
+        setattr(self._request, "from", span.start)
+        if span.end is not None:
+            self._request.until = span.end
+        self._timeout = options.timeout
+        #: The gateway that answers, and its answers.
+        self._at = 0
+        self._stream: Stream[api.WatchResponse] | None = None
+        #: The part of the next batch that has arrived.
+        self._parts: list[api.KeyRead] = []
+        #: The gateway that answers has sent a whole batch.
+        self._has_batch = False
+        self._is_closed = False
+
+    async def next(self) -> Changes | None:
+        """The next batch; None if the watch was closed."""
+        engine, pace = self._engine, self._engine.pace(self._timeout)
+        while not self._is_closed:
+            if engine.is_closed:
+                raise errors.ClosedError("the client is closed")
+            try:
+                stream = self._stream or await self._begin(pace)
+                answer = await self._receive(stream)
+            except Failure as failed:
+                if self._has_batch:
+                    # Until now the gateway was well, so the deadline of the search for another one begins now.
+                    pace = engine.pace(self._timeout)
+                self._drop()
+                if not self._is_closed:
+                    await engine.after_failure(self._at, failed, pace)
+                continue
+            except (Exception, KeyboardInterrupt, SystemExit):
+                self._drop()
+                raise
+            self._parts.extend(answer.changes)
+            # The parts of one batch are used only once all of them have come.
+            if answer.through != 0:
+                return self._batch(answer.through)
+        return None
+
+    async def _begin(self, pace: Pace) -> Stream[api.WatchResponse]:
+        engine = self._engine
+        engine.check_size(self._request)
+        # `home` handles its own failures.
+        self._at, *_ = await engine.home(pace)
+        stream = await engine.gateways.stream(self._at, pace.deadline, WATCH, self._request)
+        self._stream = stream
+        if self._is_closed:
+            # It was closed meanwhile, in another thread or task.
+            stream.cancel()
+        return stream
+
+    async def _receive(self, stream: Stream[api.WatchResponse]) -> api.WatchResponse:
+        """The next answer. Raises `ForgottenError`, or `Failure`."""
+        endpoint = self._engine.gateways.endpoints[self._at]
+        try:
+            answer = await stream.next(SILENCE_MAX)
+        except Silence:
+            raise Failure(Kind.LOST, f"{endpoint} has said nothing for {SILENCE_MAX:.0f} s") from None
+        except Cancelled:
+            raise Failure(Kind.LOST, f"{endpoint}: the watch was cancelled") from None
+        except grpc.RpcError as error:
+            failed: Any = error
+            if failed.code() is grpc.StatusCode.OUT_OF_RANGE:
+                raise errors.ForgottenError(f"the watch cannot go on: {failed.details()}") from None
+            raise failure(endpoint, error) from None
+        if answer is None:
+            raise Failure(Kind.UNAVAILABLE, f"{endpoint} ended the watch")
+        return answer
+
+    def _batch(self, through: int) -> Changes:
+        parts, self._parts = self._parts, []
+        self._has_batch = True
+        self._request.after = through
+        if not self._request.keys_only:
+            # Later reads of this client are not older than what the watch has shown.
+            self._engine.session.read(to_reads(parts))
+        reads = ((part.key, to_read(part)) for part in parts)
+        return Changes(tuple(Change(key, read.value, read.version) for key, read in reads), through)
+
+    def _drop(self) -> None:
+        """Ends the call at the gateway. The next one begins after the last whole batch."""
+        stream, self._stream = self._stream, None
+        self._parts, self._has_batch = [], False
+        if stream is not None:
+            stream.cancel()
+
+    def close(self) -> None:
+        """May be called while `next` waits; that returns then."""
+        self._is_closed = True
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
 
 
 class Open:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from . import errors
-from ._runtime import Method, Options, Runtime
+from ._runtime import Method, Options, Runtime, Silence, Stream
 from .v1 import api_pb2 as api
 from .values import Tls
 
@@ -31,6 +31,7 @@ SCAN = Method("Scan", api.ScanResponse.FromString)
 RESOLVE = Method("Resolve", api.ResolveResponse.FromString)
 DESCRIBE = Method("Describe", api.DescribeResponse.FromString)
 STATUS = Method("Status", api.StatusResponse.FromString)
+WATCH = Method("Watch", api.WatchResponse.FromString)
 
 PAUSE_MIN = 0.004
 PAUSE_MAX = 1.0
@@ -162,11 +163,22 @@ class Gateways:
 
     async def send(self, at: int, deadline: float, method: Method[Answer], request: Any) -> Answer:
         """Sends one request to gateway `at`, and waits until the deadline or for one attempt's time-out."""
-        timeout = min(max(deadline - time.monotonic(), 0.001), self._attempt_timeout)
+        timeout = self._timeout(deadline)
         try:
             return await self._runtime.unary(self._channels[at], method, request, timeout, self._metadata)
         except grpc.RpcError as error:
             raise failure(self.endpoints[at], error) from None
+
+    async def stream(self, at: int, deadline: float, method: Method[Answer], request: Any) -> Stream[Answer]:
+        """Begins a call with many answers at gateway `at`. Waits as `send` until the gateway has accepted the call."""
+        timeout = self._timeout(deadline)
+        try:
+            return await self._runtime.stream(self._channels[at], method, request, timeout, self._metadata)
+        except Silence:
+            raise Failure(Kind.LOST, f"{self.endpoints[at]} did not answer in time") from None
+
+    def _timeout(self, deadline: float) -> float:
+        return min(max(deadline - time.monotonic(), 0.001), self._attempt_timeout)
 
     async def close(self) -> None:
         await self._runtime.close(self._channels)

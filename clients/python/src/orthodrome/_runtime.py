@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,6 +17,7 @@ import grpc.aio
 
 T = TypeVar("T")
 Answer = TypeVar("Answer")
+Answer_co = TypeVar("Answer_co", covariant=True)
 Options = Sequence[tuple[str, Any]]
 Metadata = tuple[tuple[str, str], ...]
 
@@ -27,6 +30,24 @@ class Method(Generic[Answer]):
         self.answer = answer
 
 
+class Silence(Exception):
+    """A stream had no answer in time. It was cancelled."""
+
+
+class Cancelled(Exception):
+    """This side has cancelled the stream, or closed its channel."""
+
+
+class Stream(Protocol[Answer_co]):
+    """The answers of one call."""
+
+    async def next(self, timeout: float) -> Answer_co | None:
+        """The next answer; None after the last one. Raises `Silence` after `timeout` seconds without an answer."""
+
+    def cancel(self) -> None:
+        """Ends the call, from any thread of a blocking client."""
+
+
 class Runtime(Protocol):
     """What the engine needs from outside. `sleep` returns early once the runtime is closed."""
 
@@ -35,6 +56,12 @@ class Runtime(Protocol):
     async def unary(
         self, channel: Any, method: Method[Answer], request: Any, timeout: float, metadata: Metadata
     ) -> Answer: ...
+
+    async def stream(
+        self, channel: Any, method: Method[Answer], request: Any, timeout: float, metadata: Metadata
+    ) -> Stream[Answer]:
+        """Begins a call with many answers. Raises `Silence` if the server has not accepted it after `timeout` seconds.
+        Other failures show at the first `next`."""
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -59,6 +86,75 @@ def _serialize(message: Any) -> bytes:
     return data
 
 
+class _BlockingStream(Generic[Answer]):
+    """gRPC for threads has no time-out for one answer, so a thread looks whether one is overdue."""
+
+    #: The longest time in seconds between two looks, and so by how much `Silence` may be late.
+    LOOK_INTERVAL = 1.0
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        #: The time at which the awaited answer is overdue; None if nobody waits.
+        self._due: float | None = None
+        self._is_silent = False
+        self._ended = threading.Event()
+
+    def begin(self, timeout: float) -> None:
+        self._due = time.monotonic() + timeout
+        arguments = (weakref.ref(self), self._ended, min(timeout, self.LOOK_INTERVAL))
+        threading.Thread(target=_look_for_silence, args=arguments, name="orthodrome-watch", daemon=True).start()
+        try:
+            # It also returns if the call has failed.
+            self._call.initial_metadata()
+        finally:
+            self._due = None
+        if self._is_silent:
+            raise Silence
+
+    async def next(self, timeout: float) -> Answer | None:
+        self._due = time.monotonic() + timeout
+        try:
+            answer: Answer = next(self._call)
+            return answer
+        except StopIteration:
+            return None
+        except grpc.RpcError:
+            if self._is_silent:
+                raise Silence from None
+            if self._call.cancelled():
+                raise Cancelled from None
+            raise
+        finally:
+            self._due = None
+
+    def look(self) -> float:
+        """Cancels the call if an answer is overdue. Returns the number of seconds until the next look."""
+        due = self._due
+        left = self.LOOK_INTERVAL if due is None else due - time.monotonic()
+        if left <= 0:
+            self._is_silent = True
+            self.cancel()
+        return min(left, self.LOOK_INTERVAL)
+
+    def cancel(self) -> None:
+        self._ended.set()
+        self._call.cancel()
+
+    def __del__(self) -> None:
+        # gRPC cancels a call that nobody refers to.
+        self._ended.set()
+
+
+def _look_for_silence(watched: weakref.ref[_BlockingStream[Any]], ended: threading.Event, interval: float) -> None:
+    while not ended.wait(interval):
+        stream = watched()
+        if stream is None:
+            return
+        interval = stream.look()
+        # The thread must not keep the stream alive.
+        del stream
+
+
 class Blocking:
     """Waits in the calling thread. Background work has threads of its own."""
 
@@ -77,6 +173,14 @@ class Blocking:
         answer: Answer = call(request, timeout=timeout, metadata=metadata)
         return answer
 
+    async def stream(
+        self, channel: Any, method: Method[Answer], request: Any, timeout: float, metadata: Metadata
+    ) -> Stream[Answer]:
+        call = channel.unary_stream(method.path, request_serializer=_serialize, response_deserializer=method.answer)
+        stream: _BlockingStream[Answer] = _BlockingStream(call(request, metadata=metadata))
+        stream.begin(timeout)
+        return stream
+
     async def sleep(self, seconds: float) -> None:
         self._closed.wait(seconds)
 
@@ -87,6 +191,47 @@ class Blocking:
         self._closed.set()
         for channel in channels:
             channel.close()
+
+
+class _LoopStream(Generic[Answer]):
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        #: Waits for the next answer. It goes on if the caller of `next` is cancelled.
+        self._reading: asyncio.Task[Any] | None = None
+        self._due = 0.0
+
+    async def begin(self, timeout: float) -> None:
+        try:
+            # It also returns if the call has failed.
+            await asyncio.wait_for(self._call.initial_metadata(), timeout)
+        except asyncio.TimeoutError:
+            self._call.cancel()
+            raise Silence from None
+        except BaseException:
+            self._call.cancel()
+            raise
+
+    async def next(self, timeout: float) -> Answer | None:
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().create_task(self._call.read())
+            self._due = time.monotonic() + timeout
+        await asyncio.wait({self._reading}, timeout=max(0.0, self._due - time.monotonic()))
+        if not self._reading.done():
+            self.cancel()
+            raise Silence
+        reading, self._reading = self._reading, None
+        if reading.cancelled():
+            raise Cancelled
+        answer: Any = reading.result()
+        if answer is grpc.aio.EOF:
+            return None
+        received: Answer = answer
+        return received
+
+    def cancel(self) -> None:
+        self._call.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
 
 
 class Loop:
@@ -106,6 +251,14 @@ class Loop:
         call = channel.unary_unary(method.path, request_serializer=_serialize, response_deserializer=method.answer)
         answer: Answer = await call(request, timeout=timeout, metadata=metadata)
         return answer
+
+    async def stream(
+        self, channel: Any, method: Method[Answer], request: Any, timeout: float, metadata: Metadata
+    ) -> Stream[Answer]:
+        call = channel.unary_stream(method.path, request_serializer=_serialize, response_deserializer=method.answer)
+        stream: _LoopStream[Answer] = _LoopStream(call(request, metadata=metadata))
+        await stream.begin(timeout)
+        return stream
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

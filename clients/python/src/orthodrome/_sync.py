@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
-from ._engine import Attempt, Engine, Run, declare
+from ._engine import Attempt, Engine, Run, Watching, declare
 from ._runtime import Blocking, drive
 from .values import (
+    Changes,
     ClusterInfo,
     Committed,
     Data,
@@ -105,6 +106,40 @@ class _Block:
         else:
             drive(self._attempt.give_up(wait=isinstance(error, Exception)))
         return False
+
+
+class Watch:
+    """The changes of a range, batch after batch: iterate over it. `Client.watch` makes it.
+
+    The first batch comes once the watch has begun: every transaction that begins afterwards will be shown. While nothing
+    changes, a batch without changes comes about once a second and says how far the watch has come. If the gateway fails,
+    the watch goes on at another one; then, too, nothing is missing, and nothing comes twice.
+
+    Iteration raises `ForgottenError` if the servers do not remember all changes, and other errors as a scan does. After an
+    error that passes, iterate again to go on after the last batch. One thread iterates;
+    any thread may call `close`."""
+
+    def __init__(self, watching: Watching) -> None:
+        self._watching = watching
+
+    def __iter__(self) -> Watch:
+        return self
+
+    def __next__(self) -> Changes:
+        changes = drive(self._watching.next())
+        if changes is None:
+            raise StopIteration
+        return changes
+
+    def close(self) -> None:
+        """Ends the watch, and the iteration of another thread."""
+        self._watching.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Client:
@@ -218,6 +253,23 @@ class Client:
         `KeyRange.prefix` is the range of all keys with a prefix, and `KeyRange()` has all keys."""
         options = self._engine.options(priority, timeout)
         return drive(self._engine.scan(span, options, limit=limit, backwards=backwards, keys_only=keys_only))
+
+    def watch(
+        self, span: KeyRange, *, after: int | None = None, keys_only: bool = False, timeout: float | None = None
+    ) -> Watch:
+        """Watches a range of keys: returns all changes, in the order of their commit timestamps, until it is closed.
+
+        It begins after the timestamp `after`: that of a scan, of a commit, or of the last `Changes` of another watch; None:
+        from now on. Servers remember changes for some time only. `keys_only` leaves the values out; a deletion cannot be
+        told from a new value then. `timeout` is how many seconds the watch looks for a gateway before it raises.
+
+            with db.watch(KeyRange.prefix("stock/")) as watch:
+                for batch in watch:
+                    for change in batch.changes:
+                        print(change.key, change.value)
+        """
+        options = self._engine.options(Priority.LOW, timeout)
+        return Watch(Watching(self._engine, span, after, keys_only, options))
 
     def get(self, key: Data) -> bytes | None:
         """The value of one key; None if it is absent."""

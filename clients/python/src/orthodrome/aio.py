@@ -17,9 +17,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
-from ._engine import Attempt, Engine, Run, declare
+from ._engine import Attempt, Engine, Run, Watching, declare
 from ._runtime import Loop
 from .values import (
+    Changes,
     ClusterInfo,
     Committed,
     Data,
@@ -113,6 +114,40 @@ class _Block:
         else:
             await self._attempt.give_up(wait=isinstance(error, Exception))
         return False
+
+
+class Watch:
+    """The changes of a range, batch after batch: iterate over it. `Client.watch` makes it.
+
+    The first batch comes once the watch has begun: every transaction that begins afterwards will be shown. While nothing
+    changes, a batch without changes comes about once a second and says how far the watch has come. If the gateway fails,
+    the watch goes on at another one; then, too, nothing is missing, and nothing comes twice.
+
+    Iteration raises `ForgottenError` if the servers do not remember all changes, and other errors as a scan does. After an
+    error that passes, iterate again to go on after the last batch. One task iterates; a
+    step that is cancelled, by `asyncio.wait_for` too, loses nothing."""
+
+    def __init__(self, watching: Watching) -> None:
+        self._watching = watching
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> Changes:
+        changes = await self._watching.next()
+        if changes is None:
+            raise StopAsyncIteration
+        return changes
+
+    async def aclose(self) -> None:
+        """Ends the watch, and the iteration of another task."""
+        self._watching.close()
+
+    async def __aenter__(self) -> Watch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 class Client:
@@ -226,6 +261,23 @@ class Client:
         `KeyRange.prefix` is the range of all keys with a prefix, and `KeyRange()` has all keys."""
         options = self._engine.options(priority, timeout)
         return await self._engine.scan(span, options, limit=limit, backwards=backwards, keys_only=keys_only)
+
+    def watch(
+        self, span: KeyRange, *, after: int | None = None, keys_only: bool = False, timeout: float | None = None
+    ) -> Watch:
+        """Watches a range of keys: returns all changes, in the order of their commit timestamps, until it is closed.
+
+        It begins after the timestamp `after`: that of a scan, of a commit, or of the last `Changes` of another watch; None:
+        from now on. Servers remember changes for some time only. `keys_only` leaves the values out; a deletion cannot be
+        told from a new value then. `timeout` is how many seconds the watch looks for a gateway before it raises.
+
+            async with db.watch(KeyRange.prefix("stock/")) as watch:
+                async for batch in watch:
+                    for change in batch.changes:
+                        print(change.key, change.value)
+        """
+        options = self._engine.options(Priority.LOW, timeout)
+        return Watch(Watching(self._engine, span, after, keys_only, options))
 
     async def get(self, key: Data) -> bytes | None:
         """The value of one key; None if it is absent."""

@@ -80,6 +80,11 @@ class UnsupportedError(OrthodromeError):
     """The cluster does not have this call."""
 
 
+class ForgottenError(OrthodromeError):
+    """The servers have forgotten changes that a watch should have returned. Scan the range, and watch it from the
+    timestamp of the scan."""
+
+
 class UnexpectedError(OrthodromeError):
     """This package does not understand the gateway's answer. One of the two is too old, or has a defect."""
 

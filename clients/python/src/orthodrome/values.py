@@ -148,6 +148,28 @@ class Page:
     rest: KeyRange | None
 
 
+@dataclass(frozen=True)
+class Change:
+    """One change of one key."""
+
+    key: bytes
+    #: The new value. None if the key was deleted, and always None in a watch of keys only.
+    value: bytes | None
+    #: The transaction that made the change, and its commit timestamp.
+    version: Version
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The next changes of a watch."""
+
+    #: In the order of their commit timestamps; those of one transaction are together. There may be none.
+    changes: tuple[Change, ...]
+    #: The watch has returned everything up to this timestamp. To continue later, in another process too, watch the range
+    #: `after` this timestamp.
+    through: int
+
+
 class Op:
     """One operation of a procedure. Operations run in order; each sees the effects of those before it."""
 
