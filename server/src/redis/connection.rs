@@ -611,8 +611,8 @@ impl<T: Transactions> Connection<T> {
         in_order.collect()
     }
 
-    /// The answer to a command. That of `PUBLISH` is the number of clients of this node that receive
-    /// the message.
+    /// The answer to a command. That of `PUBLISH` is the number of clients of this node that
+    /// receive the message.
     fn with_receivers(&self, names: &KeyNames, command: &Command, answer: Reply) -> Reply {
         if let (Command::Publish { channel, .. }, Reply::Integer(_)) = (command, &answer)
             && let Some((database, name)) = names.names().get(*channel as usize)

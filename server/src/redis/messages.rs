@@ -1,15 +1,15 @@
-//! Messages: the clients of this node that have subscribed to channels, and the one watch that finds
-//! what transactions of all nodes publish.
+//! Messages: the clients of this node that have subscribed to channels, and the one watch that
+//! finds what transactions of all nodes publish.
 //!
 //! A message is a change of the key of its channel
-//! ([`orthodrome_core::procedure::redis::messages`]). While a client of the node has a subscription,
-//! the node watches the keys of all channels. It passes every message to the inboxes of the clients
-//! that have subscribed. It never waits for a client: a client whose inbox is full loses its
-//! connection.
+//! ([`orthodrome_core::procedure::redis::messages`]). While a client of the node has a
+//! subscription, the node watches the keys of all channels. It passes every message to the inboxes
+//! of the clients that have subscribed. It never waits for a client: a client whose inbox is full
+//! loses its connection.
 //!
 //! A subscription counts from the moment at which it is added here. It is confirmed when the watch
-//! has begun, so whoever publishes after the confirmation is heard. If the watch ends, messages may be
-//! missed. Then every subscriber loses its connection, which it notices.
+//! has begun, so whoever publishes after the confirmation is heard. If the watch ends, messages may
+//! be missed. Then every subscriber loses its connection, which it notices.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};

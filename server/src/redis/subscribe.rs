@@ -15,7 +15,8 @@ const LATE: Failure = Failure::new(
     "ERR the watch of messages did not begin within limits.request_timeout_ms; try again",
 );
 const TOO_MANY: Failure = Failure::new(
-    "ERR a client has at most 65536 subscriptions, 1024 of them with patterns; use another connection",
+    "ERR a client has at most 65536 subscriptions, 1024 of them with patterns; use another \
+     connection",
 );
 
 /// Whether a client of RESP2 may give a command while it has subscriptions.
@@ -47,8 +48,8 @@ impl<T: Transactions> Connection<T> {
             None => local::spec(words)?.name,
         };
         Some(Failure::of(format!(
-            "ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET \
-             are allowed in this context"
+            "ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / \
+             RESET are allowed in this context"
         )))
     }
 
@@ -208,8 +209,8 @@ impl<T: Transactions> Connection<T> {
         Err(Failure::of(format!("NOPERM this user has no permissions to run the '{name}' command")))
     }
 
-    /// Takes messages that have arrived, up to this number of bytes or one more message, to send them
-    /// after the answers so far.
+    /// Takes messages that have arrived, up to this number of bytes or one more message, to send
+    /// them after the answers so far.
     pub(super) fn take_messages(&mut self, bytes_max: usize) {
         let Some(subscriber) = &self.subscriber else { return };
         for delivery in subscriber.inbox().take(bytes_max) {

@@ -24,8 +24,8 @@ const PLACE_BYTES: usize = 4;
 
 /// The messages of a transaction do not fit into the key of their channel.
 const TOO_LARGE: Failure = Failure::new(
-    "ERR the messages of one transaction on one channel have at most 1047552 bytes, counting 20 more \
-     for each; this one was not published; publish it in a transaction of its own, or publish less",
+    "ERR the messages of one transaction on one channel have at most 1047552 bytes, counting 20 \
+     more for each; this one was not published; publish it in a transaction of its own, or publish less",
 );
 
 /// True if the keys of this database are channels.

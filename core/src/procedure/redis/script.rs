@@ -440,8 +440,8 @@ const WRONG_NUMBER: Failure =
     Failure::new("ERR Wrong number of args calling Redis command from script");
 const NOT_ALLOWED: Failure = Failure::new("ERR This Redis command is not allowed from script");
 const NO_MESSAGES: Failure = Failure::new(
-    "ERR PUBLISH and SPUBLISH are not available in scripts, because a script changes only the keys that \
-     it declares; return the message, or publish beside the script between MULTI and EXEC",
+    "ERR PUBLISH and SPUBLISH are not available in scripts, because a script changes only the keys \
+     that it declares; return the message, or publish beside the script between MULTI and EXEC",
 );
 const NO_WRITES: Failure =
     Failure::new("ERR Write commands are not allowed from read-only scripts.");

@@ -22,8 +22,9 @@ pub struct Spec {
     pub arity: i64,
     /// True if it changes nothing.
     pub is_read_only: bool,
-    /// The positions of its keys: the first, the last (negative from the end), and the step. All 0 if
-    /// the second argument is the number of keys, which follow it, or if it has a channel instead.
+    /// The positions of its keys: the first, the last (negative from the end), and the step. All 0
+    /// if the second argument is the number of keys, which follow it, or if it has a channel
+    /// instead.
     pub keys: (i64, i64, i64),
     pub(super) parse: Parse,
 }

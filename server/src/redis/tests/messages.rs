@@ -312,8 +312,8 @@ async fn without_a_watch_a_subscription_is_refused() {
     rig.memory.0.lock().unwrap().failed_watches.extend(failures);
     let text = "-ERR command 'subscribe' is not available with this cluster's protocol\r\n";
     talk(&mut client, "SUBSCRIBE a\r\n", text).await;
-    let text = "-ERR the watch of messages did not begin: 256 watches run at this gateway, which is \
-                the limit; try another one\r\n";
+    let text = "-ERR the watch of messages did not begin: 256 watches run at this gateway, which \
+                is the limit; try another one\r\n";
     talk(&mut client, "PSUBSCRIBE a\r\nPING\r\n", &format!("{text}+PONG\r\n")).await;
     // The first result of the watch is an error.
     rig.hold_watches();
@@ -539,8 +539,8 @@ async fn messages_and_channels_are_bounded() {
     hello_3(&mut client).await;
     talk(&mut client, "SUBSCRIBE a\r\n", &push(&["subscribe", "a", ":1"])).await;
     let why = "-ERR the messages of one transaction on one channel have at most 1047552 bytes, \
-               counting 20 more for each; this one was not published; publish it in a transaction of \
-               its own, or publish less\r\n";
+               counting 20 more for each; this one was not published; publish it in a transaction \
+               of its own, or publish less\r\n";
     talk(&mut other, &requests(&[&["PUBLISH", "a", &too_large]]), why).await;
     talk(&mut other, &requests(&[&["PUBLISH", "a", &large]]), ":1\r\n").await;
     hears(&mut client, &push(&["message", "a", &large])).await;
