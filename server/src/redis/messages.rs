@@ -29,7 +29,7 @@ use super::run::prefix;
 use crate::scan::{Batches, ScanFailed};
 
 /// The most messages that wait for one client.
-const INBOX_MESSAGES_MAX: usize = 65_536;
+const INBOX_MESSAGES_MAX: usize = 32_768;
 /// The most bytes of messages that wait for one client.
 const INBOX_BYTES_MAX: usize = 8 << 20;
 /// The most bytes of messages that wait at a node. A message that waits for several clients counts
@@ -615,4 +615,113 @@ pub(super) fn refused(command: &str, failed: &ScanFailed) -> Failure {
         ));
     }
     Failure::of(format!("ERR the watch of messages did not begin: {failed}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::Timestamp;
+    use orthodrome_core::procedure::redis::entry::{Content, Entry, Stamp};
+    use orthodrome_core::txn::Version;
+    use orthodrome_core::{ClientId, TxnId};
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// A subscriber to these channels, with a watch that has begun.
+    async fn subscriber(
+        hub: &Arc<Hub>,
+        number: u64,
+        channels: &[&str],
+    ) -> (Subscriber, Option<mpsc::Sender<Result<Batch, ScanFailed>>>) {
+        let mut own = Subscriber::new(Arc::clone(hub), number);
+        let mut batches = None;
+        let begun = own.begin(|_| {
+            let (sender, receiver) = mpsc::channel(4);
+            sender.try_send(Ok(Batch::default())).unwrap();
+            batches = Some(sender);
+            Ok(receiver)
+        });
+        for channel in channels {
+            assert!(own.add(Kind::Channel, &Bytes::copy_from_slice(channel.as_bytes()), None));
+        }
+        begun.unwrap().wait_for(|status| *status == Status::Runs).await.unwrap();
+        (own, batches)
+    }
+
+    fn messages(count: usize, text: &Bytes) -> Vec<(u32, Bytes, bool, Bytes)> {
+        (0..count).map(|_| (0, Bytes::from("a"), false, text.clone())).collect()
+    }
+
+    #[tokio::test]
+    async fn an_inbox_is_bounded_in_messages_and_in_bytes() {
+        let hub = Arc::new(Hub::default());
+        let (own, _batches) = subscriber(&hub, 1, &["a"]).await;
+        let round = lock(&hub.state).round;
+        hub.deliver_all(round, messages(INBOX_MESSAGES_MAX, &Bytes::new()));
+        assert!(!own.inbox().has_ended());
+        hub.deliver_all(round, messages(1, &Bytes::new()));
+        assert!(own.inbox().has_ended(), "one more than the bound");
+        let (large, _) = subscriber(&hub, 2, &["a"]).await;
+        let text = Bytes::from(vec![b'x'; 1 << 20]);
+        hub.deliver_all(round, messages(7, &text));
+        assert!(!large.inbox().has_ended());
+        // What is being sent counts until it has been sent.
+        assert_eq!(large.inbox().take(usize::MAX).len(), 7);
+        large.inbox().sent();
+        hub.deliver_all(round, messages(7, &text));
+        assert_eq!(large.inbox().take(usize::MAX).len(), 7);
+        assert!(!large.inbox().has_ended());
+        hub.deliver_all(round, messages(1, &text));
+        assert!(large.inbox().has_ended(), "7 are being sent, and 1 waits");
+        hub.deliver_all(round, messages(1, &text));
+        assert!(large.inbox().take(usize::MAX).is_empty());
+        drop((own, large));
+        assert_eq!(hub.waiting.load(Ordering::Relaxed), 0, "nothing waits any more");
+        assert_eq!(hub.counts(), (0, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn when_too_much_waits_at_a_node_the_slowest_client_goes() {
+        let hub = Arc::new(Hub::default());
+        let (one, _batches) = subscriber(&hub, 1, &["a"]).await;
+        let (two, _) = subscriber(&hub, 2, &["a", "b"]).await;
+        let round = lock(&hub.state).round;
+        let mut all = messages(3, &Bytes::from("x"));
+        all.push((0, "b".into(), false, "y".into()));
+        hub.deliver_all(round, all);
+        let counted = hub.waiting.load(Ordering::Relaxed);
+        assert_eq!(counted, 4 * (2 + MESSAGE_BYTES), "a message for two counts once");
+        lock(&hub.state).end_slowest();
+        assert!(two.inbox().has_ended() && !one.inbox().has_ended());
+        lock(&hub.state).end_slowest();
+        assert!(one.inbox().has_ended());
+    }
+
+    /// The batch of one transaction that publishes `text` on `a`.
+    fn batch(timestamp: u64, text: &str) -> Batch {
+        let element = [&0_u32.to_be_bytes(), text.as_bytes()].concat();
+        let content = Content::List([Bytes::from(element)].into());
+        let entry = Entry { stamp: Stamp::default(), expires_ms: 0, content };
+        let writer = TxnId::new(ClientId(1), timestamp);
+        let version = Version { timestamp: Timestamp(timestamp), writer };
+        let key = Key::from(format!("{}a", prefix(CHANNELS)).into_bytes());
+        let changes = vec![Change { key, version, value: Some(entry.encode()) }];
+        Batch { changes, through: Timestamp(timestamp) }
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_another_one_replaced_delivers_nothing() {
+        let hub = Arc::new(Hub::default());
+        let (first, old) = subscriber(&hub, 1, &["a"]).await;
+        let before = lock(&hub.state).round;
+        drop(first);
+        old.unwrap().closed().await;
+        let (second, new) = subscriber(&hub, 2, &["a"]).await;
+        // The task of the first watch was in the middle of a batch.
+        hub.deliver(before, &batch(1, "old")).await;
+        new.unwrap().send(Ok(batch(2, "new"))).await.unwrap();
+        second.inbox().message().await;
+        let words = second.inbox().take(usize::MAX).iter().map(Delivery::words).collect::<Vec<_>>();
+        assert_eq!(words, [["message", "a", "new"].map(Bytes::from).to_vec()]);
+    }
 }
