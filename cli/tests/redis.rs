@@ -303,6 +303,21 @@ fn every_protocol_runs_commands_and_transactions() {
         });
         assert_eq!(clients[1].run("FLUSHDB"), ok(), "{name}");
         assert_eq!(clients[2].run("DBSIZE"), Reply::Integer(0), "{name}");
+        // A message of a transaction at another node.
+        let subscribed = clients[0].run("SUBSCRIBE news");
+        assert_eq!(subscribed, {
+            Reply::Array(vec![bulk("subscribe"), bulk("news"), Reply::Integer(1)])
+        });
+        let exec: [&[&str]; 4] =
+            [&["MULTI"], &["SET", "k", "1"], &["PUBLISH", "news", "x"], &["EXEC"]];
+        let both = Reply::Array(vec![ok(), Reply::Integer(0)]);
+        assert_eq!(clients[1].pipeline(&exec).unwrap()[3], both, "{name}");
+        let message = Reply::Array(vec![bulk("message"), bulk("news"), bulk("x")]);
+        assert_eq!(clients[0].receive().unwrap(), message, "{name}");
+        assert_eq!(clients[0].run("UNSUBSCRIBE"), {
+            Reply::Array(vec![bulk("unsubscribe"), bulk("news"), Reply::Integer(0)])
+        });
+        assert_eq!(clients[0].run("GET k"), bulk("1"), "{name}");
     }
 }
 

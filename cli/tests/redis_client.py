@@ -193,6 +193,47 @@ def listings(client, port, protocol):
     check((own.keys(), client.dbsize()), ([], 0))
 
 
+def heard(subscription):
+    """The next message."""
+    message = subscription.get_message(timeout=60)
+    assert message, "a message arrives"
+    return message["type"], message["pattern"], message["channel"], message["data"]
+
+
+def messages(client, port, protocol):
+    """Subscriptions of the library; messages of a pipeline and of a transaction that is discarded."""
+    own = redis.Redis(port=port, protocol=protocol)
+    with own.pubsub() as subscription:
+        subscription.subscribe("news")
+        check(heard(subscription), ("subscribe", None, b"news", 1))
+        subscription.psubscribe("n*")
+        check(heard(subscription), ("psubscribe", None, b"n*", 2))
+        check(client.pubsub_numsub("news"), [(b"news", 1)])
+        check(client.publish("other", "unheard"), 0)
+        with client.pipeline(transaction=True) as pipe:
+            pipe.watch("counter")
+            pipe.multi()
+            pipe.incr("counter").publish("news", "never")
+            client.incr("counter")
+            try:
+                pipe.execute()
+                raise AssertionError("the watched key has changed")
+            except redis.WatchError:
+                pass
+        with client.pipeline(transaction=True) as pipe:
+            pipe.publish("news", "one").set("seen", protocol).publish("nothing", "two")
+            check(pipe.execute(), [2, True, 1])
+        check(heard(subscription), ("message", None, b"news", b"one"))
+        check(heard(subscription), ("pmessage", b"n*", b"news", b"one"))
+        check(heard(subscription), ("pmessage", b"n*", b"nothing", b"two"))
+        check(client.get("seen"), str(protocol).encode())
+        subscription.unsubscribe()
+        check(heard(subscription), ("unsubscribe", None, b"news", 1))
+        subscription.punsubscribe()
+        check(heard(subscription), ("punsubscribe", None, b"n*", 0))
+    client.delete("counter", "seen")
+
+
 def main():
     port = int(sys.argv[1])
     for protocol in (2, 3):
@@ -200,6 +241,7 @@ def main():
         basics(client)
         client.delete("name", "f", "h", "s", "z", "l", "t")
         listings(client, port, protocol)
+        messages(client, port, protocol)
         with client.pipeline(transaction=True) as pipe:
             check(pipe.set("p", 1).incr("p").get("p").execute(), [True, 2, b"2"])
         with client.pipeline(transaction=False) as pipe:

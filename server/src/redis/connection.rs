@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::local::{self, Deferred, Local};
+use super::messages::{Inbox, Subscriber};
 use super::reply::{self, Version};
 use super::request::{Bounds, Requests, WORD_BYTES};
 use super::run::{Runner, Trouble, Work, prefix};
@@ -91,6 +92,8 @@ pub(super) struct Connection<T> {
     held: Option<HeldBytes>,
     /// Held while an answer of `KEYS` waits in `out`.
     pub(super) listed: Option<OwnedSemaphorePermit>,
+    /// While it has subscriptions.
+    pub(super) subscriber: Option<Subscriber>,
 }
 
 impl<T: Transactions> Connection<T> {
@@ -115,6 +118,7 @@ impl<T: Transactions> Connection<T> {
             out: BytesMut::new(),
             held: None,
             listed: None,
+            subscriber: None,
         }
     }
 
@@ -128,6 +132,9 @@ impl<T: Transactions> Connection<T> {
         let time = self.runner.front().limits().request_timeout;
         loop {
             self.answer_all(&mut writer).await?;
+            if !self.is_closing {
+                self.take_messages(OUT_BYTES);
+            }
             self.send(&mut writer).await?;
             if self.is_closing {
                 writer.shutdown().await?;
@@ -141,8 +148,13 @@ impl<T: Transactions> Connection<T> {
             self.buffer.reserve(if self.requests.bytes() > 0 { OUT_BYTES } else { 4 << 10 });
             let is_stranger = self.caller.is_none();
             let until = self.stranger_since + time;
+            let inbox = self.subscriber.as_ref().map(|subscriber| Arc::clone(subscriber.inbox()));
             let read = tokio::select! {
                 () = ending.cancelled() => return writer.shutdown().await,
+                received = message(inbox.as_deref()) => {
+                    received?;
+                    continue;
+                }
                 () = tokio::time::sleep_until(until), if is_stranger => {
                     return writer.shutdown().await;
                 }
@@ -166,6 +178,7 @@ impl<T: Transactions> Connection<T> {
         }
         (self.buffer, self.requests, self.multi) = Default::default();
         self.watched.clear();
+        self.subscriber = None;
         self.held = None;
         let time = self.runner.front().limits().request_timeout;
         let mut dropped = vec![0; OUT_BYTES];
@@ -240,8 +253,15 @@ impl<T: Transactions> Connection<T> {
             writer.write_all(&out).await?;
             writer.flush().await
         };
-        let sent = tokio::time::timeout(time, sent).await;
+        let inbox = self.subscriber.as_ref().map(Subscriber::inbox);
+        let sent = tokio::select! {
+            lost = ended(inbox.map(AsRef::as_ref)) => return Err(lost),
+            sent = tokio::time::timeout(time, sent) => sent,
+        };
         drop(out);
+        if let Some(inbox) = inbox {
+            inbox.sent();
+        }
         self.listed = None;
         sent.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?
     }
@@ -255,7 +275,8 @@ impl<T: Transactions> Connection<T> {
             whole => whole,
         };
         let watched: usize = self.watched.keys().map(|(_, name)| name.len()).sum();
-        begun + self.group.bytes + queued + watched
+        let subscribed = self.subscriber.as_ref().map_or(0, Subscriber::bytes);
+        begun + self.group.bytes + queued + watched + subscribed
     }
 
     /// Counts the bytes of this connection among those of the node.
@@ -286,6 +307,10 @@ impl<T: Transactions> Connection<T> {
         let local = Local::find(name);
         if self.caller.is_none() && !local.is_some_and(Local::is_for_strangers) {
             self.group.ready(Reply::Error(Failure::new("NOAUTH Authentication required.")));
+            return;
+        }
+        if let Some(failure) = self.refused_in_mode(local, words) {
+            self.group.ready(Reply::Error(failure));
             return;
         }
         match local {
@@ -522,7 +547,12 @@ impl<T: Transactions> Connection<T> {
         self.write(&answer);
     }
 
-    fn write(&mut self, answer: &Reply) {
+    /// The bytes that are sent next.
+    pub(super) fn out(&mut self) -> &mut BytesMut {
+        &mut self.out
+    }
+
+    pub(super) fn write(&mut self, answer: &Reply) {
         reply::write(answer, self.version, &mut self.out);
     }
 
@@ -564,17 +594,32 @@ impl<T: Transactions> Connection<T> {
 
     /// The answers of a group in the order of its requests.
     fn merge(&mut self, group: Group, answers: Vec<Reply>) -> Vec<Reply> {
-        let mut answers = answers.into_iter();
-        let in_order = group.slots.into_iter().map(|slot| match slot {
+        let Group { names, commands, slots, .. } = group;
+        let mut answers = commands.iter().zip(answers);
+        let in_order = slots.into_iter().map(|slot| match slot {
             Slot::Ready(answer) => answer,
             Slot::Local(local, arguments) => self.run_local(local, &arguments),
             Slot::Command(name) => {
-                let answer = answers.next().unwrap_or(Reply::Nil);
+                let mut answer = Reply::Nil;
+                if let Some((command, own)) = answers.next() {
+                    answer = self.with_receivers(&names, command, own);
+                }
                 self.runner.front().count_redis(name, matches!(answer, Reply::Error(_)));
                 answer
             }
         });
         in_order.collect()
+    }
+
+    /// The answer to a command. That of `PUBLISH` is the number of clients of this node that
+    /// receive the message.
+    fn with_receivers(&self, names: &KeyNames, command: &Command, answer: Reply) -> Reply {
+        if let (Command::Publish { channel, .. }, Reply::Integer(_)) = (command, &answer)
+            && let Some((database, name)) = names.names().get(*channel as usize)
+        {
+            return Reply::count(self.runner.hub().receivers(*database, name));
+        }
+        answer
     }
 
     async fn transact(
@@ -719,13 +764,34 @@ impl<T: Transactions> Connection<T> {
     }
 }
 
+/// Waits for a message, or until the client must lose its connection.
+async fn message(inbox: Option<&Inbox>) -> std::io::Result<()> {
+    let Some(inbox) = inbox else { return std::future::pending().await };
+    tokio::select! {
+        lost = ended(Some(inbox)) => Err(lost),
+        () = inbox.message() => Ok(()),
+    }
+}
+
+/// Waits until the client must lose its connection.
+async fn ended(inbox: Option<&Inbox>) -> std::io::Error {
+    let Some(inbox) = inbox else { return std::future::pending().await };
+    inbox.ended().await;
+    std::io::Error::other(
+        "too many messages wait for the client, or messages were missed because their watch ended",
+    )
+}
+
 impl Group {
     /// Keys of later commands belong to this database.
     pub(super) fn select(&mut self, database: u8) {
         self.names.select(database);
     }
 
-    fn add(&mut self, name: &'static str, command: Command, bytes: usize) {
+    fn add(&mut self, name: &'static str, mut command: Command, bytes: usize) {
+        if let Command::Publish { place, .. } = &mut command {
+            *place = u32::try_from(self.commands.len()).unwrap_or(u32::MAX);
+        }
         self.commands.push(command);
         self.slots.push(Slot::Command(name));
         self.bytes += bytes;

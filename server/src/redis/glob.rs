@@ -144,6 +144,11 @@ impl Pattern {
         Ok(Self { words, accepts, stars, end, literal, is_exact })
     }
 
+    /// The bytes that the pattern of a text of this length takes.
+    pub(super) const fn table_bytes(length: usize) -> usize {
+        (length / 64 + 1) * (256 + 1) * size_of::<u64>()
+    }
+
     /// True if the whole name matches.
     pub(super) fn matches(&self, name: &[u8]) -> bool {
         let mut positions = vec![0; self.words];

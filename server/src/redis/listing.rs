@@ -262,6 +262,12 @@ fn range(database: u8, pattern: Option<&Pattern>) -> KeyRange {
     pattern.map_or_else(|| KeyRange::prefix(prefix.as_bytes()), |pattern| pattern.range(&prefix))
 }
 
+/// The keys of all databases. Keys of channels are not among them.
+fn all_databases() -> KeyRange {
+    // After the prefix, a database has its number.
+    KeyRange { from: Key::from("redis/0"), until: Some(Key::from("redis/:")) }
+}
+
 /// The keys that are in both ranges.
 fn common(one: KeyRange, other: KeyRange) -> KeyRange {
     let until = match (one.until, other.until) {
@@ -398,8 +404,7 @@ impl<T: Transactions> Connection<T> {
                     return Err(SYNTAX);
                 }
                 let is_all = listing == Listing::FlushAll;
-                let all = || KeyRange::prefix(b"redis/");
-                let range = if is_all { all() } else { range(database, None) };
+                let range = if is_all { all_databases() } else { range(database, None) };
                 self.flush_keys(walk(range)).await
             }
             Listing::HScan | Listing::SScan | Listing::ZScan => {

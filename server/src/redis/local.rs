@@ -10,6 +10,7 @@ use orthodrome_core::procedure::redis::{COMMANDS, Spec, number, wrong_arity};
 
 use super::connection::{Connection, DATABASES};
 use super::listing::Listing;
+use super::messages::{Kind, Subscriber};
 use super::reply::Version;
 use crate::service::Transactions;
 
@@ -31,11 +32,14 @@ pub(super) enum Local {
     Listing(Listing),
     Multi,
     Ping,
+    PubSub,
     Quit,
     Reset,
     Script,
     Select,
+    Subscribe(Kind),
     Time,
+    Unsubscribe(Kind),
     Unwatch,
     Watch,
 }
@@ -48,7 +52,7 @@ pub(super) enum Deferred {
 }
 
 /// Names, with the number of words as in Redis: the smallest number if it is negative.
-const LOCALS: [(&str, i64, Local); 27] = [
+const LOCALS: [(&str, i64, Local); 34] = [
     ("auth", -2, Local::Auth),
     ("client", -2, Local::Client),
     ("command", -1, Local::Command),
@@ -65,39 +69,31 @@ const LOCALS: [(&str, i64, Local); 27] = [
     ("keys", 2, Local::Listing(Listing::Keys)),
     ("multi", 1, Local::Multi),
     ("ping", -1, Local::Ping),
+    ("psubscribe", -2, Local::Subscribe(Kind::Pattern)),
+    ("pubsub", -2, Local::PubSub),
+    ("punsubscribe", -1, Local::Unsubscribe(Kind::Pattern)),
     ("quit", -1, Local::Quit),
     ("randomkey", 1, Local::Listing(Listing::RandomKey)),
     ("reset", 1, Local::Reset),
     ("scan", -2, Local::Listing(Listing::Scan)),
     ("script", -2, Local::Script),
     ("select", 2, Local::Select),
+    ("ssubscribe", -2, Local::Subscribe(Kind::Shard)),
     ("sscan", -3, Local::Listing(Listing::SScan)),
+    ("subscribe", -2, Local::Subscribe(Kind::Channel)),
+    ("sunsubscribe", -1, Local::Unsubscribe(Kind::Shard)),
     ("time", 1, Local::Time),
+    ("unsubscribe", -1, Local::Unsubscribe(Kind::Channel)),
     ("unwatch", 1, Local::Unwatch),
     ("watch", -2, Local::Watch),
     ("zscan", -3, Local::Listing(Listing::ZScan)),
 ];
 
 /// Commands of Redis that this server does not have, and why.
-const MISSING: [(&str, &[&str]); 7] = [
+const MISSING: [(&str, &[&str]); 6] = [
     (
         "functions are not supported; scripts are (EVAL, EVALSHA)",
         &["function", "fcall", "fcall_ro"],
-    ),
-    (
-        "messages are not supported",
-        &[
-            "subscribe",
-            "psubscribe",
-            "ssubscribe",
-            "unsubscribe",
-            "punsubscribe",
-            "sunsubscribe",
-            "publish",
-            "spublish",
-            "pubsub",
-            "monitor",
-        ],
     ),
     (
         "commands that wait are not supported",
@@ -183,6 +179,7 @@ const MISSING: [(&str, &[&str]); 7] = [
     (
         "it is not supported",
         &[
+            "monitor",
             "copy",
             "touch",
             "sort",
@@ -255,7 +252,7 @@ impl Local {
         matches!(self, Self::Auth | Self::Hello | Self::Quit | Self::Reset)
     }
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         LOCALS.iter().find(|(.., local)| *local == self).map_or("", |(name, ..)| name)
     }
 
@@ -330,6 +327,10 @@ impl<T: Transactions> Connection<T> {
             return self.refuse(Failure::of(format!("ERR {name} is not allowed in transactions")));
         }
         match (local, arguments) {
+            (Local::Ping, [] | [_]) if self.is_subscribed_mode() => {
+                let given = arguments.first().cloned().unwrap_or_default();
+                return self.reply(Reply::Array(vec![text("pong"), Reply::Bulk(given)]));
+            }
             (Local::Ping, []) => return self.reply(Reply::Status("PONG")),
             (Local::Ping | Local::Echo, [one]) => return self.reply(Reply::Bulk(one.clone())),
             (Local::Time, _) => return self.reply(time()),
@@ -346,6 +347,9 @@ impl<T: Transactions> Connection<T> {
         // Everything else follows the answers to the requests before it.
         self.flush().await;
         let answer = match local {
+            Local::Subscribe(kind) => return self.subscribe(kind, arguments).await,
+            Local::Unsubscribe(kind) => return self.unsubscribe(kind, arguments),
+            Local::PubSub => self.pubsub(arguments),
             Local::Ping | Local::Echo | Local::Time => Reply::Error(wrong_arity(local.name())),
             Local::Auth => self.auth(arguments),
             Local::Hello => self.hello(arguments),
@@ -401,6 +405,7 @@ impl<T: Transactions> Connection<T> {
         match front.by_token(name, token) {
             Some(caller) => {
                 self.caller = Some(caller);
+                self.check_subscriptions();
                 Reply::OK
             }
             None => {
@@ -504,7 +509,12 @@ impl<T: Transactions> Connection<T> {
                 let name = String::from_utf8_lossy(&self.name).into_owned();
                 let (number, database) = (self.number, self.database);
                 let resp = if self.version == Version::Three { 3 } else { 2 };
-                text(format!("id={number} name={name} db={database} resp={resp}\n"))
+                let own = self.subscriber.as_ref().map(Subscriber::counts);
+                let (channels, patterns, shards) = own.unwrap_or_default();
+                text(format!(
+                    "id={number} name={name} db={database} sub={channels} psub={patterns} \
+                     ssub={shards} resp={resp}\n"
+                ))
             }
             _ => Reply::Error(SYNTAX),
         }
@@ -513,6 +523,7 @@ impl<T: Transactions> Connection<T> {
     fn reset(&mut self) -> Reply {
         self.multi = None;
         self.unwatch();
+        self.subscriber = None;
         self.database = 0;
         self.version = Version::Two;
         self.name = Bytes::new();
@@ -526,11 +537,14 @@ impl<T: Transactions> Connection<T> {
 
     fn info(&self) -> Reply {
         let front = self.runner.front();
+        let (channels, patterns, shards) = self.runner.hub().counts();
         let about = front.describe();
         text(format!(
             "# Server\r\nredis_version:{REDIS_VERSION}\r\nredis_mode:standalone\r\n\
              orthodrome_version:{}\r\nuptime_in_seconds:{}\r\n\r\n\
              # Clients\r\nconnected_clients:{}\r\n\r\n\
+             # Stats\r\npubsub_channels:{channels}\r\npubsub_patterns:{patterns}\r\n\
+             pubsubshard_channels:{shards}\r\n\r\n\
              # Persistence\r\nloading:0\r\naof_enabled:1\r\n\r\n\
              # Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n\
              # Orthodrome\r\ncluster:{}\r\nprotocol:{}\r\nguarantee:{}\r\nregion:{}\r\nnode:{}\r\n",
@@ -629,6 +643,7 @@ fn described(name: &str, arity: i64, flags: &[&'static str], keys: (i64, i64, i6
 fn descriptions() -> Vec<(&'static str, Reply)> {
     let data = COMMANDS.iter().map(|spec| {
         let flags: &[&str] = match (spec.keys == (0, 0, 0), spec.is_read_only) {
+            _ if spec.name.ends_with("publish") => &["pubsub", "loading", "stale", "fast"],
             (false, true) => &["readonly"],
             (false, false) => &["write"],
             // The keys of a script follow their number.
@@ -642,6 +657,10 @@ fn descriptions() -> Vec<(&'static str, Reply)> {
             Local::Listing(listing) if listing.is_write() => (&["write"], (0, 0, 0)),
             Local::Listing(listing) if listing.has_key() => (&["readonly"], (1, 1, 1)),
             Local::Listing(_) => (&["readonly"], (0, 0, 0)),
+            Local::PubSub => (&["pubsub", "loading", "stale"], (0, 0, 0)),
+            Local::Subscribe(_) | Local::Unsubscribe(_) => {
+                (&["pubsub", "noscript", "loading", "stale"], (0, 0, 0))
+            }
             Local::Auth
             | Local::Client
             | Local::Command

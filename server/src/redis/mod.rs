@@ -3,9 +3,10 @@
 //! `request` reads requests, `reply` writes answers. `connection` is one client: it collects the
 //! commands that arrived together, or between `MULTI` and `EXEC`, into one list. `run` runs such a
 //! list as one transaction, and tries again after conflicts. `scripts` knows the texts of scripts.
-//! `listing` answers commands that list keys, with scans; `glob` has their patterns. What the other
-//! commands do to data is in `orthodrome_core::procedure::redis`. `local` answers commands that touch
-//! no data.
+//! `listing` answers commands that list keys, with scans; `glob` has their patterns. `subscribe`
+//! answers commands of clients that receive messages, which `messages` finds. What the other
+//! commands do to data is in `orthodrome_core::procedure::redis`. `local` answers commands that
+//! touch no data.
 //!
 //! Clients need the credentials of the gRPC API, and the bounds are those of that API
 //! (`docs/redis.md`).
@@ -30,11 +31,13 @@ mod connection;
 mod glob;
 mod listing;
 mod local;
+mod messages;
 mod names;
 mod reply;
 mod request;
 mod run;
 mod scripts;
+mod subscribe;
 #[cfg(test)]
 mod tests;
 

@@ -84,6 +84,12 @@ pub(super) fn write(reply: &Reply, version: Version, out: &mut BytesMut) {
     }
 }
 
+/// Writes a message that answers no request; in RESP2 a list.
+pub(super) fn push(items: &[Reply], version: Version, out: &mut BytesMut) {
+    head(if version == Version::Three { b'>' } else { b'*' }, items.len(), out);
+    items.iter().for_each(|item| write(item, version, out));
+}
+
 #[cfg(test)]
 mod tests {
     use orthodrome_core::procedure::redis::reply::Failure;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use orthodrome_core::procedure::redis::entry::Stamp;
+use orthodrome_core::procedure::redis::messages::{CHANNELS, SHARD_CHANNELS};
 use orthodrome_core::procedure::redis::reply::Failure;
 use orthodrome_core::procedure::redis::{Batch, Command, Evaluation, KeyName};
 use orthodrome_core::txn::{AbortReason, Op, Reads};
@@ -14,6 +15,7 @@ use tokio::sync::{OnceCell, oneshot};
 use tokio::time::Instant;
 
 use super::listing::Listings;
+use super::messages::Hub;
 use super::names::{Name, Names};
 use super::scripts::Scripts;
 use crate::gateway::Finished;
@@ -76,6 +78,7 @@ pub(super) struct Runner<T> {
     names: Names,
     scripts: Scripts,
     listings: Listings,
+    hub: Arc<Hub>,
     /// The client id of all of them, once it is known.
     client: OnceCell<ClientId>,
     home: RegionId,
@@ -123,15 +126,20 @@ fn stored((database, name): &KeyName) -> Key {
     Key::from(key)
 }
 
-/// What the keys of a database of Redis begin with.
+/// What the keys of a database of Redis begin with. Those of channels are outside of
+/// [`super::listing`]'s range of all databases.
 pub(super) fn prefix(database: u8) -> String {
-    format!("redis/{database}/")
+    match database {
+        CHANNELS => "redis/m/".to_owned(),
+        SHARD_CHANNELS => "redis/n/".to_owned(),
+        database => format!("redis/{database}/"),
+    }
 }
 
 impl<T: Transactions> Runner<T> {
     pub(super) fn new(front: Arc<Front<T>>, names: Names, listings: Listings) -> Self {
         let (home, scripts, client) = (front.home(), Scripts::default(), OnceCell::new());
-        Self { front, names, scripts, listings, client, home }
+        Self { front, names, scripts, listings, hub: Arc::default(), client, home }
     }
 
     pub(super) fn front(&self) -> &Front<T> {
@@ -146,6 +154,11 @@ impl<T: Transactions> Runner<T> {
     /// What the node keeps for commands that list keys.
     pub(super) fn listings(&self) -> &Listings {
         &self.listings
+    }
+
+    /// The subscriptions of the clients of the node.
+    pub(super) fn hub(&self) -> &Arc<Hub> {
+        &self.hub
     }
 
     async fn attempt(&self) -> Result<Attempt, Trouble> {

@@ -8,14 +8,18 @@ use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder};
 use orthodrome_core::scan::{KeyRange, Page, Scan, ScanError};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Priority, Read, Reads, Value, Version, Writes};
+use orthodrome_core::watch::{Batch, Change};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, NodeId, Outcome, Timestamp, Txn, TxnId};
 use tokio::io::AsyncReadExt as _;
+use tokio::sync::mpsc;
 
 use super::*;
 use crate::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError, PendingTxns};
-use crate::scan::ScanFailed;
+use crate::scan::{Batches, ScanFailed};
 use crate::service::{Access, Credential, Limits, Listeners, Role, ServiceConfig, serve_all};
 use crate::transport::LinkStatus;
+
+mod messages;
 
 /// What happens to the next transaction.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +53,14 @@ struct State {
     failed_scans: VecDeque<ScanFailed>,
     /// Every scan that began.
     scans: Vec<Scan>,
+    /// The next watches do not begin, like this.
+    failed_watches: VecDeque<ScanFailed>,
+    /// True if watches wait before their first batch, until [`Rig::begin_watches`].
+    is_watch_held: bool,
+    /// The watches that nobody has ended.
+    watches: Vec<(KeyRange, mpsc::Sender<Result<Batch, ScanFailed>>)>,
+    /// The number of watches that began.
+    watches_begun: usize,
 }
 
 #[derive(Default)]
@@ -72,6 +84,7 @@ impl State {
         self.clock += 1;
         let outcome = match writes {
             Ok(writes) => {
+                self.tell_watches(txn.id, &writes);
                 for (key, value) in writes {
                     match value {
                         Some(value) => drop(self.values.insert(key, value)),
@@ -83,6 +96,24 @@ impl State {
             Err(reason) => Outcome::Aborted(reason),
         };
         Finished { outcome, reads: Some(reads), path: "memory" }
+    }
+}
+
+impl State {
+    /// Each transaction is one batch.
+    fn tell_watches(&mut self, writer: TxnId, writes: &Writes) {
+        let through = Timestamp(self.clock);
+        let version = Version { timestamp: through, writer };
+        self.watches.retain(|(range, batches)| {
+            let changes = writes.iter().filter(|(key, _)| range.contains(key));
+            let change = |(key, value): (&Key, &Option<Value>)| Change {
+                key: key.clone(),
+                version,
+                value: value.clone(),
+            };
+            let changes = changes.map(change).collect();
+            batches.try_send(Ok(Batch { changes, through })).is_ok()
+        });
     }
 }
 
@@ -181,6 +212,22 @@ impl Transactions for Memory {
 
     async fn orders(&self) -> Vec<(MembershipOrder, Duration)> {
         Vec::new()
+    }
+
+    fn watch(&self, range: KeyRange, after: Option<Timestamp>) -> Result<Batches, ScanFailed> {
+        assert_eq!(after, None);
+        let mut state = self.0.lock().unwrap();
+        if let Some(failed) = state.failed_watches.pop_front() {
+            return Err(failed);
+        }
+        let (batches, receiver) = mpsc::channel(1_024);
+        if !state.is_watch_held {
+            let first = Batch { changes: Vec::new(), through: Timestamp(state.clock) };
+            batches.try_send(Ok(first)).unwrap();
+        }
+        state.watches.push((range, batches));
+        state.watches_begun += 1;
+        Ok(receiver)
     }
 
     async fn scan(&self, scan: Scan, _priority: Priority) -> Result<Page, ScanFailed> {

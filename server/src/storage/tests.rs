@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use orthodrome_core::cluster::{Cluster, Node, Partition, Role};
-use orthodrome_core::store::{MemoryEngine, Memtable, StateEngine as _, Store};
+use orthodrome_core::scan::KeyRange;
+use orthodrome_core::store::{MemoryEngine, Memtable, StateEngine, Store, Versions};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::Version;
 use orthodrome_core::{

@@ -20,11 +20,14 @@
 //! ([`Command::Mark`]). Whoever makes the key drops the note.
 //!
 //! **Scripts.** A script is one command, too ([`script`]).
+//!
+//! **Messages.** `PUBLISH` writes the key of its channel ([`messages`]).
 
 pub mod entry;
 pub mod hashes;
 pub mod keys;
 pub mod lists;
+pub mod messages;
 pub mod number;
 mod parse;
 pub mod reply;
@@ -114,6 +117,16 @@ pub enum Command {
     Mark(Vec<u32>),
     /// `EVAL` and its relatives.
     Script(Box<Script>),
+    /// `PUBLISH`, `SPUBLISH`
+    Publish {
+        /// The key of the channel.
+        channel: u32,
+        /// When in its transaction the message is published: messages on several channels are
+        /// delivered in this order.
+        place: u32,
+        /// The message.
+        message: Bytes,
+    },
 }
 
 impl Command {
@@ -146,6 +159,7 @@ impl Command {
             | Self::MoveElement(from, _, to, _)
             | Self::Rename(from, to, _) => vec![(*from, Use::Change), (*to, Use::Change)],
             Self::Script(script) => script.uses(),
+            Self::Publish { channel, .. } => vec![(*channel, Use::Replace)],
         }
     }
 
@@ -420,6 +434,9 @@ fn execute(command: &Command, slots: &mut [Slot], cx: Context) -> Answer {
             Ok(Reply::OK)
         }
         Command::Script(_) => Err(NO_SCRIPT_INSIDE),
+        Command::Publish { channel, place, message } => {
+            messages::publish(slot(slots, *channel)?, cx, *place, message)
+        }
     }
 }
 

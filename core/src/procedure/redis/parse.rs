@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::Command;
+use super::messages::is_channels;
 use super::number::{self, Decimal, Score};
 use super::reply::{Failure, NOT_FLOAT, NOT_INTEGER, SYNTAX};
 use super::table::COMMANDS;
@@ -112,8 +113,9 @@ impl KeyNames {
         self.has_refused = true;
         if name.len() > key_bytes_max {
             let have = name.len();
+            let what = if is_channels(key.0) { "channel" } else { "key" };
             return Err(Failure::of(format!(
-                "ERR a key of {have} bytes; at most {key_bytes_max} are allowed"
+                "ERR a {what} of {have} bytes; at most {key_bytes_max} are allowed"
             )));
         }
         // Few names end like this, so few are copied.
@@ -173,6 +175,12 @@ impl<'a> Args<'a> {
     pub(super) fn key(&mut self) -> Result<u32, Failure> {
         let name = self.bytes()?;
         self.keys.number(&name, self.limits)
+    }
+
+    /// A key of this database.
+    pub(super) fn key_of(&mut self, database: u8) -> Result<u32, Failure> {
+        let name = self.bytes()?;
+        self.keys.number_of(&(database, name), self.limits)
     }
 
     /// A key, with its name.

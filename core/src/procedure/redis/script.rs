@@ -439,11 +439,15 @@ const UNKNOWN: Failure = Failure::new("ERR Unknown Redis command called from scr
 const WRONG_NUMBER: Failure =
     Failure::new("ERR Wrong number of args calling Redis command from script");
 const NOT_ALLOWED: Failure = Failure::new("ERR This Redis command is not allowed from script");
+const NO_MESSAGES: Failure = Failure::new(
+    "ERR PUBLISH and SPUBLISH are not available in scripts, because a script changes only the keys \
+     that it declares; return the message, or publish beside the script between MULTI and EXEC",
+);
 const NO_WRITES: Failure =
     Failure::new("ERR Write commands are not allowed from read-only scripts.");
 
 /// Commands that clients may give and scripts may not.
-const REFUSED: [&str; 24] = [
+const REFUSED: [&str; 30] = [
     "auth",
     "client",
     "command",
@@ -460,12 +464,18 @@ const REFUSED: [&str; 24] = [
     "hello",
     "info",
     "multi",
+    "psubscribe",
+    "punsubscribe",
     "quit",
     "reset",
     "script",
     "select",
+    "ssubscribe",
     "subscribe",
+    "sunsubscribe",
     "monitor",
+    "pubsub",
+    "unsubscribe",
     "unwatch",
     "watch",
 ];
@@ -496,6 +506,9 @@ impl World<'_> {
         }
         if REFUSED.iter().any(|own| is(own)) {
             return Err(NOT_ALLOWED.into());
+        }
+        if is("publish") || is("spublish") {
+            return Err(NO_MESSAGES.into());
         }
         let spec = COMMANDS.iter().find(|spec| is(spec.name)).ok_or(UNKNOWN)?;
         let many = i64::try_from(words.len()).unwrap_or(i64::MAX);

@@ -5,6 +5,7 @@ use super::entry::{COST_MAX, cost_of};
 use super::hashes::Hashes;
 use super::keys::{self, Keys};
 use super::lists::{End, Lists};
+use super::messages::{self, CHANNELS, SHARD_CHANNELS};
 use super::parse::Args;
 use super::reply::{Failure, OVERFLOW, SYNTAX, TOO_LARGE};
 use super::script;
@@ -21,8 +22,9 @@ pub struct Spec {
     pub arity: i64,
     /// True if it changes nothing.
     pub is_read_only: bool,
-    /// The positions of its keys: the first, the last (negative from the end), and the step. All 0 if
-    /// the second argument is the number of keys, which follow it.
+    /// The positions of its keys: the first, the last (negative from the end), and the step. All 0
+    /// if the second argument is the number of keys, which follow it, or if it has a channel
+    /// instead.
     pub keys: (i64, i64, i64),
     pub(super) parse: Parse,
 }
@@ -37,6 +39,7 @@ const TWO: (i64, i64, i64) = (1, 2, 1);
 const ALL: (i64, i64, i64) = (1, -1, 1);
 const PAIRS: (i64, i64, i64) = (1, -1, 2);
 const COUNTED: (i64, i64, i64) = (0, 0, 0);
+const CHANNEL: (i64, i64, i64) = (0, 0, 0);
 
 const fn row(
     name: &'static str,
@@ -245,6 +248,9 @@ pub const COMMANDS: &[Spec] = &[
     row("eval_ro", -3, READ, COUNTED, |args| script::parse_script(args, true)),
     row("evalsha", -3, WRITE, COUNTED, script::parse_digest),
     row("evalsha_ro", -3, READ, COUNTED, script::parse_digest),
+    // Messages.
+    row("publish", 3, WRITE, CHANNEL, |args| messages::parse_publish(args, CHANNELS)),
+    row("spublish", 3, WRITE, CHANNEL, |args| messages::parse_publish(args, SHARD_CHANNELS)),
 ];
 
 /// A command that sets a string, if the string is not too long.

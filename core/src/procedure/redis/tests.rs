@@ -632,6 +632,52 @@ fn values_that_redis_commands_did_not_write_are_of_no_type() {
 }
 
 #[test]
+fn a_batch_leaves_its_own_messages_in_a_channel_and_reads_nothing() {
+    let mut store = Store::default();
+    let published = |store: &Store, channel: &str| {
+        messages::published(&store.values[&Bytes::copy_from_slice(channel.as_bytes())]).unwrap()
+    };
+    for round in ["1", "2"] {
+        let lines = [format!("PUBLISH a x{round}"), "SPUBLISH b y".into(), "PUBLISH a z".into()];
+        let (names, mut commands) = Store::parse(&lines.each_ref().map(String::as_str));
+        assert_eq!(names.names()[0], (messages::CHANNELS, Bytes::from("a")));
+        assert_eq!(names.names()[1], (messages::SHARD_CHANNELS, Bytes::from("b")));
+        for (number, command) in (0..).zip(&mut commands) {
+            let Command::Publish { place, .. } = command else { panic!("{command:?}") };
+            *place = number;
+        }
+        let batch = Batch::new(2, commands.clone(), Vec::new(), false);
+        assert!(batch.keys.iter().all(|access| access.writes && !access.reads));
+        assert!(batch.call(&keys_of(&names)).reads.is_empty());
+        let found = store.batch(&names, commands, &[]).unwrap();
+        assert_eq!(found.replies, vec![Reply::Integer(0); 3]);
+        let first = Bytes::from(format!("x{round}"));
+        assert_eq!(published(&store, "a"), [(0, first), (2, "z".into())]);
+        assert_eq!(published(&store, "b"), [(1, "y".into())]);
+    }
+    assert_eq!(messages::published(&"by another client".into()), None);
+    store.run("RPUSH l x");
+    assert_eq!(messages::published(&store.values[&Bytes::from("l")]), None);
+}
+
+#[test]
+fn messages_of_one_batch_that_do_not_fit_are_refused_one_by_one() {
+    let mut store = Store::default();
+    let half = "x".repeat(entry::COST_MAX / 2 - 20);
+    let line = format!("PUBLISH a {half}");
+    let (names, commands) = Store::parse(&[&line, &line, "PUBLISH a x"]);
+    let found = store.batch(&names, commands, &[]).unwrap();
+    assert_eq!(found.replies[..2], [Reply::Integer(0), Reply::Integer(0)]);
+    assert!(show(&found.replies[2]).starts_with("!ERR the messages of one transaction"));
+    let value = &store.values[&Bytes::from("a")];
+    assert!(value.len() <= VALUE_BYTES_MAX);
+    assert_eq!(messages::published(value).unwrap().len(), 2);
+    let large = format!("PUBLISH a {}", "x".repeat(entry::COST_MAX - 19));
+    let refused = parse(&words(&large), &mut KeyNames::default(), LIMITS).unwrap().unwrap_err();
+    assert!(!refused.is_early && refused.failure.0.contains("at most 1047552 bytes"));
+}
+
+#[test]
 fn nonsense_fails_the_guard() {
     let (names, commands) = Store::parse(&["INCR a"]);
     let good = Batch::new(1, commands, Vec::new(), false);
@@ -646,7 +692,13 @@ fn nonsense_fails_the_guard() {
 /// Random commands on few keys of all types.
 fn random_line(rng: &mut Rng) -> String {
     let key = |rng: &mut Rng| ["a", "b", "c"][usize::try_from(rng.below(3)).unwrap()].to_owned();
-    let spec = rng.pick(COMMANDS).unwrap();
+    let spec = loop {
+        let spec = rng.pick(COMMANDS).unwrap();
+        // Messages of one batch are together in their channel, those of several batches are not.
+        if !spec.name.ends_with("publish") {
+            break spec;
+        }
+    };
     let mut line = spec.name.to_owned();
     let least = usize::try_from(spec.arity.abs()).unwrap() - 1;
     let count = least + if spec.arity < 0 { usize::try_from(rng.below(4)).unwrap() } else { 0 };

@@ -86,6 +86,7 @@ pub(super) fn work(command: &Command, slots: &mut [Slot]) -> usize {
         | Command::MoveElement(..)
         | Command::Watch(_)
         | Command::Mark(_)
+        | Command::Publish { .. }
         // It counts itself while it runs.
         | Command::Script(_) => 0,
     }
