@@ -524,7 +524,7 @@ async fn subscriptions_in_transactions_and_messages_in_scripts_are_refused() {
 #[tokio::test]
 async fn messages_and_channels_are_bounded() {
     let limits = Limits {
-        response_bytes_max: 1 << 20,
+        response_bytes_max: 1_100_000,
         key_bytes_max: 20,
         value_bytes_max: 1 << 20,
         request_bytes_max: 4 << 20,
