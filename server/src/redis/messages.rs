@@ -719,7 +719,8 @@ mod tests {
         let (second, new) = subscriber(&hub, 2, &["a"]).await;
         // The task of the first watch was in the middle of a batch.
         hub.deliver(before, &batch(1, "old")).await;
-        new.unwrap().send(Ok(batch(2, "new"))).await.unwrap();
+        let new = new.unwrap();
+        new.send(Ok(batch(2, "new"))).await.unwrap();
         second.inbox().message().await;
         let words = second.inbox().take(usize::MAX).iter().map(Delivery::words).collect::<Vec<_>>();
         assert_eq!(words, [["message", "a", "new"].map(Bytes::from).to_vec()]);

@@ -19,6 +19,10 @@ const TOO_MANY: Failure = Failure::new(
      connection",
 );
 
+const TOO_LARGE: Failure = Failure::new(
+    "ERR the answer is larger than limits.response_bytes_max; give a pattern, or fewer channels",
+);
+
 /// Whether a client of RESP2 may give a command while it has subscriptions.
 fn is_for_subscribers(local: Local) -> bool {
     matches!(
@@ -71,6 +75,15 @@ impl<T: Transactions> Connection<T> {
     /// The number of subscriptions after each of these names. Without a watch, none is added.
     async fn try_subscribe(&mut self, kind: Kind, names: &[Bytes]) -> Result<Vec<usize>, Failure> {
         self.may_read(kind.added())?;
+        let has = |count: fn(&Subscriber) -> usize| self.subscriber.as_ref().map_or(0, count);
+        let (many, most) = match kind {
+            Kind::Pattern => (has(|own| own.counts().1), PATTERNS_MAX),
+            Kind::Channel | Kind::Shard => (has(Subscriber::total), SUBSCRIPTIONS_MAX),
+        };
+        // Before anything of that number is made.
+        if many.saturating_add(names.len()) > most {
+            return Err(TOO_MANY);
+        }
         let mut patterns = Vec::new();
         for name in names.iter().filter(|_| kind == Kind::Pattern) {
             patterns.push(Pattern::parse(name)?);
@@ -79,15 +92,8 @@ impl<T: Transactions> Connection<T> {
             .subscriber
             .take()
             .unwrap_or_else(|| Subscriber::new(self.runner.hub().clone(), self.number));
-        let had = subscriber.total();
-        let (many, most) = match kind {
-            Kind::Pattern => (subscriber.counts().1, PATTERNS_MAX),
-            Kind::Channel | Kind::Shard => (had, SUBSCRIPTIONS_MAX),
-        };
-        let has_room = many.saturating_add(names.len()) <= most;
-        let begun = if has_room { self.begin(&subscriber, kind) } else { Err(TOO_MANY) };
         let (mut added, mut counts) = (Vec::new(), Vec::new());
-        let result = match begun {
+        let result = match self.begin(&subscriber, kind) {
             Err(failure) => Err(failure),
             Ok(mut status) => {
                 let mut patterns = patterns.into_iter();
@@ -170,7 +176,10 @@ impl<T: Transactions> Connection<T> {
 
     /// `PUBSUB`: what clients of this node have subscribed to.
     pub(super) fn pubsub(&self, arguments: &[Bytes]) -> Reply {
-        self.try_pubsub(arguments).unwrap_or_else(Reply::Error)
+        let reply = self.try_pubsub(arguments).unwrap_or_else(Reply::Error);
+        self.runner.front().count_redis("pubsub", matches!(reply, Reply::Error(_)));
+        let most = self.runner.front().limits().response_bytes_max as usize;
+        if reply.bytes() > most { Reply::Error(TOO_LARGE) } else { reply }
     }
 
     fn try_pubsub(&self, arguments: &[Bytes]) -> Result<Reply, Failure> {

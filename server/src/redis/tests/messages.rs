@@ -524,6 +524,7 @@ async fn subscriptions_in_transactions_and_messages_in_scripts_are_refused() {
 #[tokio::test]
 async fn messages_and_channels_are_bounded() {
     let limits = Limits {
+        response_bytes_max: 1_100_000,
         key_bytes_max: 20,
         value_bytes_max: 1 << 20,
         request_bytes_max: 4 << 20,
@@ -558,6 +559,10 @@ async fn messages_and_channels_are_bounded() {
                another connection\r\n";
     talk(&mut client, &many, why).await;
     talk(&mut client, "PUBSUB NUMPAT\r\n", ":0\r\n").await;
+    let many = "PUBSUB NUMSUB".to_owned() + &" x".repeat(31 << 10) + "\r\n";
+    let why = "-ERR the answer is larger than limits.response_bytes_max; give a pattern, or fewer \
+               channels\r\n";
+    talk(&mut client, &many, why).await;
     // Who may publish is not harmed: its message arrives.
     talk(&mut other, "PUBLISH a last\r\n", ":1\r\n").await;
     hears(&mut client, &push(&["message", "a", "last"])).await;
