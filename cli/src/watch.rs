@@ -1,7 +1,7 @@
 //! `watch`: the changes of a range of keys as they happen, on a terminal, for a pipe, or in a file.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
+use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -258,7 +258,7 @@ fn open(path: &Path) -> anyhow::Result<(File, Option<u64>)> {
         );
     }
     file.set_len(end).with_context(context)?;
-    file.seek(SeekFrom::End(0)).map_err(io::Error::from).with_context(context)?;
+    file.seek(SeekFrom::End(0)).with_context(context)?;
     Ok((file, through))
 }
 

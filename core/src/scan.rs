@@ -572,7 +572,7 @@ impl Scanner {
                 continue;
             }
             // Also those that have answered: since then, the members may have changed.
-            let all = part.to_ask(&self.servers);
+            let all = part.next_to_ask(&self.servers);
             wanted.extend(all.into_iter().map(|node| (node, part.unit)));
         }
         wanted.into_iter().map(|(node, unit)| Step::Ask(node, self.request(unit))).collect()
@@ -764,7 +764,7 @@ impl Part {
 
     /// The servers to ask now: at first those that are known to hold it, then all `servers`, because
     /// orders of operators may have moved it to servers that nobody here knows of.
-    pub(crate) fn to_ask(&mut self, servers: &[NodeId]) -> Vec<NodeId> {
+    pub(crate) fn next_to_ask(&mut self, servers: &[NodeId]) -> Vec<NodeId> {
         let all = match self.unit {
             // A whole copy is on each of several servers, and the nearest one is enough.
             Unit::Share(_) if self.asked == 0 => self.holders.get(..1).unwrap_or_default(),

@@ -315,7 +315,7 @@ impl Watcher {
                 let after = self.asked_after();
                 return self.fail(WatchError::TooOld { after, kept_after });
             }
-            let all = part.to_ask(&self.servers);
+            let all = part.next_to_ask(&self.servers);
             wanted.extend(all.into_iter().map(|node| (node, part.unit)));
         }
         wanted.into_iter().map(|(node, unit)| Step::Ask(node, self.request(unit))).collect()

@@ -999,7 +999,9 @@ async fn watches_beside_deaths(protocol: &'static str) {
         let (key, value) = match &op {
             Op::Put(key, value) => (key.clone(), Some(value.clone())),
             Op::Delete(key) => (key.clone(), None),
-            _ => unreachable!("the test puts and deletes"),
+            Op::Get(_) | Op::Compare(..) | Op::Add(..) | Op::Append(..) | Op::Call(_) => {
+                unreachable!("the test puts and deletes")
+            }
         };
         let txn = Txn::procedure(client.next(), RegionId(0), vec![op]);
         let Ok(Begun::Finished(finished)) = client.gateway.begin(txn).await else { return };

@@ -50,7 +50,7 @@ pub struct Asked {
 /// What a client drives.
 #[derive(Debug)]
 pub(super) enum Driven {
-    Scan(Scanner),
+    Scan(Box<Scanner>),
     Watch(Box<Watching>),
 }
 
@@ -160,7 +160,8 @@ impl Load {
                     scanner.without_second_list();
                 }
                 if let Some(scanning) = &mut active.scan {
-                    (scanning.number, scanning.driven) = (number, Some(Driven::Scan(scanner)));
+                    (scanning.number, scanning.driven) =
+                        (number, Some(Driven::Scan(Box::new(scanner))));
                 }
                 self.take_steps(slot, steps, now);
             }
