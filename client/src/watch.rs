@@ -40,6 +40,8 @@ struct Open {
     answers: Streaming<api::WatchResponse>,
     /// The part of the next batch that has arrived.
     changes: Vec<Change>,
+    /// It has answered.
+    is_alive: bool,
 }
 
 /// The next changes of a watch.
@@ -113,7 +115,12 @@ impl Watch {
                     };
                     let gateways = &self.client.gateways;
                     match gateways.send(at, pace.deadline, request, Stubs::watch).await {
-                        Ok(answers) => closed.insert(Open { at, answers, changes: Vec::new() }),
+                        Ok(answers) => closed.insert(Open {
+                            at,
+                            answers,
+                            changes: Vec::new(),
+                            is_alive: false,
+                        }),
                         Err(failed) => {
                             self.client.after_failure(at, failed, &mut pace).await?;
                             continue;
@@ -124,7 +131,7 @@ impl Watch {
             let at = open.at;
             let failed = match tokio::time::timeout(SILENCE_MAX, open.answers.message()).await {
                 Ok(Ok(Some(answer))) => {
-                    pace = Pace::new(self.deadline);
+                    open.is_alive = true;
                     open.changes.extend(answer.changes.into_iter().map(change));
                     if answer.through == 0 {
                         continue;
@@ -143,7 +150,10 @@ impl Watch {
                 Ok(Ok(None)) => Failure::Unavailable("the gateway ended the watch".into()),
                 Err(_) => Failure::Lost("the gateway has said nothing for too long".into()),
             };
-            self.open = None;
+            if self.open.take().is_some_and(|open| open.is_alive) {
+                // The time to reach another gateway begins now.
+                pace = Pace::new(self.deadline);
+            }
             self.client.after_failure(at, failed, &mut pace).await?;
         }
     }

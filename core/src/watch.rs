@@ -34,6 +34,10 @@ use crate::wire::Wire;
 /// The pause between two rounds.
 pub const PAUSE: Duration = Duration::from_millis(50);
 
+/// A watch is refused if it should begin so long after what the servers have. They may be behind by as
+/// long as a transaction is unfinished.
+const AHEAD_MAX: Duration = Duration::from_secs(3_600);
+
 /// One change of one key: a version of it.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
 pub struct Change {
@@ -121,6 +125,19 @@ pub enum WatchError {
         after: Timestamp,
         /// Nothing later has been forgotten.
         kept_after: Timestamp,
+    },
+    /// The timestamp from which it should go on is far in the future.
+    #[error(
+        "the watch should begin after timestamp {}, and the cluster is at {}; timestamps are \
+         nanoseconds since 1970",
+        after.0,
+        closed.0
+    )]
+    Future {
+        /// The timestamp from which the watch should go on.
+        after: Timestamp,
+        /// The servers have everything up to here.
+        closed: Timestamp,
     },
     /// The read-only transaction was refused for a reason that a repetition does not change.
     #[error("the read of a watch was refused: {0}")]
@@ -361,6 +378,9 @@ impl Watcher {
             self.after = Some(through);
             return vec![Step::Batch(Batch { changes: Vec::new(), through })];
         };
+        if through + AHEAD_MAX < after {
+            return self.fail(WatchError::Future { after, closed: through });
+        }
         if through <= after {
             // A transaction is unfinished.
             return Vec::new();

@@ -10,14 +10,16 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import orthodrome
 import orthodrome.aio
-from orthodrome import Op
+from orthodrome import KeyRange, Op
 
 ACCOUNTS = [f"account/{number}" for number in range(4)]
 MONEY = 100 * len(ACCOUNTS)
@@ -57,7 +59,7 @@ def calls(db: orthodrome.Client) -> None:
     db.delete("n")
     check(db.get("n"), None)
     db.execute([Op.put(f"row/{number}", str(number)) for number in range(5)])
-    rows = orthodrome.KeyRange.prefix("row/")
+    rows = KeyRange.prefix("row/")
     page = db.scan(rows)
     check(page.rows, tuple((f"row/{number}".encode(), str(number).encode()) for number in range(5)))
     check(page.rest, None)
@@ -65,7 +67,72 @@ def calls(db: orthodrome.Client) -> None:
     check(page.rows, ((b"row/4", None), (b"row/3", None)))
     assert page.rest is not None
     check([key for key, _ in db.scan(page.rest, backwards=True).rows], [b"row/2", b"row/1", b"row/0"])
-    check(db.scan(orthodrome.KeyRange(b"row/3", b"row/4")).rows, ((b"row/3", b"3"),))
+    check(db.scan(KeyRange(b"row/3", b"row/4")).rows, ((b"row/3", b"3"),))
+
+
+def next_changes(watch: orthodrome.Watch) -> orthodrome.Changes:
+    """The next batch that has changes."""
+    return next(batch for batch in watch if batch.changes)
+
+
+def of(txn: int, batch: orthodrome.Changes) -> list[orthodrome.Change]:
+    """The changes of one transaction."""
+    return [change for change in batch.changes if change.version.timestamp == txn]
+
+
+def watches(db: orthodrome.Client, endpoints: str) -> None:
+    seen = KeyRange.prefix("seen/")
+    db.put("seen/a", "old")
+    page = db.scan(seen)
+    with db.watch(seen) as watch:
+        begun = next(watch)
+        check(begun.changes, ())
+        done = db.execute([Op.put("seen/b", "2"), Op.put("seen/a", "1"), Op.put("unseen", "3")])
+        # The client sees its own transaction, as a whole. Earlier ones may be seen, too.
+        batch = next(batch for batch in watch if batch.through >= done.timestamp)
+        both = of(done.timestamp, batch)
+        check([(change.key, change.value) for change in both], [(b"seen/a", b"1"), (b"seen/b", b"2")])
+        check({change.version.writer.client for change in both}, {db.id})
+        assert begun.through < done.timestamp, (begun, done)
+        db.delete("seen/a")
+        gone = next_changes(watch)
+        check([(change.key, change.value) for change in gone.changes], [(b"seen/a", None)])
+        # Without changes it says how far it has come.
+        quiet = next(watch)
+        check(quiet.changes, ())
+        assert quiet.through > gone.through
+    check(list(watch), [])
+    # From the timestamp of the scan on, it shows the same changes again.
+    with db.watch(seen, after=page.timestamp) as watch:
+        again: list[orthodrome.Change] = []
+        while len(again) < 3:
+            again += next_changes(watch).changes
+        check(again, [*both, *gone.changes])
+    with db.watch(seen, after=done.timestamp - 1, keys_only=True) as watch:
+        keys: list[tuple[bytes, bytes | None]] = []
+        while len(keys) < 3:
+            keys += [(change.key, change.value) for change in next_changes(watch).changes]
+        check(keys, [(b"seen/a", None), (b"seen/b", None), (b"seen/a", None)])
+    # Another thread may close it.
+    watch = db.watch(seen)
+    next(watch)
+    threading.Timer(0.2, watch.close).start()
+    assert all(not batch.changes for batch in watch)
+
+    program = Path(__file__).parent.parent / "examples" / "follow.py"
+    example = subprocess.Popen([sys.executable, program, endpoints, "seen/"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert example.stdout is not None
+        check(example.stdout.readline(), "seen/b = 2\n")
+        db.put("seen/b", "3")
+        check(example.stdout.readline(), "seen/b = 3\n")
+        db.delete("seen/b")
+        check(example.stdout.readline(), "seen/b was deleted\n")
+        example.send_signal(signal.SIGINT)
+        check(example.wait(30), 0)
+    finally:
+        example.kill()
+        example.wait()
 
 
 def transactions(db: orthodrome.Client) -> None:
@@ -141,6 +208,17 @@ async def asyncio_calls(endpoints: list[str]) -> None:
         await started.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        async with db.watch(KeyRange.prefix("async")) as watch:
+            await anext(watch)
+            await db.put("async/watched", "1")
+            changes: list[orthodrome.Change] = []
+            while not changes:
+                try:
+                    changes += (await asyncio.wait_for(anext(watch), 0.01)).changes
+                except asyncio.TimeoutError:
+                    # The cancelled step loses nothing.
+                    continue
+            check([(change.key, change.value) for change in changes], [(b"async/watched", b"1")])
         begin = time.monotonic()
         await db.run(add)
         check(await db.get("async"), b"9")
@@ -179,10 +257,88 @@ def lost_answers(endpoints: list[str], process: int) -> None:
         check(db.get("lost"), expected)
 
 
+class Copy:
+    """A copy of the accounts that only a watch keeps."""
+
+    SPAN = KeyRange(b"account/0", b"account/4")
+
+    def __init__(self, page: orthodrome.Page) -> None:
+        self.after = page.timestamp
+        self.through = page.timestamp
+        self.last: tuple[Any, ...] = (page.timestamp,)
+        self.values = {key: int(value or 0) for key, value in page.rows}
+        self.count = 0
+
+    def apply(self, batch: orthodrome.Changes) -> None:
+        """Each transfer changes a balance by 1: if one were missing or came twice, it would show."""
+        assert batch.through > self.through, batch
+        for change in batch.changes:
+            # Transactions without a common key may have the same timestamp.
+            place = (*change.version, change.key)
+            assert self.last < place and self.through < place[0] <= batch.through, (self.last, self.through, batch)
+            assert change.value is not None
+            step = int(change.value) - self.values[change.key]
+            assert abs(step) == 1, f"{change} after {self.values}"
+            self.values[change.key] += step
+            self.last = place
+            self.count += 1
+        # Transactions are shown as a whole.
+        check(sum(self.values.values()), MONEY)
+        self.through = batch.through
+
+
+class Mirrors:
+    """Two copies, by a watch in a thread and by one with asyncio, while nodes fail."""
+
+    def __init__(self, endpoints: list[str], page: orthodrome.Page) -> None:
+        self._endpoints = endpoints
+        self._copies = [Copy(page), Copy(page)]
+        self._until: int | None = None
+        self._errors: list[BaseException] = []
+        targets = (lambda: self._keep(self._copies[0]), lambda: asyncio.run(self._keep_async(self._copies[1])))
+        self._threads = [threading.Thread(target=self._guarded, args=(target,)) for target in targets]
+        for thread in self._threads:
+            thread.start()
+
+    def _guarded(self, target: Any) -> None:
+        try:
+            target()
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _is_done(self, copy: Copy) -> bool:
+        return self._until is not None and copy.through >= self._until
+
+    def _keep(self, copy: Copy) -> None:
+        with orthodrome.connect(self._endpoints, attempt_timeout=2) as db:
+            with db.watch(Copy.SPAN, after=copy.after, timeout=60) as watch:
+                while not self._is_done(copy):
+                    copy.apply(next(watch))
+
+    async def _keep_async(self, copy: Copy) -> None:
+        async with await orthodrome.aio.connect(self._endpoints, attempt_timeout=2) as db:
+            async with db.watch(Copy.SPAN, after=copy.after, timeout=60) as watch:
+                while not self._is_done(copy):
+                    copy.apply(await anext(watch))
+
+    def finish(self, final: orthodrome.Snapshot) -> None:
+        """Waits until the copies have come as far as this snapshot, and compares them."""
+        self._until = final.timestamp
+        for thread in self._threads:
+            thread.join(90)
+            assert not thread.is_alive(), "a watch does not go on"
+        assert not self._errors, self._errors
+        for copy in self._copies:
+            check(copy.values, {key: int(value or 0) for key, value in final.reads.items()})
+            assert copy.count > 0
+
+
 def transfers(endpoints: list[str], process: int) -> None:
-    """Threads move money while the first node is killed. No money is lost or made, whatever is unknown meanwhile."""
+    """Threads move money while the first node is killed. No money is lost or made, whatever is unknown meanwhile.
+    Watches show every transfer once."""
     with orthodrome.connect(endpoints, attempt_timeout=2) as db:
         db.execute([Op.put(account, "100") for account in ACCOUNTS])
+        mirrors = Mirrors(endpoints, db.scan(Copy.SPAN))
         stop = threading.Event()
         committed, failures = [0] * 4, []
 
@@ -228,8 +384,9 @@ def transfers(endpoints: list[str], process: int) -> None:
             for thread in threads:
                 thread.join()
         assert not failures, failures
-        reads = db.read(ACCOUNTS).reads
-        check(sum(int(value or 0) for value in reads.values()), MONEY)
+        final = db.read(ACCOUNTS)
+        check(sum(int(value or 0) for value in final.reads.values()), MONEY)
+        mirrors.finish(final)
 
 
 def main() -> None:
@@ -247,10 +404,14 @@ def main() -> None:
         step("calls")
         transactions(db)
         step("transactions")
+        # An open transaction holds watches up.
+        long.join()
+        assert not errors, errors
+        step("long_transaction")
+        watches(db, sys.argv[1])
+        step("watches")
     asyncio.run(asyncio_calls(endpoints))
     step("asyncio")
-    long.join()
-    assert not errors, errors
     lost_answers(endpoints, process)
     step("lost_answers")
     transfers(endpoints, process)

@@ -48,6 +48,11 @@ def main() -> None:
         with db.transaction() as txn:
             check(txn.get_all(["which", "count/a"]), [None, b"4"])
             check(txn.get_text("none"), None)
+        with db.watch(orthodrome.KeyRange.prefix("count/")) as watch:
+            next(watch)
+            db.put("count/b", "1")
+            batch = next(batch for batch in watch if b"count/b" in {change.key for change in batch.changes})
+            check(batch.changes[-1].value, b"1")
     print("done")
 
 

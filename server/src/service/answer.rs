@@ -126,15 +126,17 @@ pub(super) fn scan_failed(failed: &ScanFailed) -> Status {
         ScanFailed::Gateway(error) => refuse(status(error)),
         ScanFailed::Scan(ScanError::Busy | ScanError::Refused(AbortReason::Overload))
         | ScanFailed::Watch(WatchError::Refused(AbortReason::Overload))
-        | ScanFailed::TooManyWatches
         | ScanFailed::Overloaded => refuse(Status::resource_exhausted(text)),
         ScanFailed::Scan(ScanError::Refused(_) | ScanError::NoFence)
-        | ScanFailed::Watch(WatchError::Refused(_) | WatchError::NoFence) => {
-            refuse(Status::invalid_argument(text))
-        }
+        | ScanFailed::Watch(
+            WatchError::Future { .. } | WatchError::Refused(_) | WatchError::NoFence,
+        ) => refuse(Status::invalid_argument(text)),
         ScanFailed::Watch(WatchError::TooOld { .. }) => refuse(Status::out_of_range(text)),
         ScanFailed::Unsupported => refuse(Status::unimplemented(text)),
-        ScanFailed::Late | ScanFailed::Older(_) => refuse(Status::unavailable(text)),
+        // Another gateway may have room.
+        ScanFailed::Late | ScanFailed::Older(_) | ScanFailed::TooManyWatches => {
+            refuse(Status::unavailable(text))
+        }
     }
 }
 

@@ -405,7 +405,8 @@ fn check_address(
     Ok(())
 }
 
-/// A watch without changes says so often how far it has come.
+/// A watch without changes says so often how far it has come, also if that is no further than before:
+/// then the client knows that its gateway lives.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Sends the batches of a watch until it ends or the client leaves.
@@ -414,20 +415,29 @@ async fn forward(
     answers: &mpsc::Sender<Result<api::WatchResponse, Status>>,
     (keys_only, bytes_max): (bool, usize),
 ) {
-    let mut sent: Option<Instant> = None;
+    // None until the watch has begun.
+    let mut through: Option<u64> = None;
+    let mut progress = tokio::time::interval(PROGRESS_INTERVAL);
     loop {
         let batch = tokio::select! {
             batch = batches.recv() => batch,
+            _ = progress.tick() => {
+                if let Some(through) = through {
+                    let answer = api::WatchResponse { changes: Vec::new(), through };
+                    // If an answer waits for the client, it needs no further one.
+                    let _ = answers.try_send(Ok(answer));
+                }
+                continue;
+            }
             () = answers.closed() => return,
         };
-        let is_news = match &batch {
-            Some(Ok(batch)) => !batch.changes.is_empty(),
-            Some(Err(_)) | None => true,
-        };
-        if !is_news && sent.is_some_and(|sent| sent.elapsed() < PROGRESS_INTERVAL) {
-            continue;
+        if let Some(Ok(batch)) = &batch {
+            let is_first = through.replace(batch.through.0).is_none();
+            if batch.changes.is_empty() && !is_first {
+                continue;
+            }
+            progress.reset();
         }
-        sent = Some(Instant::now());
         let next: Vec<Result<_, Status>> = match batch {
             None => return,
             Some(Err(failed)) => vec![Err(answer::scan_failed(&failed))],

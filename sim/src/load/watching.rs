@@ -176,7 +176,7 @@ impl Load {
             WatchError::TooOld { .. } => {
                 *self.counters.path.entry("watch-too-old".into()).or_default() += 1;
             }
-            WatchError::Refused(_) | WatchError::NoFence => {
+            WatchError::Future { .. } | WatchError::Refused(_) | WatchError::NoFence => {
                 self.note_failure(Err(error.to_string()));
             }
         }
