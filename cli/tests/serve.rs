@@ -14,7 +14,7 @@ mod processes;
 
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use orthodrome_core::NodeId;
@@ -477,4 +477,83 @@ fn no_secret_is_printed() {
     assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
     let token = std::fs::read_to_string(dir.join("admin.token")).unwrap();
     assert!(!text(&made.stdout).contains(token.trim()));
+}
+
+/// Keys are created all the time. Each scan is a transaction that has also read the keys that it did not
+/// find, and each watch has shown every acknowledged change; while a node dies and comes back.
+#[test]
+fn scans_and_watches_under_load_are_checked() {
+    must_end_within(LIMIT);
+    for protocol in ["natto-recsf", "tapir", "sloth", "geodesic"] {
+        let arguments = ["--topology", "local3", "--protocol", protocol];
+        let mut cluster = Cluster::init(3, &arguments, &[]);
+        cluster.start(1..=3);
+        let all = cluster.endpoints(1..=3);
+        let arguments = ["--workload", "ranges", "--clients", "6", "--duration", "1h"];
+        let load = Load::start(&[&["--connect", &all], &arguments[..]].concat());
+        load.commits(60);
+        cluster.kill([3]);
+        load.commits(60);
+        cluster.start([3]);
+        load.commits(60);
+        let (result, status, said) = load.stop();
+        assert_eq!(status, Some(0), "{protocol}: {result}\n{said}");
+        assert_eq!(result["check"]["ok"], true, "{protocol}: {result}");
+        assert_eq!(result["total_ok"], true, "{protocol}: {result}");
+    }
+}
+
+/// A file of changes has everything once, in order, although the command that writes it is killed, and
+/// so is the node that it asks.
+#[test]
+fn a_file_of_changes_goes_on_where_a_killed_watch_stopped() {
+    must_end_within(LIMIT);
+    let arguments = ["--topology", "local3", "--protocol", "geodesic"];
+    let mut cluster = Cluster::init(3, &arguments, &[]);
+    cluster.start(1..=3);
+    let all = cluster.endpoints(1..=3);
+    let file = cluster.path().join("changes.jsonl");
+    let output = file.to_str().unwrap();
+    let watch = || {
+        let arguments = ["watch", "n/", "--connect", &all, "--output", output];
+        let mut watch = orthodrome(&arguments);
+        watch.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let lines = || -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        whole.map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let values = |lines: &[serde_json::Value]| -> Vec<String> {
+        let value = lines.iter().filter_map(|line| line.get("value")?.as_str());
+        value.map(str::to_owned).collect()
+    };
+    let mut watching = watch();
+    until("the watch begins", || !lines().is_empty());
+    let mut expected = Vec::new();
+    let mut put = |numbers: std::ops::Range<u32>, at: &str| {
+        for number in numbers {
+            let command = format!("put n/{} {number}", number % 3);
+            let done = run(&["shell", "--deadline", "60s", "--connect", at, "-e", &command]);
+            assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+            expected.push(number.to_string());
+        }
+        expected.clone()
+    };
+    let third = cluster.endpoint(3);
+    let so_far = put(0..8, &third);
+    until("the watch shows them", || values(&lines()) == so_far);
+    watching.kill().unwrap();
+    watching.wait().unwrap();
+    let so_far = put(8..16, &third);
+    let mut watching = watch();
+    until("the next watch shows the rest", || values(&lines()) == so_far);
+    cluster.kill([1]);
+    let so_far = put(16..24, &third);
+    until("another node shows what follows", || values(&lines()) == so_far);
+    watching.kill().unwrap();
+    watching.wait().unwrap();
+    let stamps: Vec<u64> =
+        lines().iter().filter_map(|line| line.get("timestamp")?.as_u64()).collect();
+    assert!(stamps.is_sorted(), "{stamps:?}");
 }

@@ -5,6 +5,7 @@ mod active;
 mod answers;
 mod keys;
 mod model;
+pub mod ranging;
 mod record;
 mod scanning;
 mod watching;
@@ -16,7 +17,7 @@ use orthodrome_core::id::{ClientId, NodeId, RegionId, TxnId};
 use orthodrome_core::machine::{Input, Protocol};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::session::Session;
-use orthodrome_core::time::{Duration, Time, Timestamp};
+use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::txn::{Key, Kind, Priority, Read, Reads};
 use orthodrome_eval::history::Entry;
 use orthodrome_eval::metrics::{Counters, Latencies};
@@ -25,6 +26,7 @@ use orthodrome_eval::workload::{Issuer, Request, Values, Workload};
 use self::active::{Action, Active, Ahead, Client};
 use self::keys::Keys;
 pub use self::model::{Arrival, LoadModel, Origins};
+use self::ranging::Committed;
 use self::record::shows_reads;
 use self::scanning::Scanning;
 pub use self::scanning::{Asked, ScanId};
@@ -80,7 +82,7 @@ pub struct Load {
     /// The keys that transactions of this run may have written, for workloads that scan.
     written: BTreeSet<Key>,
     /// Acknowledged changes, and whether they deleted the key, for workloads that scan.
-    committed: BTreeMap<(Timestamp, Key), (TxnId, bool)>,
+    committed: Committed,
     /// The number of scans that began so far.
     scans: u64,
     rng: Rng,

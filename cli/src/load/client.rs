@@ -2,6 +2,8 @@
 //! saw.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use orthodrome_client::{
@@ -11,10 +13,11 @@ use orthodrome_client::{
 use orthodrome_core::procedure::Call;
 use orthodrome_core::time::{Time, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads};
-use orthodrome_core::{RegionId, TxnId};
+use orthodrome_core::{RegionId, Txn, TxnId, Value};
 use orthodrome_eval::history::Entry;
 use orthodrome_eval::record::{Attempt, RecordError, entry};
 use orthodrome_eval::workload::{Issuer, Request, Step};
+use orthodrome_sim::load::ranging::Watched;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::driver::{Shared, Source};
@@ -26,9 +29,11 @@ const DOUBT_MAX: Duration = Duration::from_secs(15);
 
 /// One client of the load, connected to the cluster.
 pub struct LoadClient {
-    client: Client,
+    pub(super) client: Client,
     seen: UnboundedReceiver<Seen>,
-    issuer: Issuer,
+    pub(super) issuer: Issuer,
+    /// What its watches have shown.
+    pub(super) watched: Option<Arc<Mutex<Watched>>>,
 }
 
 impl LoadClient {
@@ -44,7 +49,7 @@ impl LoadClient {
         let (sender, seen) = unbounded_channel();
         let client = Client::connect(config.attempts(sender)).await?;
         let issuer = Issuer { client: client.id(), index, region };
-        Ok(Self { client, seen, issuer })
+        Ok(Self { client, seen, issuer, watched: None })
     }
 
     /// The client's identity for a workload.
@@ -60,6 +65,12 @@ impl LoadClient {
         request: &Request,
         arrived: Instant,
     ) -> Ended {
+        if let Some(ranging) = &request.scan {
+            return self.range(shared, workload, (request, ranging), arrived).await;
+        }
+        if workload.has_scans {
+            shared.ranges.will_write(&request.writes);
+        }
         let prefix = shared.prefix.as_str();
         let told = self.call(workload, request, prefix).await;
         let mut seen: Vec<Seen> = std::iter::from_fn(|| self.seen.try_recv().ok()).collect();
@@ -194,6 +205,20 @@ fn aborted(seen: &Seen) -> Option<AbortReason> {
     }
 }
 
+/// The keys that a request wrote if it committed with these reads, and whether it deleted them.
+fn written(source: &Source, request: &Request, reads: &Reads) -> BTreeMap<Key, bool> {
+    let writes = match &request.kind {
+        Kind::Interactive => match source.decide(request, reads) {
+            Decision::Commit(writes) => Some(writes),
+            Decision::Abort => None,
+        },
+        Kind::Procedure(ops) => Txn::execute(ops, reads).ok(),
+        Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => None,
+    };
+    let deleted = |(key, value): (Key, Option<Value>)| (key, value.is_none());
+    writes.into_iter().flatten().map(deleted).collect()
+}
+
 impl Shared {
     /// Makes lines of the history and findings from the observations of a request.
     fn take_down(&self, source: &Source, request: &Request, seen: &[Seen], ended: &mut Ended) {
@@ -205,6 +230,11 @@ impl Shared {
                 && let Err(finding) = source.audit(request, reads)
             {
                 ended.findings.push(format!("{}: {finding}", attempt.txn));
+            }
+            if source.has_scans
+                && let (Outcome::Committed(at), Some(reads)) = (attempt.outcome, &reads)
+            {
+                self.ranges.committed(at, attempt.txn, written(source, request, reads));
             }
             match self.line(source, request, attempt, reads.as_ref(), last) {
                 Ok(entry) => ended.entries.push(entry),

@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::client::{LoadClient, prefixed};
+use super::ranges::Ranges;
 use super::results::{Failed, Results};
 
 /// Pause of a client whose request was refused at once, so that it does not retry in a tight loop.
@@ -33,13 +34,16 @@ pub struct Source {
     pub name: String,
     /// How its values appear in the history.
     pub values: Values,
+    /// Some of its requests scan or watch.
+    pub has_scans: bool,
 }
 
 impl Source {
     /// Shares a workload.
     pub fn new(workload: Box<dyn Workload>) -> Self {
         let (name, values) = (workload.name(), workload.values());
-        Self { workload: Mutex::new(workload), name, values }
+        let has_scans = workload.has_scans();
+        Self { workload: Mutex::new(workload), name, values, has_scans }
     }
 
     fn lock(&self) -> MutexGuard<'_, Box<dyn Workload>> {
@@ -121,6 +125,8 @@ pub struct Shared {
     pub started: Instant,
     /// The prefix of this run's keys.
     pub prefix: String,
+    /// What the clients know of ranges of keys.
+    pub ranges: Ranges,
     regions: Vec<String>,
     floor: Option<Floor>,
     results: Mutex<Results>,
@@ -223,6 +229,7 @@ impl Driver {
         let shared = Arc::new(Shared {
             started: Instant::now(),
             prefix: prefix.or(own).unwrap_or_default(),
+            ranges: Ranges::default(),
             regions,
             floor,
             results: Mutex::new(results),
@@ -287,6 +294,11 @@ impl Driver {
             if let Some(audit) = self.audit(source).await {
                 audits.push(audit);
             }
+        }
+        let (watches, changes) = self.shared.ranges.shown();
+        if watches > 0 {
+            let workload = format!("{watches} watches, which showed {changes} changes");
+            audits.push(Audit { workload, problem: self.shared.ranges.first_missing() });
         }
         (self.shared, audits)
     }

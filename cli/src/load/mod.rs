@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod driver;
+pub mod ranges;
 pub mod results;
 
 use std::collections::BTreeMap;
@@ -148,11 +149,6 @@ impl HistoryFile {
 /// The cluster cannot be reached, or an option makes no sense.
 pub fn run(args: &Args) -> anyhow::Result<Status> {
     let mut workload = args.workload.workload()?;
-    anyhow::ensure!(
-        !workload.has_scans(),
-        "--workload {}: `load` cannot check scans; use `sim`, `compare` or `swarm`, or another workload",
-        workload.name()
-    );
     common::check_place("--history", args.history.as_deref())?;
     let runtime = Runtime::new().context("cannot start the runtime")?;
     let (about, sites) = runtime.block_on(sites(args))?;

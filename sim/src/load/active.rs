@@ -6,8 +6,8 @@ use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::txn::{Decision, Key, Kind, Reads, Writes};
 use orthodrome_eval::workload::{Request, Step, Workload};
 
+use super::ranging::Watched;
 use super::scanning::Scanning;
-use super::watching::Watched;
 
 /// Name of the reads of reconnaissance, for protocols that run no general transactions.
 pub(super) const LOOK: &str = "look";

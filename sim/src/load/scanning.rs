@@ -1,18 +1,14 @@
 //! Scans and watches of clients: they drive the machines of [`orthodrome_core::scan`] and
 //! [`orthodrome_core::watch`] as a gateway does.
 
-use std::collections::BTreeSet;
-use std::ops::Bound;
-
 use orthodrome_core::id::{NodeId, TxnId};
-use orthodrome_core::scan::{
-    Answer, Ask, KeyRange, Page, Scan, ScanError, Scanner, Step, is_fence,
-};
+use orthodrome_core::scan::{Answer, Ask, Page, ScanError, Scanner, Step, is_fence};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Reads};
 use orthodrome_eval::workload::Ranging;
 
 use super::active::Action;
+use super::ranging::{found, judge_page};
 use super::watching::Watching;
 use super::{BACK_OFF, Load};
 
@@ -378,60 +374,6 @@ impl Load {
         self.check_commit(slot, at);
         self.write_history(slot, Some((completed, Outcome::Committed(at))), false);
     }
-}
-
-/// The keys that a scan found, and as absent keys all other keys in the page's range that
-/// transactions of this run may have written.
-fn found(scan: &Scan, page: &Page, reads: &Reads, written: &BTreeSet<Key>) -> Reads {
-    let mut all: Reads = page.rows.iter().cloned().collect();
-    let covered = covered(scan, page);
-    if covered.is_empty() {
-        return all;
-    }
-    let end = covered.until.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-    for key in written.range::<Key, _>((Bound::Included(&covered.from), end)) {
-        let absent = || reads.get(key).filter(|read| read.value.is_none()).cloned();
-        all.entry(key.clone()).or_insert_with(|| absent().unwrap_or_default());
-    }
-    all
-}
-
-/// The range of a page: the range of the scan without the rest.
-fn covered(scan: &Scan, page: &Page) -> KeyRange {
-    let KeyRange { from, until } = scan.range.clone();
-    match &page.rest {
-        None => KeyRange { from, until },
-        Some(rest) if scan.backwards => {
-            KeyRange { from: rest.until.clone().unwrap_or_default(), until }
-        }
-        Some(rest) => KeyRange { from, until: Some(rest.from.clone()) },
-    }
-}
-
-/// Checks the form of a page.
-fn judge_page(scan: &Scan, page: &Page) -> Result<(), String> {
-    let (covered, limit) = (covered(scan, page), scan.limit);
-    let keys: Vec<&Key> = page.rows.iter().map(|(key, _)| key).collect();
-    let in_order = |pair: &[&Key]| match pair {
-        [left, right] => {
-            if scan.backwards {
-                left > right
-            } else {
-                left < right
-            }
-        }
-        _ => true,
-    };
-    let stray = keys.iter().find(|key| !covered.contains(key) || !scan.range.contains(key));
-    if let Some(stray) = stray {
-        return Err(format!("a scan of {scan:?} returned {stray}, which is not in {covered:?}"));
-    }
-    if keys.len() > limit || !keys.windows(2).all(in_order) {
-        return Err(format!(
-            "a scan of {scan:?} returned a wrong number or order of keys: {keys:?}"
-        ));
-    }
-    Ok(())
 }
 
 /// The reads without those of fences.

@@ -7,9 +7,10 @@ use orthodrome_core::id::{RegionId, TxnId};
 use orthodrome_core::scan::KeyRange;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::Key;
-use orthodrome_core::watch::{Batch, Change, Step, WatchError, Watcher};
+use orthodrome_core::watch::{Batch, Step, WatchError, Watcher};
 
 use super::active::Action;
+use super::ranging::Watched;
 use super::scanning::Driven;
 use super::{BACK_OFF, Load};
 
@@ -22,69 +23,6 @@ pub(super) struct Watching {
     batches_left: u32,
     /// It ends when it has shown everything up to here: what was acknowledged when it began.
     goal: Timestamp,
-}
-
-/// What the watches of one client have shown, one after the other.
-#[derive(Clone, Debug)]
-pub(super) struct Watched {
-    range: KeyRange,
-    /// They began here.
-    from: Timestamp,
-    /// Everything up to here was shown.
-    through: Timestamp,
-    /// The changes, and whether they deleted the key.
-    changes: BTreeMap<(Timestamp, Key), (TxnId, bool)>,
-}
-
-impl Watched {
-    /// Checks the next batch against acknowledged changes, and takes it.
-    fn take(
-        &mut self,
-        batch: Batch,
-        committed: &BTreeMap<(Timestamp, Key), (TxnId, bool)>,
-    ) -> Result<(), String> {
-        let Batch { changes, through } = batch;
-        let before = self.through;
-        if through <= before {
-            return Err(format!("a watch went from {before} back to {through}"));
-        }
-        let mut last = None;
-        for Change { key, version, value } in changes {
-            let place = (version, key.clone());
-            let (at, is_there) = (version.timestamp, value.is_some());
-            let is_in_order = last.replace(place.clone()).is_none_or(|last| last < place);
-            if !is_in_order || at <= before || through < at || !self.range.contains(&key) {
-                return Err(format!(
-                    "a watch of {:?} from {before} to {through} showed {key} at {at}, which does \
-                     not belong there",
-                    self.range
-                ));
-            }
-            self.changes.insert((at, key), (version.writer, !is_there));
-        }
-        self.through = through;
-        let new = (before.next(), Key::default())..(through.next(), Key::default());
-        for ((at, key), (txn, deleted)) in committed.range(new) {
-            self.check(*at, key, *txn, *deleted)?;
-        }
-        Ok(())
-    }
-
-    /// Checks that an acknowledged change was shown, if it should have been.
-    fn check(&self, at: Timestamp, key: &Key, txn: TxnId, deleted: bool) -> Result<(), String> {
-        if at <= self.from || self.through < at || !self.range.contains(key) {
-            return Ok(());
-        }
-        let shown = self.changes.get(&(at, key.clone()));
-        if shown == Some(&(txn, deleted)) {
-            return Ok(());
-        }
-        let Self { from, through, .. } = self;
-        Err(format!(
-            "a watch from {from} to {through} showed {shown:?} instead of the change of {key} at {at} \
-             by {txn}, which was acknowledged"
-        ))
-    }
 }
 
 impl Load {
@@ -102,8 +40,8 @@ impl Load {
             self.client(slot).watched = watched;
         }
         let watched = self.client(slot).watched.as_ref();
-        let range = watched.map_or(range, |watched| watched.range.clone());
-        let after = watched.map(|watched| watched.through);
+        let range = watched.map_or(range, |watched| watched.range().clone());
+        let after = watched.map(Watched::through);
         let shares = self.abilities.shares;
         let goal = self.committed.last_key_value().map(|((at, _), _)| *at).unwrap_or_default();
         let watched = (range.clone(), after);
@@ -156,9 +94,7 @@ impl Load {
         let taken = match &mut client.watched {
             Some(watched) => watched.take(batch, committed),
             None => {
-                let (from, changes) = (through, BTreeMap::new());
-                let range = watching.range.clone();
-                client.watched = Some(Watched { range, from, through, changes });
+                client.watched = Some(Watched::new(watching.range.clone(), through));
                 Ok(())
             }
         };
