@@ -39,7 +39,7 @@ pub struct Args {
     /// Watch the keys before this one
     #[arg(long, value_name = "KEY")]
     until: Option<String>,
-    /// Begin after this timestamp: of a scan, of a commit, or the last `through` of another watch
+    /// Begin after this timestamp: the last `through` of another watch
     /// [default: now]
     #[arg(long, value_name = "TIMESTAMP")]
     after: Option<u64>,
@@ -84,6 +84,9 @@ struct Line {
     txn: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     through: Option<u64>,
+    /// The first line of a file: what it has the changes of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    watch: Option<String>,
 }
 
 /// Where the changes go.
@@ -103,7 +106,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         sink = Sink::Json;
     }
     if let Some(path) = &args.output {
-        let (file, through) = open(path)?;
+        let (file, through) = open(path, &described(args))?;
         (sink, after) = (Sink::File(file), through.map(Timestamp));
         if let Some(through) = through {
             note!("{}: going on after timestamp {through}", path.display());
@@ -213,7 +216,7 @@ fn line(change: Change, keys_only: bool) -> Line {
     let deleted = (!keys_only && value.is_none()).then_some(true);
     let (value, value_hex) = value.map_or((None, None), |value| text_or_hex(&value.0));
     let (timestamp, txn) = (Some(version.timestamp.0), Some(version.writer.to_string()));
-    Line { timestamp, key, key_hex, value, value_hex, deleted, txn, through: None }
+    Line { timestamp, key, key_hex, value, value_hex, deleted, txn, ..Line::default() }
 }
 
 /// Bytes as text, or else in hexadecimal.
@@ -224,18 +227,35 @@ fn text_or_hex(bytes: &[u8]) -> (Option<String>, Option<String>) {
     }
 }
 
+/// What is watched, for the first line of a file.
+fn described(args: &Args) -> String {
+    let KeyRange { from, until } = range(args);
+    let until = until.map(|until| until.to_string()).unwrap_or_default();
+    let what = if args.keys { "keys" } else { "keys and values" };
+    format!("{what} from \"{from}\" until \"{until}\"")
+}
+
 /// Opens the file, without what an interrupted watch has written after its last complete batch. Returns
 /// where to go on.
-fn open(path: &Path) -> anyhow::Result<(File, Option<u64>)> {
+fn open(path: &Path, watch: &str) -> anyhow::Result<(File, Option<u64>)> {
     let context = || format!("--output {}: cannot open the file", path.display());
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        bail!("--output {}: not a regular file; use --json for a pipe", path.display());
+    }
     let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
     let mut file = options.with_context(context)?;
+    if file.try_lock().is_err() {
+        bail!("--output {}: another process writes this file", path.display());
+    }
     let (mut end, mut at, mut through, mut number) = (0, 0, None, 0_u64);
+    // It has its first line only.
+    let mut is_new = false;
     let mut lines = BufReader::new(&file);
     let mut text = Vec::new();
     while lines.read_until(b'\n', &mut text).with_context(context)? > 0 {
         number += 1;
         at += text.len() as u64;
+        is_new = number == 1 && text.starts_with(b"{\"watch\":");
         if !text.ends_with(b"\n") {
             break;
         }
@@ -246,12 +266,20 @@ fn open(path: &Path) -> anyhow::Result<(File, Option<u64>)> {
                 path.display()
             ),
         };
+        if let Some(other) = found.get("watch").and_then(serde_json::Value::as_str)
+            && other != watch
+        {
+            bail!(
+                "--output {}: the file has changes of {other}, and not of {watch}; use a new file",
+                path.display()
+            );
+        }
         if let Some(found) = found.get("through").and_then(serde_json::Value::as_u64) {
             (end, through) = (at, Some(found));
         }
         text.clear();
     }
-    if through.is_none() && at > 0 {
+    if through.is_none() && at > 0 && !is_new {
         bail!(
             "--output {}: the file does not say how far its watch had come; use a new file",
             path.display()
@@ -259,6 +287,10 @@ fn open(path: &Path) -> anyhow::Result<(File, Option<u64>)> {
     }
     file.set_len(end).with_context(context)?;
     file.seek(SeekFrom::End(0)).with_context(context)?;
+    if end == 0 {
+        let first = Line { watch: Some(watch.to_owned()), ..Line::default() };
+        writeln!(file, "{}", serde_json::to_string(&first)?).with_context(context)?;
+    }
     Ok((file, through))
 }
 
@@ -271,29 +303,42 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("changes.jsonl");
         let complete = "{\"key\":\"a\",\"timestamp\":7}\n{\"through\":9}\n";
-        std::fs::write(&path, format!("{complete}{{\"key\":\"b\",\"timestamp\":10}}\n{{\"key"))
-            .unwrap();
-        let (mut file, through) = open(&path).unwrap();
+        let torn = format!("{complete}{{\"key\":\"b\",\"timestamp\":10}}\n{{\"key");
+        std::fs::write(&path, torn).unwrap();
+        let (mut file, through) = open(&path, "all").unwrap();
         assert_eq!(through, Some(9));
+        assert!(open(&path, "all").unwrap_err().to_string().contains("another process"));
         file.write_all(b"{\"through\":12}\n").unwrap();
-        assert_eq!(
-            std::fs::read_to_string(&path).unwrap(),
-            format!("{complete}{{\"through\":12}}\n")
-        );
-        assert_eq!(open(&path).unwrap().1, Some(12));
+        drop(file);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, format!("{complete}{{\"through\":12}}\n"));
+        assert_eq!(open(&path, "all").unwrap().1, Some(12));
     }
 
     #[test]
     fn a_file_of_something_else_is_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notes.txt");
-        for text in ["hello\n", "{\"key\":\"a\"}\n"] {
+        for text in ["hello\n", "{\"key\":\"a\"}\n", "[]"] {
             std::fs::write(&path, text).unwrap();
-            assert!(open(&path).is_err(), "{text}");
+            assert!(open(&path, "all").is_err(), "{text}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
-        let (_, through) = open(&directory.path().join("new")).unwrap();
-        assert_eq!(through, None);
+        assert!(open(directory.path(), "all").is_err());
+        assert!(open(Path::new("/dev/null"), "all").is_err());
+    }
+
+    /// A process may die right after it has made the file.
+    #[test]
+    fn a_file_says_what_it_has_the_changes_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("changes.jsonl");
+        for _ in 0..2 {
+            assert_eq!(open(&path, "a").unwrap().1, None);
+        }
+        let refused = open(&path, "b").unwrap_err().to_string();
+        assert!(refused.contains("changes of a, and not of b"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"watch\":\"a\"}\n");
     }
 
     #[test]

@@ -529,7 +529,7 @@ fn a_file_of_changes_goes_on_where_a_killed_watch_stopped() {
         value.map(str::to_owned).collect()
     };
     let mut watching = watch();
-    until("the watch begins", || !lines().is_empty());
+    until("the watch begins", || lines().iter().any(|line| line.get("through").is_some()));
     let mut expected = Vec::new();
     let mut put = |numbers: std::ops::Range<u32>, at: &str| {
         for number in numbers {

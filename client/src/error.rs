@@ -31,8 +31,8 @@ pub enum Error {
     /// The request breaks a rule or a bound; the text names the field.
     #[error("not a valid request: {0}")]
     Invalid(String),
-    /// The servers have forgotten changes that a watch should have shown. Scan the range, and watch it
-    /// from the timestamp of the scan.
+    /// The servers have forgotten changes that a watch should have shown. Begin a new watch, and then scan
+    /// the range.
     #[error("the watch cannot go on: {0}")]
     Forgotten(String),
     /// No node accepted an operator's order; the text says why and what to do.

@@ -56,7 +56,8 @@ pub struct Changes {
 }
 
 impl Client {
-    /// Watches a range of keys: returns all changes from now on. [`KeyRange::prefix`] is the range of all
+    /// Watches a range of keys: returns all changes from now on. For all keys and all that follows, wait for
+    /// the first [`Changes`], and then scan the range. [`KeyRange::prefix`] is the range of all
     /// keys with a prefix; [`KeyRange::default()`] has all keys.
     #[must_use = "call `next`"]
     pub fn watch(&self, range: KeyRange) -> Watch {
@@ -66,9 +67,9 @@ impl Client {
 }
 
 impl Watch {
-    /// Returns all changes after this timestamp, and not only those from now on: the timestamp of a scan,
-    /// of a commit, or of the last [`Changes`] of another watch. Servers remember changes for some time
-    /// only.
+    /// Returns all changes after this timestamp, and not only those from now on: that of the last
+    /// [`Changes`] of another watch. Servers remember changes for some time only. With some protocols the
+    /// timestamp of a commit says nothing about what was acknowledged before or after it.
     #[must_use = "call `next`"]
     pub fn after(mut self, timestamp: Timestamp) -> Self {
         self.after = Some(timestamp);

@@ -116,7 +116,7 @@ pub enum WatchError {
     /// Changes after the timestamp from which it should go on may have been forgotten.
     #[error(
         "the servers may have forgotten changes after timestamp {}; the earliest from which a watch \
-         can start is {}. Scan the range, and watch it from the timestamp of the scan",
+         can start is {}. Begin a new watch from now on, then scan the range",
         after.0,
         kept_after.0
     )]
@@ -378,8 +378,10 @@ impl Watcher {
             self.after = Some(through);
             return vec![Step::Batch(Batch { changes: Vec::new(), through })];
         };
-        if through + AHEAD_MAX < after {
-            return self.fail(WatchError::Future { after, closed: through });
+        // A server that has just started may be far behind.
+        let known = through.max(self.at);
+        if known + AHEAD_MAX < after {
+            return self.fail(WatchError::Future { after, closed: known });
         }
         if through <= after {
             // A transaction is unfinished.

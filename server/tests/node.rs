@@ -957,7 +957,7 @@ async fn watched(
     nodes: &[u32],
     mut after: Timestamp,
     until: Timestamp,
-) -> Seen {
+) -> (Seen, Timestamp) {
     let mut seen = Seen::new();
     let mut last = None;
     for node in nodes.iter().cycle() {
@@ -978,11 +978,11 @@ async fn watched(
             }
             after = batch.through;
             if after >= until {
-                return seen;
+                return (seen, after);
             }
         }
     }
-    seen
+    (seen, after)
 }
 
 async fn watches_beside_deaths(protocol: &'static str) {
@@ -992,7 +992,10 @@ async fn watches_beside_deaths(protocol: &'static str) {
     let mut client = Client::at(&cluster, 1).await;
     let put =
         |number: usize| Op::Put(format!("key/{}", number % 7).into(), format!("{number}").into());
-    let Outcome::Committed(start) = client.run(&[put(0)]).await.outcome else { unreachable!() };
+    let gateway = cluster.node(NodeId(1)).unwrap().gateway();
+    let mut begun = gateway.watch(KeyRange::prefix(b"key/"), None).unwrap();
+    // From here on, everything is shown.
+    let start = begun.recv().await.unwrap().unwrap().through;
     let mut told: BTreeMap<(Key, u64), Option<Value>> = BTreeMap::new();
     let mut end = start;
     let mut commit = async |client: &mut Client, op: Op| {
@@ -1022,19 +1025,17 @@ async fn watches_beside_deaths(protocol: &'static str) {
         }
     }
     assert!(told.len() > 20, "{protocol}: {} commits", told.len());
-    let whole = watched(&cluster, &[1, 2, 3], start, end).await;
+    let (whole, _) = watched(&cluster, &[1, 2, 3], start, end).await;
     // The same again, where all nodes have restarted in the middle.
     let middle = Timestamp(told.keys().map(|(_, at)| *at).nth(told.len() / 2).unwrap());
-    let middle = middle.max(start.next());
-    let mut parts = watched(&cluster, &[2], start, middle).await;
-    let from = Timestamp(parts.keys().map(|(_, at)| *at).max().unwrap());
+    let (mut parts, from) = watched(&cluster, &[2], start, middle).await;
     for node in [1, 2, 3] {
         cluster.kill(NodeId(node)).await;
     }
     for node in [1, 2, 3] {
         cluster.restart(NodeId(node)).await.unwrap();
     }
-    parts.extend(watched(&cluster, &[3, 1], from, end).await);
+    parts.extend(watched(&cluster, &[3, 1], from, end).await.0);
     let shown = |seen: &Seen| -> Seen {
         seen.iter()
             .filter(|(place, _)| told.contains_key(*place))

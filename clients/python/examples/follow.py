@@ -11,15 +11,16 @@ def show(key: bytes, value: bytes | None) -> None:
 
 
 def follow(db: orthodrome.Client, span: KeyRange) -> None:
-    # The changes since the first page are shown, so none is missed between the pages and the watch.
-    page = first = db.scan(span)
-    while True:
-        for key, value in page.rows:
-            show(key, value)
-        if page.rest is None:
-            break
-        page = db.scan(page.rest)
-    with db.watch(span, after=first.timestamp) as watch:
+    with db.watch(span) as watch:
+        # Once it has begun, no change is missed: what is not in the scan comes later. Some changes are in both.
+        next(watch)
+        page = db.scan(span)
+        while True:
+            for key, value in page.rows:
+                show(key, value)
+            if page.rest is None:
+                break
+            page = db.scan(page.rest)
         for batch in watch:
             for change in batch.changes:
                 show(change.key, change.value)

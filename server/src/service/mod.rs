@@ -414,9 +414,10 @@ async fn forward(
     mut batches: Batches,
     answers: &mpsc::Sender<Result<api::WatchResponse, Status>>,
     (keys_only, bytes_max): (bool, usize),
+    after: Option<Timestamp>,
 ) {
-    // None until the watch has begun.
-    let mut through: Option<u64> = None;
+    let mut through = after.map(|after| after.0);
+    let mut has_begun = false;
     let mut progress = tokio::time::interval(PROGRESS_INTERVAL);
     loop {
         let batch = tokio::select! {
@@ -432,8 +433,8 @@ async fn forward(
             () = answers.closed() => return,
         };
         if let Some(Ok(batch)) = &batch {
-            let is_first = through.replace(batch.through.0).is_none();
-            if batch.changes.is_empty() && !is_first {
+            through = Some(batch.through.0);
+            if batch.changes.is_empty() && std::mem::replace(&mut has_begun, true) {
                 continue;
             }
             progress.reset();
@@ -1018,7 +1019,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
         let watches = self.inner.metrics.watches.clone();
         tokio::spawn(async move {
             watches.inc();
-            forward(batches, &answers, (keys_only, bytes_max)).await;
+            forward(batches, &answers, (keys_only, bytes_max), after).await;
             watches.dec();
         });
         Ok(Response::new(ReceiverStream::new(stream)))

@@ -259,8 +259,8 @@ class Client:
     ) -> Watch:
         """Watches a range of keys: returns all changes, in the order of their commit timestamps, until it is closed.
 
-        It begins after the timestamp `after`: that of a scan, of a commit, or of the last `Changes` of another watch; None:
-        from now on. Servers remember changes for some time only. `keys_only` leaves the values out; a deletion cannot be
+        It begins after the timestamp `after`: the last `through` of another watch; None: from now on. For all keys and all
+        that follows, take the first batch, and then scan the range. Servers remember changes for some time only. `keys_only` leaves the values out; a deletion cannot be
         told from a new value then. `timeout` is how many seconds the watch looks for a gateway before it raises.
 
             with db.watch(KeyRange.prefix("stock/")) as watch:

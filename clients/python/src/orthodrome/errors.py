@@ -81,8 +81,8 @@ class UnsupportedError(OrthodromeError):
 
 
 class ForgottenError(OrthodromeError):
-    """The servers have forgotten changes that a watch should have returned. Scan the range, and watch it from the
-    timestamp of the scan."""
+    """The servers have forgotten changes that a watch should have returned. Begin a new watch, and then scan the
+    range."""
 
 
 class UnexpectedError(OrthodromeError):
