@@ -128,7 +128,7 @@ def watches(db: orthodrome.Client, endpoints: str) -> None:
         db.delete("seen/b")
         check(example.stdout.readline(), "seen/b was deleted\n")
         example.send_signal(signal.SIGINT)
-        check(example.wait(30), 0)
+        check(example.wait(120), 0)
     finally:
         example.kill()
         example.wait()
