@@ -130,24 +130,6 @@ fn scans_are_snapshots_unless_they_list_names_only_once() {
     assert!(caught >= 10, "only {caught} seeds caught it");
 }
 
-/// Watches that stop where the latest change is would miss what commits below it.
-#[test]
-fn watches_miss_nothing_unless_they_do_not_wait() {
-    let sound = SwarmOptions { scans: true, shrink_budget: 0, ..options(None) };
-    let unsound = SwarmOptions { hasty_watches: true, ..sound.clone() };
-    let mut caught = 0;
-    for seed in 100..140 {
-        if let Some(found) = run_seed::<Toy>(seed, &sound).unwrap().found {
-            panic!("seed {seed}: {}\n{}", found.failure, found.scenario.schedule.to_toml());
-        }
-        let Some(found) = run_seed::<Toy>(seed, &unsound).unwrap().found else { continue };
-        assert_eq!(found.failure.kind, FailureKind::Promise, "{}", found.failure);
-        caught += 1;
-    }
-    println!("{caught} of 40 seeds");
-    assert!(caught >= 10, "only {caught} seeds caught it");
-}
-
 #[test]
 fn missing_validation_is_found() {
     let (_, found) = seeds_to_find("no-validation", 10).unwrap();

@@ -80,3 +80,24 @@ fn scans_that_list_names_only_once_are_caught() {
         println!("{name}: seed {seed}: {failure}");
     }
 }
+
+/// A watch that stops where the latest change is misses what commits below it later. From calvin to
+/// geodesic, protocols have timestamps for which that happens.
+#[test]
+fn watches_that_do_not_wait_are_caught() {
+    for name in
+        [two_phase_locking::BY_AGE, FAST, tapir::NAME, ocean_vista::NAME, "sloth", "geodesic"]
+    {
+        let subject = orthodrome_lab::find(name).unwrap();
+        let sound = SwarmOptions { scans: true, shrink_budget: 0, ..plain(name) };
+        let unsound = SwarmOptions { hasty_watches: true, ..sound.clone() };
+        let caught = (FIRST..FIRST + 40).find_map(|seed| {
+            let found = subject.run_seed(seed, &unsound).unwrap().found?;
+            let is_missing = found.failure.detail.contains("a watch from");
+            let passes = || subject.run_seed(seed, &sound).unwrap().found.is_none();
+            (is_missing && passes()).then_some((seed, found.failure))
+        });
+        let Some((seed, failure)) = caught else { panic!("{name}: not caught within 40") };
+        println!("{name}: seed {seed}: {failure}");
+    }
+}
