@@ -99,7 +99,7 @@ def watches(db: orthodrome.Client, endpoints: str) -> None:
         # Without changes it says how far it has come.
         quiet = next(watch)
         check(quiet.changes, ())
-        assert quiet.through > gone.through
+        assert quiet.through >= gone.through
     check(list(watch), [])
     # From the same timestamp on, it shows the same changes again, perhaps after earlier ones.
     with db.watch(seen, after=begun.through) as watch:
@@ -271,7 +271,8 @@ class Copy:
 
     def apply(self, batch: orthodrome.Changes) -> None:
         """Each transfer changes a balance by 1: if one were missing or came twice, it would show."""
-        assert batch.through > self.through, batch
+        # A batch without changes may say that the watch is no further than before.
+        assert batch.through > self.through or (batch.through == self.through and not batch.changes), batch
         for change in batch.changes:
             # Transactions without a common key may have the same timestamp.
             place = (*change.version, change.key)
