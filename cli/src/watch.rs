@@ -248,14 +248,14 @@ fn open(path: &Path, watch: &str) -> anyhow::Result<(File, Option<u64>)> {
         bail!("--output {}: another process writes this file", path.display());
     }
     let (mut end, mut at, mut through, mut number) = (0, 0, None, 0_u64);
-    // It has its first line only.
-    let mut is_new = false;
+    // It begins with the first line of such a file.
+    let mut is_ours = false;
     let mut lines = BufReader::new(&file);
     let mut text = Vec::new();
     while lines.read_until(b'\n', &mut text).with_context(context)? > 0 {
         number += 1;
         at += text.len() as u64;
-        is_new = number == 1 && text.starts_with(b"{\"watch\":");
+        is_ours |= number == 1 && text.starts_with(b"{\"watch\":");
         if !text.ends_with(b"\n") {
             break;
         }
@@ -266,20 +266,20 @@ fn open(path: &Path, watch: &str) -> anyhow::Result<(File, Option<u64>)> {
                 path.display()
             ),
         };
-        if let Some(other) = found.get("watch").and_then(serde_json::Value::as_str)
-            && other != watch
-        {
-            bail!(
+        if let Some(other) = found.get("watch").and_then(serde_json::Value::as_str) {
+            anyhow::ensure!(
+                other == watch,
                 "--output {}: the file has changes of {other}, and not of {watch}; use a new file",
                 path.display()
             );
+            end = at;
         }
         if let Some(found) = found.get("through").and_then(serde_json::Value::as_u64) {
             (end, through) = (at, Some(found));
         }
         text.clear();
     }
-    if through.is_none() && at > 0 && !is_new {
+    if through.is_none() && at > 0 && !is_ours {
         bail!(
             "--output {}: the file does not say how far its watch had come; use a new file",
             path.display()
@@ -338,7 +338,13 @@ mod tests {
         }
         let refused = open(&path, "b").unwrap_err().to_string();
         assert!(refused.contains("changes of a, and not of b"), "{refused}");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"watch\":\"a\"}\n");
+        let first = "{\"watch\":\"a\"}\n";
+        // A loss of power may have cut the first batch, or the first line.
+        for text in [format!("{first}{{\"thr"), first[..9].to_owned(), first.to_owned()] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(open(&path, "a").unwrap().1, None);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), first);
+        }
     }
 
     #[test]
