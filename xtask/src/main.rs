@@ -26,8 +26,8 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Run everything that a reviewer runs: format, lints, documentation, all tests, the comparison
-    /// of debug and release builds, and the demonstration.
+    /// Run everything that a reviewer runs: format, lints, documentation, all tests, and the
+    /// comparison of debug and release builds.
     Ci,
     /// Run the part of `ci` that is no test: lints, documentation, and the comparison of debug and
     /// release builds.
@@ -137,14 +137,10 @@ fn ci() -> Result<()> {
     });
     let checked = checks.wait().context("could not wait for the checks")?;
     tested?;
-    let demonstrated = step("demonstration", || {
-        let program = built("release", "orthodrome")?;
-        run(Command::new(program).args(["demo", "--seconds", "15", "--json"]))
-    });
     // Last, so that the number of tests is at the end of the output.
     let tested = summary.context("no test ran")?.into_result();
     ensure!(checked.success(), "the checks failed, see above (`cargo xtask check` repeats them)");
-    demonstrated.and(tested)
+    tested
 }
 
 fn check() -> Result<()> {

@@ -143,7 +143,6 @@ fn free_kib(text: &str) -> Option<u64> {
 /// Runs all tests, or those of the pure crates with fewer seeds.
 pub fn run(quick: bool) -> Result<Summary> {
     if !quick {
-        install_databases()?;
         ensure_disk()?;
     }
     let scope = match quick {
@@ -155,7 +154,15 @@ pub fn run(quick: bool) -> Result<Summary> {
     if quick {
         setting.push(("ORTHODROME_SEEDS".to_owned(), "20".into()));
     }
-    let built = suites::build(&scope)?;
+    // Packages are fetched while the tests are built.
+    let built = std::thread::scope(|threads| {
+        let installation = (!quick).then(|| threads.spawn(install_databases));
+        let built = suites::build(&scope)?;
+        installation
+            .map_or(Ok(Ok(())), std::thread::ScopedJoinHandle::join)
+            .map_err(|_| anyhow!("the thread of the installation panicked"))??;
+        anyhow::Ok(built)
+    })?;
     let mut summary = Summary::default();
     // The examples of the documentation are compiled while suites wait for servers.
     let documentation = std::thread::scope(|threads| -> Result<Output> {

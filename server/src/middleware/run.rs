@@ -108,7 +108,17 @@ pub fn run_proxy(
     ready: impl FnOnce(Addresses) + Send + 'static,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Going<Result<(), RunError>> {
-    Box::pin(proxy(config, Box::new(ready), Box::pin(stop)))
+    going_proxy(config, Box::new(ready), Box::pin(stop))
+}
+
+/// Without type parameters, so that everything that a proxy does is compiled here and once, and not
+/// in every program that calls [`run_proxy`].
+fn going_proxy(
+    config: ProxyConfig,
+    ready: Box<dyn FnOnce(Addresses) + Send>,
+    stop: Going<()>,
+) -> Going<Result<(), RunError>> {
+    Box::pin(proxy(config, ready, stop))
 }
 
 async fn proxy(
@@ -359,7 +369,16 @@ pub fn run_agent(
     ready: impl FnOnce(SocketAddr) + Send + 'static,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Going<Result<(), RunError>> {
-    Box::pin(agent(config, Box::new(ready), Box::pin(stop)))
+    going_agent(config, Box::new(ready), Box::pin(stop))
+}
+
+/// As [`going_proxy`].
+fn going_agent(
+    config: AgentConfig,
+    ready: Box<dyn FnOnce(SocketAddr) + Send>,
+    stop: Going<()>,
+) -> Going<Result<(), RunError>> {
+    Box::pin(agent(config, ready, stop))
 }
 
 async fn agent(

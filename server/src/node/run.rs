@@ -81,7 +81,17 @@ pub fn run(
     ready: impl FnOnce(SocketAddr) + Send + 'static,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Going<Result<(), RunError>> {
-    Box::pin(run_until(config, Box::new(ready), Box::pin(stop)))
+    going(config, Box::new(ready), Box::pin(stop))
+}
+
+/// Without type parameters, so that everything that a node does is compiled here and once, and not
+/// in every program that calls [`run`].
+fn going(
+    config: NodeConfig,
+    ready: Box<dyn FnOnce(SocketAddr) + Send>,
+    stop: Going<()>,
+) -> Going<Result<(), RunError>> {
+    Box::pin(run_until(config, ready, stop))
 }
 
 async fn run_until(

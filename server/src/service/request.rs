@@ -71,13 +71,17 @@ fn clipped(text: String) -> String {
     format!("{head} […] {tail}")
 }
 
-/// No commit has a timestamp above this. A transaction that had to come after one would wait until the
-/// clock has passed it.
+/// No commit has a timestamp above this: clocks differ by milliseconds, and a node whose clock does
+/// not stops. A transaction that had to come after one would wait until the clock has passed it, which
+/// is longer than requests may take.
 fn far_future() -> Timestamp {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let nanos = (now + Duration::from_secs(3_600)).as_nanos();
+    let nanos = (now + SESSION_AHEAD_MAX).as_nanos();
     Timestamp(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
+
+/// How far a session may be ahead of this node's clock.
+const SESSION_AHEAD_MAX: Duration = Duration::from_secs(60);
 
 /// The largest counter of a transaction. What comes after it has a number, too.
 const COUNTER_MAX: u64 = u64::MAX >> 1;
@@ -357,7 +361,7 @@ impl Checker<'_> {
             if timestamp > far_future() {
                 return Err(invalid(
                     &field(),
-                    "a timestamp more than an hour ahead of this node's clock",
+                    "a timestamp more than a minute ahead of this node's clock",
                 ));
             }
             if floors.insert(key, Floor { timestamp, is_deletion: known.deleted }).is_some() {
@@ -599,10 +603,16 @@ mod tests {
     #[test]
     fn every_bound_of_begin_is_refused_by_the_name_of_its_field() {
         type Change = fn(&mut api::BeginRequest);
-        let cases: [(&str, Change); 15] = [
+        let cases: [(&str, Change); 16] = [
             ("session[0]: a timestamp", |r| {
                 let (key, timestamp) = (b"a".to_vec(), u64::MAX);
                 r.session = vec![api::KnownKey { key, timestamp, deleted: false }];
+            }),
+            ("session[0]: a timestamp", |r| {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let later = now + SESSION_AHEAD_MAX + Duration::from_secs(60);
+                let timestamp = u64::try_from(later.as_nanos()).unwrap_or_default();
+                r.session = vec![api::KnownKey { key: b"a".to_vec(), timestamp, deleted: false }];
             }),
             ("txn: missing", |r| r.txn = None),
             ("txn: client", |r| r.txn = Some(api::TxnId { client: 0, counter: 1, attempt: 0 })),
