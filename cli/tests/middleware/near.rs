@@ -470,6 +470,7 @@ fn a_generated_key_is_told_before_commit() {
     });
     assert_eq!(rig.mysql("SELECT id, body FROM notes ORDER BY id"), "1\ta\n2\tb\n3\tc");
     rig.finish();
+    rig.settle_branches("the last row");
     rig.mysql("DROP TABLE notes");
 }
 

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::Dialect;
@@ -156,8 +156,13 @@ fn free_ports(count: usize) -> Vec<u16> {
 
 /// The rig, with only its servers running. One test has it at a time.
 pub fn rig() -> MutexGuard<'static, Option<Rig>> {
-    // Processes of a failed test are ended below.
-    let mut rig = RIG.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut rig = RIG.lock().unwrap_or_else(|failed| {
+        // What a failed test has left in doubt would make the next tests wait in vain.
+        RIG.clear_poison();
+        let mut rig = failed.into_inner();
+        *rig = None;
+        rig
+    });
     let rig_now = rig.get_or_insert_with(Rig::new);
     rig_now.stop();
     for server in &mut rig_now.servers {
