@@ -46,6 +46,7 @@ LOST = Status(grpc.StatusCode.UNAVAILABLE, "connection reset")
 BUSY = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", marked=True)
 COMMITTED = api.Outcome(committed=api.Committed(timestamp=7))
 CONFLICT = api.Outcome(aborted=api.Aborted(reason=api.ABORT_REASON_CONFLICT, retryable=True))
+FORGOTTEN = api.Outcome(unknown=api.Unknown(is_forgotten=True))
 GUARD = api.Outcome(aborted=api.Aborted(reason=api.ABORT_REASON_GUARD))
 
 
@@ -175,6 +176,18 @@ class Outcomes(unittest.TestCase):
         del doubt
         gc.collect()
         self.assertEqual(made.names.acknowledged_below(), 3)
+
+    def test_forgotten_outcome_is_asked_once_of_each_gateway(self) -> None:
+        forgotten = ("Resolve", api.ResolveResponse(outcome=FORGOTTEN))
+        made, script = engine(("Execute", LOST), forgotten, forgotten)
+        with self.assertRaisesRegex(orthodrome.OutcomeUnknown, "has forgotten the outcome"):
+            self.execute(made)
+        self.assertEqual([asked[0] for asked in script.asked[1:]], ["localhost:2", "localhost:1"])
+
+    def test_outcome_that_one_gateway_has_forgotten_comes_from_another(self) -> None:
+        forgotten = ("Resolve", api.ResolveResponse(outcome=FORGOTTEN))
+        made, _ = engine(("Execute", LOST), forgotten, ("Resolve", api.ResolveResponse(outcome=COMMITTED)))
+        self.assertEqual(self.execute(made).timestamp, 7)
 
     def test_refusal_of_the_request_names_the_field(self) -> None:
         wrong = Status(grpc.StatusCode.INVALID_ARGUMENT, "ops[0]: the key is empty", marked=True)

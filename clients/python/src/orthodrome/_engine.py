@@ -281,8 +281,8 @@ class Engine:
 
     async def resolve(self, question: api.ResolveRequest, avoid: int | None, pace: Pace) -> int:
         """Asks one gateway after the other for a transaction's outcome, starting after gateway `avoid`, until one knows
-        it. Raises `Aborted`, or `Unknown` if the cluster has forgotten it or the deadline passes. If the client has not decided, nobody asked to commit
-        the transaction. Then it has no effect, even if no gateway knows it."""
+        it. Raises `Aborted`, or `Unknown` if the cluster has forgotten it or the deadline passes. If the client has
+        not decided, nobody asked to commit the transaction. Then it has no effect, even if no gateway knows it."""
         is_undecided = question.WhichOneof("begun") == "interactive" and question.WhichOneof("decision") is None
         at = self.gateways.current if avoid is None else self.gateways.after(avoid)
         asked = 0
