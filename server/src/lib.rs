@@ -34,7 +34,7 @@ pub mod wire;
 
 /// A future. It is boxed so that what it runs is compiled once into this crate, and not again into each
 /// program and test that calls it.
-pub(crate) type Going<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
+pub type Going<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// The number of cases of property tests that decode arbitrary bytes: 256, or the value of the
 /// environment variable `ORTHODROME_FUZZ_CASES`.

@@ -94,7 +94,7 @@ impl Planet {
                 Ok(listener) => {
                     let never = Box::pin(std::future::pending());
                     let listeners = Listeners { clients: listener, redis: None };
-                    service::serve_gateway(Arc::new(gateway), map, listeners, config, never).await
+                    service::serve(Arc::new(gateway), map, listeners, config, never).await
                 }
                 Err(error) => Err(error.into()),
             };

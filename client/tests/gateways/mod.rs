@@ -15,7 +15,7 @@ use orthodrome_core::{
 use orthodrome_server::gateway::{
     Begun, Description, Finished, GatewayError, Health, OrderError, PendingTxns,
 };
-use orthodrome_server::service::{self, Access, Limits, ServiceConfig, Transactions};
+use orthodrome_server::service::{self, Access, Limits, Listeners, ServiceConfig, Transactions};
 use orthodrome_server::transport::LinkStatus;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -254,9 +254,9 @@ impl Node {
         let served = service::serve(
             Arc::new(Handle(Arc::clone(&node))),
             Arc::new(map()),
-            backend,
+            Listeners { clients: backend, redis: None },
             config,
-            std::future::pending(),
+            Box::pin(std::future::pending()),
         );
         tokio::spawn(async move { served.await.unwrap() });
         node
@@ -341,6 +341,7 @@ fn finished(outcome: Outcome) -> Finished {
     Finished { outcome, reads: None, path: "test" }
 }
 
+#[tonic::async_trait]
 impl Transactions for Handle {
     async fn register(&self) -> Result<ClientId, GatewayError> {
         let mut state = self.0.store.state.lock().unwrap();

@@ -128,7 +128,7 @@ async fn run_until(
     };
     audit.note(Event::Start { version: env!("CARGO_PKG_VERSION"), data }).await;
     let mut serving =
-        tokio::spawn(service::serve_gateway(gateway, map, listeners, service, Box::pin(ended)));
+        tokio::spawn(service::serve(gateway, map, listeners, service, Box::pin(ended)));
     info!(address = %place, "serving clients");
     ready(place);
     let outcome = tokio::select! {

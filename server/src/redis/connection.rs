@@ -21,7 +21,7 @@ use super::reply::{self, Version};
 use super::request::{Bounds, Requests, WORD_BYTES};
 use super::run::{Runner, Trouble, Work, prefix};
 use super::scripts::DIGEST_BYTES;
-use crate::service::{HeldBytes, Principal, Transactions};
+use crate::service::{HeldBytes, Principal};
 
 /// The answer instead of one for which there is no room.
 const OMITTED: Failure = Failure::new(
@@ -65,8 +65,8 @@ pub(super) struct Group {
 }
 
 /// One connection.
-pub(super) struct Connection<T> {
-    pub(super) runner: Arc<Runner<T>>,
+pub(super) struct Connection {
+    pub(super) runner: Arc<Runner>,
     pub(super) caller: Option<Arc<Principal>>,
     pub(super) number: u64,
     pub(super) name: Bytes,
@@ -96,8 +96,8 @@ pub(super) struct Connection<T> {
     pub(super) subscriber: Option<Subscriber>,
 }
 
-impl<T: Transactions> Connection<T> {
-    pub(super) fn new(runner: Arc<Runner<T>>, caller: Option<Arc<Principal>>, number: u64) -> Self {
+impl Connection {
+    pub(super) fn new(runner: Arc<Runner>, caller: Option<Arc<Principal>>, number: u64) -> Self {
         Self {
             runner,
             holder: caller.clone(),

@@ -30,7 +30,7 @@ use super::glob::Pattern;
 use super::run::{Trouble, Work, now_ms, prefix};
 use crate::gateway::GatewayError;
 use crate::scan::ScanFailed;
-use crate::service::{Refusal, Transactions};
+use crate::service::Refusal;
 
 /// The keys that one `SCAN` looks at if it does not say how many.
 const COUNT: usize = 10;
@@ -362,7 +362,7 @@ struct Walk {
     rest: Option<KeyRange>,
 }
 
-impl<T: Transactions> Connection<T> {
+impl Connection {
     /// Answers a command that lists keys.
     pub(super) async fn listing(
         &mut self,

@@ -12,7 +12,6 @@ use super::connection::{Connection, DATABASES};
 use super::listing::Listing;
 use super::messages::{Kind, Subscriber};
 use super::reply::Version;
-use crate::service::Transactions;
 
 /// Wrong credentials after which a connection is closed.
 const FAILURES_MAX: u32 = 10;
@@ -292,7 +291,7 @@ fn text(text: impl Into<String>) -> Reply {
     Reply::Bulk(Bytes::from(text.into()))
 }
 
-impl<T: Transactions> Connection<T> {
+impl Connection {
     /// Adds a command on the connection to the transaction since `MULTI`. It runs at `EXEC`.
     fn queue_local(&mut self, local: Deferred, arguments: &[Bytes]) {
         if local == Deferred::Client

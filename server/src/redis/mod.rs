@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use crate::service::{Front, Principal, Tls, Transactions};
+use crate::service::{Front, Principal, Tls};
 
 mod connection;
 mod glob;
@@ -86,8 +86,8 @@ pub(crate) fn acceptor(tls: &Tls) -> Result<TlsAcceptor, String> {
 }
 
 /// Serves clients of Redis until `ending`; then finishes the commands that run, and returns.
-pub(crate) async fn serve<T: Transactions>(
-    front: Arc<Front<T>>,
+pub(crate) async fn serve(
+    front: Arc<Front>,
     listener: TcpListener,
     acceptor: Option<TlsAcceptor>,
     ending: CancellationToken,
@@ -135,10 +135,10 @@ pub(crate) async fn serve<T: Transactions>(
 }
 
 /// Serves one client.
-async fn welcome<T: Transactions>(
+async fn welcome(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,
-    runner: &Arc<Runner<T>>,
+    runner: &Arc<Runner>,
     number: u64,
     ending: CancellationToken,
 ) -> std::io::Result<()> {
@@ -155,10 +155,10 @@ async fn welcome<T: Transactions>(
     talk(stream, holder.or(anybody), runner, number, ending).await
 }
 
-async fn talk<T: Transactions>(
+async fn talk(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     caller: Option<Arc<Principal>>,
-    runner: &Arc<Runner<T>>,
+    runner: &Arc<Runner>,
     number: u64,
     ending: CancellationToken,
 ) -> std::io::Result<()> {

@@ -19,7 +19,7 @@ use super::messages::Hub;
 use super::names::{Name, Names};
 use super::scripts::Scripts;
 use crate::gateway::Finished;
-use crate::service::{Front, Principal, Refusal, Transactions};
+use crate::service::{Front, Principal, Refusal};
 
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
@@ -73,8 +73,8 @@ impl Trouble {
 }
 
 /// Runs transactions for all connections of a node.
-pub(super) struct Runner<T> {
-    front: Arc<Front<T>>,
+pub(super) struct Runner {
+    front: Arc<Front>,
     names: Names,
     scripts: Scripts,
     listings: Listings,
@@ -136,13 +136,13 @@ pub(super) fn prefix(database: u8) -> String {
     }
 }
 
-impl<T: Transactions> Runner<T> {
-    pub(super) fn new(front: Arc<Front<T>>, names: Names, listings: Listings) -> Self {
+impl Runner {
+    pub(super) fn new(front: Arc<Front>, names: Names, listings: Listings) -> Self {
         let (home, scripts, client) = (front.home(), Scripts::default(), OnceCell::new());
         Self { front, names, scripts, listings, hub: Arc::default(), client, home }
     }
 
-    pub(super) fn front(&self) -> &Front<T> {
+    pub(super) fn front(&self) -> &Front {
         &self.front
     }
 

@@ -9,7 +9,7 @@ use super::glob::Pattern;
 use super::local::{self, Local};
 use super::messages::{self, Kind, PATTERNS_MAX, SUBSCRIPTIONS_MAX, Status, Subscriber};
 use super::reply::{self, Version};
-use crate::service::{Refusal, Transactions};
+use crate::service::Refusal;
 
 const LATE: Failure = Failure::new(
     "ERR the watch of messages did not begin within limits.request_timeout_ms; try again",
@@ -35,7 +35,7 @@ fn word(text: &'static str) -> Reply {
     Reply::Bulk(Bytes::from_static(text.as_bytes()))
 }
 
-impl<T: Transactions> Connection<T> {
+impl Connection {
     /// True if the client speaks RESP2 and has subscriptions. Then it receives messages between the
     /// answers, and most commands are refused.
     pub(super) fn is_subscribed_mode(&self) -> bool {

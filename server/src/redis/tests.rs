@@ -16,7 +16,9 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::gateway::{Begun, Description, Finished, GatewayError, Health, OrderError, PendingTxns};
 use crate::scan::{Batches, ScanFailed};
-use crate::service::{Access, Credential, Limits, Listeners, Role, ServiceConfig, serve_all};
+use crate::service::{
+    Access, Credential, Limits, Listeners, Role, ServiceConfig, Transactions, serve,
+};
 use crate::transport::LinkStatus;
 
 mod messages;
@@ -117,6 +119,7 @@ impl State {
     }
 }
 
+#[tonic::async_trait]
 impl Transactions for Memory {
     async fn register(&self) -> Result<ClientId, GatewayError> {
         Ok(ClientId(7))
@@ -275,7 +278,7 @@ async fn rig(access: Access, limits: Limits) -> Rig {
     let stop = CancellationToken::new();
     let (handle, stopped) = (Arc::clone(&memory), stop.clone().cancelled_owned());
     let served = tokio::spawn(async move {
-        serve_all(handle, cluster, listeners, config, stopped).await.unwrap();
+        serve(handle, cluster, listeners, config, Box::pin(stopped)).await.unwrap();
     });
     Rig { memory, clients: places.0, redis: places.1, stop, served }
 }

@@ -11,17 +11,17 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use super::Service;
 use super::access::{Access, DEFAULT_KEYSPACE, Principal, Role};
 use super::admission::Held;
 use super::limits::Limits;
 use super::metrics::Timing;
-use super::{Service, Transactions};
 use crate::gateway::{Description, Finished, GatewayError, Health};
 use crate::scan::{Batches, ScanFailed};
 
 /// A handle on the service for another listener of the same node.
-pub(crate) struct Front<T> {
-    service: Service<T>,
+pub(crate) struct Front {
+    service: Service,
     access: Access,
 }
 
@@ -50,8 +50,8 @@ pub(crate) enum Refusal {
     Never(String),
 }
 
-impl<T: Transactions> Front<T> {
-    pub(super) fn new(service: Service<T>, access: Access) -> Self {
+impl Front {
+    pub(super) fn new(service: Service, access: Access) -> Self {
         Self { service, access }
     }
 

@@ -13,31 +13,26 @@ use axum::routing::get;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
+use super::Service;
 use super::access::{Access, DEFAULT_KEYSPACE, Role};
 use super::metrics::Now;
-use super::{Service, Transactions};
 use crate::gateway::Health;
 
 /// The format that Prometheus and OpenMetrics readers request.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-struct Pages<T> {
-    service: Service<T>,
+#[derive(Clone)]
+struct Pages {
+    service: Service,
     access: Access,
 }
 
-impl<T> Clone for Pages<T> {
-    fn clone(&self) -> Self {
-        Self { service: self.service.clone(), access: self.access.clone() }
-    }
-}
-
 /// The pages of a node.
-pub(super) fn pages<T: Transactions>(service: Service<T>, access: Access) -> Router {
+pub(super) fn pages(service: Service, access: Access) -> Router {
     Router::new()
-        .route("/livez", get(lives::<T>))
-        .route("/readyz", get(serves::<T>))
-        .route("/metrics", get(metrics::<T>))
+        .route("/livez", get(lives))
+        .route("/readyz", get(serves))
+        .route("/metrics", get(metrics))
         .with_state(Pages { service, access })
 }
 
@@ -55,7 +50,7 @@ pub(super) async fn unknown(request: Request) -> Response {
 }
 
 /// Whether the process should continue. A node that is shutting down lives until it has ended.
-async fn lives<T: Transactions>(State(pages): State<Pages<T>>) -> (StatusCode, String) {
+async fn lives(State(pages): State<Pages>) -> (StatusCode, String) {
     match pages.health() {
         Health::Serving | Health::Stopping => (StatusCode::OK, "ok\n".into()),
         Health::Failed(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {why}\n")),
@@ -63,7 +58,7 @@ async fn lives<T: Transactions>(State(pages): State<Pages<T>>) -> (StatusCode, S
 }
 
 /// Whether clients should use this node.
-async fn serves<T: Transactions>(State(pages): State<Pages<T>>) -> (StatusCode, String) {
+async fn serves(State(pages): State<Pages>) -> (StatusCode, String) {
     match pages.health() {
         Health::Serving => (StatusCode::OK, "ok\n".into()),
         Health::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n".into()),
@@ -71,7 +66,7 @@ async fn serves<T: Transactions>(State(pages): State<Pages<T>>) -> (StatusCode, 
     }
 }
 
-async fn metrics<T: Transactions>(State(pages): State<Pages<T>>, request: Request) -> Response {
+async fn metrics(State(pages): State<Pages>, request: Request) -> Response {
     match pages.metrics(request).await {
         Ok(page) => ([(CONTENT_TYPE, OPENMETRICS)], page).into_response(),
         Err(status) => {
@@ -103,7 +98,7 @@ pub(super) fn http_status(code: Code) -> StatusCode {
     }
 }
 
-impl<T: Transactions> Pages<T> {
+impl Pages {
     fn health(&self) -> Health {
         self.service.inner.transactions.describe().health
     }

@@ -90,51 +90,40 @@ fn refuse(mut status: Status) -> Status {
 /// The part of a [`Gateway`] that the service needs; the methods mean the same. It is a trait so
 /// that the service and its clients can be tested against scripted outcomes: a lost answer, an
 /// overloaded node, an unknown outcome.
+#[tonic::async_trait]
 pub trait Transactions: Send + Sync + 'static {
     /// See [`Gateway::register`].
-    fn register(&self) -> impl Future<Output = Result<ClientId, GatewayError>> + Send;
+    async fn register(&self) -> Result<ClientId, GatewayError>;
     /// See [`Gateway::begin`].
-    fn begin(&self, txn: Txn) -> impl Future<Output = Result<Begun, GatewayError>> + Send;
+    async fn begin(&self, txn: Txn) -> Result<Begun, GatewayError>;
     /// See [`Gateway::read`].
-    fn read(
-        &self,
-        txn: TxnId,
-        keys: Vec<Key>,
-    ) -> impl Future<Output = Result<Begun, GatewayError>> + Send;
+    async fn read(&self, txn: TxnId, keys: Vec<Key>) -> Result<Begun, GatewayError>;
     /// See [`Gateway::decide`].
-    fn decide(
-        &self,
-        txn: TxnId,
-        decision: Decision,
-    ) -> impl Future<Output = Result<Finished, GatewayError>> + Send;
+    async fn decide(&self, txn: TxnId, decision: Decision) -> Result<Finished, GatewayError>;
     /// See [`Gateway::resolve`].
-    fn resolve(
+    async fn resolve(
         &self,
         txn: Txn,
         reads: Reads,
         decision: Option<Decision>,
-    ) -> impl Future<Output = Result<Finished, GatewayError>> + Send;
+    ) -> Result<Finished, GatewayError>;
     /// See [`Gateway::admin`].
-    fn admin(&self, order: Admin) -> impl Future<Output = Result<(), OrderError>> + Send;
+    async fn admin(&self, order: Admin) -> Result<(), OrderError>;
     /// See [`Gateway::describe`].
     fn describe(&self) -> Description;
     /// See [`Gateway::links`].
     fn links(&self) -> Vec<LinkStatus>;
     /// See [`Gateway::groups`].
-    fn groups(&self) -> impl Future<Output = Vec<GroupView>> + Send;
+    async fn groups(&self) -> Vec<GroupView>;
     /// See [`Gateway::gauges`].
-    fn gauges(&self) -> impl Future<Output = Vec<Gauge>> + Send;
+    async fn gauges(&self) -> Vec<Gauge>;
     /// See [`Gateway::pending`].
-    fn pending(&self) -> impl Future<Output = Option<PendingTxns>> + Send;
+    async fn pending(&self) -> Option<PendingTxns>;
     /// See [`Gateway::orders`].
-    fn orders(&self) -> impl Future<Output = Vec<(MembershipOrder, Duration)>> + Send;
+    async fn orders(&self) -> Vec<(MembershipOrder, Duration)>;
     /// See [`Gateway::scan`].
-    fn scan(
-        &self,
-        _scan: Scan,
-        _priority: Priority,
-    ) -> impl Future<Output = Result<Page, ScanFailed>> + Send {
-        std::future::ready(Err(ScanFailed::Unsupported))
+    async fn scan(&self, _scan: Scan, _priority: Priority) -> Result<Page, ScanFailed> {
+        Err(ScanFailed::Unsupported)
     }
     /// See [`Gateway::watch`].
     ///
@@ -145,6 +134,7 @@ pub trait Transactions: Send + Sync + 'static {
     }
 }
 
+#[tonic::async_trait]
 impl Transactions for Gateway {
     async fn register(&self) -> Result<ClientId, GatewayError> {
         Self::register(self).await
@@ -268,55 +258,36 @@ impl From<tonic::transport::Error> for ServiceError {
     }
 }
 
-/// Serves clients on `listener` until `shutdown` resolves; then accepts no more requests, finishes
-/// pending ones, and returns. The standard gRPC health service needs no credential.
-///
-/// # Errors
-/// [`ServiceError`]: before anything is served, except for a failure of the transport.
-pub async fn serve<T: Transactions>(
-    transactions: Arc<T>,
-    cluster: Arc<Cluster>,
-    listener: TcpListener,
-    config: ServiceConfig,
-    shutdown: impl Future<Output = ()> + Send,
-) -> Result<(), ServiceError> {
-    serve_all(transactions, cluster, Listeners { clients: listener, redis: None }, config, shutdown)
-        .await
-}
-
 /// The sockets on which a node serves clients.
 #[derive(Debug)]
 pub struct Listeners {
     /// For the gRPC API and the pages.
     pub clients: TcpListener,
-    /// For the Redis protocol.
+    /// For the Redis protocol, with the same credentials and bounds.
     pub redis: Option<TcpListener>,
 }
 
-/// As [`serve_all`], with the transactions of a node's gateway.
+/// Serves clients on `listeners` until `shutdown` resolves; then accepts no more requests, finishes
+/// pending ones, and returns. The standard gRPC health service needs no credential.
 ///
 /// # Errors
-/// As [`serve`].
-pub fn serve_gateway(
-    gateway: Arc<Gateway>,
+/// [`ServiceError`]: before anything is served, except for a failure of the transport.
+pub fn serve(
+    transactions: Arc<dyn Transactions>,
     cluster: Arc<Cluster>,
     listeners: Listeners,
     config: ServiceConfig,
     shutdown: Going<()>,
 ) -> Going<Result<(), ServiceError>> {
-    Box::pin(serve_all(gateway, cluster, listeners, config, shutdown))
+    Box::pin(serve_until(transactions, cluster, listeners, config, shutdown))
 }
 
-/// As [`serve`], and also serves the Redis protocol, with the same credentials and bounds.
-///
-/// # Errors
-/// As [`serve`].
-pub async fn serve_all<T: Transactions>(
-    transactions: Arc<T>,
+async fn serve_until(
+    transactions: Arc<dyn Transactions>,
     cluster: Arc<Cluster>,
     listeners: Listeners,
     config: ServiceConfig,
-    shutdown: impl Future<Output = ()> + Send,
+    shutdown: Going<()>,
 ) -> Result<(), ServiceError> {
     let ServiceConfig { access, tls, limits, audit } = config;
     let Listeners { clients: listener, redis } = listeners;
@@ -488,18 +459,13 @@ fn tls_config(tls: Tls) -> ServerTlsConfig {
 }
 
 /// The service. Clones are handles on the same one.
-struct Service<T> {
-    inner: Arc<Inner<T>>,
+#[derive(Clone)]
+struct Service {
+    inner: Arc<Inner>,
 }
 
-impl<T> Clone for Service<T> {
-    fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner) }
-    }
-}
-
-struct Inner<T> {
-    transactions: Arc<T>,
+struct Inner {
+    transactions: Arc<dyn Transactions>,
     cluster: Arc<Cluster>,
     /// Whether the protocol runs general transactions.
     general: bool,
@@ -513,9 +479,9 @@ struct Inner<T> {
     audit: Option<AuditLog>,
 }
 
-impl<T: Transactions> Service<T> {
+impl Service {
     fn new(
-        transactions: Arc<T>,
+        transactions: Arc<dyn Transactions>,
         cluster: Arc<Cluster>,
         admission: Admission,
         limits: Limits,
@@ -774,7 +740,7 @@ impl<T: Transactions> Service<T> {
 }
 
 #[tonic::async_trait]
-impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
+impl api::orthodrome_server::Orthodrome for Service {
     async fn register(
         &self,
         request: Request<api::RegisterRequest>,
@@ -1110,7 +1076,7 @@ impl<T: Transactions> api::orthodrome_server::Orthodrome for Service<T> {
 }
 
 #[tonic::async_trait]
-impl<T: Transactions> api::admin_server::Admin for Service<T> {
+impl api::admin_server::Admin for Service {
     async fn transfer_leader(
         &self,
         request: Request<api::TransferLeaderRequest>,

@@ -73,6 +73,7 @@ impl Script {
     }
 }
 
+#[tonic::async_trait]
 impl Transactions for Script {
     async fn register(&self) -> Result<ClientId, GatewayError> {
         Ok(ClientId(7))
@@ -241,7 +242,8 @@ pub(super) async fn start_until(
     ]);
     let config = ServiceConfig { access: access.unwrap(), tls: None, limits, audit };
     let stopped = stop.cancelled_owned();
-    let serving = serve(Arc::clone(&script), Arc::new(map()), listener, config, stopped);
+    let listeners = Listeners { clients: listener, redis: None };
+    let serving = serve(script.clone(), Arc::new(map()), listeners, config, Box::pin(stopped));
     let serving = Some(tokio::spawn(async move { serving.await.unwrap() }));
     let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect_lazy();
     Running { script, address, channel, serving }
@@ -927,7 +929,9 @@ async fn open_access_and_plain_text_stay_on_loopback() {
         let (access, limits) = (access(open), Limits::default());
         let config = ServiceConfig { access, tls: None, limits, audit: None };
         let script = Script::new(Outcome::Unknown);
-        let served = serve(script, Arc::new(map()), listener, config, std::future::ready(()));
+        let listeners = Listeners { clients: listener, redis: None };
+        let stopped = Box::pin(std::future::ready(()));
+        let served = serve(script, Arc::new(map()), listeners, config, stopped);
         let message = served.await.unwrap_err().to_string();
         assert!(message.contains(expected), "{message:?} does not contain {expected:?}");
     }

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use tonic::metadata::MetadataMap;
 
-use super::{Console, Transactions, redirect};
+use super::{Console, redirect};
 use crate::service::access::{DEFAULT_KEYSPACE, Role};
 
 /// The name of the cookie. Its value is the token in Base64, because tokens may have characters
@@ -19,10 +19,7 @@ const NAME: &str = "orthodrome_token";
 const FORM_MAX: usize = 1 << 10;
 
 /// Stores the token of the form in a cookie, if it is one of a principal that may read.
-pub(super) async fn login<T: Transactions>(
-    State(console): State<Console<T>>,
-    request: Request,
-) -> Response {
+pub(super) async fn login(State(console): State<Console>, request: Request) -> Response {
     let _admitted = match console.service.inner.admission.admit() {
         Ok(admitted) => admitted,
         Err(status) => return super::refusal(&status),
@@ -57,10 +54,7 @@ pub(super) async fn login<T: Transactions>(
 }
 
 /// Removes the cookie.
-pub(super) async fn logout<T: Transactions>(
-    State(_): State<Console<T>>,
-    request: Request,
-) -> Response {
+pub(super) async fn logout(State(_): State<Console>, request: Request) -> Response {
     if is_foreign(request.headers()) {
         return (StatusCode::FORBIDDEN, "the form was sent from another site\n").into_response();
     }

@@ -41,9 +41,9 @@ mod view;
 
 use self::regions::RegionMap;
 use self::view::{Facts, Part};
+use super::Service;
 use super::access::{Access, DEFAULT_KEYSPACE, Role};
 use super::http::http_status;
-use super::{Service, Transactions};
 
 /// The maximum number of viewers at the same time.
 const VIEWERS_MAX: usize = 16;
@@ -62,8 +62,9 @@ const STYLE: &str = include_str!("console.css");
 const ICON: &str = include_str!("icon.svg");
 
 /// What the console needs.
-struct Console<T> {
-    service: Service<T>,
+#[derive(Clone)]
+struct Console {
+    service: Service,
     access: Access,
     /// Whether clients use TLS.
     is_tls: bool,
@@ -82,23 +83,9 @@ struct Rendered {
     parts: Arc<[Part]>,
 }
 
-impl<T> Clone for Console<T> {
-    fn clone(&self) -> Self {
-        Self {
-            service: self.service.clone(),
-            access: self.access.clone(),
-            is_tls: self.is_tls,
-            ending: self.ending.clone(),
-            viewers: Arc::clone(&self.viewers),
-            map: Arc::clone(&self.map),
-            rendered: Arc::clone(&self.rendered),
-        }
-    }
-}
-
 /// The routes of the console. Events end when `ending` is cancelled.
-pub(super) fn routes<T: Transactions>(
-    service: Service<T>,
+pub(super) fn routes(
+    service: Service,
     access: Access,
     is_tls: bool,
     ending: CancellationToken,
@@ -114,10 +101,10 @@ pub(super) fn routes<T: Transactions>(
     };
     Router::new()
         .route("/", get(async || redirect("/console")))
-        .route("/console", get(page::<T>))
-        .route("/console/events", get(events::<T>))
-        .route("/console/login", post(login::login::<T>))
-        .route("/console/logout", post(login::logout::<T>))
+        .route("/console", get(page))
+        .route("/console/events", get(events))
+        .route("/console/login", post(login::login))
+        .route("/console/logout", post(login::logout))
         .route("/console/console.js", get(async || file("text/javascript; charset=utf-8", SCRIPT)))
         .route("/console/console.css", get(async || file("text/css; charset=utf-8", STYLE)))
         .route("/console/icon.svg", get(async || file("image/svg+xml", ICON)))
@@ -153,7 +140,7 @@ fn refusal(status: &Status) -> Response {
     (http_status(status.code()), format!("{}\n", status.message())).into_response()
 }
 
-async fn page<T: Transactions>(State(console): State<Console<T>>, request: Request) -> Response {
+async fn page(State(console): State<Console>, request: Request) -> Response {
     let _admitted = match console.service.inner.admission.admit() {
         Ok(admitted) => admitted,
         Err(status) => return refusal(&status),
@@ -166,7 +153,7 @@ async fn page<T: Transactions>(State(console): State<Console<T>>, request: Reque
     html(StatusCode::OK, view::page(&about, &parts, !console.access.is_open()))
 }
 
-async fn events<T: Transactions>(State(console): State<Console<T>>, request: Request) -> Response {
+async fn events(State(console): State<Console>, request: Request) -> Response {
     let admitted = console.service.inner.admission.admit();
     if let Err(status) = admitted.and_then(|_admitted| console.check(&request)) {
         return refusal(&status);
@@ -184,7 +171,7 @@ async fn events<T: Transactions>(State(console): State<Console<T>>, request: Req
     Sse::new(ReceiverStream::new(receive)).into_response()
 }
 
-impl<T: Transactions> Console<T> {
+impl Console {
     /// Checks that the sender of the request may see the console.
     fn check(&self, request: &Request) -> Result<(), Status> {
         if self.access.is_open() && !login::is_local_name(request) {

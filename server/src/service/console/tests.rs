@@ -13,7 +13,7 @@ use super::regions::Rtt;
 use super::*;
 use crate::gateway::{Pending, PendingTxns, Stage};
 use crate::service::tests::{OTHER, Running, TOKEN, map, start, start_until};
-use crate::service::{Limits, ServiceConfig, serve};
+use crate::service::{Limits, Listeners, ServiceConfig, serve};
 use crate::transport::LinkStatus;
 
 /// Sends a request over HTTP/1.1, and returns the whole answer.
@@ -264,7 +264,9 @@ async fn a_node_without_principals_is_reached_by_its_address_only() {
     let limits = Limits::default();
     let config = ServiceConfig { access: Access::open(), tls: None, limits, audit: None };
     let script = Arc::clone(&running.script);
-    tokio::spawn(serve(script, Arc::new(map()), listener, config, std::future::pending()));
+    let listeners = Listeners { clients: listener, redis: None };
+    let never = Box::pin(std::future::pending());
+    tokio::spawn(serve(script, Arc::new(map()), listeners, config, never));
     let page = ask(address, "GET", "/console", "", "").await;
     assert!(page.starts_with("HTTP/1.1 200") && !page.contains("Log out"), "{page}");
     let page = ask(address, "GET", "/console", "Host: evil.example\r\n", "").await;
