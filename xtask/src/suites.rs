@@ -86,7 +86,7 @@ pub fn build(scope: &[&str]) -> Result<Vec<Suite>> {
     }
     if let Some(place) = suites.iter().position(|suite| suite.name == WAITING) {
         let whole = suites.swap_remove(place);
-        suites.extend(whole.parts()?);
+        suites.extend(whole.halves()?);
     }
     let place = |suite: &Suite| LONG.iter().position(|name| suite.name.starts_with(name));
     suites.sort_by_key(|suite| (place(suite).unwrap_or(LONG.len()), suite.name.clone()));
@@ -111,23 +111,16 @@ fn artifact(message: &Value) -> Option<(Suite, bool)> {
 }
 
 /// The suite that waits for database servers and time-outs most of the time. Its tests share four
-/// servers, so they run one after the other, and take longer than all others. Each part of them has
+/// servers, so they run one after the other, and take longer than all others. Each half of them has
 /// servers of its own, and does not count as a suite that uses a core.
 const WAITING: &str = "orthodrome middleware";
-
-/// The number of those parts: as many as end before all other suites do.
-const PARTS: usize = 3;
-
-/// A suite whose tests wait for their own processes, so that more of them run at once than there are
-/// cores.
-const SPARING: &str = "orthodrome-server node";
 
 /// How long a suite may run. The longest takes a quarter of an hour beside others on two cores; one
 /// that hangs must not hide the results of all others until somebody stops the whole run.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 
-/// Runs all `suites`, and passes on each result as it arrives. As many run in parallel as there are
-/// cores, and the parts that wait besides. More would only make each other miss their time-outs.
+/// Runs all `suites`, and passes on each result as it arrives. One more runs in parallel than there
+/// are cores, because several wait for processes, disks and time-outs most of the time.
 pub fn run(
     suites: &[Suite],
     setting: &[(String, OsString)],
@@ -135,7 +128,7 @@ pub fn run(
 ) -> Result<()> {
     let waiting = suites.iter().filter(|suite| suite.waits()).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from).min(4);
-    let at_once = cores + waiting;
+    let at_once = cores + 1 + waiting;
     let next = AtomicUsize::new(0);
     let (send, receive) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -160,36 +153,33 @@ pub fn run(
 }
 
 impl Suite {
-    /// Whether it is a part of the suite that mostly waits.
+    /// Whether it is a half of the suite that mostly waits.
     fn waits(&self) -> bool {
         self.name.starts_with(WAITING)
     }
 
-    /// Every third test, beginning with the first, the second, and the third.
-    fn parts(self) -> Result<Vec<Self>> {
+    /// Every other test, and the rest.
+    fn halves(self) -> Result<[Self; 2]> {
         let listing = Command::new(&self.program).args(["--list", "--format", "terse"]).output();
         let listing = listing.with_context(|| format!("could not start {}", self.name))?;
         let text = String::from_utf8_lossy(&listing.stdout);
         let tests: Vec<&str> =
             text.lines().filter_map(|line| line.strip_suffix(": test")).collect();
-        ensure!(tests.len() >= PARTS, "{} lists too few tests to divide", self.name);
-        let part = |place: usize| Self {
-            name: format!("{} {}", self.name, place + 1),
-            tests: tests.iter().skip(place).step_by(PARTS).map(|&test| test.to_owned()).collect(),
+        ensure!(tests.len() > 1, "{} lists no tests to halve", self.name);
+        let half = |number: usize| Self {
+            name: format!("{} {number}", self.name),
+            tests: tests.iter().skip(number - 1).step_by(2).map(|&test| test.to_owned()).collect(),
             program: self.program.clone(),
             folder: self.folder.clone(),
             programs: self.programs.clone(),
         };
-        Ok((0..PARTS).map(part).collect())
+        Ok([half(1), half(2)])
     }
 
     fn run(&self, setting: &[(String, OsString)]) -> std::io::Result<End> {
         let mut command = Command::new(&self.program);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.envs(setting.iter().map(|(name, value)| (name, value)));
-        if self.name == SPARING {
-            command.args(["--test-threads", "3"]);
-        }
         if !self.tests.is_empty() {
             command.arg("--exact").args(&self.tests);
         }
