@@ -54,19 +54,21 @@ impl Rig {
 
     /// Number of votes that came without a request.
     fn undisturbed(&self, script: &str) -> u64 {
-        let before = self.noted("DecentralizedPrepare");
         let log = self.path("pgbench.log");
-        for tries in 1.. {
+        let mut tries = 0;
+        let before = loop {
+            let before = self.noted("DecentralizedPrepare");
+            tries += 1;
             // This may take any time.
             let mut load = self.load_on(self.postgresql, "pgbench.log", script, &["-t", "12"]);
             if load.wait().unwrap().success() {
-                break;
+                break before;
             }
             // On a busy machine, others hold a row for longer than a statement waits.
             let said = fs::read_to_string(&log).unwrap();
             let is_late = said.contains("due to lock timeout") && tries < 5;
             assert!(is_late, "{}\n{said}", self.log());
-        }
+        };
         assert!(done(&log) > 5, "{}", fs::read_to_string(log).unwrap());
         let unasked = self.noted("DecentralizedPrepare") - before;
         self.settle("undisturbed load");

@@ -9,8 +9,8 @@ use orthodrome_sim::swarm::FaultProfile;
 use super::support::{catch, expect, first_failure, hold_every_promise, seeds};
 
 #[test]
-fn seeds_with_faults_hold_every_promise() {
-    let notes = hold_every_promise(BASIC, 0..seeds(200), 2);
+fn seeds_with_faults_hold_every_promise_twice() {
+    let notes = hold_every_promise(BASIC, 0..seeds(200), 1);
     expect(&notes, &["CoordinatorTakeover", "ParticipantTakeover", "QueryRefused", "Tombstone"]);
 }
 

@@ -71,9 +71,9 @@ fn clipped(text: String) -> String {
     format!("{head} […] {tail}")
 }
 
-/// No commit has a timestamp above this: clocks differ by milliseconds, and a node whose clock does
-/// not stops. A transaction that had to come after one would wait until the clock has passed it, which
-/// is longer than requests may take.
+/// No commit has a timestamp above this: clocks differ by milliseconds, and a node stops if its clock
+/// differs by more. A transaction that had to come after such a timestamp would wait until the clock
+/// has passed it, which is longer than requests may take.
 fn far_future() -> Timestamp {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let nanos = (now + SESSION_AHEAD_MAX).as_nanos();
