@@ -201,7 +201,7 @@ impl FromStr for HighPriority {
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
     /// Workload, a name or a file. Names: ycsbt, ycsbt:KEYS, ycsb, ycsb:OPERATIONS, retwis, smallbank, tpcc, tpcc:new-order,
-    /// movr, movr:begin-ride, bank, list-append, list-append:dependent, ranges. Files: a workload with options (.toml), recorded
+    /// movr, movr:begin-ride, bank, list-append, list-append:dependent, ranges, leases. Files: a workload with options (.toml), recorded
     /// transactions (.jsonl: a trace, or a history that --history wrote), YCSB properties (.properties)
     #[arg(long, value_name = "W")]
     pub workload: String,

@@ -557,3 +557,41 @@ fn a_file_of_changes_goes_on_where_a_killed_watch_stopped() {
         lines().iter().filter_map(|line| line.get("timestamp")?.as_u64()).collect();
     assert!(stamps.is_sorted(), "{stamps:?}");
 }
+
+/// A shell attaches keys to leases. They go by themselves when nobody renews the lease, also if the node
+/// that granted it is dead, and at once when it is revoked.
+#[test]
+fn keys_of_a_shell_go_with_their_lease() {
+    must_end_within(LIMIT);
+    let mut cluster = Cluster::init(3, &["--topology", "local3", "--protocol", "geodesic"], &[]);
+    cluster.start(1..=3);
+    let (first, second) = (cluster.endpoint(1), cluster.endpoint(2));
+    let shell = |at: &str, command: &str| {
+        let done = run(&["shell", "--deadline", "60s", "--connect", at, "-e", command]);
+        (done.status.code(), text(&done.stdout).trim().to_owned(), text(&done.stderr))
+    };
+    let ok = |at: &str, command: &str| {
+        let (code, stdout, stderr) = shell(at, command);
+        assert_eq!(code, Some(0), "{command}: {stderr}");
+        stdout
+    };
+    let short = ok(&first, "lease 3");
+    let long = ok(&first, "lease 3600");
+    ok(&first, &format!("put-leased {short} session/ada online session/bob away"));
+    ok(&second, &format!("put-leased {long} lock me"));
+    ok(&second, "put session/bob stays");
+    let shown = ok(&second, &format!("show-lease {long}"));
+    assert!(shown.starts_with("ends in 40") && shown.ends_with("s\nlock"), "{shown}");
+    cluster.kill([1]);
+    until("the key goes with its lease", || ok(&second, "get session/ada").ends_with("nothing"));
+    assert_eq!(ok(&second, "get session/bob"), "session/bob = stays");
+    let (code, _, stderr) = shell(&second, &format!("renew {short}"));
+    assert!(code != Some(0) && stderr.contains("has ended"), "{stderr}");
+    assert_eq!(ok(&second, &format!("renew {long}")), "renewed");
+    assert_eq!(ok(&second, &format!("revoke {long}")), "1 key deleted");
+    assert_eq!(ok(&second, "get lock"), "lock: nothing");
+    let (code, _, stderr) = shell(&second, &format!("put-leased {long} lock you"));
+    assert!(code != Some(0) && stderr.contains("guard"), "{stderr}");
+    cluster.start([1]);
+    until("nothing is left of the leases", || ok(&first, "count orthodrome/lease/") == "0 keys");
+}

@@ -35,6 +35,10 @@ pub enum Error {
     /// the range.
     #[error("the watch cannot go on: {0}")]
     Forgotten(String),
+    /// The lease has ended, or its owner could not renew it in time and must take it for ended. Grant a
+    /// new one.
+    #[error("the lease has ended: {0}")]
+    LeaseEnded(String),
     /// No node accepted an operator's order; the text says why and what to do.
     #[error("the order was refused: {0}")]
     Refused(String),

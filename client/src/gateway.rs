@@ -120,12 +120,16 @@ impl Stubs {
             begin(BeginRequest) -> BeginResponse,
             commit(CommitRequest) -> CommitResponse,
             describe(DescribeRequest) -> DescribeResponse,
+            describe_lease(DescribeLeaseRequest) -> DescribeLeaseResponse,
             execute(ExecuteRequest) -> ExecuteResponse,
+            grant_lease(GrantLeaseRequest) -> GrantLeaseResponse,
             keep_alive(KeepAliveRequest) -> KeepAliveResponse,
             read(ReadRequest) -> ReadResponse,
             read_round(ReadRoundRequest) -> ReadRoundResponse,
             register(RegisterRequest) -> RegisterResponse,
+            renew_lease(RenewLeaseRequest) -> RenewLeaseResponse,
             resolve(ResolveRequest) -> ResolveResponse,
+            revoke_lease(RevokeLeaseRequest) -> RevokeLeaseResponse,
             scan(ScanRequest) -> ScanResponse,
             status(StatusRequest) -> StatusResponse;
         admin:

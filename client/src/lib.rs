@@ -52,6 +52,7 @@ mod config;
 mod error;
 mod gateway;
 mod general;
+mod lease;
 mod names;
 mod orders;
 mod outcome;
@@ -71,6 +72,8 @@ pub use client::{
 pub use config::{Config, Tls};
 pub use error::Error;
 pub use general::{General, GeneralTxn, OpenGeneral};
+pub use lease::{KeptLease, LeaseInfo};
+pub use orthodrome_core::lease::LeaseId;
 pub use orthodrome_core::scan::KeyRange;
 pub use outcome::{AbortReason, Aborted, Committed, InDoubt, Outcome};
 pub use scan::{Page, Row, Scan};

@@ -15,6 +15,7 @@ pub mod digest;
 pub mod host;
 pub mod id;
 mod key;
+pub mod lease;
 pub mod limits;
 pub mod locks;
 pub mod machine;

@@ -435,6 +435,8 @@ pub struct Scanner {
     limit: usize,
     /// It accepts the first read.
     lists_once: bool,
+    /// It ends with the first list.
+    reads_nothing: bool,
 }
 
 impl Scanner {
@@ -473,9 +475,18 @@ impl Scanner {
             reads: 0,
             limit,
             lists_once: false,
+            reads_nothing: false,
         };
         let steps = scanner.list(Phase::List, now);
         Ok((scanner, steps))
+    }
+
+    /// The scan only lists names, and reads nothing: one round of messages, and no transaction. The
+    /// page has the keys that exist or that a pending transaction may write, without values and
+    /// versions. It is no snapshot: it may have keys that do not exist any more, and miss keys that
+    /// were created while it ran.
+    pub fn names_only(&mut self) {
+        self.reads_nothing = true;
     }
 
     /// From now on it does not list again after it has read. This is a mistake, for tests.
@@ -629,6 +640,15 @@ impl Scanner {
     fn listed(&mut self) -> Vec<Step> {
         self.known = self.take_names();
         self.listed = self.began;
+        if self.reads_nothing {
+            let live = self.known.iter(self.scan.backwards).filter(|name| name.deleted.is_none());
+            let rows = live.map(|name| (name.key, Read::default())).collect();
+            let rest = self
+                .bound
+                .as_ref()
+                .map(|bound| self.scan.range.clone().after(bound, self.scan.backwards));
+            return self.end(Ok(Page { rows, rest, timestamp: Timestamp::ZERO }));
+        }
         self.read_again()
     }
 

@@ -14,13 +14,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use orthodrome_core::Wire as _;
+use orthodrome_core::lease::LeaseId;
 use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
 use orthodrome_core::scan::Ask;
 use orthodrome_core::txn::{Kind, Priority, Reads};
-use orthodrome_core::{ClientId, Decision, Key, NodeId, Outcome, PartitionId, Time, Txn, TxnId};
+use orthodrome_core::{
+    ClientId, Clock, Decision, Key, NodeId, Outcome, PartitionId, RegionId, Time, Txn, TxnId,
+};
 use tokio::sync::{Notify, oneshot};
 
+use crate::node::ClockError;
+use crate::own_txns::OwnClients;
 use crate::scan::{ScanFailed, Scans, Subscription};
 use crate::transport::LinkStatus;
 
@@ -292,6 +297,12 @@ pub(crate) trait Backend: Send + Sync {
     fn register(
         &self,
     ) -> std::pin::Pin<Box<dyn Future<Output = Result<ClientId, GatewayError>> + Send + '_>>;
+    /// The region of the gateway.
+    fn home(&self) -> RegionId;
+    /// True if this gateway is the one to end the lease when it is due.
+    fn ends(&self, lease: LeaseId) -> bool;
+    /// The clock that timestamps come from.
+    fn clock(&self) -> Result<Clock, ClockError>;
     /// True if this process registered the client.
     fn is_registered(&self, client: ClientId) -> bool;
     /// Begins a scan or a watch: it may ask servers from now on.
@@ -381,6 +392,7 @@ pub struct Gateway {
     in_flight: Arc<InFlight>,
     max: InFlightMax,
     scans: Arc<Scans>,
+    own_clients: Arc<OwnClients>,
 }
 
 impl std::fmt::Debug for Gateway {
@@ -410,7 +422,8 @@ impl Gateway {
         in_flight: Arc<InFlight>,
         max: InFlightMax,
     ) -> Self {
-        Self { backend, in_flight, max, scans: Arc::default() }
+        let (scans, own_clients) = (Arc::default(), Arc::default());
+        Self { backend, in_flight, max, scans, own_clients }
     }
 
     pub(crate) fn backend(&self) -> &dyn Backend {
@@ -419,6 +432,10 @@ impl Gateway {
 
     pub(crate) fn scans(&self) -> &Scans {
         &self.scans
+    }
+
+    pub(crate) fn own_clients(&self) -> &OwnClients {
+        &self.own_clients
     }
 
     /// Registers a new client incarnation: an id that no other client of the cluster ever has.

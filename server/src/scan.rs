@@ -2,19 +2,18 @@
 //! [`orthodrome_core::watch`].
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use orthodrome_core::scan::{Answer, KeyRange, Page, Scan, ScanError, Scanner, Step};
 use orthodrome_core::txn::{AbortReason, Priority};
 use orthodrome_core::watch::{self, Batch, WatchError, Watcher};
-use orthodrome_core::{
-    ClientId, Cluster, Key, NodeId, Outcome, RegionId, Time, Timestamp, Txn, TxnId,
-};
+use orthodrome_core::{Cluster, NodeId, Outcome, RegionId, Time, Timestamp};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 
-use crate::gateway::{Backend, Begun, Finished, Gateway, GatewayError};
+use crate::gateway::{Backend, Gateway, GatewayError};
+use crate::own_txns::OwnTxns;
 
 /// The number of scans at one gateway at the same time.
 const SCANS_MAX: usize = 64;
@@ -22,10 +21,6 @@ const SCANS_MAX: usize = 64;
 const WATCHES_MAX: usize = 256;
 /// How long a scan may take: many times as long as one without faults.
 const SCAN_WITHIN: Duration = Duration::from_secs(30);
-/// How long a scan waits before it reads again after a conflict, at first.
-const PAUSE: Duration = Duration::from_millis(5);
-/// The longest such pause.
-const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// The answers of servers to one scan.
 pub(crate) type Answers = mpsc::Receiver<(NodeId, Answer)>;
@@ -81,13 +76,11 @@ pub enum ScanFailed {
     TooManyWatches,
 }
 
-/// The scans of one gateway, and the names of their transactions.
+/// The places for scans and watches at one gateway.
 #[derive(Debug)]
 pub(crate) struct Scans {
     places: Arc<Semaphore>,
     watches: Arc<Semaphore>,
-    /// Client ids that no scan uses now, each with the number of transactions that it has had.
-    idle: Mutex<Vec<(ClientId, u64)>>,
 }
 
 impl Default for Scans {
@@ -95,26 +88,17 @@ impl Default for Scans {
         Self {
             places: Arc::new(Semaphore::new(SCANS_MAX)),
             watches: Arc::new(Semaphore::new(WATCHES_MAX)),
-            idle: Mutex::default(),
         }
     }
 }
 
 /// Ends a subscription when it is dropped.
-struct Ending<'a>(&'a dyn Backend, u64);
+struct Subscribed<'a>(&'a dyn Backend, u64);
 
-impl Drop for Ending<'_> {
+impl Drop for Subscribed<'_> {
     fn drop(&mut self) {
         self.0.unsubscribe(self.1);
     }
-}
-
-/// The reads of one scan or watch.
-struct Reader<'a> {
-    gateway: &'a Gateway,
-    home: RegionId,
-    priority: Priority,
-    pause: Duration,
 }
 
 impl Gateway {
@@ -123,11 +107,24 @@ impl Gateway {
     /// # Errors
     /// See [`ScanFailed`]; a scan has no effect.
     pub async fn scan(&self, scan: Scan, priority: Priority) -> Result<Page, ScanFailed> {
-        let scans = self.scans();
-        let place = scans.places.clone().try_acquire_owned();
+        self.scan_or_list(scan, priority, false).await
+    }
+
+    /// Lists the keys of a range, without a transaction: see [`Scanner::names_only`].
+    pub(crate) async fn list(&self, scan: Scan) -> Result<Page, ScanFailed> {
+        self.scan_or_list(scan, Priority::LOW, true).await
+    }
+
+    async fn scan_or_list(
+        &self,
+        scan: Scan,
+        priority: Priority,
+        names_only: bool,
+    ) -> Result<Page, ScanFailed> {
+        let place = self.scans().places.clone().try_acquire_owned();
         let _place = place.map_err(|_| ScanFailed::Overloaded)?;
-        let scanned = tokio::time::timeout(SCAN_WITHIN, self.drive_scan(scan, priority));
-        scanned.await.unwrap_or(Err(ScanFailed::Late))
+        let scanned = self.drive_scan(scan, priority, names_only);
+        tokio::time::timeout(SCAN_WITHIN, scanned).await.unwrap_or(Err(ScanFailed::Late))
     }
 
     /// Watches a range of keys: all changes after `after` (none: from now on), in the order of their
@@ -143,7 +140,7 @@ impl Gateway {
         let gateway = self.clone();
         tokio::spawn(async move {
             let _place = place;
-            let _ending = Ending(gateway.backend(), subscription.number);
+            let _subscribed = Subscribed(gateway.backend(), subscription.number);
             let watching = gateway.drive_watch(subscription, (range, after), &batches);
             tokio::select! {
                 ended = watching => if let Err(failed) = ended {
@@ -164,7 +161,7 @@ impl Gateway {
     ) -> Result<(), ScanFailed> {
         let Subscription { number, cluster, has_shares, home, mut answers } = subscription;
         let priority = Priority::LOW;
-        let mut reader = Reader { gateway: self, home, priority, pause: PAUSE };
+        let mut reader = OwnTxns::new(self, priority);
         let now = clock();
         let (mut watcher, steps) = Watcher::new(&cluster, has_shares, home, watched, now())?;
         let mut steps = VecDeque::from(steps);
@@ -209,14 +206,22 @@ impl Gateway {
         }
     }
 
-    async fn drive_scan(&self, scan: Scan, priority: Priority) -> Result<Page, ScanFailed> {
+    async fn drive_scan(
+        &self,
+        scan: Scan,
+        priority: Priority,
+        names_only: bool,
+    ) -> Result<Page, ScanFailed> {
         let backend = self.backend();
         let Subscription { number, cluster, has_shares, home, mut answers } =
             backend.subscribe()?;
-        let _ending = Ending(backend, number);
-        let mut reader = Reader { gateway: self, home, priority, pause: PAUSE };
+        let _subscribed = Subscribed(backend, number);
+        let mut reader = OwnTxns::new(self, priority);
         let now = clock();
         let (mut scanner, steps) = Scanner::new(&cluster, has_shares, home, scan, now())?;
+        if names_only {
+            scanner.names_only();
+        }
         let mut steps = VecDeque::from(steps);
         loop {
             while let Some(step) = steps.pop_front() {
@@ -254,42 +259,4 @@ impl Gateway {
 fn clock() -> impl Fn() -> Time {
     let start = Instant::now();
     move || Time(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
-}
-
-impl Reader<'_> {
-    /// Reads these keys in one transaction.
-    async fn read(&mut self, keys: Vec<Key>) -> Result<Finished, GatewayError> {
-        let scans = self.gateway.scans();
-        let idle = || scans.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = idle().pop();
-        let (client, before) = match taken {
-            Some(taken) => taken,
-            None => (self.gateway.register().await?, 0),
-        };
-        let counter = before + 1;
-        let mut txn = Txn::read_only(TxnId::new(client, counter), self.home, keys);
-        txn.priority = self.priority;
-        txn.acknowledged_below = counter;
-        let finished = match self.gateway.begin(txn).await? {
-            Begun::Finished(finished) => finished,
-            Begun::Reads(_) => {
-                // A read-only transaction has one round. This is a defect of the gateway.
-                tracing::error!(%client, "the read of a scan requested a decision");
-                return Err(GatewayError::Lost(TxnId::new(client, counter)));
-            }
-        };
-        match finished.outcome {
-            Outcome::Committed(_) => {}
-            Outcome::Aborted(AbortReason::TooLarge) => {}
-            Outcome::Aborted(_) | Outcome::Unknown => {
-                tokio::time::sleep(self.pause).await;
-                self.pause = (self.pause * 2).min(PAUSE_MAX);
-            }
-        }
-        // After an unknown outcome the client cannot say that it knows all its outcomes.
-        if finished.outcome != Outcome::Unknown {
-            idle().push((client, counter));
-        }
-        Ok(finished)
-    }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test")]
 #![allow(clippy::disallowed_types, reason = "tests of a real clock measure with one")]
 
+mod leases;
 mod misuse;
 
 use std::collections::BTreeMap;

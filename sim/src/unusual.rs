@@ -32,6 +32,8 @@ pub enum Unusual {
     Scans,
     /// Transactions that delete keys.
     Deletions,
+    /// Keys that are attached to leases.
+    Leases,
     /// Stale reads.
     StaleReads,
     /// Faults for minutes.
@@ -60,13 +62,14 @@ pub enum Unusual {
 
 impl Unusual {
     /// All values.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Replicas,
         Self::Partitions,
         Self::Keys,
         Self::Shares,
         Self::Scans,
         Self::Deletions,
+        Self::Leases,
         Self::StaleReads,
         Self::Length,
         Self::Loss,
@@ -91,6 +94,7 @@ impl Unusual {
             Self::Shares => "shares",
             Self::Scans => "scans",
             Self::Deletions => "deletions",
+            Self::Leases => "leases",
             Self::StaleReads => "stale-reads",
             Self::Length => "length",
             Self::Loss => "loss",
@@ -236,6 +240,18 @@ pub(crate) fn draw_deletions(
         ..workload::Options::default()
     };
     Some((name, options))
+}
+
+/// Keys that are attached to leases, for one seed of ten, with the priorities of the usual workload of that
+/// seed.
+pub(crate) fn draw_leases(
+    seed: u64,
+    usual: &workload::Options,
+) -> Option<(&'static str, workload::Options)> {
+    let mut rng = Rng::stream(seed, "leases", 0);
+    let keys = rng.chance(1, 10).then(|| rng.range(2, 8))?;
+    let high_priority = usual.high_priority;
+    Some(("leases", workload::Options { keys: Some(keys), high_priority, ..Default::default() }))
 }
 
 /// Links that lose, duplicate and reorder messages, for one seed of six.

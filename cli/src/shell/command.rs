@@ -1,6 +1,8 @@
 //! The shell's commands: their grammar and their help, in one table.
 
-use orthodrome_client::{Key, KeyRange, Op, Priority, Value};
+use std::time::Duration;
+
+use orthodrome_client::{Key, KeyRange, LeaseId, Op, Priority, Value};
 use orthodrome_core::NodeId;
 use orthodrome_core::machine::Admin;
 
@@ -30,6 +32,12 @@ pub(super) enum Command {
     Commit,
     Abort,
     Resolve,
+    /// Grants a lease for this time.
+    Lease(Duration),
+    /// Extends a lease, ends it, or shows it.
+    Renew(LeaseId),
+    Revoke(LeaseId),
+    ShowLease(LeaseId),
     Priority(Option<Priority>),
     Describe,
     Status,
@@ -96,6 +104,23 @@ pub(super) const COMMANDS: &[Usage] = &[
          quotes: \\n \\t \\\" \\\\ and \\xNN for one byte.",
     ),
     usage("delete", "KEY…", "remove keys, in one transaction", ""),
+    usage(
+        "lease",
+        "SECONDS",
+        "grant a lease: keys that are attached to it are deleted when it ends",
+        "A lease ends when nobody has renewed it for SECONDS. Example:\n  lease 60\n  put-leased \
+         60000-9f86d081884c7d65 session/ada online",
+    ),
+    usage(
+        "put-leased",
+        "LEASE KEY VALUE [KEY VALUE…]",
+        "set keys and attach them to a lease, in one transaction",
+        "In a transaction with declared keys, the keys of the lease must be declared too: use `begin` without \
+         keys.",
+    ),
+    usage("renew", "LEASE", "renew a lease for as long as it was granted for", ""),
+    usage("revoke", "LEASE", "end a lease now, and delete its keys", ""),
+    usage("show-lease", "LEASE", "show how long a lease lives, and its keys", ""),
     usage("add", "KEY NUMBER", "add NUMBER to a value; a missing key counts as 0", ""),
     usage("append", "KEY VALUE", "append to a value; a missing key counts as empty", ""),
     usage(
@@ -252,6 +277,18 @@ fn scan(mut words: &[Word]) -> Option<Range> {
     Some(wanted)
 }
 
+fn put_leased(lease: &Word, pairs: &[Word]) -> Option<Vec<Op>> {
+    let lease: LeaseId = text(lease).parse().ok()?;
+    let (pairs, rest) = pairs.as_chunks::<2>();
+    if pairs.is_empty() || !rest.is_empty() {
+        return None;
+    }
+    let put = |[key, value]: &[Word; 2]| {
+        lease.put(Key::from(key.bytes.clone()), Value::from(value.bytes.clone()))
+    };
+    Some(pairs.iter().flat_map(put).collect())
+}
+
 fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
     let key = |word: &Word| Key::from(word.bytes.clone());
     let value = |word: &Word| Value::from(word.bytes.clone());
@@ -301,6 +338,13 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
             "high" => Priority::HIGH,
             _ => return None,
         })),
+        ("lease", [seconds]) => {
+            Command::Lease(Duration::try_from_secs_f64(text(seconds).parse().ok()?).ok()?)
+        }
+        ("put-leased", [lease, pairs @ ..]) => Command::Ops(put_leased(lease, pairs)?),
+        ("renew", [lease]) => Command::Renew(text(lease).parse().ok()?),
+        ("revoke", [lease]) => Command::Revoke(text(lease).parse().ok()?),
+        ("show-lease", [lease]) => Command::ShowLease(text(lease).parse().ok()?),
         ("help", []) => Command::Help(None),
         ("help", [topic]) => Command::Help(Some(text(topic))),
         ("commit", []) => Command::Commit,
@@ -380,6 +424,17 @@ mod tests {
                 }),
             ),
             ("orders", Command::Orders),
+            ("lease 2.5", Command::Lease(Duration::from_millis(2_500))),
+            (
+                "put-leased 2500-0000000000000007 k v",
+                Command::Ops(
+                    "2500-0000000000000007".parse::<LeaseId>().unwrap().put("k".into(), "v".into()),
+                ),
+            ),
+            (
+                "revoke 2500-0000000000000007",
+                Command::Revoke("2500-0000000000000007".parse().unwrap()),
+            ),
             ("exit", Command::Quit),
             ("scan", Command::Scan(Range::default())),
             (
@@ -417,6 +472,10 @@ mod tests {
             ("change-members p0", "usage: change-members PARTITION VOTER…"),
             ("change-members p0 learners n1", "usage: change-members PARTITION VOTER…"),
             ("priority urgent", "usage: priority [low|high]"),
+            ("lease soon", "usage: lease SECONDS"),
+            ("lease -1", "usage: lease SECONDS"),
+            ("renew 2500", "usage: renew LEASE"),
+            ("put-leased 2500-0000000000000007 k", "usage: put-leased LEASE KEY VALUE"),
             ("scan a b", "usage: scan [PREFIX | FROM .. [UNTIL]]"),
             ("scan limit 0", "usage: scan [PREFIX | FROM .. [UNTIL]]"),
             ("delete-range", "usage: delete-range PREFIX"),
@@ -439,7 +498,9 @@ mod tests {
                 &order,
             ]
             .map(parse);
-            let known = parsed.iter().any(Result::is_ok);
+            let lease = ["", " k v"]
+                .map(|more| parse(&format!("{} 2500-0000000000000007{more}", usage.name)));
+            let known = parsed.iter().chain(&lease).any(Result::is_ok);
             assert!(known || usage.name == "priority", "{}: {parsed:?}", usage.name);
         }
     }

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table};
 use orthodrome_client::{
-    ClusterInfo, Error, MembershipOrder, NodeInfo, OrderState, PartitionInfo, StatusInfo,
+    ClusterInfo, Error, LeaseInfo, MembershipOrder, NodeInfo, OrderState, PartitionInfo, StatusInfo,
 };
 use orthodrome_core::NodeId;
 
+use super::words::quote;
 use crate::output;
 use crate::style::Style;
 
@@ -91,6 +92,19 @@ fn placement(about: &ClusterInfo) -> Table {
         column.set_cell_alignment(CellAlignment::Left);
     }
     table
+}
+
+/// How long a lease lives, and its keys, one on a line.
+pub(super) fn lease(lease: &LeaseInfo) -> String {
+    let mut text = format!("ends in {:.1} s", lease.left.as_secs_f64());
+    for key in &lease.keys {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n{}", quote(key.bytes()));
+    }
+    if lease.has_more {
+        text.push_str("\n-- and more keys");
+    }
+    text
 }
 
 fn millis(rtt: Duration) -> String {

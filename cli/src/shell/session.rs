@@ -122,6 +122,22 @@ impl Session {
                 Ok(format!("{} deleted", counted(deleted)))
             }
             Command::Ops(ops) => self.ops(ops).await,
+            Command::Lease(ttl) => {
+                let lease = self.client.grant_lease(ttl).await;
+                Ok(lease.map_err(|error| error.to_string())?.to_string())
+            }
+            Command::Renew(lease) => {
+                self.client.renew_lease(lease).await.map_err(|error| error.to_string())?;
+                Ok("renewed".into())
+            }
+            Command::Revoke(lease) => {
+                let deleted = self.client.revoke_lease(lease).await;
+                Ok(format!("{} deleted", counted(deleted.map_err(|error| error.to_string())?)))
+            }
+            Command::ShowLease(lease) => {
+                let lease = self.client.lease(lease).await.map_err(|error| error.to_string())?;
+                Ok(describe::lease(&lease))
+            }
             Command::Begin { reads, writes } => self.begin(reads, writes).await,
             Command::Commit => self.commit().await,
             Command::Abort => self.abort().await,

@@ -186,6 +186,91 @@ def transactions(db: orthodrome.Client) -> None:
     check(count(step=0), 10)
 
 
+def wait_until_absent(db: orthodrome.Client, key: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while db.get(key) is not None:
+        assert time.monotonic() < deadline, f"{key} is still there after {seconds} s"
+        time.sleep(0.1)
+
+
+def leases(db: orthodrome.Client) -> None:
+    lease = db.grant_lease(2)
+    check(lease.ttl, 2.0)
+    with db.keep_lease(lease) as kept:
+        db.execute([Op.compare("leased/lock", None), *lease.put("leased/lock", "me")])
+        with db.transaction(read=[lease.record], write=lease.writes("leased/declared")) as txn:
+            txn.put_attached(lease, "leased/declared", "1")
+        db.run(lambda txn: txn.put_attached(lease, "leased/found", "2"))
+        # A later write without the lease detaches its key.
+        db.execute(lease.put("leased/detached", "3"))
+        db.put("leased/detached", "4")
+        began = time.monotonic()
+        kept.wait(4)
+        assert time.monotonic() - began >= 4
+        info = db.lease(lease)
+        check((info.keys, info.has_more), ((b"leased/declared", b"leased/found", b"leased/lock"), False))
+        assert 0 < info.left <= 2, info
+        check(db.get("leased/lock"), b"me")
+    wait_until_absent(db, "leased/lock", 20)
+    left = db.scan(KeyRange.prefix("leased/")).rows
+    check(left, ((b"leased/detached", b"4"),))
+    for call in (db.renew_lease, db.revoke_lease, db.lease, db.keep_lease):
+        try:
+            call(lease)
+            raise AssertionError(f"{call}: the lease has ended")
+        except orthodrome.LeaseEndedError as error:
+            assert lease.id in str(error), error
+    try:
+        db.execute(lease.put("leased/lock", "late"))
+        raise AssertionError("the lease has ended")
+    except orthodrome.GuardFailed:
+        pass
+    for declared in ({}, {"read": [lease.record], "write": lease.writes("leased/lock")}):
+        try:
+            db.run(lambda txn: txn.put_attached(lease, "leased/lock", "late"), **declared)
+            raise AssertionError("the lease has ended")
+        except orthodrome.LeaseEndedError:
+            pass
+    check(db.get("leased/lock"), None)
+    try:
+        db.renew_lease(orthodrome.Lease("1000-0000000000000000"))
+        raise AssertionError("this lease was never granted")
+    except orthodrome.LeaseEndedError:
+        pass
+
+    # The time would be long, but the revocation deletes at once.
+    lease = db.grant_lease(3600)
+    db.execute([*lease.put("leased/a", "1"), *lease.put("leased/b", "2")])
+    check(db.revoke_lease(lease), 2)
+    check(dict(db.read(["leased/a", "leased/b"]).reads), {b"leased/a": None, b"leased/b": None})
+    with db.leased(3600) as kept:
+        db.execute(kept.lease.put("leased/a", "3"))
+    check(db.get("leased/a"), None)
+
+
+async def asyncio_leases(endpoints: list[str]) -> None:
+    async with await orthodrome.aio.connect(endpoints) as db:
+        async with db.leased(2) as kept:
+            lease = kept.lease
+
+            async def attach(txn: orthodrome.aio.Transaction) -> None:
+                await txn.put_attached(lease, "leased/async", "1")
+
+            await db.run(attach)
+            await kept.wait(4)
+            check((await db.lease(lease)).keys, (b"leased/async",))
+        check(await db.get("leased/async"), None)
+        lease = await db.grant_lease(2)
+        await db.execute(lease.put("leased/async", "2"))
+        await db.renew_lease(lease)
+        check(await db.revoke_lease(lease), 1)
+        try:
+            await db.keep_lease(lease)
+            raise AssertionError("the lease has ended")
+        except orthodrome.LeaseEndedError:
+            pass
+
+
 async def asyncio_calls(endpoints: list[str]) -> None:
     async with await orthodrome.aio.connect(endpoints) as db:
 
@@ -411,8 +496,12 @@ def main() -> None:
         step("long_transaction")
         watches(db, sys.argv[1])
         step("watches")
+        leases(db)
+        step("leases")
     asyncio.run(asyncio_calls(endpoints))
     step("asyncio")
+    asyncio.run(asyncio_leases(endpoints))
+    step("asyncio_leases")
     lost_answers(endpoints, process)
     step("lost_answers")
     transfers(endpoints, process)

@@ -16,8 +16,8 @@ import grpc
 
 import orthodrome
 import orthodrome.aio
-from orthodrome import Change, Changes, KeyRange, Op, Priority
-from orthodrome._engine import Engine, declare, Run, Watching
+from orthodrome import Change, Changes, KeyRange, Lease, LeaseEndedError, LeaseInfo, Op, Priority
+from orthodrome._engine import Engine, Renewal, Run, Watching, declare
 from orthodrome._gateways import Gateways
 from orthodrome._runtime import Silence, drive
 from orthodrome._session import Names, Session
@@ -48,6 +48,7 @@ COMMITTED = api.Outcome(committed=api.Committed(timestamp=7))
 CONFLICT = api.Outcome(aborted=api.Aborted(reason=api.ABORT_REASON_CONFLICT, retryable=True))
 FORGOTTEN = api.Outcome(unknown=api.Unknown(is_forgotten=True))
 GUARD = api.Outcome(aborted=api.Aborted(reason=api.ABORT_REASON_GUARD))
+ENDED = Status(grpc.StatusCode.NOT_FOUND, "the lease has ended", marked=True)
 
 
 class Script:
@@ -57,6 +58,8 @@ class Script:
         self.answers: list[tuple[str, Any]] = []
         #: (endpoint, method, request), in order.
         self.asked: list[tuple[str, str, Any]] = []
+        #: The time, if it is scripted, too.
+        self.now = 0.0
 
     def channel(self, endpoint: str, credentials: object, options: object) -> str:
         return endpoint
@@ -78,11 +81,30 @@ class Script:
     async def sleep(self, seconds: float) -> None:
         pass
 
+    def signal(self) -> ScriptedSignal:
+        return ScriptedSignal(self)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         work.close()
 
     async def close(self, channels: object) -> None:
         pass
+
+
+class ScriptedSignal:
+    """Waiting for it takes no time, but changes the time of the script."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    async def wait(self, timeout: float | None) -> bool:
+        if not self._is_set and timeout is not None:
+            self._script.now += timeout
+        return self._is_set
 
 
 class Answers:
@@ -288,6 +310,321 @@ class Transactions(unittest.TestCase):
         self.assertEqual(script.asked[1][1], "Abort")
 
 
+LEASE = Lease("30000-9f86d081884c7d65")
+GRANTED = ("GrantLease", api.GrantLeaseResponse(lease=LEASE.id, timestamp=7))
+RENEWED = ("RenewLease", api.RenewLeaseResponse(timestamp=8))
+REVOKED = ("RevokeLease", api.RevokeLeaseResponse(keys=3))
+DESCRIBED = ("DescribeLease", api.DescribeLeaseResponse(left_ms=1500, keys=[b"a", b"b"], has_more=True))
+
+
+class Leases(unittest.TestCase):
+    """The calls, in both forms."""
+
+    CALLS: list[tuple[tuple[str, Any], Any, Any]] = [
+        (GRANTED, lambda db: db.grant_lease(30), LEASE),
+        (RENEWED, lambda db: db.renew_lease(LEASE), None),
+        (REVOKED, lambda db: db.revoke_lease(LEASE), 3),
+        (DESCRIBED, lambda db: db.lease(LEASE), LeaseInfo(1.5, (b"a", b"b"), True)),
+    ]
+
+    def each(self, calls: Any = CALLS) -> Iterator[tuple[str, Any, Any, Any]]:
+        """Each call, in each form: the name of its request, its answer, the call, and its result."""
+        for (name, answer), call, result in calls:
+            for is_async in (False, True):
+                with self.subTest(call=name, is_async=is_async):
+                    yield name, answer, call if not is_async else self.asynchronous(call), result
+
+    @staticmethod
+    def asynchronous(call: Any) -> Any:
+        return lambda db: drive(call(orthodrome.aio.Client(db._engine)))
+
+    def test_calls_send_their_requests_and_return_the_answers(self) -> None:
+        for name, answer, call, result in self.each():
+            made, script = engine((name, answer))
+            self.assertEqual(call(orthodrome.Client(made)), result)
+            request = script.asked[0][2]
+            if name == "GrantLease":
+                self.assertEqual(request.ttl_ms, 30_000)
+            else:
+                self.assertEqual(request.lease, LEASE.id)
+
+    def test_lost_answer_is_repeated_at_another_gateway(self) -> None:
+        for name, answer, call, result in self.each():
+            made, script = engine((name, LOST), (name, answer))
+            self.assertEqual(call(orthodrome.Client(made)), result)
+            (first, _, sent), (second, _, again) = script.asked
+            self.assertEqual((first, second), ("localhost:1", "localhost:2"))
+            self.assertEqual(sent, again)
+
+    def test_ended_lease_is_an_error_of_its_own_and_not_repeated(self) -> None:
+        for name, _, call, _ in self.each(self.CALLS[1:]):
+            made, script = engine((name, ENDED))
+            with self.assertRaisesRegex(LeaseEndedError, "localhost:1: the lease has ended"):
+                call(orthodrome.Client(made))
+            self.assertEqual(len(script.asked), 1)
+
+    def test_call_without_an_answer_until_the_deadline_is_an_error(self) -> None:
+        made, _ = engine(*[("RenewLease", LOST)] * 2000)
+        with self.assertRaisesRegex(orthodrome.DeadlineError, "connection reset"):
+            orthodrome.Client(made).renew_lease(LEASE, timeout=0.02)
+
+    def test_later_reads_find_the_granted_lease(self) -> None:
+        made, _ = engine(GRANTED)
+        orthodrome.Client(made).grant_lease(30)
+        known = [(one.key, one.timestamp, one.deleted) for one in made.session.known([LEASE.record])]
+        self.assertEqual(known, [(b"orthodrome/lease/{30000-9f86d081884c7d65}", 7, False)])
+        self.assertTrue(made.session.is_ahead_of({LEASE.record: Read(None, INITIAL)}))
+
+    def test_invalid_id_in_a_grant_is_unexpected(self) -> None:
+        made, _ = engine(("GrantLease", api.GrantLeaseResponse(lease="30000-7", timestamp=7)))
+        with self.assertRaisesRegex(orthodrome.UnexpectedError, "'30000-7' is not the id"):
+            orthodrome.Client(made).grant_lease(30)
+
+    def test_time_out_of_bounds_is_rejected(self) -> None:
+        made, _ = engine()
+        for ttl in (0, 0.9999, -5, 366 * 86_400 + 1, float("inf"), float("nan")):
+            with self.subTest(ttl=ttl), self.assertRaisesRegex(ValueError, "ttl: "):
+                orthodrome.Client(made).grant_lease(ttl)
+
+    def test_time_is_rounded_to_milliseconds(self) -> None:
+        made, script = engine(GRANTED)
+        orthodrome.Client(made).grant_lease(1.001)
+        self.assertEqual(script.asked[0][2].ttl_ms, 1001)
+
+    def test_lease_names_its_keys(self) -> None:
+        self.assertEqual(LEASE.ttl, 30.0)
+        self.assertEqual(LEASE.record, b"orthodrome/lease/{30000-9f86d081884c7d65}")
+        attachment = b"orthodrome/lease/{30000-9f86d081884c7d65}/key/k\xff"
+        self.assertEqual(LEASE.attachment(b"k\xff"), attachment)
+        self.assertEqual(LEASE.writes(b"k\xff"), [b"k\xff", attachment])
+        compare, put, attach = (op._message for op in LEASE.put(b"k\xff", "v"))
+        self.assertEqual(compare, api.Op(key=LEASE.record, compare=api.Compare(expected=b"")))
+        self.assertEqual(put, api.Op(key=b"k\xff", put=b"v"))
+        self.assertEqual(attach, api.Op(key=attachment, put=b""))
+
+    def test_bounds_of_ids_are_those_of_the_servers(self) -> None:
+        for id in ("1000-0000000000000000", "31622400000-ffffffffffffffff"):
+            self.assertEqual(str(Lease(id)), id)
+        self.assertEqual(Lease("1001-0000000000000000").ttl, 1.001)
+
+    def test_malformed_ids_are_rejected(self) -> None:
+        cases = [
+            "", "-", "30000", "30000-", "30000-7", "30000-9F86D081884C7D65", "30000-9f86d081884c7d65\n",
+            "30000-9f86d081884c7d650", "030000-9f86d081884c7d65", "+30000-9f86d081884c7d65", "30000_9f86d081884c7d65",
+            "\u0663000-9f86d081884c7d65", "999-9f86d081884c7d65", "31622400001-9f86d081884c7d65",
+            "{30000-9f86d081884c7d65}", "x" * 1000,
+        ]
+        for id in cases:
+            with self.subTest(id=id):
+                with self.assertRaisesRegex(ValueError, "an id looks like 30000-9f86d081884c7d65") as caught:
+                    Lease(id)
+                self.assertLess(len(str(caught.exception)), 200)
+
+
+class Attached(unittest.TestCase):
+    """Transactions that attach a key."""
+
+    WRITES = {LEASE.attachment("k"): b"", b"k": b"v"}
+
+    def read(self, value: bytes | None) -> list[api.KeyRead]:
+        version = api.Version(timestamp=5, writer=api.TxnId(client=1, counter=1)) if value is not None else None
+        return [api.KeyRead(key=LEASE.record, value=value, version=version)]
+
+    def opened(self, value: bytes | None) -> tuple[str, api.BeginResponse]:
+        return ("Begin", api.BeginResponse(opened=api.Opened(reads=self.read(value))))
+
+    def put(self, made: Engine, **declared: Any) -> None:
+        with orthodrome.Client(made).transaction(**declared) as txn:
+            txn.put_attached(LEASE, "k", "v")
+
+    def written(self, script: Script) -> dict[bytes, bytes]:
+        name, request = script.asked[-1][1:]
+        self.assertEqual(name, "Commit")
+        return {write.key: write.value for write in request.writes}
+
+    def test_declared_transaction_writes_the_key_and_its_attachment(self) -> None:
+        made, script = engine(self.opened(b""), ("Commit", api.CommitResponse(outcome=COMMITTED)))
+        self.put(made, read=[LEASE.record], write=LEASE.writes("k"))
+        self.assertEqual(script.asked[0][2].read_keys, [LEASE.record])
+        self.assertEqual(self.written(script), self.WRITES)
+
+    def test_general_transaction_reads_the_record(self) -> None:
+        made, script = engine(self.opened(b""), ("Commit", api.CommitResponse(outcome=COMMITTED)), general=True)
+        self.put(made)
+        self.assertEqual((script.asked[0][2].general, script.asked[0][2].read_keys), (True, [LEASE.record]))
+        self.assertEqual(self.written(script), self.WRITES)
+
+    def test_reconnaissance_commits_only_with_the_record(self) -> None:
+        seen = ("Read", api.ReadResponse(outcome=COMMITTED, reads=self.read(b"")))
+        made, script = engine(seen, self.opened(b""), ("Commit", api.CommitResponse(outcome=COMMITTED)))
+        self.put(made)
+        self.assertEqual(script.asked[1][2].read_keys, [LEASE.record])
+        self.assertEqual(self.written(script), self.WRITES)
+
+    def test_asyncio_transaction_writes_the_key_and_its_attachment(self) -> None:
+        made, script = engine(self.opened(b""), ("Commit", api.CommitResponse(outcome=COMMITTED)), general=True)
+
+        async def put() -> None:
+            async with orthodrome.aio.Client(made).transaction() as txn:
+                await txn.put_attached(LEASE, "k", "v")
+
+        drive(put())
+        self.assertEqual(self.written(script), self.WRITES)
+
+    def test_ended_lease_aborts_the_transaction(self) -> None:
+        cases: list[dict[str, Any]] = [{}, {"read": [LEASE.record], "write": LEASE.writes("k")}]
+        for declared in cases:
+            with self.subTest(**declared):
+                made, script = engine(self.opened(None), ("Abort", api.AbortResponse()), general=True)
+                with self.assertRaisesRegex(LeaseEndedError, LEASE.id):
+                    self.put(made, **declared)
+                self.assertEqual(script.asked[-1][1], "Abort")
+
+    def test_ended_lease_ends_a_run(self) -> None:
+        made, script = engine(self.opened(None), ("Abort", api.AbortResponse()), general=True)
+        with self.assertRaises(LeaseEndedError):
+            orthodrome.Client(made).run(lambda txn: txn.put_attached(LEASE, "k", "v"))
+        self.assertEqual(len(script.asked), 2)
+
+    def test_undeclared_keys_are_refused(self) -> None:
+        for declared, expected in (
+            ({"write": LEASE.writes("k")}, "in `read`"),
+            ({"read": [LEASE.record], "write": ["k"]}, "key/k.*in `write`"),
+            ({"read": [LEASE.record], "write": [LEASE.attachment("k")]}, "b'k'.*in `write`"),
+        ):
+            with self.subTest(**declared):
+                opened = self.opened(b"") if "read" in declared else ("Begin", api.BeginResponse(opened=api.Opened()))
+                made, _ = engine(opened, ("Abort", api.AbortResponse()))
+                with self.assertRaisesRegex(orthodrome.InvalidError, expected):
+                    self.put(made, **declared)
+
+
+class Renewals(unittest.TestCase):
+    """The renewal in the background, with scripted time."""
+
+    def setUp(self) -> None:
+        self.script = Script()
+        clock = mock.patch("time.monotonic", lambda: self.script.now)
+        clock.start()
+        self.addCleanup(clock.stop)
+
+    def renewal(self, *answers: tuple[str, Any]) -> Renewal:
+        """A lease of 30 s, which was renewed at time 0."""
+        made, self.script = engine(RENEWED, *answers)
+        renewal = Renewal(made, LEASE)
+        drive(renewal.begin(made.options(Priority.LOW, None)))
+        return renewal
+
+    def stop_after(self, renewal: Renewal, renewals: int) -> list[float]:
+        """The times of some renewals, of which the last one is followed by `stop`."""
+        times: list[float] = []
+        unary = self.script.unary
+
+        async def record(*arguments: Any) -> Any:
+            times.append(self.script.now)
+            if len(times) == renewals:
+                renewal.stop()
+            return await unary(*arguments)
+
+        self.script.unary = record  # type: ignore[method-assign]
+        drive(renewal._run())
+        return times
+
+    def test_lease_is_renewed_three_times_within_its_time(self) -> None:
+        renewal = self.renewal(*[RENEWED] * 4)
+        self.assertEqual(self.stop_after(renewal, 4), [10, 20, 30, 40])
+        self.script.now = 69.9
+        renewal.check()
+        self.script.now = 70
+        with self.assertRaisesRegex(LeaseEndedError, f"{LEASE.id} was not renewed in time"):
+            renewal.check()
+
+    def test_first_renewal_of_an_ended_lease_raises(self) -> None:
+        made, script = engine(("RenewLease", ENDED))
+        with self.assertRaises(LeaseEndedError):
+            orthodrome.Client(made).keep_lease(LEASE)
+        self.assertEqual(made._renewals, set())
+
+    def test_time_counts_from_the_first_request_of_a_renewal(self) -> None:
+        renewal = self.renewal(RENEWED)
+        unary = self.script.unary
+
+        async def slow(*arguments: Any) -> Any:
+            self.script.now += 5
+            return await unary(*arguments)
+
+        self.script.unary = slow  # type: ignore[method-assign]
+        renewal.stop = mock.Mock()  # type: ignore[method-assign]
+        self.script.answers.append(("RenewLease", ENDED))
+        drive(renewal._run())
+        # Renewed at 10, answered at 15: it lives until 40. A third of the rest has passed before the next request.
+        self.assertAlmostEqual(self.script.now, 15 + 25 / 3 + 5)
+        self.assertEqual(renewal._ends, 40)
+
+    def test_lost_answer_is_repeated(self) -> None:
+        renewal = self.renewal(("RenewLease", LOST), RENEWED)
+        self.assertEqual(self.stop_after(renewal, 2), [10, 10])
+        self.assertEqual([asked[0] for asked in self.script.asked], ["localhost:1", "localhost:1", "localhost:2"])
+        self.assertEqual(renewal._ends, 40)
+
+    def test_renewal_ends_with_the_lease(self) -> None:
+        renewal = self.renewal(("RenewLease", ENDED))
+        drive(renewal._run())
+        self.assertEqual(self.script.now, 10)
+        for _ in range(2):
+            with self.assertRaisesRegex(LeaseEndedError, "the lease has ended"):
+                renewal.check()
+        with self.assertRaises(LeaseEndedError):
+            drive(renewal.wait(None))
+        self.assertEqual(renewal._engine._renewals, set())
+
+    def test_lease_that_cannot_be_renewed_is_taken_for_ended_in_time(self) -> None:
+        refused = Status(grpc.StatusCode.PERMISSION_DENIED, "your role is read", marked=True)
+        renewal = self.renewal(*[("RenewLease", refused)] * 100)
+        drive(renewal._run())
+        self.assertTrue(30 <= self.script.now < 30.1, self.script.now)
+        with self.assertRaisesRegex(LeaseEndedError, "not renewed in time: not permitted: .*your role is read"):
+            renewal.check()
+
+    def test_lease_that_was_taken_for_ended_stays_so(self) -> None:
+        renewal = self.renewal(RENEWED)
+        self.script.now = 31
+        with self.assertRaises(LeaseEndedError):
+            renewal.check()
+        drive(renewal._run())
+        self.assertEqual(len(self.script.asked), 1)
+        with self.assertRaises(LeaseEndedError):
+            renewal.check()
+
+    def test_suspended_program_finds_the_lease_ended_before_the_renewal_does(self) -> None:
+        kept = orthodrome.KeptLease(self.renewal())
+        kept.check()
+        self.script.now = 30
+        with self.assertRaises(LeaseEndedError):
+            kept.check()
+
+    def test_closed_client_renews_nothing(self) -> None:
+        renewal = self.renewal()
+        drive(renewal._engine.close())
+        drive(renewal._run())
+        renewal.check()
+        self.assertEqual(len(self.script.asked), 1)
+
+    def test_lease_of_a_block_is_revoked_at_its_end(self) -> None:
+        for revoked in (REVOKED, ("RevokeLease", ENDED)):
+            with self.subTest(revoked=revoked):
+                made, script = engine(GRANTED, RENEWED, revoked)
+                with orthodrome.Client(made).leased(30) as kept:
+                    self.assertEqual(kept.lease, LEASE)
+                self.assertEqual([asked[1] for asked in script.asked], ["GrantLease", "RenewLease", "RevokeLease"])
+
+    def test_lease_of_a_block_that_raises_is_revoked(self) -> None:
+        made, script = engine(GRANTED, RENEWED, REVOKED)
+        with self.assertRaisesRegex(ValueError, "mine"), orthodrome.Client(made).leased(30):
+            raise ValueError("mine")
+        self.assertEqual(script.asked[-1][1], "RevokeLease")
+
+
 def changed(key: bytes, value: bytes | None, timestamp: int) -> api.KeyRead:
     version = api.Version(timestamp=timestamp, writer=api.TxnId(client=1, counter=timestamp))
     return api.KeyRead(key=key, value=value, version=version)
@@ -405,9 +742,17 @@ class Watches(unittest.TestCase):
 
 class Gateway:
     """A gateway on a port of this machine. `serve(request)` gives the answers of a watch, and the call lasts until the
-    client ends it."""
+    client ends it. Of leases it grants one, of a second."""
+
+    LEASE = Lease("1000-9f86d081884c7d65")
 
     def __init__(self) -> None:
+        #: The calls about the lease, in order.
+        self.calls: list[str] = []
+        #: The lease has not ended.
+        self.lives = True
+        #: How long a renewal takes.
+        self.delay = 0.0
         self.requests: list[api.WatchRequest] = []
         self.ended = threading.Semaphore(0)
         self.serve: Any = None
@@ -424,6 +769,9 @@ class Gateway:
             "Register": handler(lambda request, context: registered, api.RegisterRequest),
             "Describe": handler(lambda request, context: registered.cluster, api.DescribeRequest),
             "Watch": handler(self._watch, api.WatchRequest, grpc.unary_stream_rpc_method_handler),
+            "GrantLease": handler(lambda request, context: GRANTED_SHORT, api.GrantLeaseRequest),
+            "RenewLease": handler(self._renew, api.RenewLeaseRequest),
+            "RevokeLease": handler(self._revoke, api.RevokeLeaseRequest),
         }
         generic = grpc.method_handlers_generic_handler("orthodrome.v1.Orthodrome", handlers)
         self._server.add_generic_rpc_handlers((generic,))
@@ -440,8 +788,23 @@ class Gateway:
             yield from self.serve(request)
         over.wait(10)
 
+    def _renew(self, request: api.RenewLeaseRequest, context: Any) -> api.RenewLeaseResponse:
+        if not self.lives:
+            context.set_trailing_metadata((("orthodrome-effect", "none"),))
+            context.abort(grpc.StatusCode.NOT_FOUND, "the lease has ended")
+        time.sleep(self.delay)
+        self.calls.append("renew")
+        return api.RenewLeaseResponse()
+
+    def _revoke(self, request: api.RevokeLeaseRequest, context: Any) -> api.RevokeLeaseResponse:
+        self.calls.append("revoke")
+        return api.RevokeLeaseResponse()
+
     def stop(self) -> None:
         self._server.stop(None).wait()
+
+
+GRANTED_SHORT = api.GrantLeaseResponse(lease=Gateway.LEASE.id, timestamp=5)
 
 
 def once(request: api.WatchRequest) -> list[api.WatchResponse]:
@@ -617,6 +980,140 @@ class Streams(unittest.TestCase):
             await self.async_db.close()
             with self.assertRaises(orthodrome.ClosedError):
                 await asyncio.wait_for(task, 5)
+
+        self.run_async(work)
+
+
+def renewal_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "orthodrome"]
+
+
+class KeptLeases(unittest.TestCase):
+    """Leases at a gateway that speaks gRPC, kept by a thread or a task."""
+
+    def setUp(self) -> None:
+        self.gateway = Gateway()
+        self.addCleanup(self.gateway.stop)
+
+    def test_lease_is_renewed_until_it_is_closed(self) -> None:
+        with orthodrome.connect(self.gateway.endpoint) as db:
+            with db.keep_lease(Gateway.LEASE) as kept:
+                kept.wait(1.2)
+                self.assertIn(len(self.gateway.calls), (3, 4))
+            self.assertEqual(renewal_threads(), [])
+            kept.wait()
+            calls = len(self.gateway.calls)
+            time.sleep(0.5)
+            self.assertEqual(len(self.gateway.calls), calls)
+
+    def test_end_of_the_lease_is_noticed(self) -> None:
+        with orthodrome.connect(self.gateway.endpoint) as db, db.keep_lease(Gateway.LEASE) as kept:
+            self.gateway.lives = False
+            with self.assertRaisesRegex(LeaseEndedError, "the lease has ended"):
+                kept.wait(5)
+            with self.assertRaises(LeaseEndedError):
+                kept.check()
+
+    def test_lease_is_taken_for_ended_while_no_gateway_answers(self) -> None:
+        with orthodrome.connect(self.gateway.endpoint) as db, db.keep_lease(Gateway.LEASE) as kept:
+            began = time.monotonic()
+            self.gateway.stop()
+            with self.assertRaisesRegex(LeaseEndedError, "not renewed in time: "):
+                kept.wait(5)
+            self.assertTrue(0.9 < time.monotonic() - began < 2)
+
+    def test_revocation_comes_after_a_pending_renewal(self) -> None:
+        with orthodrome.connect(self.gateway.endpoint) as db:
+            with db.leased(1):
+                self.gateway.delay = 0.4
+                time.sleep(0.5)
+            self.assertEqual(self.gateway.calls, ["renew", "renew", "revoke"])
+
+    def test_closed_client_ends_the_renewal(self) -> None:
+        db = orthodrome.connect(self.gateway.endpoint)
+        # The next renewal would be in 10 s.
+        kept = db.keep_lease(LEASE)
+        began = time.monotonic()
+        threading.Timer(0.1, db.close).start()
+        kept.wait()
+        kept.close()
+        self.assertLess(time.monotonic() - began, 5)
+        deadline = time.monotonic() + 5
+        while renewal_threads():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+
+    def run_async(self, work: Any) -> None:
+        async def main() -> None:
+            async with await orthodrome.aio.connect(self.gateway.endpoint) as db:
+                await work(db)
+
+        asyncio.run(main())
+
+    def test_asyncio_lease_is_renewed_until_it_is_closed(self) -> None:
+        async def work(db: orthodrome.aio.Client) -> None:
+            async with await db.keep_lease(Gateway.LEASE) as kept:
+                await kept.wait(1.2)
+                self.assertIn(len(self.gateway.calls), (3, 4))
+            await kept.wait()
+            calls = len(self.gateway.calls)
+            await asyncio.sleep(0.5)
+            self.assertEqual(len(self.gateway.calls), calls)
+
+        self.run_async(work)
+
+    def test_asyncio_end_of_the_lease_is_noticed(self) -> None:
+        async def work(db: orthodrome.aio.Client) -> None:
+            async with await db.keep_lease(Gateway.LEASE) as kept:
+                waiting = asyncio.create_task(kept.wait())
+                self.gateway.lives = False
+                with self.assertRaisesRegex(LeaseEndedError, "the lease has ended"):
+                    await asyncio.wait_for(waiting, 5)
+
+        self.run_async(work)
+
+    def test_asyncio_revocation_comes_after_a_pending_renewal(self) -> None:
+        async def work(db: orthodrome.aio.Client) -> None:
+            async with db.leased(1) as kept:
+                self.assertEqual(kept.lease, Gateway.LEASE)
+                self.gateway.delay = 0.4
+                await asyncio.sleep(0.5)
+            self.assertEqual(self.gateway.calls, ["renew", "renew", "revoke"])
+
+        self.run_async(work)
+
+    def test_asyncio_lease_of_a_cancelled_block_is_revoked(self) -> None:
+        async def work(db: orthodrome.aio.Client) -> None:
+            async def hold() -> None:
+                async with db.leased(1):
+                    await asyncio.sleep(60)
+
+            task = asyncio.create_task(hold())
+            await asyncio.sleep(0.2)
+            task.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            self.assertEqual(self.gateway.calls, ["renew", "revoke"])
+
+        self.run_async(work)
+
+    def test_asyncio_closed_client_ends_the_renewal(self) -> None:
+        async def work(db: orthodrome.aio.Client) -> None:
+            kept = await db.keep_lease(LEASE)
+            waiting = asyncio.create_task(kept.wait())
+            await asyncio.sleep(0.1)
+            await db.close()
+            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(kept.aclose(), 5)
+
+        self.run_async(work)
+
+    def test_asyncio_client_that_is_closed_at_once_does_not_hold_up_the_end(self) -> None:
+        async def work(db: orthodrome.aio.Client) -> None:
+            kept = await db.keep_lease(LEASE)
+            await db.close()
+            await asyncio.wait_for(kept.wait(), 5)
+            await asyncio.wait_for(kept.aclose(), 5)
 
         self.run_async(work)
 

@@ -3,6 +3,7 @@
 //! A new workload is one file that implements [`Workload`], and one arm in [`parse`].
 
 mod bank;
+mod leases;
 mod list_append;
 mod movr;
 mod options;
@@ -39,8 +40,18 @@ pub use places::Reach;
 pub use properties::read_properties;
 
 /// The workloads that [`parse`] knows.
-pub const NAMES: &[&str] =
-    &["ycsbt", "ycsb", "retwis", "smallbank", "tpcc", "movr", "bank", "list-append", "ranges"];
+pub const NAMES: &[&str] = &[
+    "ycsbt",
+    "ycsb",
+    "retwis",
+    "smallbank",
+    "tpcc",
+    "movr",
+    "bank",
+    "list-append",
+    "ranges",
+    "leases",
+];
 
 /// The workload cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -102,6 +113,7 @@ pub fn parse(spec: &str, options: &Options) -> Result<Box<dyn Workload>, Workloa
         "movr" => boxed(movr::Movr::new(parameter, options)),
         "bank" => plain().and_then(|()| boxed(bank::Bank::new(options))),
         "list-append" => boxed(list_append::ListAppend::new(parameter, options)),
+        "leases" => plain().and_then(|()| boxed(leases::Leases::new(options))),
         "ranges" => plain().and_then(|()| boxed(ranges::Ranges::new(options))),
         _ => Err(WorkloadError::Unknown(spec.into())),
     }?;

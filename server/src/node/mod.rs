@@ -28,13 +28,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
+use orthodrome_core::lease::LeaseId;
 use orthodrome_core::machine::{
     Admin, Gauge, GroupView, Lane, MembershipOrder, Message as _, Refusal,
 };
 use orthodrome_core::scan::Ask;
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::wire::{self, Wire as _};
-use orthodrome_core::{ClientId, Cluster, NodeId, Rng, Setup, Time, Timestamp};
+use orthodrome_core::{ClientId, Clock, Cluster, NodeId, RegionId, Rng, Setup, Time, Timestamp};
 use orthodrome_protocols::registry;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore, oneshot, watch};
@@ -483,6 +484,18 @@ impl<P: WireProtocol> Backend for Shared<P> {
 
     fn unsubscribe(&self, number: u64) {
         self.scans.end(number);
+    }
+
+    fn home(&self) -> RegionId {
+        self.map.region_of(self.me.node)
+    }
+
+    fn ends(&self, lease: LeaseId) -> bool {
+        lease.gateway(&self.map) == Some(self.me.gateway)
+    }
+
+    fn clock(&self) -> Result<Clock, ClockError> {
+        self.clock.read().map(|(_, clock)| clock)
     }
 
     fn is_registered(&self, client: ClientId) -> bool {

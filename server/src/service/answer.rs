@@ -16,6 +16,7 @@ use super::access::DEFAULT_KEYSPACE;
 use super::api;
 use super::{LEADER, REGISTER, refuse};
 use crate::gateway::{Description, Finished, GatewayError, OrderError};
+use crate::leases::LeaseError;
 use crate::scan::ScanFailed;
 use crate::transport::LinkStatus;
 
@@ -137,6 +138,21 @@ pub(super) fn scan_failed(failed: &ScanFailed) -> Status {
         ScanFailed::Late | ScanFailed::Older(_) | ScanFailed::TooManyWatches => {
             refuse(Status::unavailable(text))
         }
+    }
+}
+
+/// Converts the failure of a call about a lease. The call may be repeated, whatever it was.
+pub(super) fn lease_failed(failed: &LeaseError) -> Status {
+    let text = failed.to_string();
+    match failed {
+        LeaseError::Ended(_) => refuse(Status::not_found(text)),
+        LeaseError::Ttl => refuse(Status::invalid_argument(text)),
+        LeaseError::Clock(_) | LeaseError::NoRandomNumber => refuse(Status::unavailable(text)),
+        LeaseError::Gateway(error) => status(error),
+        LeaseError::Scan(failed) => scan_failed(failed),
+        // Without the trailer: the call had an effect, or may have had one.
+        LeaseError::Refused(_) => Status::failed_precondition(text),
+        LeaseError::KeysLeft(_) | LeaseError::Late => Status::unavailable(text),
     }
 }
 

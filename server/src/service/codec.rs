@@ -34,7 +34,8 @@ macro_rules! flat {
     ($($request:ident)*) => { $(impl Shape for api::$request {})* };
 }
 flat! { RegisterRequest BeginRequest ReadRoundRequest CommitRequest AbortRequest KeepAliveRequest
-ReadRequest ScanRequest WatchRequest DescribeRequest StatusRequest TransferLeaderRequest
+ReadRequest ScanRequest WatchRequest GrantLeaseRequest RenewLeaseRequest RevokeLeaseRequest
+DescribeLeaseRequest DescribeRequest StatusRequest TransferLeaderRequest
 ChangeMembersRequest }
 
 impl Shape for api::ExecuteRequest {

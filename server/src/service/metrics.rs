@@ -149,6 +149,12 @@ pub(super) struct Metrics {
     pub(super) unknown: Counter,
     /// Number of transactions that aborted because their lease expired.
     pub(super) leases_expired: Counter,
+    /// Number of leases of keys that were granted here.
+    pub(super) leases_granted: Counter,
+    /// Number of leases of keys that this gateway has ended.
+    pub(super) leases_ended: Counter,
+    /// Number of keys that it has deleted with them.
+    pub(super) lease_keys_deleted: Counter,
     /// Number of high-priority transactions that ran with low priority, because a quota was used
     /// up.
     pub(super) demoted: Counter,
@@ -181,6 +187,9 @@ impl Default for Metrics {
             aborted: Counter::default(),
             unknown: Counter::default(),
             leases_expired: Counter::default(),
+            leases_granted: Counter::default(),
+            leases_ended: Counter::default(),
+            lease_keys_deleted: Counter::default(),
             demoted: Counter::default(),
             ended: Family::default(),
             latency,
@@ -293,6 +302,21 @@ impl Metrics {
             "leases_expired",
             "Transactions aborted because their client let the lease run out, or was idle while the node stopped",
             self.leases_expired.clone(),
+        );
+        registry.register(
+            "leases_granted",
+            "Leases of keys that this gateway has granted",
+            self.leases_granted.clone(),
+        );
+        registry.register(
+            "leases_ended",
+            "Leases of keys that this gateway has ended, because nobody renewed them or they were revoked",
+            self.leases_ended.clone(),
+        );
+        registry.register(
+            "lease_keys_deleted",
+            "Keys that this gateway has deleted because their lease had ended",
+            self.lease_keys_deleted.clone(),
         );
         registry.register(
             "priority_demoted",

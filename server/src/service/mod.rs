@@ -13,12 +13,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use orthodrome_core::lease::LeaseId;
 use orthodrome_core::machine::{Admin, FAR_FUTURE, Gauge, GroupView, MembershipOrder};
 use orthodrome_core::scan::{KeyRange, Page, Scan};
 use orthodrome_core::txn::{AbortReason, Kind, Priority, Reads, Writes};
 use orthodrome_core::{ClientId, Cluster, Decision, Key, Outcome, Timestamp, Txn, TxnId};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +35,7 @@ use crate::audit::{AuditLog, By, Event};
 use crate::gateway::{
     Begun, Description, Finished, Gateway, GatewayError, Health, OrderError, PendingTxns,
 };
+use crate::leases::{Lease, LeaseError, Swept};
 use crate::redis;
 use crate::scan::{Batches, ScanFailed};
 use crate::transport::LinkStatus;
@@ -132,6 +134,26 @@ pub trait Transactions: Send + Sync + 'static {
     fn watch(&self, _range: KeyRange, _after: Option<Timestamp>) -> Result<Batches, ScanFailed> {
         Err(ScanFailed::Unsupported)
     }
+    /// See [`Gateway::grant_lease`].
+    async fn grant_lease(&self, _ttl: Duration) -> Result<(LeaseId, Timestamp), LeaseError> {
+        Err(ScanFailed::Unsupported.into())
+    }
+    /// See [`Gateway::renew_lease`].
+    async fn renew_lease(&self, _id: LeaseId) -> Result<Timestamp, LeaseError> {
+        Err(ScanFailed::Unsupported.into())
+    }
+    /// See [`Gateway::revoke_lease`].
+    async fn revoke_lease(&self, _id: LeaseId) -> Result<u64, LeaseError> {
+        Err(ScanFailed::Unsupported.into())
+    }
+    /// See [`Gateway::lease`].
+    async fn lease(&self, _id: LeaseId) -> Result<Lease, LeaseError> {
+        Err(ScanFailed::Unsupported.into())
+    }
+    /// See [`Gateway::end_due_leases`].
+    async fn end_due_leases(&self) -> Result<Swept, LeaseError> {
+        Err(ScanFailed::Unsupported.into())
+    }
 }
 
 #[tonic::async_trait]
@@ -195,6 +217,26 @@ impl Transactions for Gateway {
 
     fn watch(&self, range: KeyRange, after: Option<Timestamp>) -> Result<Batches, ScanFailed> {
         Self::watch(self, range, after)
+    }
+
+    async fn grant_lease(&self, ttl: Duration) -> Result<(LeaseId, Timestamp), LeaseError> {
+        Self::grant_lease(self, ttl).await
+    }
+
+    async fn renew_lease(&self, id: LeaseId) -> Result<Timestamp, LeaseError> {
+        Self::renew_lease(self, id).await
+    }
+
+    async fn revoke_lease(&self, id: LeaseId) -> Result<u64, LeaseError> {
+        Self::revoke_lease(self, id).await
+    }
+
+    async fn lease(&self, id: LeaseId) -> Result<Lease, LeaseError> {
+        Self::lease(self, id).await
+    }
+
+    async fn end_due_leases(&self) -> Result<Swept, LeaseError> {
+        Self::end_due_leases(self).await
     }
 }
 
@@ -310,6 +352,7 @@ async fn serve_until(
     let service = Service::new(transactions, cluster, admission.clone(), limits, audit);
     let sweeper = AbortOnDrop(tokio::spawn(service.clone().sweep()));
     let seconds = AbortOnDrop(tokio::spawn(service.clone().count_seconds()));
+    let leases = AbortOnDrop(tokio::spawn(service.clone().end_leases()));
     let (ending, front) = (CancellationToken::new(), Front::new(service.clone(), access.clone()));
     let ended = ending.clone();
     let redis = redis.map(|listener| {
@@ -354,7 +397,7 @@ async fn serve_until(
         // It ends soon after the shutdown, and by itself if its connections fail.
         let _ = (&mut redis.0).await;
     }
-    drop((sweeper, seconds, watch));
+    drop((sweeper, seconds, leases, watch));
     Ok(())
 }
 
@@ -425,6 +468,11 @@ async fn forward(
     }
 }
 
+/// How often a node looks for leases that are due, while there are leases.
+const LOOKS_USED: Duration = Duration::from_secs(2);
+/// How often it looks whether there are leases, otherwise.
+const LOOKS_UNUSED: Duration = Duration::from_secs(10);
+
 /// A task that is aborted when its owner is dropped.
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
@@ -475,6 +523,8 @@ struct Inner {
     quotas: Quotas,
     sessions: Sessions,
     metrics: Metrics,
+    /// A lease was granted here.
+    granted: Notify,
     started: Instant,
     audit: Option<AuditLog>,
 }
@@ -503,6 +553,7 @@ impl Service {
             quotas,
             sessions,
             metrics,
+            granted: Notify::new(),
             started,
             audit,
         };
@@ -670,6 +721,40 @@ impl Service {
                 });
             }
         }
+    }
+
+    /// Ends leases that are due; runs for ever.
+    async fn end_leases(self) {
+        let mut pause = LOOKS_UNUSED;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.inner.granted.notified() => pause = LOOKS_USED,
+            }
+            if self.inner.transactions.describe().health != Health::Serving {
+                continue;
+            }
+            match self.inner.transactions.end_due_leases().await {
+                Ok(swept) => {
+                    pause = if swept.entries > 0 { LOOKS_USED } else { LOOKS_UNUSED };
+                    self.inner.metrics.leases_ended.inc_by(swept.ended);
+                    self.inner.metrics.lease_keys_deleted.inc_by(swept.keys);
+                }
+                Err(LeaseError::Scan(ScanFailed::Unsupported)) => return,
+                Err(error) => tracing::info!(%error, "cannot look for leases that are due"),
+            }
+        }
+    }
+
+    /// The lease that a request names, if its sender may do that.
+    fn lease_of(
+        caller: &Principal,
+        (lease, keyspace): (&str, &str),
+        wanted: Role,
+    ) -> Result<LeaseId, Status> {
+        request::check_keyspace(keyspace)?;
+        caller.require(DEFAULT_KEYSPACE, wanted)?;
+        request::lease(lease)
     }
 
     /// Gives an operator's order to the node, if its sender may give it and it makes sense, and
@@ -989,6 +1074,61 @@ impl api::orthodrome_server::Orthodrome for Service {
             watches.dec();
         });
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn grant_lease(
+        &self,
+        request: Request<api::GrantLeaseRequest>,
+    ) -> Result<Response<api::GrantLeaseResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let api::GrantLeaseRequest { ttl_ms, keyspace } = request.into_inner();
+        request::check_keyspace(&keyspace)?;
+        caller.require(DEFAULT_KEYSPACE, Role::Write)?;
+        let granted = self.inner.transactions.grant_lease(Duration::from_millis(ttl_ms)).await;
+        let (id, at) = granted.map_err(|error| answer::lease_failed(&error))?;
+        self.inner.metrics.leases_granted.inc();
+        self.inner.granted.notify_one();
+        Ok(Response::new(api::GrantLeaseResponse { lease: id.to_string(), timestamp: at.0 }))
+    }
+
+    async fn renew_lease(
+        &self,
+        request: Request<api::RenewLeaseRequest>,
+    ) -> Result<Response<api::RenewLeaseResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let api::RenewLeaseRequest { lease, keyspace } = request.into_inner();
+        let id = Self::lease_of(&caller, (&lease, &keyspace), Role::Write)?;
+        let renewed = self.inner.transactions.renew_lease(id).await;
+        let at = renewed.map_err(|error| answer::lease_failed(&error))?;
+        Ok(Response::new(api::RenewLeaseResponse { timestamp: at.0 }))
+    }
+
+    async fn revoke_lease(
+        &self,
+        request: Request<api::RevokeLeaseRequest>,
+    ) -> Result<Response<api::RevokeLeaseResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let api::RevokeLeaseRequest { lease, keyspace } = request.into_inner();
+        let id = Self::lease_of(&caller, (&lease, &keyspace), Role::Write)?;
+        let revoked = self.inner.transactions.revoke_lease(id).await;
+        let keys = revoked.map_err(|error| answer::lease_failed(&error))?;
+        self.inner.metrics.leases_ended.inc();
+        self.inner.metrics.lease_keys_deleted.inc_by(keys);
+        Ok(Response::new(api::RevokeLeaseResponse { keys }))
+    }
+
+    async fn describe_lease(
+        &self,
+        request: Request<api::DescribeLeaseRequest>,
+    ) -> Result<Response<api::DescribeLeaseResponse>, Status> {
+        let caller = Self::caller(&request)?;
+        let api::DescribeLeaseRequest { lease, keyspace } = request.into_inner();
+        let id = Self::lease_of(&caller, (&lease, &keyspace), Role::Read)?;
+        let lease = self.inner.transactions.lease(id).await;
+        let Lease { left, keys, has_more } = lease.map_err(|error| answer::lease_failed(&error))?;
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let keys = keys.iter().map(|key| key.bytes().to_vec()).collect();
+        Ok(Response::new(api::DescribeLeaseResponse { left_ms, keys, has_more }))
     }
 
     async fn resolve(

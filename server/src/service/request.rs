@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use orthodrome_core::lease::{LeaseId, NotALease};
 use orthodrome_core::machine::Admin;
 use orthodrome_core::procedure::{Call, Procedure};
 use orthodrome_core::scan::{self, KeyRange, Scan};
@@ -516,7 +517,12 @@ fn priority(number: i32) -> Result<Priority, Status> {
     }
 }
 
-fn check_keyspace(name: &str) -> Result<(), Status> {
+/// The id of a lease.
+pub(super) fn lease(text: &str) -> Result<LeaseId, Status> {
+    text.parse().map_err(|error: NotALease| invalid("lease", error))
+}
+
+pub(super) fn check_keyspace(name: &str) -> Result<(), Status> {
     if name.is_empty() || name == DEFAULT_KEYSPACE {
         return Ok(());
     }

@@ -121,8 +121,11 @@ impl Drawing<'_> {
         } else {
             let deleting =
                 unusual::draw_deletions(seed, &options).filter(|_| !P::FORGETS_DELETIONS);
+            let leases = unusual::draw_leases(seed, &options).filter(|_| !P::FORGETS_DELETIONS);
             if let Some(deleting) = self.draws.take(Unusual::Deletions, deleting) {
                 (workload, options) = deleting;
+            } else if let Some(leases) = self.draws.take(Unusual::Leases, leases) {
+                (workload, options) = leases;
             }
         }
         // Smallbank has four hot users, and at least two others.

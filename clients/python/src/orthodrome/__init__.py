@@ -9,7 +9,7 @@
 
 `orthodrome.aio` has the same for asyncio."""
 
-from ._sync import Client, Transaction, Watch, connect
+from ._sync import Client, KeptLease, Transaction, Watch, connect
 from .errors import (
     Aborted,
     AbortReason,
@@ -20,6 +20,7 @@ from .errors import (
     ForgottenError,
     GuardFailed,
     InvalidError,
+    LeaseEndedError,
     OrthodromeError,
     OutcomeUnknown,
     PermissionDeniedError,
@@ -36,6 +37,8 @@ from .values import (
     Committed,
     KeyRange,
     Keyspace,
+    Lease,
+    LeaseInfo,
     Node,
     Op,
     Page,
@@ -52,8 +55,9 @@ from .values import (
 
 __all__ = [
     "AbortReason", "Aborted", "BusyError", "Change", "Changes", "Client", "ClosedError", "ClusterInfo", "Committed",
-    "ConfigError", "DeadlineError", "ForgottenError", "GuardFailed", "InvalidError", "KeyRange", "Keyspace", "Node",
-    "Op", "OrthodromeError", "OutcomeUnknown", "Page", "Partition", "PermissionDeniedError", "Priority", "Reads", "Region",
-    "Snapshot", "Status", "Tls", "TooLarge", "Transaction", "TxnId", "UnauthenticatedError", "UnexpectedError",
-    "UnreachableError", "UnsupportedError", "Version", "Watch", "connect",
+    "ConfigError", "DeadlineError", "ForgottenError", "GuardFailed", "InvalidError", "KeptLease", "KeyRange", "Keyspace",
+    "Lease", "LeaseEndedError", "LeaseInfo", "Node", "Op", "OrthodromeError", "OutcomeUnknown", "Page", "Partition",
+    "PermissionDeniedError", "Priority", "Reads", "Region", "Snapshot", "Status", "Tls", "TooLarge",
+    "Transaction", "TxnId", "UnauthenticatedError", "UnexpectedError", "UnreachableError", "UnsupportedError", "Version",
+    "Watch", "connect",
 ]

@@ -4,6 +4,7 @@ library."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -16,12 +17,16 @@ from ._gateways import (
     BEGIN,
     COMMIT,
     DESCRIBE,
+    DESCRIBE_LEASE,
     EXECUTE,
+    GRANT_LEASE,
     KEEP_ALIVE,
     READ,
     READ_ROUND,
     REGISTER,
+    RENEW_LEASE,
     RESOLVE,
+    REVOKE_LEASE,
     SCAN,
     STATUS,
     WATCH,
@@ -36,6 +41,8 @@ from ._session import Name, Names, Session
 from .errors import Aborted, AbortReason, OutcomeUnknown
 from .v1 import api_pb2 as api
 from .values import (
+    TTL_MAX,
+    TTL_MIN,
     Change,
     Changes,
     ClusterInfo,
@@ -43,6 +50,8 @@ from .values import (
     Data,
     KeyRange,
     Keyspace,
+    Lease,
+    LeaseInfo,
     Node,
     Op,
     Page,
@@ -65,6 +74,8 @@ FAILBACK_INTERVAL = 5.0
 #: A watch goes to another gateway after this number of seconds without an answer. Gateways say every second how far they
 #: have come.
 SILENCE_MAX = 10.0
+#: The shortest time in seconds between renewals of a lease.
+RENEWAL_PAUSE_MIN = 0.05
 
 
 class Unknown(Exception):
@@ -157,6 +168,8 @@ class Engine:
         #: Transactions that wait for their client, with their gateways: their leases are extended.
         self._open: dict[TxnId, int] = {}
         self._keeping = False
+        #: Leases that are renewed in the background.
+        self._renewals: set[Renewal] = set()
 
     @staticmethod
     async def connect(
@@ -207,6 +220,10 @@ class Engine:
 
     async def close(self) -> None:
         self.is_closed = True
+        with self._lock:
+            renewals = list(self._renewals)
+        for renewal in renewals:
+            renewal.stop()
         await self.gateways.close()
 
     def options(self, priority: Priority, timeout: float | None) -> Options:
@@ -528,7 +545,7 @@ class Engine:
     def _committed_unasked(txn: TxnId) -> NoReturn:
         raise errors.UnexpectedError(f"{txn} committed without a request to commit")
 
-    # ---- Leases
+    # ---- Leases of open transactions
 
     def _keep_alive(self, txn: Open) -> None:
         """Extends the lease of the transaction until `release`."""
@@ -566,6 +583,34 @@ class Engine:
                         continue
         finally:
             self._keeping = False
+
+    # ---- Leases of keys
+
+    async def grant_lease(self, ttl: float, options: Options) -> Lease:
+        if not TTL_MIN <= ttl <= TTL_MAX:
+            raise ValueError(f"ttl: {ttl} is not between {TTL_MIN} and {TTL_MAX} seconds")
+        answer = await self._ask(GRANT_LEASE, api.GrantLeaseRequest(ttl_ms=round(ttl * 1000)), options)
+        try:
+            lease = Lease(answer.lease)
+        except ValueError as error:
+            raise errors.UnexpectedError(f"the gateway granted a lease with an invalid id: {error}") from None
+        # Later reads of this client find the lease.
+        self.session.wrote(answer.timestamp, {lease.record: b""})
+        return lease
+
+    async def renew_lease(self, lease: Lease, options: Options) -> None:
+        await self._ask(RENEW_LEASE, api.RenewLeaseRequest(lease=lease.id), options, is_of_lease=True)
+
+    async def revoke_lease(self, lease: Lease, options: Options) -> int:
+        request = api.RevokeLeaseRequest(lease=lease.id)
+        answer = await self._ask(REVOKE_LEASE, request, options, is_of_lease=True)
+        keys: int = answer.keys
+        return keys
+
+    async def lease(self, lease: Lease, options: Options) -> LeaseInfo:
+        request = api.DescribeLeaseRequest(lease=lease.id)
+        answer = await self._ask(DESCRIBE_LEASE, request, options, is_of_lease=True)
+        return LeaseInfo(answer.left_ms / 1000, tuple(answer.keys), answer.has_more)
 
     # ---- The cluster
 
@@ -606,14 +651,96 @@ class Engine:
             uptime=answer.uptime_ms / 1000,
         )
 
-    async def _ask(self, method: Any, request: Any, options: Options) -> Any:
+    async def _ask(self, method: Any, request: Any, options: Options, *, is_of_lease: bool = False) -> Any:
+        """Sends a request that may be repeated after any failure, until a gateway answers."""
         pace = self.pace(options.timeout)
         while True:
             at = self.gateways.current
             try:
                 return await self.gateways.send(at, pace.deadline, method, request)
             except Failure as failure:
+                if is_of_lease and failure.kind is Kind.NOT_OPEN:
+                    raise errors.LeaseEndedError(failure.text) from None
                 await self.after_failure(at, failure, pace)
+
+
+class Renewal:
+    """A lease that is renewed in the background until `stop`, or until it has ended."""
+
+    def __init__(self, engine: Engine, lease: Lease) -> None:
+        self._engine = engine
+        self.lease = lease
+        #: The lease lives until then, by `time.monotonic`.
+        self._ends = 0.0
+        #: Why the last renewal failed.
+        self._trouble = ""
+        #: Why the lease has ended, or must be taken for ended.
+        self._ended: str | None = None
+        #: No renewal begins any more.
+        self._stopped = engine.runtime.signal()
+        #: No renewal is pending any more.
+        self._finished = engine.runtime.signal()
+
+    async def begin(self, options: Options) -> None:
+        # Only a renewal tells until when the lease lives.
+        await self._renew(options)
+        engine = self._engine
+        with engine._lock:
+            engine._renewals.add(self)
+        engine.runtime.spawn(self._run())
+
+    async def _renew(self, options: Options) -> None:
+        # The gateway counts the time from a later moment. After a lost answer, the call sends the request again; the first
+        # request may be carried out last, so the time counts from the first one.
+        asked = time.monotonic()
+        await self._engine.renew_lease(self.lease, options)
+        self._ends = asked + self.lease.ttl
+
+    def _left(self) -> float:
+        return self._ends - time.monotonic()
+
+    async def _run(self) -> None:
+        engine = self._engine
+        try:
+            while not engine.is_closed and not await self._stopped.wait(max(self._left() / 3, RENEWAL_PAUSE_MIN)):
+                if self._has_ended():
+                    return
+                try:
+                    timeout = min(max(self._left(), 0.001), engine.timeout)
+                    await self._renew(Options(Priority.LOW, timeout))
+                    self._trouble = ""
+                except errors.LeaseEndedError as error:
+                    self._ended = str(error)
+                    return
+                except (errors.OrthodromeError, ValueError) as error:
+                    self._trouble = f": {error}"
+        finally:
+            with engine._lock:
+                engine._renewals.discard(self)
+            self._stopped.set()
+            self._finished.set()
+
+    def _has_ended(self) -> bool:
+        if self._ended is None and self._left() <= 0:
+            self._ended = f"the lease {self.lease} was not renewed in time{self._trouble}"
+        return self._ended is not None
+
+    def check(self) -> None:
+        if self._has_ended():
+            raise errors.LeaseEndedError(self._ended)
+
+    async def wait(self, timeout: float | None) -> None:
+        await self._stopped.wait(timeout)
+        self.check()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    async def close(self) -> None:
+        """Waits for a pending renewal, because a call that ends the lease must come after it."""
+        self.stop()
+        if not self._engine.is_closed:
+            await self._finished.wait(self._engine.timeout)
 
 
 class Watching:
@@ -982,6 +1109,14 @@ class Attempt:
         if self._declared is not None and name not in self._declared.writes:
             raise errors.InvalidError(f"key {name!r} is not declared: name it in `write`")
         self._writes[name] = None if value is None else to_bytes(value, "value")
+
+    async def put_attached(self, lease: Lease, key: Data, value: Data) -> None:
+        """Buffers the write of a key, and of its attachment to a lease that lives."""
+        if (await self.get_all([lease.record]))[0] is None:
+            raise errors.LeaseEndedError(f"the lease {lease} has ended, or was never granted")
+        # Without the key, an attachment has no effect.
+        self.write(lease.attachment(key), b"")
+        self.write(key, value)
 
     async def commit(self) -> Committed:
         """Commits the buffered writes. In every other case it raises."""

@@ -32,6 +32,10 @@ RESOLVE = Method("Resolve", api.ResolveResponse.FromString)
 DESCRIBE = Method("Describe", api.DescribeResponse.FromString)
 STATUS = Method("Status", api.StatusResponse.FromString)
 WATCH = Method("Watch", api.WatchResponse.FromString)
+GRANT_LEASE = Method("GrantLease", api.GrantLeaseResponse.FromString)
+RENEW_LEASE = Method("RenewLease", api.RenewLeaseResponse.FromString)
+REVOKE_LEASE = Method("RevokeLease", api.RevokeLeaseResponse.FromString)
+DESCRIBE_LEASE = Method("DescribeLease", api.DescribeLeaseResponse.FromString)
 
 PAUSE_MIN = 0.004
 PAUSE_MAX = 1.0
@@ -46,7 +50,7 @@ class Kind(enum.Enum):
     BUSY = enum.auto()
     #: It had no effect and never will. Another gateway may accept it.
     UNAVAILABLE = enum.auto()
-    #: It had no effect: the transaction is not open at this gateway in the required state.
+    #: It had no effect: the transaction is not open at this gateway in the required state, or the lease has ended.
     NOT_OPEN = enum.auto()
     #: It had no effect: this gateway did not register the client, or has started again since.
     UNREGISTERED = enum.auto()

@@ -48,6 +48,15 @@ class Stream(Protocol[Answer_co]):
         """Ends the call, from any thread of a blocking client."""
 
 
+class Signal(Protocol):
+    """Something that happens once, and that several may wait for."""
+
+    def set(self) -> None: ...
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Waits until `set` was called: True. False after `timeout` seconds."""
+
+
 class Runtime(Protocol):
     """What the engine needs from outside. `sleep` returns early once the runtime is closed."""
 
@@ -64,6 +73,8 @@ class Runtime(Protocol):
         Other failures show at the first `next`."""
 
     async def sleep(self, seconds: float) -> None: ...
+
+    def signal(self) -> Signal: ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
 
@@ -155,6 +166,17 @@ def _look_for_silence(watched: weakref.ref[_BlockingStream[Any]], ended: threadi
         del stream
 
 
+class _BlockingSignal:
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout: float | None) -> bool:
+        return self._event.wait(timeout)
+
+
 class Blocking:
     """Waits in the calling thread. Background work has threads of its own."""
 
@@ -183,6 +205,9 @@ class Blocking:
 
     async def sleep(self, seconds: float) -> None:
         self._closed.wait(seconds)
+
+    def signal(self) -> Signal:
+        return _BlockingSignal()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         threading.Thread(target=drive, args=(work,), name="orthodrome", daemon=True).start()
@@ -234,6 +259,20 @@ class _LoopStream(Generic[Answer]):
             self._reading.cancel()
 
 
+class _LoopSignal:
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout: float | None) -> bool:
+        try:
+            return await asyncio.wait_for(self._event.wait(), timeout)
+        except asyncio.TimeoutError:
+            return False
+
+
 class Loop:
     """Waits on the running event loop."""
 
@@ -262,6 +301,9 @@ class Loop:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def signal(self) -> Signal:
+        return _LoopSignal()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

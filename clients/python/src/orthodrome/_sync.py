@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
-from ._engine import Attempt, Engine, Run, Watching, declare
+from ._engine import Attempt, Engine, Renewal, Run, Watching, declare
 from ._runtime import Blocking, drive
+from .errors import OrthodromeError
 from .values import (
     Changes,
     ClusterInfo,
     Committed,
     Data,
     KeyRange,
+    Lease,
+    LeaseInfo,
     Op,
     Page,
     Priority,
@@ -77,6 +81,13 @@ class Transaction:
         """Removes the key when the transaction commits."""
         self._attempt.write(key, None)
 
+    def put_attached(self, lease: Lease, key: Data, value: Data) -> None:
+        """Sets the key and attaches it to the lease when the transaction commits. Raises `LeaseEndedError` if the lease has
+        ended; that aborts the transaction, unless the caller catches it.
+
+        A transaction that declares its keys names `lease.record` in `read` and `lease.writes(key)` in `write`."""
+        drive(self._attempt.put_attached(lease, key, value))
+
     @property
     def reads(self) -> Reads:
         """What it has read."""
@@ -136,6 +147,40 @@ class Watch:
         self._watching.close()
 
     def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class KeptLease:
+    """A lease that is renewed in the background. `Client.keep_lease` and `Client.leased` make it.
+
+    If the lease could not be renewed for so long that it may have ended, `check` and `wait` raise as if it had. Its owner
+    must then stop what it needs the lease for. Any thread may use this."""
+
+    def __init__(self, renewal: Renewal) -> None:
+        self._renewal = renewal
+
+    @property
+    def lease(self) -> Lease:
+        """The lease."""
+        return self._renewal.lease
+
+    def check(self) -> None:
+        """Raises `LeaseEndedError` if the lease has ended, or may have ended. It asks no gateway."""
+        self._renewal.check()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the lease has ended or may have ended, and raises `LeaseEndedError`. Returns after `timeout` seconds,
+        or when this is closed."""
+        drive(self._renewal.wait(timeout))
+
+    def close(self) -> None:
+        """Stops renewing. The lease lives on for its time, unless it is revoked."""
+        drive(self._renewal.close())
+
+    def __enter__(self) -> KeptLease:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -270,6 +315,54 @@ class Client:
         """
         options = self._engine.options(Priority.LOW, timeout)
         return Watch(Watching(self._engine, span, after, keys_only, options))
+
+    def grant_lease(self, ttl: float, *, timeout: float | None = None) -> Lease:
+        """Grants a lease. It ends when nobody has renewed it for `ttl` seconds, at least 1 and at most 366 days; then the
+        keys that are attached to it are deleted. If this raises, a lease may have been granted; it ends by itself.
+
+            lease = db.grant_lease(10)
+            # Takes the lock if it is free. The lock becomes free when this process is gone.
+            db.execute([Op.compare("lock", None), *lease.put("lock", "me")])
+        """
+        return drive(self._engine.grant_lease(ttl, self._engine.options(Priority.LOW, timeout)))
+
+    def renew_lease(self, lease: Lease, *, timeout: float | None = None) -> None:
+        """Renews a lease: from now on it lives for the time for which it was granted. Raises `LeaseEndedError` if it has
+        ended. After any other error it may have been renewed, or be renewed later."""
+        drive(self._engine.renew_lease(lease, self._engine.options(Priority.LOW, timeout)))
+
+    def revoke_lease(self, lease: Lease, *, timeout: float | None = None) -> int:
+        """Ends a lease now, if it has not ended, and deletes the keys that are left of it. Returns how many keys that
+        were. After an error it may have ended, or end later."""
+        return drive(self._engine.revoke_lease(lease, self._engine.options(Priority.LOW, timeout)))
+
+    def lease(self, lease: Lease, *, timeout: float | None = None) -> LeaseInfo:
+        """How long a lease lives, and which keys are attached to it. Raises `LeaseEndedError` if it has ended."""
+        return drive(self._engine.lease(lease, self._engine.options(Priority.LOW, timeout)))
+
+    def keep_lease(self, lease: Lease, *, timeout: float | None = None) -> KeptLease:
+        """Renews a lease now, and then in the background, three times within its time, until the result or the client is
+        closed. Raises as `renew_lease`.
+
+            with db.keep_lease(lease) as kept:
+                ...
+                kept.check()  # raises `LeaseEndedError`
+        """
+        renewal = Renewal(self._engine, lease)
+        drive(renewal.begin(self._engine.options(Priority.LOW, timeout)))
+        return KeptLease(renewal)
+
+    @contextmanager
+    def leased(self, ttl: float) -> Iterator[KeptLease]:
+        """Grants a lease, keeps it during the `with` block, and revokes it at the end. If the revocation fails, the
+        lease ends by itself."""
+        lease = self.grant_lease(ttl)
+        try:
+            with self.keep_lease(lease) as kept:
+                yield kept
+        finally:
+            with suppress(OrthodromeError):
+                self.revoke_lease(lease)
 
     def get(self, key: Data) -> bytes | None:
         """The value of one key; None if it is absent."""

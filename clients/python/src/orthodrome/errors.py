@@ -5,7 +5,8 @@ Three families, and a program usually needs no more than these:
 - `Aborted`: the transaction had no effect. `reason` says why.
 - `OutcomeUnknown`: the transaction may have committed, or may still commit. `resolve` asks again.
   Never treat it as an abort.
-- every other `OrthodromeError`: nothing was committed, and nothing will be.
+- every other `OrthodromeError`: nothing was committed, and nothing will be. Calls about leases are the exception: they
+  may still take effect, and may be repeated.
 """
 
 from __future__ import annotations
@@ -83,6 +84,11 @@ class UnsupportedError(OrthodromeError):
 class ForgottenError(OrthodromeError):
     """The servers have forgotten changes that a watch should have returned. Begin a new watch, and then scan the
     range."""
+
+
+class LeaseEndedError(OrthodromeError):
+    """The lease has ended, and the keys that are attached to it are deleted or soon will be. A `KeptLease` also raises this
+    if it could not renew the lease for so long that the lease may have ended."""
 
 
 class UnexpectedError(OrthodromeError):

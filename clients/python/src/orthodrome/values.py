@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Union
@@ -233,6 +234,67 @@ class Op:
             arguments=to_bytes(arguments, "arguments"),
         )
         return Op(api.Op(call=call), names, may_delete=True)
+
+
+#: The shortest and the longest time for which a lease is granted, in seconds: the longest is 366 days.
+TTL_MIN = 1
+TTL_MAX = 366 * 24 * 60 * 60
+
+_LEASE_ID = re.compile("([1-9][0-9]{3,10})-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A lease: when it ends, the keys that are attached to it are deleted. `Client.grant_lease` grants it. Other clients
+    may use it, too: `Lease(id)`."""
+
+    #: Such as `30000-9f86d081884c7d65`: the time in milliseconds for which it is granted, and a random number.
+    id: str
+
+    def __post_init__(self) -> None:
+        found = _LEASE_ID.fullmatch(self.id)
+        if found is None or not TTL_MIN * 1000 <= int(found[1]) <= TTL_MAX * 1000:
+            example = "an id looks like 30000-9f86d081884c7d65, as the grant returned it"
+            raise ValueError(f"{self.id[:64]!r} is not the id of a lease; {example}")
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def ttl(self) -> float:
+        """The number of seconds that it lives after its grant and after each renewal."""
+        return int(self.id.partition("-")[0]) / 1000
+
+    @property
+    def record(self) -> bytes:
+        """The key that exists as long as the lease lives. A transaction that attaches keys reads it."""
+        return f"orthodrome/lease/{{{self.id}}}".encode()
+
+    def attachment(self, key: Data) -> bytes:
+        """The key that attaches `key`. The transaction that writes `key` writes it, too."""
+        return self.record + b"/key/" + to_bytes(key, "key")
+
+    def writes(self, key: Data) -> list[bytes]:
+        """The keys that a transaction declares in `write` to call `put_attached` for `key`. In `read` it declares
+        `record`."""
+        return [to_bytes(key, "key"), self.attachment(key)]
+
+    def put(self, key: Data, value: Data) -> list[Op]:
+        """The operations that set a key and attach it. They abort the transaction (`GuardFailed`) if the lease has
+        ended."""
+        return [Op.compare(self.record, b""), Op.put(key, value), Op.put(self.attachment(key), b"")]
+
+
+@dataclass(frozen=True)
+class LeaseInfo:
+    """A lease that lives."""
+
+    #: The number of seconds that it lives if nobody renews it.
+    left: float
+    #: Attached keys, in order.
+    keys: tuple[bytes, ...]
+    #: True if more keys are attached.
+    has_more: bool
 
 
 @dataclass(frozen=True)
