@@ -9,6 +9,7 @@ use bytes::{BufMut as _, Bytes};
 use smallvec::SmallVec;
 
 use crate::Rng;
+use crate::scan;
 use crate::wire::{Out, Raw, Schema, Shape, Wire, WireError};
 
 /// A key: any bytes. The service that accepts it bounds its length.
@@ -22,6 +23,8 @@ pub struct Key(Arc<Content>);
 struct Content {
     /// See [`Key::place`].
     place: u64,
+    /// See [`crate::scan::is_fence`]: every server that serves a read asks for it.
+    is_fence: bool,
     /// A short key lies in one piece of memory with its place and the count of its copies.
     bytes: SmallVec<[u8; 64]>,
 }
@@ -60,6 +63,12 @@ impl Key {
         self.0.place
     }
 
+    /// See [`crate::scan::is_fence`].
+    #[inline]
+    pub(crate) fn is_fence(&self) -> bool {
+        self.0.is_fence
+    }
+
     /// True if both are copies of one key, so that their bytes need not be read.
     #[inline]
     fn is_shared_with(&self, other: &Self) -> bool {
@@ -69,7 +78,8 @@ impl Key {
 
 impl From<&[u8]> for Key {
     fn from(bytes: &[u8]) -> Self {
-        Self(Arc::new(Content { place: place(bytes), bytes: SmallVec::from_slice(bytes) }))
+        let (place, is_fence) = (place(bytes), scan::has_form_of_fence(bytes));
+        Self(Arc::new(Content { place, is_fence, bytes: SmallVec::from_slice(bytes) }))
     }
 }
 

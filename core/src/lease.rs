@@ -214,6 +214,21 @@ impl FromStr for LeaseId {
     }
 }
 
+/// True if `key` is written for leases only by what is in this module: a record, an end, a due entry, or
+/// an attachment of such a key. Clients may delete it, and write attachments of other keys.
+#[must_use]
+pub fn is_reserved(key: &Key) -> bool {
+    let of_leases =
+        |bytes: &[u8]| bytes.starts_with(LEASE.as_bytes()) || bytes.starts_with(DUE.as_bytes());
+    let attached = || {
+        let name = key.bytes().strip_prefix(LEASE.as_bytes())?.strip_prefix(b"{")?;
+        let end = name.iter().position(|byte| *byte == b'}')?;
+        let id: LeaseId = std::str::from_utf8(name.get(..end)?).ok()?.parse().ok()?;
+        id.attached(key).filter(|attached| !of_leases(attached.bytes()))
+    };
+    of_leases(key.bytes()) && attached().is_none()
+}
+
 /// When a lease ends, as its key says ([`LeaseId::until`]).
 #[must_use]
 pub fn ends_at(until: Option<&Read>) -> Option<Timestamp> {

@@ -847,7 +847,11 @@ const FENCE: &[u8] = b"\0fence";
 /// of a scan in the order must hold for all keys of a unit treat the fence as if it stood for them.
 #[must_use]
 pub fn is_fence(key: &Key) -> bool {
-    let bytes = key.bytes();
+    key.is_fence()
+}
+
+/// True if a key of these bytes is a fence.
+pub(crate) fn has_form_of_fence(bytes: &[u8]) -> bool {
     let digits = bytes.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
     digits > 0 && bytes.get(..bytes.len() - digits).is_some_and(|rest| rest.ends_with(FENCE))
 }

@@ -152,7 +152,7 @@ impl Gateway {
     /// # Errors
     /// See [`LeaseError`].
     pub async fn revoke_lease(&self, id: LeaseId) -> Result<u64, LeaseError> {
-        let mut txns = OwnTxns::new(self, Priority::LOW);
+        let mut txns = OwnTxns::new(self, Priority::HIGH);
         let revoked = in_time(async {
             loop {
                 let due = self.backend().clock()?.now;
@@ -232,9 +232,9 @@ impl Gateway {
     }
 
     /// Ends a lease with this due entry, unless it was renewed. Returns the number of attached keys
-    /// that were deleted.
+    /// that were deleted. With high priority: whoever attaches keys all the time should not delay it.
     async fn end_lease(&self, due: Timestamp, id: LeaseId) -> Result<u64, LeaseError> {
-        let mut txns = OwnTxns::new(self, Priority::LOW);
+        let mut txns = OwnTxns::new(self, Priority::HIGH);
         let mut ending = Ending::new(due, id);
         in_time(async {
             loop {

@@ -13,8 +13,9 @@ use crate::gateway::{Begun, Finished, Gateway, GatewayError};
 
 /// How long to wait after a transaction that did not commit, at first.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The longest such pause.
-const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// The longest such pause. Not long: a transaction that ends a lease may find only short times in which
+/// nobody attaches keys to it.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// Client ids that nobody uses now, each with the number of transactions that it has had.
 #[derive(Debug, Default)]

@@ -34,6 +34,8 @@ pub(super) enum Command {
     Resolve,
     /// Grants a lease for this time.
     Lease(Duration),
+    /// Sets keys and attaches them to a lease: as `Ops`.
+    PutLeased(LeaseId, Vec<Op>),
     /// Extends a lease, ends it, or shows it.
     Renew(LeaseId),
     Revoke(LeaseId),
@@ -68,6 +70,9 @@ pub(super) struct Usage {
     /// Details for `help <name>`.
     pub(super) details: &'static str,
 }
+
+/// What the argument LEASE is.
+const LEASE: &str = "LEASE is the id that `lease` printed, such as 60000-9f86d081884c7d65.";
 
 /// Every command, in the order of `help`.
 pub(super) const COMMANDS: &[Usage] = &[
@@ -118,9 +123,9 @@ pub(super) const COMMANDS: &[Usage] = &[
         "In a transaction with declared keys, the keys of the lease must be declared too: use `begin` without \
          keys.",
     ),
-    usage("renew", "LEASE", "renew a lease for as long as it was granted for", ""),
-    usage("revoke", "LEASE", "end a lease now, and delete its keys", ""),
-    usage("show-lease", "LEASE", "show how long a lease lives, and its keys", ""),
+    usage("renew", "LEASE", "renew a lease for as long as it was granted for", LEASE),
+    usage("revoke", "LEASE", "end a lease now, and delete its keys", LEASE),
+    usage("show-lease", "LEASE", "show how long a lease lives, and its keys", LEASE),
     usage("add", "KEY NUMBER", "add NUMBER to a value; a missing key counts as 0", ""),
     usage("append", "KEY VALUE", "append to a value; a missing key counts as empty", ""),
     usage(
@@ -277,7 +282,7 @@ fn scan(mut words: &[Word]) -> Option<Range> {
     Some(wanted)
 }
 
-fn put_leased(lease: &Word, pairs: &[Word]) -> Option<Vec<Op>> {
+fn put_leased(lease: &Word, pairs: &[Word]) -> Option<Command> {
     let lease: LeaseId = text(lease).parse().ok()?;
     let (pairs, rest) = pairs.as_chunks::<2>();
     if pairs.is_empty() || !rest.is_empty() {
@@ -286,7 +291,7 @@ fn put_leased(lease: &Word, pairs: &[Word]) -> Option<Vec<Op>> {
     let put = |[key, value]: &[Word; 2]| {
         lease.put(Key::from(key.bytes.clone()), Value::from(value.bytes.clone()))
     };
-    Some(pairs.iter().flat_map(put).collect())
+    Some(Command::PutLeased(lease, pairs.iter().flat_map(put).collect()))
 }
 
 fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
@@ -341,7 +346,7 @@ fn understand(name: &str, arguments: &[Word]) -> Option<Command> {
         ("lease", [seconds]) => {
             Command::Lease(Duration::try_from_secs_f64(text(seconds).parse().ok()?).ok()?)
         }
-        ("put-leased", [lease, pairs @ ..]) => Command::Ops(put_leased(lease, pairs)?),
+        ("put-leased", [lease, pairs @ ..]) => put_leased(lease, pairs)?,
         ("renew", [lease]) => Command::Renew(text(lease).parse().ok()?),
         ("revoke", [lease]) => Command::Revoke(text(lease).parse().ok()?),
         ("show-lease", [lease]) => Command::ShowLease(text(lease).parse().ok()?),
@@ -425,12 +430,10 @@ mod tests {
             ),
             ("orders", Command::Orders),
             ("lease 2.5", Command::Lease(Duration::from_millis(2_500))),
-            (
-                "put-leased 2500-0000000000000007 k v",
-                Command::Ops(
-                    "2500-0000000000000007".parse::<LeaseId>().unwrap().put("k".into(), "v".into()),
-                ),
-            ),
+            ("put-leased 2500-0000000000000007 k v", {
+                let lease: LeaseId = "2500-0000000000000007".parse().unwrap();
+                Command::PutLeased(lease, lease.put("k".into(), "v".into()))
+            }),
             (
                 "revoke 2500-0000000000000007",
                 Command::Revoke("2500-0000000000000007".parse().unwrap()),

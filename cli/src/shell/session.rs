@@ -122,6 +122,13 @@ impl Session {
                 Ok(format!("{} deleted", counted(deleted)))
             }
             Command::Ops(ops) => self.ops(ops).await,
+            Command::PutLeased(lease, ops) => {
+                let put = self.ops(ops).await;
+                put.map_err(|error| match error.contains("does not allow the operation") {
+                    true => format!("the lease {lease} has ended; `lease` grants a new one"),
+                    false => error,
+                })
+            }
             Command::Lease(ttl) => {
                 let lease = self.client.grant_lease(ttl).await;
                 Ok(lease.map_err(|error| error.to_string())?.to_string())
@@ -131,8 +138,9 @@ impl Session {
                 Ok("renewed".into())
             }
             Command::Revoke(lease) => {
-                let deleted = self.client.revoke_lease(lease).await;
-                Ok(format!("{} deleted", counted(deleted.map_err(|error| error.to_string())?)))
+                // Other gateways may have deleted some of its keys, so their number would mislead.
+                self.client.revoke_lease(lease).await.map_err(|error| error.to_string())?;
+                Ok("revoked".into())
             }
             Command::ShowLease(lease) => {
                 let lease = self.client.lease(lease).await.map_err(|error| error.to_string())?;

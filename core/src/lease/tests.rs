@@ -375,6 +375,22 @@ fn every_id_has_one_text() {
 }
 
 #[test]
+fn clients_write_no_keys_of_leases_but_attachments() {
+    let id = LeaseId::new(TTL_MIN, 7).unwrap();
+    for key in ["k", "orthodrome/other", "", "orthodrome/lease"] {
+        let key = Key::from(key);
+        assert!(!is_reserved(&key) && !is_reserved(&id.attachment(&key)), "{key}");
+    }
+    for key in [id.record(), id.until(), id.due(Timestamp(1)), id.attachment(&"k".into())] {
+        assert_eq!(is_reserved(&key), id.attached(&key).is_none(), "{key}");
+        assert!(is_reserved(&id.attachment(&key)), "an attachment of {key}");
+    }
+    for key in ["orthodrome/lease/{x}/key/k", "orthodrome/lease/", "orthodrome/due/1"] {
+        assert!(is_reserved(&key.into()), "{key}");
+    }
+}
+
+#[test]
 fn due_entries_are_in_the_order_of_time() {
     let id = LeaseId::new(TTL_MIN, 7).unwrap();
     let times = [0, 9, 10, 1_790_000_000_000_000_000, u64::MAX].map(Timestamp);

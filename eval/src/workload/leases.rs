@@ -25,7 +25,7 @@ const WRITE: &str = "write";
 const RENEW: &str = "renew";
 
 /// Transactions use so many leases: the newest.
-const NEWEST: u64 = 3;
+const NEWEST: u64 = 8;
 
 /// Leases are granted and renewed at one of these times. No clock decides here.
 const TIMES: u64 = 4;
@@ -45,7 +45,7 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// Each lease has up to `keys` (6) keys, which all leases share.
+    /// Each lease has up to `keys` (12) keys, which all leases share.
     ///
     /// # Errors
     /// If an option makes no sense.
@@ -53,7 +53,7 @@ impl Leases {
         options.only("leases", &["keys"])?;
         let priorities = options.priorities(&[ATTACH, END, GRANT, LOOK, WRITE, RENEW])?;
         Ok(Self {
-            keys: bounded("keys", options.keys, 6, (1, 64))?,
+            keys: bounded("keys", options.keys, 12, (1, 64))?,
             granted: 0,
             tags: 0,
             priorities,
@@ -127,19 +127,19 @@ impl Workload for Leases {
             Request { name, kind, reads, writes, priority, parameter: number, scan: None }
         };
         let mut request = match rng.below(16) {
-            0 | 1 => {
+            0..3 => {
                 let id = named(self.granted);
                 self.granted += 1;
                 procedure(GRANT, id.grant(at(time)))
             }
-            2..8 => {
+            3..9 => {
                 let lives = Op::Compare(id.record(), Some(Value::default()));
                 let attach = Op::Put(id.attachment(&key), tag.clone());
                 procedure(ATTACH, vec![lives, Op::Put(key, tag), attach])
             }
-            8 | 9 => procedure(WRITE, vec![Op::Put(key, tag)]),
-            10 => interactive(RENEW, id.renewal_keys(at(time))),
-            11 | 12 => {
+            9..12 => procedure(WRITE, vec![Op::Put(key, tag)]),
+            12 => interactive(RENEW, id.renewal_keys(at(time))),
+            13 => {
                 let ending = self.ending(number * TIMES + time);
                 interactive(END, ending.keys(&self.page(id, None)))
             }

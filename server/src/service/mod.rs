@@ -754,7 +754,7 @@ impl Service {
     ) -> Result<LeaseId, Status> {
         request::check_keyspace(keyspace)?;
         caller.require(DEFAULT_KEYSPACE, wanted)?;
-        request::lease(lease)
+        request::lease_id(lease)
     }
 
     /// Gives an operator's order to the node, if its sender may give it and it makes sense, and

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use orthodrome_core::lease::{LeaseId, NotALease};
+use orthodrome_core::lease::{self, LeaseId, NotALease};
 use orthodrome_core::machine::Admin;
 use orthodrome_core::procedure::{Call, Procedure};
 use orthodrome_core::scan::{self, KeyRange, Scan};
@@ -269,6 +269,9 @@ impl Checker<'_> {
             let field = || format!("{field}[{at}]");
             let key = self.key(&field, write.key)?;
             let value = write.value.map(|value| self.value(&field, value)).transpose()?;
+            if value.is_some() {
+                check_not_reserved(&field, &key)?;
+            }
             if checked.insert(key, value).is_some() {
                 return Err(invalid(&field(), "its key is written twice"));
             }
@@ -379,7 +382,7 @@ impl Checker<'_> {
         }
         let key = self.key(&field, op.key)?;
         let value = |value| self.value(&field, value);
-        Ok(match op.op {
+        let op = match op.op {
             Some(api::op::Op::Get(api::Get {})) => Op::Get(key),
             Some(api::op::Op::Compare(compare)) => {
                 Op::Compare(key, compare.expected.map(value).transpose()?)
@@ -394,7 +397,14 @@ impl Checker<'_> {
                     "op is missing, or this version does not know its kind",
                 ));
             }
-        })
+        };
+        match &op {
+            Op::Put(key, _) | Op::Add(key, _) | Op::Append(key, _) => {
+                check_not_reserved(&field, key)?;
+            }
+            Op::Get(_) | Op::Compare(..) | Op::Delete(_) | Op::Call(_) => {}
+        }
+        Ok(op)
     }
 
     fn call(&self, at: usize, key: &[u8], call: api::Call) -> Result<Op, Status> {
@@ -418,6 +428,7 @@ impl Checker<'_> {
             keys.map(key).collect::<Result<Vec<Key>, _>>()
         };
         let (reads, writes) = (keys("reads", reads)?, keys("writes", writes)?);
+        writes.iter().try_for_each(|key| check_not_reserved(&|| field("writes"), key))?;
         if writes.iter().collect::<BTreeSet<_>>().len() < writes.len() {
             return Err(invalid(&field("writes"), "a key is named twice"));
         }
@@ -517,8 +528,18 @@ fn priority(number: i32) -> Result<Priority, Status> {
     }
 }
 
+/// Refuses a key of leases that the calls for leases write.
+fn check_not_reserved(field: &dyn Fn() -> String, key: &Key) -> Result<(), Status> {
+    if lease::is_reserved(key) {
+        let why = "the key belongs to a lease: only GrantLease and RenewLease write it, and no such key can \
+                   be attached";
+        return Err(invalid(&field(), why));
+    }
+    Ok(())
+}
+
 /// The id of a lease.
-pub(super) fn lease(text: &str) -> Result<LeaseId, Status> {
+pub(super) fn lease_id(text: &str) -> Result<LeaseId, Status> {
     text.parse().map_err(|error: NotALease| invalid("lease", error))
 }
 
