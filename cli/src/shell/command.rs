@@ -498,6 +498,7 @@ mod tests {
                 &format!("{} a", usage.name),
                 &line,
                 &format!("{} a 1", usage.name),
+                &format!("{} 5", usage.name),
                 &order,
             ]
             .map(parse);
