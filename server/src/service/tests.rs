@@ -207,6 +207,7 @@ impl Transactions for Script {
 pub(super) const TOKEN: &str = "a-token-of-the-writer";
 pub(super) const OTHER: &str = "a-token-of-another-one";
 const ROOT: &str = "a-token-of-an-operator";
+const READER: &str = "a-token-of-a-reader";
 
 pub(super) struct Running {
     pub(super) script: Arc<Script>,
@@ -239,6 +240,7 @@ pub(super) async fn start_until(
             Principal { high_priority_per_second: Some(0), ..writer("other") },
         ),
         (Credential::token(ROOT).unwrap(), Principal::new("root", Role::Admin)),
+        (Credential::token(READER).unwrap(), Principal::new("reader", Role::Read)),
     ]);
     let config = ServiceConfig { access: access.unwrap(), tls: None, limits, audit };
     let stopped = stop.cancelled_owned();
@@ -765,6 +767,89 @@ async fn an_administrators_order_needs_the_role() {
     let denied = running.call_as::<_, api::TransferLeaderResponse>(TOKEN, path, order).await;
     assert_eq!(denied.unwrap_err().code(), Code::PermissionDenied);
     assert_eq!(*running.script.orders.lock().unwrap(), []);
+}
+
+#[tokio::test]
+async fn calls_for_leases_need_a_role_and_the_id_of_a_lease() {
+    const GRANT: &str = "/orthodrome.v1.Orthodrome/GrantLease";
+    const RENEW: &str = "/orthodrome.v1.Orthodrome/RenewLease";
+    const REVOKE: &str = "/orthodrome.v1.Orthodrome/RevokeLease";
+    const DESCRIBE: &str = "/orthodrome.v1.Orthodrome/DescribeLease";
+    let running = start(Limits::default()).await;
+    let (running, keyspace) = (&running, String::new());
+    let call = async |token: &str, path: &'static str, lease: &str| -> Status {
+        let (lease, keyspace) = (lease.to_owned(), keyspace.clone());
+        let failed = match path {
+            GRANT => {
+                let grant = api::GrantLeaseRequest { ttl_ms: 1_000, keyspace };
+                running.call_as::<_, api::GrantLeaseResponse>(token, path, grant).await.err()
+            }
+            RENEW => {
+                let renew = api::RenewLeaseRequest { lease, keyspace };
+                running.call_as::<_, api::RenewLeaseResponse>(token, path, renew).await.err()
+            }
+            REVOKE => {
+                let revoke = api::RevokeLeaseRequest { lease, keyspace };
+                running.call_as::<_, api::RevokeLeaseResponse>(token, path, revoke).await.err()
+            }
+            _ => {
+                let describe = api::DescribeLeaseRequest { lease, keyspace };
+                running.call_as::<_, api::DescribeLeaseResponse>(token, path, describe).await.err()
+            }
+        };
+        failed.unwrap()
+    };
+    let id = "1000-0000000000000007";
+    for path in [GRANT, RENEW, REVOKE, DESCRIBE] {
+        let expected = if path == DESCRIBE { Code::Unimplemented } else { Code::PermissionDenied };
+        assert_eq!(call(READER, path, id).await.code(), expected, "{path}");
+        // The script has no leases.
+        let reached = call(TOKEN, path, id).await;
+        assert_eq!(reached.code(), Code::Unimplemented, "{path}: {reached}");
+    }
+    for path in [RENEW, REVOKE, DESCRIBE] {
+        let status = call(TOKEN, path, "1000-7").await;
+        assert_eq!(status.code(), Code::InvalidArgument, "{path}: {status}");
+        assert!(status.message().starts_with("lease: \"1000-7\" is not the id"), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn keys_of_leases_are_attached_and_deleted_and_not_written_otherwise() {
+    let running = start(Limits::default()).await;
+    let record = "orthodrome/lease/{1000-0000000000000007}";
+    let due = "orthodrome/due/00000000000000000001/{1000-0000000000000007}";
+    let put = || Some(api::op::Op::Put(b"v".to_vec()));
+    let add = || Some(api::op::Op::Add(1));
+    let delete = || Some(api::op::Op::Delete(api::Delete {}));
+    let cases = [
+        (record.to_owned(), put(), false),
+        (due.to_owned(), add(), false),
+        (format!("{record}/until"), put(), false),
+        (format!("{record}/key/{record}"), put(), false),
+        (record.to_owned(), delete(), true),
+        (format!("{record}/key/k"), put(), true),
+    ];
+    for (counter, (key, op, is_allowed)) in (1..).zip(cases) {
+        let ops = vec![api::Op { key: key.clone().into_bytes(), op }];
+        let execute = api::ExecuteRequest { txn: Some(name(counter)), ops, ..Default::default() };
+        let answer = running.call_as::<_, api::ExecuteResponse>(TOKEN, EXECUTE, execute).await;
+        match answer {
+            Ok(_) => assert!(is_allowed, "{key}"),
+            Err(status) => {
+                assert!(!is_allowed && refused(&status), "{key}: {status}");
+                assert_eq!(status.code(), Code::InvalidArgument, "{key}: {status}");
+                assert!(status.message().contains("belongs to a lease"), "{status}");
+            }
+        }
+    }
+    // Writes of an interactive transaction.
+    let value = Some(b"v".to_vec());
+    let writes = vec![api::KeyWrite { key: due.as_bytes().to_vec(), value }];
+    let commit = api::CommitRequest { txn: Some(name(1)), writes };
+    let status =
+        running.call_as::<_, api::CommitResponse>(TOKEN, COMMIT, commit).await.unwrap_err();
+    assert!(status.message().starts_with("writes[0]: the key belongs to a lease"), "{status}");
 }
 
 #[tokio::test]
