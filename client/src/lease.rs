@@ -1,4 +1,4 @@
-//! Leases: keys that go when their owner is gone.
+//! Leases: keys that are deleted when their owner does not renew the lease any more.
 
 use std::time::Duration;
 
@@ -71,11 +71,11 @@ impl Client {
         Ok(())
     }
 
-    /// Ends a lease now, if it has not ended, and deletes the keys that are left of it. Returns how many
-    /// that were.
+    /// Revokes a lease, and deletes the keys that are still attached to it. Returns the number of keys that
+    /// this call has deleted: 0 if the lease had ended before.
     ///
     /// # Errors
-    /// As [`Error`] says. The lease may have ended, and keys may be left, which are deleted soon.
+    /// As [`Error`] says. The lease may have ended. A gateway deletes the remaining keys soon.
     pub async fn revoke_lease(&self, lease: LeaseId) -> Result<u64, Error> {
         let request = api::RevokeLeaseRequest { lease: lease.to_string(), ..Default::default() };
         Ok(self.call_lease(request, Stubs::revoke_lease).await?.keys)

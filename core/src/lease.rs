@@ -1,4 +1,4 @@
-//! Leases: keys that go when their owner is gone.
+//! Leases: keys that are deleted when their owner does not renew the lease any more.
 //!
 //! A lease lives for some time, and longer if its owner renews it. When it ends, the keys that were
 //! attached to it are deleted. No protocol knows leases: a lease is three keys, and everything that
@@ -16,9 +16,10 @@
 //! the version of its attachment; otherwise somebody has written it since without the lease.
 //!
 //! A transaction that attaches a key reads the record, and the transaction that ends a lease deletes
-//! it. So no key is attached to a lease that has ended, and whoever lists the attachments after the
-//! end finds all of them. [`Ending`] is the sequence of transactions; it may stop anywhere, and be
-//! run by several at once: the due entry goes last, and whoever finds it goes on.
+//! it. So no key is attached to a lease that has ended, and a gateway that lists the attachments after
+//! the end finds all of them. [`Ending`] is the sequence of transactions. It may stop anywhere, and
+//! several gateways may run it at once: the last transaction deletes the due entry, and a gateway that
+//! still finds the entry continues.
 
 use std::fmt;
 use std::str::FromStr;

@@ -146,8 +146,8 @@ impl Gateway {
         .await
     }
 
-    /// Ends a lease now, if it has not ended, and deletes the keys that are left of it. Returns how many
-    /// this call has deleted.
+    /// Revokes a lease, and deletes the keys that are still attached to it. Returns the number of keys that
+    /// this call has deleted: 0 if the lease had ended before.
     ///
     /// # Errors
     /// See [`LeaseError`].
@@ -232,7 +232,8 @@ impl Gateway {
     }
 
     /// Ends a lease with this due entry, unless it was renewed. Returns the number of attached keys
-    /// that were deleted. With high priority: whoever attaches keys all the time should not delay it.
+    /// that were deleted. With high priority, so that clients that attach keys all the time delay it
+    /// less.
     async fn end_lease(&self, due: Timestamp, id: LeaseId) -> Result<u64, LeaseError> {
         let mut txns = OwnTxns::new(self, Priority::HIGH);
         let mut ending = Ending::new(due, id);

@@ -36,7 +36,7 @@ pub(super) enum Command {
     Lease(Duration),
     /// Sets keys and attaches them to a lease: as `Ops`.
     PutLeased(LeaseId, Vec<Op>),
-    /// Extends a lease, ends it, or shows it.
+    /// Renews, revokes or shows a lease.
     Renew(LeaseId),
     Revoke(LeaseId),
     ShowLease(LeaseId),
@@ -124,7 +124,7 @@ pub(super) const COMMANDS: &[Usage] = &[
          keys.",
     ),
     usage("renew", "LEASE", "renew a lease for as long as it was granted for", LEASE),
-    usage("revoke", "LEASE", "end a lease now, and delete its keys", LEASE),
+    usage("revoke", "LEASE", "revoke a lease: end it now, and delete its keys", LEASE),
     usage("show-lease", "LEASE", "show how long a lease lives, and its keys", LEASE),
     usage("add", "KEY NUMBER", "add NUMBER to a value; a missing key counts as 0", ""),
     usage("append", "KEY VALUE", "append to a value; a missing key counts as empty", ""),

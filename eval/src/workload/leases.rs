@@ -2,7 +2,7 @@
 //!
 //! A lease tells by versions whether a key is still attached: two keys that one transaction has written
 //! must have the same version, whatever the protocol and whatever fails. So each transaction that
-//! attaches a key writes one tag into the key and into its attachment, and whoever reads both checks
+//! attaches a key writes one tag into the key and into its attachment, and each client that reads both checks
 //! that their versions are equal if and only if their tags are. And no key may be attached to a lease
 //! that has ended.
 //!

@@ -332,8 +332,8 @@ class Client:
         drive(self._engine.renew_lease(lease, self._engine.options(Priority.LOW, timeout)))
 
     def revoke_lease(self, lease: Lease, *, timeout: float | None = None) -> int:
-        """Ends a lease now, if it has not ended, and deletes the keys that are left of it. Returns how many keys that
-        were. After an error it may have ended, or end later."""
+        """Revokes a lease, and deletes the keys that are still attached to it. Returns the number of keys that this call
+        has deleted: 0 if the lease had ended before. After an error it may have ended, or end later."""
         return drive(self._engine.revoke_lease(lease, self._engine.options(Priority.LOW, timeout)))
 
     def lease(self, lease: Lease, *, timeout: float | None = None) -> LeaseInfo:
