@@ -15,6 +15,7 @@
 )]
 
 pub mod audit;
+mod backoff;
 pub mod config;
 pub mod gateway;
 mod inbox;

@@ -1,21 +1,19 @@
 //! Transactions that a gateway runs for itself: the reads of scans and watches, and what happens to
 //! leases.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher as _, Hasher as _};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use orthodrome_core::txn::{AbortReason, Priority, Reads};
 use orthodrome_core::{ClientId, Decision, Key, Outcome, RegionId, Txn, TxnId};
 
+use crate::backoff::Backoff;
 use crate::gateway::{Begun, Finished, Gateway, GatewayError};
 
 /// How long to wait after a transaction that did not commit, at first.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The longest such pause. Not long: a transaction that ends a lease may find only short times in which
-/// nobody attaches keys to it.
-const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// The longest such pause.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// Client ids that nobody uses now, each with the number of transactions that it has had.
 #[derive(Debug, Default)]
@@ -36,12 +34,12 @@ impl OwnClients {
 pub(crate) struct OwnTxns<'a> {
     gateway: &'a Gateway,
     priority: Priority,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 impl<'a> OwnTxns<'a> {
     pub(crate) fn new(gateway: &'a Gateway, priority: Priority) -> Self {
-        Self { gateway, priority, pause: PAUSE }
+        Self { gateway, priority, backoff: Backoff::new(PAUSE, PAUSE_MAX) }
     }
 
     /// Reads these keys in one transaction.
@@ -74,11 +72,7 @@ impl<'a> OwnTxns<'a> {
         match finished.outcome {
             Outcome::Committed(_) | Outcome::Aborted(AbortReason::TooLarge) => {}
             Outcome::Aborted(_) | Outcome::Unknown => {
-                // With a random part, so that two gateways which were in each other's way try again at
-                // different times. The standard library seeds each hasher at random.
-                let percent = RandomState::new().build_hasher().finish() % 101;
-                tokio::time::sleep(self.pause.mul_f64(percent as f64 / 100.0)).await;
-                self.pause = (self.pause * 2).min(PAUSE_MAX);
+                tokio::time::sleep(self.backoff.pause()).await;
             }
         }
         // After an unknown outcome the client cannot say that it knows all its outcomes.

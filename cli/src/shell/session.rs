@@ -4,8 +4,8 @@
 use std::fmt::Write as _;
 
 use orthodrome_client::{
-    AbortReason, Begun, Client, Error, InDoubt, Key, Op, OpenGeneral, OpenTransaction, Outcome,
-    Priority, Reads, Writes,
+    AbortReason, Aborted, Begun, Client, Error, InDoubt, Key, Op, OpenGeneral, OpenTransaction,
+    Outcome, Priority, Reads, Writes,
 };
 use orthodrome_core::machine::Admin;
 use orthodrome_core::{Txn, TxnId};
@@ -121,13 +121,10 @@ impl Session {
                 })?;
                 Ok(format!("{} deleted", counted(deleted)))
             }
-            Command::Ops(ops) => self.ops(ops).await,
+            Command::Ops(ops) => self.ops(ops, None).await,
             Command::PutLeased(lease, ops) => {
-                let put = self.ops(ops).await;
-                put.map_err(|error| match error.contains("does not allow the operation") {
-                    true => format!("the lease {lease} has ended; `lease` grants a new one"),
-                    false => error,
-                })
+                let ended = format!("the lease {lease} has ended; `lease` grants a new one");
+                self.ops(ops, Some(&ended)).await
             }
             Command::Lease(ttl) => {
                 let lease = self.client.grant_lease(ttl).await;
@@ -252,14 +249,16 @@ impl Session {
         Ok(())
     }
 
-    async fn ops(&mut self, ops: Vec<Op>) -> Result<String, String> {
+    /// Runs operations, or adds them to the open transaction. `guard` says why one of their guards fails, if
+    /// that is known.
+    async fn ops(&mut self, ops: Vec<Op>, guard: Option<&str>) -> Result<String, String> {
         let needed: Vec<Key> = ops.iter().flat_map(Op::reads).cloned().collect();
         self.learn(&needed).await?;
         if let Some(open) = &mut self.open {
-            return open.push(ops);
+            return open.push(ops, guard);
         }
         let outcome = self.client.execute(ops).priority(self.priority).await;
-        self.ended(outcome)
+        self.ended(outcome, guard)
     }
 
     async fn begin(&mut self, reads: Vec<Key>, writes: Vec<Key>) -> Result<String, String> {
@@ -293,7 +292,7 @@ impl Session {
         let open = self.open.take().ok_or("no transaction is open; `begin` opens one")?;
         let writes = open.pending().map_err(|reason| reason.to_string())?;
         let outcome = open.txn.commit(writes).await;
-        self.ended(outcome)
+        self.ended(outcome, None)
     }
 
     async fn abort(&mut self) -> Result<String, String> {
@@ -305,7 +304,7 @@ impl Session {
     async fn resolve(&mut self) -> Result<String, String> {
         let doubt = self.doubt.take().ok_or("no transaction has an unknown outcome")?;
         let outcome = doubt.resolve().await;
-        self.ended(Ok(outcome))
+        self.ended(Ok(outcome), None)
     }
 
     fn set_priority(&mut self, priority: Option<Priority>) -> String {
@@ -313,9 +312,16 @@ impl Session {
         format!("priority {}", self.priority)
     }
 
-    fn ended(&mut self, outcome: Result<Outcome, Error>) -> Result<String, String> {
+    fn ended(
+        &mut self,
+        outcome: Result<Outcome, Error>,
+        guard: Option<&str>,
+    ) -> Result<String, String> {
         match outcome.map_err(|error| error.to_string())? {
             Outcome::Committed(_) => Ok(self.style.good("committed")),
+            Outcome::Aborted(Aborted { reason: AbortReason::Guard, .. }) if guard.is_some() => {
+                Err(format!("aborted: {}", guard.unwrap_or_default()))
+            }
             Outcome::Aborted(aborted) => Err(format!("aborted: {}", reason(aborted.reason))),
             Outcome::Unknown(doubt) => {
                 let text = format!(
@@ -362,7 +368,7 @@ impl Open {
     }
 
     /// Adds operations to the open transaction, if their keys are declared and their guards hold.
-    fn push(&mut self, ops: Vec<Op>) -> Result<String, String> {
+    fn push(&mut self, ops: Vec<Op>, guard: Option<&str>) -> Result<String, String> {
         let kept = self.ops.len();
         if let Between::Declared { reads, writes, .. } = &self.txn {
             for op in &ops {
@@ -383,7 +389,7 @@ impl Open {
             let why = if reason == orthodrome_core::txn::AbortReason::TooLarge {
                 "the value would exceed the limit of 1 MiB"
             } else {
-                "the current value of the key does not allow the operation"
+                guard.unwrap_or("the current value of the key does not allow the operation")
             };
             return Err(format!("refused: {why}; the transaction is still open"));
         }

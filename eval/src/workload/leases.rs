@@ -194,3 +194,41 @@ impl Workload for Leases {
         (first..self.granted).map(|number| self.look(number)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::{ClientId, TxnId};
+    use orthodrome_core::txn::Version;
+
+    use super::*;
+
+    #[test]
+    fn an_audit_compares_tags_with_versions_and_misses_no_ended_lease() {
+        let workload = Leases::new(&Options::default()).unwrap();
+        let (look, id, key) = (workload.look(0), named(0), Key::from("k0"));
+        let read = |tag: &str, at: u64| {
+            let writer = TxnId::new(ClientId(1), at);
+            let version = Version { timestamp: Timestamp(at), writer };
+            Read { value: Some(Value::from(tag)), version }
+        };
+        let audit = |of_key, of_attachment, lives: bool| {
+            let mut reads = Reads::from([(key.clone(), of_key)]);
+            reads.insert(id.attachment(&key), of_attachment);
+            if lives {
+                reads.insert(id.record(), read("", 1));
+            }
+            workload.audit(&look, &reads)
+        };
+        assert_eq!(audit(read("a", 2), read("a", 2), true), Ok(()));
+        assert_eq!(audit(read("b", 3), read("a", 2), true), Ok(()));
+        assert!(
+            audit(read("a", 3), read("a", 2), true).is_err(),
+            "two versions of one transaction"
+        );
+        assert!(
+            audit(read("b", 2), read("a", 2), true).is_err(),
+            "one version of two transactions"
+        );
+        assert!(audit(read("a", 2), read("a", 2), false).is_err(), "attached after the end");
+    }
+}

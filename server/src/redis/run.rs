@@ -1,7 +1,5 @@
 //! Runs a list of commands as one transaction, and tries again after conflicts.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,6 +16,7 @@ use super::listing::Listings;
 use super::messages::Hub;
 use super::names::{Name, Names};
 use super::scripts::Scripts;
+use crate::backoff::Backoff;
 use crate::gateway::Finished;
 use crate::service::{Front, Principal, Refusal};
 
@@ -91,20 +90,14 @@ struct Attempt {
     name: Arc<Name>,
     id: TxnId,
     deadline: Instant,
-    failures: u32,
+    backoff: Backoff,
 }
 
 impl Attempt {
     /// Pauses before another attempt: twice as long each time, minus a random part. False if no
     /// time is left.
     async fn pause(&mut self) -> bool {
-        let span = PAUSE_MIN.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
-        self.failures = self.failures.saturating_add(1);
-        let half = span / 2;
-        let nanos = u64::try_from(half.as_nanos()).unwrap_or(u64::MAX).saturating_add(1);
-        // The standard library seeds each hasher at random.
-        let random = RandomState::new().build_hasher().finish();
-        let until = Instant::now() + half + Duration::from_nanos(random % nanos);
+        let until = Instant::now() + self.backoff.pause();
         if until >= self.deadline {
             return false;
         }
@@ -166,7 +159,8 @@ impl Runner {
         let client = *client.map_err(|error| failed(format!("ERR {error}")))?;
         let name = self.names.take();
         let deadline = Instant::now() + self.front.limits().request_timeout;
-        Ok(Attempt { id: name.of(client), name: Arc::new(name), deadline, failures: 0 })
+        let backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
+        Ok(Attempt { id: name.of(client), name: Arc::new(name), deadline, backoff })
     }
 
     /// Runs commands as one transaction.
@@ -294,12 +288,11 @@ impl Runner {
         let (runner, caller, name) = (self.clone(), caller.clone(), name.clone());
         tokio::spawn(async move {
             let mut answer = runner.front.run(&caller, txn.clone(), is_write).await;
-            let mut pause = PAUSE_MIN;
+            let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
             while let Ok(Finished { outcome: Outcome::Unknown, .. }) = answer
                 && !runner.front.is_ending()
             {
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(PAUSE_MAX);
+                tokio::time::sleep(backoff.pause()).await;
                 answer = Ok(runner.front.resolve(txn.clone()).await);
             }
             // Nobody waits any more if the client's time is over.

@@ -148,11 +148,14 @@ pub(super) fn lease_failed(failed: &LeaseError) -> Status {
         LeaseError::Ended(_) => refuse(Status::not_found(text)),
         LeaseError::Ttl => refuse(Status::invalid_argument(text)),
         LeaseError::Clock(_) | LeaseError::NoRandomNumber => refuse(Status::unavailable(text)),
-        LeaseError::Gateway(error) => status(error),
+        LeaseError::Gateway(error) if error.is_retryable() => status(error),
         LeaseError::Scan(failed) => scan_failed(failed),
-        // Without the trailer: the call had an effect, or may have had one.
-        LeaseError::Refused(_) => Status::failed_precondition(text),
-        LeaseError::KeysLeft(_) | LeaseError::Late => Status::unavailable(text),
+        LeaseError::Refused(_) => refuse(Status::invalid_argument(text)),
+        // Without the trailer: the call had an effect, or may have had one. Other errors of the gateway are
+        // about its own transaction, and NOT_FOUND would say that the lease has ended.
+        LeaseError::Gateway(_) | LeaseError::KeysLeft(_) | LeaseError::Late => {
+            Status::unavailable(text)
+        }
     }
 }
 

@@ -468,10 +468,10 @@ async fn forward(
     }
 }
 
-/// How often a node looks for leases that are due, while there are leases.
-const LOOKS_USED: Duration = Duration::from_secs(2);
-/// How often it looks whether there are leases, otherwise.
-const LOOKS_UNUSED: Duration = Duration::from_secs(10);
+/// The time between two lists of due entries, while there are leases.
+const LEASE_INTERVAL: Duration = Duration::from_secs(2);
+/// The same while there are none.
+const LEASE_INTERVAL_UNUSED: Duration = Duration::from_secs(10);
 
 /// A task that is aborted when its owner is dropped.
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
@@ -725,18 +725,18 @@ impl Service {
 
     /// Ends leases that are due; runs for ever.
     async fn end_leases(self) {
-        let mut pause = LOOKS_UNUSED;
+        let mut pause = LEASE_INTERVAL_UNUSED;
         loop {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = self.inner.granted.notified() => pause = LOOKS_USED,
+                () = self.inner.granted.notified() => pause = LEASE_INTERVAL,
             }
             if self.inner.transactions.describe().health != Health::Serving {
                 continue;
             }
             match self.inner.transactions.end_due_leases().await {
                 Ok(swept) => {
-                    pause = if swept.entries > 0 { LOOKS_USED } else { LOOKS_UNUSED };
+                    pause = if swept.entries > 0 { LEASE_INTERVAL } else { LEASE_INTERVAL_UNUSED };
                     self.inner.metrics.leases_ended.inc_by(swept.ended);
                     self.inner.metrics.lease_keys_deleted.inc_by(swept.keys);
                 }

@@ -24,9 +24,19 @@ async fn until_gone(cluster: &EmbeddedCluster, nodes: &[u32], client: &mut Clien
     within(&format!("{key} goes with its lease"), looking).await;
 }
 
-/// All keys that leases have left.
-async fn left(gateway: &Gateway) -> Vec<String> {
+/// The keys of leases.
+async fn keys_of_leases(gateway: &Gateway) -> Vec<String> {
     scanned(gateway, "orthodrome/", false, 1_000).await
+}
+
+/// Lets this gateway look for leases that are due until no key of any lease exists.
+async fn until_no_lease_exists(gateway: &Gateway) {
+    let looking = async {
+        while !keys_of_leases(gateway).await.is_empty() {
+            gateway.end_due_leases().await.unwrap();
+        }
+    };
+    within("all keys of leases are deleted", looking).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -70,12 +80,7 @@ async fn keys_go_with_their_lease(protocol: &'static str) {
     let txn = Txn::procedure(client.next(), RegionId(0), id.put("late".into(), "v".into()));
     let Begun::Finished(late) = gateway.begin(txn).await.unwrap() else { panic!("one round") };
     assert_eq!(late.outcome, Outcome::Aborted(AbortReason::Guard), "{protocol}");
-    within("the due entries are removed", async {
-        while !left(&gateway).await.is_empty() {
-            gateway.end_due_leases().await.unwrap();
-        }
-    })
-    .await;
+    until_no_lease_exists(&gateway).await;
     cluster.shutdown(Duration::from_secs(5)).await;
 }
 
@@ -111,12 +116,7 @@ async fn leases_end_although_their_gateway_died_and_all_nodes_restarted() {
     }
     cluster.restart(NodeId(3)).await.unwrap();
     let gateway = cluster.gateway(NodeId(3)).unwrap();
-    within("nothing is left", async {
-        while !left(&gateway).await.is_empty() {
-            gateway.end_due_leases().await.unwrap();
-        }
-    })
-    .await;
+    until_no_lease_exists(&gateway).await;
     cluster.shutdown(Duration::from_secs(5)).await;
 }
 
@@ -172,7 +172,7 @@ async fn a_lease_with_many_keys_and_large_values_ends() {
     }
     assert_eq!(gateway.revoke_lease(id).await, Ok(0));
     // Some entries of the renewals are there until their time.
-    let left = left(&gateway).await;
+    let left = keys_of_leases(&gateway).await;
     assert!(left.len() <= 10 && left.iter().all(|key| key.contains("/due/")), "{left:?}");
     cluster.shutdown(Duration::from_secs(5)).await;
 }
