@@ -176,6 +176,9 @@ pub struct Setup<P: Protocol> {
     pub engine: Box<dyn StateEngine>,
     /// Runs independent parts of a step in parallel.
     pub workers: Arc<dyn Workers>,
+    /// The node's disk was lost, and this one was empty when the node first started from it. True at
+    /// every start from this disk ([`Protocol::replaceable`]).
+    pub is_replacement: bool,
 }
 
 /// A protocol's client side or server side. `Display` is its one-line state, shown in golden

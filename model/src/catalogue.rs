@@ -58,7 +58,11 @@ const fn raised(ballots: u8, raises: u8, mutation: Option<Mutation>) -> Rules {
 }
 
 const fn stamps<const N: usize>(rules: Rules, closing_max: u8, heals: bool) -> Stamps<N> {
-    Stamps { rules, closing_max, heals }
+    Stamps { rules, closing_max, heals, loses_disk: false }
+}
+
+const fn lost<const N: usize>(rules: Rules, closing_max: u8, heals: bool) -> Stamps<N> {
+    Stamps { loses_disk: true, ..stamps(rules, closing_max, heals) }
 }
 
 /// Three pairs: with the first transaction's pair they cover every overlap except a swap.
@@ -115,6 +119,17 @@ configurations! {
         |m| stamps::<3>(direct(2, m), 3, true);
     Large "heal-five" "f = 2, healing with two dead replicas, 1 ballot" =
         |m| stamps::<5>(rules(2, 1, m), 1, true);
+
+    Small "lost-pair" "one of three disks lost, 1 ballot, closings to 2" =
+        |m| lost::<3>(rules(1, 1, m), 2, false);
+    Small "lost-ballots" "one of three disks lost, 2 ballots, closings to 1" =
+        |m| lost::<3>(rules(1, 2, m), 1, false);
+    Small "lost-heal" "one of three disks lost, and healing, 2 ballots, closings to 1" =
+        |m| lost::<3>(rules(1, 2, m), 1, true);
+    Large "lost-pair-2" "one of three disks lost, 2 ballots, closings to 2" =
+        |m| lost::<3>(rules(1, 2, m), 2, false);
+    Large "lost-five" "f = 2, one of five disks lost, 1 ballot, closings to 1" =
+        |m| lost::<5>(rules(2, 1, m), 1, false);
 
     Small "order-one" "two transactions on one partition, one recovered" =
         |m| Orders::<2> { rules: rules(1, 1, m), at: [1, 1], times: &[[1, 1]],
@@ -189,6 +204,9 @@ pub fn catches(mutation: Mutation) -> (&'static str, &'static str) {
         | RecoveryStampCounts | LoseClosings | LoseStamps => ("stamp-pair", "visibility"),
         PromiseIsAccept | LowestAccepted => ("stamp-ballots", "agreement"),
         WaitForAll => ("heal-pair", "liveness"),
+        NoSeal | LostVouches => ("lost-pair", "agreement"),
+        ReadsEarly => ("lost-pair", "visibility"),
+        NoVouchers => ("lost-heal", "liveness"),
         DirectTwoEqual | DirectNoEqualRule => ("stamp-direct", "agreement"),
         DirectUnconfirmed | DirectNoRaise | DirectUnconfirmedRecovered => {
             ("stamp-direct", "visibility")

@@ -24,6 +24,8 @@ pub struct Stamps<const N: usize> {
     pub closing_max: u8,
     /// Whether the network heals at some moment. Then the last ballot is used after it only.
     pub heals: bool,
+    /// Whether one replica may lose its disk. The transaction was begun before that.
+    pub loses_disk: bool,
 }
 
 /// Everything durable, and the history for the properties.
@@ -40,6 +42,17 @@ pub struct State<const N: usize> {
     is_healed: bool,
     /// Replicas that never come back, one bit each.
     dead: u8,
+    /// The replica that has lost its disk, as one bit. What the disk said stays as it was, because
+    /// answers may be on their way.
+    lost: u8,
+    /// Peers that take no part unless they know the transaction, one bit each.
+    sealed: u8,
+    /// Those of them that did not know it, and have said so to whoever asked.
+    unsure: u8,
+    /// One of them knew it.
+    is_known: bool,
+    /// The replica with the new disk has asked f + 1 peers, and takes part again.
+    is_whole: bool,
 }
 
 /// One step.
@@ -58,6 +71,12 @@ pub enum Action {
     Restart(u8),
     /// The network heals. These replicas, one bit each, stay dead.
     Heal(u8),
+    /// A replica loses its disk.
+    Lose(u8),
+    /// A peer answers the replica with the new disk.
+    Seal(u8),
+    /// The replica with the new disk takes part again.
+    Rejoin,
 }
 
 impl fmt::Display for Action {
@@ -69,6 +88,11 @@ impl fmt::Display for Action {
             }
             Action::Restart(replica) => write!(f, "n{replica} restarts with a loss"),
             Action::Heal(dead) => write!(f, "the network heals; dead replicas: {dead:#b}"),
+            Action::Lose(replica) => write!(f, "n{replica} loses its disk"),
+            Action::Seal(replica) => {
+                write!(f, "the replica with the new disk → n{replica}: n{replica} is sealed")
+            }
+            Action::Rejoin => write!(f, "the replica with the new disk takes part again"),
         }
     }
 }
@@ -90,6 +114,9 @@ impl<const N: usize> Stamps<N> {
     fn is_allowed(&self, state: &State<N>, step: Step) -> bool {
         let last = self.rules.ballots;
         let is_after = state.is_healed;
+        if actor(state, step).is_some_and(|replica| !self.takes_part(state, replica, step)) {
+            return false;
+        }
         match step {
             Step::Promise { ballot, replica } | Step::Accept { ballot, replica } => {
                 self.is_ballot_allowed(is_after, ballot, last) && !has(state.dead, replica)
@@ -106,6 +133,43 @@ impl<const N: usize> Stamps<N> {
         }
     }
 
+    /// True if a replica may take part in the transaction, with one disk lost.
+    fn takes_part(&self, state: &State<N>, replica: u8, step: Step) -> bool {
+        if has(state.lost, replica) {
+            return false;
+        }
+        let is_new = !state.knows(replica) && has(state.sealed, replica);
+        if !is_new || self.rules.drops(Mutation::NoSeal) {
+            return true;
+        }
+        // Others that have promised this ballot vouch for the transaction.
+        let (Step::Promise { ballot, .. } | Step::Accept { ballot, .. }) = step else {
+            return false;
+        };
+        let answers = state.slot.ballots[usize::from(ballot) - 1].answers;
+        let lost = if self.rules.drops(Mutation::LostVouches) { 0 } else { state.lost };
+        let vouchers = (answers & !lost & !(1 << replica)).count_ones();
+        let is_told = state.is_whole && state.is_known;
+        (is_told || vouchers >= self.rules.f.into()) && !self.rules.drops(Mutation::NoVouchers)
+    }
+
+    fn losses(&self, state: &State<N>, actions: &mut Vec<Action>) {
+        let ids = 0..N as u8;
+        if state.lost == 0 {
+            let may_lose = self.loses_disk && !state.is_healed && !state.has_restarted;
+            actions.extend(ids.filter(|_| may_lose).map(Action::Lose));
+            return;
+        }
+        if state.is_whole || state.lost & state.dead != 0 {
+            return;
+        }
+        let is_open = |id: &u8| !has(state.lost | state.sealed | state.dead, *id);
+        actions.extend(ids.filter(is_open).map(Action::Seal));
+        if state.sealed.count_ones() > self.rules.f.into() {
+            actions.push(Action::Rejoin);
+        }
+    }
+
     fn is_ballot_allowed(&self, is_after: bool, ballot: u8, last: u8) -> bool {
         !self.heals || (ballot == last) == is_after
     }
@@ -116,8 +180,14 @@ impl<const N: usize> Stamps<N> {
         }
         for replica in 0..N as u8 {
             let it = &state.slot.replicas[usize::from(replica)];
+            let is_lost = has(state.lost, replica);
+            if is_lost && (!state.is_whole || state.is_known && !self.reads_early()) {
+                // It does not answer, or reports the transaction whatever it closes.
+                continue;
+            }
             // Above a stamp that stays, a closing changes nothing.
             let stays = matches!(it.kind, Kind::Confirmed | Kind::Recovery)
+                && !is_lost
                 && self.rules.raises == 0
                 && self.rules.mutation.is_none();
             let most = if stays { self.closing_max.min(it.stamp - 1) } else { self.closing_max };
@@ -150,13 +220,51 @@ impl<const N: usize> Stamps<N> {
         )
     }
 
+    fn reads_early(&self) -> bool {
+        self.rules.drops(Mutation::ReadsEarly)
+    }
+
     fn observe(&self, state: &mut State<N>) {
-        for (replica, it) in state.slot.replicas.iter().enumerate() {
-            let closed = state.closed[replica];
-            let unreported = if it.kind == Kind::None { closed } else { closed.min(it.stamp - 1) };
-            state.blind[replica] = state.blind[replica].max(unreported);
+        for (replica, it) in (0..).zip(&state.slot.replicas) {
+            let closed = state.closed[usize::from(replica)];
+            let unreported = match it.kind {
+                _ if has(state.lost, replica) && !state.is_whole => NONE,
+                _ if has(state.lost, replica) && state.is_known && !self.reads_early() => NONE,
+                _ if has(state.lost, replica) => closed,
+                Kind::None => closed,
+                Kind::Direct | Kind::Confirmed | Kind::Recovery => closed.min(it.stamp - 1),
+            };
+            let blind = &mut state.blind[usize::from(replica)];
+            *blind = unreported.max(*blind);
         }
         state.learned |= state.slot.learned(&self.rules);
+        // The replica with the new disk says that nobody knows it, or f + 1 others say so of themselves.
+        let is_refused = state.is_whole && !state.is_known;
+        if is_refused || state.unsure.count_ones() > self.rules.f.into() {
+            state.learned |= 1 << TOMBSTONE;
+        }
+    }
+}
+
+impl<const N: usize> State<N> {
+    /// True if a replica has anything about the transaction.
+    fn knows(&self, replica: u8) -> bool {
+        let it = &self.slot.replicas[usize::from(replica)];
+        it.kind != Kind::None || it.promised > 0 || it.accepted != NONE
+    }
+}
+
+/// The replica that takes a step.
+fn actor<const N: usize>(state: &State<N>, step: Step) -> Option<u8> {
+    match step {
+        Step::Promise { replica, .. } | Step::Accept { replica, .. } => Some(replica),
+        Step::Propose { .. } => None,
+        Step::Direct(replica)
+        | Step::Ack(replica)
+        | Step::SlowAccept(replica)
+        | Step::RaiseSecond(replica)
+        | Step::Second(replica) => Some(replica),
+        Step::First | Step::Record(_) | Step::Slow | Step::RaiseFirst(_) => Some(state.slot.h),
     }
 }
 
@@ -174,6 +282,11 @@ impl<const N: usize> Model for Stamps<N> {
             has_restarted: false,
             is_healed: false,
             dead: 0,
+            lost: 0,
+            sealed: 0,
+            unsure: 0,
+            is_known: false,
+            is_whole: false,
         }]
     }
 
@@ -183,11 +296,14 @@ impl<const N: usize> Model for Stamps<N> {
         steps.retain(|&step| self.is_allowed(state, step));
         actions.extend(steps.into_iter().map(Action::Step));
         self.closings(state, actions);
+        self.losses(state, actions);
         if self.loses() && !state.has_restarted {
             actions.extend((0..N as u8).map(Action::Restart));
         }
         if self.heals && !state.is_healed {
-            let few = (0..1 << N).filter(|dead: &u8| dead.count_ones() <= self.rules.f.into());
+            // Of this transaction a lost disk is a dead replica.
+            let gone = |dead: u8| (dead | state.lost).count_ones();
+            let few = (0..1 << N).filter(|&dead| gone(dead) <= self.rules.f.into());
             actions.extend(few.map(Action::Heal));
         }
     }
@@ -199,6 +315,14 @@ impl<const N: usize> Model for Stamps<N> {
             Action::Close { replica, to } => state.closed[usize::from(replica)] = to,
             Action::Restart(replica) => self.restart(&mut state, replica),
             Action::Heal(dead) => (state.is_healed, state.dead) = (true, dead),
+            Action::Lose(replica) => state.lost = 1 << replica,
+            Action::Seal(replica) => {
+                state.sealed |= 1 << replica;
+                let is_known = state.knows(replica);
+                state.unsure |= u8::from(!is_known) << replica;
+                state.is_known |= is_known;
+            }
+            Action::Rejoin => state.is_whole = true,
         }
         self.observe(&mut state);
         (state != *last).then_some(state)

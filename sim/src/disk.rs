@@ -111,6 +111,8 @@ pub struct Disk<P: Protocol> {
     reported: u64,
     /// The value of `reported` when the disk was copied.
     copied: Option<u64>,
+    /// The disk replaced a lost one.
+    is_replacement: bool,
 }
 
 impl<P: Protocol> Disk<P> {
@@ -134,12 +136,19 @@ impl<P: Protocol> Disk<P> {
             unsafe_writes: 0,
             reported: 0,
             copied: None,
+            is_replacement: false,
         }
     }
 
     /// Replaces this disk by an empty one.
     pub fn replace(&mut self) {
-        *self = Self::new(self.owner, self.model);
+        *self = Self { is_replacement: true, ..Self::new(self.owner, self.model) };
+    }
+
+    /// True if the disk replaced a lost one.
+    #[must_use]
+    pub fn is_replacement(&self) -> bool {
+        self.is_replacement
     }
 
     /// The node to which the disk belongs.

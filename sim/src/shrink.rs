@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::fault::{self, Fault};
 use crate::simulation::{Failure, FailureKind};
 use crate::swarm::{Found, Scenario, ScenarioResult, SwarmError};
 use crate::unusual::Unusual;
@@ -28,7 +29,7 @@ pub(crate) fn shrink(
     if kind == FailureKind::Twins {
         return found;
     }
-    leave_out(&mut found, &mut left, &draw, &fails);
+    leave_out(&mut found, &mut left, &draw, &fails, |_| true);
     let mut failure = found.failure.clone();
     let faults = minimize(&found.scenario.schedule.faults, &mut left, |faults| {
         let mut candidate = found.scenario.clone();
@@ -41,7 +42,11 @@ pub(crate) fn shrink(
     let schedule = found.scenario.schedule.clone();
     let draw =
         |without: &BTreeSet<Unusual>| Ok(Scenario { schedule: schedule.clone(), ..draw(without)? });
-    leave_out(&mut found, &mut left, &draw, &fails);
+    // The draw of lost disks decides which other servers may die.
+    let is_replaced = |entry: &fault::Entry| matches!(entry.fault, Fault::Replace { .. });
+    let loses_disks = schedule.faults.iter().any(is_replaced);
+    let may_go = |unusual| unusual != Unusual::Replaced || !loses_disks;
+    leave_out(&mut found, &mut left, &draw, &fails, may_go);
     let mut transactions = found.scenario.options.load.transactions_max;
     while transactions > 1 && left > 0 {
         left -= 1;
@@ -56,14 +61,16 @@ pub(crate) fn shrink(
     found
 }
 
-/// Leaves out each unusual draw without which the scenario still fails.
+/// Leaves out each unusual draw that `may_go` and without which the scenario still fails.
 fn leave_out(
     found: &mut Found,
     left: &mut u32,
     draw: &impl Fn(&BTreeSet<Unusual>) -> Result<Scenario, SwarmError>,
     fails: &impl Fn(&Scenario) -> Option<Failure>,
+    may_go: impl Fn(Unusual) -> bool,
 ) {
-    for unusual in found.scenario.unusual.clone() {
+    let unusual = found.scenario.unusual.clone();
+    for unusual in unusual.into_iter().filter(|&unusual| may_go(unusual)) {
         let mut without = found.scenario.without.clone();
         without.insert(unusual);
         let Ok(candidate) = draw(&without) else { continue };

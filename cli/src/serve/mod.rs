@@ -51,8 +51,9 @@ pub struct Args {
     mark_new: bool,
     /// Start a node that has lost its data, in a running cluster: it recovers the data from other nodes
     ///
-    /// Only for protocols that can restore a node (ocean-vista, unless the node holds the first partition). The node
-    /// counts in no quorum until its data is complete; `status` in the shell shows how much is missing.
+    /// Only for protocols that can restore a node (geodesic; ocean-vista, unless the node holds the first
+    /// partition). The node counts in no quorum until its data is complete: until `status` in the shell shows
+    /// that 0 are incomplete. Until then the other nodes of its partitions must keep running.
     #[arg(long, requires = "config")]
     replace: bool,
     /// Write the configuration files of a cluster to this new directory and exit

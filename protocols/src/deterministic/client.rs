@@ -77,7 +77,7 @@ enum Phase {
 
 impl Machine<Deterministic> for Client {
     fn new(setup: Setup<Deterministic>, _: Vec<Record>, _: &mut Cx<'_>) -> Self {
-        let Setup { node, cluster, config, engine: _, workers: _ } = setup;
+        let Setup { node, cluster, config, engine: _, workers: _, is_replacement: _ } = setup;
         let helpers = Helpers::new(&cluster, node, config.answer_after);
         Self { config, cluster, helpers, open: BTreeMap::new(), open_bytes: 0 }
     }

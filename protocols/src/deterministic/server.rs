@@ -82,7 +82,7 @@ fn settings(node: NodeId, cluster: &Cluster, config: &Config) -> Settings {
 
 impl Machine<Deterministic> for Server {
     fn new(setup: Setup<Deterministic>, recovered: Vec<Record>, cx: &mut Cx<'_>) -> Self {
-        let Setup { node, cluster, config, engine, workers } = setup;
+        let Setup { node, cluster, config, engine, workers, is_replacement: _ } = setup;
         let store = Store::new(engine);
         let (images, mut logs, pace) = read(node, recovered);
         // The data contains the number of its checkpoint.

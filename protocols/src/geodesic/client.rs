@@ -763,6 +763,10 @@ impl Client {
             | Msg::Driving { .. }
             | Msg::Hint { .. }
             | Msg::Follow { .. }
+            | Msg::Rejoin { .. }
+            | Msg::Known { .. }
+            | Msg::Copy { .. }
+            | Msg::Copied { .. }
             | Msg::Ping
             | Msg::Pong => unreachable!("no answer to the driver of {id}"),
         };
@@ -1252,6 +1256,10 @@ impl Client {
             | Msg::Gossip { .. }
             | Msg::Driving { .. }
             | Msg::Hint { .. }
+            | Msg::Rejoin { .. }
+            | Msg::Known { .. }
+            | Msg::Copy { .. }
+            | Msg::Copied { .. }
             | Msg::Ping => unreachable!("a replica's message at a client"),
         }
     }
@@ -1325,7 +1333,9 @@ mod tests {
         let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
         let config = Arc::new(Geodesic::configure(&cluster, "geodesic"));
         let (engine, workers) = (Box::new(MemoryEngine::default()), Arc::new(Alone));
-        let setup = Setup { node: NodeId(4), cluster, config: config.clone(), engine, workers };
+        let config = config.clone();
+        let (node, is_replacement) = (NodeId(4), false);
+        let setup = Setup { node, cluster, config, engine, workers, is_replacement };
         let rng = Rng::stream(1, "test", 4);
         (Host::start(setup, vec![], rng, Time::ZERO, CLOCK), config)
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Lane, Message};
-use orthodrome_core::store::{Versions, check_versions, sample_versions};
+use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Priority, Read, Version, Writes};
 use orthodrome_core::{Wire, WireError};
@@ -237,6 +237,9 @@ pub struct Answer {
     /// With [`Answer::has_ended`]: the outcome, if that is remembered.
     #[wire(check = "check_outcome")]
     pub outcome: Option<Outcome>,
+    /// The replica's disk is new, and the lost one may have had a part in transactions up to this. The
+    /// replica knows this transaction, and takes no part in it.
+    pub heir: Option<Timestamp>,
 }
 
 fn check_outcome(outcome: &Option<Outcome>) -> Result<(), WireError> {
@@ -267,11 +270,30 @@ impl fmt::Debug for Answer {
         if let Some(outcome) = outcome {
             write!(f, " {outcome}")?;
         }
+        if self.heir.is_some() {
+            f.write_str(" with a new disk")?;
+        }
         f.write_str(match (*is_forgotten, *has_ended) {
             (false, _) => ")",
             (true, false) => " unknown)",
             (true, true) => " forgotten)",
         })
+    }
+}
+
+/// Replicas of one partition that have a transaction. A replica that must not take part in what it does
+/// not know may do so if these are enough.
+#[derive(Clone, PartialEq, Eq, Default, Wire)]
+pub struct Vouchers {
+    /// They have promised the ballot.
+    pub promised: Vec<NodeId>,
+    /// They take no part: their disks are new ([`Answer::heir`]).
+    pub heirs: Vec<(NodeId, Timestamp)>,
+}
+
+impl fmt::Debug for Vouchers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.promised).entries(&self.heirs).finish()
     }
 }
 
@@ -451,6 +473,8 @@ pub enum Msg {
         text: Option<Arc<Text>>,
         /// Everybody who takes part.
         participants: Vec<PartitionId>,
+        /// Who vouches for the transaction.
+        vouchers: Vouchers,
     },
     /// Replica → recovery coordinator: what it knows, once the promise is durable; or that it has
     /// promised a higher ballot.
@@ -478,6 +502,8 @@ pub enum Msg {
         text: Option<Arc<Text>>,
         /// Everybody who takes part.
         participants: Vec<PartitionId>,
+        /// Who vouches for the transaction.
+        vouchers: Vouchers,
     },
     /// Replica → recovery coordinator: it has accepted that, if its answer says so.
     Accepted {
@@ -612,6 +638,57 @@ pub enum Msg {
         /// Its outcome and its writes.
         told: Arc<Foretold>,
     },
+    /// Replica with a new disk → its peers: take no part in a transaction at or below `until` that
+    /// you have not heard of ([`Change::Seal`]), and send what you know of transactions.
+    Rejoin {
+        /// The partition.
+        partition: PartitionId,
+        /// The lost disk may have had a part in transactions with timestamps up to this, and in no
+        /// later ones.
+        until: Timestamp,
+        /// Which part of the answer.
+        number: u32,
+        /// The answer's name, once a part of it has come.
+        answer: u64,
+    },
+    /// Peer → replica with a new disk: a part of its state.
+    Known {
+        /// The partition.
+        partition: PartitionId,
+        /// That of the question.
+        until: Timestamp,
+        /// Which part.
+        number: u32,
+        /// How many parts there are.
+        count: u32,
+        /// The name of the answer to which the part belongs.
+        answer: u64,
+        /// The part.
+        part: Box<State>,
+    },
+    /// Replica with a new disk → peer: send what you have from `start` on.
+    Copy {
+        /// The partition.
+        partition: PartitionId,
+        /// That of the question.
+        until: Timestamp,
+        /// Where to begin.
+        start: Box<Start>,
+    },
+    /// Peer → replica with a new disk: that.
+    Copied {
+        /// The partition.
+        partition: PartitionId,
+        /// That of the question.
+        until: Timestamp,
+        /// Where this begins.
+        start: Box<Start>,
+        /// Keys, each with versions.
+        #[wire(check = "check_versions", sample = "sample_versions")]
+        keys: Vec<(Key, Versions)>,
+        /// Where the rest begins, if there is more.
+        next: Option<Box<Start>>,
+    },
 }
 
 /// A pending transaction that may write what another one reads.
@@ -718,6 +795,20 @@ pub enum Change {
     Age(Vec<(ClientId, u64)>),
     /// These are forgotten, except for their outcomes.
     Shorten(Vec<TxnId>),
+    /// This disk is new. The lost one may have had a part in transactions up to this timestamp.
+    Rejoin(Timestamp),
+    /// A part of what a peer knows, for a new disk.
+    Inherit(Box<State>),
+    /// A new disk has all that it needs.
+    Rejoined,
+    /// A peer has a new disk: this replica takes no part in transactions up to here that it has not
+    /// heard of, unless f others vouch for them.
+    Seal {
+        /// The peer.
+        peer: NodeId,
+        /// The lost disk may have had a part in transactions up to this timestamp.
+        until: Timestamp,
+    },
 }
 
 /// What a server remembers.
@@ -751,6 +842,10 @@ impl Msg {
             | Self::ReadOnly { partition, .. }
             | Self::Gossip { partition, .. }
             | Self::Hint { partition, .. }
+            | Self::Rejoin { partition, .. }
+            | Self::Known { partition, .. }
+            | Self::Copy { partition, .. }
+            | Self::Copied { partition, .. }
             | Self::Driving { partition, .. } => Some(*partition),
             Self::Decided { .. }
             | Self::Observed { .. }
@@ -805,6 +900,10 @@ impl Message for Msg {
             Self::Blocked { .. } => "Blocked",
             Self::Follow { .. } => "Follow",
             Self::Foretold { .. } => "Foretold",
+            Self::Rejoin { .. } => "Rejoin",
+            Self::Known { .. } => "Known",
+            Self::Copy { .. } => "Copy",
+            Self::Copied { .. } => "Copied",
         }
     }
 
@@ -837,7 +936,14 @@ impl Message for Msg {
             | Self::Follow { txn, .. }
             | Self::Foretold { txn, .. }
             | Self::Driving { txn, .. } => Some(*txn),
-            Self::Forget { .. } | Self::Gossip { .. } | Self::Ping | Self::Pong => None,
+            Self::Forget { .. }
+            | Self::Gossip { .. }
+            | Self::Ping
+            | Self::Pong
+            | Self::Rejoin { .. }
+            | Self::Known { .. }
+            | Self::Copy { .. }
+            | Self::Copied { .. } => None,
         }
     }
 
@@ -865,6 +971,7 @@ impl Message for Msg {
             }
             Self::Apply { output, .. } => output.writes.len(),
             Self::Store { offer, .. } => offer.writes.as_ref().map_or(0, Writes::len),
+            Self::Copied { keys, .. } => keys.len(),
             Self::Ack { .. }
             | Self::Settle { .. }
             | Self::Settled { .. }
@@ -887,6 +994,9 @@ impl Message for Msg {
             | Self::Blocked { .. }
             | Self::Follow { .. }
             | Self::Foretold { .. }
+            | Self::Rejoin { .. }
+            | Self::Known { .. }
+            | Self::Copy { .. }
             | Self::Ping
             | Self::Pong => 0,
         }

@@ -34,6 +34,8 @@
 //! | `Inquire`, `Driving` | replica ↔ gateway | a transaction is old: does anybody look after it? |
 //! | `Gossip` | replica → its peers | now and then: what is settled |
 //! | `Ping`, `Pong` | gateway ↔ server that did not answer | until it answers |
+//! | `Rejoin`, `Known` | replica with a new disk ↔ its peers | it asks what they know of transactions |
+//! | `Copy`, `Copied` | replica with a new disk ↔ its peers | it copies their data |
 //!
 //! # What is sharper here than in the argument
 //! - **Only what is read is closed, and only writers are raised.** The argument lets all transactions
@@ -72,7 +74,7 @@
 //! - Direct mode, read leases; raises by priority: instead, low priority waits at its gateway for most of
 //!   the time that others stand in line for its keys (`lines`).
 //! - Repair of a stale interactive value within its attempt: callers are told what they read once.
-//! - General transactions, whose keys are not declared; changes of members, replaced disks.
+//! - General transactions, whose keys are not declared; changes of members.
 
 mod choose;
 mod client;
@@ -92,7 +94,7 @@ pub use choose::{Choice, choose};
 pub use client::Client;
 pub use message::{
     Answer, Ballot, Change, Foretold, Kind, Msg, Output, Predecessor, Record, Side, Stamp, Text,
-    Value,
+    Value, Vouchers,
 };
 pub use mutations::Mutations;
 pub use server::Server;
@@ -102,7 +104,7 @@ use std::time::Duration;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
 use orthodrome_core::rng::Rng;
@@ -238,6 +240,14 @@ pub enum Note {
     OrderRefused,
     /// A node made a checkpoint.
     Checkpoint,
+    /// A replica found that its disk was lost.
+    Rejoining,
+    /// It has all that it needs to take part again.
+    Rejoined,
+    /// A message came for which a replica with a new disk has no answer.
+    Barred,
+    /// A transaction is not known, and is older than the new disk of this replica or of a peer.
+    TooOld,
 }
 
 /// Names of timers.
@@ -276,6 +286,8 @@ impl Registered for Geodesic {
         (NAME, "foretold_is_certain", 30),
         (NAME, "D13", 10),
         (NAME, "D14", 20),
+        (NAME, "replacement_takes_part", 10),
+        (NAME, "replacement_reads_early", 400),
     ];
     const ROWS: &'static [Row] = &[Row {
         name: NAME,
@@ -306,6 +318,14 @@ impl Protocol for Geodesic {
 
     fn mutations(name: &str) -> &'static [&'static str] {
         mutations::names(name)
+    }
+
+    fn replaceable(cluster: &Cluster) -> Vec<NodeId> {
+        let is_alone = |node: NodeId| {
+            let mut own = cluster.partitions().filter(|it| it.replicas.contains(&node));
+            own.any(|partition| partition.replicas.len() == 1)
+        };
+        cluster.servers().map(|server| server.id).filter(|&node| !is_alone(node)).collect()
     }
 
     fn configure(cluster: &Cluster, _: &str) -> Config {

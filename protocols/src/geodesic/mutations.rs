@@ -32,6 +32,12 @@ mutations! {
     no_clock_wait: "D13";
     /// D14: a read-only transaction closes nothing.
     read_closes_nothing: "D14";
+    /// D19: a replica whose disk was lost takes part at once.
+    replacement_takes_part;
+    /// D19: it reads although transactions from before have not ended.
+    replacement_reads_early;
+    /// D19: its peers take part in older transactions that they do not know.
+    no_seal;
 }
 
 /// Names of the mutations of a variant.
@@ -50,6 +56,9 @@ pub(super) fn names(_: &str) -> &'static [&'static str] {
         "foretold_is_certain",
         "D13",
         "D14",
+        "replacement_takes_part",
+        "replacement_reads_early",
+        "no_seal",
         "R11",
     ])
 }

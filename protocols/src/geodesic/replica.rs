@@ -1,19 +1,26 @@
 //! One replica of one partition: stamps, closings, decisions of h, promises, and what it observes.
 
+mod rejoin;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
+use orthodrome_core::machine::Message as _;
 use orthodrome_core::scan::{Ask, Basis, Listing, Voters};
 use orthodrome_core::store::{Store, Versioned, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
 
-use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Predecessor, Text, Value};
+use super::message::{
+    Answer, Ballot, Change, Kind, Msg, Offer, Output, Predecessor, Text, Value, Vouchers,
+};
 use super::pending::{Closings, Hints, Name, Place, Question, Questions, Writers};
 use super::server::World;
+use rejoin::{Leaving, Rejoin};
+
 use super::state::{Entry, OUTCOME, State};
 use super::{Note, Timer, backoff};
 use crate::portions::Portion;
@@ -51,6 +58,10 @@ pub(super) struct Replica {
     entries_bytes: usize,
     /// Of which transactions only the outcome is kept, and since when, or since this server began.
     shortened: VecDeque<(Time, TxnId)>,
+    /// What this replica needs before it takes part, if its disk was lost.
+    rejoin: Option<Rejoin>,
+    /// Answers to peers whose disks were lost.
+    leaving: BTreeMap<NodeId, Leaving>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +109,7 @@ impl Replica {
     pub(super) fn new(
         id: PartitionId,
         replicas: Vec<NodeId>,
-        state: State,
+        (state, is_replacement): (State, bool),
         world: &mut World<'_, '_>,
     ) -> Self {
         let now = world.cx.now();
@@ -123,7 +134,11 @@ impl Replica {
             inquiries: BTreeMap::new(),
             entries_bytes: 0,
             shortened: VecDeque::new(),
+            rejoin: None,
+            leaving: BTreeMap::new(),
         };
+        replica.rejoin_if_lost(is_replacement, world);
+        replica.closings = Closings::new(replica.state.ceiling);
         replica.shortened.extend(replica.state.outcomes.keys().map(|&txn| (now, txn)));
         let txns: Vec<TxnId> = replica.state.entries.keys().copied().collect();
         for txn in txns {
@@ -155,6 +170,21 @@ impl Replica {
 
     /// Takes a message meant for this replica.
     pub(super) fn on_message(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
+        let is_barred = msg.txn().is_some_and(|txn| self.is_barred(txn));
+        let is_copy = matches!(msg, Msg::Known { .. } | Msg::Copied { .. });
+        let tells_end = matches!(
+            msg,
+            Msg::Apply { .. } | Msg::Commit { .. } | Msg::Fetched { .. } | Msg::Driving { .. }
+        );
+        if !self.is_ready() && !is_copy || is_barred && !tells_end {
+            world.cx.note(Note::Barred);
+            if let Msg::Recover { txn, ballot, text, .. } = msg
+                && self.is_ready()
+            {
+                self.vouch(from, (txn, ballot), text.is_some(), world);
+            }
+            return;
+        }
         match msg {
             Msg::Begin { text, .. } => self.on_begin(&text, world),
             Msg::Forward { text, stamp, .. } => self.on_forward(from, &text, stamp, world),
@@ -174,11 +204,12 @@ impl Replica {
             }
             Msg::Fetch { txn, keys, .. } => self.on_fetch(from, txn, keys, world),
             Msg::Fetched { txn, keys, rest, .. } => self.on_fetched(from, txn, (keys, rest), world),
-            Msg::Recover { txn, ballot, text, participants, .. } => {
-                self.on_recover(from, (txn, ballot), text, participants, world);
+            Msg::Recover { txn, ballot, text, participants, vouchers, .. } => {
+                self.on_recover(from, (txn, ballot), (text, &vouchers), participants, world);
             }
-            Msg::Propose { txn, ballot, value, text, participants, .. } => {
-                self.on_propose(from, (txn, ballot, value), text, participants, world);
+            Msg::Propose { txn, ballot, value, text, participants, vouchers, .. } => {
+                let told = (text, &vouchers);
+                self.on_propose(from, (txn, ballot, value), told, participants, world);
             }
             Msg::Read { txn, keys, .. } => self.on_read(from, txn, keys, world),
             Msg::ReadOnly { txn, keys, at, .. } => self.on_read_only(from, txn, keys, at, world),
@@ -187,6 +218,16 @@ impl Replica {
                 *known = (known.0.max(mark), world.cx.now());
             }
             Msg::Driving { txn, is_driven, .. } => self.on_driving(from, txn, is_driven, world),
+            Msg::Rejoin { until, number, answer, .. } => {
+                self.on_rejoin(from, (until, number), answer, world);
+            }
+            Msg::Known { until, number, count, answer, part, .. } => {
+                self.on_known(from, (until, answer), (number, count), part, world);
+            }
+            Msg::Copy { until, start, .. } => self.on_copy(from, until, start, world),
+            Msg::Copied { until, start, keys, next, .. } => {
+                self.on_copied(from, until, (&start, next), keys, world);
+            }
             Msg::Hint { txn, gateway, keys, .. } => {
                 if !self.state.entries.contains_key(&txn) && !self.state.is_forgotten(txn) {
                     self.hints.add(txn, gateway, keys, world.cx.now());
@@ -219,7 +260,11 @@ impl Replica {
             | Change::Final { txn, .. }
             | Change::End { txn, .. } => vec![*txn],
             Change::Forget(txns) | Change::Shorten(txns) => txns.clone(),
+            Change::Inherit(part) => part.entries.keys().copied().collect(),
             Change::Copy { .. }
+            | Change::Rejoin(_)
+            | Change::Rejoined
+            | Change::Seal { .. }
             | Change::Acknowledge(_)
             | Change::Ceiling(_)
             | Change::Mark(_)
@@ -299,6 +344,10 @@ impl Replica {
             entry.is_some_and(|entry| entry.ended.is_some() || entry.promised != Ballot::default());
         if is_over || self.state.is_forgotten(txn) {
             world.cx.note(Note::LateMessage);
+            return true;
+        }
+        if self.is_too_old(text, &Vouchers::default()) {
+            world.cx.note(Note::TooOld);
             return true;
         }
         entry.is_none() && self.is_far_future(text.t, world)
@@ -530,6 +579,9 @@ impl Replica {
         }
         let known = entry.and_then(|entry| entry.text.clone());
         let Some(text) = known.clone().or(text) else { return };
+        if known.is_none() && text.t <= self.state.barred {
+            return;
+        }
         let before = entry.and_then(|entry| entry.finally_at);
         match before {
             Some(before) => assert_eq!(before, at, "{txn} has two final timestamps at {}", self.id),
@@ -540,6 +592,9 @@ impl Replica {
                 self.watch(txn, world);
                 self.recheck(txn, world);
             }
+        }
+        if self.is_barred(txn) {
+            return;
         }
         self.observe(&text, from, at, world);
     }
@@ -566,6 +621,9 @@ impl Replica {
         let mut blockers = self.writers.of(&question.keys);
         let place = question.place();
         blockers.retain(|&txn| txn != question.txn && self.is_before(txn, place));
+        if world.config.mutations.replacement_reads_early() {
+            blockers.retain(|&txn| !self.is_barred(txn));
+        }
         if blockers.is_empty() || world.config.mutations.no_predecessors() {
             self.tell(question, world);
         } else {
@@ -855,13 +913,15 @@ impl Replica {
         (keys, rest): (Vec<(Key, Versions)>, Vec<Key>),
         world: &mut World<'_, '_>,
     ) {
+        // The lost disk may have been one of those f + 1.
+        let lost = usize::from(self.is_barred(txn));
         let Some(told) = self.fetching.get_mut(&txn) else { return };
         if rest.is_empty() {
             told.insert(from);
         } else {
             world.send(from, Msg::Fetch { txn, partition: self.id, keys: rest });
         }
-        let is_enough = told.len() >= self.replicas.len() / 2;
+        let is_enough = told.len() >= self.replicas.len() / 2 + lost;
         self.change(Change::Copy { keys }, world);
         if is_enough {
             self.forget(vec![txn], Change::Forget, world);
@@ -875,10 +935,14 @@ impl Replica {
         &mut self,
         from: NodeId,
         (txn, ballot): (TxnId, Ballot),
-        text: Option<Arc<Text>>,
+        (text, vouchers): (Option<Arc<Text>>, &Vouchers),
         participants: Vec<PartitionId>,
         world: &mut World<'_, '_>,
     ) {
+        if let Some(text) = text.as_ref().filter(|text| self.is_too_old(text, vouchers)) {
+            self.answer_too_old(from, (text, ballot), world);
+            return;
+        }
         let entry = self.state.entries.get(&txn);
         let is_over = entry.is_some_and(|entry| entry.ended.is_some());
         let promised = entry.map_or_else(Ballot::default, |entry| entry.promised);
@@ -927,10 +991,14 @@ impl Replica {
         &mut self,
         from: NodeId,
         (txn, ballot, value): (TxnId, Ballot, Value),
-        text: Option<Arc<Text>>,
+        (text, vouchers): (Option<Arc<Text>>, &Vouchers),
         participants: Vec<PartitionId>,
         world: &mut World<'_, '_>,
     ) {
+        if let Some(text) = text.as_ref().filter(|text| self.is_too_old(text, vouchers)) {
+            self.answer_too_old(from, (text, ballot), world);
+            return;
+        }
         let entry = self.state.entries.get(&txn);
         let is_over = entry.is_some_and(|entry| entry.ended.is_some());
         let promised = entry.map_or_else(Ballot::default, |entry| entry.promised);
@@ -1081,6 +1149,9 @@ impl Replica {
     pub(super) fn overdue(&mut self, world: &mut World<'_, '_>) -> Vec<Overdue> {
         let now = world.cx.now();
         let mut overdue = Vec::new();
+        if !self.is_ready() {
+            return overdue;
+        }
         while let Some(&(at, txn)) = self.due.first() {
             if at > now || overdue.len() >= TAKEOVERS_AT_ONCE {
                 break;
@@ -1185,6 +1256,12 @@ impl Replica {
     /// Periodic work.
     pub(super) fn on_sweep_timeout(&mut self, world: &mut World<'_, '_>) {
         let now = world.cx.now();
+        self.drop_answers(world);
+        self.pursue_rejoin(world);
+        if !self.is_ready() {
+            world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
+            return;
+        }
         self.closings.collect(world.cx.clock().now);
         let old = nanos(world.config.takeover_after * 2);
         self.hints.expire(Time(world.cx.now().0.saturating_sub(old)));

@@ -105,7 +105,7 @@ impl World<'_, '_> {
 
 impl Machine<Geodesic> for Server {
     fn new(setup: Setup<Geodesic>, recovered: Vec<Record>, cx: &mut Cx<'_, Geodesic>) -> Self {
-        let Setup { node, cluster, config, engine, workers: _ } = setup;
+        let Setup { node, cluster, config, engine, workers: _, is_replacement } = setup;
         let mut store = Store::new(engine);
         let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
         let mut pace = CheckpointPace::default();
@@ -147,7 +147,7 @@ impl Machine<Geodesic> for Server {
                 &mut server;
             let mut world =
                 World { node: *node, cluster, config, store, local, maker, pending_writes, cx };
-            let replica = Replica::new(placed.id, members, state, &mut world);
+            let replica = Replica::new(placed.id, members, (state, is_replacement), &mut world);
             server.replicas.insert(placed.id, replica);
         }
         server.settle(cx);
@@ -175,16 +175,16 @@ impl Machine<Geodesic> for Server {
 
     fn refusal(&self, _order: &Admin) -> Option<Refusal> {
         Some(Refusal::Never(
-            "geodesic has no leaders, and the members of a group are those of the placement; for a \
-             server that lost its data, restore a copy of the data directory that was made after it last \
-             ran"
+            "geodesic has no leaders, and the members of a group are those of the placement; start a \
+             server that lost its data with `--replace`"
                 .into(),
         ))
     }
 
     fn names(&self, ask: &Ask) -> Option<Listing> {
         let Unit::Partition(partition) = ask.unit else { return None };
-        self.replicas.get(&partition).map(|replica| replica.names(ask, &self.store))
+        let replica = self.replicas.get(&partition).filter(|replica| replica.is_ready());
+        replica.map(|replica| replica.names(ask, &self.store))
     }
 
     fn leaks(&self) -> Vec<Leak> {
@@ -198,9 +198,11 @@ impl Machine<Geodesic> for Server {
         let node = self.node;
         let of = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let waiting = self.replicas.values().map(Replica::waiting).sum();
+        let rejoining = self.replicas.values().filter(|replica| !replica.is_ready()).count();
         vec![
             Gauge { name: "observations_waiting", node, value: of(waiting) },
             Gauge { name: "transactions_recovering", node, value: of(self.drives.len()) },
+            Gauge { name: "incomplete", node, value: of(rejoining) },
         ]
     }
 
@@ -269,6 +271,8 @@ impl Server {
                 let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
                 (txn, drive.on_applied(from, partition))
             }
+            // Gateways name no replica that cannot answer.
+            Msg::Ping if !self.replicas.values().all(Replica::is_ready) => return,
             Msg::Ping => {
                 self.send(vec![(from, Msg::Pong)], cx);
                 return;
@@ -298,6 +302,10 @@ impl Server {
             | Msg::Blocked { .. }
             | Msg::Follow { .. }
             | Msg::Foretold { .. }
+            | Msg::Rejoin { .. }
+            | Msg::Known { .. }
+            | Msg::Copy { .. }
+            | Msg::Copied { .. }
             | Msg::Pong => unreachable!("answers to gateways do not come to server {}", self.node),
         };
         self.send(out, cx);
@@ -504,6 +512,9 @@ impl fmt::Display for Server {
         for (at, replica) in self.replicas.values().enumerate() {
             let separator = if at == 0 { "" } else { " | " };
             write!(f, "{separator}{}", replica.id)?;
+            if !replica.is_ready() {
+                f.write_str(" rejoins")?;
+            }
             for (txn, entry) in &replica.state.entries {
                 write!(f, ", {txn}")?;
                 if let Some(output) = &entry.ended {

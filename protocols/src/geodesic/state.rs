@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
@@ -32,16 +32,34 @@ pub struct Entry {
     pub finally_at: Option<Timestamp>,
     /// How it ended.
     pub ended: Option<Arc<Output>>,
+    /// The replica's disk is new, and peers told it of the transaction. What the lost disk said of it
+    /// nobody knows, so this replica takes no part in it.
+    pub is_inherited: bool,
 }
 
 impl Entry {
-    /// Where the transaction stands here as long as it has not ended: at F, or at its stamp.
+    /// Where the transaction stands here as long as it has not ended: at F, or at its stamp. One that
+    /// was inherited may have any place.
     #[must_use]
     pub fn pending_at(&self) -> Option<Timestamp> {
         if self.ended.is_some() {
             return None;
         }
-        self.finally_at.or(self.stamp.map(|stamp| stamp.at))
+        let anywhere = self.is_inherited.then_some(Timestamp::ZERO);
+        self.finally_at.or(self.stamp.map(|stamp| stamp.at)).or(anywhere)
+    }
+
+    /// True if the replica knows what the transaction does, or how it ended.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.text.is_some() || self.ended.is_some()
+    }
+
+    /// True if the replica must not say anything about it, because the lost disk may have said
+    /// something else.
+    #[must_use]
+    pub fn is_barred(&self) -> bool {
+        self.is_inherited && self.ended.is_none()
     }
 
     /// What it says to a recovery coordinator.
@@ -58,6 +76,7 @@ impl Entry {
             is_forgotten: false,
             has_ended: false,
             outcome: None,
+            heir: None,
         }
     }
 }
@@ -84,6 +103,14 @@ pub struct State {
     /// because whole entries took too much memory.
     #[wire(check = "check_outcomes")]
     pub outcomes: BTreeMap<TxnId, Outcome>,
+    /// The disk replaced a lost one. That may have had a part in transactions with timestamps up to
+    /// this; this one has none.
+    pub barred: Timestamp,
+    /// It has not yet got all that it needs from its peers.
+    pub is_rejoining: bool,
+    /// Peers whose disks were lost. This replica takes no part in transactions up to here that it has
+    /// not heard of, unless f others vouch for them.
+    pub sealed: BTreeMap<NodeId, Timestamp>,
 }
 
 fn check_outcomes(outcomes: &BTreeMap<TxnId, Outcome>) -> Result<(), WireError> {
@@ -171,8 +198,46 @@ impl State {
                     }
                 }
             }
+            Change::Rejoin(until) => {
+                (self.barred, self.is_rejoining) = (*until, true);
+                self.ceiling = self.ceiling.max(*until);
+                // The lost disk may have known of deletions that all peers have dropped since.
+                store.may_lack(partition, *until);
+            }
+            Change::Inherit(part) => {
+                for (txn, entry) in &part.entries {
+                    self.inherit(*txn, entry);
+                }
+                for (&client, &below) in &part.acknowledged {
+                    let known = self.acknowledged.entry(client).or_default();
+                    *known = below.max(*known);
+                }
+                for (&client, &below) in &part.floors {
+                    let floor = self.floors.entry(client).or_default();
+                    *floor = below.max(*floor);
+                }
+                self.forgotten.extend(&part.forgotten);
+                self.outcomes.extend(&part.outcomes);
+                self.collected = self.collected.max(part.collected);
+            }
+            Change::Rejoined => self.is_rejoining = false,
+            Change::Seal { peer, until } => {
+                let known = self.sealed.entry(*peer).or_default();
+                *known = (*known).max(*until);
+            }
             Change::Ceiling(ceiling) => self.ceiling = self.ceiling.max(*ceiling),
             Change::Mark(mark) => self.mark = self.mark.max(*mark),
+        }
+    }
+
+    /// Takes over what a peer knows of a transaction, except for what the peer itself has said of it.
+    fn inherit(&mut self, txn: TxnId, of_peer: &Entry) {
+        let participants = &of_peer.participants;
+        let entry = self.entry(txn, participants, of_peer.text.as_ref());
+        entry.is_inherited = true;
+        entry.finally_at = entry.finally_at.or(of_peer.finally_at);
+        if entry.ended.is_none() && of_peer.ended.is_some() {
+            (entry.ended, entry.text) = (of_peer.ended.clone(), None);
         }
     }
 
@@ -220,9 +285,10 @@ impl State {
     /// The same in parts, each of at most so many bytes unless one transaction alone has more.
     #[must_use]
     pub fn divide(self, bytes_max: usize) -> Vec<Self> {
-        let Self { entries, acknowledged, ceiling, mark, collected, forgotten, floors, outcomes } =
-            self;
-        let empty = Self { ceiling, mark, collected, ..Self::default() };
+        let Self { entries, acknowledged, ceiling, mark, collected, forgotten, .. } = self;
+        let Self { floors, outcomes, barred, is_rejoining, sealed, .. } = self;
+        let empty =
+            Self { ceiling, mark, collected, barred, is_rejoining, sealed, ..Self::default() };
         let mut parts = Pieces::new(empty, bytes_max);
         for (txn, entry) in entries {
             parts.of(entry.size() + ENTRY).entries.insert(txn, entry);

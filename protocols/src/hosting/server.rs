@@ -56,7 +56,7 @@ impl<R: Role> Machine<R::Protocol> for Server<R> {
         recovered: Vec<RecordOf<R>>,
         cx: &mut Context<'_, R>,
     ) -> Self {
-        let Setup { node, cluster, config, engine, workers: _ } = setup;
+        let Setup { node, cluster, config, engine, workers: _, is_replacement: _ } = setup;
         let mut server = Self::start(node, cluster, config, engine, recovered, cx);
         server.settle(cx);
         server

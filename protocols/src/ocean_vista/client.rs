@@ -66,7 +66,7 @@ enum Phase {
 
 impl Machine<OceanVista> for Client {
     fn new(setup: Setup<OceanVista>, _: Vec<Record>, _: &mut Cx<'_, OceanVista>) -> Self {
-        let Setup { node, cluster, config, engine: _, workers: _ } = setup;
+        let Setup { node, cluster, config, engine: _, workers: _, is_replacement: _ } = setup;
         let servers = Helpers::new(&cluster, node, config.answer_after);
         let (inactive, probed) = (BTreeMap::new(), BTreeMap::new());
         Self { config, servers, inactive, probed, open: BTreeMap::new() }

@@ -221,7 +221,7 @@ impl World<'_, '_> {
 
 impl Machine<OceanVista> for Server {
     fn new(setup: Setup<OceanVista>, recovered: Vec<Record>, cx: &mut Cx<'_, OceanVista>) -> Self {
-        let Setup { node, cluster, config, engine, workers: _ } = setup;
+        let Setup { node, cluster, config, engine, workers: _, is_replacement: _ } = setup;
         let mut state = State::default();
         let (mut is_intact, mut directory) = (false, Vec::new());
         let held = cluster.partitions().filter(|placed| placed.replicas.contains(&node));

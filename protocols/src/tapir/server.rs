@@ -100,7 +100,7 @@ impl World<'_, '_> {
 
 impl Machine<Tapir> for Server {
     fn new(setup: Setup<Tapir>, recovered: Vec<Record>, cx: &mut Cx<'_, Tapir>) -> Self {
-        let Setup { node, cluster, config, engine, workers: _ } = setup;
+        let Setup { node, cluster, config, engine, workers: _, is_replacement: _ } = setup;
         let mut store = Store::new(engine);
         let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
         let mut gathered: BTreeMap<PartitionId, (View, Vec<Image>)> = BTreeMap::new();
@@ -525,7 +525,7 @@ mod tests {
             state.entries.insert(txn, Entry { part, participants, ..Entry::default() });
         }
         let (engine, workers) = (Box::new(MemoryEngine::default()), Arc::new(Alone));
-        let setup = Setup { node, cluster, config, engine, workers };
+        let setup = Setup { node, cluster, config, engine, workers, is_replacement: false };
         let clock = Clock { now: Timestamp(1_000_000_000), error: Duration::ZERO };
         let recovered = vec![Record::State(P, Box::new(state))];
         let rng = Rng::stream(1, "test", 1);

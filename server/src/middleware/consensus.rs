@@ -124,6 +124,7 @@ impl Consensus {
             config: Arc::new(config),
             engine: Box::new(MemoryEngine::default()),
             workers: Arc::new(Alone),
+            is_replacement: false,
         };
         let rng = Rng::stream(client, "scalardb", u64::from(node.0));
         let host = Host::start(setup, Vec::new(), rng, clocks.now(), clock());

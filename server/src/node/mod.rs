@@ -862,7 +862,15 @@ pub async fn start<P: WireProtocol>(
     };
     let config = Arc::new(config);
     let incarnation = data.incarnation;
-    let node = Start { shared: &shared, settings: &settings, config, incarnation, persistence };
+    let is_replacement = data.is_replacement;
+    let node = Start {
+        shared: &shared,
+        settings: &settings,
+        config,
+        incarnation,
+        persistence,
+        is_replacement,
+    };
     let mut threads = Vec::new();
     let no_engine = Box::new(MemoryEngine::default());
     for thread in [
@@ -908,6 +916,7 @@ struct Start<'a, P: WireProtocol> {
     config: Arc<P::Config>,
     incarnation: u64,
     persistence: Persistence,
+    is_replacement: bool,
 }
 
 impl<P: WireProtocol> Start<'_, P> {
@@ -924,7 +933,8 @@ impl<P: WireProtocol> Start<'_, P> {
         };
         let (cluster, config) = (self.settings.map.clone(), self.config.clone());
         let workers = Arc::new(Threads::new(self.settings.workers));
-        let setup = Setup { node, cluster, config, engine, workers };
+        let is_replacement = self.is_replacement;
+        let setup = Setup { node, cluster, config, engine, workers, is_replacement };
         // Each machine in each incarnation has its own random stream.
         let rng = Rng::stream(self.incarnation, name, node.0.into());
         let shared = self.shared.clone();
@@ -1023,6 +1033,7 @@ struct Data<P: WireProtocol> {
     clients: (u64, u64),
     clock: Timestamp,
     founders: Founders,
+    is_replacement: bool,
 }
 
 /// What an operator can do about lost data of which there is no copy, if anything.
@@ -1077,6 +1088,7 @@ async fn open<P: WireProtocol>(
                 clients,
                 clock: Timestamp::ZERO,
                 founders: Founders::new(),
+                is_replacement: false,
             });
         }
     };
@@ -1116,6 +1128,7 @@ async fn open<P: WireProtocol>(
         clients: (0, 0),
         clock: recovered.values.clock,
         founders: recovered.founders,
+        is_replacement: recovered.is_replacement,
     })
 }
 

@@ -38,6 +38,9 @@ struct IdentityFile {
     cluster: String,
     node: NodeId,
     protocol: String,
+    /// The directory began empty because the node had lost its data.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    replacement: bool,
 }
 
 /// A data directory that this process uses.
@@ -48,6 +51,7 @@ pub struct Directory {
     _lock: File,
     is_new: bool,
     has_placement: bool,
+    is_replacement: bool,
     identity: Identity,
     protocol: &'static str,
 }
@@ -101,12 +105,22 @@ impl Directory {
         fs::create_dir_all(path).map_err(|e| StorageError::io("create", path, e))?;
         let lock = lock(&path.join("LOCK"))?;
         let file = path.join("identity.toml");
-        let (is_new, has_placement) = match read_text(&file, NOT_AN_IDENTITY)? {
-            Some(text) => (false, check_identity(&file, &text, identity, protocol)? == FORMAT),
-            None => (true, false),
+        let (is_new, has_placement, is_replacement) = match read_text(&file, NOT_AN_IDENTITY)? {
+            Some(text) => {
+                let found = check_identity(&file, &text, identity, protocol)?;
+                (false, found.format == FORMAT, found.replacement)
+            }
+            None => (true, false, expected == Expected::Replacement),
         };
-        let (path, identity) = (path.to_owned(), identity.clone());
-        let directory = Self { path, _lock: lock, is_new, has_placement, identity, protocol };
+        let directory = Self {
+            path: path.to_owned(),
+            _lock: lock,
+            is_new,
+            has_placement,
+            is_replacement,
+            identity: identity.clone(),
+            protocol,
+        };
         if is_new {
             directory.wipe()?;
         } else {
@@ -127,6 +141,12 @@ impl Directory {
     #[must_use]
     pub fn has_placement(&self) -> bool {
         self.has_placement
+    }
+
+    /// True if the directory was made because the node had lost its data ([`Expected::Replacement`]).
+    #[must_use]
+    pub fn is_replacement(&self) -> bool {
+        self.is_replacement
     }
 
     /// The directory itself.
@@ -177,6 +197,7 @@ impl Directory {
             cluster: self.identity.cluster.clone(),
             node: self.identity.node,
             protocol: self.protocol.into(),
+            replacement: self.is_replacement,
         };
         let path = self.path.join("identity.toml");
         let text = toml::to_string(&file).map_err(|error| StorageError::Io {
@@ -280,7 +301,7 @@ fn check_identity(
     text: &str,
     me: &Identity,
     protocol: &str,
-) -> Result<u16, StorageError> {
+) -> Result<IdentityFile, StorageError> {
     let corrupt = |why| StorageError::Corrupt { path: path.to_owned(), offset: 0, why };
     let file: IdentityFile = toml::from_str(text).map_err(|_| corrupt(NOT_AN_IDENTITY))?;
     if ![WITHOUT_PLACEMENT, FORMAT].contains(&file.format) {
@@ -301,7 +322,7 @@ fn check_identity(
             expected: protocol.into(),
         });
     }
-    Ok(file.format)
+    Ok(file)
 }
 
 /// Numbers that must never decrease. They are kept outside of the log because they belong to the

@@ -362,6 +362,27 @@ fn the_data_directory_is_held_by_one_and_kept_for_one() {
 }
 
 #[test]
+fn a_replacement_stays_one_at_every_start() {
+    let root = tempfile::tempdir().unwrap();
+    let begins_as = |name: &str, expected| {
+        let dir = root.path().join(name);
+        let open = |expected| Directory::open(&dir, &me(), "toy", expected).unwrap();
+        let mut first = open(expected);
+        let is_replacement = first.is_replacement();
+        first.finish().unwrap();
+        drop(first);
+        let mut second = open(Expected::Data);
+        // As for a directory of an earlier version.
+        second.finish().unwrap();
+        let later = second.is_replacement();
+        drop(second);
+        [is_replacement, later, open(Expected::Data).is_replacement()]
+    };
+    assert_eq!(begins_as("lost", Expected::Replacement), [true; 3]);
+    assert_eq!(begins_as("new", Expected::NewCluster), [false; 3]);
+}
+
+#[test]
 fn an_empty_directory_is_taken_only_by_whom_nobody_counts_on() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("data");

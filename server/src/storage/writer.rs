@@ -81,6 +81,8 @@ pub struct Recovered {
     pub torn: Option<String>,
     /// The servers with which the data of partitions began that are placed on others now.
     pub founders: Founders,
+    /// The directory was made because the node had lost its data.
+    pub is_replacement: bool,
 }
 
 /// A node's storage, open and not yet running.
@@ -166,9 +168,12 @@ impl Storage {
         ceilings.write(Values { incarnation, clients, ..values })?;
         let (server, gateway) = split(&identity, records)?;
         let values = ceilings.values();
+        let is_replacement = directory.is_replacement();
         let storage =
             Self { directory, log, ceilings, engine: engine.clone(), gateway: gateway.clone() };
-        Ok((storage, Recovered { server, gateway, engine, values, torn, founders }))
+        let recovered =
+            Recovered { server, gateway, engine, values, torn, founders, is_replacement };
+        Ok((storage, recovered))
     }
 
     /// Starts the thread that writes. `report` is called on it.

@@ -109,7 +109,8 @@ impl<P: Protocol> Simulation<P> {
             }
         };
         let (engine, workers) = (Box::new(node.disk.engine()), node.work.clone());
-        let setup = Setup { node: node.id, cluster, config, engine, workers };
+        let is_replacement = node.disk.is_replacement();
+        let setup = Setup { node: node.id, cluster, config, engine, workers, is_replacement };
         let clock = node.clock.read(now);
         let stream = (u64::from(incarnation) << 32) | u64::from(node.id.0);
         node.process = match node.role {

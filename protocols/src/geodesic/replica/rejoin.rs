@@ -1,0 +1,345 @@
+//! A replica whose disk was lost takes its place again, with an empty one.
+//!
+//! Nobody knows what the lost disk has said: stamps, promises, closings, registers. So for every
+//! transaction in which it may have had a part, the replica stays what it was when the disk broke:
+//! dead. The other replicas end these transactions without it, as they would if it never came back.
+//! In later transactions it has a part like any other, from their beginning.
+//!
+//! 1. *Until when.* The lost disk refused timestamps far ahead of its clock (R8). So once the clock of
+//!    this replica has passed `until`, every new transaction is later than all in which the lost disk
+//!    may have had a part.
+//! 2. *Seal.* f + 1 peers promise to take no part in transactions at or below `until` of which they have
+//!    not heard, and send what they know: then their data. Every decision that counted the lost disk
+//!    counted f others too, and one of those is among these peers. So this replica now knows every
+//!    such transaction that has a decision, or may get one. Then it takes part again. As long as one of
+//!    them has not ended, nothing is read here that it may write.
+//! 3. *Vouchers.* What only some peers know the others may have to end. A sealed peer takes part in a
+//!    transaction that it does not know if this replica says that it knows it, or if f others have it:
+//!    one of those is among the f + 1 that this replica has asked. A transaction at or below `until`
+//!    that this replica does not know was never decided at this partition, and never will be.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::store::{Start, Versions};
+use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::txn::{AbortReason, Key, Outcome, Writes};
+
+use super::super::message::{Answer, Ballot, Change, Msg, Output, Text, Vouchers};
+use super::super::server::World;
+use super::super::state::{Entry, State};
+use super::super::{Note, backoff};
+use super::Replica;
+
+/// What a replica with a new disk still needs.
+#[derive(Debug)]
+pub(super) struct Rejoin {
+    until: Timestamp,
+    peers: BTreeMap<NodeId, Peer>,
+}
+
+/// How far the copy from one peer is.
+#[derive(Debug)]
+struct Peer {
+    stage: Stage,
+    /// When it was asked last, and how often in vain.
+    asked: Option<Time>,
+    times: u32,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Stage {
+    /// It sends this part of its state, which belongs to the answer of this name.
+    State(u32, u64),
+    /// It sends its data from here on.
+    Data(Start),
+    /// It has sent everything.
+    Complete,
+}
+
+/// A peer's answer to a replica with a new disk: its state when it was asked, in parts.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    until: Timestamp,
+    name: u64,
+    parts: Vec<State>,
+    asked: Time,
+}
+
+impl Rejoin {
+    fn new(until: Timestamp, peers: impl IntoIterator<Item = NodeId>) -> Self {
+        let peer = |node| (node, Peer { stage: Stage::State(0, 0), asked: None, times: 0 });
+        Self { until, peers: peers.into_iter().map(peer).collect() }
+    }
+}
+
+impl Peer {
+    /// It has answered: the next question follows at once.
+    fn goes_on(&mut self, stage: Stage) {
+        (self.stage, self.asked, self.times) = (stage, None, 0);
+    }
+}
+
+impl Replica {
+    /// True if it has all that it needs to take part.
+    pub(in super::super) fn is_ready(&self) -> bool {
+        self.rejoin.is_none()
+    }
+
+    /// Begins, or goes on after a restart, if this disk replaced a lost one.
+    pub(super) fn rejoin_if_lost(&mut self, is_replacement: bool, world: &mut World<'_, '_>) {
+        let is_new = is_replacement && self.state.barred == Timestamp::ZERO;
+        let is_needed = is_new || self.state.is_rejoining;
+        if !is_needed || world.config.mutations.replacement_takes_part() {
+            return;
+        }
+        if is_new {
+            world.cx.note(Note::Rejoining);
+            let clock = world.cx.clock();
+            let until = clock.now + clock.error * 4 + world.config.clock_ahead_max;
+            self.change(Change::Rejoin(until), world);
+            world.maker.forget(until);
+        }
+        let until = self.state.barred;
+        self.rejoin = Some(Rejoin::new(until, self.peers(world.node)));
+    }
+
+    /// Asks peers for what is missing.
+    pub(super) fn pursue_rejoin(&mut self, world: &mut World<'_, '_>) {
+        let Some(mut rejoin) = self.rejoin.take() else { return };
+        let (until, partition) = (rejoin.until, self.id);
+        if world.cx.clock().now <= until {
+            self.rejoin = Some(rejoin);
+            return;
+        }
+        let now = world.cx.now();
+        for (&to, peer) in &mut rejoin.peers {
+            let pause = world.config.resend_after * backoff(peer.times);
+            let pause = pause + world.config.span_of(world.config.piece_bytes);
+            if peer.asked.is_some_and(|asked| now.since(asked) < pause) {
+                continue;
+            }
+            let question = match &peer.stage {
+                Stage::State(number, answer) => {
+                    let (number, answer) = (*number, *answer);
+                    Msg::Rejoin { partition, until, number, answer }
+                }
+                Stage::Data(start) => {
+                    let start = Box::new(start.clone());
+                    Msg::Copy { partition, until, start }
+                }
+                Stage::Complete => continue,
+            };
+            peer.times += u32::from(peer.asked.is_some());
+            peer.asked = Some(now);
+            world.send(to, question);
+        }
+        self.rejoin = Some(rejoin);
+    }
+
+    /// A part of a peer's state.
+    pub(super) fn on_known(
+        &mut self,
+        from: NodeId,
+        (until, answer): (Timestamp, u64),
+        (number, count): (u32, u32),
+        part: Box<State>,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(rejoin) = self.rejoin.as_mut().filter(|rejoin| rejoin.until == until) else {
+            return;
+        };
+        let Some(peer) = rejoin.peers.get_mut(&from) else { return };
+        let Stage::State(wanted, of) = peer.stage else { return };
+        // A peer that has restarted begins another answer.
+        let begins = number == 0 && answer != of;
+        if !begins && (number, answer) != (wanted, of) {
+            return;
+        }
+        let is_last = number.saturating_add(1) >= count;
+        peer.goes_on(if is_last {
+            Stage::Data(Start::default())
+        } else {
+            Stage::State(number + 1, answer)
+        });
+        let txns: Vec<TxnId> = part.entries.keys().copied().collect();
+        for &txn in &txns {
+            // It may have ended by now, or have become known with what it writes.
+            self.unindex(txn, world);
+        }
+        let now = world.cx.now();
+        self.shortened.extend(part.outcomes.keys().map(|&txn| (now, txn)));
+        self.change(Change::Inherit(part), world);
+        for txn in txns {
+            self.index(txn, world);
+            self.watch(txn, world);
+        }
+        self.pursue_rejoin(world);
+    }
+
+    /// A piece of a peer's data.
+    pub(super) fn on_copied(
+        &mut self,
+        from: NodeId,
+        until: Timestamp,
+        (start, next): (&Start, Option<Box<Start>>),
+        keys: Vec<(Key, Versions)>,
+        world: &mut World<'_, '_>,
+    ) {
+        let majority = self.majority();
+        let Some(rejoin) = self.rejoin.as_mut().filter(|rejoin| rejoin.until == until) else {
+            return;
+        };
+        let Some(peer) = rejoin.peers.get_mut(&from) else { return };
+        if !matches!(&peer.stage, Stage::Data(wanted) if wanted == start) {
+            return;
+        }
+        peer.goes_on(next.map_or(Stage::Complete, |next| Stage::Data(*next)));
+        let complete = rejoin.peers.values().filter(|peer| peer.stage == Stage::Complete);
+        let is_whole = complete.count() >= majority;
+        if !keys.is_empty() {
+            self.change(Change::Copy { keys }, world);
+        }
+        if is_whole {
+            world.cx.note(Note::Rejoined);
+            self.rejoin = None;
+            self.change(Change::Rejoined, world);
+        }
+        self.pursue_rejoin(world);
+    }
+
+    // At a peer.
+
+    /// A peer has lost its disk.
+    pub(super) fn on_rejoin(
+        &mut self,
+        from: NodeId,
+        (until, number): (Timestamp, u32),
+        answer: u64,
+        world: &mut World<'_, '_>,
+    ) {
+        let is_peer = from != world.node && self.replicas.contains(&from);
+        // A replica with a new disk cannot say of which transactions it was part before.
+        let is_whole = self.is_ready() && !self.state.entries.values().any(Entry::is_barred);
+        if !is_peer || !is_whole || self.is_far_future(until, world) {
+            return;
+        }
+        if !self.is_sealed(from, until) && !world.config.mutations.no_seal() {
+            self.change(Change::Seal { peer: from, until }, world);
+        }
+        let now = world.cx.now();
+        if self.leaving.get(&from).is_none_or(|leaving| leaving.until != until) {
+            let parts = self.state.clone().divide(world.config.piece_bytes);
+            let name = world.cx.rng().next_u64().max(1);
+            self.leaving.insert(from, Leaving { until, name, parts, asked: now });
+        }
+        let Some(leaving) = self.leaving.get_mut(&from) else { return };
+        leaving.asked = now;
+        // Another answer than the one that was begun begins at its beginning.
+        let number = if leaving.name == answer { number } else { 0 };
+        let count = u32::try_from(leaving.parts.len()).unwrap_or(u32::MAX);
+        let (answer, partition) = (leaving.name, self.id);
+        let part = leaving.parts.get(number as usize).cloned().map(Box::new);
+        if let Some(part) = part {
+            world.reply(from, Msg::Known { partition, until, number, count, answer, part });
+        }
+    }
+
+    /// A peer with a new disk needs data.
+    pub(super) fn on_copy(
+        &mut self,
+        from: NodeId,
+        until: Timestamp,
+        start: Box<Start>,
+        world: &mut World<'_, '_>,
+    ) {
+        if !self.is_sealed(from, until) && !world.config.mutations.no_seal() {
+            return;
+        }
+        self.leaving.remove(&from);
+        let bounds = (COPIED_KEYS_MAX, world.config.piece_bytes);
+        let (keys, next) = world.store.cut(self.id, &start, bounds);
+        let next = next.map(Box::new);
+        world.reply(from, Msg::Copied { partition: self.id, until, start, keys, next });
+    }
+
+    /// Answers that nobody asks for any more.
+    pub(super) fn drop_answers(&mut self, world: &World<'_, '_>) {
+        let (now, kept) = (world.cx.now(), world.config.absence_after);
+        self.leaving.retain(|_, leaving| now.since(leaving.asked) < kept);
+    }
+
+    // Transactions of before.
+
+    /// True if this replica must not say anything about a transaction.
+    pub(super) fn is_barred(&self, txn: TxnId) -> bool {
+        self.state.entries.get(&txn).is_some_and(Entry::is_barred)
+    }
+
+    fn is_sealed(&self, peer: NodeId, until: Timestamp) -> bool {
+        self.state.sealed.get(&peer).is_some_and(|known| *known >= until)
+    }
+
+    /// True if this replica must not take part in a transaction, because it does not know it, and
+    /// somebody's disk was lost since it was begun. The replica with the new disk has to know it: it
+    /// says so, or f others have the transaction.
+    pub(super) fn is_too_old(&self, text: &Text, vouchers: &Vouchers) -> bool {
+        if self.state.entries.get(&text.txn()).is_some_and(Entry::is_known) {
+            return false;
+        }
+        if text.t <= self.state.barred {
+            return true;
+        }
+        let is_lost = |node: &NodeId| self.is_sealed(*node, text.t);
+        let promised = vouchers.promised.iter().filter(|node| !is_lost(node)).count();
+        let is_heir =
+            |peer, until| vouchers.heirs.iter().any(|&(node, heir)| node == peer && heir >= until);
+        let mut seals = self.state.sealed.iter().filter(|(_, until)| text.t <= **until);
+        seals.any(|(&peer, &until)| promised < self.replicas.len() / 2 && !is_heir(peer, until))
+    }
+
+    /// Tells whoever recovers a transaction in which this replica takes no part that it knows it.
+    pub(super) fn vouch(
+        &self,
+        to: NodeId,
+        (txn, ballot): (TxnId, Ballot),
+        has_text: bool,
+        world: &mut World<'_, '_>,
+    ) {
+        let Some(entry) = self.state.entries.get(&txn).filter(|entry| entry.text.is_some()) else {
+            return;
+        };
+        let text = entry.text.clone().filter(|_| !has_text);
+        let heir = Some(self.state.barred);
+        let answer = Box::new(Answer { text, heir, ..Answer::default() });
+        world.reply(to, Msg::Promised { txn, partition: self.id, ballot, answer });
+    }
+
+    /// Says to whoever recovers such a transaction what is certain of it.
+    pub(super) fn answer_too_old(
+        &self,
+        to: NodeId,
+        (text, ballot): (&Text, Ballot),
+        world: &mut World<'_, '_>,
+    ) {
+        let (txn, partition) = (text.txn(), self.id);
+        world.cx.note(Note::TooOld);
+        let answer = if self.state.is_forgotten(txn) {
+            self.what_is_known(txn)
+        } else if text.t <= self.state.barred {
+            // It was not decided here, and never will be.
+            let outcome = Outcome::Aborted(AbortReason::Recovery);
+            let ended = Some(Arc::new(Output { outcome, writes: Writes::new() }));
+            Answer { ended, ..Answer::default() }
+        } else {
+            // If f + 1 say so, it is the same. Or all others have forgotten it.
+            Answer { is_forgotten: true, ..Answer::default() }
+        };
+        let answer = Box::new(answer);
+        world.reply(to, Msg::Promised { txn, partition, ballot, answer });
+    }
+}
+
+/// Keys of one piece of a copy, at most.
+const COPIED_KEYS_MAX: usize = 4_096;
