@@ -12,6 +12,7 @@ extern crate self as orthodrome_core;
 
 pub mod cluster;
 pub mod digest;
+mod filter;
 pub mod host;
 pub mod id;
 mod key;

@@ -5,6 +5,7 @@
 //! go to the memtable, and reach the engine with [`crate::Effect::Checkpoint`]. A crash loses the
 //! memtable, and replaying the log rebuilds it: putting the same version twice changes nothing.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::ops::Bound;
@@ -15,6 +16,7 @@ use smallvec::SmallVec;
 
 use crate::Rng;
 use crate::digest::Digest;
+use crate::filter::KeyFilter;
 use crate::id::PartitionId;
 use crate::scan::KeyRange;
 use crate::time::Timestamp;
@@ -180,10 +182,37 @@ pub struct Table {
     /// The versions are copies of another replica's. It may have dropped older versions up to this.
     pub copied_until: Timestamp,
     /// The versions.
-    pub keys: BTreeMap<Key, Versions>,
+    keys: BTreeMap<Key, Versions>,
+    /// Says of most keys without versions that they have none.
+    filter: KeyFilter,
 }
 
 impl Table {
+    /// The versions of each key.
+    #[must_use]
+    pub fn keys(&self) -> &BTreeMap<Key, Versions> {
+        &self.keys
+    }
+
+    /// The versions of a key, if it has any.
+    fn versions(&self, key: &Key) -> Option<&Versions> {
+        if self.filter.may_have(key) { self.keys.get(key) } else { None }
+    }
+
+    /// The versions of a key, to add one.
+    fn versions_mut(&mut self, key: Key) -> &mut Versions {
+        if self.filter.is_full() {
+            self.filter = KeyFilter::over(self.keys.keys());
+        }
+        match self.keys.entry(key) {
+            Entry::Occupied(held) => held.into_mut(),
+            Entry::Vacant(place) => {
+                self.filter.add(place.key());
+                place.insert(Versions::new())
+            }
+        }
+    }
+
     /// No version after this is dropped when the table is merged, or was dropped before it was copied.
     #[must_use]
     pub fn kept_after(&self) -> Timestamp {
@@ -227,7 +256,7 @@ impl Memtable {
 
     fn put(&mut self, partition: PartitionId, key: Key, version: Version, value: Option<Value>) {
         let bytes = size(&key, value.as_ref());
-        let versions = self.tables.entry(partition).or_default().keys.entry(key).or_default();
+        let versions = self.tables.entry(partition).or_default().versions_mut(key);
         let at = versions.partition_point(|(held, _)| *held < version);
         if versions.get(at).is_none_or(|(held, _)| *held != version) {
             versions.insert(at, (version, value));
@@ -236,7 +265,7 @@ impl Memtable {
     }
 
     fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<&Versioned> {
-        newest(self.tables.get(&partition)?.keys.get(key)?, at)
+        newest(self.tables.get(&partition)?.versions(key)?, at)
     }
 
     fn is_cleared(&self, partition: PartitionId) -> bool {

@@ -332,7 +332,8 @@ fn merge_table(
     }
     let due = take_deleted(&mut deleted, partition, above.collect_below)?;
     let none = Versions::new();
-    let written = above.keys.iter().map(|(key, versions)| (row(partition, key.bytes()), versions));
+    let written =
+        above.keys().iter().map(|(key, versions)| (row(partition, key.bytes()), versions));
     for (row, versions) in written.chain(due.into_iter().map(|row| (row, &none))) {
         let mut held = match table.get(&row[..])? {
             Some(value) => {
