@@ -6,6 +6,7 @@ use std::collections::btree_map::Entry;
 use smallvec::SmallVec;
 
 use crate::id::TxnId;
+use crate::key::{Placed, placed};
 use crate::txn::Key;
 
 /// The transactions that hold one key. Several may read it, or one may write it (and perhaps read
@@ -20,14 +21,6 @@ struct Holders {
 /// writes a key that the other reads or writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PendingKeys(BTreeMap<Placed, Holders>);
-
-/// A key after its [`Key::place`]. Nobody asks for the keys in their own order, and to compare places
-/// the bytes of the keys, which lie elsewhere in memory, need not be read.
-type Placed = (u64, Key);
-
-fn placed(key: &Key) -> Placed {
-    (key.place(), key.clone())
-}
 
 impl PendingKeys {
     /// A pending transaction, other than `txn`, that conflicts with these sets: the first one in

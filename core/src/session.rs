@@ -10,6 +10,7 @@
 use crate::wire::Wire;
 use std::collections::BTreeMap;
 
+use crate::key::{Placed, placed};
 use crate::time::Timestamp;
 use crate::txn::{Key, Op, Read, Reads, Writes};
 
@@ -63,7 +64,7 @@ pub const BYTES_MAX: usize = 1 << 20;
 /// The versions that one client has seen, by key.
 #[derive(Clone, Debug)]
 pub struct Session {
-    floors: BTreeMap<Key, (Floor, u64)>,
+    floors: BTreeMap<Placed, (Floor, u64)>,
     /// Keys in the order in which they were last seen.
     order: BTreeMap<u64, Key>,
     told: u64,
@@ -120,7 +121,7 @@ impl Session {
         }
         self.told += 1;
         let told = self.told;
-        match self.floors.get_mut(key) {
+        match self.floors.get_mut(&placed(key)) {
             Some((floor, last)) => {
                 if floor.timestamp < timestamp {
                     *floor = Floor { timestamp, is_deletion };
@@ -133,12 +134,12 @@ impl Session {
             None => {
                 self.bytes += key.len();
                 self.order.insert(told, key.clone());
-                self.floors.insert(key.clone(), (Floor { timestamp, is_deletion }, told));
+                self.floors.insert(placed(key), (Floor { timestamp, is_deletion }, told));
             }
         }
         while self.floors.len() > self.keys_max || self.bytes > self.bytes_max {
             let Some((_, oldest)) = self.order.pop_first() else { break };
-            self.floors.remove(&oldest);
+            self.floors.remove(&placed(&oldest));
             self.bytes = self.bytes.saturating_sub(oldest.len());
         }
     }
@@ -146,7 +147,10 @@ impl Session {
     /// The floors of these keys.
     #[must_use]
     pub fn floors_of<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) -> Floors {
-        let floor = |key: &Key| Some((key.clone(), self.floors.get(key)?.0));
+        let floor = |key: &Key| {
+            let (floor, _) = self.floors.get(&placed(key))?;
+            Some((key.clone(), *floor))
+        };
         keys.into_iter().filter_map(floor).collect()
     }
 
@@ -156,7 +160,7 @@ impl Session {
     pub fn is_ahead_of_snapshot(&self, reads: &Reads, at: Timestamp) -> bool {
         let is_absent = |read: &Read| read.value.is_none() && read.version.is_unwritten();
         reads.iter().any(|(key, read)| {
-            let floor = self.floors.get(key).map(|(floor, _)| *floor).unwrap_or_default();
+            let floor = self.floors.get(&placed(key)).map(|(floor, _)| *floor).unwrap_or_default();
             !(floor.admits(read) || (is_absent(read) && at >= floor.timestamp))
         })
     }
@@ -269,7 +273,7 @@ mod tests {
         for number in 0..2_000 {
             session.wrote(Timestamp(9), &Writes::from([(long(number), None)]));
         }
-        let bytes = session.floors.keys().map(Key::len).sum::<usize>();
+        let bytes = session.floors.keys().map(|(_, key)| key.len()).sum::<usize>();
         assert_eq!(session.bytes, bytes);
         assert!(bytes <= BYTES_MAX);
     }
