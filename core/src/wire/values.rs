@@ -13,7 +13,7 @@ use super::{
     varint_size,
 };
 use crate::procedure::Procedure;
-use crate::{Rng, Time, Timestamp};
+use crate::{Rng, Time, Timestamp, TxnId, TxnMap};
 
 macro_rules! number {
     ($($type:ty),*) => {$(
@@ -550,6 +550,55 @@ impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
 
     fn absent() -> Option<Self> {
         Some(Self::new())
+    }
+}
+
+/// The encoding is that of a map.
+impl<V: Wire> Wire for TxnMap<V> {
+    const SHAPE: Shape = Shape::Bytes;
+
+    fn size(&self) -> usize {
+        self.field_size(1)
+    }
+
+    fn put(&self, out: &mut Out) {
+        self.put_field(1, out);
+    }
+
+    fn take(raw: Raw<'_>) -> Result<Self, WireError> {
+        BTreeMap::take(raw).map(Self::from_iter)
+    }
+
+    fn sample(rng: &mut Rng) -> Self {
+        BTreeMap::sample(rng).into_iter().collect()
+    }
+
+    fn schema(schema: &mut Schema) -> String {
+        BTreeMap::<TxnId, V>::schema(schema)
+    }
+
+    fn field_size(&self, number: u32) -> usize {
+        self.iter().map(|(key, value)| nested_size(number, pair_size(key, value))).sum()
+    }
+
+    fn put_field(&self, number: u32, out: &mut Out) {
+        for (key, value) in self.iter() {
+            put_nested(number, pair_size(key, value), out);
+            key.put_field(1, out);
+            value.put_field(2, out);
+        }
+    }
+
+    fn take_field(slot: &mut Option<Self>, raw: Raw<'_>) -> Result<(), WireError> {
+        let (key, value) = Wire::take(raw)?;
+        match slot.get_or_insert_default().insert(key, value) {
+            None => Ok(()),
+            Some(_) => Err(twice()),
+        }
+    }
+
+    fn absent() -> Option<Self> {
+        Some(Self::default())
     }
 }
 

@@ -103,11 +103,11 @@ impl State {
                     return Applied::Ended(*txn);
                 }
                 self.commit(partition, *txn, (*timestamp, writes), store);
-                self.end(*txn, *coordinator, Outcome::Committed(*timestamp))
+                self.end_unprepared(*txn, *coordinator, Outcome::Committed(*timestamp))
             }
             Command::End { txn, coordinator, verdict: Verdict::Abort(reason) } => {
                 self.prepared.remove(txn);
-                self.end(*txn, *coordinator, Outcome::Aborted(*reason))
+                self.end_unprepared(*txn, *coordinator, Outcome::Aborted(*reason))
             }
             Command::Coordinate { txn, participants, acknowledged_below } => {
                 self.acknowledge(txn.client, *acknowledged_below);

@@ -5,9 +5,9 @@
 //! region.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
-use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
@@ -16,6 +16,7 @@ use orthodrome_core::machine::{Claim, Leak};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Outcome, Version, Writes};
+use orthodrome_core::{TxnMap, Wire};
 
 use super::coordinator::Outcomes;
 use crate::acknowledged::{advance, is_acknowledged};
@@ -142,11 +143,11 @@ pub struct State<P, E, C> {
     /// Prepared; the decision is not known.
     pub prepared: BTreeMap<TxnId, P>,
     /// Ended at this participant.
-    pub ended: BTreeMap<TxnId, E>,
+    pub ended: TxnMap<E>,
     /// Coordinated here, and not acknowledged by all participants.
     pub coordinated: BTreeMap<TxnId, C>,
     /// Coordinated here and acknowledged by all participants; kept for clients that ask again.
-    pub settled: BTreeMap<TxnId, Outcome>,
+    pub settled: TxnMap<Outcome>,
     /// At or above every commit timestamp applied here, of reads and of writes (C11).
     pub floor: Timestamp,
     /// At or above every timestamp that any leader has promised (R8).
@@ -160,9 +161,9 @@ impl<P, E, C> Default for State<P, E, C> {
         Self {
             applied: Index::default(),
             prepared: BTreeMap::new(),
-            ended: BTreeMap::new(),
+            ended: TxnMap::default(),
             coordinated: BTreeMap::new(),
-            settled: BTreeMap::new(),
+            settled: TxnMap::default(),
             floor: Timestamp::ZERO,
             ceiling: Timestamp::ZERO,
             acknowledged: BTreeMap::new(),
@@ -223,10 +224,11 @@ impl Applied {
 impl<P, E, C> State<P, E, C> {
     /// The partition has prepared a transaction.
     pub(crate) fn prepare(&mut self, txn: TxnId, prepared: impl FnOnce() -> P) -> Applied {
-        if self.ended.contains_key(&txn) || self.prepared.contains_key(&txn) {
+        if self.ended.contains_key(&txn) {
             return Applied::Nothing;
         }
-        self.prepared.insert(txn, prepared());
+        let Entry::Vacant(place) = self.prepared.entry(txn) else { return Applied::Nothing };
+        place.insert(prepared());
         Applied::Prepared(txn)
     }
 
@@ -328,11 +330,21 @@ impl<P, C> State<P, Ended, C> {
         coordinator: PartitionId,
         outcome: Outcome,
     ) -> Applied {
-        if self.prepared.contains_key(&txn) {
-            return Applied::Nothing;
+        match self.prepared.contains_key(&txn) {
+            true => Applied::Nothing,
+            false => self.end_unprepared(txn, coordinator, outcome),
         }
+    }
+
+    /// Ends a transaction that is not prepared here any more.
+    pub(crate) fn end_unprepared(
+        &mut self,
+        txn: TxnId,
+        coordinator: PartitionId,
+        outcome: Outcome,
+    ) -> Applied {
         let ended = Ended { coordinator, outcome, is_forgettable: false };
-        self.ended.entry(txn).or_insert(ended);
+        self.ended.insert_new(txn, ended);
         Applied::Ended(txn)
     }
 
@@ -482,18 +494,8 @@ impl<P, C> State<P, Ended, C> {
     pub(crate) fn acknowledge(&mut self, client: ClientId, below: u64) {
         // Else this was known.
         let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
-        let gone: Vec<TxnId> = self
-            .ended
-            .range(names.clone())
-            .filter_map(|(txn, ended)| ended.is_forgettable.then_some(*txn))
-            .collect();
-        for txn in gone {
-            self.ended.remove(&txn);
-        }
-        let gone: Vec<TxnId> = self.settled.range(names).map(|(txn, _)| *txn).collect();
-        for txn in gone {
-            self.settled.remove(&txn);
-        }
+        self.ended.retain_within(&names, |ended| !ended.is_forgettable);
+        self.settled.retain_within(&names, |_| false);
     }
 }
 
@@ -515,13 +517,13 @@ where
         for (txn, prepared) in prepared {
             parts.of(prepared.size()).prepared.insert(txn, prepared);
         }
-        for (txn, ended) in ended {
+        for (txn, ended) in ended.into_entries() {
             parts.of(OUTCOME).ended.insert(txn, ended);
         }
         for (txn, coordinated) in coordinated {
             parts.of(coordinated.size()).coordinated.insert(txn, coordinated);
         }
-        for (txn, outcome) in settled {
+        for (txn, outcome) in settled.into_entries() {
             parts.of(OUTCOME).settled.insert(txn, outcome);
         }
         for (client, below) in acknowledged {
@@ -537,9 +539,9 @@ where
         self.floor = self.floor.max(floor);
         self.ceiling = self.ceiling.max(ceiling);
         self.prepared.extend(prepared);
-        self.ended.extend(ended);
+        self.ended.extend(ended.into_entries());
         self.coordinated.extend(coordinated);
-        self.settled.extend(settled);
+        self.settled.extend(settled.into_entries());
         self.acknowledged.extend(acknowledged);
     }
 }

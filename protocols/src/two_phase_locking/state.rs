@@ -120,7 +120,7 @@ impl State {
             self.commit(partition, txn, (timestamp, &prepared.writes), store);
         }
         if !self.is_acknowledged(txn) {
-            self.ended.entry(txn).or_insert(outcome);
+            self.ended.insert_new(txn, outcome);
         }
     }
 
@@ -128,10 +128,7 @@ impl State {
         // Else this was known.
         let Some(names) = advance(&mut self.acknowledged, client, below) else { return };
         for map in [&mut self.ended, &mut self.settled] {
-            let gone: Vec<TxnId> = map.range(names.clone()).map(|(txn, _)| *txn).collect();
-            for txn in gone {
-                map.remove(&txn);
-            }
+            map.retain_within(&names, |_| false);
         }
     }
 
