@@ -24,6 +24,7 @@ mod guard;
 mod load;
 mod man;
 mod measure;
+mod memory;
 mod middleware;
 mod output;
 mod page;
@@ -139,12 +140,12 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
             Ok(Status::Passed)
         }
         Some(Command::Demo(args)) => demo::run(&args),
-        Some(Command::Sim(args)) => sim::run(&args),
-        Some(Command::Compare(args)) => compare::run(&args),
-        Some(Command::Plan(args)) => plan::run(&args),
+        Some(Command::Sim(args)) => simulate(|| sim::run(&args)),
+        Some(Command::Compare(args)) => simulate(|| compare::run(&args)),
+        Some(Command::Plan(args)) => simulate(|| plan::run(&args)),
         Some(Command::Topology(args)) => topology::run(&args),
-        Some(Command::Reproduce(args)) => reproduce::run(&args),
-        Some(Command::Swarm(args)) => swarm::run(&args),
+        Some(Command::Reproduce(args)) => simulate(|| reproduce::run(&args)),
+        Some(Command::Swarm(args)) => simulate(|| swarm::run(&args)),
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Trace(args)) => trace::run(args),
         Some(Command::Serve(args)) => serve::run(&args),
@@ -158,6 +159,12 @@ fn run(cli: Cli) -> anyhow::Result<Status> {
         Some(Command::Completions(args)) => completions::run(&args, &mut Cli::command()),
         Some(Command::Man(args)) => man::run(&args, Cli::command()),
     }
+}
+
+/// Runs a command that simulates.
+fn simulate(run: impl FnOnce() -> anyhow::Result<Status>) -> anyhow::Result<Status> {
+    memory::keep_freed();
+    run()
 }
 
 /// The error and its causes in one line. Some errors contain their cause; it is not repeated.
