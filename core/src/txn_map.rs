@@ -12,8 +12,6 @@ use crate::id::{ClientId, TxnId};
 /// A client's transactions are a sorted list. New ones mostly belong at its end, and most questions
 /// are about transactions behind it, which are answered without reading the list. In one tree of all
 /// transactions they would read a path of nodes, each of which has several of these long names.
-///
-/// A client that had an entry keeps an empty list: it will need it again.
 #[derive(Clone)]
 pub struct TxnMap<V> {
     clients: BTreeMap<ClientId, List<V>>,
@@ -143,7 +141,16 @@ impl<V> TxnMap<V> {
         let list = self.clients.get_mut(&txn.client)?;
         let at = list.place(txn).ok()?;
         self.len -= 1;
-        Some(list.entries.remove(at).1)
+        let (_, value) = list.entries.remove(at);
+        self.drop_empty(txn.client);
+        Some(value)
+    }
+
+    /// Clients leave, and others come.
+    fn drop_empty(&mut self, client: ClientId) {
+        if self.clients.get(&client).is_some_and(|list| list.entries.is_empty()) {
+            self.clients.remove(&client);
+        }
     }
 
     /// Removes those of these transactions of one client that `keeps` does not keep.
@@ -151,6 +158,7 @@ impl<V> TxnMap<V> {
         let Some(list) = self.clients.get_mut(&names.start.client) else { return };
         let places = list.within(names);
         self.len -= list.entries.extract_if(places, |(_, value)| !keeps(value)).count();
+        self.drop_empty(names.start.client);
     }
 
     /// The entries, in the order of the transactions.
@@ -245,6 +253,7 @@ mod tests {
             if value % 100 == 0 {
                 assert!(map.iter().eq(tree.iter()) && map.values().eq(tree.values()));
                 assert_eq!(format!("{map:?}"), format!("{tree:?}"));
+                assert!(map.clients.values().all(|list| !list.entries.is_empty()));
                 assert_eq!(encode(&map), encode(&tree));
                 assert_eq!(decode::<TxnMap<u64>>(&encode(&tree)), Ok(map.clone()));
                 let again: TxnMap<u64> = map.clone().into_entries().collect();
