@@ -330,10 +330,10 @@ impl<P, C> State<P, Ended, C> {
         coordinator: PartitionId,
         outcome: Outcome,
     ) -> Applied {
-        match self.prepared.contains_key(&txn) {
-            true => Applied::Nothing,
-            false => self.end_unprepared(txn, coordinator, outcome),
+        if self.prepared.contains_key(&txn) {
+            return Applied::Nothing;
         }
+        self.end_unprepared(txn, coordinator, outcome)
     }
 
     /// Ends a transaction that is not prepared here any more.

@@ -1333,9 +1333,14 @@ mod tests {
         let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
         let config = Arc::new(Geodesic::configure(&cluster, "geodesic"));
         let (engine, workers) = (Box::new(MemoryEngine::default()), Arc::new(Alone));
-        let config = config.clone();
-        let (node, is_replacement) = (NodeId(4), false);
-        let setup = Setup { node, cluster, config, engine, workers, is_replacement };
+        let setup = Setup {
+            node: NodeId(4),
+            cluster,
+            config: config.clone(),
+            engine,
+            workers,
+            is_replacement: false,
+        };
         let rng = Rng::stream(1, "test", 4);
         (Host::start(setup, vec![], rng, Time::ZERO, CLOCK), config)
     }
