@@ -204,9 +204,8 @@ pub fn catches(mutation: Mutation) -> (&'static str, &'static str) {
         | RecoveryStampCounts | LoseClosings | LoseStamps => ("stamp-pair", "visibility"),
         PromiseIsAccept | LowestAccepted => ("stamp-ballots", "agreement"),
         WaitForAll => ("heal-pair", "liveness"),
-        NoSeal | LostVouches => ("lost-pair", "agreement"),
+        NoSeal => ("lost-pair", "agreement"),
         ReadsEarly => ("lost-pair", "visibility"),
-        NoVouchers => ("lost-heal", "liveness"),
         DirectTwoEqual | DirectNoEqualRule => ("stamp-direct", "agreement"),
         DirectUnconfirmed | DirectNoRaise | DirectUnconfirmedRecovered => {
             ("stamp-direct", "visibility")

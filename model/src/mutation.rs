@@ -67,12 +67,8 @@ mutations! {
     WaitForAll = "wait_for_all",
 
     // One replica has lost its disk.
-    /// Peers of the lost disk take part in a transaction from before that they did not know.
+    /// Peers of the lost disk give stamps to a transaction from before that they did not know.
     NoSeal = "no_seal",
-    /// Peers never take part in a transaction from before that they did not know.
-    NoVouchers = "no_vouchers",
-    /// An answer of the lost disk vouches for a transaction.
-    LostVouches = "lost_vouches",
     /// The replica with the new disk reads although a transaction from before has not ended.
     ReadsEarly = "reads_early",
 

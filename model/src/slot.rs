@@ -452,7 +452,9 @@ impl<const N: usize> Slot<N> {
         }
         let answers = || Self::ids().filter(|&replica| has(ballot.answers, replica));
         let largest = answers().map(|replica| self.at(replica).stamp).max().unwrap_or(NONE);
-        let largest = if largest == NONE { TOMBSTONE } else { largest };
+        let are_stamped = answers().all(|replica| self.at(replica).stamp != NONE)
+            || rules.drops(Mutation::NoRecoveryStamp);
+        let largest = if largest == NONE || !are_stamped { TOMBSTONE } else { largest };
         if has(ballot.answers, self.h) {
             return match rules.f {
                 1 => self.choose_with_h(rules, ballot, largest),

@@ -45,9 +45,9 @@ pub struct State<const N: usize> {
     /// The replica that has lost its disk, as one bit. What the disk said stays as it was, because
     /// answers may be on their way.
     lost: u8,
-    /// Peers that take no part unless they know the transaction, one bit each.
+    /// Peers that have answered the replica with the new disk, one bit each.
     sealed: u8,
-    /// Those of them that did not know it, and have said so to whoever asked.
+    /// Those of them that did not know it: they give it no stamp.
     unsure: u8,
     /// One of them knew it.
     is_known: bool,
@@ -133,24 +133,40 @@ impl<const N: usize> Stamps<N> {
         }
     }
 
-    /// True if a replica may take part in the transaction, with one disk lost.
+    /// True if a replica may take this step, with one disk lost.
     fn takes_part(&self, state: &State<N>, replica: u8, step: Step) -> bool {
-        if has(state.lost, replica) {
-            return false;
-        }
-        let is_new = !state.knows(replica) && has(state.sealed, replica);
-        if !is_new || self.rules.drops(Mutation::NoSeal) {
-            return true;
-        }
-        // Others that have promised this ballot vouch for the transaction.
-        let (Step::Promise { ballot, .. } | Step::Accept { ballot, .. }) = step else {
-            return false;
+        let only_accepts = match step {
+            Step::Promise { .. } | Step::Propose { .. } | Step::Accept { .. } => true,
+            Step::First
+            | Step::Second(_)
+            | Step::Direct(_)
+            | Step::Ack(_)
+            | Step::Record(_)
+            | Step::Slow
+            | Step::SlowAccept(_)
+            | Step::RaiseSecond(_)
+            | Step::RaiseFirst(_) => false,
         };
-        let answers = state.slot.ballots[usize::from(ballot) - 1].answers;
-        let lost = if self.rules.drops(Mutation::LostVouches) { 0 } else { state.lost };
-        let vouchers = (answers & !lost & !(1 << replica)).count_ones();
-        let is_told = state.is_whole && state.is_known;
-        (is_told || vouchers >= self.rules.f.into()) && !self.rules.drops(Mutation::NoVouchers)
+        !has(state.lost, replica) && (only_accepts || !self.is_unsure(state, replica))
+    }
+
+    /// True if a replica must give no stamp.
+    fn is_unsure(&self, state: &State<N>, replica: u8) -> bool {
+        let accepted = state.slot.replicas[usize::from(replica)].accepted;
+        has(state.unsure, replica) && accepted == NONE && !self.rules.drops(Mutation::NoSeal)
+    }
+
+    /// A step of the transaction. A replica that is unsure promises without a stamp.
+    fn take(&self, state: &mut State<N>, step: Step) {
+        let before = state.slot.replicas;
+        state.slot.apply(&self.rules, T, &state.closed, step);
+        if let Step::Promise { replica, .. } = step
+            && self.is_unsure(state, replica)
+        {
+            let it = &mut state.slot.replicas[usize::from(replica)];
+            let before = &before[usize::from(replica)];
+            (it.stamp, it.kind) = (before.stamp, before.kind);
+        }
     }
 
     fn losses(&self, state: &State<N>, actions: &mut Vec<Action>) {
@@ -238,9 +254,8 @@ impl<const N: usize> Stamps<N> {
             *blind = unreported.max(*blind);
         }
         state.learned |= state.slot.learned(&self.rules);
-        // The replica with the new disk says that nobody knows it, or f + 1 others say so of themselves.
-        let is_refused = state.is_whole && !state.is_known;
-        if is_refused || state.unsure.count_ones() > self.rules.f.into() {
+        if state.is_whole && !state.is_known {
+            // The replica with the new disk says so to whoever asks.
             state.learned |= 1 << TOMBSTONE;
         }
     }
@@ -250,7 +265,7 @@ impl<const N: usize> State<N> {
     /// True if a replica has anything about the transaction.
     fn knows(&self, replica: u8) -> bool {
         let it = &self.slot.replicas[usize::from(replica)];
-        it.kind != Kind::None || it.promised > 0 || it.accepted != NONE
+        it.kind != Kind::None || it.accepted != NONE
     }
 }
 
@@ -311,7 +326,7 @@ impl<const N: usize> Model for Stamps<N> {
     fn next_state(&self, last: &State<N>, action: Action) -> Option<State<N>> {
         let mut state = *last;
         match action {
-            Action::Step(step) => state.slot.apply(&self.rules, T, &last.closed, step),
+            Action::Step(step) => self.take(&mut state, step),
             Action::Close { replica, to } => state.closed[usize::from(replica)] = to,
             Action::Restart(replica) => self.restart(&mut state, replica),
             Action::Heal(dead) => (state.is_healed, state.dead) = (true, dead),

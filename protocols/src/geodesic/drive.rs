@@ -13,7 +13,7 @@ use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Reads, Version, Writ
 use super::Config;
 use super::choose::choose;
 use super::message::{
-    Answer, Ballot, Foretold, Msg, Offer, Output, Predecessor, Text, Value, Vouchers, merge_newest,
+    Answer, Ballot, Foretold, Msg, Offer, Output, Predecessor, Text, Value, merge_newest,
 };
 use crate::portions::{Assembly, Portion};
 
@@ -69,11 +69,8 @@ struct Slot {
     /// By replica, and by the time as of which it tells: that may be F, or more, or less.
     observed: BTreeMap<(NodeId, Timestamp), Observation>,
     acks: BTreeSet<NodeId>,
-    /// Replicas that know nothing of it, and will not hear of it any more: its client knows the outcome,
-    /// or it is older than a lost disk.
+    /// Replicas that know nothing of it, and will not hear of it any more: its client knows the outcome.
     gone: BTreeSet<NodeId>,
-    /// Replicas with new disks that know it.
-    heirs: BTreeMap<NodeId, Timestamp>,
 }
 
 /// The register of an interactive transaction (D16).
@@ -124,8 +121,6 @@ struct Proposal {
     accepted: BTreeSet<NodeId>,
     /// These replicas have the text.
     have_text: BTreeSet<NodeId>,
-    /// These have promised the ballot.
-    promised: Vec<NodeId>,
 }
 
 /// What a replica knows without the pending predecessors, and these.
@@ -207,7 +202,6 @@ impl Drive {
             observed: BTreeMap::new(),
             acks: BTreeSet::new(),
             gone: BTreeSet::new(),
-            heirs: BTreeMap::new(),
         });
     }
 
@@ -404,27 +398,13 @@ impl Drive {
 
     fn recover_msg(&self, partition: PartitionId) -> Msg {
         let (txn, ballot, text) = (self.txn, self.ballot, self.text.clone());
-        let (participants, vouchers) = (self.participants(), self.vouchers(partition));
-        Msg::Recover { txn, partition, ballot, text, participants, vouchers }
+        Msg::Recover { txn, partition, ballot, text, participants: self.participants() }
     }
 
     fn propose_msg(&self, partition: PartitionId, to: NodeId, proposal: &Proposal) -> Msg {
         let (txn, ballot, value) = (self.txn, self.ballot, proposal.value);
         let text = self.text.clone().filter(|_| !proposal.have_text.contains(&to));
-        let (participants, vouchers) = (self.participants(), self.vouchers(partition));
-        Msg::Propose { txn, partition, ballot, value, text, participants, vouchers }
-    }
-
-    /// The replicas of a partition that have said that they know the transaction.
-    fn vouchers(&self, partition: PartitionId) -> Vouchers {
-        let Some(slot) = self.slots.get(&partition) else { return Vouchers::default() };
-        let promised = match &slot.phase {
-            Phase::Promising(answers) => answers.keys().copied().collect(),
-            Phase::Proposing(proposal) => proposal.promised.clone(),
-            Phase::Asked | Phase::Chosen(_) | Phase::Gone(_) => vec![],
-        };
-        let heirs = slot.heirs.iter().map(|(&node, &until)| (node, until)).collect();
-        Vouchers { promised, heirs }
+        Msg::Propose { txn, partition, ballot, value, text, participants: self.participants() }
     }
 
     /// Recovers every slot that is not decided, in a ballot above all that were heard of.
@@ -537,12 +517,6 @@ impl Drive {
         }
         let gone_since = self.gone_since();
         let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
-        if let Some(until) = answer.heir {
-            if slot.heirs.insert(from, until) != Some(until) {
-                self.ask_unsure(partition, out);
-            }
-            return Progress::Nothing;
-        }
         let Phase::Promising(answers) = &mut slot.phase else { return Progress::Nothing };
         if ballot != self.ballot {
             return Progress::Nothing;
@@ -553,9 +527,7 @@ impl Drive {
             return Progress::Preempted;
         }
         answers.insert(from, answer);
-        slot.gone.remove(&from);
         if answers.len() <= slot.replicas.len() / 2 {
-            self.ask_unsure(partition, out);
             return Progress::Nothing;
         }
         if gone_since.is_some_and(|then| ballot > then) {
@@ -571,21 +543,12 @@ impl Drive {
         if let Some(register) = self.register.as_mut().filter(|it| it.partition == partition) {
             register.found = Some(offers);
         }
-        let promised = answers.keys().copied().collect();
-        let proposal = Proposal { value, accepted: BTreeSet::new(), have_text, promised };
+        let proposal = Proposal { value, accepted: BTreeSet::new(), have_text };
         slot.phase = Phase::Proposing(proposal.clone());
         let replicas = slot.replicas.clone();
         let asked = replicas.iter().map(|&to| (to, self.propose_msg(partition, to, &proposal)));
         out.extend(asked);
         Progress::Nothing
-    }
-
-    /// Replicas that would not take part by themselves may do so if others vouch for the transaction.
-    fn ask_unsure(&self, partition: PartitionId, out: &mut Out) {
-        let Some(slot) = self.slots.get(&partition) else { return };
-        if matches!(slot.phase, Phase::Promising(_)) {
-            out.extend(slot.gone.iter().map(|&to| (to, self.recover_msg(partition))));
-        }
     }
 
     fn abort(&mut self, out: &mut Out) -> Progress {
@@ -1202,36 +1165,6 @@ mod tests {
         let ended = drive.on_stored(NodeId(2), of, &promised, (&config, &mut out));
         let Progress::Ended(output) = ended else { panic!("{ended:?}") };
         assert_eq!(output.outcome, Outcome::Aborted(AbortReason::Recovery));
-    }
-
-    #[test]
-    fn a_replica_that_must_not_take_part_by_itself_is_asked_again_with_a_voucher() {
-        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
-        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
-        let config = Geodesic::configure(&cluster, "geodesic");
-        let mut drive = Drive::new(&cluster, text().txn(), Some(text()), []);
-        let mut out = Out::new();
-        drive.recover(ME, &mut out);
-        let ballot = drive.ballot;
-        let mut hear = |from, answer, out: &mut Out| {
-            out.clear();
-            drive.on_promised(NodeId(from), (P, ballot), answer, &cluster, (&config, out))
-        };
-        let unknown = Answer { is_forgotten: true, ..Answer::default() };
-        assert_eq!(hear(3, unknown, &mut out), Progress::Nothing);
-        assert!(out.is_empty(), "nobody has it yet");
-        let stamp = Some(Stamp { at: Timestamp(5), kind: Kind::Confirmed });
-        let promised = Answer { promised: ballot, stamp, ..Answer::default() };
-        let _ = hear(2, promised.clone(), &mut out);
-        let [(to, Msg::Recover { vouchers, .. })] = &out[..] else { panic!("{out:?}") };
-        assert_eq!((*to, &vouchers.promised[..]), (NodeId(3), &[NodeId(2)][..]));
-        let stamp = Some(Stamp { at: Timestamp(7), kind: Kind::Recovery });
-        let _ = hear(3, Answer { stamp, ..promised }, &mut out);
-        let is_proposed = |(_, msg): &(NodeId, Msg)| {
-            matches!(msg, Msg::Propose { value, vouchers, .. }
-                if *value == Value::At(Timestamp(5)) && vouchers.promised.len() == 2)
-        };
-        assert!(out.len() == 3 && out.iter().all(is_proposed), "{out:?}");
     }
 
     #[test]

@@ -237,9 +237,6 @@ pub struct Answer {
     /// With [`Answer::has_ended`]: the outcome, if that is remembered.
     #[wire(check = "check_outcome")]
     pub outcome: Option<Outcome>,
-    /// The replica's disk is new, and the lost one may have had a part in transactions up to this. The
-    /// replica knows this transaction, and takes no part in it.
-    pub heir: Option<Timestamp>,
 }
 
 fn check_outcome(outcome: &Option<Outcome>) -> Result<(), WireError> {
@@ -270,30 +267,11 @@ impl fmt::Debug for Answer {
         if let Some(outcome) = outcome {
             write!(f, " {outcome}")?;
         }
-        if self.heir.is_some() {
-            f.write_str(" with a new disk")?;
-        }
         f.write_str(match (*is_forgotten, *has_ended) {
             (false, _) => ")",
             (true, false) => " unknown)",
             (true, true) => " forgotten)",
         })
-    }
-}
-
-/// Replicas of one partition that have a transaction. A replica that must not take part in what it does
-/// not know may do so if these are enough.
-#[derive(Clone, PartialEq, Eq, Default, Wire)]
-pub struct Vouchers {
-    /// They have promised the ballot.
-    pub promised: Vec<NodeId>,
-    /// They take no part: their disks are new ([`Answer::heir`]).
-    pub heirs: Vec<(NodeId, Timestamp)>,
-}
-
-impl fmt::Debug for Vouchers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.promised).entries(&self.heirs).finish()
     }
 }
 
@@ -473,8 +451,6 @@ pub enum Msg {
         text: Option<Arc<Text>>,
         /// Everybody who takes part.
         participants: Vec<PartitionId>,
-        /// Who vouches for the transaction.
-        vouchers: Vouchers,
     },
     /// Replica → recovery coordinator: what it knows, once the promise is durable; or that it has
     /// promised a higher ballot.
@@ -502,8 +478,6 @@ pub enum Msg {
         text: Option<Arc<Text>>,
         /// Everybody who takes part.
         participants: Vec<PartitionId>,
-        /// Who vouches for the transaction.
-        vouchers: Vouchers,
     },
     /// Replica → recovery coordinator: it has accepted that, if its answer says so.
     Accepted {
@@ -638,8 +612,8 @@ pub enum Msg {
         /// Its outcome and its writes.
         told: Arc<Foretold>,
     },
-    /// Replica with a new disk → its peers: take no part in a transaction at or below `until` that
-    /// you have not heard of ([`Change::Seal`]), and send what you know of transactions.
+    /// Replica with a new disk → its peers: give no stamp to a transaction at or below `until` that you
+    /// do not know, and send what you know of transactions.
     Rejoin {
         /// The partition.
         partition: PartitionId,
@@ -801,14 +775,9 @@ pub enum Change {
     Inherit(Box<State>),
     /// A new disk has all that it needs.
     Rejoined,
-    /// A peer has a new disk: this replica takes no part in transactions up to here that it has not
-    /// heard of, unless f others vouch for them.
-    Seal {
-        /// The peer.
-        peer: NodeId,
-        /// The lost disk may have had a part in transactions up to this timestamp.
-        until: Timestamp,
-    },
+    /// A peer has a new disk: this replica gives no stamps to transactions up to here that it does not
+    /// know.
+    Seal(Timestamp),
 }
 
 /// What a server remembers.

@@ -94,7 +94,7 @@ pub use choose::{Choice, choose};
 pub use client::Client;
 pub use message::{
     Answer, Ballot, Change, Foretold, Kind, Msg, Output, Predecessor, Record, Side, Stamp, Text,
-    Value, Vouchers,
+    Value,
 };
 pub use mutations::Mutations;
 pub use server::Server;

@@ -36,7 +36,7 @@ mutations! {
     replacement_takes_part;
     /// D19: it reads although transactions from before have not ended.
     replacement_reads_early;
-    /// D19: its peers take part in older transactions that they do not know.
+    /// D19: its peers give stamps to older transactions that they do not know.
     no_seal;
 }
 

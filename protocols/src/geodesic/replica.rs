@@ -14,9 +14,7 @@ use orthodrome_core::store::{Store, Versioned, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
 
-use super::message::{
-    Answer, Ballot, Change, Kind, Msg, Offer, Output, Predecessor, Text, Value, Vouchers,
-};
+use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Predecessor, Text, Value};
 use super::pending::{Closings, Hints, Name, Place, Question, Questions, Writers};
 use super::server::World;
 use rejoin::{Leaving, Rejoin};
@@ -178,11 +176,6 @@ impl Replica {
         );
         if !self.is_ready() && !is_copy || is_barred && !tells_end {
             world.cx.note(Note::Barred);
-            if let Msg::Recover { txn, ballot, text, .. } = msg
-                && self.is_ready()
-            {
-                self.vouch(from, (txn, ballot), text.is_some(), world);
-            }
             return;
         }
         match msg {
@@ -204,12 +197,11 @@ impl Replica {
             }
             Msg::Fetch { txn, keys, .. } => self.on_fetch(from, txn, keys, world),
             Msg::Fetched { txn, keys, rest, .. } => self.on_fetched(from, txn, (keys, rest), world),
-            Msg::Recover { txn, ballot, text, participants, vouchers, .. } => {
-                self.on_recover(from, (txn, ballot), (text, &vouchers), participants, world);
+            Msg::Recover { txn, ballot, text, participants, .. } => {
+                self.on_recover(from, (txn, ballot), text, participants, world);
             }
-            Msg::Propose { txn, ballot, value, text, participants, vouchers, .. } => {
-                let told = (text, &vouchers);
-                self.on_propose(from, (txn, ballot, value), told, participants, world);
+            Msg::Propose { txn, ballot, value, text, participants, .. } => {
+                self.on_propose(from, (txn, ballot, value), text, participants, world);
             }
             Msg::Read { txn, keys, .. } => self.on_read(from, txn, keys, world),
             Msg::ReadOnly { txn, keys, at, .. } => self.on_read_only(from, txn, keys, at, world),
@@ -346,7 +338,7 @@ impl Replica {
             world.cx.note(Note::LateMessage);
             return true;
         }
-        if self.is_too_old(text, &Vouchers::default()) {
+        if self.is_too_old(text) {
             world.cx.note(Note::TooOld);
             return true;
         }
@@ -935,12 +927,12 @@ impl Replica {
         &mut self,
         from: NodeId,
         (txn, ballot): (TxnId, Ballot),
-        (text, vouchers): (Option<Arc<Text>>, &Vouchers),
+        text: Option<Arc<Text>>,
         participants: Vec<PartitionId>,
         world: &mut World<'_, '_>,
     ) {
-        if let Some(text) = text.as_ref().filter(|text| self.is_too_old(text, vouchers)) {
-            self.answer_too_old(from, (text, ballot), world);
+        if let Some(text) = text.as_ref().filter(|text| self.was_never_decided(text)) {
+            self.answer_never_decided(from, (text, ballot), world);
             return;
         }
         let entry = self.state.entries.get(&txn);
@@ -952,6 +944,8 @@ impl Replica {
             let has_stamp = entry.is_some_and(|entry| entry.stamp.is_some());
             let new = text.filter(|_| known.is_none());
             let new = new.filter(|text| !self.is_far_future(text.t, world));
+            // It promises without a stamp.
+            let new = new.filter(|text| !self.is_too_old(text));
             let whole = known.or(new.clone());
             let may_stamp = !has_stamp && !world.config.mutations.no_recovery_stamp();
             let whole = whole.filter(|_| may_stamp);
@@ -991,12 +985,12 @@ impl Replica {
         &mut self,
         from: NodeId,
         (txn, ballot, value): (TxnId, Ballot, Value),
-        (text, vouchers): (Option<Arc<Text>>, &Vouchers),
+        text: Option<Arc<Text>>,
         participants: Vec<PartitionId>,
         world: &mut World<'_, '_>,
     ) {
-        if let Some(text) = text.as_ref().filter(|text| self.is_too_old(text, vouchers)) {
-            self.answer_too_old(from, (text, ballot), world);
+        if let Some(text) = text.as_ref().filter(|text| self.was_never_decided(text)) {
+            self.answer_never_decided(from, (text, ballot), world);
             return;
         }
         let entry = self.state.entries.get(&txn);

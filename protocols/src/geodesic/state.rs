@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
@@ -76,7 +76,6 @@ impl Entry {
             is_forgotten: false,
             has_ended: false,
             outcome: None,
-            heir: None,
         }
     }
 }
@@ -108,9 +107,9 @@ pub struct State {
     pub barred: Timestamp,
     /// It has not yet got all that it needs from its peers.
     pub is_rejoining: bool,
-    /// Peers whose disks were lost. This replica takes no part in transactions up to here that it has
-    /// not heard of, unless f others vouch for them.
-    pub sealed: BTreeMap<NodeId, Timestamp>,
+    /// A peer's disk was lost: this replica gives no stamps to transactions up to here that it does not
+    /// know.
+    pub sealed: Timestamp,
 }
 
 fn check_outcomes(outcomes: &BTreeMap<TxnId, Outcome>) -> Result<(), WireError> {
@@ -221,10 +220,7 @@ impl State {
                 self.collected = self.collected.max(part.collected);
             }
             Change::Rejoined => self.is_rejoining = false,
-            Change::Seal { peer, until } => {
-                let known = self.sealed.entry(*peer).or_default();
-                *known = (*known).max(*until);
-            }
+            Change::Seal(until) => self.sealed = self.sealed.max(*until),
             Change::Ceiling(ceiling) => self.ceiling = self.ceiling.max(*ceiling),
             Change::Mark(mark) => self.mark = self.mark.max(*mark),
         }

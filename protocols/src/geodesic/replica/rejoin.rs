@@ -8,15 +8,12 @@
 //! 1. *Until when.* The lost disk refused timestamps far ahead of its clock (R8). So once the clock of
 //!    this replica has passed `until`, every new transaction is later than all in which the lost disk
 //!    may have had a part.
-//! 2. *Seal.* f + 1 peers promise to take no part in transactions at or below `until` of which they have
-//!    not heard, and send what they know: then their data. Every decision that counted the lost disk
-//!    counted f others too, and one of those is among these peers. So this replica now knows every
-//!    such transaction that has a decision, or may get one. Then it takes part again. As long as one of
-//!    them has not ended, nothing is read here that it may write.
-//! 3. *Vouchers.* What only some peers know the others may have to end. A sealed peer takes part in a
-//!    transaction that it does not know if this replica says that it knows it, or if f others have it:
-//!    one of those is among the f + 1 that this replica has asked. A transaction at or below `until`
-//!    that this replica does not know was never decided at this partition, and never will be.
+//! 2. *Seal.* f + 1 peers promise to give no stamps to transactions at or below `until` that they do not
+//!    know, and send what they know: then their data. Every decision that counted the lost disk counted
+//!    f others too, and one of those is among these peers. Without a stamp of theirs nothing else gets
+//!    a place. So this replica now knows every such transaction that has a place, or may get one; all
+//!    others were refused, or will be. Then it takes part again. As long as one that it knows has not
+//!    ended, nothing is read here that the transaction may write.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +23,7 @@ use orthodrome_core::store::{Start, Versions};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Writes};
 
-use super::super::message::{Answer, Ballot, Change, Msg, Output, Text, Vouchers};
+use super::super::message::{Answer, Ballot, Change, Msg, Output, Text};
 use super::super::server::World;
 use super::super::state::{Entry, State};
 use super::super::{Note, backoff};
@@ -225,8 +222,8 @@ impl Replica {
         if !is_peer || !is_whole || self.is_far_future(until, world) {
             return;
         }
-        if !self.is_sealed(from, until) && !world.config.mutations.no_seal() {
-            self.change(Change::Seal { peer: from, until }, world);
+        if until > self.state.sealed && !world.config.mutations.no_seal() {
+            self.change(Change::Seal(until), world);
         }
         let now = world.cx.now();
         if self.leaving.get(&from).is_none_or(|leaving| leaving.until != until) {
@@ -254,7 +251,7 @@ impl Replica {
         start: Box<Start>,
         world: &mut World<'_, '_>,
     ) {
-        if !self.is_sealed(from, until) && !world.config.mutations.no_seal() {
+        if until > self.state.sealed && !world.config.mutations.no_seal() {
             return;
         }
         self.leaving.remove(&from);
@@ -277,66 +274,33 @@ impl Replica {
         self.state.entries.get(&txn).is_some_and(Entry::is_barred)
     }
 
-    fn is_sealed(&self, peer: NodeId, until: Timestamp) -> bool {
-        self.state.sealed.get(&peer).is_some_and(|known| *known >= until)
+    /// True if this replica must give a transaction no stamp, because it does not know it, and
+    /// somebody's disk was lost since it was begun.
+    pub(super) fn is_too_old(&self, text: &Text) -> bool {
+        let is_known = self.state.entries.get(&text.txn()).is_some_and(Entry::is_known);
+        !is_known && text.t <= self.state.sealed.max(self.state.barred)
     }
 
-    /// True if this replica must not take part in a transaction, because it does not know it, and
-    /// somebody's disk was lost since it was begun. The replica with the new disk has to know it: it
-    /// says so, or f others have the transaction.
-    pub(super) fn is_too_old(&self, text: &Text, vouchers: &Vouchers) -> bool {
-        if self.state.entries.get(&text.txn()).is_some_and(Entry::is_known) {
-            return false;
-        }
-        if text.t <= self.state.barred {
-            return true;
-        }
-        let is_lost = |node: &NodeId| self.is_sealed(*node, text.t);
-        let promised = vouchers.promised.iter().filter(|node| !is_lost(node)).count();
-        let is_heir =
-            |peer, until| vouchers.heirs.iter().any(|&(node, heir)| node == peer && heir >= until);
-        let mut seals = self.state.sealed.iter().filter(|(_, until)| text.t <= **until);
-        seals.any(|(&peer, &until)| promised < self.replicas.len() / 2 && !is_heir(peer, until))
+    /// True if a transaction is older than this disk, and neither known here nor forgotten: then no
+    /// replica ever decides a place for it.
+    pub(super) fn was_never_decided(&self, text: &Text) -> bool {
+        let txn = text.txn();
+        let is_known = self.state.entries.get(&txn).is_some_and(Entry::is_known);
+        !is_known && !self.state.is_forgotten(txn) && text.t <= self.state.barred
     }
 
-    /// Tells whoever recovers a transaction in which this replica takes no part that it knows it.
-    pub(super) fn vouch(
-        &self,
-        to: NodeId,
-        (txn, ballot): (TxnId, Ballot),
-        has_text: bool,
-        world: &mut World<'_, '_>,
-    ) {
-        let Some(entry) = self.state.entries.get(&txn).filter(|entry| entry.text.is_some()) else {
-            return;
-        };
-        let text = entry.text.clone().filter(|_| !has_text);
-        let heir = Some(self.state.barred);
-        let answer = Box::new(Answer { text, heir, ..Answer::default() });
-        world.reply(to, Msg::Promised { txn, partition: self.id, ballot, answer });
-    }
-
-    /// Says to whoever recovers such a transaction what is certain of it.
-    pub(super) fn answer_too_old(
+    /// Says to whoever recovers such a transaction that it has aborted.
+    pub(super) fn answer_never_decided(
         &self,
         to: NodeId,
         (text, ballot): (&Text, Ballot),
         world: &mut World<'_, '_>,
     ) {
-        let (txn, partition) = (text.txn(), self.id);
         world.cx.note(Note::TooOld);
-        let answer = if self.state.is_forgotten(txn) {
-            self.what_is_known(txn)
-        } else if text.t <= self.state.barred {
-            // It was not decided here, and never will be.
-            let outcome = Outcome::Aborted(AbortReason::Recovery);
-            let ended = Some(Arc::new(Output { outcome, writes: Writes::new() }));
-            Answer { ended, ..Answer::default() }
-        } else {
-            // If f + 1 say so, it is the same. Or all others have forgotten it.
-            Answer { is_forgotten: true, ..Answer::default() }
-        };
-        let answer = Box::new(answer);
+        let outcome = Outcome::Aborted(AbortReason::Recovery);
+        let ended = Some(Arc::new(Output { outcome, writes: Writes::new() }));
+        let answer = Box::new(Answer { ended, ..Answer::default() });
+        let (txn, partition) = (text.txn(), self.id);
         world.reply(to, Msg::Promised { txn, partition, ballot, answer });
     }
 }
