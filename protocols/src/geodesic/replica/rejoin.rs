@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::store::{Start, Versions};
-use orthodrome_core::time::{Time, Timestamp};
+use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Writes};
 
 use super::super::message::{Answer, Ballot, Change, Msg, Output, Text};
@@ -94,7 +94,7 @@ impl Replica {
         if is_new {
             world.cx.note(Note::Rejoining);
             let clock = world.cx.clock();
-            let until = clock.now + clock.error * 4 + world.config.clock_ahead_max;
+            let until = clock.now + clock.error * 4 + world.config.clock_ahead_max + ERROR_MAX;
             self.change(Change::Rejoin(until), world);
             world.maker.forget(until);
         }
@@ -271,22 +271,23 @@ impl Replica {
 
     /// True if this replica must not say anything about a transaction.
     pub(super) fn is_barred(&self, txn: TxnId) -> bool {
-        self.state.entries.get(&txn).is_some_and(Entry::is_barred)
+        let has_new_disk = self.state.barred > Timestamp::ZERO;
+        has_new_disk && self.state.entries.get(&txn).is_some_and(Entry::is_barred)
     }
 
     /// True if this replica must give a transaction no stamp, because it does not know it, and
     /// somebody's disk was lost since it was begun.
     pub(super) fn is_too_old(&self, text: &Text) -> bool {
-        let is_known = self.state.entries.get(&text.txn()).is_some_and(Entry::is_known);
-        !is_known && text.t <= self.state.sealed.max(self.state.barred)
+        let is_older = text.t <= self.state.sealed.max(self.state.barred);
+        is_older && !self.state.entries.get(&text.txn()).is_some_and(Entry::is_known)
     }
 
     /// True if a transaction is older than this disk, and neither known here nor forgotten: then no
     /// replica ever decides a place for it.
     pub(super) fn was_never_decided(&self, text: &Text) -> bool {
         let txn = text.txn();
-        let is_known = self.state.entries.get(&txn).is_some_and(Entry::is_known);
-        !is_known && !self.state.is_forgotten(txn) && text.t <= self.state.barred
+        let is_known = || self.state.entries.get(&txn).is_some_and(Entry::is_known);
+        text.t <= self.state.barred && !is_known() && !self.state.is_forgotten(txn)
     }
 
     /// Says to whoever recovers such a transaction that it has aborted.
@@ -304,6 +305,9 @@ impl Replica {
         world.reply(to, Msg::Promised { txn, partition, ballot, answer });
     }
 }
+
+/// The clock's error may have been larger when the disk was lost than it is now, by a quarter of this.
+const ERROR_MAX: Duration = Duration::from_secs(1);
 
 /// Keys of one piece of a copy, at most.
 const COPIED_KEYS_MAX: usize = 4_096;
