@@ -198,11 +198,11 @@ impl Machine<Geodesic> for Server {
         let node = self.node;
         let of = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let waiting = self.replicas.values().map(Replica::waiting).sum();
-        let rejoining = self.replicas.values().filter(|replica| !replica.is_ready()).count();
+        let incomplete = self.replicas.values().filter(|replica| replica.is_incomplete()).count();
         vec![
             Gauge { name: "observations_waiting", node, value: of(waiting) },
             Gauge { name: "transactions_recovering", node, value: of(self.drives.len()) },
-            Gauge { name: "incomplete", node, value: of(rejoining) },
+            Gauge { name: "incomplete", node, value: of(incomplete) },
         ]
     }
 

@@ -198,7 +198,7 @@ impl State {
                 }
             }
             Change::Rejoin(until) => {
-                (self.barred, self.is_rejoining) = (*until, true);
+                (self.barred, self.is_rejoining) = (self.barred.max(*until), true);
                 self.ceiling = self.ceiling.max(*until);
                 // The lost disk may have known of deletions that all peers have dropped since.
                 store.may_lack(partition, *until);

@@ -863,6 +863,7 @@ pub async fn start<P: WireProtocol>(
     let config = Arc::new(config);
     let incarnation = data.incarnation;
     let is_replacement = data.is_replacement;
+    let was_lost = is_replacement && data.server.is_empty();
     let node = Start {
         shared: &shared,
         settings: &settings,
@@ -883,6 +884,13 @@ pub async fn start<P: WireProtocol>(
     tokio::spawn(watch_clock(shared.clone(), writer.as_ref().map(Writer::inbox)));
     let clock = shared.clock.describe();
     info!(node = %shared.me.node, cluster = settings.cluster, protocol, clock, "serving");
+    if was_lost {
+        warn!(
+            node = %shared.me.node,
+            "this node has lost its data and copies it from others; keep them running until `status` says that \
+             0 are incomplete here"
+        );
+    }
     let in_flight: Arc<InFlight> = Arc::default();
     let max = InFlightMax { count: settings.in_flight_max, bytes: settings.bytes_in_flight_max };
     let gateway = Gateway::new(shared.clone(), in_flight.clone(), max);
@@ -1061,6 +1069,14 @@ async fn open<P: WireProtocol>(
     let node = settings.node;
     if settings.expected == Expected::Replacement && !P::replaceable(&settings.map).contains(&node)
     {
+        let mut partitions = settings.map.partitions();
+        if let Some(only) = partitions.find(|partition| partition.replicas == [node]) {
+            return Err(StartError::Settings(format!(
+                "{node} cannot be replaced: it had the only replica of {}. Restore a copy of its data \
+                 directory that was made after it last ran",
+                only.id
+            )));
+        }
         let instead = if P::MEMBERS {
             ", or give its partitions to other nodes: `change-members` in `orthodrome shell`"
         } else {

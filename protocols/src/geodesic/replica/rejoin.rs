@@ -84,21 +84,27 @@ impl Replica {
         self.rejoin.is_none()
     }
 
-    /// Begins, or goes on after a restart, if this disk replaced a lost one.
+    /// True if another failure may stop something: it still copies, or transactions in which the lost
+    /// disk may have had a part have not ended.
+    pub(in super::super) fn is_incomplete(&self) -> bool {
+        let has_new_disk = self.state.barred > Timestamp::ZERO;
+        !self.is_ready() || has_new_disk && self.state.entries.values().any(Entry::is_barred)
+    }
+
+    /// Begins if this disk replaced a lost one, and anew at each start until it is complete: the first
+    /// start may have been refused, because the process with the old disk was still running.
     pub(super) fn rejoin_if_lost(&mut self, is_replacement: bool, world: &mut World<'_, '_>) {
         let is_new = is_replacement && self.state.barred == Timestamp::ZERO;
         let is_needed = is_new || self.state.is_rejoining;
         if !is_needed || world.config.mutations.replacement_takes_part() {
             return;
         }
-        if is_new {
-            world.cx.note(Note::Rejoining);
-            let clock = world.cx.clock();
-            let until = clock.now + clock.error * 4 + world.config.clock_ahead_max + ERROR_MAX;
-            self.change(Change::Rejoin(until), world);
-            world.maker.forget(until);
-        }
+        world.cx.note(Note::Rejoining);
+        let clock = world.cx.clock();
+        let until = clock.now + clock.error * 4 + world.config.clock_ahead_max + ERROR_MAX;
+        self.change(Change::Rejoin(until), world);
         let until = self.state.barred;
+        world.maker.forget(until);
         self.rejoin = Some(Rejoin::new(until, self.peers(world.node)));
     }
 
@@ -122,6 +128,8 @@ impl Replica {
                     let (number, answer) = (*number, *answer);
                     Msg::Rejoin { partition, until, number, answer }
                 }
+                // What was copied is in memory until a checkpoint has it.
+                Stage::Data(_) if world.store.active_bytes() > COPIED_BYTES_MAX => continue,
                 Stage::Data(start) => {
                     let start = Box::new(start.clone());
                     Msg::Copy { partition, until, start }
@@ -308,6 +316,9 @@ impl Replica {
 
 /// The clock's error may have been larger when the disk was lost than it is now, by a quarter of this.
 const ERROR_MAX: Duration = Duration::from_secs(1);
+
+/// With more bytes in memory than this, a copy waits for the next checkpoint.
+const COPIED_BYTES_MAX: usize = 64 << 20;
 
 /// Keys of one piece of a copy, at most.
 const COPIED_KEYS_MAX: usize = 4_096;
