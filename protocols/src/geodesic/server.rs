@@ -541,3 +541,128 @@ impl fmt::Display for Server {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::machine::Protocol as _;
+    use orthodrome_core::store::{MemoryEngine, Start};
+    use orthodrome_core::time::{Clock, Timestamp};
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::txn::{Op, Outcome, Priority, Writes};
+    use orthodrome_core::workers::Alone;
+    use orthodrome_core::{Effect, Host, Rng};
+
+    use super::super::message::{Output, Side, Text};
+    use super::super::state::Entry;
+    use super::*;
+    use crate::functor::{Body, Functor};
+
+    const P: PartitionId = PartitionId(0);
+
+    fn clock(seconds: u64) -> (Time, Clock) {
+        let error = Duration::from_millis(1);
+        let now = Timestamp(seconds * 1_000_000_000);
+        (Time(now.0), Clock { now, error })
+    }
+
+    /// n1 with a disk that replaced a lost one, and what it has made durable.
+    fn start(recovered: Vec<Record>, seconds: u64) -> (Host<Geodesic, Server>, Vec<Record>) {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
+        let config = Arc::new(Geodesic::configure(&cluster, "geodesic"));
+        let setup = Setup {
+            node: NodeId(1),
+            cluster,
+            config,
+            engine: Box::new(MemoryEngine::default()),
+            workers: Arc::new(Alone),
+            is_replacement: true,
+        };
+        let (now, clock) = clock(seconds);
+        let mut host = Host::start(setup, recovered.clone(), Rng::stream(1, "test", 1), now, clock);
+        let new = host.drain().filter_map(|effect| match effect {
+            Effect::Persist { record, .. } => Some(record),
+            Effect::Send { .. }
+            | Effect::Checkpoint { .. }
+            | Effect::Reads { .. }
+            | Effect::Finish { .. }
+            | Effect::Note(_)
+            | Effect::Claim(_) => None,
+        });
+        let records = recovered.into_iter().chain(new).collect();
+        (host, records)
+    }
+
+    /// The timestamp that it asks with once its clock has passed that, and whether it has asked.
+    fn asks(host: &mut Host<Geodesic, Server>, seconds: u64) -> Option<Timestamp> {
+        let (now, clock) = clock(seconds);
+        host.fire(now, clock);
+        let asked = host.drain().filter_map(|effect| match effect {
+            Effect::Send { msg: Msg::Rejoin { until, .. }, .. } => Some(until),
+            Effect::Send { .. }
+            | Effect::Persist { .. }
+            | Effect::Checkpoint { .. }
+            | Effect::Reads { .. }
+            | Effect::Finish { .. }
+            | Effect::Note(_)
+            | Effect::Claim(_) => None,
+        });
+        asked.max()
+    }
+
+    #[test]
+    fn each_start_before_the_copy_is_complete_waits_anew() {
+        let (mut host, records) = start(vec![], 100);
+        assert_eq!(asks(&mut host, 103), None);
+        let first = asks(&mut host, 106).unwrap();
+        // The process with the old disk was still there, until now.
+        let (mut host, _) = start(records, 130);
+        assert_eq!(asks(&mut host, 133), None);
+        let second = asks(&mut host, 136).unwrap();
+        assert!(second > first + Duration::from_secs(29), "{first} {second}");
+    }
+
+    #[test]
+    fn a_new_disk_is_complete_once_older_transactions_have_ended() {
+        let (mut host, _) = start(vec![], 100);
+        let until = asks(&mut host, 106).unwrap();
+        let txn = TxnId::new(ClientId(1), 1);
+        let functor = Functor {
+            txn,
+            reads: vec![],
+            writes: vec![Key::from("a")],
+            body: Body::Ops(vec![Op::Put(Key::from("a"), "1".into())]),
+            acknowledged_below: 0,
+        };
+        let sides = vec![Side { partition: P, named: vec![NodeId(1), NodeId(2)] }];
+        let (t, priority) = (Timestamp(99_000_000_000), Priority::default());
+        let text =
+            Arc::new(Text { functor, priority, gateway: NodeId(4), t, sides, register: None });
+        let entry = Entry { participants: vec![P], text: Some(text), ..Entry::default() };
+        let (now, clock) = clock(107);
+        let mut hear = |from, msg| {
+            host.step(now, clock, Input::Message { from: NodeId(from), msg });
+            let gauges = host.machine().gauges(now);
+            gauges.iter().find(|gauge| gauge.name == "incomplete").unwrap().value
+        };
+        for (from, entries) in [(2, BTreeMap::from([(txn, entry)])), (3, BTreeMap::new())] {
+            let part = Box::new(State { entries, ..State::default() });
+            let (number, count, answer) = (0, 1, 7);
+            let known = Msg::Known { partition: P, until, number, count, answer, part };
+            assert_eq!(hear(from, known), 1);
+        }
+        let copied = || {
+            let start = Box::new(Start::default());
+            Msg::Copied { partition: P, until, start, keys: vec![], next: None }
+        };
+        assert_eq!(hear(2, copied()), 1);
+        assert_eq!(hear(3, copied()), 1, "it takes part, and one transaction has not ended");
+        let outcome = Outcome::Committed(Timestamp(99_500_000_000));
+        let output = Arc::new(Output { outcome, writes: Writes::new() });
+        let apply = Msg::Apply { txn, partition: P, output, participants: vec![P] };
+        assert_eq!(hear(2, apply), 0);
+    }
+}
