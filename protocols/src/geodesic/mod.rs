@@ -286,8 +286,7 @@ impl Registered for Geodesic {
         (NAME, "foretold_is_certain", 30),
         (NAME, "D13", 10),
         (NAME, "D14", 20),
-        (NAME, "replacement_takes_part", 10),
-        (NAME, "replacement_reads_early", 400),
+        (NAME, "replacement_takes_part", 200),
     ];
     const ROWS: &'static [Row] = &[Row {
         name: NAME,
