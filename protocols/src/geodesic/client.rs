@@ -12,6 +12,7 @@ use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{
     Claim, Cx, FAR_FUTURE, Gauge, Input, Leak, Machine, Setup, UNKNOWABLE,
 };
+use orthodrome_core::scan::is_fence;
 use orthodrome_core::session::{highest, is_below};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{
@@ -920,10 +921,12 @@ impl Client {
     fn tell(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
         let Some(open) = self.open.get(&id) else { return };
         let Phase::Waiting(outcome, path) = open.phase else { return };
-        // A read may be placed anywhere above the newest version that it returns.
+        // A read may be placed anywhere above the newest version that it returns. What a scan does not
+        // return may have been deleted just before its timestamp.
         let newest = || open.reads.values().map(|read| read.version.timestamp).max();
+        let is_scan = || open.reads.keys().any(is_fence);
         let placed = match outcome {
-            Outcome::Committed(_) if open.txn.is_read_only() => newest(),
+            Outcome::Committed(_) if open.txn.is_read_only() && !is_scan() => newest(),
             Outcome::Committed(at) => Some(at),
             Outcome::Aborted(_) | Outcome::Unknown => None,
         };
