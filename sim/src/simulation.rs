@@ -114,9 +114,6 @@ enum Event<P: Protocol> {
 pub(crate) struct Environment<P: Protocol> {
     pub(crate) now: Time,
     queue: Queue<Event<P>>,
-    /// Places of messages that have arrived, for new ones. The one that was read last is used first,
-    /// because it is still in the processor's caches. An allocator would take one that is not.
-    spare: Vec<Flight<P>>,
     pub(crate) network: Network<Flight<P>>,
     pub(crate) load: Load,
     /// The number of crashes of each node.
@@ -242,7 +239,6 @@ impl<P: Protocol> Simulation<P> {
         let env = Environment {
             now: Time::ZERO,
             queue: Queue::default(),
-            spare: Vec::new(),
             network: Network::new(
                 (options.network, options.limits),
                 &cluster,

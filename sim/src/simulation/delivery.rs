@@ -23,8 +23,6 @@ pub(crate) enum Parcel<M> {
     Ask(ScanId, Box<Ask>),
     /// The answer.
     Names(ScanId, Box<Answer>),
-    /// Nothing: the message has arrived.
-    Taken,
 }
 
 impl<M: fmt::Debug> fmt::Debug for Parcel<M> {
@@ -33,7 +31,6 @@ impl<M: fmt::Debug> fmt::Debug for Parcel<M> {
             Self::Machine(msg) => msg.fmt(f),
             Self::Ask(_, ask) => ask.fmt(f),
             Self::Names(_, answer) => answer.fmt(f),
-            Self::Taken => f.write_str("nothing"),
         }
     }
 }
@@ -47,14 +44,13 @@ impl<M: Message> Message for Parcel<M> {
             Self::Machine(msg) => msg.kind(),
             Self::Ask(..) => "Ask",
             Self::Names(..) => "Names",
-            Self::Taken => "-",
         }
     }
 
     fn txn(&self) -> Option<TxnId> {
         match self {
             Self::Machine(msg) => msg.txn(),
-            Self::Ask(..) | Self::Names(..) | Self::Taken => None,
+            Self::Ask(..) | Self::Names(..) => None,
         }
     }
 
@@ -69,14 +65,13 @@ impl<M: Message> Message for Parcel<M> {
                 let names = answer.listing.iter().flat_map(|listing| &listing.names);
                 NAMES_HEAD + names.map(|name| name.key.len() + 4).sum::<usize>()
             }
-            Self::Taken => 0,
         }
     }
 
     fn keys(&self) -> usize {
         match self {
             Self::Machine(msg) => msg.keys(),
-            Self::Ask(..) | Self::Taken => 0,
+            Self::Ask(..) => 0,
             Self::Names(_, answer) => answer.listing.iter().map(|l| l.names.len()).sum(),
         }
     }
@@ -84,14 +79,14 @@ impl<M: Message> Message for Parcel<M> {
     fn keys_held(&self, holds: &dyn Fn(&Key) -> bool) -> usize {
         match self {
             Self::Machine(msg) => msg.keys_held(holds),
-            Self::Ask(..) | Self::Names(..) | Self::Taken => self.keys(),
+            Self::Ask(..) | Self::Names(..) => self.keys(),
         }
     }
 
     fn lane(&self) -> Lane {
         match self {
             Self::Machine(msg) => msg.lane(),
-            Self::Ask(..) | Self::Names(..) | Self::Taken => Lane::Data,
+            Self::Ask(..) | Self::Names(..) => Lane::Data,
         }
     }
 }
@@ -137,7 +132,7 @@ impl<P: Protocol> Simulation<P> {
                 return;
             }
         }
-        self.accept(flight);
+        self.accept(*flight);
     }
 
     /// The number of keys of a message that its receiver processes.
@@ -151,10 +146,8 @@ impl<P: Protocol> Simulation<P> {
     }
 
     /// A message has arrived and had its CPU time.
-    pub(crate) fn accept(&mut self, mut flight: Flight<P>) {
-        let InFlight { from: sender, to, sent, hops, .. } = *flight;
-        let msg = std::mem::replace(&mut flight.msg, Parcel::Taken);
-        self.env.spare.push(flight);
+    pub(crate) fn accept(&mut self, flight: InFlight<P>) {
+        let InFlight { from: sender, to, sent, hops, msg, .. } = flight;
         let from = self.env.id(sender);
         let env = &mut self.env;
         env.log(to, TraceEvent::Receive, Some(from), Some(sent), msg.txn(), msg.kind(), || {
@@ -167,7 +160,6 @@ impl<P: Protocol> Simulation<P> {
                 env.events += 1;
                 env.load.on_names(env.now, (scan, to), (from, *answer), hops);
             }
-            Parcel::Taken => unreachable!("a message arrives once"),
         }
     }
 
@@ -252,16 +244,8 @@ impl<P: Protocol> Environment<P> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let hops = hops.saturating_add(u16::from(is_wan));
         let sent = self.now;
-        let to = to_index;
-        let flight = match self.spare.pop() {
-            Some(mut flight) => {
-                (flight.from, flight.to, flight.incarnations) = (from, to, incarnations);
-                (flight.sent, flight.bytes, flight.hops) = (sent, bytes, hops);
-                flight.msg = msg;
-                flight
-            }
-            None => Box::new(InFlight { from, to, incarnations, sent, bytes, hops, msg }),
-        };
+        let flight = InFlight { from, to: to_index, incarnations, sent, bytes, hops, msg };
+        let flight = Box::new(flight);
         match &mut self.manual {
             Some(manual) => manual.hold(flight),
             None => self.transmit(flight),
