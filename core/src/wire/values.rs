@@ -499,108 +499,66 @@ fn pair_size<K: Wire, V: Wire>(key: &K, value: &V) -> usize {
     key.field_size(1) + value.field_size(2)
 }
 
-impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
-    const SHAPE: Shape = Shape::Bytes;
+/// Maps: a message for each entry, in the order of their keys.
+macro_rules! map {
+    ($map:ty: $key:ty, $value:ty, [$($generics:tt)*]) => {
+        impl<$($generics)*> Wire for $map {
+            const SHAPE: Shape = Shape::Bytes;
 
-    fn size(&self) -> usize {
-        self.field_size(1)
-    }
+            fn size(&self) -> usize {
+                self.field_size(1)
+            }
 
-    fn put(&self, out: &mut Out) {
-        self.put_field(1, out);
-    }
+            fn put(&self, out: &mut Out) {
+                self.put_field(1, out);
+            }
 
-    fn take(raw: Raw<'_>) -> Result<Self, WireError> {
-        let (mut fields, mut all) = (raw.message("a map")?, Some(Self::new()));
-        while let Some((number, raw)) = fields.next_field()? {
-            if number == 1 {
-                Self::take_field(&mut all, raw)?;
+            fn take(raw: Raw<'_>) -> Result<Self, WireError> {
+                let (mut fields, mut all) = (raw.message("a map")?, Some(Self::default()));
+                while let Some((number, raw)) = fields.next_field()? {
+                    if number == 1 {
+                        Self::take_field(&mut all, raw)?;
+                    }
+                }
+                Ok(all.unwrap_or_default())
+            }
+
+            fn sample(rng: &mut Rng) -> Self {
+                (0..rng.below(5)).map(|_| <($key, $value)>::sample(rng)).collect()
+            }
+
+            fn schema(schema: &mut Schema) -> String {
+                format!("repeated {}", <($key, $value)>::schema(schema))
+            }
+
+            fn field_size(&self, number: u32) -> usize {
+                self.iter().map(|(key, value)| nested_size(number, pair_size(key, value))).sum()
+            }
+
+            fn put_field(&self, number: u32, out: &mut Out) {
+                for (key, value) in self.iter() {
+                    put_nested(number, pair_size(key, value), out);
+                    key.put_field(1, out);
+                    value.put_field(2, out);
+                }
+            }
+
+            fn take_field(slot: &mut Option<Self>, raw: Raw<'_>) -> Result<(), WireError> {
+                let (key, value) = Wire::take(raw)?;
+                match slot.get_or_insert_default().insert(key, value) {
+                    None => Ok(()),
+                    Some(_) => Err(twice()),
+                }
+            }
+
+            fn absent() -> Option<Self> {
+                Some(Self::default())
             }
         }
-        Ok(all.unwrap_or_default())
-    }
-
-    fn sample(rng: &mut Rng) -> Self {
-        (0..rng.below(5)).map(|_| <(K, V)>::sample(rng)).collect()
-    }
-
-    fn schema(schema: &mut Schema) -> String {
-        format!("repeated {}", <(K, V)>::schema(schema))
-    }
-
-    fn field_size(&self, number: u32) -> usize {
-        self.iter().map(|(key, value)| nested_size(number, pair_size(key, value))).sum()
-    }
-
-    fn put_field(&self, number: u32, out: &mut Out) {
-        for (key, value) in self {
-            put_nested(number, pair_size(key, value), out);
-            key.put_field(1, out);
-            value.put_field(2, out);
-        }
-    }
-
-    fn take_field(slot: &mut Option<Self>, raw: Raw<'_>) -> Result<(), WireError> {
-        let (key, value) = Wire::take(raw)?;
-        match slot.get_or_insert_default().insert(key, value) {
-            None => Ok(()),
-            Some(_) => Err(twice()),
-        }
-    }
-
-    fn absent() -> Option<Self> {
-        Some(Self::new())
-    }
+    };
 }
-
-/// The encoding is that of a map.
-impl<V: Wire> Wire for TxnMap<V> {
-    const SHAPE: Shape = Shape::Bytes;
-
-    fn size(&self) -> usize {
-        self.field_size(1)
-    }
-
-    fn put(&self, out: &mut Out) {
-        self.put_field(1, out);
-    }
-
-    fn take(raw: Raw<'_>) -> Result<Self, WireError> {
-        BTreeMap::take(raw).map(Self::from_iter)
-    }
-
-    fn sample(rng: &mut Rng) -> Self {
-        BTreeMap::sample(rng).into_iter().collect()
-    }
-
-    fn schema(schema: &mut Schema) -> String {
-        BTreeMap::<TxnId, V>::schema(schema)
-    }
-
-    fn field_size(&self, number: u32) -> usize {
-        self.iter().map(|(key, value)| nested_size(number, pair_size(key, value))).sum()
-    }
-
-    fn put_field(&self, number: u32, out: &mut Out) {
-        for (key, value) in self.iter() {
-            put_nested(number, pair_size(key, value), out);
-            key.put_field(1, out);
-            value.put_field(2, out);
-        }
-    }
-
-    fn take_field(slot: &mut Option<Self>, raw: Raw<'_>) -> Result<(), WireError> {
-        let (key, value) = Wire::take(raw)?;
-        match slot.get_or_insert_default().insert(key, value) {
-            None => Ok(()),
-            Some(_) => Err(twice()),
-        }
-    }
-
-    fn absent() -> Option<Self> {
-        Some(Self::default())
-    }
-}
+map!(BTreeMap<K, V>: K, V, [K: Wire + Ord, V: Wire]);
+map!(TxnMap<V>: TxnId, V, [V: Wire]);
 
 macro_rules! tuple {
     ($text:literal: $($type:ident $number:tt $name:ident),*) => {
