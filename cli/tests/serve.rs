@@ -228,6 +228,15 @@ fn empty_directory_is_rejected_for_a_member() {
     let said = refusal(&["--replace", "--new-cluster"]);
     assert!(said.contains("cannot be used with"), "{said}");
 
+    let arguments = ["--topology", "local3", "--protocol", "geodesic", "--replicas", "1"];
+    let alone = Cluster::init(3, &arguments, &[]);
+    std::fs::remove_dir_all(alone.dir().join("data/n1")).unwrap();
+    let config = alone.config(1);
+    let output = run(&["serve", "--config", config.to_str().unwrap(), "--replace"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("the only replica of p"), "{said}");
+
     cluster.start_with([1], &["--new-cluster"]);
     let marked = |number: u32| {
         let config = cluster.config(number);

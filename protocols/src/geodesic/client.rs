@@ -1380,6 +1380,37 @@ mod tests {
         assert_eq!(begin(&mut host, 2, hour), refused);
     }
 
+    /// A scan also says which keys are absent, so it has seen everything up to its timestamp.
+    #[test]
+    fn a_scan_waits_until_its_timestamp_has_passed_everywhere() {
+        let told_at_once = |keys: Vec<Key>| {
+            let (mut host, _) = gateway();
+            let id = TxnId::new(ClientId(1), 1);
+            let txn = Txn::read_only(id, RegionId(0), keys.clone());
+            host.step(Time::ZERO, CLOCK, Input::Begin(txn));
+            let asked = host.drain().find_map(|effect| {
+                let Effect::Send { msg: Msg::ReadOnly { at, .. }, .. } = effect else {
+                    return None;
+                };
+                Some(at)
+            });
+            let (partition, at) = (PartitionId(0), asked.unwrap());
+            for from in [1, 2] {
+                let reads = keys.iter().map(|key| (key.clone(), Read::default())).collect();
+                let (portion, reads) = (Portion::WHOLE, Some(reads));
+                let msg = Msg::ReadOnlyResult { txn: id, partition, at, portion, reads };
+                host.step(Time::ZERO, CLOCK, Input::Message { from: NodeId(from), msg });
+            }
+            let at_once = finished(&mut host).len();
+            let later = Clock { now: at + Duration::from_millis(1), ..CLOCK };
+            host.fire(Time::ZERO + Duration::from_millis(1), later);
+            (at_once, finished(&mut host).len())
+        };
+        let key = Key::from("k");
+        assert_eq!(told_at_once(vec![key.clone()]), (1, 0));
+        assert_eq!(told_at_once(vec![Key::from("\0fence0"), key]), (0, 1));
+    }
+
     /// A client decided at one gateway, and again at another one.
     #[test]
     fn who_decides_twice_is_told_that_the_second_decision_is_invalid() {

@@ -649,7 +649,7 @@ pub enum Msg {
         /// Where to begin.
         start: Box<Start>,
     },
-    /// Peer → replica with a new disk: that.
+    /// Peer → replica with a new disk: a piece of its data.
     Copied {
         /// The partition.
         partition: PartitionId,
@@ -771,9 +771,9 @@ pub enum Change {
     Shorten(Vec<TxnId>),
     /// This disk is new. The lost one may have had a part in transactions up to this timestamp.
     Rejoin(Timestamp),
-    /// A part of what a peer knows, for a new disk.
+    /// A part of a peer's state, for a new disk.
     Inherit(Box<State>),
-    /// A new disk has all that it needs.
+    /// A replica with a new disk has copied all that it needs.
     Rejoined,
     /// A peer has a new disk: this replica gives no stamps to transactions up to here that it does not
     /// know.

@@ -34,7 +34,7 @@ mutations! {
     read_closes_nothing: "D14";
     /// D19: a replica whose disk was lost takes part at once.
     replacement_takes_part;
-    /// D19: it reads although transactions from before have not ended.
+    /// D19: it reads while transactions from before are pending.
     replacement_reads_early;
     /// D19: its peers give stamps to older transactions that they do not know.
     no_seal;

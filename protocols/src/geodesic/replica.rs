@@ -17,11 +17,10 @@ use orthodrome_core::txn::{Key, Outcome, Read, Version};
 use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Predecessor, Text, Value};
 use super::pending::{Closings, Hints, Name, Place, Question, Questions, Writers};
 use super::server::World;
-use rejoin::{Leaving, Rejoin};
-
 use super::state::{Entry, OUTCOME, State};
 use super::{Note, Timer, backoff};
 use crate::portions::Portion;
+use rejoin::{Leaving, Rejoin};
 
 /// One replica of one partition.
 #[derive(Debug)]
@@ -113,7 +112,7 @@ impl Replica {
         let now = world.cx.now();
         let mut replica = Self {
             id,
-            closings: Closings::new(state.ceiling),
+            closings: Closings::new(Timestamp::ZERO),
             state,
             marks: replicas.iter().map(|&node| (node, (Timestamp::ZERO, now))).collect(),
             replicas,
@@ -135,6 +134,7 @@ impl Replica {
             rejoin: None,
             leaving: BTreeMap::new(),
         };
+        // This may raise the ceiling.
         replica.rejoin_if_lost(is_replacement, world);
         replica.closings = Closings::new(replica.state.ceiling);
         replica.shortened.extend(replica.state.outcomes.keys().map(|&txn| (now, txn)));
@@ -944,7 +944,7 @@ impl Replica {
             let has_stamp = entry.is_some_and(|entry| entry.stamp.is_some());
             let new = text.filter(|_| known.is_none());
             let new = new.filter(|text| !self.is_far_future(text.t, world));
-            // It promises without a stamp.
+            // Of what is too old it promises without a stamp (D19).
             let new = new.filter(|text| !self.is_too_old(text));
             let whole = known.or(new.clone());
             let may_stamp = !has_stamp && !world.config.mutations.no_recovery_stamp();

@@ -32,14 +32,14 @@ pub struct Entry {
     pub finally_at: Option<Timestamp>,
     /// How it ended.
     pub ended: Option<Arc<Output>>,
-    /// The replica's disk is new, and peers told it of the transaction. What the lost disk said of it
-    /// nobody knows, so this replica takes no part in it.
+    /// The replica's disk is new, and the entry comes from peers. Nobody knows what the lost disk has
+    /// said of the transaction, so this replica takes no part in it.
     pub is_inherited: bool,
 }
 
 impl Entry {
-    /// Where the transaction stands here as long as it has not ended: at F, or at its stamp. One that
-    /// was inherited may have any place.
+    /// Where the transaction stands here while it is pending: at F, or at its stamp. One that was
+    /// inherited may have any place.
     #[must_use]
     pub fn pending_at(&self) -> Option<Timestamp> {
         if self.ended.is_some() {
@@ -102,10 +102,10 @@ pub struct State {
     /// because whole entries took too much memory.
     #[wire(check = "check_outcomes")]
     pub outcomes: BTreeMap<TxnId, Outcome>,
-    /// The disk replaced a lost one. That may have had a part in transactions with timestamps up to
-    /// this; this one has none.
+    /// The disk replaced a lost one, which may have had a part in transactions with timestamps up to
+    /// this. This replica has none in them.
     pub barred: Timestamp,
-    /// It has not yet got all that it needs from its peers.
+    /// The copy from its peers is incomplete.
     pub is_rejoining: bool,
     /// A peer's disk was lost: this replica gives no stamps to transactions up to here that it does not
     /// know.

@@ -14,9 +14,9 @@ fn seeds_with_faults_hold_every_promise() {
     // started again with another ceiling for each partition (120000286).
     let cases =
         [290, 81_000_071, 81_000_117, 81_000_281, 81_000_657, 81_001_387, 92_000_004, 120_000_286];
-    // A server that lost its disk dies for good before it has told anybody what it copied (131); its
-    // questions arrive twice (223), peers know a transaction without what it does (252), or one of them
-    // had promised together with the lost disk (1082).
+    // A server that lost its disk dies for good right after it has rejoined (131); its questions arrive
+    // twice (223); peers know a transaction without what it does (252), or one of them had promised
+    // together with the lost disk (1082).
     let lost = [5_000_000_131, 5_000_000_223, 5_000_000_252, 5_000_001_082];
     let cases = cases.into_iter().chain(lost);
     for seed in cases {

@@ -1,4 +1,4 @@
-//! A replica whose disk was lost takes its place again, with an empty one.
+//! A replica whose disk was lost rejoins its group with an empty one (D19, `docs/protocols/geodesic.md`).
 //!
 //! Nobody knows what the lost disk has said: stamps, promises, closings, registers. So for every
 //! transaction in which it may have had a part, the replica stays what it was when the disk broke:
@@ -12,8 +12,8 @@
 //!    know, and send what they know: then their data. Every decision that counted the lost disk counted
 //!    f others too, and one of those is among these peers. Without a stamp of theirs nothing else gets
 //!    a place. So this replica now knows every such transaction that has a place, or may get one; all
-//!    others were refused, or will be. Then it takes part again. As long as one that it knows has not
-//!    ended, nothing is read here that the transaction may write.
+//!    others were refused, or will be. Then it takes part again. While one that it knows is pending,
+//!    nothing is read here that the transaction may write.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -84,8 +84,8 @@ impl Replica {
         self.rejoin.is_none()
     }
 
-    /// True if another failure may stop something: it still copies, or transactions in which the lost
-    /// disk may have had a part have not ended.
+    /// True if another failure may block keys: the replica still copies, or transactions in which the
+    /// lost disk may have had a part are pending.
     pub(in super::super) fn is_incomplete(&self) -> bool {
         let has_new_disk = self.state.barred > Timestamp::ZERO;
         !self.is_ready() || has_new_disk && self.state.entries.values().any(Entry::is_barred)
@@ -117,6 +117,8 @@ impl Replica {
             return;
         }
         let now = world.cx.now();
+        // What was copied is in memory until a checkpoint has it.
+        let must_wait = world.store.is_frozen() && world.store.active_bytes() > COPIED_BYTES_MAX;
         for (&to, peer) in &mut rejoin.peers {
             let pause = world.config.resend_after * backoff(peer.times);
             let pause = pause + world.config.span_of(world.config.piece_bytes);
@@ -128,8 +130,7 @@ impl Replica {
                     let (number, answer) = (*number, *answer);
                     Msg::Rejoin { partition, until, number, answer }
                 }
-                // What was copied is in memory until a checkpoint has it.
-                Stage::Data(_) if world.store.active_bytes() > COPIED_BYTES_MAX => continue,
+                Stage::Data(_) if must_wait => continue,
                 Stage::Data(start) => {
                     let start = Box::new(start.clone());
                     Msg::Copy { partition, until, start }
@@ -226,8 +227,7 @@ impl Replica {
     ) {
         let is_peer = from != world.node && self.replicas.contains(&from);
         // A replica with a new disk cannot say of which transactions it was part before.
-        let is_whole = self.is_ready() && !self.state.entries.values().any(Entry::is_barred);
-        if !is_peer || !is_whole || self.is_far_future(until, world) {
+        if !is_peer || self.is_incomplete() || self.is_far_future(until, world) {
             return;
         }
         if until > self.state.sealed && !world.config.mutations.no_seal() {
@@ -317,8 +317,120 @@ impl Replica {
 /// The clock's error may have been larger when the disk was lost than it is now, by a quarter of this.
 const ERROR_MAX: Duration = Duration::from_secs(1);
 
-/// With more bytes in memory than this, a copy waits for the next checkpoint.
+/// With more bytes in memory than this, a copy waits until the checkpoint under way is durable.
 const COPIED_BYTES_MAX: usize = 64 << 20;
 
 /// Keys of one piece of a copy, at most.
 const COPIED_KEYS_MAX: usize = 4_096;
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::cluster::Cluster;
+    use orthodrome_core::id::{ClientId, PartitionId};
+    use orthodrome_core::machine::{Machine as _, Protocol as _};
+    use orthodrome_core::store::MemoryEngine;
+    use orthodrome_core::time::Clock;
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::txn::{Op, Priority};
+    use orthodrome_core::workers::Alone;
+    use orthodrome_core::{Effect, Host, Input, Rng, Setup};
+
+    use super::super::super::message::{Record, Side};
+    use super::super::super::{Geodesic, Server};
+    use super::*;
+    use crate::functor::{Body, Functor};
+
+    const P: PartitionId = PartitionId(0);
+
+    fn clock(seconds: u64) -> (Time, Clock) {
+        let error = Duration::from_millis(1);
+        let now = Timestamp(seconds * 1_000_000_000);
+        (Time(now.0), Clock { now, error })
+    }
+
+    /// n1 with a disk that replaced a lost one, and what it has made durable.
+    fn start(recovered: Vec<Record>, seconds: u64) -> (Host<Geodesic, Server>, Vec<Record>) {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
+        let config = Arc::new(Geodesic::configure(&cluster, "geodesic"));
+        let setup = Setup {
+            node: NodeId(1),
+            cluster,
+            config,
+            engine: Box::new(MemoryEngine::default()),
+            workers: Arc::new(Alone),
+            is_replacement: true,
+        };
+        let (now, clock) = clock(seconds);
+        let mut host = Host::start(setup, recovered.clone(), Rng::stream(1, "test", 1), now, clock);
+        let new = host.drain().filter_map(|effect| {
+            if let Effect::Persist { record, .. } = effect { Some(record) } else { None }
+        });
+        let records = recovered.into_iter().chain(new).collect();
+        (host, records)
+    }
+
+    /// The timestamp in its questions, if it asks at this time.
+    fn asks(host: &mut Host<Geodesic, Server>, seconds: u64) -> Option<Timestamp> {
+        let (now, clock) = clock(seconds);
+        host.fire(now, clock);
+        let asked = host.drain().filter_map(|effect| {
+            let Effect::Send { msg: Msg::Rejoin { until, .. }, .. } = effect else { return None };
+            Some(until)
+        });
+        asked.max()
+    }
+
+    #[test]
+    fn each_start_before_the_copy_is_complete_waits_anew() {
+        let (mut host, records) = start(vec![], 100);
+        assert_eq!(asks(&mut host, 103), None);
+        let first = asks(&mut host, 106).unwrap();
+        // The process with the old disk was still there, until now.
+        let (mut host, _) = start(records, 130);
+        assert_eq!(asks(&mut host, 133), None);
+        let second = asks(&mut host, 136).unwrap();
+        assert!(second > first + Duration::from_secs(29), "{first} {second}");
+    }
+
+    #[test]
+    fn a_new_disk_is_complete_once_older_transactions_have_ended() {
+        let (mut host, _) = start(vec![], 100);
+        let until = asks(&mut host, 106).unwrap();
+        let txn = TxnId::new(ClientId(1), 1);
+        let functor = Functor {
+            txn,
+            reads: vec![],
+            writes: vec![Key::from("a")],
+            body: Body::Ops(vec![Op::Put(Key::from("a"), "1".into())]),
+            acknowledged_below: 0,
+        };
+        let sides = vec![Side { partition: P, named: vec![NodeId(1), NodeId(2)] }];
+        let (t, priority) = (Timestamp(99_000_000_000), Priority::default());
+        let text =
+            Arc::new(Text { functor, priority, gateway: NodeId(4), t, sides, register: None });
+        let entry = Entry { participants: vec![P], text: Some(text), ..Entry::default() };
+        let (now, clock) = clock(107);
+        let mut hear = |from, msg| {
+            host.step(now, clock, Input::Message { from: NodeId(from), msg });
+            let gauges = host.machine().gauges(now);
+            gauges.iter().find(|gauge| gauge.name == "incomplete").unwrap().value
+        };
+        for (from, entries) in [(2, BTreeMap::from([(txn, entry)])), (3, BTreeMap::new())] {
+            let part = Box::new(State { entries, ..State::default() });
+            let (number, count, answer) = (0, 1, 7);
+            let known = Msg::Known { partition: P, until, number, count, answer, part };
+            assert_eq!(hear(from, known), 1);
+        }
+        let copied = || {
+            let start = Box::new(Start::default());
+            Msg::Copied { partition: P, until, start, keys: vec![], next: None }
+        };
+        assert_eq!(hear(2, copied()), 1);
+        assert_eq!(hear(3, copied()), 1, "it takes part, and one transaction is pending");
+        let outcome = Outcome::Committed(Timestamp(99_500_000_000));
+        let output = Arc::new(Output { outcome, writes: Writes::new() });
+        let apply = Msg::Apply { txn, partition: P, output, participants: vec![P] };
+        assert_eq!(hear(2, apply), 0);
+    }
+}
