@@ -69,7 +69,7 @@ mutations! {
     // One replica has lost its disk.
     /// Peers of the lost disk give stamps to a transaction from before that they did not know.
     NoSeal = "no_seal",
-    /// The replica with the new disk reads although a transaction from before has not ended.
+    /// The replica with the new disk reads while a transaction from before is pending.
     ReadsEarly = "reads_early",
 
     // Direct mode.
