@@ -59,6 +59,9 @@ pub trait StateEngine: Debug + Send + Sync {
     /// The newest version of `key` that is not after `at`.
     fn read(&self, partition: PartitionId, key: &Key, at: Timestamp) -> Option<Versioned>;
 
+    /// All versions of `key`.
+    fn versions(&self, partition: PartitionId, key: &Key) -> Versions;
+
     /// The first `limit` keys after `after` (from the first key, if none), each with all its
     /// versions.
     fn scan(
@@ -367,6 +370,12 @@ impl StateEngine for MemoryEngine {
         state.versions.read(partition, key, at).cloned()
     }
 
+    fn versions(&self, partition: PartitionId, key: &Key) -> Versions {
+        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let table = state.versions.tables.get(&partition);
+        table.and_then(|table| table.versions(key)).cloned().unwrap_or_default()
+    }
+
     fn scan(
         &self,
         partition: PartitionId,
@@ -414,6 +423,16 @@ impl StateEngine for MemoryEngine {
     fn extent(&self, partition: PartitionId) -> Extent {
         let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
         state.extents.get(&partition).copied().unwrap_or_default()
+    }
+}
+
+/// Adds versions of one key to others of it.
+fn merge(held: &mut Versions, versions: Versions) {
+    for versioned in versions {
+        let at = held.partition_point(|(version, _)| *version < versioned.0);
+        if held.get(at).is_none_or(|(version, _)| *version != versioned.0) {
+            held.insert(at, versioned);
+        }
     }
 }
 
@@ -525,6 +544,51 @@ impl Store {
     #[must_use]
     pub fn read(&self, partition: PartitionId, key: &Key) -> Read {
         self.read_at(partition, key, Timestamp::MAX)
+    }
+
+    /// The newest version of `key` that is before `end`; as [`Store::read_at`] if there is none.
+    #[must_use]
+    pub fn read_before(&self, partition: PartitionId, key: &Key, end: Version) -> Read {
+        let before = |versions: &[Versioned]| {
+            let after = versions.partition_point(|(version, _)| *version < end);
+            after.checked_sub(1).and_then(|last| versions.get(last)).cloned()
+        };
+        let mut best: Option<Versioned> = None;
+        let mut hidden = false;
+        for layer in self.layers() {
+            if let (false, Some(table)) = (hidden, layer.tables.get(&partition)) {
+                let found = table.versions(key).and_then(|held| before(held));
+                best = newer(best.as_ref(), found.as_ref()).cloned();
+                hidden = table.cleared;
+            }
+        }
+        if !hidden {
+            let below = self.engine.read(partition, key, end.timestamp);
+            let below = match below {
+                // Two transactions may have one timestamp.
+                Some((version, _)) if version >= end => {
+                    before(&self.engine.versions(partition, key))
+                }
+                Some(_) | None => below,
+            };
+            best = newer(best.as_ref(), below.as_ref()).cloned();
+        }
+        best.map_or_else(Read::default, |(version, value)| Read { value, version })
+    }
+
+    /// All versions of `key`.
+    #[must_use]
+    pub fn versions(&self, partition: PartitionId, key: &Key) -> Versions {
+        let mut merged = Versions::new();
+        for layer in self.layers() {
+            let Some(table) = layer.tables.get(&partition) else { continue };
+            merge(&mut merged, table.versions(key).cloned().unwrap_or_default());
+            if table.cleared {
+                return merged;
+            }
+        }
+        merge(&mut merged, self.engine.versions(partition, key));
+        merged
     }
 
     /// The newest version of `key`, from a server that knows every version of it up to `known`. If the
@@ -691,13 +755,7 @@ impl Store {
         let mut merged: BTreeMap<Key, Versions> = BTreeMap::new();
         let mut add = |entries: Vec<(Key, Versions)>| {
             for (key, versions) in entries {
-                let held = merged.entry(key).or_default();
-                for versioned in versions {
-                    let at = held.partition_point(|(version, _)| *version < versioned.0);
-                    if held.get(at).is_none_or(|(version, _)| *version != versioned.0) {
-                        held.insert(at, versioned);
-                    }
-                }
+                merge(merged.entry(key).or_default(), versions);
             }
         };
         let mut hidden = false;
@@ -978,6 +1036,40 @@ mod tests {
         store.put(P, "k".into(), version(10), Some("x".into()));
         let read = store.read(P, &"k".into());
         assert_eq!((read.value, read.version), (None, version(20)));
+    }
+
+    #[test]
+    fn all_versions_of_a_key_are_found_wherever_they_are() {
+        let engine = MemoryEngine::default();
+        let mut store = Store::new(Box::new(engine.clone()));
+        let key = Key::from("k");
+        let of = |store: &Store| store.versions(P, &key).into_iter().map(|(version, _)| version);
+        for at in [10, 20, 30] {
+            assert!(of(&store).eq((1..at / 10).map(|number| version(number * 10))));
+            store.put(P, "j".into(), version(at), Some("x".into()));
+            store.put(P, key.clone(), version(at), Some("x".into()));
+            if at == 10 {
+                engine.merge(&store.freeze());
+                store.thaw();
+            } else if at == 20 {
+                let _ = store.freeze();
+            }
+        }
+        assert!(of(&store).eq([version(10), version(20), version(30)]));
+        for at in [10, 11, 20, 21, 30, 31] {
+            let before = store.read_before(P, &key, version(at)).version;
+            assert_eq!(
+                before,
+                if at == 10 { Version::INITIAL } else { version((at - 1) / 10 * 10) }
+            );
+        }
+        // Another transaction has the same timestamp.
+        let end = Version { writer: version(21).writer, ..version(20) };
+        assert_eq!(store.read_before(P, &key, end).version, version(20));
+        let end = Version { writer: version(11).writer, ..version(10) };
+        assert_eq!(store.read_before(P, &key, end).version, version(10));
+        store.clear(P);
+        assert_eq!(of(&store).count(), 0);
     }
 
     #[test]

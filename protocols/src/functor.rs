@@ -7,7 +7,11 @@ use std::sync::Arc;
 use orthodrome_core::Wire;
 use orthodrome_core::id::TxnId;
 use orthodrome_core::time::Timestamp;
-use orthodrome_core::txn::{AbortReason, Key, Op, Outcome, Reads, Txn, Version, Writes};
+use orthodrome_core::txn::{
+    AbortReason, Key, Op, Outcome, Reads, Txn, VALUE_BYTES_MAX, Version, Writes,
+};
+
+use crate::sizes::READ_BYTES_MAX;
 
 /// A transaction with everything needed to compute its writes. Ocean Vista stores it in place of
 /// the values (§3.1); the deterministic protocols keep it in their logs.
@@ -82,6 +86,17 @@ impl Functor {
                 if is_valid { Ok(writes.clone()) } else { Err(AbortReason::StaleRead) }
             }
         }
+    }
+
+    /// What it writes, if that does not depend on its reads and it cannot abort: it only gets, puts
+    /// and deletes, and whatever it gets fits into an answer.
+    #[must_use]
+    pub fn fixed_writes(&self) -> Option<Writes> {
+        let Body::Ops(ops) = &self.body else { return None };
+        let is_fixed = |op: &Op| matches!(op, Op::Get(_) | Op::Put(..) | Op::Delete(_));
+        let is_small = self.reads.len() < READ_BYTES_MAX / VALUE_BYTES_MAX;
+        let is_fixed = is_small && ops.iter().all(is_fixed);
+        is_fixed.then(|| Txn::execute(ops, &Reads::new()).ok()).flatten()
     }
 
     /// The outcome of one that has no keys, and so needs no server: an operation may still refuse its

@@ -526,12 +526,19 @@ impl Gateway {
 
     /// The gauges of the protocol's two sides, for operators. Gauges of a side that has ended, or
     /// does not answer within a second, are missing, so that the status of an overloaded node is
-    /// available.
+    /// available; `sides_without_an_answer` counts these sides.
     pub async fn gauges(&self) -> Vec<Gauge> {
         let most = Duration::from_secs(1);
         let [client, server] = self.backend.gauges().map(|side| tokio::time::timeout(most, side));
         let (client, server) = tokio::join!(client, server);
-        [client, server].into_iter().flatten().flatten().flatten().collect()
+        let sides = [client, server].map(|side| side.ok().and_then(Result::ok));
+        let silent = sides.iter().filter(|side| side.is_none()).count();
+        let silent = Gauge {
+            name: "sides_without_an_answer",
+            node: self.backend.describe().node,
+            value: i64::try_from(silent).unwrap_or(i64::MAX),
+        };
+        sides.into_iter().flatten().flatten().chain([silent]).collect()
     }
 
     /// The transactions in flight; none if the client side does not answer within a second.

@@ -115,7 +115,7 @@ fn millis(rtt: Duration) -> String {
 /// The status of a gateway.
 pub(super) fn status(status: &StatusInfo) -> String {
     let trouble = if status.trouble.is_empty() { "serving".into() } else { status.trouble.clone() };
-    let row = |name: &str, value: String| format!("{name:<22}{value}\n");
+    let row = |name: &str, value: String| (name.to_owned(), value);
     let gauges = status.gauges.iter().map(|gauge| {
         row(&format!("{} {}", gauge.node, gauge.name.replace('_', " ")), gauge.value.to_string())
     });
@@ -149,7 +149,10 @@ pub(super) fn status(status: &StatusInfo) -> String {
         let time = output::span(link.since);
         row(&format!("{} is", link.node), format!("{state} for {time}{}", rtt.unwrap_or_default()))
     });
-    rows.into_iter().chain(links).chain(gauges).chain(orders).collect()
+    let rows: Vec<_> = rows.into_iter().chain(links).chain(gauges).chain(orders).collect();
+    // At least as wide as without gauges, so that the columns of two nodes are usually alike.
+    let width = rows.iter().map(|(name, _)| name.chars().count() + 2).fold(22, usize::max);
+    rows.iter().map(|(name, value)| format!("{name:<width$}{value}\n")).collect()
 }
 
 /// The orders that each node took, and their states.

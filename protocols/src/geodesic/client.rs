@@ -22,8 +22,9 @@ use orthodrome_core::txn::{
 use super::drive::{Drive, Out, Progress, Stage};
 use super::excess::Excess;
 use super::lines::Lines;
-use super::message::{Foretold, Msg, Output, Predecessor, Record, Side, Text, merge_newest};
+use super::message::{Foretold, Inner, Msg, Output, Predecessor, Record, Side, Text, merge_newest};
 use super::naming::{Path, name};
+use super::outbox::Outbox;
 use super::pending::Maker;
 use super::under_way::UnderWay;
 use super::{Config, Geodesic, Note, Timer, backoff};
@@ -62,6 +63,7 @@ pub struct Client {
     is_flushing: bool,
     /// Messages to itself.
     local: VecDeque<Msg>,
+    outbox: Outbox,
 }
 
 /// How well timestamps were predicted.
@@ -208,6 +210,7 @@ impl Machine<Geodesic> for Client {
             acknowledged: BTreeMap::new(),
             is_flushing: false,
             local: VecDeque::new(),
+            outbox: Outbox::default(),
         }
     }
 
@@ -230,6 +233,7 @@ impl Machine<Geodesic> for Client {
             self.on_message(self.node, msg, cx);
         }
         self.begin_next(cx);
+        self.outbox.send(self.config.piece_bytes, cx);
     }
 
     fn flush(&mut self, _cx: &mut Cx<'_, Geodesic>) {}
@@ -262,6 +266,7 @@ impl Machine<Geodesic> for Client {
             );
         }
         assert!(self.local.is_empty(), "{} left messages to itself", self.node);
+        assert!(self.outbox.is_empty(), "{} left messages to others", self.node);
     }
 }
 
@@ -299,7 +304,10 @@ impl Client {
             self.lines.saw_high(cx.now());
         }
         // It waits once: each attempt has a place of its own, and the next one is an old transaction.
-        let may_wait = txn.priority == Priority::LOW && id.attempt == 0 && !is_read_only;
+        let may_wait = txn.priority == Priority::LOW
+            && id.attempt == 0
+            && !is_read_only
+            && !has_fixed_writes(&txn);
         let keys = txn.reads.iter().chain(&txn.writes);
         let held = if may_wait { self.lines.hold(keys, cx.now()) } else { Duration::ZERO };
         let (phase, resent, is_resolved) = (Phase::Held, 0, false);
@@ -335,7 +343,7 @@ impl Client {
             self.on_all_read(id, cx);
         } else if id.attempt == 0 {
             for partition in owing {
-                self.send_read(id, partition, cx);
+                self.send_read(id, partition);
             }
             cx.set_timer(Timer::Open(id), cx.now() + self.config.resend_after);
         } else if let Some(open) = self.open.get_mut(&id) {
@@ -347,7 +355,8 @@ impl Client {
     /// A transaction knows what it reads: so long it stood in line.
     fn learn_line(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
         let (Some(open), Some(driven)) = (self.open.get(&id), self.drives.get(&id)) else { return };
-        if open.txn.priority == Priority::LOW && driven.drive.path != "recovered" {
+        let is_usual = driven.drive.path != "recovered" && !driven.drive.has_fixed_writes();
+        if open.txn.priority == Priority::LOW && is_usual {
             let now = cx.now();
             let keys = open.txn.reads.iter().chain(&open.txn.writes);
             let is_hot = |key: &Key| driven.drive.hot.contains(key);
@@ -364,7 +373,7 @@ impl Client {
         for (&node, asked) in &mut self.suspects {
             if now.since(*asked) >= self.config.ping_interval {
                 *asked = now;
-                cx.send(node, Msg::Ping);
+                self.outbox.push(node, Msg::Ping);
             }
         }
     }
@@ -373,7 +382,7 @@ impl Client {
         if let Entry::Vacant(suspect) = self.suspects.entry(node) {
             suspect.insert(cx.now());
             cx.note(Note::Suspected);
-            cx.send(node, Msg::Ping);
+            self.outbox.push(node, Msg::Ping);
         }
     }
 
@@ -403,7 +412,7 @@ impl Client {
     // Reading before the caller decides.
 
     /// From the nearest replica; from the next if that one does not answer.
-    fn send_read(&self, id: TxnId, partition: PartitionId, cx: &mut Cx<'_, Geodesic>) {
+    fn send_read(&mut self, id: TxnId, partition: PartitionId) {
         let Some(open) = self.open.get(&id) else { return };
         let Phase::Reading(silent) = &open.phase else { return };
         let Some(owing) = silent.get(&partition) else { return };
@@ -412,7 +421,8 @@ impl Client {
         let Some(at) = owing.tried.checked_rem(replicas.len()) else { return };
         let Some(participant) = open.participants.get(&partition) else { return };
         let Some(&to) = replicas.get(at) else { return };
-        cx.send(to, Msg::Read { txn: id, partition, keys: participant.reads.clone() });
+        let keys = participant.reads.clone();
+        self.outbox.push(to, Msg::Read { txn: id, partition, keys });
     }
 
     fn on_read_result(
@@ -434,7 +444,7 @@ impl Client {
             cx.cancel_timer(Timer::Open(id));
             let mut out = Out::new();
             drive.follow(partition, behind, &mut out);
-            self.send(out, cx);
+            self.send(out);
             return;
         }
         let Some(owing) = silent.get_mut(&partition) else { return };
@@ -442,7 +452,7 @@ impl Client {
             // This replica has not applied yet what the client knows of (R11); the next one may have.
             cx.note(Note::BehindClient);
             if owing.refused.insert(from) {
-                self.send_read(id, partition, cx);
+                self.send_read(id, partition);
             }
             return;
         }
@@ -480,25 +490,24 @@ impl Client {
         (id, partition): (TxnId, PartitionId),
         keys: Vec<Key>,
         txn: TxnId,
-        cx: &mut Cx<'_, Geodesic>,
     ) {
         let most = self.config.followers_max;
         // If this gateway has finished with it, enough replicas know what it wrote.
         let Some(Driven { followers, .. }) = self.drives.get_mut(&id) else { return };
         if followers.len() < most {
             followers.push(Follower { txn, gateway, partition, keys, is_informed: false });
-            self.inform(id, cx);
+            self.inform(id);
         }
     }
 
     /// Sends to the gateways of followers what is new about a transaction.
-    fn inform(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+    fn inform(&mut self, id: TxnId) {
         let bytes_max = self.config.piece_bytes;
         let Some(Driven { drive, followers, .. }) = self.drives.get_mut(&id) else { return };
         if followers.is_empty() {
             return;
         }
-        let Some((outcome, writes, is_certain)) = drive.foretell() else { return };
+        let Some((outcome, writes, is_certain)) = drive.foretell(&self.config) else { return };
         let mut out = Out::new();
         followers.retain_mut(|Follower { txn, gateway, partition, keys, is_informed }| {
             if !*is_informed || is_certain {
@@ -514,7 +523,7 @@ impl Client {
             }
             !is_certain
         });
-        self.send(out, cx);
+        self.send(out);
     }
 
     fn on_all_read(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
@@ -548,7 +557,7 @@ impl Client {
                 let mut out = Out::new();
                 let progress = drive.offer(seen, writes, (&self.config, &mut out));
                 self.under_way.add(id, drive.bytes(), &self.config);
-                self.send(out, cx);
+                self.send(out);
                 self.on_progress(id, progress, cx);
             }
             // Nothing is in its register, so nobody can commit it.
@@ -569,7 +578,7 @@ impl Client {
         drive.path = "abort";
         let mut out = Out::new();
         let progress = drive.end(Arc::new(Output { outcome, writes: Writes::new() }), &mut out);
-        self.send(out, cx);
+        self.send(out);
         self.on_progress(id, progress, cx);
     }
 
@@ -637,7 +646,7 @@ impl Client {
         self.under_way.add(id, drive.bytes(), &self.config);
         let due = asked + ahead.max(round_trip);
         self.drives.insert(id, Driven { drive, sent, asked, due, followers: Vec::new() });
-        self.send(out, cx);
+        self.send(out);
         let patience = ahead + round_trip * 3 / 2 + clock.error * 2 + self.config.slack;
         let excess = self.excess.bound().min(self.config.resend_after * 4);
         let patience = patience + excess + self.under_way.span(&self.config);
@@ -674,12 +683,12 @@ impl Client {
         known.unwrap_or_else(|| delay(path.one_way)).min(most)
     }
 
-    fn send(&mut self, out: Out, cx: &mut Cx<'_, Geodesic>) {
+    fn send(&mut self, out: Out) {
         for (to, msg) in out {
             if to == self.node {
                 self.local.push_back(msg);
             } else {
-                cx.send(to, msg);
+                self.outbox.push(to, msg);
             }
         }
     }
@@ -708,7 +717,7 @@ impl Client {
         if was_ordering && drive.stage != Stage::Ordering {
             self.excess.record(cx.now().since(*due));
         }
-        self.send(out, cx);
+        self.send(out);
         self.on_progress(id, progress, cx);
     }
 
@@ -768,15 +777,16 @@ impl Client {
             | Msg::Known { .. }
             | Msg::Copy { .. }
             | Msg::Copied { .. }
+            | Msg::Several(_)
             | Msg::Ping
             | Msg::Pong => unreachable!("no answer to the driver of {id}"),
         };
-        self.send(out, cx);
+        self.send(out);
         self.on_progress(id, progress, cx);
     }
 
     fn on_progress(&mut self, id: TxnId, progress: Progress, cx: &mut Cx<'_, Geodesic>) {
-        self.inform(id, cx);
+        self.inform(id);
         let patience = self.patience();
         let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else { return };
         match progress {
@@ -885,7 +895,7 @@ impl Client {
         let jitter = cx.rng().below(1 + nanos(pause) / 4);
         cx.set_timer(Timer::Drive(id), cx.now() + pause + Duration::from_nanos(jitter));
         self.suspect_silent(&silent, since, cx);
-        self.send(out, cx);
+        self.send(out);
         self.on_progress(id, progress, cx);
     }
 
@@ -1012,7 +1022,7 @@ impl Client {
         drive.recover((self.node, self.incarnation), &mut out);
         let (sent, asked, due) = (cx.clock().now, cx.now(), cx.now());
         self.drives.insert(id, Driven { drive, sent, asked, due, followers: Vec::new() });
-        self.send(out, cx);
+        self.send(out);
         cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
     }
 
@@ -1057,7 +1067,12 @@ impl Client {
                 for keys in missing.chunks(portion) {
                     part.asked.insert(to);
                     let (keys, at) = (keys.to_vec(), *at);
-                    cx.send(to, Msg::ReadOnly { txn: id, partition, keys, at });
+                    let msg = Msg::ReadOnly { txn: id, partition, keys, at };
+                    if are_all {
+                        cx.send(to, msg);
+                    } else {
+                        self.outbox.push(to, msg);
+                    }
                 }
             }
         }
@@ -1145,7 +1160,7 @@ impl Client {
                     if let Some(&first) = self.nearest(partition).first() {
                         self.suspect_silent(&[first], since, cx);
                     }
-                    self.send_read(id, partition, cx);
+                    self.send_read(id, partition);
                 }
                 cx.set_timer(Timer::Open(id), cx.now() + pause);
             }
@@ -1199,7 +1214,8 @@ impl Client {
             for &to in placed.iter().flat_map(|placed| &placed.replicas) {
                 let (txns, acknowledged) = (txns.clone(), acknowledged.clone());
                 let keeps_outcomes = false;
-                cx.send(to, Msg::Forget { partition, txns, acknowledged, keeps_outcomes });
+                let msg = Msg::Forget { partition, txns, acknowledged, keeps_outcomes };
+                self.outbox.push(to, msg);
             }
         }
         self.is_flushing = !self.over.is_empty();
@@ -1223,7 +1239,7 @@ impl Client {
             | Msg::Blocked { txn, .. }
             | Msg::Foretold { txn, .. } => self.on_answer(from, txn, msg, cx),
             Msg::Follow { txn, partition, keys, follower } => {
-                self.on_follow(from, (txn, partition), keys, follower, cx);
+                self.on_follow(from, (txn, partition), keys, follower);
             }
             Msg::ReadResult { txn, is_too_much: true, .. } => {
                 if self.open.get(&txn).is_some_and(|open| matches!(open.phase, Phase::Reading(_))) {
@@ -1238,9 +1254,14 @@ impl Client {
             }
             Msg::Inquire { txn, partition } => {
                 let is_driven = self.drives.contains_key(&txn);
-                cx.send(from, Msg::Driving { txn, partition, is_driven });
+                self.outbox.push(from, Msg::Driving { txn, partition, is_driven });
             }
             Msg::Pong => {}
+            Msg::Several(parts) => {
+                for Inner(msg) in parts {
+                    self.on_message(from, msg, cx);
+                }
+            }
             Msg::Begin { .. }
             | Msg::Forward { .. }
             | Msg::Ack { .. }
@@ -1310,6 +1331,14 @@ impl fmt::Display for Client {
             separator = " | ";
         }
         Ok(())
+    }
+}
+
+/// True if the writes of a transaction do not depend on its reads: nobody stands in line behind it.
+fn has_fixed_writes(txn: &Txn) -> bool {
+    match &txn.kind {
+        Kind::Procedure(ops) => Functor::procedure(txn, ops.clone()).fixed_writes().is_some(),
+        Kind::Interactive | Kind::General | Kind::ReadOnly | Kind::StaleReadOnly => false,
     }
 }
 

@@ -31,6 +31,8 @@ pub(super) struct Drive {
     pub times: u32,
     /// What it read, if this node computed what came of it.
     pub reads: Option<Reads>,
+    /// What it writes, if that does not depend on what it reads.
+    fixed: Option<Writes>,
     slots: BTreeMap<PartitionId, Slot>,
     /// What an interactive transaction writes.
     register: Option<Register>,
@@ -173,6 +175,7 @@ impl Drive {
             stage: Stage::Ordering,
             times: 0,
             reads: None,
+            fixed: None,
             slots: BTreeMap::new(),
             register: None,
             highest: Ballot::default(),
@@ -225,7 +228,13 @@ impl Drive {
                 stored: BTreeSet::new(),
             });
         }
+        self.fixed = text.fixed_writes();
         self.text = Some(text);
+    }
+
+    /// True if nobody has to wait for what it reads, because its writes do not depend on that.
+    pub(super) fn has_fixed_writes(&self) -> bool {
+        self.fixed.is_some()
     }
 
     /// The caller of this gateway will decide what it writes.
@@ -346,7 +355,7 @@ impl Drive {
         let Some(text) = &self.text else { return };
         for (&partition, slot) in &self.slots {
             if let Some(&h) = slot.named.first() {
-                out.push((h, Msg::Begin { partition, text: text.clone() }));
+                out.push((h, Msg::Begin { partition, text: text.clone(), more: vec![] }));
             }
         }
     }
@@ -461,7 +470,8 @@ impl Drive {
         for (&partition, slot) in &self.slots {
             for &to in slot.replicas.iter().filter(|to| !slot.acks.contains(to)) {
                 let (output, participants) = (output.clone(), all.clone());
-                out.push((to, Msg::Apply { txn, partition, output, participants }));
+                let more = vec![];
+                out.push((to, Msg::Apply { txn, partition, output, participants, more }));
             }
         }
     }
@@ -692,10 +702,10 @@ impl Drive {
         self.advance((config, out))
     }
 
-    /// What followers may know of this transaction: its outcome and its writes for certain, or those
-    /// that its caller decided. The latter only if the caller had read what the transaction will
+    /// What followers may know of this transaction: its outcome and its writes for certain, once they
+    /// are computed or if they do not depend on what it reads, or those that its caller decided. The latter only if the caller had read what the transaction will
     /// probably read at its place, because otherwise it aborts.
-    pub(super) fn foretell(&self) -> Option<(Outcome, &Writes, bool)> {
+    pub(super) fn foretell(&self, config: &Config) -> Option<(Outcome, &Writes, bool)> {
         match &self.stage {
             Stage::Ending(output) => match output.outcome {
                 Outcome::Committed(_) | Outcome::Aborted(_) => {
@@ -703,6 +713,9 @@ impl Drive {
                 }
                 Outcome::Unknown => None,
             },
+            Stage::Observing(at) if self.fixed.is_some() => {
+                Some((Outcome::Committed(*at), self.fixed.as_ref()?, true))
+            }
             Stage::Observing(at) => {
                 let register = self.register.as_ref()?;
                 let mine = register.mine.as_ref().filter(|_| register.ballot.round == 0)?;
@@ -710,6 +723,10 @@ impl Drive {
                 let versions = reads.iter().map(|(key, read)| (key, read.version));
                 let is_fresh = versions.eq(mine.seen.iter().map(|(key, version)| (key, *version)));
                 is_fresh.then_some((Outcome::Committed(*at), writes, false))
+            }
+            Stage::Ordering if config.mutations.foretold_before_final() => {
+                let outcome = Outcome::Committed(self.text.as_ref()?.t);
+                Some((outcome, self.fixed.as_ref()?, true))
             }
             Stage::Ordering => None,
         }
@@ -854,11 +871,13 @@ impl Drive {
     }
 
     /// Tells those who do not know it that F is final: all whose partition decided less, or was
-    /// recovered.
+    /// recovered. If what it writes does not depend on what it reads, all: nobody has to wait then for
+    /// what it waits for.
     fn commit(&self, at: Timestamp, config: &Config, out: &mut Out) {
         let txn = self.txn;
         for (&partition, slot) in &self.slots {
             let is_known = slot.is_of_h
+                && self.fixed.is_none()
                 && (slot.phase == Phase::Chosen(Value::At(at))
                     || config.mutations.no_second_closing());
             if is_known {

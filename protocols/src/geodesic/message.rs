@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
-use orthodrome_core::machine::{Lane, Message};
+use orthodrome_core::machine::Message;
 use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Priority, Read, Version, Writes};
-use orthodrome_core::{Wire, WireError};
+use orthodrome_core::wire::{self, Raw, Shape};
+use orthodrome_core::{Rng, Wire, WireError};
 
 use super::state::State;
 use crate::functor::Functor;
@@ -139,6 +140,13 @@ impl Text {
         self.functor.txn
     }
 
+    /// What it writes, if that is certain once F is: it does not depend on what it reads, nor on its
+    /// caller.
+    #[must_use]
+    pub fn fixed_writes(&self) -> Option<Writes> {
+        self.functor.fixed_writes().filter(|_| self.register.is_none())
+    }
+
     /// Whom the gateway named at a partition.
     #[must_use]
     pub fn named(&self, partition: PartitionId) -> &[NodeId] {
@@ -150,6 +158,17 @@ impl Text {
     #[must_use]
     pub fn participants(&self) -> Vec<PartitionId> {
         self.sides.iter().map(|side| side.partition).collect()
+    }
+
+    /// How many keys it has; those that it reads and writes count twice.
+    #[must_use]
+    pub fn keys(&self) -> usize {
+        self.functor.reads.len() + self.functor.writes.len()
+    }
+
+    /// How many of them a node has that holds only some.
+    fn keys_held(&self, holds: &dyn Fn(&Key) -> bool) -> usize {
+        self.functor.reads.iter().chain(&self.functor.writes).filter(|key| holds(key)).count()
     }
 
     /// Keys of a partition that it reads.
@@ -276,16 +295,20 @@ impl fmt::Debug for Answer {
 }
 
 /// A message.
-#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+#[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
 pub enum Msg {
     /// Gateway → h: give this transaction a place.
+    #[message(to = partition, txn = text.functor.txn, keys = text.keys(), held = text.keys_held(holds))]
     Begin {
         /// The partition.
         partition: PartitionId,
         /// The transaction.
         text: Arc<Text>,
+        /// Further partitions for which the receiver is h.
+        more: Vec<PartitionId>,
     },
     /// h → the other named replicas, once the stamp of h is durable: do so too, not below this (D3).
+    #[message(to = partition, txn = text.functor.txn, keys = text.keys(), held = text.keys_held(holds))]
     Forward {
         /// The partition.
         partition: PartitionId,
@@ -293,9 +316,12 @@ pub enum Msg {
         text: Arc<Text>,
         /// The stamp of h.
         stamp: Timestamp,
+        /// The same for further partitions.
+        more: Vec<(PartitionId, Timestamp)>,
     },
     /// Named replica → h: it has closed up to its stamp. It gives no conflicting transaction a stamp
     /// at or below this any more.
+    #[message(to = partition)]
     Ack {
         /// The transaction.
         txn: TxnId,
@@ -307,6 +333,7 @@ pub enum Msg {
         arrived: Timestamp,
     },
     /// h → all replicas (f ≥ 2): accept the largest stamp at ballot 0, for too few gave it (D11).
+    #[message(to = partition)]
     Settle {
         /// The transaction.
         txn: TxnId,
@@ -318,6 +345,7 @@ pub enum Msg {
         text: Arc<Text>,
     },
     /// Replica → h: it has accepted that, and has promised no ballot.
+    #[message(to = partition)]
     Settled {
         /// The transaction.
         txn: TxnId,
@@ -351,6 +379,7 @@ pub enum Msg {
     },
     /// Coordinator → all replicas of the register: store what the caller decided, or what recovery
     /// decided.
+    #[message(to = partition, keys = offer.writes.as_ref().map_or(0, Writes::len))]
     Store {
         /// The transaction.
         txn: TxnId,
@@ -376,6 +405,7 @@ pub enum Msg {
         answer: Box<Answer>,
     },
     /// Coordinator → replicas: the transaction's timestamp is final; close up to it and observe.
+    #[message(to = partition)]
     Commit {
         /// The transaction.
         txn: TxnId,
@@ -387,6 +417,11 @@ pub enum Msg {
         text: Option<Arc<Text>>,
     },
     /// Coordinator → all replicas of all participants: this is what came of it.
+    #[message(
+        to = partition,
+        keys = output.writes.len(),
+        held = output.writes.keys().filter(|key| holds(key)).count()
+    )]
     Apply {
         /// The transaction.
         txn: TxnId,
@@ -396,6 +431,8 @@ pub enum Msg {
         output: Arc<Output>,
         /// Everybody who takes part.
         participants: Vec<PartitionId>,
+        /// Further partitions of which the receiver is a replica.
+        more: Vec<PartitionId>,
     },
     /// Replica → coordinator: that is durable here.
     Applied {
@@ -406,6 +443,7 @@ pub enum Msg {
     },
     /// Coordinator → all replicas: enough replicas of every participant have applied these, and
     /// their clients know; they may be forgotten (R6). Or they take too much memory.
+    #[message(to = partition)]
     Forget {
         /// The partition.
         partition: PartitionId,
@@ -418,6 +456,7 @@ pub enum Msg {
     },
     /// Replica → its peers: it missed how this ended, and everybody has forgotten. What did the
     /// transaction write, and what do these keys hold?
+    #[message(to = partition, keys = keys.len())]
     Fetch {
         /// The transaction.
         txn: TxnId,
@@ -427,6 +466,7 @@ pub enum Msg {
         keys: Vec<Key>,
     },
     /// Peer → replica: that.
+    #[message(to = partition)]
     Fetched {
         /// The transaction.
         txn: TxnId,
@@ -440,6 +480,7 @@ pub enum Msg {
     },
     /// Recovery coordinator → all replicas: promise this ballot and say what you know. A replica
     /// without a stamp gives itself a recovery stamp if it knows the transaction (D6).
+    #[message(to = partition)]
     Recover {
         /// The transaction.
         txn: TxnId,
@@ -465,6 +506,7 @@ pub enum Msg {
         answer: Box<Answer>,
     },
     /// Recovery coordinator → all replicas: accept this.
+    #[message(to = partition)]
     Propose {
         /// The transaction.
         txn: TxnId,
@@ -491,6 +533,7 @@ pub enum Msg {
         answer: Box<Answer>,
     },
     /// Gateway → nearest replica: what do these keys hold?
+    #[message(to = partition, keys = keys.len())]
     Read {
         /// The transaction.
         txn: TxnId,
@@ -513,6 +556,7 @@ pub enum Msg {
         behind: Vec<Predecessor>,
     },
     /// Gateway → f + 1 replicas: read these at that time, and let nobody write them before it (D14).
+    #[message(to = partition, keys = keys.len())]
     ReadOnly {
         /// The transaction.
         txn: TxnId,
@@ -537,6 +581,7 @@ pub enum Msg {
         reads: Option<Vec<(Key, Read)>>,
     },
     /// Replica → its peers, now and then.
+    #[message(to = partition)]
     Gossip {
         /// The partition.
         partition: PartitionId,
@@ -544,6 +589,7 @@ pub enum Msg {
         mark: Timestamp,
     },
     /// Replica → gateway: do you still look after this transaction?
+    #[message(control)]
     Inquire {
         /// The transaction.
         txn: TxnId,
@@ -551,6 +597,7 @@ pub enum Msg {
         partition: PartitionId,
     },
     /// Gateway → replica: yes or no.
+    #[message(to = partition, control)]
     Driving {
         /// The transaction.
         txn: TxnId,
@@ -560,11 +607,14 @@ pub enum Msg {
         is_driven: bool,
     },
     /// Gateway → server that did not answer: are you there?
+    #[message(control)]
     Ping,
     /// Server → gateway: yes.
+    #[message(control)]
     Pong,
     /// h → replicas that the gateway did not name: a pending transaction may write these keys. Whoever
     /// reads them there should wait for it.
+    #[message(to = partition, keys = keys.len())]
     Hint {
         /// The transaction.
         txn: TxnId,
@@ -614,6 +664,7 @@ pub enum Msg {
     },
     /// Replica with a new disk → its peers: give no stamp to a transaction at or below `until` that you
     /// do not know, and send what you know of transactions.
+    #[message(to = partition)]
     Rejoin {
         /// The partition.
         partition: PartitionId,
@@ -626,6 +677,7 @@ pub enum Msg {
         answer: u64,
     },
     /// Peer → replica with a new disk: a part of its state.
+    #[message(to = partition)]
     Known {
         /// The partition.
         partition: PartitionId,
@@ -641,6 +693,7 @@ pub enum Msg {
         part: Box<State>,
     },
     /// Replica with a new disk → peer: send what you have from `start` on.
+    #[message(to = partition)]
     Copy {
         /// The partition.
         partition: PartitionId,
@@ -650,6 +703,7 @@ pub enum Msg {
         start: Box<Start>,
     },
     /// Peer → replica with a new disk: a piece of its data.
+    #[message(to = partition, keys = keys.len())]
     Copied {
         /// The partition.
         partition: PartitionId,
@@ -663,6 +717,101 @@ pub enum Msg {
         /// Where the rest begins, if there is more.
         next: Option<Box<Start>>,
     },
+    /// What a node says to another one within one step; see [`super::outbox`].
+    #[message(
+        txn = of_one(f0),
+        keys = f0.iter().map(|Inner(msg)| msg.keys()).sum(),
+        held = f0.iter().map(|Inner(msg)| msg.keys_held(holds)).sum()
+    )]
+    Several(Vec<Inner>),
+}
+
+impl Msg {
+    /// The same for each further partition that it is for.
+    #[must_use]
+    pub fn of_further_partitions(&self) -> Vec<(PartitionId, Self)> {
+        if let Self::Begin { text, more, .. } = self {
+            let of = |&partition: &PartitionId| {
+                let (text, more) = (text.clone(), vec![]);
+                (partition, Self::Begin { partition, text, more })
+            };
+            return more.iter().map(of).collect();
+        }
+        if let Self::Forward { text, more, .. } = self {
+            let of = |&(partition, stamp): &(PartitionId, Timestamp)| {
+                let (text, more) = (text.clone(), vec![]);
+                (partition, Self::Forward { partition, text, stamp, more })
+            };
+            return more.iter().map(of).collect();
+        }
+        if let Self::Apply { txn, output, participants, more, .. } = self {
+            let of = |&partition: &PartitionId| {
+                let (txn, output, participants) = (*txn, output.clone(), participants.clone());
+                (partition, Self::Apply { txn, partition, output, participants, more: vec![] })
+            };
+            return more.iter().map(of).collect();
+        }
+        Vec::new()
+    }
+}
+
+/// The number of [`Msg::Several`] among the variants.
+const SEVERAL: u32 = 37;
+
+/// The transaction that all of these are about.
+fn of_one(parts: &[Inner]) -> Option<TxnId> {
+    let first = parts.first()?.0.txn()?;
+    parts.iter().all(|Inner(msg)| msg.txn() == Some(first)).then_some(first)
+}
+
+/// A message inside [`Msg::Several`], which contains no other one of these: a decoder that follows
+/// messages inside messages needs a bound.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Inner(pub Msg);
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Wire for Inner {
+    const SHAPE: Shape = Msg::SHAPE;
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn put(&self, out: &mut wire::Out) {
+        self.0.put(out);
+    }
+
+    fn take(raw: Raw<'_>) -> Result<Self, WireError> {
+        let mut fields = raw.message("a message")?;
+        while let Some((number, _)) = fields.next_field()? {
+            if number == SEVERAL {
+                return Err(WireError::Value {
+                    field: "Msg.Several",
+                    found: "messages inside messages".into(),
+                    wanted: "messages",
+                });
+            }
+        }
+        Msg::take(raw).map(Self)
+    }
+
+    fn sample(rng: &mut Rng) -> Self {
+        loop {
+            let msg = Msg::sample(rng);
+            if !matches!(msg, Msg::Several(_)) {
+                return Self(msg);
+            }
+        }
+    }
+
+    fn schema(schema: &mut wire::Schema) -> String {
+        Msg::schema(schema)
+    }
 }
 
 /// A pending transaction that may write what another one reads.
@@ -787,189 +936,6 @@ pub enum Record {
     State(PartitionId, Box<State>),
     /// A change of it.
     Change(PartitionId, Change),
-}
-
-impl Msg {
-    /// The partition whose replica the message is meant for; none if it is meant for a coordinator.
-    #[must_use]
-    pub fn replica_of(&self) -> Option<PartitionId> {
-        match self {
-            Self::Begin { partition, .. }
-            | Self::Forward { partition, .. }
-            | Self::Ack { partition, .. }
-            | Self::Settle { partition, .. }
-            | Self::Settled { partition, .. }
-            | Self::Store { partition, .. }
-            | Self::Commit { partition, .. }
-            | Self::Apply { partition, .. }
-            | Self::Forget { partition, .. }
-            | Self::Fetch { partition, .. }
-            | Self::Fetched { partition, .. }
-            | Self::Recover { partition, .. }
-            | Self::Propose { partition, .. }
-            | Self::Read { partition, .. }
-            | Self::ReadOnly { partition, .. }
-            | Self::Gossip { partition, .. }
-            | Self::Hint { partition, .. }
-            | Self::Rejoin { partition, .. }
-            | Self::Known { partition, .. }
-            | Self::Copy { partition, .. }
-            | Self::Copied { partition, .. }
-            | Self::Driving { partition, .. } => Some(*partition),
-            Self::Decided { .. }
-            | Self::Observed { .. }
-            | Self::Stored { .. }
-            | Self::Applied { .. }
-            | Self::Promised { .. }
-            | Self::Accepted { .. }
-            | Self::ReadResult { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::Inquire { .. }
-            | Self::Blocked { .. }
-            | Self::Follow { .. }
-            | Self::Foretold { .. }
-            | Self::Ping
-            | Self::Pong => None,
-        }
-    }
-}
-
-impl Message for Msg {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Begin { .. } => "Begin",
-            Self::Forward { .. } => "Forward",
-            Self::Ack { .. } => "Ack",
-            Self::Settle { .. } => "Settle",
-            Self::Settled { .. } => "Settled",
-            Self::Decided { .. } => "Decided",
-            Self::Observed { .. } => "Observed",
-            Self::Store { .. } => "Store",
-            Self::Stored { .. } => "Stored",
-            Self::Commit { .. } => "Commit",
-            Self::Apply { .. } => "Apply",
-            Self::Applied { .. } => "Applied",
-            Self::Forget { .. } => "Forget",
-            Self::Fetch { .. } => "Fetch",
-            Self::Fetched { .. } => "Fetched",
-            Self::Recover { .. } => "Recover",
-            Self::Promised { .. } => "Promised",
-            Self::Propose { .. } => "Propose",
-            Self::Accepted { .. } => "Accepted",
-            Self::Read { .. } => "Read",
-            Self::ReadResult { .. } => "ReadResult",
-            Self::ReadOnly { .. } => "ReadOnly",
-            Self::ReadOnlyResult { .. } => "ReadOnlyResult",
-            Self::Gossip { .. } => "Gossip",
-            Self::Inquire { .. } => "Inquire",
-            Self::Driving { .. } => "Driving",
-            Self::Ping => "Ping",
-            Self::Pong => "Pong",
-            Self::Hint { .. } => "Hint",
-            Self::Blocked { .. } => "Blocked",
-            Self::Follow { .. } => "Follow",
-            Self::Foretold { .. } => "Foretold",
-            Self::Rejoin { .. } => "Rejoin",
-            Self::Known { .. } => "Known",
-            Self::Copy { .. } => "Copy",
-            Self::Copied { .. } => "Copied",
-        }
-    }
-
-    fn txn(&self) -> Option<TxnId> {
-        match self {
-            Self::Begin { text, .. } | Self::Forward { text, .. } => Some(text.txn()),
-            Self::Ack { txn, .. }
-            | Self::Settle { txn, .. }
-            | Self::Settled { txn, .. }
-            | Self::Decided { txn, .. }
-            | Self::Observed { txn, .. }
-            | Self::Store { txn, .. }
-            | Self::Stored { txn, .. }
-            | Self::Commit { txn, .. }
-            | Self::Apply { txn, .. }
-            | Self::Applied { txn, .. }
-            | Self::Fetch { txn, .. }
-            | Self::Fetched { txn, .. }
-            | Self::Recover { txn, .. }
-            | Self::Promised { txn, .. }
-            | Self::Propose { txn, .. }
-            | Self::Accepted { txn, .. }
-            | Self::Read { txn, .. }
-            | Self::ReadResult { txn, .. }
-            | Self::ReadOnly { txn, .. }
-            | Self::ReadOnlyResult { txn, .. }
-            | Self::Inquire { txn, .. }
-            | Self::Hint { txn, .. }
-            | Self::Blocked { txn, .. }
-            | Self::Follow { txn, .. }
-            | Self::Foretold { txn, .. }
-            | Self::Driving { txn, .. } => Some(*txn),
-            Self::Forget { .. }
-            | Self::Gossip { .. }
-            | Self::Ping
-            | Self::Pong
-            | Self::Rejoin { .. }
-            | Self::Known { .. }
-            | Self::Copy { .. }
-            | Self::Copied { .. } => None,
-        }
-    }
-
-    fn wire_size(&self) -> usize {
-        self.size()
-    }
-
-    /// Whether somebody is there must not depend on how much waits to be sent.
-    fn lane(&self) -> Lane {
-        if matches!(self, Self::Inquire { .. } | Self::Driving { .. } | Self::Ping | Self::Pong) {
-            Lane::Control
-        } else {
-            Lane::Data
-        }
-    }
-
-    fn keys(&self) -> usize {
-        match self {
-            Self::Read { keys, .. }
-            | Self::ReadOnly { keys, .. }
-            | Self::Fetch { keys, .. }
-            | Self::Hint { keys, .. } => keys.len(),
-            Self::Begin { text, .. } | Self::Forward { text, .. } => {
-                text.functor.reads.len() + text.functor.writes.len()
-            }
-            Self::Apply { output, .. } => output.writes.len(),
-            Self::Store { offer, .. } => offer.writes.as_ref().map_or(0, Writes::len),
-            Self::Copied { keys, .. } => keys.len(),
-            Self::Ack { .. }
-            | Self::Settle { .. }
-            | Self::Settled { .. }
-            | Self::Decided { .. }
-            | Self::Observed { .. }
-            | Self::Stored { .. }
-            | Self::Commit { .. }
-            | Self::Applied { .. }
-            | Self::Forget { .. }
-            | Self::Fetched { .. }
-            | Self::Recover { .. }
-            | Self::Promised { .. }
-            | Self::Propose { .. }
-            | Self::Accepted { .. }
-            | Self::ReadResult { .. }
-            | Self::ReadOnlyResult { .. }
-            | Self::Gossip { .. }
-            | Self::Inquire { .. }
-            | Self::Driving { .. }
-            | Self::Blocked { .. }
-            | Self::Follow { .. }
-            | Self::Foretold { .. }
-            | Self::Rejoin { .. }
-            | Self::Known { .. }
-            | Self::Copy { .. }
-            | Self::Ping
-            | Self::Pong => 0,
-        }
-    }
 }
 
 /// Reads by key: of each key the newest version that anybody told.

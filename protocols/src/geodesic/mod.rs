@@ -33,9 +33,13 @@
 //! | `ReadOnly`, `ReadOnlyResult` | gateway ↔ f + 1 replicas | a read-only transaction |
 //! | `Inquire`, `Driving` | replica ↔ gateway | a transaction is old: does anybody look after it? |
 //! | `Gossip` | replica → its peers | now and then: what is settled |
+//! | `Hint` | h → replicas that are not named | what a transaction may write |
+//! | `Blocked` | h, y → gateway | closed up to F, and predecessors are open |
+//! | `Follow`, `Foretold` | gateway ↔ gateway of a predecessor | what does it write? |
 //! | `Ping`, `Pong` | gateway ↔ server that did not answer | until it answers |
 //! | `Rejoin`, `Known` | replica with a new disk ↔ its peers | it asks what they know of transactions |
 //! | `Copy`, `Copied` | replica with a new disk ↔ its peers | it copies their data |
+//! | `Several` | any → any | one node has more than one message for another one within one step |
 //!
 //! # What is sharper here than in the argument
 //! - **Only what is read is closed, and only writers are raised.** The argument lets all transactions
@@ -84,6 +88,7 @@ mod lines;
 mod message;
 mod mutations;
 mod naming;
+mod outbox;
 mod pending;
 mod replica;
 mod server;
@@ -284,6 +289,7 @@ impl Registered for Geodesic {
         (NAME, "one_report", 10),
         (NAME, "no_second_closing", 30),
         (NAME, "foretold_is_certain", 30),
+        (NAME, "foretold_before_final", 30),
         (NAME, "D13", 10),
         (NAME, "D14", 20),
         (NAME, "replacement_takes_part", 200),

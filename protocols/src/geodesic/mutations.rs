@@ -28,6 +28,8 @@ mutations! {
     no_second_closing;
     /// D16: what a predecessor will probably write counts as what it wrote.
     foretold_is_certain;
+    /// D12: what a transaction writes is certain before F is.
+    foretold_before_final;
     /// D13: writes are told at once.
     no_clock_wait: "D13";
     /// D14: a read-only transaction closes nothing.
@@ -54,6 +56,7 @@ pub(super) fn names(_: &str) -> &'static [&'static str] {
         "one_report",
         "no_second_closing",
         "foretold_is_certain",
+        "foretold_before_final",
         "D13",
         "D14",
         "replacement_takes_part",

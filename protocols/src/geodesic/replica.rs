@@ -66,12 +66,22 @@ struct Watch {
     at: Time,
     since: Time,
     times: u32,
-    /// Its gateway was asked whether it looks after it.
-    is_asked: bool,
+    inquiry: Inquiry,
     /// When that was, the last time.
     asked: Time,
     /// The highest ballot that this node, recovering it, heard of.
     heard_of: Ballot,
+}
+
+/// Whether the gateway of a transaction looks after it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Inquiry {
+    /// It was not asked since it last said yes.
+    None,
+    /// It was asked so often, and has not answered.
+    Open(u32),
+    /// It does not, or need not be asked.
+    Over,
 }
 
 /// What all replicas may forget of a transaction that is over.
@@ -238,7 +248,8 @@ impl Replica {
             | Msg::Follow { .. }
             | Msg::Foretold { .. }
             | Msg::Ping
-            | Msg::Pong => unreachable!("{} is asked, and was answered", self.id),
+            | Msg::Pong
+            | Msg::Several(_) => unreachable!("{} is asked, and was answered", self.id),
         }
     }
 
@@ -275,7 +286,8 @@ impl Replica {
 
     /// What a transaction that has not ended may write here.
     fn index(&mut self, txn: TxnId, world: &World<'_, '_>) {
-        if let Some(text) = self.state.entries.get(&txn).and_then(|entry| entry.text.as_ref()) {
+        let entry = self.state.entries.get(&txn).filter(|entry| !entry.is_visible);
+        if let Some(text) = entry.and_then(|entry| entry.text.as_ref()) {
             self.writers.add(txn, text.writes(world.cluster, self.id));
             self.hints.remove(txn);
         }
@@ -370,8 +382,8 @@ impl Replica {
             return;
         }
         for &to in named.iter().skip(1) {
-            let forward = Msg::Forward { partition: self.id, text: text.clone(), stamp };
-            world.reply(to, forward);
+            let (partition, text, more) = (self.id, text.clone(), vec![]);
+            world.reply(to, Msg::Forward { partition, text, stamp, more });
         }
     }
 
@@ -580,7 +592,11 @@ impl Replica {
             None => {
                 let new = Some(text.clone()).filter(|_| known.is_none());
                 self.change(Change::Final { txn, text: new, at }, world);
-                self.index(txn, world);
+                if self.state.entries.get(&txn).is_some_and(|entry| entry.is_visible) {
+                    self.writers.remove(txn, text.writes(world.cluster, self.id));
+                } else {
+                    self.index(txn, world);
+                }
                 self.watch(txn, world);
                 self.recheck(txn, world);
             }
@@ -679,8 +695,8 @@ impl Replica {
 
     /// True if a transaction that has not ended may have a place below this one.
     fn is_before(&self, txn: TxnId, place: Place) -> bool {
-        let pending = self.state.entries.get(&txn).and_then(Entry::pending_at);
-        pending.is_some_and(|at| (at, txn) < place)
+        let awaited = self.state.entries.get(&txn).and_then(Entry::awaited_at);
+        awaited.is_some_and(|at| (at, txn) < place)
     }
 
     /// More is known of a transaction: whoever waits for it need not any more, perhaps.
@@ -1100,7 +1116,7 @@ impl Replica {
             at: now + timeout,
             since: now,
             times: 0,
-            is_asked: false,
+            inquiry: Inquiry::None,
             asked: now,
             heard_of: Ballot::default(),
         };
@@ -1114,10 +1130,10 @@ impl Replica {
         }
     }
 
-    fn watch_again(&mut self, txn: TxnId, at: Time, is_asked: bool) {
+    fn watch_again(&mut self, txn: TxnId, at: Time, inquiry: Inquiry) {
         let Some(watch) = self.watched.get_mut(&txn) else { return };
         self.due.remove(&(watch.at, txn));
-        (watch.at, watch.is_asked) = (at, is_asked);
+        (watch.at, watch.inquiry) = (at, inquiry);
         self.due.insert((at, txn));
     }
 
@@ -1127,19 +1143,21 @@ impl Replica {
         let Some(watch) = self.watched.get_mut(&txn) else { return };
         let usual = self.inquiries.entry(from).or_default();
         *usual = now.since(watch.asked).max(*usual * 7 / 8).min(INQUIRY_MAX);
-        if !watch.is_asked {
+        if !matches!(watch.inquiry, Inquiry::Open(_)) {
             // The answer came too late. The next one will be waited for.
             return;
         }
-        let mut after = Duration::ZERO;
-        if is_driven {
-            watch.times += 1;
-            after = world.config.takeover_after * backoff(watch.times.min(TAKEOVERS_DOUBLED));
+        if !is_driven {
+            self.watch_again(txn, now, Inquiry::Over);
+            return;
         }
-        self.watch_again(txn, now + after, !is_driven);
+        watch.times += 1;
+        let after = world.config.takeover_after * backoff(watch.times.min(TAKEOVERS_DOUBLED));
+        self.watch_again(txn, now + after, Inquiry::None);
     }
 
-    /// Transactions that somebody should look after. Gateways are asked first.
+    /// Transactions that somebody should look after. Gateways are asked first; again if they are there,
+    /// and only slow to answer.
     pub(super) fn overdue(&mut self, world: &mut World<'_, '_>) -> Vec<Overdue> {
         let now = world.cx.now();
         let mut overdue = Vec::new();
@@ -1153,20 +1171,29 @@ impl Replica {
             self.due.pop_first();
             let Some(watch) = self.watched.get_mut(&txn) else { continue };
             let Some(entry) = self.state.entries.get(&txn) else { continue };
-            let text = entry.text.as_ref().filter(|_| !watch.is_asked);
-            if let Some(text) = text {
-                world.cx.send(text.gateway, Msg::Inquire { txn, partition: self.id });
+            let is_there = |gateway| world.heard.get(gateway).is_some_and(|&at| at > watch.asked);
+            let inquiries = entry.text.as_ref().and_then(|text| match watch.inquiry {
+                Inquiry::None => Some((text, 0)),
+                Inquiry::Open(times) if times < INQUIRIES_MAX && is_there(&text.gateway) => {
+                    Some((text, times))
+                }
+                Inquiry::Open(_) | Inquiry::Over => None,
+            });
+            if let Some((text, times)) = inquiries {
+                world.send(text.gateway, Msg::Inquire { txn, partition: self.id });
                 let usual = self.inquiries.get(&text.gateway).copied().unwrap_or_default();
-                let span = world.config.takeover_step.max(usual * 2);
+                let span = world.config.takeover_step.max(usual * 2) * backoff(times);
                 let span = span + world.config.span_of(text.size());
-                (watch.is_asked, watch.asked, watch.at) = (true, now, now + span);
+                watch.inquiry = Inquiry::Open(times + 1);
+                (watch.asked, watch.at) = (now, now + span);
                 self.due.insert((watch.at, txn));
                 continue;
             }
             watch.times += 1;
             let pause = world.config.takeover_after * backoff(watch.times.min(TAKEOVERS_DOUBLED));
             let jitter = world.cx.rng().below(1 + nanos(pause) / 2);
-            (watch.is_asked, watch.at) = (false, now + pause + Duration::from_nanos(jitter));
+            watch.inquiry = Inquiry::None;
+            watch.at = now + pause + Duration::from_nanos(jitter);
             self.due.insert((watch.at, txn));
             // One that has ended stays until its client knows, or is gone for good.
             let is_kept = entry.ended.is_some()
@@ -1195,7 +1222,7 @@ impl Replica {
 
     /// This node has as much under way as it may: it looks at `txn` again a little later.
     pub(super) fn postpone(&mut self, txn: TxnId, world: &World<'_, '_>) {
-        self.watch_again(txn, world.cx.now() + world.config.takeover_step, true);
+        self.watch_again(txn, world.cx.now() + world.config.takeover_step, Inquiry::Over);
     }
 
     /// This node has driven `txn` to its end everywhere: may it be forgotten?
@@ -1362,49 +1389,19 @@ fn now_of(world: &World<'_, '_>) -> Time {
     world.cx.now()
 }
 
-/// The newest version below a place. Equal timestamps are rare, so finding the right one of several
-/// versions with one timestamp may take time.
+/// The newest version below a place.
 fn read_below(store: &Store, partition: PartitionId, key: &Key, (at, txn): Place) -> Read {
-    let (read, name) = (store.read_at(partition, key, at), txn.name());
-    if read.version.timestamp < at || read.version.writer < name {
-        return read;
-    }
-    let versions = versions_of(store, partition, key);
-    let newest =
-        versions.iter().rev().find(|(version, _)| (version.timestamp, version.writer) < (at, name));
-    newest.map_or_else(Read::default, |(version, value)| Read {
-        value: value.clone(),
-        version: *version,
-    })
+    store.read_before(partition, key, Version { timestamp: at, writer: txn.name() })
 }
 
 /// The version of a key that a transaction wrote, if it is there.
 fn version_of(store: &Store, partition: PartitionId, key: &Key, txn: TxnId) -> Option<Versioned> {
-    let versions = versions_of(store, partition, key);
+    let versions = store.versions(partition, key);
     versions.into_iter().find(|(version, _)| version.writer == txn.name())
-}
-
-/// Every version of a key. The store finds keys that follow another one, so the search begins at the
-/// key without its last byte.
-fn versions_of(store: &Store, partition: PartitionId, key: &Key) -> Versions {
-    let mut after = key.bytes().split_last().map(|(_, rest)| Key::from(rest));
-    loop {
-        let found = store.scan(partition, after.as_ref(), SCAN_KEYS);
-        match found.last() {
-            Some((last, _)) if last < key => after = Some(last.clone()),
-            Some(_) | None => {
-                let own = found.into_iter().find(|(other, _)| other == key);
-                return own.map_or_else(Versions::new, |(_, versions)| versions);
-            }
-        }
-    }
 }
 
 /// Timestamps that were made are remembered for so long.
 const MAKER_KEEPS: Duration = Duration::from_secs(60);
-
-/// Keys that one look for a version takes from the store at once.
-const SCAN_KEYS: usize = 64;
 
 /// Transactions that one sweep takes over, at most.
 const TAKEOVERS_AT_ONCE: usize = 64;
@@ -1423,6 +1420,10 @@ const MEMORY: Duration = Duration::from_secs(60);
 
 /// Clients that one change is about.
 const CLIENTS_AT_ONCE: usize = 1_000;
+
+/// A gateway that is there, and does not answer, is asked so often before a replica takes a transaction
+/// over.
+const INQUIRIES_MAX: u32 = 16;
 
 /// No answer of a gateway is waited for longer than twice this.
 const INQUIRY_MAX: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
 //! One server node: its replicas of many partitions, the transactions that it recovers, one store, one
 //! stream of durable records.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use orthodrome_core::time::{Duration, Time, nanos};
 use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 
 use super::drive::{Drive, Out, Progress, Stage};
-use super::message::{Change, Msg, Record};
+use super::message::{Change, Inner, Msg, Record};
+use super::outbox::Outbox;
 use super::pending::Maker;
 use super::replica::{Overdue, Release, Replica};
 use super::state::State;
@@ -38,6 +39,9 @@ pub struct Server {
     under_way: UnderWay,
     store: Store,
     local: VecDeque<Msg>,
+    outbox: Outbox,
+    /// When a message last came from each node.
+    heard: BTreeMap<NodeId, Time>,
     maker: Maker,
     pending_writes: PendingWrites,
     checkpoint: Option<Ticket>,
@@ -58,19 +62,22 @@ pub(super) struct World<'a, 'b> {
     pub cluster: &'a Cluster,
     pub config: &'a Config,
     pub store: &'a mut Store,
+    /// When a message last came from each node.
+    pub heard: &'a BTreeMap<NodeId, Time>,
     local: &'a mut VecDeque<Msg>,
+    outbox: &'a mut Outbox,
     pub maker: &'a mut Maker,
     pending_writes: &'a mut PendingWrites,
     pub cx: &'a mut Cx<'b, Geodesic>,
 }
 
 impl World<'_, '_> {
-    /// Sends a message at once; one to this node itself is delivered before the step ends.
+    /// Sends a message when the step ends; one to this node itself is delivered before.
     pub(super) fn send(&mut self, to: NodeId, msg: Msg) {
         if to == self.node {
             self.local.push_back(msg);
         } else {
-            self.cx.send(to, msg);
+            self.outbox.push(to, msg);
         }
     }
 
@@ -131,6 +138,8 @@ impl Machine<Geodesic> for Server {
             under_way: UnderWay::default(),
             store,
             local: VecDeque::new(),
+            outbox: Outbox::default(),
+            heard: BTreeMap::new(),
             maker: Maker::new(node),
             pending_writes: PendingWrites { pace, ..PendingWrites::default() },
             checkpoint: None,
@@ -143,11 +152,9 @@ impl Machine<Geodesic> for Server {
         for placed in cluster.partitions().filter(|p| p.replicas.contains(&node)) {
             let state = states.remove(&placed.id).unwrap_or_default();
             let members = placed.replicas.clone();
-            let Self { node, cluster, config, store, local, maker, pending_writes, .. } =
-                &mut server;
-            let mut world =
-                World { node: *node, cluster, config, store, local, maker, pending_writes, cx };
-            let replica = Replica::new(placed.id, members, (state, is_replacement), &mut world);
+            let state = (state, is_replacement);
+            let (_, mut world) = server.world(cx);
+            let replica = Replica::new(placed.id, members, state, &mut world);
             server.replicas.insert(placed.id, replica);
         }
         server.settle(cx);
@@ -156,9 +163,12 @@ impl Machine<Geodesic> for Server {
 
     fn step(&mut self, input: Input<Geodesic>, cx: &mut Cx<'_, Geodesic>) {
         match input {
-            Input::Message { from, msg } => self.on_message(from, msg, cx),
+            Input::Message { from, msg } => {
+                self.heard.insert(from, cx.now());
+                self.on_message(from, msg, cx);
+            }
             Input::Timer(timer) => self.on_timer(timer, cx),
-            Input::Durable(ticket) => self.on_durable(ticket, cx),
+            Input::Durable(ticket) => self.on_durable(ticket),
             Input::Admin(Admin::TransferLeader { .. } | Admin::ChangeMembers { .. }) => {
                 cx.note(Note::OrderRefused);
             }
@@ -199,10 +209,13 @@ impl Machine<Geodesic> for Server {
         let of = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let waiting = self.replicas.values().map(Replica::waiting).sum();
         let incomplete = self.replicas.values().filter(|replica| replica.is_incomplete()).count();
+        let silent: BTreeSet<NodeId> =
+            self.replicas.values().flat_map(Replica::silent_peers).collect();
         vec![
             Gauge { name: "observations_waiting", node, value: of(waiting) },
             Gauge { name: "transactions_recovering", node, value: of(self.drives.len()) },
             Gauge { name: "incomplete", node, value: of(incomplete) },
+            Gauge { name: "peers_that_do_not_send_a_copy", node, value: of(silent.len()) },
         ]
     }
 
@@ -211,6 +224,7 @@ impl Machine<Geodesic> for Server {
             replica.assert_invariants();
         }
         assert!(self.local.is_empty(), "{} left messages to itself", self.node);
+        assert!(self.outbox.is_empty(), "{} left messages to others", self.node);
     }
 }
 
@@ -221,26 +235,50 @@ impl Server {
         cx: &mut Cx<'_, Geodesic>,
         act: impl FnOnce(&mut Replica, &mut World<'_, '_>) -> T,
     ) -> Option<T> {
-        let Self { node, cluster, config, replicas, store, local, maker, pending_writes, .. } =
-            self;
-        let mut world =
-            World { node: *node, cluster, config, store, local, maker, pending_writes, cx };
+        let (replicas, mut world) = self.world(cx);
         let replica = replicas.get_mut(&id)?;
         Some(act(replica, &mut world))
     }
 
-    fn send(&mut self, out: Out, cx: &mut Cx<'_, Geodesic>) {
+    /// The replicas, and everything around them.
+    fn world<'a, 'b>(
+        &'a mut self,
+        cx: &'a mut Cx<'b, Geodesic>,
+    ) -> (&'a mut BTreeMap<PartitionId, Replica>, World<'a, 'b>) {
+        let Self {
+            node,
+            cluster,
+            config,
+            replicas,
+            store,
+            local,
+            outbox,
+            heard,
+            maker,
+            pending_writes,
+            ..
+        } = self;
+        let node = *node;
+        let world =
+            World { node, cluster, config, store, local, outbox, heard, maker, pending_writes, cx };
+        (replicas, world)
+    }
+
+    fn send(&mut self, out: Out) {
         for (to, msg) in out {
             if to == self.node {
                 self.local.push_back(msg);
             } else {
-                cx.send(to, msg);
+                self.outbox.push(to, msg);
             }
         }
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
-        if let Some(id) = msg.replica_of() {
+        for (id, msg) in msg.of_further_partitions() {
+            self.with(id, cx, |replica, world| replica.on_message(from, msg, world));
+        }
+        if let Some(id) = msg.partition() {
             self.with(id, cx, |replica, world| replica.on_message(from, msg, world));
             return;
         }
@@ -274,18 +312,24 @@ impl Server {
             // Gateways name no replica that cannot answer.
             Msg::Ping if !self.replicas.values().all(Replica::is_ready) => return,
             Msg::Ping => {
-                self.send(vec![(from, Msg::Pong)], cx);
+                self.send(vec![(from, Msg::Pong)]);
+                return;
+            }
+            Msg::Several(parts) => {
+                for Inner(msg) in parts {
+                    self.on_message(from, msg, cx);
+                }
                 return;
             }
             Msg::Begin { .. }
             | Msg::Forward { .. }
+            | Msg::Apply { .. }
             | Msg::Ack { .. }
             | Msg::Settle { .. }
             | Msg::Settled { .. }
             | Msg::Decided { .. }
             | Msg::Store { .. }
             | Msg::Commit { .. }
-            | Msg::Apply { .. }
             | Msg::Forget { .. }
             | Msg::Fetch { .. }
             | Msg::Fetched { .. }
@@ -308,7 +352,7 @@ impl Server {
             | Msg::Copied { .. }
             | Msg::Pong => unreachable!("answers to gateways do not come to server {}", self.node),
         };
-        self.send(out, cx);
+        self.send(out);
         self.on_progress(txn, progress, cx);
     }
 
@@ -338,13 +382,13 @@ impl Server {
         }
     }
 
-    fn on_durable(&mut self, ticket: Ticket, cx: &mut Cx<'_, Geodesic>) {
+    fn on_durable(&mut self, ticket: Ticket) {
         if self.pending_writes.last.is_some_and(|last| last <= ticket) {
             self.pending_writes.last = None;
         }
         while self.pending_writes.held.front().is_some_and(|(held, ..)| *held <= ticket) {
             let Some((_, to, msg)) = self.pending_writes.held.pop_front() else { break };
-            self.send(vec![(to, msg)], cx);
+            self.send(vec![(to, msg)]);
         }
         if self.checkpoint.is_some_and(|checkpoint| checkpoint <= ticket) {
             self.checkpoint = None;
@@ -371,7 +415,7 @@ impl Server {
         self.under_way.add(txn, drive.bytes(), &self.config);
         let span = self.config.resend_after + self.under_way.span(&self.config);
         self.drives.insert(txn, (drive, cx.now() + span));
-        self.send(out, cx);
+        self.send(out);
     }
 
     fn on_progress(&mut self, txn: TxnId, progress: Progress, cx: &mut Cx<'_, Geodesic>) {
@@ -432,7 +476,7 @@ impl Server {
                 out.push((to, Msg::Forget { partition, txns, acknowledged, keeps_outcomes }));
             }
         }
-        self.send(out, cx);
+        self.send(out);
     }
 
     /// How many transactions this node recovers whose places are not known.
@@ -462,16 +506,18 @@ impl Server {
             let pause = pause + self.under_way.span(&self.config);
             let jitter = cx.rng().below(1 + nanos(pause) / 2);
             *at = now + pause + Duration::from_nanos(jitter);
-            self.send(out, cx);
+            self.send(out);
             self.on_progress(txn, progress, cx);
         }
     }
 
-    /// Handles everything that one input set in motion inside this node.
+    /// Handles everything that one input set in motion inside this node, and sends what others are to
+    /// know.
     fn settle(&mut self, cx: &mut Cx<'_, Geodesic>) {
         while let Some(msg) = self.local.pop_front() {
             self.on_message(self.node, msg, cx);
         }
+        self.outbox.send(self.config.piece_bytes, cx);
     }
 
     /// Makes a checkpoint if enough has been persisted since the last one.
@@ -539,5 +585,137 @@ impl fmt::Display for Server {
             write!(f, " | drives {} {:?}", drive.txn, drive.stage)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::machine::{Effect, Protocol as _};
+    use orthodrome_core::store::MemoryEngine;
+    use orthodrome_core::time::{Clock, Timestamp};
+    use orthodrome_core::topology::Topology;
+    use orthodrome_core::txn::{Op, Priority, Version};
+    use orthodrome_core::workers::Alone;
+    use orthodrome_core::{Host, Rng};
+
+    use super::super::message::{Side, Text};
+    use super::*;
+    use crate::functor::{Body, Functor};
+
+    const P: PartitionId = PartitionId(0);
+    const GATEWAY: NodeId = NodeId(4);
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp(millis * 1_000_000)
+    }
+
+    fn clock(millis: u64) -> (Time, Clock) {
+        (Time(at(millis).0), Clock { now: at(millis), error: Duration::from_millis(1) })
+    }
+
+    /// n1 of three servers.
+    fn server() -> Host<Geodesic, Server> {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
+        let config = Arc::new(Geodesic::configure(&cluster, "geodesic"));
+        let (engine, workers) = (Box::new(MemoryEngine::default()), Arc::new(Alone));
+        let is_replacement = false;
+        let setup = Setup { node: NodeId(1), cluster, config, engine, workers, is_replacement };
+        let (now, clock) = clock(1_000);
+        Host::start(setup, vec![], Rng::stream(1, "test", 1), now, clock)
+    }
+
+    /// What it sends; all that it writes becomes durable.
+    fn sent(host: &mut Host<Geodesic, Server>, millis: u64) -> Vec<Msg> {
+        let (mut all, (now, clock)) = (Vec::new(), clock(millis));
+        loop {
+            let mut last = None;
+            for effect in host.drain() {
+                if let Effect::Send { msg: Msg::Several(parts), .. } = effect {
+                    all.extend(parts.into_iter().map(|Inner(msg)| msg));
+                } else if let Effect::Send { msg, .. } = effect {
+                    all.push(msg);
+                } else if let Effect::Persist { ticket, .. } = effect {
+                    last = Some(ticket);
+                }
+            }
+            let Some(ticket) = last else { return all };
+            host.step(now, clock, Input::Durable(ticket));
+        }
+    }
+
+    /// What it sends when this message comes.
+    fn hears(
+        host: &mut Host<Geodesic, Server>,
+        millis: u64,
+        (from, msg): (NodeId, Msg),
+    ) -> Vec<Msg> {
+        let (now, clock) = clock(millis);
+        host.step(now, clock, Input::Message { from, msg });
+        sent(host, millis)
+    }
+
+    fn txn(counter: u64) -> TxnId {
+        TxnId::new(ClientId(1), counter)
+    }
+
+    /// n2 forwards a transaction that reads and writes the key `a`.
+    fn forward(counter: u64, stamp: u64, op: Op) -> (NodeId, Msg) {
+        let key = Key::from("a");
+        let (reads, writes) = (vec![key.clone()], vec![key.clone()]);
+        let body = Body::Ops(vec![Op::Get(key), op]);
+        let functor = Functor { txn: txn(counter), reads, writes, body, acknowledged_below: 0 };
+        let sides = vec![Side { partition: P, named: vec![NodeId(2), NodeId(1)] }];
+        let (t, priority, gateway) = (at(stamp), Priority::default(), GATEWAY);
+        let text = Arc::new(Text { functor, priority, gateway, t, sides, register: None });
+        (NodeId(2), Msg::Forward { partition: P, text, stamp: t, more: vec![] })
+    }
+
+    /// What a second transaction on a key reads when the place of the first one, which is pending, is
+    /// final.
+    fn read_behind(op: Op) -> Option<Version> {
+        let mut host = server();
+        hears(&mut host, 1_000, forward(1, 990, op.clone()));
+        let behind = hears(&mut host, 1_000, forward(2, 995, op));
+        assert!(behind.iter().any(|msg| matches!(msg, Msg::Blocked { .. })), "{behind:?}");
+        let commit = Msg::Commit { txn: txn(1), partition: P, at: at(990), text: None };
+        let told = hears(&mut host, 1_001, (GATEWAY, commit));
+        let of_second = |msg: &Msg| {
+            let Msg::Observed { txn: of, reads, .. } = msg else { return None };
+            reads.first().filter(|_| *of == txn(2)).map(|(_, read)| read.version)
+        };
+        told.iter().find_map(of_second)
+    }
+
+    #[test]
+    fn what_depends_on_no_read_is_read_before_it_has_ended() {
+        let (key, value) = (Key::from("a"), "1".into());
+        let version = Version { timestamp: at(990), writer: txn(1).name() };
+        assert_eq!(read_behind(Op::Put(key.clone(), value)), Some(version));
+        assert_eq!(read_behind(Op::Add(key, 1)), None, "it depends on what the first one reads");
+    }
+
+    #[test]
+    fn a_gateway_that_is_there_is_asked_again_before_a_takeover() {
+        let mut host = server();
+        hears(&mut host, 1_000, forward(1, 990, Op::Put(Key::from("a"), "1".into())));
+        let mut inquiries = 0;
+        for millis in (1_000..60_000).step_by(100) {
+            let (now, clock) = clock(millis);
+            host.fire(now, clock);
+            let sent = sent(&mut host, millis);
+            if sent.iter().any(|msg| matches!(msg, Msg::Inquire { .. })) {
+                inquiries += 1;
+                if inquiries <= 3 {
+                    hears(&mut host, millis + 50, (GATEWAY, Msg::Ping));
+                }
+            }
+            if sent.iter().any(|msg| matches!(msg, Msg::Recover { .. })) {
+                assert_eq!(inquiries, 4, "nothing came after the last one");
+                return;
+            }
+        }
+        panic!("nobody takes the transaction over");
     }
 }

@@ -8,7 +8,7 @@ use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
-use orthodrome_core::txn::{Outcome, Version};
+use orthodrome_core::txn::{Outcome, Version, Writes};
 use orthodrome_core::{Wire, WireError};
 
 use super::message::{Answer, Ballot, Change, Kind, Offer, Output, Stamp, Text, Value};
@@ -35,6 +35,9 @@ pub struct Entry {
     /// The replica's disk is new, and the entry comes from peers. Nobody knows what the lost disk has
     /// said of the transaction, so this replica takes no part in it.
     pub is_inherited: bool,
+    /// It is pending, and others read what it writes: that is certain, because F is, and does not depend
+    /// on what it reads.
+    pub is_visible: bool,
 }
 
 impl Entry {
@@ -47,6 +50,12 @@ impl Entry {
         }
         let anywhere = self.is_inherited.then_some(Timestamp::ZERO);
         self.finally_at.or(self.stamp.map(|stamp| stamp.at)).or(anywhere)
+    }
+
+    /// Where others that read what it writes have to wait for it.
+    #[must_use]
+    pub fn awaited_at(&self) -> Option<Timestamp> {
+        self.pending_at().filter(|_| !self.is_visible)
     }
 
     /// True if the replica knows what the transaction does, or how it ended.
@@ -148,7 +157,13 @@ impl State {
             }
             Change::Final { txn, text, at } => {
                 let participants = text.as_ref().map_or_else(Vec::new, |text| text.participants());
-                self.entry(*txn, &participants, text.as_ref()).finally_at = Some(*at);
+                let entry = self.entry(*txn, &participants, text.as_ref());
+                entry.finally_at = Some(*at);
+                let fixed = entry.text.as_ref().and_then(|text| text.fixed_writes());
+                if let Some(writes) = fixed.filter(|_| entry.ended.is_none()) {
+                    entry.is_visible = true;
+                    put((cluster, partition), (*txn, *at), &writes, store);
+                }
             }
             Change::End { txn, participants, output } => {
                 let entry = self.entry(*txn, participants, None);
@@ -157,12 +172,8 @@ impl State {
                 }
                 entry.ended = Some(output.clone());
                 (entry.text, entry.offer) = (None, None);
-                let Outcome::Committed(timestamp) = output.outcome else { return };
-                let version = Version { timestamp, writer: txn.name() };
-                for (key, value) in &output.writes {
-                    if cluster.partition_of(key) == partition {
-                        store.put(partition, key.clone(), version, value.clone());
-                    }
+                if let Outcome::Committed(at) = output.outcome {
+                    put((cluster, partition), (*txn, at), &output.writes, store);
                 }
             }
             Change::Copy { keys } => store.put_copies(partition, keys.clone()),
@@ -311,6 +322,21 @@ impl State {
         self.forgotten.extend(part.forgotten);
         self.floors.extend(part.floors);
         self.outcomes.extend(part.outcomes);
+    }
+}
+
+/// Stores what a transaction writes in one partition.
+fn put(
+    (cluster, partition): (&Cluster, PartitionId),
+    (txn, timestamp): (TxnId, Timestamp),
+    writes: &Writes,
+    store: &mut Store,
+) {
+    let version = Version { timestamp, writer: txn.name() };
+    for (key, value) in writes {
+        if cluster.partition_of(key) == partition {
+            store.put(partition, key.clone(), version, value.clone());
+        }
     }
 }
 

@@ -399,6 +399,14 @@ impl StateEngine for Engine {
         Some(versions.swap_remove(last))
     }
 
+    fn versions(&self, partition: PartitionId, key: &Key) -> Versions {
+        let row = row(partition, key.bytes());
+        let found = self.snapshot().versions.get(&row[..]);
+        found.unwrap_or_else(|error| self.broken(&error)).map_or_else(Versions::new, |value| {
+            decode(&row, value.value()).unwrap_or_else(|why| self.broken(&why))
+        })
+    }
+
     fn scan(
         &self,
         partition: PartitionId,

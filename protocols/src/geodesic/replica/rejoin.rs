@@ -91,6 +91,12 @@ impl Replica {
         !self.is_ready() || has_new_disk && self.state.entries.values().any(Entry::is_barred)
     }
 
+    /// Peers that have not answered to several questions for the copy.
+    pub(in super::super) fn silent_peers(&self) -> impl Iterator<Item = NodeId> {
+        let peers = self.rejoin.iter().flat_map(|rejoin| &rejoin.peers);
+        peers.filter(|(_, peer)| peer.times >= SILENT_TIMES).map(|(&node, _)| node)
+    }
+
     /// Begins if this disk replaced a lost one, and anew at each start until it is complete: the first
     /// start may have been refused, because the process with the old disk was still running.
     pub(super) fn rejoin_if_lost(&mut self, is_replacement: bool, world: &mut World<'_, '_>) {
@@ -320,6 +326,9 @@ const ERROR_MAX: Duration = Duration::from_secs(1);
 /// With more bytes in memory than this, a copy waits until the checkpoint under way is durable.
 const COPIED_BYTES_MAX: usize = 64 << 20;
 
+/// A peer that has not answered to so many questions is reported.
+const SILENT_TIMES: u32 = 3;
+
 /// Keys of one piece of a copy, at most.
 const COPIED_KEYS_MAX: usize = 4_096;
 
@@ -430,7 +439,7 @@ mod tests {
         assert_eq!(hear(3, copied()), 1, "it takes part, and one transaction is pending");
         let outcome = Outcome::Committed(Timestamp(99_500_000_000));
         let output = Arc::new(Output { outcome, writes: Writes::new() });
-        let apply = Msg::Apply { txn, partition: P, output, participants: vec![P] };
+        let apply = Msg::Apply { txn, partition: P, output, participants: vec![P], more: vec![] };
         assert_eq!(hear(2, apply), 0);
     }
 }

@@ -1,0 +1,184 @@
+//! What a node says to another one within one step travels as one message. A server has replicas of
+//! many partitions, so one transaction often has several messages from one node to another: a
+//! message costs processor time whatever is in it, and the transaction need not be sent twice.
+
+use std::sync::Arc;
+
+use orthodrome_core::Wire as _;
+use orthodrome_core::id::NodeId;
+use orthodrome_core::machine::{Cx, Lane, Message as _};
+
+use super::Geodesic;
+use super::message::{Inner, Msg};
+
+/// Messages together have at most so many bytes: a few packets, because a message is lost with any of
+/// its packets.
+const TOGETHER_BYTES_MAX: usize = 4_096;
+
+/// Messages of the current step to other nodes.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    /// By receiver, in the order of the first message to each.
+    by_node: Vec<(NodeId, Vec<Msg>)>,
+}
+
+impl Outbox {
+    /// Adds a message.
+    pub(super) fn push(&mut self, to: NodeId, msg: Msg) {
+        let Some((_, waiting)) = self.by_node.iter_mut().find(|(node, _)| *node == to) else {
+            self.by_node.push((to, vec![msg]));
+            return;
+        };
+        let rest = match waiting.last_mut() {
+            Some(last) => join(last, msg),
+            None => Some(msg),
+        };
+        waiting.extend(rest);
+    }
+
+    /// Sends everything. Messages together have at most `bytes_max` bytes. Control messages go alone:
+    /// they have a lane of their own.
+    pub(super) fn send(&mut self, bytes_max: usize, cx: &mut Cx<'_, Geodesic>) {
+        for (to, waiting) in self.by_node.drain(..) {
+            for msg in together(waiting, bytes_max.min(TOGETHER_BYTES_MAX)) {
+                cx.send(to, msg);
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_node.is_empty()
+    }
+}
+
+/// The messages to send for these to one node.
+fn together(waiting: Vec<Msg>, bytes_max: usize) -> Vec<Msg> {
+    if waiting.len() <= 1 {
+        return waiting;
+    }
+    let (mut sent, mut parts, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for msg in waiting {
+        if msg.lane() == Lane::Control {
+            sent.push(msg);
+            continue;
+        }
+        let size = msg.size();
+        if bytes + size > bytes_max {
+            sent.extend(one(std::mem::take(&mut parts)));
+            bytes = 0;
+        }
+        bytes += size;
+        parts.push(Inner(msg));
+    }
+    sent.extend(one(parts));
+    sent
+}
+
+/// One message for these parts.
+fn one(mut parts: Vec<Inner>) -> Option<Msg> {
+    if parts.len() > 1 {
+        return Some(Msg::Several(parts));
+    }
+    parts.pop().map(|Inner(msg)| msg)
+}
+
+/// Adds `msg` to `last` if both say the same of one transaction to different partitions. Otherwise
+/// returns it.
+fn join(last: &mut Msg, msg: Msg) -> Option<Msg> {
+    match (last, msg) {
+        (Msg::Begin { more, text, .. }, Msg::Begin { partition, text: same, more: rest })
+            if Arc::ptr_eq(text, &same) =>
+        {
+            more.push(partition);
+            more.extend(rest);
+            None
+        }
+        (
+            Msg::Forward { more, text, .. },
+            Msg::Forward { partition, text: same, stamp, more: rest },
+        ) if Arc::ptr_eq(text, &same) => {
+            more.push((partition, stamp));
+            more.extend(rest);
+            None
+        }
+        (
+            Msg::Apply { txn, more, output, .. },
+            Msg::Apply { txn: same, partition, output: same_output, more: rest, .. },
+        ) if *txn == same && Arc::ptr_eq(output, &same_output) => {
+            more.push(partition);
+            more.extend(rest);
+            None
+        }
+        (_, msg) => Some(msg),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+    use orthodrome_core::time::Timestamp;
+    use orthodrome_core::txn::{Outcome, Writes};
+    use orthodrome_core::wire::{decode, encode};
+
+    use super::super::message::Output;
+    use super::*;
+
+    fn txn(counter: u64) -> TxnId {
+        TxnId::new(ClientId(1), counter)
+    }
+
+    fn ack(counter: u64) -> Msg {
+        let (partition, at) = (PartitionId(0), Timestamp(7));
+        Msg::Ack { txn: txn(counter), partition, stamp: at, arrived: at }
+    }
+
+    #[test]
+    fn what_says_the_same_to_several_partitions_is_one_message() {
+        let outcome = Outcome::Committed(Timestamp(5));
+        let output = Arc::new(Output { outcome, writes: Writes::new() });
+        let apply = |counter, partition, output: &Arc<Output>| Msg::Apply {
+            txn: txn(counter),
+            partition: PartitionId(partition),
+            output: output.clone(),
+            participants: vec![PartitionId(0), PartitionId(1)],
+            more: vec![],
+        };
+        let mut outbox = Outbox::default();
+        outbox.push(NodeId(2), apply(1, 0, &output));
+        outbox.push(NodeId(3), apply(1, 0, &output));
+        outbox.push(NodeId(2), apply(1, 1, &output));
+        outbox.push(NodeId(2), apply(2, 1, &output));
+        let [(NodeId(2), first), (NodeId(3), second)] = outbox.by_node.as_slice() else {
+            panic!("{outbox:?}");
+        };
+        let both = Msg::Apply {
+            txn: txn(1),
+            partition: PartitionId(0),
+            output: output.clone(),
+            participants: vec![PartitionId(0), PartitionId(1)],
+            more: vec![PartitionId(1)],
+        };
+        assert_eq!(first, &[both, apply(2, 1, &output)]);
+        assert_eq!(second, &[apply(1, 0, &output)]);
+    }
+
+    #[test]
+    fn messages_to_one_node_are_one_message_of_bounded_size() {
+        assert_eq!(together(vec![ack(1)], 0), [ack(1)], "one alone stays as it is");
+        let size = ack(1).size();
+        let all = together(vec![ack(1), Msg::Pong, ack(2), ack(3)], size * 2);
+        let pair = Msg::Several(vec![Inner(ack(1)), Inner(ack(2))]);
+        assert_eq!(all, [Msg::Pong, pair.clone(), ack(3)]);
+        assert_eq!(pair.txn(), None, "they are about two transactions");
+        assert_eq!(Msg::Several(vec![Inner(ack(1)), Inner(ack(1))]).txn(), Some(txn(1)));
+    }
+
+    #[test]
+    fn messages_inside_messages_inside_messages_are_refused() {
+        let pair = Msg::Several(vec![Inner(ack(1)), Inner(ack(2))]);
+        assert_eq!(decode::<Msg>(&encode(&pair)), Ok(pair.clone()));
+        let nested = Msg::Several(vec![Inner(ack(1)), Inner(pair)]);
+        let refusal = decode::<Msg>(&encode(&nested)).unwrap_err().to_string();
+        assert!(refusal.starts_with("Msg.Several holds messages inside messages"), "{refusal}");
+    }
+}
