@@ -288,7 +288,7 @@ impl Registered for Geodesic {
         (NAME, "D12", 10),
         (NAME, "one_report", 10),
         (NAME, "no_second_closing", 30),
-        (NAME, "foretold_is_certain", 30),
+        (NAME, "foretold_is_certain", 100),
         (NAME, "foretold_before_final", 30),
         (NAME, "D13", 10),
         (NAME, "D14", 20),
