@@ -717,7 +717,7 @@ pub enum Msg {
         /// Where the rest begins, if there is more.
         next: Option<Box<Start>>,
     },
-    /// What a node says to another one within one step; see [`super::outbox`].
+    /// What a node says to another one within one step; see `outbox.rs`.
     #[message(
         txn = of_one(f0),
         keys = f0.iter().map(|Inner(msg)| msg.keys()).sum(),
