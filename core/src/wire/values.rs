@@ -420,6 +420,17 @@ fn take_several<T: Wire>(
     Ok(())
 }
 
+/// A value that is a message with one field, which may occur several times.
+fn take_first_field<T: Wire + Default>(raw: Raw<'_>, name: &'static str) -> Result<T, WireError> {
+    let (mut fields, mut all) = (raw.message(name)?, Some(T::default()));
+    while let Some((number, raw)) = fields.next_field()? {
+        if number == 1 {
+            T::take_field(&mut all, raw)?;
+        }
+    }
+    Ok(all.unwrap_or_default())
+}
+
 macro_rules! several {
     ($([$($generic:tt)*] $type:ty: $item:ty, $sample:expr, $push:expr;)*) => {$(
         impl<$($generic)*> Wire for $type {
@@ -434,13 +445,7 @@ macro_rules! several {
             }
 
             fn take(raw: Raw<'_>) -> Result<Self, WireError> {
-                let (mut fields, mut all) = (raw.message("a list")?, Some(Self::default()));
-                while let Some((number, raw)) = fields.next_field()? {
-                    if number == 1 {
-                        Self::take_field(&mut all, raw)?;
-                    }
-                }
-                Ok(all.unwrap_or_default())
+                take_first_field(raw, "a list")
             }
 
             fn sample(rng: &mut Rng) -> Self {
@@ -514,13 +519,7 @@ macro_rules! map {
             }
 
             fn take(raw: Raw<'_>) -> Result<Self, WireError> {
-                let (mut fields, mut all) = (raw.message("a map")?, Some(Self::default()));
-                while let Some((number, raw)) = fields.next_field()? {
-                    if number == 1 {
-                        Self::take_field(&mut all, raw)?;
-                    }
-                }
-                Ok(all.unwrap_or_default())
+                take_first_field(raw, "a map")
             }
 
             fn sample(rng: &mut Rng) -> Self {

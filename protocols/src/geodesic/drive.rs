@@ -702,9 +702,10 @@ impl Drive {
         self.advance((config, out))
     }
 
-    /// What followers may know of this transaction: its outcome and its writes for certain, once they
-    /// are computed or if they do not depend on what it reads, or those that its caller decided. The latter only if the caller had read what the transaction will
-    /// probably read at its place, because otherwise it aborts.
+    /// What followers may know of this transaction. Its outcome and its writes for certain, once they are
+    /// computed, or once F is final if the writes do not depend on what it reads. Or those that its
+    /// caller decided, if the caller had read what the transaction will probably read at its place:
+    /// otherwise it aborts.
     pub(super) fn foretell(&self, config: &Config) -> Option<(Outcome, &Writes, bool)> {
         match &self.stage {
             Stage::Ending(output) => match output.outcome {
