@@ -12,7 +12,7 @@
 //!    with the others, from step 2 on. After some times the page ends before the first new name.
 //!
 //! The second list misses no key that existed at the time of the read. In effect, whoever reads a
-//! fence reads all keys of its unit, the absent ones too: a transaction T that is ordered before the
+//! fence reads all keys of the range in its unit, the absent ones too: a transaction T before the
 //! read, by time or by a chain of conflicts, was prepared before the read ended at a majority of each
 //! partition that it writes, and any majority that lists names has one of these replicas
 //! ([`Basis::Voter`]). Servers that have a whole copy of the data and run a log in order answer alone,
@@ -630,6 +630,16 @@ impl Scanner {
         self.bound = bound;
         names.0.retain(|key, _| self.is_in_page(key));
         names
+    }
+
+    /// The part of the range that a read is about: names beyond it do not change the page.
+    #[must_use]
+    pub fn part(&self) -> KeyRange {
+        let Scan { range, backwards, .. } = &self.scan;
+        match &self.bound {
+            Some(last) => range.clone().up_to(last, *backwards),
+            None => range.clone(),
+        }
     }
 
     fn is_in_page(&self, key: &Key) -> bool {

@@ -10,6 +10,7 @@ use crate::id::{Content, RegionId, TxnId};
 pub use crate::key::Key;
 use crate::limits::{TXN_BYTES_MAX, bytes_of};
 use crate::procedure::Call;
+use crate::scan::KeyRange;
 use crate::session::Floors;
 use crate::time::Timestamp;
 use crate::wire::{self, Wire, WireError};
@@ -272,6 +273,9 @@ pub struct Txn {
     /// The oldest versions that may still be shown to its client, for keys that it reads or writes
     /// (`docs/pitfalls.md`, R11). An older read must not be returned.
     pub floors: Floors,
+    /// The keys for which the fences among its reads stand, if it is the read of a scan; none: all
+    /// keys of their partitions ([`crate::scan`]).
+    pub fenced: Option<KeyRange>,
 }
 
 impl Txn {
@@ -333,8 +337,10 @@ impl Txn {
     }
 
     fn new(id: TxnId, home: RegionId, kind: Kind, reads: Vec<Key>, writes: Vec<Key>) -> Self {
-        let (priority, acknowledged_below, floors) = (Priority::LOW, 0, Floors::new());
-        let mut txn = Self { id, home, priority, kind, reads, writes, acknowledged_below, floors };
+        let (priority, acknowledged_below) = (Priority::LOW, 0);
+        let (floors, fenced) = (Floors::new(), None);
+        let mut txn =
+            Self { id, home, priority, kind, reads, writes, acknowledged_below, floors, fenced };
         txn.reads.sort_unstable();
         txn.reads.dedup();
         txn.writes.sort_unstable();

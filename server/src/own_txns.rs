@@ -4,6 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use orthodrome_core::scan::KeyRange;
 use orthodrome_core::txn::{AbortReason, Priority, Reads};
 use orthodrome_core::{ClientId, Decision, Key, Outcome, RegionId, Txn, TxnId};
 
@@ -44,7 +45,16 @@ impl<'a> OwnTxns<'a> {
 
     /// Reads these keys in one transaction.
     pub(crate) async fn read(&mut self, keys: Vec<Key>) -> Result<Finished, GatewayError> {
-        let read_only = |id, home| Txn::read_only(id, home, keys);
+        self.read_fenced(keys, None).await
+    }
+
+    /// Reads keys and fences, which stand for the keys of `fenced` ([`Txn::fenced`]).
+    pub(crate) async fn read_fenced(
+        &mut self,
+        keys: Vec<Key>,
+        fenced: Option<KeyRange>,
+    ) -> Result<Finished, GatewayError> {
+        let read_only = |id, home| Txn { fenced, ..Txn::read_only(id, home, keys) };
         // A read-only transaction has one round, and asks for no decision.
         self.run(read_only, |_| Decision::Abort).await
     }

@@ -228,7 +228,7 @@ impl Gateway {
                 match step {
                     Step::Ask(to, ask) => backend.ask(number, to, ask),
                     Step::Read(keys) => {
-                        let finished = reader.read(keys).await?;
+                        let finished = reader.read_fenced(keys, Some(scanner.part())).await?;
                         steps.extend(match finished.outcome {
                             Outcome::Committed(at) => {
                                 scanner.on_read(finished.reads.unwrap_or_default(), at, now())

@@ -901,6 +901,31 @@ async fn scans_beside_writes(protocol: &'static str) {
     cluster.shutdown(Duration::from_secs(5)).await;
 }
 
+/// An open transaction may create any key that it has declared, and no other one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scan_does_not_wait_for_an_open_transaction_with_keys_elsewhere() {
+    for protocol in registry::representatives() {
+        within(&format!("{protocol}: a scan"), scan_beside_open_transaction(protocol)).await;
+    }
+}
+
+async fn scan_beside_open_transaction(protocol: &'static str) {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
+    let cluster = cluster(Plan { protocol, durability: Durability::None, ..plan }).await;
+    let mut client = Client::at(&cluster, 1).await;
+    client.run_whatever_happens(&[Op::Put("key/1".into(), "v".into())]).await;
+    let mut holder = Client::at(&cluster, 2).await;
+    let (open, _) = holder.open("other").await;
+    assert_eq!(scanned(&client.gateway, "key/", false, 10).await, ["key/1"], "{protocol}");
+    // It is still open: its lease has not ended in the meantime.
+    let decision = Decision::Commit(Writes::from([("other".into(), Some("v".into()))]));
+    let ended = holder.gateway.decide(open.id, decision).await.unwrap();
+    assert!(matches!(ended.outcome, Outcome::Committed(_)), "{protocol}: {ended:?}");
+    assert_eq!(scanned(&client.gateway, "other", false, 10).await, ["other"], "{protocol}");
+    cluster.shutdown(Duration::from_secs(5)).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ranges_are_scanned_without_a_dead_node_and_after_the_death_of_all() {
     for protocol in registry::representatives() {

@@ -441,6 +441,7 @@ impl Load {
         let active = active.as_mut()?;
         active.gateway = gateway;
         let mut txn = active.request.to_txn(active.txn, home, below);
+        txn.fenced = active.scan.as_ref().and_then(|scanning| scanning.part());
         if !no_sessions && shows_reads(&txn.kind) {
             txn.floors = session.floors_of(txn.reads.iter().chain(&txn.writes));
         }

@@ -1066,8 +1066,8 @@ impl Client {
                 let missing = part.missing(to, &participant.reads);
                 for keys in missing.chunks(portion) {
                     part.asked.insert(to);
-                    let (keys, at) = (keys.to_vec(), *at);
-                    let msg = Msg::ReadOnly { txn: id, partition, keys, at };
+                    let (keys, at, fenced) = (keys.to_vec(), *at, open.txn.fenced.clone());
+                    let msg = Msg::ReadOnly { txn: id, partition, keys, at, fenced };
                     if are_all {
                         cx.send(to, msg);
                     } else {

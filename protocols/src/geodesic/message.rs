@@ -10,6 +10,7 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
+use orthodrome_core::scan::KeyRange;
 use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Priority, Read, Version, Writes};
@@ -566,6 +567,8 @@ pub enum Msg {
         keys: Vec<Key>,
         /// When.
         at: Timestamp,
+        /// See [`Txn::fenced`](orthodrome_core::txn::Txn::fenced).
+        fenced: Option<KeyRange>,
     },
     /// Replica → gateway: what they held then, as far as it knows.
     ReadOnlyResult {

@@ -34,6 +34,8 @@ mutations! {
     no_clock_wait: "D13";
     /// D14: a read-only transaction closes nothing.
     read_closes_nothing: "D14";
+    /// D14: a scan waits for nobody who may create a key in its range.
+    fences_stand_for_nothing;
     /// D19: a replica whose disk was lost takes part at once.
     replacement_takes_part;
     /// D19: it reads while transactions from before are pending.
@@ -59,6 +61,7 @@ pub(super) fn names(_: &str) -> &'static [&'static str] {
         "foretold_before_final",
         "D13",
         "D14",
+        "fences_stand_for_nothing",
         "replacement_takes_part",
         "replacement_reads_early",
         "no_seal",

@@ -129,18 +129,26 @@ impl Writers {
         }
     }
 
-    /// Who may write one of these. Whoever reads a fence waits for all writers.
-    pub(super) fn of(&self, keys: &[Key]) -> BTreeSet<TxnId> {
-        if keys.iter().any(is_fence) {
-            return self.0.values().flatten().copied().collect();
+    /// Who may write one of these. A fence stands for the keys of `fenced`; none: for all.
+    pub(super) fn of(&self, keys: &[Key], fenced: Option<&KeyRange>) -> BTreeSet<TxnId> {
+        let own = keys.iter().filter_map(|key| self.0.get(key)).flatten().copied();
+        match fenced {
+            _ if !keys.iter().any(is_fence) => own.collect(),
+            None => self.0.values().flatten().copied().collect(),
+            Some(range) => own.chain(self.within(range).flat_map(|(_, of)| of).copied()).collect(),
         }
-        keys.iter().filter_map(|key| self.0.get(key)).flatten().copied().collect()
     }
 
     /// The keys of a range that have a writer.
     pub(super) fn keys_in<'a>(&'a self, range: &'a KeyRange) -> impl Iterator<Item = &'a Key> {
-        let keys = self.0.range(range.from.clone()..).map(|(key, _)| key);
-        keys.take_while(|key| range.contains(key))
+        self.within(range).map(|(key, _)| key)
+    }
+
+    fn within<'a>(
+        &'a self,
+        range: &'a KeyRange,
+    ) -> impl Iterator<Item = (&'a Key, &'a BTreeSet<TxnId>)> {
+        self.0.range(range.from.clone()..).take_while(|(key, _)| range.contains(key))
     }
 
     /// How many keys have a writer.
@@ -217,6 +225,8 @@ pub(super) struct Question {
     pub at: Timestamp,
     /// The keys.
     pub keys: Vec<Key>,
+    /// What the fences among them stand for; none: for all keys.
+    pub fenced: Option<KeyRange>,
     /// The transaction only reads, and has no place of its own: it sees everything up to `at`.
     pub is_read_only: bool,
 }
@@ -345,7 +355,7 @@ mod tests {
         let (txn, to, at, is_read_only) = (reader, NodeId(4), Timestamp(9), true);
         for key in ["b", "a", "b"] {
             let keys = vec![Key::from(key)];
-            let mut question = Question { txn, to, at, keys, is_read_only };
+            let mut question = Question { txn, to, at, keys, fenced: None, is_read_only };
             questions.widen(&mut question);
             questions.wait(question, BTreeSet::from([writer]));
         }
@@ -358,7 +368,8 @@ mod tests {
         let (reader, writer) = (TxnId::new(ClientId(1), 1), TxnId::new(ClientId(2), 1));
         let ask = |to, keys: &[&str]| {
             let keys = keys.iter().map(|key| Key::from(*key)).collect();
-            Question { txn: reader, to: NodeId(to), at: Timestamp(9), keys, is_read_only: true }
+            let (txn, to, at) = (reader, NodeId(to), Timestamp(9));
+            Question { txn, to, at, keys, fenced: None, is_read_only: true }
         };
         let mut questions = Questions::default();
         questions.wait(ask(4, &["a", "b"]), BTreeSet::from([writer]));
@@ -382,8 +393,20 @@ mod tests {
         let mut writers = Writers::default();
         writers.add(one, [&key]);
         writers.add(other, [&Key::from("z")]);
-        assert_eq!(writers.of(&[Key::from("b")]), BTreeSet::new());
-        assert_eq!(writers.of(&[fence]), BTreeSet::from([one, other]));
+        assert_eq!(writers.of(&[Key::from("b")], None), BTreeSet::new());
+        assert_eq!(writers.of(&[fence.clone()], None), BTreeSet::from([one, other]));
+        // A scan names the keys for which its fences stand.
+        let range =
+            |from: &str, until: &str| KeyRange { from: from.into(), until: Some(until.into()) };
+        let of = |keys: &[Key], range: KeyRange| writers.of(keys, Some(&range));
+        assert_eq!(of(&[fence.clone()], range("a", "b")), BTreeSet::from([one]));
+        assert_eq!(of(&[fence.clone()], range("b", "z")), BTreeSet::new());
+        assert_eq!(
+            of(&[fence.clone(), "a".into()], range("b", "zz")),
+            BTreeSet::from([one, other])
+        );
+        assert_eq!(of(&["a".into()], range("b", "zz")), BTreeSet::from([one]), "without a fence");
+        assert_eq!(of(&[fence], range("z", "a")), BTreeSet::new(), "a range that ends first");
     }
 
     #[test]

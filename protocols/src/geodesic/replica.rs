@@ -9,7 +9,7 @@ use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::machine::Message as _;
-use orthodrome_core::scan::{Ask, Basis, Listing, Voters};
+use orthodrome_core::scan::{Ask, Basis, Listing, Voters, is_fence};
 use orthodrome_core::store::{Store, Versioned, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
@@ -214,7 +214,11 @@ impl Replica {
                 self.on_propose(from, (txn, ballot, value), text, participants, world);
             }
             Msg::Read { txn, keys, .. } => self.on_read(from, txn, keys, world),
-            Msg::ReadOnly { txn, keys, at, .. } => self.on_read_only(from, txn, keys, at, world),
+            Msg::ReadOnly { txn, keys, at, fenced, .. } => {
+                let to = from;
+                let question = Question { txn, to, at, keys, fenced, is_read_only: true };
+                self.on_read_only(question, world);
+            }
             Msg::Gossip { mark, .. } => {
                 let known = self.marks.entry(from).or_insert((mark, world.cx.now()));
                 *known = (known.0.max(mark), world.cx.now());
@@ -615,8 +619,8 @@ impl Replica {
             return;
         }
         self.close(&keys, at, world);
-        let (txn, is_read_only) = (text.txn(), false);
-        self.ask(Question { txn, to, at, keys, is_read_only }, world);
+        let (txn, fenced, is_read_only) = (text.txn(), None, false);
+        self.ask(Question { txn, to, at, keys, fenced, is_read_only }, world);
     }
 
     fn ask(&mut self, mut question: Question, world: &mut World<'_, '_>) {
@@ -626,7 +630,11 @@ impl Replica {
             return;
         }
         self.questions.widen(&mut question);
-        let mut blockers = self.writers.of(&question.keys);
+        let mut blockers = self.writers.of(&question.keys, question.fenced.as_ref());
+        if world.config.mutations.fences_stand_for_nothing() {
+            let keys = question.keys.iter().filter(|key| !is_fence(key));
+            blockers = self.writers.of(&keys.cloned().collect::<Vec<_>>(), None);
+        }
         let place = question.place();
         blockers.retain(|&txn| txn != question.txn && self.is_before(txn, place));
         if world.config.mutations.replacement_reads_early() {
@@ -650,7 +658,7 @@ impl Replica {
     /// gateways of those know what they write before this replica does.
     fn tell_blocked(&self, name: Name, world: &mut World<'_, '_>) {
         let Some((question, blockers)) = self.questions.get(name) else { return };
-        let Question { txn, to, at, keys, is_read_only } = question;
+        let Question { txn, to, at, keys, is_read_only, .. } = question;
         let text = self.state.entries.get(txn).and_then(|entry| entry.text.as_ref());
         let is_gateways = text.is_some_and(|text| text.gateway == *to);
         if *is_read_only || !is_gateways || *at <= self.state.collected {
@@ -683,7 +691,7 @@ impl Replica {
     fn behind(&self, txn: TxnId, keys: &[Key], world: &World<'_, '_>) -> Vec<Predecessor> {
         let own = self.state.entries.get(&txn).and_then(Entry::pending_at);
         let place = (own.unwrap_or(Timestamp::MAX), txn);
-        let known = self.writers.of(keys).into_iter();
+        let known = self.writers.of(keys, None).into_iter();
         let known = known.filter(|&other| other != txn && self.is_before(other, place));
         let known = known.filter_map(|other| self.predecessor(other, keys, world));
         let heard = self.hints.of(keys).into_iter().map(|(txn, gateway)| {
@@ -715,7 +723,7 @@ impl Replica {
 
     fn tell(&self, question: Question, world: &mut World<'_, '_>) {
         let place = question.place();
-        let Question { txn, to, at, keys, is_read_only } = question;
+        let Question { txn, to, at, keys, is_read_only, .. } = question;
         let partition = self.id;
         if at <= self.state.collected {
             world.cx.note(Note::Collected);
@@ -1074,24 +1082,17 @@ impl Replica {
     }
 
     /// A read-only transaction: nobody writes these keys at or below `at` any more (D14).
-    fn on_read_only(
-        &mut self,
-        from: NodeId,
-        txn: TxnId,
-        keys: Vec<Key>,
-        at: Timestamp,
-        world: &mut World<'_, '_>,
-    ) {
+    fn on_read_only(&mut self, question: Question, world: &mut World<'_, '_>) {
+        let Question { txn, to, at, .. } = question;
         if self.is_far_future(at, world) {
             let (partition, portion, reads) = (self.id, Portion::WHOLE, None);
-            world.send(from, Msg::ReadOnlyResult { txn, partition, at, portion, reads });
+            world.send(to, Msg::ReadOnlyResult { txn, partition, at, portion, reads });
             return;
         }
         if !world.config.mutations.read_closes_nothing() {
-            self.close(&keys, at, world);
+            self.close(&question.keys, at, world);
         }
-        let (to, is_read_only) = (from, true);
-        self.ask(Question { txn, to, at, keys, is_read_only }, world);
+        self.ask(question, world);
     }
 
     // Looking after what is unfinished.

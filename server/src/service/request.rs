@@ -328,8 +328,8 @@ impl Checker<'_> {
         let both = reads.iter().filter(|key| writes.binary_search(key).is_ok()).count();
         self.count("keys", reads.len() + writes.len() - both, self.limits.keys_max)?;
         let acknowledged_below = head.acknowledged_below;
-        let floors = Floors::new();
-        Ok(Txn { id, home, priority, kind, reads, writes, acknowledged_below, floors })
+        let (floors, fenced) = (Floors::new(), None);
+        Ok(Txn { id, home, priority, kind, reads, writes, acknowledged_below, floors, fenced })
     }
 
     /// The keys of the next round of a general transaction.

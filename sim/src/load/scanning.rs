@@ -2,7 +2,7 @@
 //! [`orthodrome_core::watch`] as a gateway does.
 
 use orthodrome_core::id::{NodeId, TxnId};
-use orthodrome_core::scan::{Answer, Ask, Page, ScanError, Scanner, Step, is_fence};
+use orthodrome_core::scan::{Answer, Ask, KeyRange, Page, ScanError, Scanner, Step, is_fence};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Reads};
 use orthodrome_eval::workload::Ranging;
@@ -70,6 +70,14 @@ pub(super) struct Scanning {
 }
 
 impl Scanning {
+    /// The part of its range that a scan reads.
+    pub(super) fn part(&self) -> Option<KeyRange> {
+        match &self.driven {
+            Some(Driven::Scan(scanner)) => Some(scanner.part()),
+            Some(Driven::Watch(_)) | None => None,
+        }
+    }
+
     /// A scan that begins when its client wakes up.
     pub(super) fn new() -> Self {
         Self {
