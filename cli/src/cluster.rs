@@ -526,33 +526,25 @@ async fn ask(dir: &Path, member: &Member) -> anyhow::Result<(ClusterInfo, Status
 
 fn shown(report: &Report, style: Style) -> String {
     let count = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
+    // Not every protocol has leaders.
+    let has_leaders = report.nodes.iter().any(|row| !row.leads.is_empty());
     let rows = report.nodes.iter().map(|row| {
         let since = row.up_s.or(row.down_s).map(Duration::from_secs_f64);
-        vec![
+        let mut cells = vec![
             row.node.clone(),
             row.region.clone(),
             row.state.clone(),
             since.map(output::span).unwrap_or_default(),
             row.version.clone().unwrap_or_default(),
-            row.leads.join(" "),
-            count(row.committed),
-            count(row.aborted),
-            count(row.unknown),
-            row.clients.clone(),
-        ]
+        ];
+        cells.extend(has_leaders.then(|| row.leads.join(" ")));
+        cells.extend([row.committed, row.aborted, row.unknown].map(count));
+        cells.push(row.clients.clone());
+        cells
     });
-    let header = [
-        "node",
-        "region",
-        "state",
-        "for",
-        "version",
-        "leads",
-        "committed",
-        "aborted",
-        "unknown",
-        "clients",
-    ];
+    let mut header = vec!["node", "region", "state", "for", "version"];
+    header.extend(has_leaders.then_some("leads"));
+    header.extend(["committed", "aborted", "unknown", "clients"]);
     let table = output::table(&header, rows);
     let Report { cluster, protocol, topology, .. } = report;
     let up = report.nodes.iter().filter(|row| row.state == "serving").count();

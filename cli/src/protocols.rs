@@ -4,7 +4,7 @@ use orthodrome_eval::checker::Model;
 use orthodrome_protocols::registry::UnknownProtocol;
 
 /// The default protocol.
-pub const DEFAULT: &str = "carousel-basic";
+pub const DEFAULT: &str = "geodesic";
 
 /// The consistency model that histories of the protocol `name` are checked against.
 ///
@@ -22,7 +22,7 @@ mod tests {
     fn every_protocol_has_a_model_and_the_default_is_one() {
         assert!(orthodrome_lab::rows().all(|row| model(row.name).is_ok()));
         assert!(model(DEFAULT).is_ok());
-        let error = model("carousal").unwrap_err().to_string();
-        assert!(error.contains("carousal") && error.contains(DEFAULT), "{error}");
+        let error = model("geodesik").unwrap_err().to_string();
+        assert!(error.contains("geodesik") && error.contains(DEFAULT), "{error}");
     }
 }

@@ -27,7 +27,7 @@ fn the_demo_keeps_every_guarantee_while_a_region_dies_and_returns() {
     let result: serde_json::Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: no JSON object alone; {stderr}"));
     assert_eq!(output.status.code(), Some(0), "{result}\n{stderr}");
-    assert_eq!(result["protocol"], "carousel-basic");
+    assert_eq!(result["protocol"], "geodesic");
     assert!(result["committed"].as_u64().unwrap() > 0, "{result}");
     assert!(result["committed_during_outage"].as_u64().unwrap() > 0, "{result}\n{stderr}");
     assert!(result["recovery_ms"].as_f64().unwrap() > 0.0, "{result}");
@@ -91,7 +91,7 @@ fn a_shell_is_open_on_the_regions_after_the_results() {
             |line: &str| line.starts_with(&format!("  {region} ")) && line.contains("127.0.0.1:");
         assert!(shell.lines().any(gateway), "{region} is not in {shell}");
     }
-    assert!(shell.contains("keyspace   default: carousel-basic"), "{shell}");
+    assert!(shell.contains("keyspace   default: geodesic"), "{shell}");
     assert!(shell.ends_with("committed\ncommitted\nvisits = 5\n"), "{shell}");
 
     // A command that fails in a pipe makes the whole command fail.

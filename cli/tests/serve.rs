@@ -221,6 +221,8 @@ fn empty_directory_is_rejected_for_a_member() {
     assert!(said.contains("holds no data of n1") && said.contains("--new-cluster"), "{said}");
     assert!(said.contains("made after the node last ran"), "an older copy loses commits: {said}");
     // Its votes in the directory are known to no other server.
+    let said = refusal(&["--replace", "--check"]);
+    assert!(said.contains("cannot replace n1"), "{said}");
     let said = refusal(&["--replace"]);
     assert!(said.contains("cannot replace n1"), "{said}");
     assert!(!said.contains("change-members"), "the protocol has no such orders: {said}");
@@ -451,7 +453,7 @@ fn mistakes_in_configuration_files_are_named_before_the_start() {
         ("node = \"n1\"", "nod = \"n1\"", "n1.toml:9: unknown field `nod`"),
         ("127.0.0.1", "0.0.0.0", "tls: missing, but 0.0.0.0:"),
         ("#durability = \"sync\"", "durability = \"some\"", "unknown variant `some`"),
-        ("carousel-basic", "carousal", "unknown protocol \"carousal\""),
+        ("geodesic", "geodesik", "unknown protocol \"geodesik\""),
         ("\"azure5\"", "\"azure9\"", "topology: \"azure9\""),
         ("replicas = 3", "replicas = 2", "placement: partition p0 has 2 replicas"),
         ("id = \"n5\"", "id = \"n4\"", "nodes: n4 is listed twice"),

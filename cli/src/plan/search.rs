@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::objective::Objective;
 use super::placement::{Candidate, Regions, Wish};
 use crate::common::{Placement, WorkloadArgs};
+use crate::protocols;
 use crate::sim::{self, Course};
 use crate::workers::Pool;
 
@@ -200,16 +201,17 @@ impl Search<'_> {
         Ok(Found { naive, same_naive, deaths, count, finalists })
     }
 
-    /// Sorts the finalists within a hundredth of the best by their mean latency.
+    /// Sorts the finalists within a hundredth of the best: the default protocol first, then by mean
+    /// latency.
     fn settle_ties(&self, finalists: &mut [Tried]) {
         let cost = |tried: &Tried| self.objective.cost(&tried.runs);
         let Some(best) = finalists.first().map(cost) else { return };
         let equal = finalists.iter().take_while(|tried| cost(tried) <= best + best.abs() * TIE);
         let equal = equal.count();
         if let Some(equal) = finalists.get_mut(..equal) {
-            equal.sort_by(|a, b| {
-                Objective::MEAN.mean(&a.runs).total_cmp(&Objective::MEAN.mean(&b.runs))
-            });
+            let other = |tried: &Tried| tried.pair.protocol != protocols::DEFAULT;
+            let mean = |tried: &Tried| Objective::MEAN.mean(&tried.runs);
+            equal.sort_by(|a, b| other(a).cmp(&other(b)).then_with(|| mean(a).total_cmp(&mean(b))));
         }
     }
 

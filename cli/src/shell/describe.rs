@@ -76,16 +76,21 @@ fn placement(about: &ClusterInfo) -> Table {
     };
     let places = |ids: &[NodeId]| ids.iter().map(|id| place(*id)).collect::<Vec<_>>().join(", ");
     let has_learners = about.partitions.iter().any(|partition| !partition.learners.is_empty());
+    // Not every protocol has leaders.
+    let has_leaders = about.partitions.iter().any(|partition| partition.leader.is_some());
     let rows = about.partitions.iter().map(|partition| {
         let PartitionInfo { id, placed, voters, learners, leader } = partition;
         let preferred = placed.first().map(|id| place(*id)).unwrap_or_default();
-        let leader = leader.map(place).unwrap_or_default();
         let members = if voters.is_empty() { placed } else { voters };
-        let mut row = vec![id.to_string(), leader, preferred, places(members)];
+        let mut row = vec![id.to_string()];
+        row.extend(has_leaders.then(|| leader.map(place).unwrap_or_default()));
+        row.extend([preferred, places(members)]);
         row.extend(has_learners.then(|| places(learners)));
         row
     });
-    let mut header = vec!["partition", "leader", "preferred leader", "members"];
+    let mut header = vec!["partition"];
+    header.extend(has_leaders.then_some("leader"));
+    header.extend(["preferred leader", "members"]);
     header.extend(has_learners.then_some("learners"));
     let mut table = output::table(&header, rows);
     for column in table.column_iter_mut() {

@@ -1060,33 +1060,41 @@ fn without_a_copy<P: WireProtocol>(settings: &Settings) -> Option<&'static str> 
     )
 }
 
+/// Refuses to replace a node that the protocol cannot replace.
+fn check_replacement<P: WireProtocol>(
+    protocol: &str,
+    settings: &Settings,
+) -> Result<(), StartError> {
+    let node = settings.node;
+    if settings.expected != Expected::Replacement || P::replaceable(&settings.map).contains(&node) {
+        return Ok(());
+    }
+    let mut partitions = settings.map.partitions();
+    if let Some(only) = partitions.find(|partition| partition.replicas == [node]) {
+        return Err(StartError::Settings(format!(
+            "{node} cannot be replaced: it had the only replica of {}. Restore a copy of its data \
+             directory that was made after it last ran",
+            only.id
+        )));
+    }
+    let instead = if P::MEMBERS {
+        ", or give its partitions to other nodes: `change-members` in `orthodrome shell`"
+    } else {
+        "; this protocol cannot give its partitions to other nodes"
+    };
+    Err(StartError::Settings(format!(
+        "{protocol} cannot replace {node} while the cluster runs: other nodes rely on votes that were in its data. \
+         Restore a copy of its data directory that was made after it last ran{instead}"
+    )))
+}
+
 async fn open<P: WireProtocol>(
     protocol: &'static str,
     settings: &Settings,
 ) -> Result<Data<P>, StartError> {
     let identity = Identity { cluster: settings.cluster.clone(), node: settings.node };
     identity.check()?;
-    let node = settings.node;
-    if settings.expected == Expected::Replacement && !P::replaceable(&settings.map).contains(&node)
-    {
-        let mut partitions = settings.map.partitions();
-        if let Some(only) = partitions.find(|partition| partition.replicas == [node]) {
-            return Err(StartError::Settings(format!(
-                "{node} cannot be replaced: it had the only replica of {}. Restore a copy of its data \
-                 directory that was made after it last ran",
-                only.id
-            )));
-        }
-        let instead = if P::MEMBERS {
-            ", or give its partitions to other nodes: `change-members` in `orthodrome shell`"
-        } else {
-            "; this protocol cannot give its partitions to other nodes"
-        };
-        return Err(StartError::Settings(format!(
-            "{protocol} cannot replace {node} while the cluster runs: other nodes rely on votes that were in its data. \
-             Restore a copy of its data directory that was made after it last ran{instead}"
-        )));
-    }
+    check_replacement::<P>(protocol, settings)?;
     let memory = MemoryEngine::default();
     let sync = match settings.durability {
         Durability::Sync => true,

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{NodeHandle, Settings, StartError, start};
+use super::{NodeHandle, Settings, StartError, check_replacement, start};
 use crate::Going;
 use crate::audit::{AuditLog, Event};
 use crate::config::NodeConfig;
@@ -68,6 +68,15 @@ pub fn start_by_name(
     listener: TcpListener,
 ) -> Result<Going<Result<NodeHandle, StartError>>, UnknownProtocol> {
     registry::with(name, Starter { name, settings, listener })
+}
+
+/// Checks what is expected of the data against the protocol, without a look at the data.
+///
+/// # Errors
+/// The node would not start.
+pub fn check(config: &NodeConfig) -> Result<(), RunError> {
+    let (protocol, settings) = (config.protocol, &config.node);
+    Ok(registry::with(protocol, Checker { protocol, settings })??)
 }
 
 /// Runs a node until `stop` resolves, and then shuts it down in an orderly way; or until it fails.
@@ -182,6 +191,19 @@ impl Visitor for Starter<'_> {
     fn visit<P: Registered>(self, _: &'static Row) -> Self::Out {
         let protocol = P::configure(&self.settings.map, self.name);
         Box::pin(start::<P>(self.settings, protocol, self.listener))
+    }
+}
+
+struct Checker<'a> {
+    protocol: &'a str,
+    settings: &'a Settings,
+}
+
+impl Visitor for Checker<'_> {
+    type Out = Result<(), StartError>;
+
+    fn visit<P: Registered>(self, _: &'static Row) -> Self::Out {
+        check_replacement::<P>(self.protocol, self.settings)
     }
 }
 

@@ -579,6 +579,10 @@ proptest! {
         for round in 0..2 {
             for partition in (0..3).map(PartitionId) {
                 for key in (0..6).map(|key| Key::from(vec![key])) {
+                    prop_assert_eq!(
+                        engine.versions(partition, &key), model.versions(partition, &key),
+                        "{} {} in round {}", partition, key, round
+                    );
                     for at in [0, 1, 7, 20, 39, u64::MAX].map(Timestamp) {
                         prop_assert_eq!(
                             engine.read(partition, &key, at), model.read(partition, &key, at),
