@@ -384,6 +384,10 @@ struct Row {
     down_s: Option<f64>,
     /// The nodes that it cannot reach, although they are up.
     cannot_reach: Vec<String>,
+    /// How many partitions it still copies, as after the loss of its disk; with `ocean-vista` 1 for all.
+    incomplete: u64,
+    /// How many other nodes do not send it a copy of these.
+    without_a_copy: u64,
     leads: Vec<String>,
     committed: Option<u64>,
     aborted: Option<u64>,
@@ -446,6 +450,8 @@ async fn report(dir: &Path) -> anyhow::Result<Report> {
             up_s: None,
             down_s: None,
             cannot_reach: Vec::new(),
+            incomplete: 0,
+            without_a_copy: 0,
             leads: Vec::new(),
             committed: None,
             aborted: None,
@@ -458,6 +464,12 @@ async fn report(dir: &Path) -> anyhow::Result<Report> {
                 row.version = Some(status.version);
                 row.up_s = Some(status.uptime.as_secs_f64());
                 row.cannot_reach = unreachable(&status.links, &links);
+                let gauge = |name: &str| {
+                    let named = status.gauges.iter().filter(|gauge| gauge.name == name);
+                    named.map(|gauge| u64::try_from(gauge.value).unwrap_or(0)).sum()
+                };
+                row.incomplete = gauge("incomplete");
+                row.without_a_copy = gauge("peers_that_do_not_send_a_copy");
                 let leads = about.partitions.iter().filter(|p| p.leader == Some(member.id));
                 row.leads = leads.map(|partition| partition.id.to_string()).collect();
                 let known = about.partitions.iter().filter(|p| p.leader.is_some());
@@ -524,6 +536,20 @@ async fn ask(dir: &Path, member: &Member) -> anyhow::Result<(ClusterInfo, Status
     Ok((client.describe().await?, client.status().await?))
 }
 
+/// What is said of a node that still copies its data from others.
+fn still_copies(row: &Row) -> String {
+    let Row { node, without_a_copy, .. } = row;
+    let mut text = format!("{node} does not have all of its data yet");
+    if *without_a_copy > 0 {
+        text += &format!(
+            "; {without_a_copy} of the nodes that have replicas of it send no copy. If most replicas of a partition \
+             are lost, only copies of their data directories can bring its data back"
+        );
+    }
+    text.push('\n');
+    text
+}
+
 fn shown(report: &Report, style: Style) -> String {
     let count = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
     // Not every protocol has leaders.
@@ -555,6 +581,9 @@ fn shown(report: &Report, style: Style) -> String {
     if !report.without_leader.is_empty() {
         let which = report.without_leader.join(", ");
         text += &style.error(&format!("no leader is known of {which}\n"));
+    }
+    for row in report.nodes.iter().filter(|row| row.incomplete > 0) {
+        text += &style.error(&still_copies(row));
     }
     for row in report.nodes.iter().filter(|row| !row.cannot_reach.is_empty()) {
         let which = row.cannot_reach.join(", ");

@@ -131,6 +131,42 @@ fn status_shows_which_node_is_down_since_when_and_the_version_of_the_others() {
     assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
 }
 
+/// Two of three disks are lost, and nobody has what was on both.
+#[test]
+fn status_says_that_a_node_does_not_have_its_data_yet() {
+    must_end_within(LIMIT);
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("planet");
+    let name = dir.to_str().unwrap();
+    make(name);
+    let _started = Started(&dir);
+    assert_eq!(run(&["cluster", "start", name]).status.code(), Some(0));
+    assert_eq!(run(&["cluster", "stop", name]).status.code(), Some(0));
+    let serve = |more: &[&str]| {
+        let mut command = orthodrome(&[&["serve", "--config"], more].concat());
+        command.current_dir(&dir).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut nodes = vec![serve(&["n1.toml"])];
+    for node in ["n2", "n3"] {
+        std::fs::remove_dir_all(dir.join("data").join(node)).unwrap();
+        nodes.push(serve(&[&format!("{node}.toml"), "--replace"]));
+    }
+    until("the status says what is missing", || {
+        let said = text(&run(&["cluster", "status", name]).stdout);
+        ["n2", "n3"].iter().all(|node| {
+            let begin = format!("{node} does not have all of its data yet; 1 of the nodes");
+            said.lines().any(|line| line.starts_with(&begin))
+        })
+    });
+    let (report, _) = json(&run(&["cluster", "status", name, "--json"]));
+    assert_eq!(row(&report, "n1")["incomplete"], 0, "{report}");
+    assert_eq!(row(&report, "n2")["incomplete"], 5, "{report}");
+    assert_eq!(run(&["cluster", "stop", name]).status.code(), Some(0));
+    for mut node in nodes {
+        node.wait().unwrap();
+    }
+}
+
 #[test]
 fn nodes_that_were_started_one_by_one_are_shown_and_stopped() {
     must_end_within(LIMIT);

@@ -1,7 +1,9 @@
 //! `ranges`: transactions create keys and scan ranges of them. The keys are numbered, and most
 //! transactions append to lists whose numbers are near a moving front, so that keys are created all
 //! the time. Each appending transaction writes several lists: a scan that sees one of them and
-//! misses another is an anomaly, as is a scan that misses what was acknowledged before.
+//! misses another is an anomaly, as is a scan that misses what was acknowledged before. Some of them
+//! also read a list that they do not write: a scan that sees what was appended there afterwards must
+//! see them, too.
 //!
 //! Values are lists, as in `list-append`, so that histories show the order of transactions.
 //!
@@ -168,12 +170,16 @@ impl Workload for Ranges {
         };
         // A procedure that appends reads the list.
         let is_blind = is_procedure && self.values() == Values::Versions;
-        let reads = if is_blind { Vec::new() } else { writes.clone() };
-        let kind = if is_procedure {
-            Kind::Procedure(writes.iter().map(op).collect())
-        } else {
-            Kind::Interactive
-        };
+        let mut reads = if is_blind { Vec::new() } else { writes.clone() };
+        let mut ops: Vec<Op> = writes.iter().map(op).collect();
+        // Some depend on a key that they do not write: whoever overwrites it comes after them.
+        if rng.chance(1, 3) {
+            let seen = self.pick(0, rng).into_iter().find(|key| !writes.contains(key));
+            ops.extend(seen.iter().cloned().map(Op::Get));
+            reads.extend(seen);
+            reads.sort_unstable();
+        }
+        let kind = if is_procedure { Kind::Procedure(ops) } else { Kind::Interactive };
         let name = if deletes { DELETE } else { WRITE };
         let priority = self.priorities.draw(name, rng);
         Request { name, kind, reads, writes, priority, parameter, scan: None }
