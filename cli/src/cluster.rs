@@ -51,7 +51,8 @@ pub struct Args {
 enum Verb {
     /// Start every node that is not running, and return when all serve clients
     ///
-    /// The nodes go on in the background. Their logs are the files nN.log beside their configuration files.
+    /// The nodes go on in the background. Their logs are the files nN.log beside their configuration files; the logs of
+    /// the processes before are nN.log.before.
     #[command(after_help = "Example:\n  orthodrome cluster start planet")]
     Start {
         /// Directory that `serve --init` wrote
@@ -209,6 +210,11 @@ fn alone(dir: &Path, deadline: Instant) -> anyhow::Result<fs::File> {
 fn spawn(member: &Member) -> anyhow::Result<Child> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let place = member.beside("log");
+    if place.exists() {
+        // It may say why the node ended.
+        let before = member.beside("log.before");
+        fs::rename(&place, &before).with_context(|| before.display().to_string())?;
+    }
     let log = fs::File::create(&place).with_context(|| place.display().to_string())?;
     let errors = log.try_clone().with_context(|| place.display().to_string())?;
     let file = fs::canonicalize(&member.file).with_context(|| member.file.display().to_string())?;

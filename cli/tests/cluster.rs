@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use processes::{free_ports, json, must_end_within, orthodrome, run, signal, text, until};
+use processes::{Load, free_ports, json, must_end_within, orthodrome, run, signal, text, until};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(200);
@@ -124,11 +124,40 @@ fn status_shows_which_node_is_down_since_when_and_the_version_of_the_others() {
     let started = run(&["cluster", "start", name]);
     assert_eq!(started.status.code(), Some(0), "{}", text(&started.stderr));
     assert!(text(&started.stderr).contains("n1 runs already"), "{}", text(&started.stderr));
+    // What the killed process said is kept.
+    let before = std::fs::read_to_string(dir.join("n2.log.before")).unwrap();
+    assert!(before.contains("serving clients") && !before.contains("has shut down"), "{before}");
     sees("that all serve again", &|line| line.contains("3 of 3 nodes serve"));
     watch.kill().unwrap();
     watch.wait().unwrap();
     let stopped = run(&["cluster", "stop", name]);
     assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
+}
+
+/// Transactions that are pending at one node need the others.
+#[test]
+fn nodes_that_stop_together_finish_what_is_pending() {
+    must_end_within(LIMIT);
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().join("planet");
+    let name = dir.to_str().unwrap();
+    let port: u16 = make(name).parse().unwrap();
+    let all: Vec<String> = (port..port + 3).map(|port| format!("127.0.0.1:{port}")).collect();
+    let _started = Started(&dir);
+    for _ in 0..4 {
+        assert_eq!(run(&["cluster", "start", name]).status.code(), Some(0));
+        let workload = ["--workload", "ycsbt:2", "--keys", "20", "--clients", "24"];
+        let often = ["--duration", "1h", "--no-check"];
+        let load = Load::start(&[&["--connect", &all.join(",")], &workload[..], &often].concat());
+        load.commits(200);
+        let stopped = run(&["cluster", "stop", name]);
+        assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
+        for node in ["n1", "n2", "n3"] {
+            let log = std::fs::read_to_string(dir.join(format!("{node}.log"))).unwrap();
+            assert!(log.contains("has shut down"), "{node}: {log}");
+            assert!(!log.contains("shutting down with pending transactions"), "{node}: {log}");
+        }
+    }
 }
 
 /// Two of three disks are lost, and nobody has what was on both.

@@ -304,9 +304,7 @@ impl Client {
             self.lines.saw_high(cx.now());
         }
         // It waits once: each attempt has a place of its own, and the next one is an old transaction.
-        let may_wait = txn.priority == Priority::LOW
-            && id.attempt == 0
-            && !is_read_only;
+        let may_wait = txn.priority == Priority::LOW && id.attempt == 0 && !is_read_only;
         let keys = txn.reads.iter().chain(&txn.writes);
         let held = if may_wait { self.lines.hold(keys, cx.now()) } else { Duration::ZERO };
         let held = if held.is_zero() || has_fixed_writes(&txn) { Duration::ZERO } else { held };

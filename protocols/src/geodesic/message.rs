@@ -678,6 +678,8 @@ pub enum Msg {
         number: u32,
         /// The answer's name, once a part of it has come.
         answer: u64,
+        /// Largest part of the answer, in bytes; 0 from an earlier version, which sets no bound.
+        bytes_max: u32,
     },
     /// Peer → replica with a new disk: a part of its state.
     #[message(to = partition)]
@@ -704,6 +706,8 @@ pub enum Msg {
         until: Timestamp,
         /// Where to begin.
         start: Box<Start>,
+        /// Largest piece, in bytes; 0 from an earlier version, which sets no bound.
+        bytes_max: u32,
     },
     /// Peer → replica with a new disk: a piece of its data.
     #[message(to = partition, keys = keys.len())]

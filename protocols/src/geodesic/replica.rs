@@ -224,13 +224,15 @@ impl Replica {
                 *known = (known.0.max(mark), world.cx.now());
             }
             Msg::Driving { txn, is_driven, .. } => self.on_driving(from, txn, is_driven, world),
-            Msg::Rejoin { until, number, answer, .. } => {
-                self.on_rejoin(from, (until, number), answer, world);
+            Msg::Rejoin { until, number, answer, bytes_max, .. } => {
+                self.on_rejoin(from, (until, number), (answer, bytes_max), world);
             }
             Msg::Known { until, number, count, answer, part, .. } => {
                 self.on_known(from, (until, answer), (number, count), part, world);
             }
-            Msg::Copy { until, start, .. } => self.on_copy(from, until, start, world),
+            Msg::Copy { until, start, bytes_max, .. } => {
+                self.on_copy(from, until, (start, bytes_max), world);
+            }
             Msg::Copied { until, start, keys, next, .. } => {
                 self.on_copied(from, until, (&start, next), keys, world);
             }

@@ -741,8 +741,18 @@ impl NodeHandle {
     pub async fn shutdown(mut self, within: Duration) {
         self.parts.stop_accepting();
         let deadline = tokio::time::Instant::now() + within;
+        let transport = || self.parts.transport();
+        if let Some(transport) = transport() {
+            transport.say_leaving(true);
+        }
         if tokio::time::timeout_at(deadline, self.in_flight.none()).await.is_err() {
             warn!("shutting down with pending transactions; their clients learn no outcome");
+        }
+        // If all nodes stop at once, the last ones need a majority for what is pending.
+        if let Some(transport) = transport() {
+            transport.say_leaving(false);
+            // The others have the same time limit.
+            let _ = tokio::time::timeout_at(deadline, transport.others_have_ended()).await;
         }
         self.hand_over(deadline).await;
         self.parts.close_inboxes();

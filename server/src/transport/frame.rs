@@ -3,7 +3,7 @@
 //! A frame has `length` (four bytes, little-endian, of everything after the checksum), `checksum`
 //! (CRC-32C of everything after it), `kind` (one byte), and a body. The body of a message has its
 //! sender, its receiver and its bytes; the body of a ping or its answer has a number of eight
-//! bytes. Frames have the checksum under TLS too: it costs little, and one format is simpler than
+//! bytes; that of `Leaving` has one byte. Frames have the checksum under TLS too: it costs little, and one format is simpler than
 //! two.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
@@ -21,6 +21,7 @@ const PONG: u8 = 2;
 const MESSAGE: u8 = 3;
 const ASK: u8 = 4;
 const ANSWER: u8 = 5;
+const LEAVING: u8 = 6;
 
 /// One frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,6 +30,11 @@ pub enum Frame {
     Ping(u64),
     /// The answer to a ping.
     Pong(u64),
+    /// The sender is stopping.
+    Leaving {
+        /// Transactions of its clients are still pending.
+        has_pending: bool,
+    },
     /// A message between machines.
     Message {
         /// The sending machine.
@@ -121,6 +127,17 @@ pub fn signal(is_answer: bool, number: u64) -> Bytes {
     frame.freeze()
 }
 
+/// The frame that says that this process is stopping.
+#[must_use]
+pub fn leaving(has_pending: bool) -> Bytes {
+    let mut frame = BytesMut::with_capacity(PREFIX + 2);
+    frame.put_bytes(0, PREFIX);
+    frame.put_slice(&[LEAVING, u8::from(has_pending)]);
+    // Two bytes are within any limit.
+    let _ = finish(&mut frame);
+    frame.freeze()
+}
+
 fn finish(frame: &mut BytesMut) -> Result<(), FrameError> {
     let (mut prefix, body) = frame.split_at_mut(PREFIX);
     if body.len() > LENGTH_MAX {
@@ -165,6 +182,8 @@ fn parse(mut body: &[u8]) -> Result<Frame, FrameError> {
         PING | PONG if length != 8 => Err(FrameError::Body { kind, length }),
         PING => Ok(Frame::Ping(body.get_u64_le())),
         PONG => Ok(Frame::Pong(body.get_u64_le())),
+        LEAVING if length != 1 => Err(FrameError::Body { kind, length }),
+        LEAVING => Ok(Frame::Leaving { has_pending: body.get_u8() != 0 }),
         MESSAGE | ASK | ANSWER if length < 8 => Err(FrameError::Body { kind, length }),
         ASK | ANSWER => Ok(Frame::Names {
             from: NodeId(body.get_u32_le()),
@@ -202,10 +221,13 @@ mod tests {
 
     #[test]
     fn frames_are_found_wherever_the_stream_is_cut() {
-        let stream = [hello(), signal(false, 7), signal(true, 8), hello()].concat();
+        let [stays, leaves] = [true, false].map(leaving);
+        let stream = [hello(), signal(false, 7), stays, signal(true, 8), leaves, hello()].concat();
         let message =
             Frame::Message { from: NodeId(1), to: NodeId(9), bytes: Bytes::from_static(b"hello") };
-        let expected = [message.clone(), Frame::Ping(7), Frame::Pong(8), message];
+        let [stays, leaves] = [true, false].map(|has_pending| Frame::Leaving { has_pending });
+        let (ping, pong) = (Frame::Ping(7), Frame::Pong(8));
+        let expected = [message.clone(), ping, stays, pong, leaves, message];
         for cut in 0..=stream.len() {
             let mut buffer = BytesMut::from(&stream[..cut]);
             let mut frames = Vec::new();

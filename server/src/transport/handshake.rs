@@ -55,6 +55,18 @@ struct Hello {
     runs_elsewhere: bool,
     /// True if the sender understands requests for names; false from an earlier version.
     lists_names: bool,
+    /// True if the sender understands [`Frame::Leaving`](super::frame::Frame::Leaving); false from an
+    /// earlier version.
+    knows_leaving: bool,
+}
+
+/// What the other end understands beyond messages and pings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Abilities {
+    /// Requests for names.
+    pub lists_names: bool,
+    /// [`Frame::Leaving`](super::frame::Frame::Leaving).
+    pub knows_leaving: bool,
 }
 
 /// Why a handshake failed.
@@ -187,6 +199,7 @@ impl Introduction {
             instance: Fixed(self.instance),
             runs_elsewhere: false,
             lists_names: true,
+            knows_leaving: true,
         }
     }
 
@@ -252,8 +265,8 @@ impl Introduction {
     }
 }
 
-/// The connecting end: introduces itself, and returns when `expected` has answered: whether it
-/// understands requests for names.
+/// The connecting end: introduces itself, and returns when `expected` has answered: what that
+/// understands.
 ///
 /// # Errors
 /// See [`HandshakeError`].
@@ -261,7 +274,7 @@ pub async fn dial<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     mine: &Introduction,
     expected: NodeId,
-) -> Result<bool, HandshakeError> {
+) -> Result<Abilities, HandshakeError> {
     stream.write_all(&encode(&mine.hello(""))).await?;
     stream.flush().await?;
     let hello = read(stream).await?;
@@ -274,7 +287,8 @@ pub async fn dial<S: AsyncRead + AsyncWrite + Unpin>(
     }
     let found = mine.check(&hello)?;
     if found.node == expected {
-        return mine.meet(&hello).map(|()| hello.lists_names);
+        let Hello { lists_names, knows_leaving, .. } = hello;
+        return mine.meet(&hello).map(|()| Abilities { lists_names, knows_leaving });
     }
     Err(HandshakeError::Mismatch {
         field: "node id",

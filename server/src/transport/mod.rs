@@ -34,7 +34,7 @@ use tracing::{debug, info, warn};
 
 use self::delay::DelayLine;
 use self::frame::Frame;
-use self::handshake::{HandshakeError, Introduction, Process};
+use self::handshake::{Abilities, HandshakeError, Introduction, Process};
 use self::incoming::{Connections, Place};
 use crate::tls::{self, Tls};
 
@@ -174,6 +174,10 @@ struct Link {
     is_unflushed: AtomicBool,
     /// The peer understands requests for names, as it said when the connection began.
     lists_names: AtomicBool,
+    /// It understands that this process is stopping.
+    knows_leaving: AtomicBool,
+    /// It is stopping, and transactions of its clients are pending.
+    must_end: AtomicBool,
     ready: Notify,
     limits: Limits,
     counters: Counters,
@@ -231,6 +235,21 @@ impl Link {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what the peer understands.
+    fn learn(&self, abilities: Abilities) {
+        let Abilities { lists_names, knows_leaving } = abilities;
+        self.lists_names.store(lists_names, Ordering::Relaxed);
+        self.knows_leaving.store(knows_leaving, Ordering::Relaxed);
+    }
+
+    /// Tells the peer that this process is stopping, if it is connected and understands that.
+    fn say_leaving(&self, has_pending: bool) {
+        if self.state().is_connected && self.knows_leaving.load(Ordering::Relaxed) {
+            self.push(Lane::Control, frame::leaving(has_pending));
+            self.flush();
+        }
     }
 
     /// Notes that the link is connected or is not. The time changes only if this is new.
@@ -361,6 +380,16 @@ pub struct Transport {
     unflushed: Mutex<Vec<Arc<Link>>>,
     stop: CancellationToken,
     tasks: TaskTracker,
+    leaving: Arc<Leaving>,
+}
+
+/// The end of this process and of others, if they stop together.
+#[derive(Debug, Default)]
+struct Leaving {
+    /// What peers are told: this process is stopping, and has pending transactions or not.
+    mine: Mutex<Option<bool>>,
+    /// A peer has said something, or is gone.
+    changed: Notify,
 }
 
 impl std::fmt::Debug for Transport {
@@ -391,6 +420,8 @@ impl Transport {
                 socket: Mutex::default(),
                 is_unflushed: AtomicBool::new(false),
                 lists_names: AtomicBool::new(false),
+                knows_leaving: AtomicBool::new(false),
+                must_end: AtomicBool::new(false),
                 ready: Notify::new(),
                 limits: Limits { queue_bytes: queue_bytes_max, ..Limits::SERVER },
                 counters: Counters::default(),
@@ -409,7 +440,9 @@ impl Transport {
             None
         };
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let shared = Arc::new(Shared { introduction, tls, stop: stop.clone() });
+        let leaving = Arc::new(Leaving::default());
+        let (stopping, ends) = (stop.clone(), leaving.clone());
+        let shared = Arc::new(Shared { introduction, tls, stop: stopping, leaving: ends });
         for link in &own {
             let (link, shared, deliver) = (link.clone(), shared.clone(), deliver.clone());
             let cancelled = stop.clone().cancelled_owned();
@@ -431,7 +464,7 @@ impl Transport {
         tasks.spawn(async move {
             tokio::select! { () = accepting => {} () = cancelled => {} }
         });
-        Ok(Self { links, delay, unflushed: Mutex::default(), stop, tasks })
+        Ok(Self { links, delay, unflushed: Mutex::default(), stop, tasks, leaving })
     }
 
     /// Sends a message of machine `from` to machine `to`, which must be in another process; `encode`
@@ -527,6 +560,29 @@ impl Transport {
         }
     }
 
+    /// Tells all peers that this process is stopping, and whether transactions of its clients are
+    /// pending.
+    pub fn say_leaving(&self, has_pending: bool) {
+        *self.leaving.mine.lock().unwrap_or_else(PoisonError::into_inner) = Some(has_pending);
+        for (_, link) in self.links.iter().filter(|(id, link)| **id == link.peer.process.node) {
+            link.say_leaving(has_pending);
+        }
+    }
+
+    /// Waits until no connected peer is stopping that has pending transactions: they may need this
+    /// process.
+    pub async fn others_have_ended(&self) {
+        loop {
+            let mut changed = pin!(self.leaving.changed.notified());
+            // What changes from here on is noticed.
+            changed.as_mut().enable();
+            if !self.links.values().any(|link| link.must_end.load(Ordering::SeqCst)) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// Every link, by peer.
     #[must_use]
     pub fn status(&self) -> Vec<LinkStatus> {
@@ -557,6 +613,7 @@ struct Shared {
     introduction: Introduction,
     tls: Option<Tls>,
     stop: CancellationToken,
+    leaving: Arc<Leaving>,
 }
 
 impl Shared {
@@ -574,6 +631,10 @@ impl Shared {
                     info!(%me, %peer, address = link.peer.address, "connected");
                     link.counters.connects.fetch_add(1, Ordering::Relaxed);
                     link.set_connected(true);
+                    let mine = *self.leaving.mine.lock().unwrap_or_else(PoisonError::into_inner);
+                    if let Some(has_pending) = mine {
+                        link.say_leaving(has_pending);
+                    }
                     (pause, last_error) = (BACKOFF.0, String::new());
                     let error = match connection {
                         Connection::Plain(stream) => send_plain(stream, link).await,
@@ -615,14 +676,12 @@ impl Shared {
         stream.set_nodelay(true)?;
         let Some(tls) = &self.tls else {
             let mut stream = stream;
-            let lists_names = handshake::dial(&mut stream, &self.introduction, peer).await?;
-            link.lists_names.store(lists_names, Ordering::Relaxed);
+            link.learn(handshake::dial(&mut stream, &self.introduction, peer).await?);
             return Ok(Connection::Plain(stream));
         };
         let name = tls::server_name(&self.introduction.cluster, peer).map_err(io::Error::other)?;
         let mut stream: Box<dyn Stream> = Box::new(tls.connector.connect(name, stream).await?);
-        let lists_names = handshake::dial(&mut stream, &self.introduction, peer).await?;
-        link.lists_names.store(lists_names, Ordering::Relaxed);
+        link.learn(handshake::dial(&mut stream, &self.introduction, peer).await?);
         Ok(Connection::Tls(stream))
     }
 }
@@ -767,7 +826,7 @@ fn hear(input: &mut BytesMut, start: Instant, link: &Link) -> Result<(), Ended> 
                 link.counters.rtt_us.store(now.saturating_sub(sent), Ordering::Relaxed);
             }
             Frame::Ping(_) => return Err(Ended::Unexpected("a ping on a connection it accepted")),
-            Frame::Message { .. } | Frame::Names { .. } => {
+            Frame::Message { .. } | Frame::Names { .. } | Frame::Leaving { .. } => {
                 return Err(Ended::Unexpected("a message on a connection it accepted"));
             }
         }
@@ -860,7 +919,7 @@ impl<D: Deliver> Acceptor<D> {
             Frame::Names { from, to, is_answer, bytes } => {
                 self.deliver.names(from, to, is_answer, bytes).await
             }
-            Frame::Ping(_) | Frame::Pong(_) => Ok(()),
+            Frame::Ping(_) | Frame::Pong(_) | Frame::Leaving { .. } => Ok(()),
         }
     }
 
@@ -890,6 +949,12 @@ impl<D: Deliver> Acceptor<D> {
         Ok((stream, peer, place))
     }
 
+    /// A peer is stopping, and has pending transactions or not.
+    fn must_end(&self, link: &Link, has_pending: bool) {
+        link.must_end.store(has_pending, Ordering::SeqCst);
+        self.shared.leaving.changed.notify_waiters();
+    }
+
     async fn receive(&self, stream: Box<dyn Stream>, peer: Process, place: Place) {
         let me = self.shared.introduction.me.node;
         let Some(link) = self.links.get(&peer.node) else { return };
@@ -897,6 +962,8 @@ impl<D: Deliver> Acceptor<D> {
             ended = self.read_frames(stream, &peer, link, &place) => ended,
             () = place.incoming.ended.cancelled() => return,
         };
+        // Nobody waits for a peer that is gone. Another connection of it says the same again.
+        self.must_end(link, false);
         match ended {
             Ended::Closed | Ended::Io(_) => {
                 debug!(%me, peer = %peer.node, %ended, "peer disconnected")
@@ -939,6 +1006,7 @@ impl<D: Deliver> Acceptor<D> {
                         }
                     }
                     Frame::Pong(_) => return Ended::Unexpected("an answer that nobody asked for"),
+                    Frame::Leaving { has_pending } => self.must_end(link, has_pending),
                     Frame::Message { from, .. } | Frame::Names { from, .. }
                         if from != peer.node && from != peer.gateway =>
                     {

@@ -132,6 +132,49 @@ async fn messages_travel_both_ways_in_order() {
     assert!(status[0].is_connected && status[0].sent >= 10_000 && status[0].connects == 1);
 }
 
+/// True if a process need not wait for a peer.
+async fn may_end(transport: &Transport) -> bool {
+    timeout(Duration::ZERO, transport.others_have_ended()).await.is_ok()
+}
+
+#[tokio::test]
+async fn a_process_waits_for_a_peer_that_is_stopping_and_has_pending_transactions() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    let [stopping, other] = transports;
+    assert!(may_end(&other).await);
+    let heard = async |has_pending: bool| {
+        let changed = other.leaving.changed.notified();
+        stopping.say_leaving(has_pending);
+        timeout(PATIENCE, changed).await.expect("the peer hears that the process is stopping");
+    };
+    heard(true).await;
+    assert!(!may_end(&other).await);
+    heard(false).await;
+    assert!(may_end(&other).await);
+    heard(true).await;
+    stopping.stop().await;
+    timeout(PATIENCE, other.others_have_ended()).await.expect("nobody waits for one that is gone");
+}
+
+#[tokio::test]
+async fn a_peer_that_connects_later_hears_that_a_process_is_stopping() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    transports[0].say_leaving(true);
+    send_and_receive(&transports, &mut inboxes).await;
+    let heard = async {
+        while may_end(&transports[1]).await {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, heard).await.expect("the peer hears it");
+    // An earlier version would take it for damage.
+    transports[1].links[&NodeId(1)].knows_leaving.store(false, Ordering::Relaxed);
+    transports[1].say_leaving(true);
+    send_and_receive(&transports, &mut inboxes).await;
+    assert!(may_end(&transports[0]).await);
+}
+
 #[tokio::test]
 async fn requests_for_names_go_to_a_process_that_understands_them() {
     let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
@@ -232,6 +275,8 @@ fn idle_link() -> Link {
         socket: Mutex::default(),
         is_unflushed: AtomicBool::new(false),
         lists_names: AtomicBool::new(false),
+        knows_leaving: AtomicBool::new(false),
+        must_end: AtomicBool::new(false),
         ready: Notify::new(),
         limits: Limits { queue_bytes: 16_000, ..Limits::SERVER },
         counters: Counters::default(),

@@ -43,6 +43,9 @@ struct Peer {
     /// When it was asked last, and how often in vain.
     asked: Option<Time>,
     times: u32,
+    /// Its answer may have so many bytes. Where packets are lost, one of many packets hardly ever
+    /// arrives: after a time-out the next one is shorter, and after each answer longer again.
+    bytes_max: usize,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -61,20 +64,30 @@ pub(super) struct Leaving {
     until: Timestamp,
     name: u64,
     parts: Vec<State>,
+    /// The largest part.
+    bytes_max: usize,
     asked: Time,
 }
 
 impl Rejoin {
-    fn new(until: Timestamp, peers: impl IntoIterator<Item = NodeId>) -> Self {
-        let peer = |node| (node, Peer { stage: Stage::State(0, 0), asked: None, times: 0 });
+    fn new(until: Timestamp, peers: impl IntoIterator<Item = NodeId>, bytes_max: usize) -> Self {
+        let stage = Stage::State(0, 0);
+        let peer = |node| (node, Peer { stage: stage.clone(), asked: None, times: 0, bytes_max });
         Self { until, peers: peers.into_iter().map(peer).collect() }
     }
 }
 
 impl Peer {
     /// It has answered: the next question follows at once.
-    fn goes_on(&mut self, stage: Stage) {
+    fn goes_on(&mut self, stage: Stage, piece_bytes: usize) {
         (self.stage, self.asked, self.times) = (stage, None, 0);
+        self.bytes_max = self.bytes_max.saturating_mul(2).min(piece_bytes);
+    }
+
+    /// It did not answer in time.
+    fn is_late(&mut self) {
+        self.times += 1;
+        self.bytes_max = (self.bytes_max / 4).max(SHORT_BYTES.min(self.bytes_max));
     }
 }
 
@@ -111,7 +124,7 @@ impl Replica {
         self.change(Change::Rejoin(until), world);
         let until = self.state.barred;
         world.maker.forget(until);
-        self.rejoin = Some(Rejoin::new(until, self.peers(world.node)));
+        self.rejoin = Some(Rejoin::new(until, self.peers(world.node), world.config.piece_bytes));
     }
 
     /// Asks peers for what is missing.
@@ -131,20 +144,26 @@ impl Replica {
             if peer.asked.is_some_and(|asked| now.since(asked) < pause) {
                 continue;
             }
+            if matches!(peer.stage, Stage::Complete)
+                || must_wait && matches!(peer.stage, Stage::Data(_))
+            {
+                continue;
+            }
+            if peer.asked.replace(now).is_some() {
+                peer.is_late();
+            }
+            let bytes_max = u32::try_from(peer.bytes_max).unwrap_or(u32::MAX);
             let question = match &peer.stage {
                 Stage::State(number, answer) => {
                     let (number, answer) = (*number, *answer);
-                    Msg::Rejoin { partition, until, number, answer }
+                    Msg::Rejoin { partition, until, number, answer, bytes_max }
                 }
-                Stage::Data(_) if must_wait => continue,
                 Stage::Data(start) => {
                     let start = Box::new(start.clone());
-                    Msg::Copy { partition, until, start }
+                    Msg::Copy { partition, until, start, bytes_max }
                 }
                 Stage::Complete => continue,
             };
-            peer.times += u32::from(peer.asked.is_some());
-            peer.asked = Some(now);
             world.send(to, question);
         }
         self.rejoin = Some(rejoin);
@@ -170,11 +189,11 @@ impl Replica {
             return;
         }
         let is_last = number.saturating_add(1) >= count;
-        peer.goes_on(if is_last {
-            Stage::Data(Start::default())
-        } else {
-            Stage::State(number + 1, answer)
-        });
+        let next = match is_last {
+            true => Stage::Data(Start::default()),
+            false => Stage::State(number + 1, answer),
+        };
+        peer.goes_on(next, world.config.piece_bytes);
         let txns: Vec<TxnId> = part.entries.keys().copied().collect();
         for &txn in &txns {
             // It may have ended by now, or have become known with what it writes.
@@ -207,7 +226,8 @@ impl Replica {
         if !matches!(&peer.stage, Stage::Data(wanted) if wanted == start) {
             return;
         }
-        peer.goes_on(next.map_or(Stage::Complete, |next| Stage::Data(*next)));
+        let next = next.map_or(Stage::Complete, |next| Stage::Data(*next));
+        peer.goes_on(next, world.config.piece_bytes);
         let complete = rejoin.peers.values().filter(|peer| peer.stage == Stage::Complete);
         let is_whole = complete.count() >= majority;
         if !keys.is_empty() {
@@ -228,7 +248,7 @@ impl Replica {
         &mut self,
         from: NodeId,
         (until, number): (Timestamp, u32),
-        answer: u64,
+        (answer, bytes_max): (u64, u32),
         world: &mut World<'_, '_>,
     ) {
         let is_peer = from != world.node && self.replicas.contains(&from);
@@ -240,10 +260,12 @@ impl Replica {
             self.change(Change::Seal(until), world);
         }
         let now = world.cx.now();
-        if self.leaving.get(&from).is_none_or(|leaving| leaving.until != until) {
-            let parts = self.state.clone().divide(world.config.piece_bytes);
+        let bytes_max = piece(bytes_max, world);
+        let serves = |leaving: &Leaving| leaving.until == until && leaving.bytes_max <= bytes_max;
+        if !self.leaving.get(&from).is_some_and(serves) {
+            let parts = self.state.clone().divide(bytes_max);
             let name = world.cx.rng().next_u64().max(1);
-            self.leaving.insert(from, Leaving { until, name, parts, asked: now });
+            self.leaving.insert(from, Leaving { until, name, parts, bytes_max, asked: now });
         }
         let Some(leaving) = self.leaving.get_mut(&from) else { return };
         leaving.asked = now;
@@ -262,14 +284,14 @@ impl Replica {
         &mut self,
         from: NodeId,
         until: Timestamp,
-        start: Box<Start>,
+        (start, bytes_max): (Box<Start>, u32),
         world: &mut World<'_, '_>,
     ) {
         if until > self.state.sealed && !world.config.mutations.no_seal() {
             return;
         }
         self.leaving.remove(&from);
-        let bounds = (COPIED_KEYS_MAX, world.config.piece_bytes);
+        let bounds = (COPIED_KEYS_MAX, piece(bytes_max, world));
         let (keys, next) = world.store.cut(self.id, &start, bounds);
         let next = next.map(Box::new);
         world.reply(from, Msg::Copied { partition: self.id, until, start, keys, next });
@@ -320,6 +342,15 @@ impl Replica {
     }
 }
 
+/// How many bytes a part of an answer may have of which somebody wants at most `wanted`.
+fn piece(wanted: u32, world: &World<'_, '_>) -> usize {
+    let all = world.config.piece_bytes;
+    if wanted == 0 { all } else { (wanted as usize).clamp(SHORT_BYTES.min(all), all) }
+}
+
+/// The shortest bound of a part of an answer: a few packets.
+const SHORT_BYTES: usize = 4_096;
+
 /// The clock's error may have been larger when the disk was lost than it is now, by a quarter of this.
 const ERROR_MAX: Duration = Duration::from_secs(1);
 
@@ -342,7 +373,7 @@ mod tests {
     use orthodrome_core::topology::Topology;
     use orthodrome_core::txn::{Op, Priority};
     use orthodrome_core::workers::Alone;
-    use orthodrome_core::{Effect, Host, Input, Rng, Setup};
+    use orthodrome_core::{Effect, Host, Input, Limits, Rng, Setup};
 
     use super::super::super::message::{Record, Side};
     use super::super::super::{Geodesic, Server};
@@ -400,6 +431,48 @@ mod tests {
         assert_eq!(asks(&mut host, 133), None);
         let second = asks(&mut host, 136).unwrap();
         assert!(second > first + Duration::from_secs(29), "{first} {second}");
+    }
+
+    /// Where packets are lost, an answer of many packets hardly ever arrives.
+    #[test]
+    fn an_answer_that_does_not_come_is_asked_for_in_shorter_parts() {
+        let (mut host, _) = start(vec![], 100);
+        let mut seconds = 106;
+        let mut bounds = Vec::new();
+        let mut asked = |host: &mut Host<Geodesic, Server>, seconds| {
+            let (now, clock) = clock(seconds);
+            host.fire(now, clock);
+            let asked = host.drain().find_map(|effect| match effect {
+                Effect::Send { to: NodeId(2), msg: Msg::Rejoin { until, bytes_max, .. } } => {
+                    Some((until, bytes_max))
+                }
+                Effect::Send { to: NodeId(2), msg: Msg::Copy { until, bytes_max, .. } } => {
+                    Some((until, bytes_max))
+                }
+                Effect::Send { .. }
+                | Effect::Persist { .. }
+                | Effect::Checkpoint { .. }
+                | Effect::Reads { .. }
+                | Effect::Finish { .. }
+                | Effect::Note(_)
+                | Effect::Claim(_) => None,
+            });
+            asked.inspect(|(_, bytes_max)| bounds.push(*bytes_max as usize))
+        };
+        let mut last = None;
+        while seconds < 700 {
+            last = asked(&mut host, seconds).or(last);
+            seconds += 10;
+        }
+        let (now, clock) = clock(seconds);
+        let (until, part) = (last.unwrap().0, Box::new(State::default()));
+        let msg = Msg::Known { partition: P, until, number: 0, count: 1, answer: 7, part };
+        host.step(now, clock, Input::Message { from: NodeId(2), msg });
+        asked(&mut host, seconds);
+        assert!(bounds.is_sorted_by(|a, b| a >= b || *a == SHORT_BYTES), "{bounds:?}");
+        let all = Limits::SERVER.piece_bytes();
+        assert_eq!(bounds.first(), Some(&all));
+        assert!(bounds.ends_with(&[SHORT_BYTES, 2 * SHORT_BYTES]), "{bounds:?}");
     }
 
     #[test]
