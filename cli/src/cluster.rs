@@ -390,7 +390,7 @@ struct Row {
     down_s: Option<f64>,
     /// The nodes that it cannot reach, although they are up.
     cannot_reach: Vec<String>,
-    /// How many partitions it still copies, as after the loss of its disk; with `ocean-vista` 1 for all.
+    /// How many partitions it still copies after the loss of its disk, with `geodesic`.
     incomplete: u64,
     /// How many other nodes do not send it a copy of these.
     without_a_copy: u64,
@@ -471,11 +471,14 @@ async fn report(dir: &Path) -> anyhow::Result<Report> {
                 row.up_s = Some(status.uptime.as_secs_f64());
                 row.cannot_reach = unreachable(&status.links, &links);
                 let gauge = |name: &str| {
-                    let named = status.gauges.iter().filter(|gauge| gauge.name == name);
-                    named.map(|gauge| u64::try_from(gauge.value).unwrap_or(0)).sum()
+                    let named = status.gauges.iter().find(|gauge| gauge.name == name);
+                    named.map(|gauge| u64::try_from(gauge.value).unwrap_or(0))
                 };
-                row.incomplete = gauge("incomplete");
-                row.without_a_copy = gauge("peers_that_do_not_send_a_copy");
+                // Another protocol means something else by `incomplete`.
+                if let Some(silent) = gauge("peers_that_do_not_send_a_copy") {
+                    row.incomplete = gauge("incomplete").unwrap_or(0);
+                    row.without_a_copy = silent;
+                }
                 let leads = about.partitions.iter().filter(|p| p.leader == Some(member.id));
                 row.leads = leads.map(|partition| partition.id.to_string()).collect();
                 let known = about.partitions.iter().filter(|p| p.leader.is_some());

@@ -394,19 +394,23 @@ mod tests {
         writers.add(one, [&key]);
         writers.add(other, [&Key::from("z")]);
         assert_eq!(writers.of(&[Key::from("b")], None), BTreeSet::new());
-        assert_eq!(writers.of(&[fence.clone()], None), BTreeSet::from([one, other]));
+        let fences = [fence];
+        assert_eq!(writers.of(&fences, None), BTreeSet::from([one, other]));
         // A scan names the keys for which its fences stand.
-        let range =
-            |from: &str, until: &str| KeyRange { from: from.into(), until: Some(until.into()) };
-        let of = |keys: &[Key], range: KeyRange| writers.of(keys, Some(&range));
-        assert_eq!(of(&[fence.clone()], range("a", "b")), BTreeSet::from([one]));
-        assert_eq!(of(&[fence.clone()], range("b", "z")), BTreeSet::new());
+        let of = |keys: &[Key], from: &str, until: &str| {
+            let range = KeyRange { from: from.into(), until: Some(until.into()) };
+            writers.of(keys, Some(&range))
+        };
+        assert_eq!(of(&fences, "a", "b"), BTreeSet::from([one]));
+        assert_eq!(of(&fences, "b", "z"), BTreeSet::new());
+        assert_eq!(of(&fences, "z", "a"), BTreeSet::new(), "a range that ends first");
         assert_eq!(
-            of(&[fence.clone(), "a".into()], range("b", "zz")),
-            BTreeSet::from([one, other])
+            of(std::slice::from_ref(&key), "b", "zz"),
+            BTreeSet::from([one]),
+            "without a fence"
         );
-        assert_eq!(of(&["a".into()], range("b", "zz")), BTreeSet::from([one]), "without a fence");
-        assert_eq!(of(&[fence], range("z", "a")), BTreeSet::new(), "a range that ends first");
+        let both = [fences[0].clone(), key];
+        assert_eq!(of(&both, "b", "zz"), BTreeSet::from([one, other]));
     }
 
     #[test]

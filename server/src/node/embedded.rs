@@ -143,7 +143,7 @@ impl EmbeddedCluster {
     /// Shuts a node down in an orderly way. Does nothing if it is not running.
     pub async fn shutdown_node(&mut self, node: NodeId, within: Duration) {
         if let Some(handle) = self.nodes.remove(&node) {
-            handle.shutdown(within).await;
+            handle.shutdown(within, Duration::ZERO).await;
         }
     }
 
@@ -167,7 +167,10 @@ impl EmbeddedCluster {
 
     /// Shuts every node down in an orderly way.
     pub async fn shutdown(self, within: Duration) {
-        let ending = self.nodes.into_values().map(|node| tokio::spawn(node.shutdown(within)));
+        let ending = self
+            .nodes
+            .into_values()
+            .map(|node| tokio::spawn(node.shutdown(within, Duration::ZERO)));
         for ended in ending.collect::<Vec<_>>() {
             // A panic of a node's task was reported when it happened.
             let _ = ended.await;

@@ -735,10 +735,11 @@ impl NodeHandle {
         status
     }
 
-    /// Shuts the node down in an orderly way: accepts no new transactions, finishes those in flight
-    /// and hands over leaderships (both until `within` has passed at most), makes everything
-    /// durable, and ends.
-    pub async fn shutdown(mut self, within: Duration) {
+    /// Shuts the node down in an orderly way: accepts no new transactions, finishes those in flight,
+    /// waits for nodes that stop too, and hands over leaderships (all until `within` has passed at
+    /// most), makes everything durable, and ends. A node that is told to stop up to `together` later
+    /// counts as one that stops too.
+    pub async fn shutdown(mut self, within: Duration, together: Duration) {
         self.parts.stop_accepting();
         let deadline = tokio::time::Instant::now() + within;
         let transport = || self.parts.transport();
@@ -751,8 +752,9 @@ impl NodeHandle {
         // If all nodes stop at once, the last ones need a majority for what is pending.
         if let Some(transport) = transport() {
             transport.say_leaving(false);
-            // The others have the same time limit.
-            let _ = tokio::time::timeout_at(deadline, transport.others_have_ended()).await;
+            // The others have a time limit too.
+            let ended = transport.others_have_ended(together);
+            let _ = tokio::time::timeout_at(deadline, ended).await;
         }
         self.hand_over(deadline).await;
         self.parts.close_inboxes();

@@ -54,6 +54,9 @@ pub enum RunError {
     Failed(String),
 }
 
+/// Nodes that are told to stop within this time stop together: orders reach them at different times.
+const TOGETHER: Duration = Duration::from_secs(1);
+
 /// Time limit for the delivery of ready answers when the node ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
@@ -152,7 +155,7 @@ async fn run_until(
     if outcome.is_ok() {
         info!("shutting down");
         // The node stops first: it answers pending requests through the service.
-        node.shutdown(config.shutdown_within).await;
+        node.shutdown(config.shutdown_within, TOGETHER).await;
     } else {
         node.kill().await;
     }

@@ -176,8 +176,8 @@ struct Link {
     lists_names: AtomicBool,
     /// It understands that this process is stopping.
     knows_leaving: AtomicBool,
-    /// It is stopping, and transactions of its clients are pending.
-    must_end: AtomicBool,
+    /// What it has said of its own end.
+    end: Mutex<End>,
     ready: Notify,
     limits: Limits,
     counters: Counters,
@@ -199,6 +199,18 @@ impl Socket {
             self.rest = BytesMut::new();
         }
     }
+}
+
+/// What a peer has said of its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum End {
+    /// Nothing.
+    #[default]
+    None,
+    /// It is stopping, and transactions of its clients are pending.
+    Pending,
+    /// It is stopping, and has nothing pending.
+    Done,
 }
 
 /// The result of an attempt to write everything that is queued.
@@ -250,6 +262,10 @@ impl Link {
             self.push(Lane::Control, frame::leaving(has_pending));
             self.flush();
         }
+    }
+
+    fn end(&self) -> MutexGuard<'_, End> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that the link is connected or is not. The time changes only if this is new.
@@ -421,7 +437,7 @@ impl Transport {
                 is_unflushed: AtomicBool::new(false),
                 lists_names: AtomicBool::new(false),
                 knows_leaving: AtomicBool::new(false),
-                must_end: AtomicBool::new(false),
+                end: Mutex::default(),
                 ready: Notify::new(),
                 limits: Limits { queue_bytes: queue_bytes_max, ..Limits::SERVER },
                 counters: Counters::default(),
@@ -569,17 +585,28 @@ impl Transport {
         }
     }
 
-    /// Waits until no connected peer is stopping that has pending transactions: they may need this
-    /// process.
-    pub async fn others_have_ended(&self) {
+    /// Waits until no peer is stopping that has pending transactions: they may need this process. A
+    /// peer that has said nothing may be told to stop in the same moment: its word is awaited for
+    /// `together`.
+    pub async fn others_have_ended(&self, together: Duration) {
+        let mut late = pin!(tokio::time::sleep(together));
+        let mut is_late = together.is_zero();
         loop {
             let mut changed = pin!(self.leaving.changed.notified());
             // What changes from here on is noticed.
             changed.as_mut().enable();
-            if !self.links.values().any(|link| link.must_end.load(Ordering::SeqCst)) {
+            let awaits = |link: &Arc<Link>| match *link.end() {
+                End::Pending => true,
+                End::None => !is_late && link.state().is_connected,
+                End::Done => false,
+            };
+            if !self.links.values().any(awaits) {
                 return;
             }
-            changed.await;
+            tokio::select! {
+                () = changed => {}
+                () = &mut late, if !is_late => is_late = true,
+            }
         }
     }
 
@@ -641,6 +668,7 @@ impl Shared {
                         Connection::Tls(stream) => send_frames(stream, link).await,
                     };
                     link.set_connected(false);
+                    self.leaving.changed.notify_waiters();
                     info!(%me, %peer, %error, "connection lost");
                     continue;
                 }
@@ -949,9 +977,9 @@ impl<D: Deliver> Acceptor<D> {
         Ok((stream, peer, place))
     }
 
-    /// A peer is stopping, and has pending transactions or not.
-    fn must_end(&self, link: &Link, has_pending: bool) {
-        link.must_end.store(has_pending, Ordering::SeqCst);
+    /// A peer has said something of its end, or is gone.
+    fn on_end(&self, link: &Link, end: End) {
+        *link.end() = end;
         self.shared.leaving.changed.notify_waiters();
     }
 
@@ -963,7 +991,7 @@ impl<D: Deliver> Acceptor<D> {
             () = place.incoming.ended.cancelled() => return,
         };
         // Nobody waits for a peer that is gone. Another connection of it says the same again.
-        self.must_end(link, false);
+        self.on_end(link, End::None);
         match ended {
             Ended::Closed | Ended::Io(_) => {
                 debug!(%me, peer = %peer.node, %ended, "peer disconnected")
@@ -1006,7 +1034,8 @@ impl<D: Deliver> Acceptor<D> {
                         }
                     }
                     Frame::Pong(_) => return Ended::Unexpected("an answer that nobody asked for"),
-                    Frame::Leaving { has_pending } => self.must_end(link, has_pending),
+                    Frame::Leaving { has_pending: true } => self.on_end(link, End::Pending),
+                    Frame::Leaving { has_pending: false } => self.on_end(link, End::Done),
                     Frame::Message { from, .. } | Frame::Names { from, .. }
                         if from != peer.node && from != peer.gateway =>
                     {

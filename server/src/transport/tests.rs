@@ -132,9 +132,9 @@ async fn messages_travel_both_ways_in_order() {
     assert!(status[0].is_connected && status[0].sent >= 10_000 && status[0].connects == 1);
 }
 
-/// True if a process need not wait for a peer.
+/// True if a process that has waited for the words of its peers need not wait for their ends.
 async fn may_end(transport: &Transport) -> bool {
-    timeout(Duration::ZERO, transport.others_have_ended()).await.is_ok()
+    timeout(Duration::ZERO, transport.others_have_ended(Duration::ZERO)).await.is_ok()
 }
 
 #[tokio::test]
@@ -154,7 +154,24 @@ async fn a_process_waits_for_a_peer_that_is_stopping_and_has_pending_transaction
     assert!(may_end(&other).await);
     heard(true).await;
     stopping.stop().await;
-    timeout(PATIENCE, other.others_have_ended()).await.expect("nobody waits for one that is gone");
+    let ended = other.others_have_ended(Duration::MAX);
+    timeout(PATIENCE, ended).await.expect("nobody waits for one that is gone");
+}
+
+#[tokio::test]
+async fn a_process_waits_a_while_for_peers_that_may_have_been_told_to_stop_too() {
+    let (transports, mut inboxes) = pair(Duration::ZERO, [None, None]).await;
+    send_and_receive(&transports, &mut inboxes).await;
+    let [stopping, other] = transports;
+    // One that says nothing goes on.
+    let while_it_waits = Duration::from_millis(50);
+    timeout(PATIENCE, other.others_have_ended(while_it_waits)).await.expect("it has waited");
+    let mut ended = pin!(other.others_have_ended(Duration::MAX));
+    assert!(timeout(while_it_waits, ended.as_mut()).await.is_err(), "it may still say something");
+    stopping.say_leaving(true);
+    assert!(timeout(while_it_waits, ended.as_mut()).await.is_err(), "something is pending");
+    stopping.say_leaving(false);
+    timeout(PATIENCE, ended).await.expect("everybody has said that nothing is pending");
 }
 
 #[tokio::test]
@@ -276,7 +293,7 @@ fn idle_link() -> Link {
         is_unflushed: AtomicBool::new(false),
         lists_names: AtomicBool::new(false),
         knows_leaving: AtomicBool::new(false),
-        must_end: AtomicBool::new(false),
+        end: Mutex::default(),
         ready: Notify::new(),
         limits: Limits { queue_bytes: 16_000, ..Limits::SERVER },
         counters: Counters::default(),
