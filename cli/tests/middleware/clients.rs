@@ -2,10 +2,11 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Instant;
 
 use orthodrome_server::middleware::local::postgres_client;
 
-use crate::rig::{CLIENT, Rig, SECRET, Setup, rig, said};
+use crate::rig::{CLIENT, PATIENCE, Rig, SECRET, Setup, rig, said, wait};
 use crate::tools::{class_path, is_here, python, skipped};
 
 fn text(output: &Output) -> String {
@@ -164,6 +165,13 @@ impl Rig {
     fn start_empty(&mut self, servers: &[usize]) {
         let setup = Setup::accounts(servers, false);
         self.start(Setup { tables: String::new(), lock_wait_ms: PATIENT_MS, ..setup });
+        // Until then the first statement of a client may be told that a source cannot be reached.
+        let are_connected = || {
+            let log = std::fs::read_to_string(self.path("proxy.log")).unwrap_or_default();
+            log.matches("connected source=").count() >= servers.len()
+        };
+        let connected = wait(Instant::now() + PATIENCE, are_connected);
+        connected.unwrap_or_else(|| panic!("{}\nthe proxy reaches no source", self.log()));
     }
 }
 
