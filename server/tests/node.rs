@@ -918,7 +918,7 @@ async fn scan_beside_open_transaction(protocol: &'static str) {
     let mut holder = Client::at(&cluster, 2).await;
     let (open, _) = holder.open("other").await;
     assert_eq!(scanned(&client.gateway, "key/", false, 10).await, ["key/1"], "{protocol}");
-    // It is still open: its lease has not ended in the meantime.
+    // It was still pending: it commits.
     let decision = Decision::Commit(Writes::from([("other".into(), Some("v".into()))]));
     let ended = holder.gateway.decide(open.id, decision).await.unwrap();
     assert!(matches!(ended.outcome, Outcome::Committed(_)), "{protocol}: {ended:?}");
