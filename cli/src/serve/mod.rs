@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use orthodrome_server::config::NodeConfig;
 use orthodrome_server::node::Durability;
-use orthodrome_server::node::run::{RunError, check, run as run_node};
+use orthodrome_server::node::run::{RunError, check as check_node, run as run_node};
 use orthodrome_server::storage::Expected;
 use orthodrome_server::storage::directory::Directory;
 use tokio::runtime::Runtime;
@@ -141,7 +141,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         config.node.expected = Expected::Replacement;
     }
     if args.check {
-        check(&config).with_context(|| path.display().to_string())?;
+        check_node(&config).with_context(|| path.display().to_string())?;
         output::print(&format!("{}: ok\n{}", path.display(), banner(&config)))?;
         return Ok(Status::Passed);
     }

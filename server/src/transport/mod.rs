@@ -576,18 +576,24 @@ impl Transport {
         }
     }
 
+    /// The links, each once.
+    fn peers(&self) -> impl Iterator<Item = &Arc<Link>> {
+        let links = self.links.iter().filter(|(id, link)| **id == link.peer.process.node);
+        links.map(|(_, link)| link)
+    }
+
     /// Tells all peers that this process is stopping, and whether transactions of its clients are
     /// pending.
     pub fn say_leaving(&self, has_pending: bool) {
         *self.leaving.mine.lock().unwrap_or_else(PoisonError::into_inner) = Some(has_pending);
-        for (_, link) in self.links.iter().filter(|(id, link)| **id == link.peer.process.node) {
+        for link in self.peers() {
             link.say_leaving(has_pending);
         }
     }
 
-    /// Waits until no peer is stopping that has pending transactions: they may need this process. A
-    /// peer that has said nothing may be told to stop in the same moment: its word is awaited for
-    /// `together`.
+    /// Waits until no peer has said that it is stopping and has pending transactions: they may need
+    /// this process. Connected peers that have said nothing have up to `together` to say something,
+    /// because all processes may be told to stop at nearly the same time.
     pub async fn others_have_ended(&self, together: Duration) {
         let mut late = pin!(tokio::time::sleep(together));
         let mut is_late = together.is_zero();
@@ -600,7 +606,7 @@ impl Transport {
                 End::None => !is_late && link.state().is_connected,
                 End::Done => false,
             };
-            if !self.links.values().any(awaits) {
+            if !self.peers().any(awaits) {
                 return;
             }
             tokio::select! {
@@ -613,8 +619,7 @@ impl Transport {
     /// Every link, by peer.
     #[must_use]
     pub fn status(&self) -> Vec<LinkStatus> {
-        let links = self.links.iter().filter(|(id, link)| **id == link.peer.process.node);
-        links.map(|(_, link)| link.status()).collect()
+        self.peers().map(|link| link.status()).collect()
     }
 
     /// Ends all connections soon.
