@@ -592,14 +592,15 @@ impl fmt::Display for Server {
 mod tests {
     use orthodrome_core::id::ClientId;
     use orthodrome_core::machine::{Effect, Protocol as _};
+    use orthodrome_core::scan::KeyRange;
     use orthodrome_core::store::MemoryEngine;
     use orthodrome_core::time::{Clock, Timestamp};
     use orthodrome_core::topology::Topology;
-    use orthodrome_core::txn::{Op, Priority, Version};
+    use orthodrome_core::txn::{AbortReason, Op, Outcome, Priority, Version, Writes};
     use orthodrome_core::workers::Alone;
     use orthodrome_core::{Host, Rng};
 
-    use super::super::message::{Side, Text};
+    use super::super::message::{Output, Side, Text};
     use super::*;
     use crate::functor::{Body, Functor};
 
@@ -616,9 +617,17 @@ mod tests {
 
     /// n1 of three servers.
     fn server() -> Host<Geodesic, Server> {
+        server_with(None)
+    }
+
+    fn server_with(mutation: Option<&str>) -> Host<Geodesic, Server> {
         let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
         let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
-        let config = Arc::new(Geodesic::configure(&cluster, "geodesic"));
+        let mut config = Geodesic::configure(&cluster, "geodesic");
+        if let Some(mutation) = mutation {
+            config.mutations.enable(mutation);
+        }
+        let config = Arc::new(config);
         let (engine, workers) = (Box::new(MemoryEngine::default()), Arc::new(Alone));
         let is_replacement = false;
         let setup = Setup { node: NodeId(1), cluster, config, engine, workers, is_replacement };
@@ -694,6 +703,32 @@ mod tests {
         let version = Version { timestamp: at(990), writer: txn(1).name() };
         assert_eq!(read_behind(Op::Put(key.clone(), value)), Some(version));
         assert_eq!(read_behind(Op::Add(key, 1)), None, "it depends on what the first one reads");
+    }
+
+    /// Whether the read of a scan of a range is answered while a transaction that writes the key `a` is
+    /// pending before it, and once that has ended.
+    fn scan_is_answered(range: KeyRange, mutation: Option<&str>) -> (bool, bool) {
+        let mut host = server_with(mutation);
+        hears(&mut host, 1_000, forward(1, 990, Op::Put(Key::from("a"), "1".into())));
+        let (keys, fenced) = (vec![Key::from("\0fence0")], Some(range));
+        let read = Msg::ReadOnly { txn: txn(2), partition: P, keys, at: at(999), fenced };
+        let is_answer = |msg: &Msg| matches!(msg, Msg::ReadOnlyResult { reads: Some(_), .. });
+        let at_once = hears(&mut host, 1_000, (GATEWAY, read)).iter().any(is_answer);
+        let (outcome, writes) = (Outcome::Aborted(AbortReason::Conflict), Writes::new());
+        let output = Arc::new(Output { outcome, writes });
+        let (participants, more) = (vec![P], vec![]);
+        let end = Msg::Apply { txn: txn(1), partition: P, output, participants, more };
+        (at_once, hears(&mut host, 1_001, (GATEWAY, end)).iter().any(is_answer))
+    }
+
+    #[test]
+    fn a_scan_waits_for_the_writers_of_its_range_alone() {
+        let range = KeyRange::prefix;
+        assert_eq!(scan_is_answered(range(b"a"), None), (false, true));
+        assert_eq!(scan_is_answered(range(b""), None), (false, true));
+        assert_eq!(scan_is_answered(range(b"b"), None), (true, false));
+        let mutation = Some("fences_stand_for_nothing");
+        assert_eq!(scan_is_answered(range(b"a"), mutation), (true, false), "the mutation shows");
     }
 
     #[test]

@@ -83,12 +83,6 @@ impl Peer {
         (self.stage, self.asked, self.times) = (stage, None, 0);
         self.bytes_max = self.bytes_max.saturating_mul(2).min(piece_bytes);
     }
-
-    /// It did not answer in time.
-    fn is_late(&mut self) {
-        self.times += 1;
-        self.bytes_max = (self.bytes_max / 4).max(SHORT_BYTES.min(self.bytes_max));
-    }
 }
 
 impl Replica {
@@ -144,26 +138,23 @@ impl Replica {
             if peer.asked.is_some_and(|asked| now.since(asked) < pause) {
                 continue;
             }
-            if matches!(peer.stage, Stage::Complete)
-                || must_wait && matches!(peer.stage, Stage::Data(_))
-            {
-                continue;
-            }
-            if peer.asked.replace(now).is_some() {
-                peer.is_late();
-            }
-            let bytes_max = u32::try_from(peer.bytes_max).unwrap_or(u32::MAX);
+            let is_late = peer.asked.is_some();
+            let bytes = if is_late { shorter(peer.bytes_max) } else { peer.bytes_max };
+            let bytes_max = u32::try_from(bytes).unwrap_or(u32::MAX);
             let question = match &peer.stage {
                 Stage::State(number, answer) => {
                     let (number, answer) = (*number, *answer);
                     Msg::Rejoin { partition, until, number, answer, bytes_max }
                 }
+                Stage::Data(_) if must_wait => continue,
                 Stage::Data(start) => {
                     let start = Box::new(start.clone());
                     Msg::Copy { partition, until, start, bytes_max }
                 }
                 Stage::Complete => continue,
             };
+            peer.times += u32::from(is_late);
+            (peer.asked, peer.bytes_max) = (Some(now), bytes);
             world.send(to, question);
         }
         self.rejoin = Some(rejoin);
@@ -348,7 +339,12 @@ fn piece(wanted: u32, world: &World<'_, '_>) -> usize {
     if wanted == 0 { all } else { (wanted as usize).clamp(SHORT_BYTES.min(all), all) }
 }
 
-/// The shortest bound of a part of an answer: a few packets.
+/// The bound of the next part of an answer after one of `bytes` that did not come in time.
+fn shorter(bytes: usize) -> usize {
+    (bytes / 4).max(SHORT_BYTES.min(bytes))
+}
+
+/// The shortest bound of a part of an answer, in bytes: a few packets.
 const SHORT_BYTES: usize = 4_096;
 
 /// The clock's error may have been larger when the disk was lost than it is now, by a quarter of this.
