@@ -13,7 +13,7 @@
 mod processes;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -22,12 +22,45 @@ use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(200);
 
-/// Stops the nodes of a directory, however the test ends.
-struct Started<'a>(&'a Path);
+/// A cluster of three nodes. Its nodes are stopped, however the test ends.
+struct Planet {
+    _directory: tempfile::TempDir,
+    dir: PathBuf,
+    port: u16,
+}
 
-impl Drop for Started<'_> {
+impl Planet {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (dir, port) = (directory.path().join("planet"), free_ports(6));
+        let base = port.to_string();
+        let init = ["serve", "--init", dir.to_str().unwrap(), "--topology", "local3"];
+        let made = run(&[&init[..], &["--base-port", &base]].concat());
+        assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
+        Self { _directory: directory, dir, port }
+    }
+
+    fn name(&self) -> &str {
+        self.dir.to_str().unwrap()
+    }
+
+    /// Starts all nodes, and returns what was said of those that ran already.
+    fn start(&self) -> String {
+        let started = run(&["cluster", "start", self.name()]);
+        assert_eq!(started.status.code(), Some(0), "{}", text(&started.stderr));
+        text(&started.stderr)
+    }
+
+    /// Stops all three nodes.
+    fn stop(&self) {
+        let stopped = run(&["cluster", "stop", self.name()]);
+        assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
+    }
+}
+
+impl Drop for Planet {
     fn drop(&mut self) {
-        let _ = run(&["cluster", "stop", self.0.to_str().unwrap()]);
+        let _ = run(&["cluster", "stop", self.name()]);
     }
 }
 
@@ -35,21 +68,11 @@ fn row<'a>(report: &'a Value, node: &str) -> &'a Value {
     report["nodes"].as_array().unwrap().iter().find(|row| row["node"] == node).unwrap()
 }
 
-/// Makes a cluster of three nodes in this directory, and returns its first port.
-fn make(name: &str) -> String {
-    let port = free_ports(6).to_string();
-    let made = run(&["serve", "--init", name, "--topology", "local3", "--base-port", &port]);
-    assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
-    port
-}
-
 #[test]
 fn status_shows_which_node_is_down_since_when_and_the_version_of_the_others() {
     must_end_within(LIMIT);
-    let directory = tempfile::tempdir().unwrap();
-    let dir = directory.path().join("planet");
-    let name = dir.to_str().unwrap();
-    let port = make(name);
+    let planet = Planet::new();
+    let (dir, name, port) = (&planet.dir, planet.name(), planet.port);
     let status = || json(&run(&["cluster", "status", name, "--json"]));
     let (report, code) = status();
     assert_eq!(code, Some(1), "nothing runs: {report}");
@@ -59,9 +82,7 @@ fn status_shows_which_node_is_down_since_when_and_the_version_of_the_others() {
         assert!(row["down_s"].is_null() && row["version"].is_null(), "nobody knows more: {row}");
     }
 
-    let _started = Started(&dir);
-    let started = run(&["cluster", "start", name]);
-    assert_eq!(started.status.code(), Some(0), "{}", text(&started.stderr));
+    planet.start();
     let (report, code) = status();
     assert_eq!(code, Some(0), "{report}");
     for node in ["n1", "n2", "n3"] {
@@ -121,37 +142,31 @@ fn status_shows_which_node_is_down_since_when_and_the_version_of_the_others() {
     );
     assert!(line("version").ends_with(env!("CARGO_PKG_VERSION")), "{said}");
 
-    let started = run(&["cluster", "start", name]);
-    assert_eq!(started.status.code(), Some(0), "{}", text(&started.stderr));
-    assert!(text(&started.stderr).contains("n1 runs already"), "{}", text(&started.stderr));
+    let said = planet.start();
+    assert!(said.contains("n1 runs already"), "{said}");
     // What the killed process said is kept.
     let before = std::fs::read_to_string(dir.join("n2.log.before")).unwrap();
     assert!(before.contains("serving clients") && !before.contains("has shut down"), "{before}");
     sees("that all serve again", &|line| line.contains("3 of 3 nodes serve"));
     watch.kill().unwrap();
     watch.wait().unwrap();
-    let stopped = run(&["cluster", "stop", name]);
-    assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
+    planet.stop();
 }
 
 /// Transactions that are pending at one node need the others.
 #[test]
 fn nodes_that_stop_together_finish_what_is_pending() {
     must_end_within(LIMIT);
-    let directory = tempfile::tempdir().unwrap();
-    let dir = directory.path().join("planet");
-    let name = dir.to_str().unwrap();
-    let port: u16 = make(name).parse().unwrap();
+    let planet = Planet::new();
+    let (dir, port) = (&planet.dir, planet.port);
     let all: Vec<String> = (port..port + 3).map(|port| format!("127.0.0.1:{port}")).collect();
-    let _started = Started(&dir);
     for _ in 0..4 {
-        assert_eq!(run(&["cluster", "start", name]).status.code(), Some(0));
+        planet.start();
         let workload = ["--workload", "ycsbt:2", "--keys", "20", "--clients", "24"];
         let often = ["--duration", "1h", "--no-check"];
         let load = Load::start(&[&["--connect", &all.join(",")], &workload[..], &often].concat());
         load.commits(200);
-        let stopped = run(&["cluster", "stop", name]);
-        assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
+        planet.stop();
         for node in ["n1", "n2", "n3"] {
             let log = std::fs::read_to_string(dir.join(format!("{node}.log"))).unwrap();
             assert!(log.contains("has shut down"), "{node}: {log}");
@@ -164,16 +179,13 @@ fn nodes_that_stop_together_finish_what_is_pending() {
 #[test]
 fn status_says_that_a_node_does_not_have_its_data_yet() {
     must_end_within(LIMIT);
-    let directory = tempfile::tempdir().unwrap();
-    let dir = directory.path().join("planet");
-    let name = dir.to_str().unwrap();
-    make(name);
-    let _started = Started(&dir);
-    assert_eq!(run(&["cluster", "start", name]).status.code(), Some(0));
-    assert_eq!(run(&["cluster", "stop", name]).status.code(), Some(0));
+    let planet = Planet::new();
+    let (dir, name) = (&planet.dir, planet.name());
+    planet.start();
+    planet.stop();
     let serve = |more: &[&str]| {
         let mut command = orthodrome(&[&["serve", "--config"], more].concat());
-        command.current_dir(&dir).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        command.current_dir(dir).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     };
     let mut nodes = vec![serve(&["n1.toml"])];
     for node in ["n2", "n3"] {
@@ -190,7 +202,7 @@ fn status_says_that_a_node_does_not_have_its_data_yet() {
     let (report, _) = json(&run(&["cluster", "status", name, "--json"]));
     assert_eq!(row(&report, "n1")["incomplete"], 0, "{report}");
     assert_eq!(row(&report, "n2")["incomplete"], 5, "{report}");
-    assert_eq!(run(&["cluster", "stop", name]).status.code(), Some(0));
+    planet.stop();
     for mut node in nodes {
         node.wait().unwrap();
     }
@@ -199,11 +211,8 @@ fn status_says_that_a_node_does_not_have_its_data_yet() {
 #[test]
 fn nodes_that_were_started_one_by_one_are_shown_and_stopped() {
     must_end_within(LIMIT);
-    let directory = tempfile::tempdir().unwrap();
-    let name = directory.path().join("planet");
-    let name = name.to_str().unwrap();
-    make(name);
-    let _started = Started(Path::new(name));
+    let planet = Planet::new();
+    let name = planet.name();
     let serve = |config: &str| {
         let mut command = orthodrome(&["serve", config]);
         command.current_dir(name);
@@ -226,11 +235,8 @@ fn nodes_that_were_started_one_by_one_are_shown_and_stopped() {
 #[test]
 fn two_starts_at_once_start_each_node_once() {
     must_end_within(LIMIT);
-    let directory = tempfile::tempdir().unwrap();
-    let dir = directory.path().join("planet");
-    let name = dir.to_str().unwrap();
-    make(name);
-    let _started = Started(&dir);
+    let planet = Planet::new();
+    let name = planet.name();
     let starts = [(); 2].map(|()| {
         let mut start = orthodrome(&["cluster", "start", name]);
         start.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -242,24 +248,15 @@ fn two_starts_at_once_start_each_node_once() {
     assert_eq!(said.iter().map(already).sum::<usize>(), 3, "{said:?}");
     let (report, code) = json(&run(&["cluster", "status", name, "--json"]));
     assert_eq!(code, Some(0), "{report}");
-    let stopped = run(&["cluster", "stop", name]);
-    assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
+    planet.stop();
 }
 
 #[test]
 fn a_node_that_is_stopping_is_started_again_when_it_has_ended() {
     must_end_within(LIMIT);
-    let directory = tempfile::tempdir().unwrap();
-    let dir = directory.path().join("planet");
-    let name = dir.to_str().unwrap();
-    let port = make(name);
-    let _started = Started(&dir);
-    let start = || {
-        let output = run(&["cluster", "start", name]);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        text(&output.stderr)
-    };
-    start();
+    let planet = Planet::new();
+    let (dir, name, port) = (&planet.dir, planet.name(), planet.port);
+    planet.start();
     // An open transaction keeps the node from ending at once.
     let endpoint = format!("127.0.0.1:{port}");
     let mut shell = orthodrome(&["shell", "--connect", &endpoint]);
@@ -272,13 +269,12 @@ fn a_node_that_is_stopping_is_started_again_when_it_has_ended() {
     // A busy machine may take a while to deliver the signal.
     let is_whole = || json(&run(&["cluster", "status", name, "--json"])).1 == Some(0);
     until("n1 stops serving", || !is_whole());
-    let said = start();
+    let said = planet.start();
     assert!(!said.contains("n1 runs already"), "{said}");
     let (report, code) = json(&run(&["cluster", "status", name, "--json"]));
     assert_eq!(code, Some(0), "{report}");
     assert_ne!(row(&report, "n1")["process"], process);
     drop(shell.stdin.take());
     shell.wait().unwrap();
-    let stopped = run(&["cluster", "stop", name]);
-    assert_eq!(text(&stopped.stdout), "3 nodes have ended\n", "{}", text(&stopped.stderr));
+    planet.stop();
 }

@@ -242,6 +242,16 @@ mod tests {
     }
 
     #[test]
+    fn bodies_of_a_wrong_length_are_refused() {
+        for (kind, length) in [(PING, 7), (PONG, 9), (LEAVING, 0), (LEAVING, 2), (MESSAGE, 7)] {
+            let mut frame = BytesMut::zeroed(PREFIX + 1 + length);
+            frame[PREFIX] = kind;
+            finish(&mut frame).unwrap();
+            assert_eq!(take(&mut frame), Err(FrameError::Body { kind, length }));
+        }
+    }
+
+    #[test]
     fn lengths_out_of_bounds_are_refused_before_memory_is_taken() {
         for length in [0, LENGTH_MAX as u32 + 1, u32::MAX] {
             let mut buffer = BytesMut::from(&hello()[..]);
