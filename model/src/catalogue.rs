@@ -126,6 +126,12 @@ configurations! {
         |m| lost::<3>(rules(1, 2, m), 1, false);
     Small "lost-heal" "one of three disks lost, and healing, 2 ballots, closings to 1" =
         |m| lost::<3>(rules(1, 2, m), 1, true);
+    Small "lost-direct" "direct mode, one of three disks lost, 1 ballot, closings to 1" =
+        |m| lost::<3>(direct(1, m), 1, false);
+    Large "lost-direct-2" "the same, closings to 2" =
+        |m| lost::<3>(direct(1, m), 2, false);
+    Large "lost-direct-3" "direct mode, one of three disks lost, and healing, 2 ballots, closings to 1" =
+        |m| lost::<3>(direct(2, m), 1, true);
     Large "lost-pair-2" "one of three disks lost, 2 ballots, closings to 2" =
         |m| lost::<3>(rules(1, 2, m), 2, false);
     Large "lost-five" "f = 2, one of five disks lost, 1 ballot, closings to 1" =

@@ -76,9 +76,9 @@ impl<K: Copy + Ord> Delays<K> {
         }
         let young = measured.samples.iter().filter(|(at, _)| now.since(*at) <= window);
         let mut delays: Vec<i64> = young.map(|(_, delay)| *delay).collect();
-        delays.sort_unstable();
         let rank = (delays.len() * self.percentile).div_ceil(100);
-        let estimate = rank.checked_sub(1).and_then(|at| delays.get(at)).copied();
+        let at = rank.checked_sub(1).filter(|at| *at < delays.len());
+        let estimate = at.map(|at| *delays.select_nth_unstable(at).1);
         measured.estimate = estimate.map(|estimate| (now, estimate));
         estimate
     }

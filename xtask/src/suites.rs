@@ -56,30 +56,26 @@ const LONG: [&str; 14] = [
     "orthodrome siege",
 ];
 
+/// Crates whose unit tests wait much and compute little. A unit test contains the whole crate once more,
+/// and most of the time that this takes goes into making it fast.
+const UNHURRIED: [&str; 4] =
+    ["orthodrome", "orthodrome-geotp", "orthodrome-lab", "orthodrome-server"];
+
 /// Builds the test programs of `scope`, which are arguments of `cargo test` that choose packages.
 pub fn build(scope: &[&str]) -> Result<Vec<Suite>> {
-    // Without the examples: one of them takes as long to build as a suite, and lints check them.
-    let mut cargo =
-        super::command(&["test", "--release", "--no-run", "--lib", "--bins", "--tests"]);
-    cargo.args(["--message-format", "json-render-diagnostics"]).args(scope);
-    let mut child = cargo.stdout(Stdio::piped()).spawn().context("could not start cargo test")?;
-    let stdout = child.stdout.take().context("cargo test has no output")?;
     let (mut suites, mut programs) = (Vec::new(), BTreeMap::new());
-    for line in BufReader::new(stdout).lines() {
-        let line = line.context("could not read the output of cargo test")?;
-        let message: Value = serde_json::from_str(&line).unwrap_or_default();
-        let Some((suite, is_test)) = artifact(&message) else { continue };
-        if is_test {
-            suites.push(suite);
-        } else {
-            let name = suite.name.rsplit(' ').next().unwrap_or_default().to_owned();
-            programs.insert((suite.folder.clone(), name), suite.program);
-        }
+    // Without the examples: one of them takes as long to build as a suite, and lints check them.
+    build_into(&mut suites, &mut programs, &[scope, &["--test", "*"]].concat())?;
+    let settings = UNHURRIED.map(|name| format!("profile.release.package.{name}.opt-level=0"));
+    let mut units = [scope, &["--lib", "--bins"]].concat();
+    for setting in &settings {
+        units.extend(["--config", setting]);
     }
-    ensure!(
-        child.wait().context("could not wait for cargo test")?.success(),
-        "the tests do not build"
-    );
+    if scope.contains(&"--workspace") {
+        // It has no unit tests, and `--lib` would build them.
+        units.extend(["--exclude", "orthodrome-lab"]);
+    }
+    build_into(&mut suites, &mut BTreeMap::new(), &units)?;
     for suite in &mut suites {
         let own = programs.iter().filter(|((folder, _), _)| *folder == suite.folder);
         suite.programs = own.map(|((_, name), program)| (name.clone(), program.clone())).collect();
@@ -91,6 +87,33 @@ pub fn build(scope: &[&str]) -> Result<Vec<Suite>> {
     let place = |suite: &Suite| LONG.iter().position(|name| suite.name.starts_with(name));
     suites.sort_by_key(|suite| (place(suite).unwrap_or(LONG.len()), suite.name.clone()));
     Ok(suites)
+}
+
+/// Builds what `arguments` of `cargo test` choose: adds the tests to `suites`, and to `programs` the
+/// programs that tests start, by folder and name.
+fn build_into(
+    suites: &mut Vec<Suite>,
+    programs: &mut BTreeMap<(PathBuf, String), PathBuf>,
+    arguments: &[&str],
+) -> Result<()> {
+    let mut cargo = super::command(&["test", "--release", "--no-run"]);
+    cargo.args(["--message-format", "json-render-diagnostics"]).args(arguments);
+    let mut child = cargo.stdout(Stdio::piped()).spawn().context("could not start cargo test")?;
+    let stdout = child.stdout.take().context("cargo test has no output")?;
+    for line in BufReader::new(stdout).lines() {
+        let line = line.context("could not read the output of cargo test")?;
+        let message: Value = serde_json::from_str(&line).unwrap_or_default();
+        let Some((suite, is_test)) = artifact(&message) else { continue };
+        if is_test {
+            suites.push(suite);
+        } else {
+            let name = suite.name.rsplit(' ').next().unwrap_or_default().to_owned();
+            programs.insert((suite.folder.clone(), name), suite.program);
+        }
+    }
+    let status = child.wait().context("could not wait for cargo test")?;
+    ensure!(status.success(), "the tests do not build");
+    Ok(())
 }
 
 /// The program that a message of cargo says it has built, and whether that is a test.

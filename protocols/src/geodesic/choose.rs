@@ -31,10 +31,11 @@ impl Choice {
 }
 
 /// Chooses from the answers of f + 1 replicas to one ballot. `named` has h first; it is empty if no
-/// answer has the text of the transaction, and then nobody has a stamp of ballot 0 among them.
+/// answer has the text of the transaction, and then nobody has a stamp of ballot 0 among them. With
+/// `is_direct` all replicas got the transaction from its gateway.
 #[must_use]
 pub fn choose(
-    named: &[NodeId],
+    (named, is_direct): (&[NodeId], bool),
     answers: &BTreeMap<NodeId, Answer>,
     mutations: Mutations,
 ) -> Choice {
@@ -58,21 +59,37 @@ pub fn choose(
         None => Choice::Free(None),
     };
     let Some((h, others)) = named.split_first() else { return free };
+    // The gateway may have learned this (D9).
+    let equal = equal_stamps(answers)
+        .filter(|_| is_direct && !mutations.equal_stamps_are_ignored())
+        .map(|at| Choice::Only(Value::At(at)));
     if answers.contains_key(h) {
         // It has recorded nothing, and after its promise it never will (D5).
-        return free;
+        return equal.unwrap_or(free);
     }
     let confirmed = |node: &NodeId| {
         let stamp = answers.get(node)?.stamp;
-        stamp.filter(|stamp| stamp.kind == Kind::Confirmed || mutations.recovery_stamp_counts())
+        stamp.filter(|stamp| match stamp.kind {
+            Kind::Confirmed => true,
+            Kind::Recovery => mutations.recovery_stamp_counts(),
+            Kind::Direct => mutations.direct_stamp_counts(),
+        })
     };
     let heard = others.iter().filter(|node| answers.contains_key(node));
     let confirmed: Option<Vec<Timestamp>> =
         heard.map(|node| confirmed(node).map(|stamp| stamp.at)).collect();
     match confirmed.and_then(|stamps| stamps.into_iter().max()) {
         Some(largest) if !mutations.second_is_ignored() => Choice::Only(Value::At(largest)),
-        Some(_) | None => free,
+        Some(_) | None => equal.unwrap_or(free),
     }
+}
+
+/// The stamp of ballot 0 that all answers have, if they have the same.
+fn equal_stamps(answers: &BTreeMap<NodeId, Answer>) -> Option<Timestamp> {
+    let of = |answer: &Answer| answer.stamp.filter(|stamp| stamp.kind.is_of_ballot_zero());
+    let mut stamps = answers.values().map(|answer| of(answer).map(|stamp| stamp.at));
+    let first = stamps.next()??;
+    stamps.all(|stamp| stamp == Some(first)).then_some(first)
 }
 
 #[cfg(test)]
@@ -95,7 +112,12 @@ mod tests {
 
     fn choice(answers: &[(NodeId, Answer)]) -> Choice {
         let answers = answers.iter().cloned().collect();
-        choose(&[H, Y], &answers, Mutations::default())
+        choose((&[H, Y], false), &answers, Mutations::default())
+    }
+
+    fn direct(answers: &[(NodeId, Answer)]) -> Choice {
+        let answers = answers.iter().cloned().collect();
+        choose((&[H, Y], true), &answers, Mutations::default())
     }
 
     #[test]
@@ -127,6 +149,26 @@ mod tests {
         assert_eq!((free, free.value()), (Choice::Free(None), Value::Refused));
     }
 
+    #[test]
+    fn in_direct_mode_equal_stamps_may_have_been_learned() {
+        let at = |at: u64| Choice::Only(Value::At(Timestamp(at)));
+        let (h, y, z) = (Kind::Confirmed, Kind::Direct, Kind::Direct);
+        assert_eq!(direct(&[(H, stamped(4, h)), (Z, stamped(4, z))]), at(4));
+        assert_eq!(direct(&[(Y, stamped(4, y)), (Z, stamped(4, z))]), at(4));
+        // The third one cannot have the same as both.
+        let free = Choice::Free(Some(Timestamp(6)));
+        assert_eq!(direct(&[(H, stamped(4, h)), (Z, stamped(6, z))]), free);
+        assert_eq!(direct(&[(Y, stamped(6, y)), (Z, stamped(4, z))]), free);
+        // A recovery stamp was never told to the gateway (D6).
+        let free = Choice::Free(Some(Timestamp(4)));
+        assert_eq!(direct(&[(H, stamped(4, h)), (Z, stamped(4, Kind::Recovery))]), free);
+        // h may have recorded what y has confirmed, whatever z says.
+        assert_eq!(direct(&[(Y, stamped(5, Kind::Confirmed)), (Z, stamped(7, z))]), at(5));
+        // Without direct mode the gateway learns from nobody but h.
+        let choice = choice(&[(H, stamped(4, h)), (Z, stamped(4, z))]);
+        assert_eq!(choice, free);
+    }
+
     /// f = 2: of three named replicas besides h, two are among any three answers without h.
     #[test]
     fn of_five_the_largest_confirmed_stamp_of_those_named_is_chosen() {
@@ -136,7 +178,7 @@ mod tests {
             (NodeId(4), stamped(8, Kind::Confirmed)),
             (NodeId(5), stamped(20, Kind::Recovery)),
         ];
-        let chosen = choose(&named, &answers.into(), Mutations::default());
+        let chosen = choose((&named, false), &answers.into(), Mutations::default());
         assert_eq!(chosen, Choice::Only(Value::At(Timestamp(8))));
     }
 }

@@ -19,11 +19,12 @@ use orthodrome_core::txn::{
     AbortReason, Decision, Key, Kind, Op, Outcome, Priority, Read, Reads, Txn, Version, Writes,
 };
 
+use super::direct::Direct;
 use super::drive::{Drive, Out, Progress, Stage};
 use super::excess::Excess;
 use super::lines::Lines;
 use super::message::{Foretold, Inner, Msg, Output, Predecessor, Record, Side, Text, merge_newest};
-use super::naming::{Path, name};
+use super::naming::name;
 use super::outbox::Outbox;
 use super::pending::Maker;
 use super::under_way::UnderWay;
@@ -53,6 +54,7 @@ pub struct Client {
     heard: BTreeMap<NodeId, Time>,
     /// How long it takes from here through h to the last named replica.
     delays: Delays<(NodeId, NodeId)>,
+    direct: Direct,
     maker: Maker,
     late: Lateness,
     excess: Excess,
@@ -74,6 +76,17 @@ struct Lateness {
     late: u64,
     /// A partition decided more than the timestamp, because of a closing.
     raised: u64,
+    /// All replicas gave the same stamp, and the gateway did not wait for h.
+    direct: u64,
+}
+
+impl Lateness {
+    /// A partition has decided.
+    fn note(&mut self, (at, arrived): (Timestamp, Timestamp), t: Timestamp) {
+        self.decided += 1;
+        self.late += u64::from(arrived > t);
+        self.raised += u64::from(at > t);
+    }
 }
 
 /// A transaction that this gateway drives.
@@ -82,7 +95,9 @@ struct Driven {
     drive: Drive,
     /// What its timestamp was reckoned from.
     sent: Timestamp,
-    /// When its named replicas were asked.
+    /// When it began.
+    began: Time,
+    /// When replicas were asked last: to decide, or to apply what came of it.
     asked: Time,
     /// When it knows what it reads if nobody is before it.
     due: Time,
@@ -203,6 +218,7 @@ impl Machine<Geodesic> for Client {
             suspects: BTreeMap::new(),
             heard: BTreeMap::new(),
             delays: Delays::at_percentile(DELAY_PERCENTILE),
+            direct: Direct::default(),
             maker: Maker::new(setup.node),
             late: Lateness::default(),
             excess: Excess::default(),
@@ -248,11 +264,12 @@ impl Machine<Geodesic> for Client {
             let value = i64::try_from(value).unwrap_or(i64::MAX);
             Gauge { name, node, value }
         };
-        let Lateness { decided, late, raised } = self.late;
+        let Lateness { decided, late, raised, direct } = self.late;
         vec![
             gauge("slots_decided", decided),
             gauge("slots_late", late),
             gauge("slots_raised", raised),
+            gauge("slots_direct", direct),
             gauge("servers_suspected", self.suspects.len() as u64),
         ]
     }
@@ -613,6 +630,7 @@ impl Client {
         let floors = highest(&open.txn.floors, open.txn.floors.keys());
         let mut t = clock.now.max(floors.next());
         let priority = open.txn.priority;
+        self.direct.began(cx.now());
         let (mut sides, mut are_enough, mut round_trip) = (Vec::new(), true, Duration::ZERO);
         let mut nearest: Option<(Duration, PartitionId)> = None;
         for partition in partitions {
@@ -620,10 +638,16 @@ impl Client {
             let path = name(&self.cluster, self.node, partition, is_well);
             are_enough &= path.are_enough;
             round_trip = round_trip.max(path.round_trip);
-            t = t.max(shifted(clock.now, self.predict(&path, cx.now())));
+            let direct = self.direct.choose(&path, &self.config, cx.now());
+            let delay = match (&path.all, direct) {
+                (Some(all), Some(_)) => self.predict_all(all, cx.now()),
+                (Some(_) | None, _) => self.predict(path.ends(), path.one_way, cx.now()),
+            };
+            t = t.max(shifted(clock.now, delay));
             let here = (path.majority, partition);
             nearest = Some(nearest.map_or(here, |nearest| nearest.min(here)));
-            sides.push(Side { partition, named: path.named });
+            let (is_direct, is_patient) = (direct.is_some(), direct == Some(true));
+            sides.push(Side { partition, named: path.named, is_direct, is_patient });
         }
         let t = self.maker.at_least(t);
         self.maker.forget(clock.now - MAKER_KEEPS);
@@ -643,7 +667,8 @@ impl Client {
         let (sent, asked) = (clock.now, cx.now());
         self.under_way.add(id, drive.bytes(), &self.config);
         let due = asked + ahead.max(round_trip);
-        self.drives.insert(id, Driven { drive, sent, asked, due, followers: Vec::new() });
+        let followers = Vec::new();
+        self.drives.insert(id, Driven { drive, sent, began: asked, asked, due, followers });
         self.send(out);
         let patience = ahead + round_trip * 3 / 2 + clock.error * 2 + self.config.slack;
         let excess = self.excess.bound().min(self.config.resend_after * 4);
@@ -670,15 +695,21 @@ impl Client {
         self.config.resend_after + self.under_way.span(&self.config)
     }
 
-    /// How long it takes from here until the last replica that is named has the transaction.
-    fn predict(&mut self, path: &Path, now: Time) -> i64 {
+    /// How long it takes from here along a path, in nanoseconds by the clock at its end.
+    fn predict(&mut self, path: Option<(NodeId, NodeId)>, otherwise: Duration, now: Time) -> i64 {
         let Config { delay_window, delay_refresh, .. } = *self.config;
-        let known = path
-            .ends()
-            .and_then(|ends| self.delays.estimate(ends, delay_window, delay_refresh, now));
+        let known =
+            path.and_then(|ends| self.delays.estimate(ends, delay_window, delay_refresh, now));
         // More than a clock may be ahead is no delay.
         let most = delay(self.config.clock_ahead_max / 2);
-        known.unwrap_or_else(|| delay(path.one_way)).min(most)
+        known.unwrap_or_else(|| delay(otherwise)).min(most)
+    }
+
+    /// How long it takes from here to the last of these replicas.
+    fn predict_all(&mut self, replicas: &[(NodeId, Duration)], now: Time) -> i64 {
+        let delays =
+            replicas.iter().map(|&(node, rtt)| self.predict(Some((node, node)), rtt / 2, now));
+        delays.max().unwrap_or_default()
     }
 
     fn send(&mut self, out: Out) {
@@ -698,20 +729,56 @@ impl Client {
         (at, arrived): (Timestamp, Timestamp),
         cx: &mut Cx<'_, Geodesic>,
     ) {
-        let Some(Driven { drive, sent, due, .. }) = self.drives.get_mut(&id) else { return };
+        let Some(Driven { drive, sent, began, .. }) = self.drives.get_mut(&id) else { return };
         if let Some(text) = &drive.text {
-            self.late.decided += 1;
-            self.late.late += u64::from(arrived > text.t);
-            self.late.raised += u64::from(at > text.t);
             let named = text.named(partition);
             if let (Some(&h), Some(&last)) = (named.first(), named.last()) {
-                let taken = difference(arrived, *sent);
-                self.delays.record((h, last), taken, self.config.delay_window, cx.now());
+                let (window, now) = (self.config.delay_window, cx.now());
+                self.delays.record((h, last), difference(arrived, *sent), window, now);
+                self.direct.record((h, last), now.since(*began), &self.config, now);
+            }
+            if !drive.is_decided(partition) {
+                self.late.note((at, arrived), text.t);
             }
         }
+        self.take_decision(id, cx, |drive, context| drive.on_decided(partition, at, context));
+    }
+
+    /// A replica has stamped a transaction in direct mode.
+    fn on_stamped(
+        &mut self,
+        from: NodeId,
+        (id, partition): (TxnId, PartitionId),
+        (at, arrived): (Timestamp, Timestamp),
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let Some(Driven { drive, sent, .. }) = self.drives.get_mut(&id) else { return };
+        let taken = difference(arrived, *sent);
+        self.delays.record((from, from), taken, self.config.delay_window, cx.now());
+        let was_decided = drive.is_decided(partition);
+        self.take_decision(id, cx, |drive, context| {
+            drive.on_stamped(from, (partition, at), context)
+        });
+        let Some(Driven { drive, .. }) = self.drives.get(&id) else { return };
+        if let Some(text) = drive.text.as_ref().filter(|_| !was_decided)
+            && drive.is_decided(partition)
+        {
+            self.late.direct += 1;
+            self.late.note((at, arrived), text.t);
+        }
+    }
+
+    /// A partition has decided, perhaps.
+    fn take_decision(
+        &mut self,
+        id: TxnId,
+        cx: &mut Cx<'_, Geodesic>,
+        take: impl FnOnce(&mut Drive, (&Config, &mut Out)) -> Progress,
+    ) {
+        let Some(Driven { drive, due, .. }) = self.drives.get_mut(&id) else { return };
         let mut out = Out::new();
         let was_ordering = drive.stage == Stage::Ordering;
-        let progress = drive.on_decided(partition, at, (&self.config, &mut out));
+        let progress = take(drive, (&self.config, &mut out));
         if was_ordering && drive.stage != Stage::Ordering {
             self.excess.record(cx.now().since(*due));
         }
@@ -721,7 +788,12 @@ impl Client {
 
     /// An answer to the driver of a transaction.
     fn on_answer(&mut self, from: NodeId, id: TxnId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
-        let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else { return };
+        let Some(Driven { drive, asked, .. }) = self.drives.get_mut(&id) else { return };
+        if let Msg::Applied { .. } = msg
+            && drive.times == 0
+        {
+            self.direct.record((from, from), cx.now().since(*asked), &self.config, cx.now());
+        }
         let mut out = Out::new();
         let config = &*self.config;
         let progress = match msg {
@@ -753,6 +825,7 @@ impl Client {
             | Msg::Ack { .. }
             | Msg::Settle { .. }
             | Msg::Settled { .. }
+            | Msg::Stamped { .. }
             | Msg::Decided { .. }
             | Msg::Store { .. }
             | Msg::Commit { .. }
@@ -827,7 +900,8 @@ impl Client {
                 {
                     self.learn_line(id, cx);
                 }
-                let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else { return };
+                let Some(Driven { drive, asked, .. }) = self.drives.get_mut(&id) else { return };
+                *asked = cx.now();
                 let (path, reads) = (drive.path, drive.reads.take());
                 self.under_way.add(id, drive.bytes(), &self.config);
                 let patience = self.patience();
@@ -1019,7 +1093,8 @@ impl Client {
         let mut out = Out::new();
         drive.recover((self.node, self.incarnation), &mut out);
         let (sent, asked, due) = (cx.clock().now, cx.now(), cx.now());
-        self.drives.insert(id, Driven { drive, sent, asked, due, followers: Vec::new() });
+        self.drives
+            .insert(id, Driven { drive, sent, began: asked, asked, due, followers: Vec::new() });
         self.send(out);
         cx.set_timer(Timer::Drive(id), cx.now() + self.config.resend_after);
     }
@@ -1228,6 +1303,9 @@ impl Client {
         match msg {
             Msg::Decided { txn, partition, at, arrived } => {
                 self.on_decided((txn, partition), (at, arrived), cx);
+            }
+            Msg::Stamped { txn, partition, at, arrived } => {
+                self.on_stamped(from, (txn, partition), (at, arrived), cx);
             }
             Msg::Observed { txn, .. }
             | Msg::Stored { txn, .. }

@@ -65,9 +65,15 @@ struct Slot {
     replicas: Vec<NodeId>,
     named: Vec<NodeId>,
     has_reads: bool,
+    /// All replicas got it from the gateway (D9).
+    is_direct: bool,
+    /// h waits until it is asked again, or a stamp is above the timestamp.
+    is_patient: bool,
+    /// Their stamps of ballot 0.
+    stamps: BTreeMap<NodeId, Timestamp>,
     phase: Phase,
-    /// h has decided it.
-    is_of_h: bool,
+    /// Ballot 0 has decided it.
+    is_of_ballot_zero: bool,
     /// By replica, and by the time as of which it tells: that may be F, or more, or less.
     observed: BTreeMap<(NodeId, Timestamp), Observation>,
     acks: BTreeSet<NodeId>,
@@ -200,8 +206,11 @@ impl Drive {
             replicas,
             named: Vec::new(),
             has_reads: false,
+            is_direct: false,
+            is_patient: false,
+            stamps: BTreeMap::new(),
             phase: Phase::Asked,
-            is_of_h: false,
+            is_of_ballot_zero: false,
             observed: BTreeMap::new(),
             acks: BTreeSet::new(),
             gone: BTreeSet::new(),
@@ -213,6 +222,7 @@ impl Drive {
             self.add(cluster, side.partition);
             if let Some(slot) = self.slots.get_mut(&side.partition) {
                 slot.named.clone_from(&side.named);
+                (slot.is_direct, slot.is_patient) = (side.is_direct, side.is_patient);
                 slot.has_reads = text.reads(cluster, side.partition).next().is_some();
             }
         }
@@ -350,20 +360,67 @@ impl Drive {
         self.slots.keys().copied().collect()
     }
 
-    /// Step 1: gives it to h of each partition.
+    /// Step 1: gives it to h of each partition; in direct mode to all replicas.
     pub(super) fn begin(&mut self, out: &mut Out) {
         let Some(text) = &self.text else { return };
         for (&partition, slot) in &self.slots {
+            let to = if slot.is_direct { &slot.replicas } else { &slot.named };
+            let count = if slot.is_direct { to.len() } else { 1 };
+            for &to in to.iter().take(count) {
+                out.push((to, Msg::Begin { partition, text: text.clone(), more: vec![] }));
+            }
+        }
+    }
+
+    /// A replica has stamped it, in direct mode. If all have the same stamp, that is the decision (D9).
+    pub(super) fn on_stamped(
+        &mut self,
+        from: NodeId,
+        (partition, at): (PartitionId, Timestamp),
+        (config, out): (&Config, &mut Out),
+    ) -> Progress {
+        let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
+        if !slot.is_direct {
+            return Progress::Nothing;
+        }
+        slot.stamps.insert(from, at);
+        let enough = if config.mutations.two_equal_stamps() { 2 } else { slot.replicas.len() };
+        let equal = slot.stamps.values().filter(|stamp| **stamp == at).count();
+        if equal < enough {
+            Progress::Nothing
+        } else {
+            self.on_decided(partition, at, (config, out))
+        }
+    }
+
+    /// Asks h to decide where that waits for the replicas' stamps. False if it waits nowhere.
+    fn ask_first(&mut self, out: &mut Out) -> bool {
+        let Some(text) = &self.text else { return false };
+        let mut waits = false;
+        for (&partition, slot) in &mut self.slots {
+            if slot.phase != Phase::Asked || !std::mem::take(&mut slot.is_patient) {
+                continue;
+            }
             if let Some(&h) = slot.named.first() {
+                waits = true;
                 out.push((h, Msg::Begin { partition, text: text.clone(), more: vec![] }));
             }
         }
+        waits
+    }
+
+    /// Whether ballot 0 has decided at a partition.
+    pub(super) fn is_decided(&self, partition: PartitionId) -> bool {
+        self.slots.get(&partition).is_some_and(|slot| slot.is_of_ballot_zero)
     }
 
     /// Asks again what has not been answered. The ballot stays the same unless somebody else was
     /// promised more: an answer may take longer than the time-out, and one to an earlier ballot would
     /// not count.
     fn ask_again(&mut self, me: (NodeId, u64), out: &mut Out) {
+        if self.ballot == Ballot::default() && self.ask_first(out) {
+            return;
+        }
         let is_lost = |slot: &Slot| match slot.phase {
             Phase::Asked => true,
             // Nobody was asked since that was known.
@@ -476,7 +533,7 @@ impl Drive {
         }
     }
 
-    /// h has decided.
+    /// Ballot 0 has decided.
     pub(super) fn on_decided(
         &mut self,
         partition: PartitionId,
@@ -499,7 +556,7 @@ impl Drive {
             return Progress::Nothing;
         }
         slot.phase = Phase::Chosen(Value::At(at));
-        slot.is_of_h = true;
+        slot.is_of_ballot_zero = true;
         self.advance((config, out))
     }
 
@@ -548,7 +605,8 @@ impl Drive {
         // A stamp is given to a text.
         let stamped = answers.iter().filter(|(_, answer)| answer.stamp.is_some());
         let have_text: BTreeSet<NodeId> = stamped.map(|(node, _)| *node).collect();
-        let value = choose(&slot.named, answers, config.mutations).value();
+        let named = (slot.named.as_slice(), slot.is_direct);
+        let value = choose(named, answers, config.mutations).value();
         let offers = answers.values().filter_map(|answer| answer.offer.clone()).collect();
         if let Some(register) = self.register.as_mut().filter(|it| it.partition == partition) {
             register.found = Some(offers);
@@ -877,14 +935,14 @@ impl Drive {
     fn commit(&self, at: Timestamp, config: &Config, out: &mut Out) {
         let txn = self.txn;
         for (&partition, slot) in &self.slots {
-            let is_known = slot.is_of_h
+            let is_known = slot.is_of_ballot_zero
                 && self.fixed.is_none()
                 && (slot.phase == Phase::Chosen(Value::At(at))
                     || config.mutations.no_second_closing());
             if is_known {
                 continue;
             }
-            let (to, text) = if slot.is_of_h {
+            let (to, text) = if slot.is_of_ballot_zero {
                 (&slot.named, None)
             } else {
                 (&slot.replicas, self.text.clone())
@@ -981,12 +1039,26 @@ impl Drive {
         self.times >= patience || ((is_applied || is_observing) && self.times > 0)
     }
 
-    /// Those who were asked and have not answered: replicas that should decide, or promise.
+    /// Those who were asked and have not answered: replicas that should decide, or promise; in direct
+    /// mode, where one that is dead would not be missed otherwise, those that should apply what came of
+    /// it.
     pub(super) fn silent(&self) -> Vec<NodeId> {
+        let is_ending = matches!(self.stage, Stage::Ending(_));
+        if is_ending {
+            let direct = self.slots.values().filter(|slot| slot.is_direct);
+            let silent = direct.flat_map(|slot| {
+                slot.replicas.iter().filter(|node| !slot.acks.contains(node)).copied()
+            });
+            return silent.collect();
+        }
         if self.stage != Stage::Ordering {
             return Vec::new();
         }
         let of = |slot: &Slot| match &slot.phase {
+            Phase::Asked if self.ballot.round == 0 && slot.is_direct => {
+                let silent = slot.replicas.iter().filter(|node| !slot.stamps.contains_key(node));
+                silent.copied().collect()
+            }
             Phase::Asked if self.ballot.round == 0 => slot.named.clone(),
             Phase::Promising(answers) => {
                 let silent = slot.replicas.iter().filter(|node| !answers.contains_key(node));
@@ -1020,7 +1092,12 @@ mod tests {
         let body = Body::Ops(vec![Op::Put(key.clone(), "1".into())]);
         let (reads, writes) = (vec![], vec![key]);
         let functor = Functor { txn, reads, writes, body, acknowledged_below: 0 };
-        let sides = vec![Side { partition: P, named: vec![NodeId(1), NodeId(2)] }];
+        let sides = vec![Side {
+            partition: P,
+            named: vec![NodeId(1), NodeId(2)],
+            is_direct: false,
+            is_patient: false,
+        }];
         let (priority, gateway, t) = (Priority::default(), NodeId(4), Timestamp(5));
         Arc::new(Text { functor, priority, gateway, t, sides, register: None })
     }
@@ -1062,6 +1139,58 @@ mod tests {
         let _ = drive.on_timeout(ME, 5, &mut out);
         let asked: Vec<NodeId> = out.iter().map(|(to, _)| *to).collect();
         assert_eq!((asked, drive.ballot), (vec![NodeId(2), NodeId(3)], at.1));
+    }
+
+    /// Three equal stamps are a decision in direct mode. Two, or three that differ, wait for h.
+    #[test]
+    fn three_equal_stamps_decide_in_direct_mode() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
+        let decided = |is_direct, stamps: &[(u32, u64)], mutation: Option<&str>| {
+            let mut config = Geodesic::configure(&cluster, "geodesic");
+            mutation.into_iter().for_each(|mutation| config.mutations.enable(mutation));
+            let mut text = Text::clone(&text());
+            text.sides[0].is_direct = is_direct;
+            let mut drive = Drive::new(&cluster, text.txn(), Some(Arc::new(text)), []);
+            let mut out = Out::new();
+            drive.begin(&mut out);
+            for &(node, at) in stamps {
+                let at = (P, Timestamp(at));
+                let _ = drive.on_stamped(NodeId(node), at, (&config, &mut out));
+            }
+            let asked = out.iter().filter(|(_, msg)| matches!(msg, Msg::Begin { .. })).count();
+            (asked, drive.is_decided(P))
+        };
+        assert_eq!(decided(true, &[(1, 5), (2, 5), (3, 5)], None), (3, true));
+        assert_eq!(decided(true, &[(1, 5), (2, 5)], None), (3, false));
+        assert_eq!(decided(true, &[(1, 5), (2, 5), (2, 5)], None), (3, false), "one says it twice");
+        assert_eq!(decided(true, &[(1, 5), (2, 5), (3, 6)], None), (3, false));
+        assert_eq!(decided(true, &[(1, 5), (2, 5)], Some("D9")), (3, true), "the mutation shows");
+        assert_eq!(decided(false, &[(1, 5), (2, 5), (3, 5)], None), (1, false));
+    }
+
+    #[test]
+    fn a_patient_h_is_asked_again_before_anybody_recovers() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let mut text = Text::clone(&text());
+        (text.sides[0].is_direct, text.sides[0].is_patient) = (true, true);
+        let mut drive = Drive::new(&cluster, text.txn(), Some(Arc::new(text)), []);
+        let mut out = Out::new();
+        drive.begin(&mut out);
+        for node in [1, 2] {
+            let _ = drive.on_stamped(NodeId(node), (P, Timestamp(5)), (&config, &mut out));
+        }
+        assert_eq!(drive.silent(), [NodeId(3)]);
+        let mut asked = |drive: &mut Drive| {
+            out.clear();
+            let _ = drive.on_timeout(ME, 5, &mut out);
+            let kind = |(to, msg): &(NodeId, Msg)| (*to, matches!(msg, Msg::Begin { .. }));
+            out.iter().map(kind).collect::<Vec<_>>()
+        };
+        assert_eq!(asked(&mut drive), [(NodeId(1), true)]);
+        assert_eq!(asked(&mut drive), [1, 2, 3].map(|node| (NodeId(node), false)), "recovery");
     }
 
     #[test]

@@ -55,6 +55,16 @@ pub enum Kind {
     Confirmed,
     /// With a promise (D6).
     Recovery,
+    /// At ballot 0, from the gateway itself, before the forward of h came (D9).
+    Direct,
+}
+
+impl Kind {
+    /// True for stamps of ballot 0.
+    #[must_use]
+    pub fn is_of_ballot_zero(self) -> bool {
+        matches!(self, Self::Confirmed | Self::Direct)
+    }
 }
 
 /// The timestamp that one replica gives a transaction.
@@ -71,6 +81,7 @@ impl fmt::Debug for Stamp {
         let kind = match self.kind {
             Kind::Confirmed => "",
             Kind::Recovery => " in recovery",
+            Kind::Direct => " direct",
         };
         write!(f, "{}{kind}", self.at)
     }
@@ -101,11 +112,21 @@ pub struct Side {
     pub partition: PartitionId,
     /// Whom the gateway names.
     pub named: Vec<NodeId>,
+    /// All replicas get the transaction from the gateway, and stamp it at once (D9).
+    pub is_direct: bool,
+    /// In direct mode: h forwards the transaction only if a stamp is above the timestamp, or if the
+    /// gateway asks again.
+    pub is_patient: bool,
 }
 
 impl fmt::Debug for Side {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?}", self.partition, self.named)
+        let direct = match (self.is_direct, self.is_patient) {
+            (false, _) => "",
+            (true, false) => " direct",
+            (true, true) => " direct, patient",
+        };
+        write!(f, "{}{:?}{direct}", self.partition, self.named)
     }
 }
 
@@ -148,11 +169,26 @@ impl Text {
         self.functor.fixed_writes().filter(|_| self.register.is_none())
     }
 
+    fn side(&self, partition: PartitionId) -> Option<&Side> {
+        self.sides.iter().find(|side| side.partition == partition)
+    }
+
     /// Whom the gateway named at a partition.
     #[must_use]
     pub fn named(&self, partition: PartitionId) -> &[NodeId] {
-        let side = self.sides.iter().find(|side| side.partition == partition);
-        side.map_or(&[], |side| &side.named)
+        self.side(partition).map_or(&[], |side| &side.named)
+    }
+
+    /// Whether h forwards it only if stamps differ.
+    #[must_use]
+    pub fn is_patient(&self, partition: PartitionId) -> bool {
+        self.side(partition).is_some_and(|side| side.is_direct && side.is_patient)
+    }
+
+    /// Whether all replicas of a partition get it from the gateway.
+    #[must_use]
+    pub fn is_direct(&self, partition: PartitionId) -> bool {
+        self.side(partition).is_some_and(|side| side.is_direct)
     }
 
     /// Every partition that takes part.
@@ -298,14 +334,15 @@ impl fmt::Debug for Answer {
 /// A message.
 #[derive(Clone, PartialEq, Eq, Debug, Wire, Message)]
 pub enum Msg {
-    /// Gateway → h: give this transaction a place.
+    /// Gateway → h, in direct mode all replicas: give this transaction a place. In direct mode also
+    /// replica → h: its stamp is above the timestamp, so h has to decide.
     #[message(to = partition, txn = text.functor.txn, keys = text.keys(), held = text.keys_held(holds))]
     Begin {
         /// The partition.
         partition: PartitionId,
         /// The transaction.
         text: Arc<Text>,
-        /// Further partitions for which the receiver is h.
+        /// The same for further partitions.
         more: Vec<PartitionId>,
     },
     /// h → the other named replicas, once the stamp of h is durable: do so too, not below this (D3).
@@ -731,6 +768,17 @@ pub enum Msg {
         held = f0.iter().map(|Inner(msg)| msg.keys_held(holds)).sum()
     )]
     Several(Vec<Inner>),
+    /// Replica → gateway, in direct mode: its stamp of ballot 0 (D9).
+    Stamped {
+        /// The transaction.
+        txn: TxnId,
+        /// The partition.
+        partition: PartitionId,
+        /// The stamp.
+        at: Timestamp,
+        /// What its clock said when the transaction came.
+        arrived: Timestamp,
+    },
 }
 
 impl Msg {
@@ -934,6 +982,20 @@ pub enum Change {
     /// A peer has a new disk: this replica gives no stamps to transactions up to here that it does not
     /// know.
     Seal(Timestamp),
+    /// A stamp of ballot 0, from the gateway itself (D9).
+    Direct {
+        /// The transaction.
+        text: Arc<Text>,
+        /// The stamp.
+        at: Timestamp,
+    },
+    /// The stamp respects that of h now (D9).
+    Confirm {
+        /// The transaction.
+        txn: TxnId,
+        /// The stamp.
+        at: Timestamp,
+    },
 }
 
 /// What a server remembers.

@@ -17,7 +17,8 @@
 //! # Messages
 //! | message | from → to | when |
 //! |---|---|---|
-//! | `Begin` | gateway → h of each participant | a transaction begins |
+//! | `Begin` | gateway → h of each participant; in direct mode all replicas | a transaction begins |
+//! | `Stamped` | replica → gateway | in direct mode: its stamp is durable |
 //! | `Forward`, `Ack` | h ↔ y | the stamp of h is durable; y has closed |
 //! | `Settle`, `Settled` | h ↔ all replicas | f ≥ 2: too few gave the largest stamp (D11) |
 //! | `Decided` | h → gateway | the decision is durable |
@@ -40,6 +41,13 @@
 //! | `Rejoin`, `Known` | replica with a new disk ↔ its peers | it asks what they know of transactions |
 //! | `Copy`, `Copied` | replica with a new disk ↔ its peers | it copies their data |
 //! | `Several` | any → any | one node has more than one message for another one within one step |
+//!
+//! # Direct mode
+//! Where all three replicas of a partition are nearer than the way through h and y and back, the gateway
+//! gives the transaction to all of them. If they stamp it alike, that is the decision, and nobody waits
+//! for h (D9). The rest goes on as without: h decides the same, or what the stamps left open. This takes
+//! more messages. So where replicas are at hand h is *patient*: it does nothing unless a stamp was above
+//! the timestamp, or the gateway asks again. Elsewhere gateways that begin many transactions do without.
 //!
 //! # What is sharper here than in the argument
 //! - **Only what is read is closed, and only writers are raised.** The argument lets all transactions
@@ -75,13 +83,14 @@
 //! into the lowest twelve bits, and makes none twice. (F, id) is therefore the order of F.
 //!
 //! # Not implemented
-//! - Direct mode, read leases; raises by priority: instead, low priority waits at its gateway for most of
+//! - Read leases; raises by priority: instead, low priority waits at its gateway for most of
 //!   the time that others stand in line for its keys (`lines`).
 //! - Repair of a stale interactive value within its attempt: callers are told what they read once.
 //! - General transactions, whose keys are not declared; changes of members.
 
 mod choose;
 mod client;
+mod direct;
 mod drive;
 mod excess;
 mod lines;
@@ -175,8 +184,26 @@ pub struct Config {
     pub piece_bytes: usize,
     /// Bytes that one transaction may read.
     pub read_bytes_max: usize,
+    /// When gateways give transactions to all replicas of a partition themselves.
+    pub direct: DirectUse,
+    /// A gateway that begins more transactions than this in a second does not, unless h is patient.
+    pub direct_rate_max: u32,
+    /// h is patient where all replicas answer within this time.
+    pub patience_max: Duration,
     /// Deliberate mistakes, for tests (ADR 35).
     pub mutations: Mutations,
+}
+
+/// When gateways use direct mode (D9).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DirectUse {
+    /// Where that is faster.
+    Nearer,
+    /// Wherever three replicas are well: for tests.
+    Always {
+        /// h waits until a stamp is above the timestamp, or until it is asked again.
+        is_patient: bool,
+    },
 }
 
 impl Config {
@@ -285,6 +312,7 @@ impl Registered for Geodesic {
         (NAME, "D5", 100),
         (NAME, "D6", 10),
         (NAME, "D8", 10),
+        (NAME, "D9", 20),
         (NAME, "D12", 10),
         (NAME, "one_report", 10),
         (NAME, "no_second_closing", 30),
@@ -360,6 +388,9 @@ impl Protocol for Geodesic {
             version_retention: Duration::from_secs(10),
             piece_bytes: Limits::SERVER.piece_bytes(),
             read_bytes_max: crate::sizes::READ_BYTES_MAX,
+            direct: DirectUse::Nearer,
+            direct_rate_max: 1_000,
+            patience_max: Duration::from_millis(10),
             mutations: Mutations::default(),
         }
     }
@@ -400,5 +431,10 @@ impl Protocol for Geodesic {
             config.kept_bytes =
                 usize::try_from(rng.range(1_000, 100_000)).unwrap_or(config.kept_bytes);
         }
+        config.direct = match rng.below(3) {
+            0 => DirectUse::Nearer,
+            1 => DirectUse::Always { is_patient: false },
+            _ => DirectUse::Always { is_patient: true },
+        };
     }
 }

@@ -20,6 +20,16 @@ mutations! {
     lowest_accepted: "D7";
     /// D8: recovery ignores what h may have recorded.
     second_is_ignored: "D8";
+    /// D8: recovery ignores that all answers have the same stamp of ballot 0.
+    equal_stamps_are_ignored;
+    /// D8: recovery takes the stamp of y that does not know that of h for one that h may have recorded.
+    direct_stamp_counts;
+    /// D9: two equal stamps are enough.
+    two_equal_stamps: "D9";
+    /// D9: y acknowledges before it knows the stamp of h.
+    direct_stamp_is_acknowledged;
+    /// D9: y confirms its stamp without raising it to that of h.
+    confirmed_as_it_is;
     /// D12: nobody waits for predecessors.
     no_predecessors: "D12";
     /// D12: one report is enough.
@@ -54,6 +64,11 @@ pub(super) fn names(_: &str) -> &'static [&'static str] {
         "recovery_stamp_counts",
         "D7",
         "D8",
+        "equal_stamps_are_ignored",
+        "direct_stamp_counts",
+        "D9",
+        "direct_stamp_is_acknowledged",
+        "confirmed_as_it_is",
         "D12",
         "one_report",
         "no_second_closing",

@@ -17,6 +17,9 @@ pub(super) struct Path {
     pub majority: Duration,
     /// All of them are well. If not, ballot 0 cannot decide.
     pub are_enough: bool,
+    /// The three replicas of a group, and how far each is, there and back, if all of them are well:
+    /// they may get the transaction from the gateway (D9).
+    pub all: Option<Vec<(NodeId, Duration)>>,
 }
 
 impl Path {
@@ -51,6 +54,8 @@ pub(super) fn name(
     let needed = quorum(all.len());
     let well: Vec<NodeId> = all.iter().copied().filter(|&node| is_well(node)).collect();
     let are_enough = well.len() >= needed;
+    let may_be_direct = all.len() == 3 && well.len() == 3;
+    let each = may_be_direct.then(|| all.iter().map(|&node| (node, rtt(gateway, node))).collect());
     let candidates = if are_enough { well } else { all.to_vec() };
     let with_h = |&h: &NodeId| {
         let mut named: Vec<NodeId> = candidates.clone();
@@ -60,7 +65,8 @@ pub(super) fn name(
         let to_h = rtt(gateway, h);
         let round_trip = to_h + beyond;
         let one_way = to_h / 2 + beyond / 2;
-        (round_trip, to_h, h, Path { named, one_way, round_trip, majority, are_enough })
+        let all = None;
+        (round_trip, to_h, h, Path { named, one_way, round_trip, majority, are_enough, all })
     };
     let best = candidates
         .iter()
@@ -73,8 +79,9 @@ pub(super) fn name(
             round_trip: Duration::ZERO,
             majority,
             are_enough: false,
+            all: None,
         },
-        |(.., path)| path,
+        |(.., path)| Path { all: each, ..path },
     )
 }
 
@@ -97,8 +104,11 @@ mod tests {
         let path = name(&cluster, gateway, PartitionId(0), |_| true);
         assert_eq!(path.named, [NodeId(1), NodeId(2)]);
         assert_eq!(path.round_trip, Duration::from_millis(11));
+        let away = |node, millis| (NodeId(node), Duration::from_millis(millis));
+        assert_eq!(path.all, Some(vec![away(1, 1), away(2, 10), away(3, 20)]));
         let path = name(&cluster, gateway, PartitionId(0), |node| node != NodeId(2));
         assert_eq!((path.named, path.are_enough), (vec![NodeId(1), NodeId(3)], true));
+        assert_eq!(path.all, None, "all three have to answer");
         let path = name(&cluster, gateway, PartitionId(0), |node| node == NodeId(3));
         assert!(!path.are_enough, "one is not enough");
     }
@@ -106,7 +116,7 @@ mod tests {
     #[test]
     fn ballot_zero_needs_all_but_one_of_five() {
         let path = name(&cluster(5), NodeId(6), PartitionId(0), |_| true);
-        assert_eq!(path.named.len(), 4);
+        assert_eq!((path.named.len(), path.all), (4, None));
         assert_eq!([1, 3, 5, 7].map(quorum), [1, 2, 4, 6]);
     }
 }

@@ -32,8 +32,11 @@ pub(super) struct Replica {
     writers: Writers,
     hints: Hints,
     questions: Questions,
-    /// As y: stamps that its clock has not passed, and what the clock said when the forward came.
-    closing_due: BTreeMap<Place, Timestamp>,
+    /// Stamps that its clock has not passed. As y, with what the clock said when the forward came: h
+    /// waits for an acknowledgement.
+    closing_due: BTreeMap<Place, Option<Timestamp>>,
+    /// In direct mode: it has closed up to this for these, since this server began.
+    closed: BTreeMap<TxnId, Timestamp>,
     /// As h: what the other named replicas acknowledged.
     acks: BTreeMap<TxnId, BTreeMap<NodeId, (Timestamp, Timestamp)>>,
     /// As h, for f ≥ 2: who accepted the largest stamp; the last arrival.
@@ -130,6 +133,7 @@ impl Replica {
             hints: Hints::default(),
             questions: Questions::default(),
             closing_due: BTreeMap::new(),
+            closed: BTreeMap::new(),
             acks: BTreeMap::new(),
             settling: BTreeMap::new(),
             fetching: BTreeMap::new(),
@@ -189,7 +193,7 @@ impl Replica {
             return;
         }
         match msg {
-            Msg::Begin { text, .. } => self.on_begin(&text, world),
+            Msg::Begin { text, .. } => self.on_begin(from, &text, world),
             Msg::Forward { text, stamp, .. } => self.on_forward(from, &text, stamp, world),
             Msg::Ack { txn, stamp, arrived, .. } => self.on_ack(from, txn, stamp, arrived, world),
             Msg::Settle { txn, at, text, .. } => self.on_settle(from, txn, at, &text, world),
@@ -243,6 +247,7 @@ impl Replica {
             }
             Msg::Decided { .. }
             | Msg::Observed { .. }
+            | Msg::Stamped { .. }
             | Msg::Stored { .. }
             | Msg::Applied { .. }
             | Msg::Promised { .. }
@@ -262,11 +267,12 @@ impl Replica {
     /// Makes a change durable, and carries it out.
     fn change(&mut self, change: Change, world: &mut World<'_, '_>) {
         let concerned: Vec<TxnId> = match &change {
-            Change::Stamp { text, .. } => vec![text.txn()],
+            Change::Stamp { text, .. } | Change::Direct { text, .. } => vec![text.txn()],
             Change::Promise { txn, .. }
             | Change::Accept { txn, .. }
             | Change::Store { txn, .. }
             | Change::Final { txn, .. }
+            | Change::Confirm { txn, .. }
             | Change::End { txn, .. } => vec![*txn],
             Change::Forget(txns) | Change::Shorten(txns) => txns.clone(),
             Change::Inherit(part) => part.entries.keys().copied().collect(),
@@ -363,28 +369,56 @@ impl Replica {
         entry.is_none() && self.is_far_future(text.t, world)
     }
 
-    /// Step 2, at h.
-    fn on_begin(&mut self, text: &Arc<Text>, world: &mut World<'_, '_>) {
-        let txn = text.txn();
-        let named = text.named(self.id).to_vec();
-        if named.first() != Some(&world.node) || self.is_past_ballot_zero(text, world) {
+    /// Step 2, at h; in direct mode at every replica.
+    fn on_begin(&mut self, from: NodeId, text: &Arc<Text>, world: &mut World<'_, '_>) {
+        let (txn, partition) = (text.txn(), self.id);
+        let named = text.named(partition);
+        let Some(&h) = named.first() else { return };
+        let (is_first, is_direct) = (h == world.node, text.is_direct(partition));
+        if !(is_first || is_direct) || self.is_past_ballot_zero(text, world) {
             return;
         }
+        let arrived = world.cx.clock().now;
         let known = self.state.entries.get(&txn).and_then(|entry| entry.stamp);
-        let stamp = match known {
+        let at = match known {
             Some(stamp) => stamp.at,
             None => {
                 let at = self.stamp_for(text, text.t, world);
-                if at > text.t {
-                    world.cx.note(Note::Raised);
-                }
-                self.stamp(text, at, world);
+                let text = text.clone();
+                let change =
+                    if is_first { Change::Stamp { text, at } } else { Change::Direct { text, at } };
+                self.stamp(change, txn, world);
                 at
             }
         };
-        self.hint(text, world);
+        let is_raised = at > text.t;
+        if is_raised && known.is_none() {
+            world.cx.note(Note::Raised);
+        }
+        if is_direct {
+            world.reply(text.gateway, Msg::Stamped { txn, partition, at, arrived });
+            let is_second = named.contains(&world.node) && !is_first;
+            let acks = is_second && world.config.mutations.direct_stamp_is_acknowledged();
+            self.closing_due.entry((at, txn)).or_insert(acks.then_some(arrived));
+            self.close_due(world);
+        }
+        let is_patient = text.is_patient(partition);
+        let is_asked = known.is_some() || from != text.gateway;
+        if is_first && (!is_patient || is_raised || is_asked) {
+            self.forward(text, at, world);
+        } else if !is_first && is_patient && is_raised {
+            world.reply(h, Msg::Begin { partition, text: text.clone(), more: vec![] });
+        }
+    }
+
+    /// h has stamped.
+    fn forward(&mut self, text: &Arc<Text>, stamp: Timestamp, world: &mut World<'_, '_>) {
+        let named = text.named(self.id);
+        if !text.is_direct(self.id) {
+            self.hint(text, world);
+        }
         if named.len() == 1 {
-            self.try_record(txn, world);
+            self.try_record(text.txn(), world);
             return;
         }
         for &to in named.iter().skip(1) {
@@ -406,9 +440,8 @@ impl Replica {
         }
     }
 
-    fn stamp(&mut self, text: &Arc<Text>, at: Timestamp, world: &mut World<'_, '_>) {
-        let txn = text.txn();
-        self.change(Change::Stamp { text: text.clone(), at }, world);
+    fn stamp(&mut self, change: Change, txn: TxnId, world: &mut World<'_, '_>) {
+        self.change(change, world);
         self.index(txn, world);
         self.watch(txn, world);
     }
@@ -429,24 +462,45 @@ impl Replica {
         }
         let arrived = world.cx.clock().now;
         let at = match self.state.entries.get(&txn).and_then(|entry| entry.stamp) {
-            Some(stamp) => stamp.at,
+            Some(known) if known.kind == Kind::Direct => self.confirm(txn, known.at, stamp, world),
+            Some(known) => known.at,
             None => {
                 let at = self.stamp_for(text, stamp, world);
                 if at > stamp {
                     world.cx.note(Note::RaisedAtSecond);
                 }
-                self.stamp(text, at, world);
+                self.stamp(Change::Stamp { text: text.clone(), at }, txn, world);
                 at
             }
         };
         if arrived > at {
             world.cx.note(Note::LateForward);
         }
-        self.closing_due.insert((at, txn), arrived);
+        self.closing_due.insert((at, txn), Some(arrived));
         self.close_due(world);
     }
 
-    /// y closes up to the stamps that its clock has passed.
+    /// Direct mode, at y: its stamp respects that of h from now on (D9). Returns it.
+    fn confirm(
+        &mut self,
+        txn: TxnId,
+        own: Timestamp,
+        stamp: Timestamp,
+        world: &mut World<'_, '_>,
+    ) -> Timestamp {
+        let at = if world.config.mutations.confirmed_as_it_is() { own } else { own.max(stamp) };
+        if own > stamp {
+            world.cx.note(Note::RaisedAtSecond);
+        }
+        self.closing_due.remove(&(own, txn));
+        self.change(Change::Confirm { txn, at }, world);
+        if at > own {
+            self.recheck(txn, world);
+        }
+        at
+    }
+
+    /// y, and in direct mode every replica, closes up to the stamps that its clock has passed.
     pub(super) fn close_due(&mut self, world: &mut World<'_, '_>) {
         let now = world.cx.clock().now;
         while let Some((&(at, txn), &arrived)) = self.closing_due.first_key_value() {
@@ -459,8 +513,19 @@ impl Replica {
             let entry = self.state.entries.get(&txn);
             let Some(text) = entry.and_then(|entry| entry.text.clone()) else { continue };
             let Some(&h) = text.named(self.id).first() else { continue };
-            self.observe(&text, text.gateway, at, world);
-            world.reply(h, Msg::Ack { txn, partition: self.id, stamp: at, arrived });
+            self.observe_once(&text, at, world);
+            if let Some(arrived) = arrived {
+                world.reply(h, Msg::Ack { txn, partition: self.id, stamp: at, arrived });
+            }
+        }
+    }
+
+    /// Closes and tells the gateway what the transaction reads, unless that was done as of this time: in
+    /// direct mode a replica need not wait for h.
+    fn observe_once(&mut self, text: &Arc<Text>, at: Timestamp, world: &mut World<'_, '_>) {
+        let is_done = text.is_direct(self.id) && self.closed.insert(text.txn(), at) == Some(at);
+        if !is_done {
+            self.observe(text, text.gateway, at, world);
         }
     }
 
@@ -532,7 +597,7 @@ impl Replica {
         world: &mut World<'_, '_>,
     ) {
         let (txn, partition) = (text.txn(), self.id);
-        self.observe(text, text.gateway, at, world);
+        self.observe_once(text, at, world);
         world.reply(text.gateway, Msg::Decided { txn, partition, at, arrived });
     }
 
@@ -802,6 +867,7 @@ impl Replica {
     fn unindex(&mut self, txn: TxnId, world: &World<'_, '_>) {
         self.acks.remove(&txn);
         self.settling.remove(&txn);
+        self.closed.remove(&txn);
         let Some(entry) = self.state.entries.get(&txn) else { return };
         if let Some(stamp) = entry.stamp {
             self.closing_due.remove(&(stamp.at, txn));

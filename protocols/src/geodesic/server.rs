@@ -327,6 +327,7 @@ impl Server {
             | Msg::Ack { .. }
             | Msg::Settle { .. }
             | Msg::Settled { .. }
+            | Msg::Stamped { .. }
             | Msg::Decided { .. }
             | Msg::Store { .. }
             | Msg::Commit { .. }
@@ -600,7 +601,7 @@ mod tests {
     use orthodrome_core::workers::Alone;
     use orthodrome_core::{Host, Rng};
 
-    use super::super::message::{Output, Side, Text};
+    use super::super::message::{Ballot, Kind, Output, Side, Text};
     use super::*;
     use crate::functor::{Body, Functor};
 
@@ -669,16 +670,22 @@ mod tests {
         TxnId::new(ClientId(1), counter)
     }
 
-    /// n2 forwards a transaction that reads and writes the key `a`.
-    fn forward(counter: u64, stamp: u64, op: Op) -> (NodeId, Msg) {
+    /// A transaction that reads and writes the key `a`.
+    fn text(counter: u64, t: u64, (named, is_direct): ([u32; 2], bool), op: Op) -> Arc<Text> {
         let key = Key::from("a");
         let (reads, writes) = (vec![key.clone()], vec![key.clone()]);
         let body = Body::Ops(vec![Op::Get(key), op]);
         let functor = Functor { txn: txn(counter), reads, writes, body, acknowledged_below: 0 };
-        let sides = vec![Side { partition: P, named: vec![NodeId(2), NodeId(1)] }];
-        let (t, priority, gateway) = (at(stamp), Priority::default(), GATEWAY);
-        let text = Arc::new(Text { functor, priority, gateway, t, sides, register: None });
-        (NodeId(2), Msg::Forward { partition: P, text, stamp: t, more: vec![] })
+        let (named, is_patient) = (named.map(NodeId).to_vec(), false);
+        let sides = vec![Side { partition: P, named, is_direct, is_patient }];
+        let (t, priority, gateway) = (at(t), Priority::default(), GATEWAY);
+        Arc::new(Text { functor, priority, gateway, t, sides, register: None })
+    }
+
+    /// n2 forwards it.
+    fn forward(counter: u64, stamp: u64, op: Op) -> (NodeId, Msg) {
+        let text = text(counter, stamp, ([2, 1], false), op);
+        (NodeId(2), Msg::Forward { partition: P, text, stamp: at(stamp), more: vec![] })
     }
 
     /// What a second transaction on a key reads when the place of the first one, which is pending, is
@@ -729,6 +736,133 @@ mod tests {
         assert_eq!(scan_is_answered(range(b"b"), None), (true, false));
         let mutation = Some("fences_stand_for_nothing");
         assert_eq!(scan_is_answered(range(b"a"), mutation), (true, false), "the mutation shows");
+    }
+
+    /// What a replica says in direct mode: its stamp, what it has acknowledged to h, and whether it has
+    /// told what the transaction reads, and as of when.
+    #[derive(Default, PartialEq, Eq, Debug)]
+    struct Said {
+        stamped: Vec<Timestamp>,
+        acknowledged: Vec<Timestamp>,
+        observed: Vec<Timestamp>,
+        decided: Vec<Timestamp>,
+    }
+
+    fn said(messages: Vec<Msg>) -> Said {
+        let mut said = Said::default();
+        for msg in messages {
+            if let Msg::Stamped { at, .. } = msg {
+                said.stamped.push(at);
+            } else if let Msg::Ack { stamp, .. } = msg {
+                said.acknowledged.push(stamp);
+            } else if let Msg::Observed { at, .. } = msg {
+                said.observed.push(at);
+            } else if let Msg::Decided { at, .. } = msg {
+                said.decided.push(at);
+            }
+        }
+        said
+    }
+
+    /// What n1, whom the gateway gives a transaction itself, says to that; when its clock passes the
+    /// stamp; and when `then` comes.
+    fn direct(named: [u32; 2], then: Msg, mutation: Option<&str>) -> [Said; 3] {
+        let mut host = server_with(mutation);
+        let text = text(1, 1_010, (named, true), Op::Put(Key::from("a"), "1".into()));
+        let begin = Msg::Begin { partition: P, text, more: vec![] };
+        let first = said(hears(&mut host, 1_000, (GATEWAY, begin)));
+        let (now, clock) = clock(1_011);
+        host.fire(now, clock);
+        let second = said(sent(&mut host, 1_011));
+        [first, second, said(hears(&mut host, 1_020, (NodeId(2), then)))]
+    }
+
+    #[test]
+    fn in_direct_mode_every_replica_stamps_closes_and_tells_by_itself() {
+        let stamped = Said { stamped: vec![at(1_010)], ..Said::default() };
+        let observed = Said { observed: vec![at(1_010)], ..Said::default() };
+        let text = |named| text(1, 1_010, (named, true), Op::Put(Key::from("a"), "1".into()));
+        let forward = |named, stamp| Msg::Forward {
+            partition: P,
+            text: text(named),
+            stamp: at(stamp),
+            more: vec![],
+        };
+        // As y: what h says later it acknowledges, and does not tell the gateway again.
+        let said = direct([2, 1], forward([2, 1], 1_010), None);
+        let acknowledged = Said { acknowledged: vec![at(1_010)], ..Said::default() };
+        assert_eq!(said, [stamped, observed, acknowledged]);
+        // If h has a larger stamp, y raises its own, and closes again.
+        let [.., third] = direct([2, 1], forward([2, 1], 1_015), None);
+        let (acknowledged, observed) = (vec![at(1_015)], vec![at(1_015)]);
+        assert_eq!(third, Said { acknowledged, observed, ..Said::default() });
+        let [.., third] = direct([2, 1], forward([2, 1], 1_015), Some("confirmed_as_it_is"));
+        assert_eq!(third.acknowledged, [at(1_010)], "the mutation shows");
+        let [_, second, _] =
+            direct([2, 1], forward([2, 1], 1_015), Some("direct_stamp_is_acknowledged"));
+        assert_eq!(second.acknowledged, [at(1_010)], "the mutation shows");
+        // As the third: nothing that h says is for it.
+        let [.., third] = direct([2, 3], forward([2, 3], 1_010), None);
+        assert_eq!(third, Said::default());
+        // As h: the decision is as of its own stamp, as of which it has told already.
+        let (txn, arrived) = (txn(1), at(1_005));
+        let ack = Msg::Ack { txn, partition: P, stamp: at(1_010), arrived };
+        let [.., third] = direct([1, 2], ack, None);
+        assert_eq!(third, Said { decided: vec![at(1_010)], ..Said::default() });
+        let ack = Msg::Ack { txn, partition: P, stamp: at(1_013), arrived };
+        let [.., third] = direct([1, 2], ack, None);
+        let (decided, observed) = (vec![at(1_013)], vec![at(1_013)]);
+        assert_eq!(third, Said { decided, observed, ..Said::default() });
+    }
+
+    /// What n1 says when the gateway gives it a transaction, and when it gives it the same again: whether
+    /// it forwards it, and whether it asks h to.
+    fn patient(named: [u32; 2], is_read: bool) -> [(bool, bool); 2] {
+        let mut host = server();
+        if is_read {
+            let (keys, fenced) = (vec![Key::from("a")], None);
+            let read = Msg::ReadOnly { txn: txn(2), partition: P, keys, at: at(1_020), fenced };
+            hears(&mut host, 1_000, (GATEWAY, read));
+        }
+        let text = text(1, 1_010, (named, true), Op::Put(Key::from("a"), "1".into()));
+        let mut text = Text::clone(&text);
+        text.sides[0].is_patient = true;
+        let begin = Msg::Begin { partition: P, text: Arc::new(text), more: vec![] };
+        [(); 2].map(|()| {
+            let said = hears(&mut host, 1_000, (GATEWAY, begin.clone()));
+            assert!(said.iter().any(|msg| matches!(msg, Msg::Stamped { .. })), "{said:?}");
+            let forwards = said.iter().any(|msg| matches!(msg, Msg::Forward { .. }));
+            (forwards, said.iter().any(|msg| matches!(msg, Msg::Begin { .. })))
+        })
+    }
+
+    #[test]
+    fn a_patient_h_decides_if_a_stamp_was_raised_or_if_it_is_asked_again() {
+        assert_eq!(patient([1, 2], false), [(false, false), (true, false)]);
+        assert_eq!(patient([1, 2], true), [(true, false); 2], "its own stamp was raised");
+        assert_eq!(patient([2, 1], false), [(false, false); 2]);
+        assert_eq!(patient([2, 1], true), [(false, true); 2], "that of y was");
+        assert_eq!(patient([2, 3], true), [(false, true); 2], "that of the third was");
+    }
+
+    /// After a promise no stamp of ballot 0 counts (D5), so y confirms none either.
+    #[test]
+    fn a_stamp_is_not_confirmed_after_a_promise() {
+        let mut host = server();
+        let text = text(1, 990, ([2, 1], true), Op::Put(Key::from("a"), "1".into()));
+        let begin = Msg::Begin { partition: P, text: text.clone(), more: vec![] };
+        assert_eq!(said(hears(&mut host, 1_000, (GATEWAY, begin))).stamped, [at(990)]);
+        let ballot = Ballot { round: 1, node: NodeId(3), incarnation: 1 };
+        let (txn, partition, participants) = (txn(1), P, vec![P]);
+        let recover = Msg::Recover { txn, partition, ballot, text: None, participants };
+        let promised = hears(&mut host, 1_000, (NodeId(3), recover));
+        let kind = promised.iter().find_map(|msg| {
+            let Msg::Promised { answer, .. } = msg else { return None };
+            answer.stamp.map(|stamp| stamp.kind)
+        });
+        assert_eq!(kind, Some(Kind::Direct));
+        let forward = Msg::Forward { partition: P, text, stamp: at(995), more: vec![] };
+        assert_eq!(said(hears(&mut host, 1_001, (NodeId(2), forward))), Said::default());
     }
 
     #[test]

@@ -138,6 +138,15 @@ impl State {
                 let entry = self.entry(text.txn(), &text.participants(), Some(text));
                 entry.stamp = Some(Stamp { at: *at, kind: Kind::Confirmed });
             }
+            Change::Direct { text, at } => {
+                let entry = self.entry(text.txn(), &text.participants(), Some(text));
+                entry.stamp = Some(Stamp { at: *at, kind: Kind::Direct });
+            }
+            Change::Confirm { txn, at } => {
+                if let Some(entry) = self.entries.get_mut(txn) {
+                    entry.stamp = Some(Stamp { at: *at, kind: Kind::Confirmed });
+                }
+            }
             Change::Promise { txn, participants, text, ballot, stamp } => {
                 let entry = self.entry(*txn, participants, text.as_ref());
                 entry.promised = entry.promised.max(*ballot);

@@ -483,7 +483,12 @@ mod tests {
             body: Body::Ops(vec![Op::Put(Key::from("a"), "1".into())]),
             acknowledged_below: 0,
         };
-        let sides = vec![Side { partition: P, named: vec![NodeId(1), NodeId(2)] }];
+        let sides = vec![Side {
+            partition: P,
+            named: vec![NodeId(1), NodeId(2)],
+            is_direct: false,
+            is_patient: false,
+        }];
         let (t, priority) = (Timestamp(99_000_000_000), Priority::default());
         let text =
             Arc::new(Text { functor, priority, gateway: NodeId(4), t, sides, register: None });
