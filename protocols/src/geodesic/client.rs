@@ -962,7 +962,12 @@ impl Client {
             self.under_way.make_room(id);
         }
         self.under_way.add(id, drive.bytes(), &self.config);
-        let pause = self.config.resend_after * backoff(drive.times);
+        let is_asked_again = drive.stage == Stage::Ordering && drive.is_of_ballot_zero();
+        let pause = match is_asked_again {
+            // h is near, and has to do what it would have done without direct mode.
+            true => self.config.patience_max * 2 + self.config.slack,
+            false => self.config.resend_after * backoff(drive.times),
+        };
         let pause = pause + self.under_way.span(&self.config);
         let jitter = cx.rng().below(1 + nanos(pause) / 4);
         cx.set_timer(Timer::Drive(id), cx.now() + pause + Duration::from_nanos(jitter));

@@ -380,7 +380,7 @@ impl Drive {
         (config, out): (&Config, &mut Out),
     ) -> Progress {
         let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
-        if !slot.is_direct {
+        if !(slot.is_direct && slot.replicas.contains(&from)) {
             return Progress::Nothing;
         }
         slot.stamps.insert(from, at);
@@ -393,20 +393,31 @@ impl Drive {
         }
     }
 
-    /// Asks h to decide where that waits for the replicas' stamps. False if it waits nowhere.
+    /// Asks h to decide where that is patient. False if that would not help everywhere: h or y has not
+    /// answered, or h was asked before.
     fn ask_first(&mut self, out: &mut Out) -> bool {
         let Some(text) = &self.text else { return false };
-        let mut waits = false;
+        let is_open = |slot: &&mut Slot| slot.phase == Phase::Asked;
+        let can_decide = |slot: &Slot| {
+            slot.is_patient && slot.named.iter().all(|node| slot.stamps.contains_key(node))
+        };
+        if !self.slots.values_mut().filter(is_open).all(|slot| can_decide(slot)) {
+            return false;
+        }
         for (&partition, slot) in &mut self.slots {
-            if slot.phase != Phase::Asked || !std::mem::take(&mut slot.is_patient) {
-                continue;
-            }
-            if let Some(&h) = slot.named.first() {
-                waits = true;
+            if slot.phase == Phase::Asked
+                && let Some(&h) = slot.named.first()
+            {
+                slot.is_patient = false;
                 out.push((h, Msg::Begin { partition, text: text.clone(), more: vec![] }));
             }
         }
-        waits
+        true
+    }
+
+    /// Nobody recovers it here.
+    pub(super) fn is_of_ballot_zero(&self) -> bool {
+        self.ballot == Ballot::default()
     }
 
     /// Whether ballot 0 has decided at a partition.
@@ -418,7 +429,7 @@ impl Drive {
     /// promised more: an answer may take longer than the time-out, and one to an earlier ballot would
     /// not count.
     fn ask_again(&mut self, me: (NodeId, u64), out: &mut Out) {
-        if self.ballot == Ballot::default() && self.ask_first(out) {
+        if self.stage == Stage::Ordering && self.is_of_ballot_zero() && self.ask_first(out) {
             return;
         }
         let is_lost = |slot: &Slot| match slot.phase {
@@ -930,22 +941,24 @@ impl Drive {
     }
 
     /// Tells those who do not know it that F is final: all whose partition decided less, or was
-    /// recovered. If what it writes does not depend on what it reads, all: nobody has to wait then for
-    /// what it waits for.
+    /// recovered. If F is above the timestamp, all: replicas with lower stamps would take it for a
+    /// predecessor of others, which it may wait for itself. If what it writes does not depend on what it
+    /// reads, all: nobody has to wait then for what it waits for.
     fn commit(&self, at: Timestamp, config: &Config, out: &mut Out) {
         let txn = self.txn;
+        let is_raised = self.text.as_ref().is_some_and(|text| at > text.t);
         for (&partition, slot) in &self.slots {
             let is_known = slot.is_of_ballot_zero
                 && self.fixed.is_none()
-                && (slot.phase == Phase::Chosen(Value::At(at))
+                && (slot.phase == Phase::Chosen(Value::At(at)) && !is_raised
                     || config.mutations.no_second_closing());
             if is_known {
                 continue;
             }
-            let (to, text) = if slot.is_of_ballot_zero {
-                (&slot.named, None)
-            } else {
-                (&slot.replicas, self.text.clone())
+            let (to, text) = match (slot.is_of_ballot_zero, slot.is_direct) {
+                (true, false) => (&slot.named, None),
+                (true, true) => (&slot.replicas, None),
+                (false, _) => (&slot.replicas, self.text.clone()),
             };
             for &to in to {
                 out.push((to, Msg::Commit { txn, partition, at, text: text.clone() }));
@@ -1176,21 +1189,54 @@ mod tests {
         let config = Geodesic::configure(&cluster, "geodesic");
         let mut text = Text::clone(&text());
         (text.sides[0].is_direct, text.sides[0].is_patient) = (true, true);
-        let mut drive = Drive::new(&cluster, text.txn(), Some(Arc::new(text)), []);
-        let mut out = Out::new();
-        drive.begin(&mut out);
-        for node in [1, 2] {
-            let _ = drive.on_stamped(NodeId(node), (P, Timestamp(5)), (&config, &mut out));
-        }
-        assert_eq!(drive.silent(), [NodeId(3)]);
-        let mut asked = |drive: &mut Drive| {
-            out.clear();
-            let _ = drive.on_timeout(ME, 5, &mut out);
-            let kind = |(to, msg): &(NodeId, Msg)| (*to, matches!(msg, Msg::Begin { .. }));
-            out.iter().map(kind).collect::<Vec<_>>()
+        let text = Arc::new(text);
+        // Those who have answered, and who is asked after a time-out, and after another one: whether by
+        // `Begin`, or in recovery.
+        let asked = |answered: [u32; 2]| {
+            let mut drive = Drive::new(&cluster, text.txn(), Some(text.clone()), []);
+            let mut out = Out::new();
+            drive.begin(&mut out);
+            for node in answered.map(NodeId) {
+                let _ = drive.on_stamped(node, (P, Timestamp(5)), (&config, &mut out));
+            }
+            let silent: Vec<NodeId> = drive.silent();
+            assert!(silent.len() == 1 && !answered.map(NodeId).contains(&silent[0]));
+            [(); 2].map(|()| {
+                out.clear();
+                let _ = drive.on_timeout(ME, 5, &mut out);
+                let kind = |(to, msg): &(NodeId, Msg)| (to.0, matches!(msg, Msg::Begin { .. }));
+                out.iter().map(kind).collect::<Vec<_>>()
+            })
         };
-        assert_eq!(asked(&mut drive), [(NodeId(1), true)]);
-        assert_eq!(asked(&mut drive), [1, 2, 3].map(|node| (NodeId(node), false)), "recovery");
+        let recovery = [1, 2, 3].map(|node| (node, false));
+        assert_eq!(asked([1, 2]), [vec![(1, true)], recovery.to_vec()]);
+        // h or y is silent, so h could not decide.
+        assert_eq!(asked([1, 3])[0], recovery);
+        assert_eq!(asked([2, 3])[0], recovery);
+    }
+
+    /// Replicas with lower stamps would take it for a predecessor of others until it has ended, and it
+    /// may wait for one of those.
+    #[test]
+    fn everybody_learns_that_a_place_is_above_the_timestamp() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let told = |is_direct, at| {
+            let mut text = Text::clone(&text());
+            (text.functor.reads, text.sides[0].is_direct) = (vec![Key::from("a")], is_direct);
+            text.functor.body = Body::Ops(vec![Op::Add(Key::from("a"), 1)]);
+            let mut drive = Drive::new(&cluster, text.txn(), Some(Arc::new(text)), []);
+            let mut out = Out::new();
+            let _ = drive.on_decided(P, Timestamp(at), (&config, &mut out));
+            let commits =
+                out.iter().filter(|(_, msg)| matches!(msg, Msg::Commit { text: None, .. }));
+            commits.map(|(to, _)| to.0).collect::<Vec<u32>>()
+        };
+        assert_eq!(told(false, 5), []);
+        assert_eq!(told(false, 6), [1, 2]);
+        assert_eq!(told(true, 5), []);
+        assert_eq!(told(true, 6), [1, 2, 3]);
     }
 
     #[test]
