@@ -97,7 +97,7 @@ fn main() -> Result<()> {
     match Args::parse().task {
         Task::Ci => ci(),
         Task::Check => check(),
-        Task::Test { quick } => tests::run(quick).and_then(tests::Summary::into_result),
+        Task::Test { quick } => tests::run(quick, || Ok(())).and_then(tests::Summary::into_result),
         Task::Golden => golden(),
         Task::Bench { counts: true, update, .. } => count(update),
         Task::Bench { filter, .. } => bench(filter),
@@ -125,21 +125,31 @@ fn main() -> Result<()> {
 fn ci() -> Result<()> {
     step("format", || cargo(&["fmt", "--all", "--check"]))?;
     // Tests wait for servers and time-outs much of the time. The other checks use the processors in
-    // the meantime; at a low priority, they hardly slow down the tests.
+    // the meantime; at a low priority, they hardly slow down the tests. They begin when the tests are
+    // built, because only one of them can build at a time.
     let this = std::env::current_exe().context("this program has no path")?;
     let mut checks = Command::new("nice");
-    let checks = checks.args(["-n", "10"]).arg(this).arg("check");
-    let mut checks = checks.spawn().context("could not start `nice`")?;
-    let mut summary = None;
+    checks.args(["-n", "10"]).arg(this).arg("check");
+    let (mut running, mut summary) = (None, None);
     let tested = step("tests", || {
-        summary = Some(tests::run(false)?);
+        let ran = tests::run(false, || {
+            running = Some(checks.spawn().context("could not start `nice`")?);
+            Ok(())
+        });
+        summary = Some(ran?);
         Ok(())
     });
-    let checked = checks.wait().context("could not wait for the checks")?;
+    let checked = match &mut running {
+        Some(checks) => Some(checks.wait().context("could not wait for the checks")?),
+        None => None,
+    };
     tested?;
     // Last, so that the number of tests is at the end of the output.
     let tested = summary.context("no test ran")?.into_result();
-    ensure!(checked.success(), "the checks failed, see above (`cargo xtask check` repeats them)");
+    ensure!(
+        checked.is_some_and(|it| it.success()),
+        "the checks failed, see above (`cargo xtask check` repeats them)"
+    );
     tested
 }
 

@@ -140,8 +140,9 @@ fn free_kib(text: &str) -> Option<u64> {
     text.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()
 }
 
-/// Runs all tests, or those of the pure crates with fewer seeds.
-pub fn run(quick: bool) -> Result<Summary> {
+/// Runs all tests, or those of the pure crates with fewer seeds. Calls `on_built` when the test
+/// programs are built.
+pub fn run(quick: bool, on_built: impl FnOnce() -> Result<()>) -> Result<Summary> {
     if !quick {
         ensure_disk()?;
     }
@@ -163,6 +164,7 @@ pub fn run(quick: bool) -> Result<Summary> {
             .map_err(|_| anyhow!("the thread of the installation panicked"))??;
         anyhow::Ok(built)
     })?;
+    on_built()?;
     let mut summary = Summary::default();
     // The examples of the documentation are compiled while suites wait for servers.
     let documentation = std::thread::scope(|threads| -> Result<Output> {
