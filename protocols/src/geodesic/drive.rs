@@ -364,9 +364,8 @@ impl Drive {
     pub(super) fn begin(&mut self, out: &mut Out) {
         let Some(text) = &self.text else { return };
         for (&partition, slot) in &self.slots {
-            let to = if slot.is_direct { &slot.replicas } else { &slot.named };
-            let count = if slot.is_direct { to.len() } else { 1 };
-            for &to in to.iter().take(count) {
+            let first = slot.named.get(..1).unwrap_or_default();
+            for &to in if slot.is_direct { &slot.replicas } else { first } {
                 out.push((to, Msg::Begin { partition, text: text.clone(), more: vec![] }));
             }
         }
@@ -397,11 +396,11 @@ impl Drive {
     /// answered, or h was asked before.
     fn ask_first(&mut self, out: &mut Out) -> bool {
         let Some(text) = &self.text else { return false };
-        let is_open = |slot: &&mut Slot| slot.phase == Phase::Asked;
+        let mut open = self.slots.values().filter(|slot| slot.phase == Phase::Asked).peekable();
         let can_decide = |slot: &Slot| {
             slot.is_patient && slot.named.iter().all(|node| slot.stamps.contains_key(node))
         };
-        if !self.slots.values_mut().filter(is_open).all(|slot| can_decide(slot)) {
+        if open.peek().is_none() || !open.all(can_decide) {
             return false;
         }
         for (&partition, slot) in &mut self.slots {
@@ -1271,6 +1270,27 @@ mod tests {
         let ended = promise(&mut drive, 3, &mut out);
         let Progress::Ended(output) = ended else { panic!("{ended:?}") };
         assert_eq!(output.outcome, Outcome::Aborted(AbortReason::Recovery));
+    }
+
+    /// Nobody is asked to decide where nothing is left to decide.
+    #[test]
+    fn what_one_partition_does_not_know_and_the_other_has_decided_is_recovered() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 2, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let other = PartitionId(1);
+        let mut drive = Drive::new(&cluster, text().txn(), Some(text()), [P, other]);
+        let mut out = Out::new();
+        drive.begin(&mut out);
+        let _ = drive.on_decided(P, Timestamp(5), (&config, &mut out));
+        let unknown = Answer { is_forgotten: true, ..Answer::default() };
+        for from in [1, 2] {
+            let (answer, at) = (unknown.clone(), (other, Ballot::default()));
+            drive.on_promised(NodeId(from), at, answer, &cluster, (&config, &mut out));
+        }
+        out.clear();
+        let _ = drive.on_timeout(ME, 5, &mut out);
+        assert!(out.iter().any(|(_, msg)| matches!(msg, Msg::Recover { partition: P, .. })));
     }
 
     #[test]
