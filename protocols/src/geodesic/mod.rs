@@ -234,6 +234,8 @@ pub enum Note {
     Foreseen,
     /// A timestamp too far ahead was refused.
     FarFuture,
+    /// A replica that started again gave no stamp, because it would have been ahead.
+    Ahead,
     /// A message came after the end, or after a promise.
     LateMessage,
     /// A replica heard of a transaction for the first time when its client knew the outcome.

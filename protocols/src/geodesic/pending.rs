@@ -47,6 +47,11 @@ impl Closings {
         self.newest = self.newest.max(at);
     }
 
+    /// Every key is closed up to here.
+    pub(super) fn floor(&self) -> Timestamp {
+        self.floor
+    }
+
     /// The highest closing of these keys.
     pub(super) fn of<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) -> Timestamp {
         let known = keys.into_iter().map(|key| self.by_key.get(key).copied().unwrap_or_default());

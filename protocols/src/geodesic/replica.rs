@@ -350,6 +350,23 @@ impl Replica {
         }
     }
 
+    /// True if this replica has started again, and its clock has not reached the ceiling of its closings
+    /// yet. Each stamp that it gave a writer would be ahead, and everybody would wait for that time.
+    pub(super) fn is_ahead(&self, now: Timestamp) -> bool {
+        self.replicas.len() > 2 && self.closings.floor() >= now
+    }
+
+    /// True if this replica gives a transaction no stamp, because that would be ahead. To others it is
+    /// still down, for a second at most, and a majority does without it.
+    fn would_be_ahead(&self, text: &Text, wanted: Timestamp, world: &mut World<'_, '_>) -> bool {
+        let is_behind = wanted <= self.closings.floor() && self.is_ahead(world.cx.clock().now);
+        let is_ahead = is_behind && text.writes(world.cluster, self.id).next().is_some();
+        if is_ahead {
+            world.cx.note(Note::Ahead);
+        }
+        is_ahead
+    }
+
     // Steps 1 to 4.
 
     /// True if a message of ballot 0 comes too late, or too early.
@@ -382,6 +399,7 @@ impl Replica {
         let known = self.state.entries.get(&txn).and_then(|entry| entry.stamp);
         let at = match known {
             Some(stamp) => stamp.at,
+            None if self.would_be_ahead(text, text.t, world) => return,
             None => {
                 let at = self.stamp_for(text, text.t, world);
                 let text = text.clone();
@@ -464,6 +482,7 @@ impl Replica {
         let at = match self.state.entries.get(&txn).and_then(|entry| entry.stamp) {
             Some(known) if known.kind == Kind::Direct => self.confirm(txn, known.at, stamp, world),
             Some(known) => known.at,
+            None if self.would_be_ahead(text, stamp, world) => return,
             None => {
                 let at = self.stamp_for(text, stamp, world);
                 if at > stamp {
@@ -1041,6 +1060,9 @@ impl Replica {
             let whole = known.or(new.clone());
             let may_stamp = !has_stamp && !world.config.mutations.no_recovery_stamp();
             let whole = whole.filter(|_| may_stamp);
+            if whole.as_ref().is_some_and(|text| self.would_be_ahead(text, text.t, world)) {
+                return;
+            }
             let stamp = whole.map(|text| self.stamp_for(&text, text.t, world));
             world.cx.note(if stamp.is_some() { Note::RecoveryStamp } else { Note::Promised });
             self.change(Change::Promise { txn, participants, text: new, ballot, stamp }, world);

@@ -11,7 +11,7 @@ use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{Admin, Claim, Cx, Gauge, Input, Leak, Machine, Refusal, Setup};
 use orthodrome_core::scan::{Ask, Listing, Unit};
 use orthodrome_core::store::Store;
-use orthodrome_core::time::{Duration, Time, nanos};
+use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 
 use super::drive::{Drive, Out, Progress, Stage};
@@ -240,6 +240,11 @@ impl Server {
         Some(act(replica, &mut world))
     }
 
+    /// True if all its replicas give stamps.
+    fn is_well(&self, now: Timestamp) -> bool {
+        self.replicas.values().all(|replica| replica.is_ready() && !replica.is_ahead(now))
+    }
+
     /// The replicas, and everything around them.
     fn world<'a, 'b>(
         &'a mut self,
@@ -310,7 +315,7 @@ impl Server {
                 (txn, drive.on_applied(from, partition))
             }
             // Gateways name no replica that cannot answer.
-            Msg::Ping if !self.replicas.values().all(Replica::is_ready) => return,
+            Msg::Ping if !self.is_well(cx.clock().now) => return,
             Msg::Ping => {
                 self.send(vec![(from, Msg::Pong)]);
                 return;
@@ -595,7 +600,7 @@ mod tests {
     use orthodrome_core::machine::{Effect, Protocol as _};
     use orthodrome_core::scan::KeyRange;
     use orthodrome_core::store::MemoryEngine;
-    use orthodrome_core::time::{Clock, Timestamp};
+    use orthodrome_core::time::Clock;
     use orthodrome_core::topology::Topology;
     use orthodrome_core::txn::{AbortReason, Op, Outcome, Priority, Version, Writes};
     use orthodrome_core::workers::Alone;
@@ -622,6 +627,11 @@ mod tests {
     }
 
     fn server_with(mutation: Option<&str>) -> Host<Geodesic, Server> {
+        started(mutation, vec![])
+    }
+
+    /// n1, which finds these records on its disk.
+    fn started(mutation: Option<&str>, records: Vec<Record>) -> Host<Geodesic, Server> {
         let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
         let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
         let mut config = Geodesic::configure(&cluster, "geodesic");
@@ -633,7 +643,7 @@ mod tests {
         let is_replacement = false;
         let setup = Setup { node: NodeId(1), cluster, config, engine, workers, is_replacement };
         let (now, clock) = clock(1_000);
-        Host::start(setup, vec![], Rng::stream(1, "test", 1), now, clock)
+        Host::start(setup, records, Rng::stream(1, "test", 1), now, clock)
     }
 
     /// What it sends; all that it writes becomes durable.
@@ -863,6 +873,34 @@ mod tests {
         assert_eq!(kind, Some(Kind::Direct));
         let forward = Msg::Forward { partition: P, text, stamp: at(995), more: vec![] };
         assert_eq!(said(hears(&mut host, 1_001, (NodeId(2), forward))), Said::default());
+    }
+
+    #[test]
+    fn a_server_that_starts_again_gives_no_stamps_ahead_of_its_clock() {
+        let mut host = started(None, vec![Record::Change(P, Change::Ceiling(at(1_500)))]);
+        let put = || Op::Put(Key::from("a"), "1".into());
+        let begin = |counter, t| {
+            let text = text(counter, t, ([1, 2], true), put());
+            (GATEWAY, Msg::Begin { partition: P, text, more: vec![] })
+        };
+        let recover = |counter, t| {
+            let text = Some(text(counter, t, ([2, 3], false), put()));
+            let ballot = Ballot { round: 1, node: NodeId(3), incarnation: 1 };
+            let (txn, partition, participants) = (txn(counter), P, vec![P]);
+            (NodeId(3), Msg::Recover { txn, partition, ballot, text, participants })
+        };
+        assert_eq!(hears(&mut host, 1_100, begin(1, 1_110)), []);
+        assert_eq!(hears(&mut host, 1_100, forward(2, 1_110, put())), []);
+        assert_eq!(hears(&mut host, 1_100, recover(3, 1_110)), []);
+        assert_eq!(hears(&mut host, 1_100, (GATEWAY, Msg::Ping)), [], "gateways leave it out");
+        // What is later than the ceiling anyway needs no higher stamp.
+        assert_eq!(said(hears(&mut host, 1_100, begin(4, 1_501))).stamped, [at(1_501)]);
+        // Its clock has passed the ceiling.
+        assert_eq!(hears(&mut host, 1_501, (GATEWAY, Msg::Ping)), [Msg::Pong]);
+        let stamped = said(hears(&mut host, 1_501, begin(1, 1_110))).stamped;
+        assert!(stamped.len() == 1 && stamped[0] > at(1_500), "{stamped:?}");
+        let promised = hears(&mut host, 1_501, recover(3, 1_110));
+        assert!(matches!(promised[..], [Msg::Promised { .. }]), "{promised:?}");
     }
 
     #[test]
