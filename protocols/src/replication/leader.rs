@@ -284,6 +284,13 @@ impl<R: Replicated> Progress<R> {
 }
 
 impl<R: Replicated> Leading<R> {
+    /// True if a member has answered within an election time-out, or this node has led for less than
+    /// that.
+    pub(super) fn may_be_live(&self, of: &Progress<R>, now: Time, config: &Config) -> bool {
+        let is_new = of.heard_at.is_none() && now < self.since + config.election_timeout;
+        is_new || of.is_live(now, config)
+    }
+
     pub(super) fn of(&mut self, node: NodeId) -> Option<&mut Progress<R>> {
         self.progress.iter_mut().find(|progress| progress.node == node)
     }

@@ -59,7 +59,7 @@ impl<R: Replicated> Replica<R> {
 
     /// If this node leads, the voter to which it should transfer leadership before it stops: the
     /// preferred leader if that answers, otherwise the most up-to-date voter among those that
-    /// answer.
+    /// answer. A new leader may have had no answer yet: then one that may be there.
     #[must_use]
     pub fn successor(&self, now: Time) -> Option<NodeId> {
         let Role::Leader(lead) = &self.role else { return None };
@@ -67,11 +67,12 @@ impl<R: Replicated> Replica<R> {
         let fit = lead.progress.iter().filter(|progress| {
             progress.node != self.me
                 && voters.contains(&progress.node)
-                && progress.is_live(now, &self.config)
+                && lead.may_be_live(progress, now, &self.config)
         });
         let best = fit.max_by_key(|progress| {
             let is_preferred = self.preferred == Some(progress.node);
-            (is_preferred, progress.matched, std::cmp::Reverse(progress.node))
+            let answers = progress.is_live(now, &self.config);
+            (answers, is_preferred, progress.matched, std::cmp::Reverse(progress.node))
         });
         best.map(|progress| progress.node)
     }

@@ -119,6 +119,13 @@ impl goldenscript::Runner for Script {
                 let named = leader.map_or("nobody".into(), |leader| leader.to_string());
                 writeln!(self.out, "{id} names {named}")?;
             }
+            "successor" => {
+                let id = args.node()?;
+                let now = self.now;
+                let successor = self.node(id)?.replica.as_ref().ok_or("down")?.successor(now);
+                let named = successor.map_or("nobody".into(), |node| node.to_string());
+                writeln!(self.out, "{named} should lead after {id}")?;
+            }
             "transfer" => {
                 let (id, to) = (args.node()?, args.node()?);
                 let now = self.now;
