@@ -5,62 +5,109 @@
 //! both transactions of a reported wait are open, the wait still exists, and a cycle of such waits
 //! is a deadlock, however old the reports are.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use crate::contract::{Wait, Xid};
 
-/// Transactions that wait for each other in a cycle; none if there is no such cycle.
+/// Transactions that wait for each other in a cycle; none if there is no such cycle. Waits of
+/// transactions that are not open, or for such transactions, are over.
 #[must_use]
-pub fn cycle(waits: &[Wait]) -> Option<Vec<Xid>> {
-    let mut holders: BTreeMap<Xid, BTreeSet<Xid>> = BTreeMap::new();
+pub fn cycle<'a>(
+    waits: impl Iterator<Item = &'a Wait> + Clone,
+    is_open: impl Fn(&Xid) -> bool,
+) -> Option<Vec<Xid>> {
+    // A queue has many waits, and few transactions: each is looked up once.
+    let mut waiters: Vec<Xid> = waits.clone().map(|wait| wait.waiter).collect();
+    waiters.sort_unstable();
+    waiters.dedup();
+    waiters.retain(is_open);
+    // Whoever waits for none of these is in no cycle. By waiter, then by holder.
+    let place = |xid: &Xid| waiters.binary_search(xid).ok();
+    let mut last = None;
+    let mut edges: Vec<(usize, usize)> = Vec::new();
     for wait in waits {
-        holders.entry(wait.waiter).or_default().insert(wait.holder);
-    }
-    let mut waiters: BTreeMap<Xid, Vec<Xid>> = BTreeMap::new();
-    // For each transaction that waits: how many of those that it waits for wait themselves.
-    let mut blocked: BTreeMap<Xid, usize> = BTreeMap::new();
-    for (&waiter, of) in &holders {
-        let waiting = of.iter().filter(|holder| holders.contains_key(holder));
-        blocked.insert(waiter, waiting.clone().count());
-        for &holder in waiting {
-            waiters.entry(holder).or_default().push(waiter);
+        // The waits of one transaction follow each other.
+        let waiter = match last {
+            Some((xid, waiter)) if xid == wait.waiter => waiter,
+            Some(_) | None => place(&wait.waiter),
+        };
+        last = Some((wait.waiter, waiter));
+        if let (Some(waiter), Some(holder)) = (waiter, place(&wait.holder)) {
+            edges.push((waiter, holder));
         }
     }
-    // A transaction that waits for none is in no cycle, and neither is one that waits only for such
-    // transactions. Each wait is looked at once, however long the queues are.
-    let mut free: Vec<Xid> =
-        blocked.iter().filter(|(_, count)| **count == 0).map(|(xid, _)| *xid).collect();
+    edges.sort_unstable();
+    edges.dedup();
+    let holders = Lists::new(waiters.len(), &edges);
+    let mut turned: Vec<(usize, usize)> = edges.iter().map(|&(from, to)| (to, from)).collect();
+    turned.sort_unstable();
+    let waiting = Lists::new(waiters.len(), &turned);
+    // For each transaction: how many of those that it waits for wait themselves. A transaction that
+    // waits for none is in no cycle, and neither is one that waits only for such transactions. Each
+    // wait is looked at once, however long the queues are.
+    let mut blocked: Vec<usize> = (0..waiters.len()).map(|at| holders.of(at).len()).collect();
+    let mut free: Vec<usize> = (0..waiters.len()).filter(|&at| holders.of(at).is_empty()).collect();
     while let Some(ends) = free.pop() {
-        blocked.remove(&ends);
-        for waiter in waiters.get(&ends).into_iter().flatten() {
-            if let Some(count) = blocked.get_mut(waiter) {
-                *count -= 1;
-                if *count == 0 {
-                    free.push(*waiter);
-                }
+        for &(_, waiter) in waiting.of(ends) {
+            let Some(count) = blocked.get_mut(waiter) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                free.push(waiter);
             }
         }
     }
     // From any remaining transaction, a walk returns to a transaction that it has visited.
-    let mut walk: Vec<Xid> = Vec::new();
-    let mut visited: BTreeMap<Xid, usize> = BTreeMap::new();
-    let mut at = blocked.keys().next().copied()?;
-    loop {
-        if let Some(&from) = visited.get(&at) {
-            return Some(walk.split_off(from));
+    let is_blocked = |at: usize| blocked.get(at).is_some_and(|count| *count > 0);
+    let mut walk: Vec<usize> = Vec::new();
+    let mut visited: Vec<Option<usize>> = vec![None; waiters.len()];
+    let mut at = (0..waiters.len()).find(|&at| is_blocked(at))?;
+    let found = loop {
+        let visit = visited.get_mut(at)?;
+        if let Some(from) = *visit {
+            break walk.split_off(from);
         }
-        visited.insert(at, walk.len());
+        *visit = Some(walk.len());
         walk.push(at);
-        at = *holders.get(&at)?.iter().find(|holder| blocked.contains_key(holder))?;
+        at = holders.of(at).iter().map(|(_, holder)| *holder).find(|&holder| is_blocked(holder))?;
+    };
+    Some(found.into_iter().filter_map(|at| waiters.get(at).copied()).collect())
+}
+
+/// Sorted pairs, by their first.
+struct Lists<'a> {
+    pairs: &'a [(usize, usize)],
+    /// Where the pairs of each begin, and the end.
+    starts: Vec<usize>,
+}
+
+impl<'a> Lists<'a> {
+    /// For firsts below `count`.
+    fn new(count: usize, pairs: &'a [(usize, usize)]) -> Self {
+        let mut starts = Vec::with_capacity(count + 1);
+        for (at, (first, _)) in pairs.iter().enumerate() {
+            starts.resize((first + 1).max(starts.len()), at);
+        }
+        starts.resize(count + 1, pairs.len());
+        Self { pairs, starts }
+    }
+
+    fn of(&self, first: usize) -> &'a [(usize, usize)] {
+        let start = self.starts.get(first).copied().unwrap_or_default();
+        let end = self.starts.get(first + 1).copied().unwrap_or_default();
+        self.pairs.get(start..end).unwrap_or_default()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use orthodrome_core::id::NodeId;
     use proptest::prelude::*;
 
     use super::*;
+
+    fn cycle(waits: &[Wait]) -> Option<Vec<Xid>> {
+        super::cycle(waits.iter(), |_| true)
+    }
 
     fn xid(number: u64) -> Xid {
         Xid { middleware: NodeId(1), epoch: 1, number }
@@ -79,6 +126,14 @@ mod tests {
         assert_eq!(cycle(&waits(&[(1, 2), (2, 1)])), Some(vec![xid(1), xid(2)]));
         let found = cycle(&waits(&[(1, 2), (2, 3), (3, 4), (4, 2), (3, 9)])).unwrap();
         assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), [xid(2), xid(3), xid(4)].into());
+    }
+
+    #[test]
+    fn waits_of_what_is_not_open_are_over() {
+        let of = waits(&[(1, 2), (2, 1), (3, 4), (4, 3)]);
+        let open = |ended: u64| super::cycle(of.iter(), |xid| xid.number != ended);
+        assert_eq!(open(1), Some(vec![xid(3), xid(4)]));
+        assert_eq!(open(4), Some(vec![xid(1), xid(2)]));
     }
 
     /// The time for a queue grew with the square of its length, and with the cube if each transaction

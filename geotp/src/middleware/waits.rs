@@ -1,7 +1,5 @@
 //! Deadlocks across sources.
 
-use std::collections::BTreeSet;
-
 use orthodrome_core::id::NodeId;
 
 use super::{Branch, Middleware, Out, Phase};
@@ -27,17 +25,16 @@ impl<W: Work> Middleware<W> {
         }
         // Agents of an earlier version do not number their looks: 0.
         if look > seen.look || look == 0 {
-            *seen = Seen { look, waits: BTreeSet::new() };
+            *seen = Seen { look, waits: Vec::new() };
         }
         seen.waits.extend(waits);
+        // A message may come twice.
+        seen.waits.sort();
+        seen.waits.dedup();
         loop {
             let is_open = |xid: &Xid| xid.middleware != self.node || self.open.contains_key(xid);
-            let known = self.waits.values().flat_map(|seen| &seen.waits);
-            let waits: Vec<Wait> = known
-                .filter(|wait| is_open(&wait.waiter) && is_open(&wait.holder))
-                .copied()
-                .collect();
-            let Some(cycle) = cycle(&waits) else { return };
+            let waits = self.waits.values().flat_map(|seen| &seen.waits);
+            let Some(cycle) = cycle(waits, is_open) else { return };
             let victim = cycle.into_iter().filter(|xid| self.can_abort(*xid)).max();
             // If the youngest belongs to another middleware, that one sees the same cycle and acts,
             // or its source decides.
@@ -60,5 +57,6 @@ impl<W: Work> Middleware<W> {
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     look: u64,
-    waits: BTreeSet<Wait>,
+    /// Sorted.
+    waits: Vec<Wait>,
 }
