@@ -38,7 +38,8 @@ enum Task {
         #[arg(long)]
         quick: bool,
     },
-    /// Rewrite the golden traces and the lists of fields. Review the diff like code.
+    /// Rewrite the golden traces, the lists of fields, and the seeds that catch mutations. Review the diff
+    /// like code.
     Golden,
     /// Run the benchmarks. `docs/performance.md` has earlier figures.
     Bench {
@@ -170,11 +171,18 @@ fn check() -> Result<()> {
 }
 
 fn golden() -> Result<()> {
-    let tests = ["--", "golden", "fields_keep_their_numbers"];
+    let tests = ["--", "golden", "fields_keep_their_numbers", "are_caught"];
     let mut test =
         command(&[&["test", "--release", "-p", "orthodrome-protocols"], &tests[..]].concat());
     run(test.env("UPDATE_GOLDENFILES", "1"))?;
-    run(Command::new("git").args(["diff", "--stat", "--", "*/testdata/*", "*/wire.txt"]))
+    run(Command::new("git").args([
+        "diff",
+        "--stat",
+        "--",
+        "*/testdata/*",
+        "*/wire.txt",
+        "*/caught.txt",
+    ]))
 }
 
 /// A test of real processes that prints figures.

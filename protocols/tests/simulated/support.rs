@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Mutex;
 
 use orthodrome_core::machine::Protocol;
 use orthodrome_sim::FailureKind;
@@ -27,7 +28,7 @@ pub fn hold_every_promise(name: &'static str, seeds: Range<u64>, twins: u64) -> 
     let subject = orthodrome_lab::find(name).unwrap();
     let mut notes = Notes::new();
     for seed in seeds {
-        let twins = seed.is_multiple_of(twins);
+        let twins = seed % twins == twins - 1;
         let without = BTreeSet::from([Unusual::Scans]);
         let options = SwarmOptions { twins, without, ..SwarmOptions::of(name) };
         let result = subject.run_seed(seed, &options).unwrap();
@@ -64,24 +65,66 @@ pub fn expect(notes: &Notes, expected: &[&str]) {
 /// Where the seeds for deliberate mistakes begin.
 const FIRST: u64 = 10_000;
 
-/// The unsafe variant `mutation` is caught within so many seeds (of this profile, if one is named):
-/// by one that fails with it and passes without. Among seeds that draw unusual sizes, links or
-/// disks the search would take too long for a test.
+/// The unsafe variant `mutation` is caught by a seed (of this profile, if one is named) that fails with
+/// it and passes without: by the one that caught it last, or else within so many seeds. Among seeds
+/// that draw unusual sizes, links or disks the search would take too long for a test.
 pub fn catch(name: &'static str, mutation: &str, profile: Option<FaultProfile>, within: u64) {
-    catch_with(SwarmOptions { profile, ..plain(name) }, mutation, FIRST..FIRST + within);
-}
-
-fn catch_with(options: SwarmOptions, mutation: &str, seeds: Range<u64>) {
-    let subject = orthodrome_lab::find(options.name).unwrap();
+    let sound = SwarmOptions { shrink_budget: 0, profile, ..plain(name) };
+    let subject = orthodrome_lab::find(name).unwrap();
     assert!(subject.mutations.contains(&mutation));
-    let sound = SwarmOptions { shrink_budget: 0, ..options };
     let options = SwarmOptions { mutation: Some(mutation.into()), ..sound.clone() };
-    let caught = seeds.clone().find_map(|seed| {
+    let variant = match profile {
+        Some(profile) => format!("{name} {mutation} {profile:?}"),
+        None => format!("{name} {mutation}"),
+    };
+    let last = Caught::read().seeds.get(&variant).copied();
+    let caught = last.into_iter().chain(FIRST..FIRST + within).find_map(|seed| {
         let found = subject.run_seed(seed, &options).unwrap().found?;
         subject.run_seed(seed, &sound).unwrap().found.is_none().then_some((seed, found))
     });
-    let Some((seed, found)) = caught else { panic!("{mutation} was not caught by {seeds:?}") };
-    println!("{mutation}: seed {seed}, the {}th: {}", seed - seeds.start + 1, found.failure);
+    let Some((seed, found)) = caught else {
+        panic!("{variant} was not caught by {last:?}, nor within {within} seeds from {FIRST} on")
+    };
+    println!("{variant}: seed {seed}: {}", found.failure);
+    if last != Some(seed) {
+        Caught::note(variant, seed);
+    }
+}
+
+/// The seeds that caught mutations last, so that not every test has to search for one.
+/// `UPDATE_GOLDENFILES=1` writes them again. A seed catches another mutation after most changes of a
+/// protocol, and then the search takes the time that it took before.
+struct Caught {
+    seeds: BTreeMap<String, u64>,
+}
+
+impl Caught {
+    const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/simulated/caught.txt");
+
+    fn read() -> Self {
+        let text = std::fs::read_to_string(Self::FILE).unwrap();
+        let of = |line: &str| {
+            let (variant, seed) = line.rsplit_once(' ')?;
+            Some((variant.to_owned(), seed.parse().ok()?))
+        };
+        let of = |line| of(line).unwrap_or_else(|| panic!("{line:?} in {}", Self::FILE));
+        Self { seeds: text.lines().map(of).collect() }
+    }
+
+    fn note(variant: String, seed: u64) {
+        // Tests run in parallel.
+        static FILE: Mutex<()> = Mutex::new(());
+        if std::env::var_os("UPDATE_GOLDENFILES").is_none() {
+            println!("`cargo xtask golden` notes that seed {seed} catches {variant}");
+            return;
+        }
+        let _file = FILE.lock().unwrap();
+        let mut all = Self::read().seeds;
+        all.insert(variant, seed);
+        let lines: String =
+            all.iter().map(|(variant, seed)| format!("{variant} {seed}\n")).collect();
+        std::fs::write(Self::FILE, lines).unwrap();
+    }
 }
 
 /// The first failure of `kind` whose text has `detail` in it, with settings changed by `settings`.
