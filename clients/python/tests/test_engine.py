@@ -831,17 +831,24 @@ class Streams(unittest.TestCase):
     def asked(self) -> list[list[int]]:
         return [[request.after for request in gateway.requests] for gateway in self.gateways]
 
+    def assert_first_is_left(self, after: int) -> None:
+        """The other one goes on after this timestamp. On a busy machine it may be too late as well, and is
+        left too."""
+        (begun, *again), second = self.asked()
+        self.assertEqual((begun, {*again, *second}), (0, {after}))
+        self.assertTrue(second, "the other one was not asked")
+
     @mock.patch("orthodrome._engine.SILENCE_MAX", 0.2)
     def test_silent_gateway_is_left(self) -> None:
         watch = self.watch()
         self.assertEqual([next(watch).through for _ in range(2)], [1, 2])
-        self.assertEqual(self.asked(), [[0], [1]])
+        self.assert_first_is_left(1)
         self.assertTrue(self.gateways[0].ended.acquire(timeout=5), "the call goes on")
 
     def test_gateway_that_does_not_accept_the_watch_is_left(self) -> None:
         self.gateways[0].accepts = False
         self.assertEqual(next(self.watch(attempt_timeout=0.2)).through, 1)
-        self.assertEqual(self.asked(), [[0], [0]])
+        self.assert_first_is_left(0)
 
     def test_stopped_gateway_is_left(self) -> None:
         watch = self.watch()
@@ -933,7 +940,7 @@ class Streams(unittest.TestCase):
             self.fail("the watch waits for ever")
 
         self.run_async(work)
-        self.assertEqual(self.asked(), [[0], [1]])
+        self.assert_first_is_left(1)
 
     def test_asyncio_gateway_that_does_not_accept_the_watch_is_left(self) -> None:
         self.gateways[0].accepts = False
@@ -942,7 +949,7 @@ class Streams(unittest.TestCase):
             self.assertEqual((await anext(watch)).through, 1)
 
         self.run_async(work, attempt_timeout=0.2)
-        self.assertEqual(self.asked(), [[0], [0]])
+        self.assert_first_is_left(0)
 
     def test_asyncio_stopped_gateway_is_left(self) -> None:
         async def work(watch: Any) -> None:
