@@ -396,9 +396,10 @@ mod tests {
         let mut found = Vec::new();
         let mut last = 0;
         for msg in sent(false, &said) {
-            let FromAgent::Waits { look, waits } = msg else { panic!("{msg:?}") };
+            let FromAgent::Waits { look, waits, more } = msg else { panic!("{msg:?}") };
             found.extend(waits);
             last = look;
+            assert_eq!(more, look == 1 && found.len() < 4_950, "{} of 4950", found.len());
         }
         assert_eq!(found, waits);
         // A report that nobody waits any more counts as another look.

@@ -422,6 +422,8 @@ pub enum FromAgent<W: Work> {
         look: u64,
         /// Some of the waits seen in this look.
         waits: Vec<Wait>,
+        /// Further messages of this look follow. Whoever looks for deadlocks waits for the last one.
+        more: bool,
     },
 }
 

@@ -240,8 +240,10 @@ impl<W: Work> Agent<W> {
         let look = self.looks;
         let pieces = self.in_pieces(2 * XID_BYTES, waits.iter().copied());
         for &to in before.union(&watchers) {
-            for waits in pieces.clone() {
-                io.push(AgentEffect::Send { to, msg: FromAgent::Waits { look, waits } });
+            let last = pieces.len().saturating_sub(1);
+            for (number, waits) in pieces.iter().cloned().enumerate() {
+                let msg = FromAgent::Waits { look, waits, more: number < last };
+                io.push(AgentEffect::Send { to, msg });
             }
         }
     }

@@ -541,7 +541,7 @@ impl<W: Work> Middleware<W> {
             FromAgent::Lost { xid } => self.on_lost(xid, io),
             FromAgent::RolledBack { xid } => self.on_rolled_back(from, xid, io),
             FromAgent::Scanned { epoch, prepared } => self.on_scanned(from, epoch, prepared, io),
-            FromAgent::Waits { look, waits } => self.on_waits(from, look, waits, io),
+            FromAgent::Waits { look, waits, more } => self.on_waits(from, look, (waits, more), io),
         }
     }
 

@@ -157,19 +157,27 @@ fn a_session_is_told_the_cause_and_not_what_came_of_it() {
     }
 }
 
-/// A deadlock whose waits arrive in two messages of one look is detected; one with a wait of an
-/// earlier look is not.
+/// A deadlock whose waits arrive in two messages of one look is detected, in either order, when the
+/// last one has come; one with a wait of an earlier look is not.
 #[test]
 fn waits_of_one_look_add_up_and_those_of_an_earlier_one_are_forgotten() {
-    for (looks, is_found) in [([3, 3], true), ([3, 4], false), ([4, 3], false)] {
+    let one = |more: [bool; 2]| ((3, more[0]), (3, more[1]));
+    for (looks, is_found) in [
+        (one([true, false]), [false, true]),
+        (one([false, true]), [false, true]),
+        (one([true, true]), [false, false]),
+        (((3, false), (4, false)), [false, false]),
+        (((4, false), (3, false)), [false, false]),
+    ] {
         let (mut rig, xid) = under_way();
         let other = Xid { middleware: NodeId(0), ..xid };
-        let [first, second] = looks;
-        let wait = |waiter, holder| vec![Wait { waiter, holder }];
-        let told = rig.hear(NEAR, FromAgent::Waits { look: first, waits: wait(xid, other) });
-        assert_eq!(told, []);
-        let told = rig.hear(NEAR, FromAgent::Waits { look: second, waits: wait(other, xid) });
-        assert_eq!(told.is_empty(), !is_found, "{looks:?}");
+        let (first, second) = looks;
+        let mut hear = |(look, more), waiter, holder| {
+            let waits = vec![Wait { waiter, holder }];
+            !rig.hear(NEAR, FromAgent::Waits { look, waits, more }).is_empty()
+        };
+        let told = [hear(first, xid, other), hear(second, other, xid)];
+        assert_eq!(told, is_found, "{looks:?}");
     }
 }
 

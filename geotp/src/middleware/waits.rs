@@ -13,7 +13,7 @@ impl<W: Work> Middleware<W> {
         &mut self,
         from: NodeId,
         look: u64,
-        waits: Vec<Wait>,
+        (waits, more): (Vec<Wait>, bool),
         io: Out<'_, '_, W>,
     ) {
         if !self.config.finds_deadlocks {
@@ -25,9 +25,14 @@ impl<W: Work> Middleware<W> {
         }
         // Agents of an earlier version do not number their looks: 0.
         if look > seen.look || look == 0 {
-            *seen = Seen { look, waits: Vec::new() };
+            *seen = Seen { look, waits: Vec::new(), is_whole: false };
         }
         seen.waits.extend(waits);
+        // Messages may overtake each other.
+        seen.is_whole |= !more;
+        if !seen.is_whole {
+            return;
+        }
         // A message may come twice.
         seen.waits.sort();
         seen.waits.dedup();
@@ -57,6 +62,7 @@ impl<W: Work> Middleware<W> {
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     look: u64,
-    /// Sorted.
     waits: Vec<Wait>,
+    /// The last message of the look has come.
+    is_whole: bool,
 }

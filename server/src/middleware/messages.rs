@@ -531,10 +531,10 @@ fn message(link: &Link) -> LinkMessage {
                     prepared: prepared.iter().map(|xid| (*xid).into()).collect(),
                     ..empty
                 },
-                FromAgent::Waits { look, waits } => {
+                FromAgent::Waits { look, waits, more } => {
                     let ends = waits.iter().flat_map(|wait| [wait.waiter, wait.holder]);
                     let prepared = ends.map(Into::into).collect();
-                    LinkMessage { what: 30, epoch: *look, prepared, ..empty }
+                    LinkMessage { what: 30, epoch: *look, prepared, flag: *more, ..empty }
                 }
             }
         }
@@ -614,7 +614,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Link> {
                 _ => None,
             };
             let waits = ends.chunks(2).map(wait).collect::<Option<_>>()?;
-            word(FromAgent::Waits { look: m.epoch, waits })
+            word(FromAgent::Waits { look: m.epoch, waits, more: m.flag })
         }
         _ => None,
     }
@@ -709,6 +709,7 @@ mod tests {
             Link::Word(FromAgent::Waits {
                 look: 6,
                 waits: vec![Wait { waiter: xid, holder: Xid { number: 8, ..xid } }],
+                more: true,
             }),
         ] {
             assert_eq!(decode(&encode(&link)), Some(link));
