@@ -1303,7 +1303,6 @@ impl Client {
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
-        self.suspects.remove(&from);
         self.heard.insert(from, cx.now());
         match msg {
             Msg::Decided { txn, partition, at, arrived } => {
@@ -1337,7 +1336,8 @@ impl Client {
                 let is_driven = self.drives.contains_key(&txn);
                 self.outbox.push(from, Msg::Driving { txn, partition, is_driven });
             }
-            Msg::Pong => {}
+            // Whatever else it says, it may not give stamps yet.
+            Msg::Pong => drop(self.suspects.remove(&from)),
             Msg::Several(parts) => {
                 for Inner(msg) in parts {
                     self.on_message(from, msg, cx);
