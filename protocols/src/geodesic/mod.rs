@@ -311,9 +311,9 @@ pub const NAME: &str = "geodesic";
 impl Registered for Geodesic {
     const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] = &[
         (NAME, "D2", 10),
-        (NAME, "D5", 100),
+        (NAME, "D5", 200),
         (NAME, "D6", 10),
-        (NAME, "D8", 10),
+        (NAME, "D8", 50),
         (NAME, "D9", 20),
         (NAME, "D12", 10),
         (NAME, "one_report", 10),
