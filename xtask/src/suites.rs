@@ -138,6 +138,9 @@ fn artifact(message: &Value) -> Option<(Suite, bool)> {
 /// servers of its own, and does not count as a suite that uses a core.
 const WAITING: &str = "orthodrome middleware";
 
+/// Packages with servers and clients. The suites of the others only compute.
+const REAL: [&str; 3] = ["orthodrome", "orthodrome-client", "orthodrome-server"];
+
 /// How long a suite may run. The longest takes a quarter of an hour beside others on two cores; one
 /// that hangs must not hide the results of all others until somebody stops the whole run.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
@@ -181,6 +184,12 @@ impl Suite {
         self.name.starts_with(WAITING)
     }
 
+    /// Whether its tests start processes, or servers in their own.
+    fn is_real(&self) -> bool {
+        let package = self.name.split(' ').next();
+        package.is_some_and(|package| REAL.contains(&package))
+    }
+
     /// Every other test, and the rest.
     fn halves(self) -> Result<[Self; 2]> {
         let listing = Command::new(&self.program).args(["--list", "--format", "terse"]).output();
@@ -200,9 +209,10 @@ impl Suite {
     }
 
     fn run(&self, setting: &[(String, OsString)]) -> std::io::Result<End> {
-        // Those that mostly wait take longest, and go first when they do not wait.
-        let mut command = Command::new(if self.waits() { "env" } else { "nice" });
-        if !self.waits() {
+        // Real processes wait most of the time, and have time limits. They go first when they do not
+        // wait, and simulations have the rest.
+        let mut command = Command::new(if self.is_real() { "env" } else { "nice" });
+        if !self.is_real() {
             command.args(["-n", "5"]);
         }
         command
