@@ -171,9 +171,9 @@ fn check() -> Result<()> {
 }
 
 fn golden() -> Result<()> {
+    let crates = ["-p", "orthodrome-protocols", "-p", "orthodrome-geotp"];
     let tests = ["--", "golden", "fields_keep_their_numbers", "are_caught"];
-    let mut test =
-        command(&[&["test", "--release", "-p", "orthodrome-protocols"], &tests[..]].concat());
+    let mut test = command(&[&["test", "--release"], &crates[..], &tests[..]].concat());
     run(test.env("UPDATE_GOLDENFILES", "1"))?;
     run(Command::new("git").args([
         "diff",
