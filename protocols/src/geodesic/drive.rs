@@ -1238,14 +1238,19 @@ mod tests {
         assert_eq!(told(true, 6), [1, 2, 3]);
     }
 
-    #[test]
-    fn what_one_partition_never_heard_of_is_aborted_once_the_other_was_asked_again() {
+    /// A transaction at [`P`] and p1, three replicas each.
+    fn at_two_partitions() -> (Cluster, Config, Drive) {
         let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
         let cluster = Cluster::spread(map, 1, 1, 2, 3).unwrap();
         let config = Geodesic::configure(&cluster, "geodesic");
-        let other = PartitionId(1);
-        let mut drive = Drive::new(&cluster, text().txn(), Some(text()), [P, other]);
-        let mut out = Out::new();
+        let drive = Drive::new(&cluster, text().txn(), Some(text()), [P, PartitionId(1)]);
+        (cluster, config, drive)
+    }
+
+    #[test]
+    fn what_one_partition_never_heard_of_is_aborted_once_the_other_was_asked_again() {
+        let (cluster, config, mut drive) = at_two_partitions();
+        let (other, mut out) = (PartitionId(1), Out::new());
         drive.recover(ME, &mut out);
         let unknown = Answer { is_forgotten: true, ..Answer::default() };
         let promise = |drive: &mut Drive, from, out: &mut Out| {
@@ -1275,12 +1280,8 @@ mod tests {
     /// Nobody is asked to decide where nothing is left to decide.
     #[test]
     fn what_one_partition_does_not_know_and_the_other_has_decided_is_recovered() {
-        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
-        let cluster = Cluster::spread(map, 1, 1, 2, 3).unwrap();
-        let config = Geodesic::configure(&cluster, "geodesic");
-        let other = PartitionId(1);
-        let mut drive = Drive::new(&cluster, text().txn(), Some(text()), [P, other]);
-        let mut out = Out::new();
+        let (cluster, config, mut drive) = at_two_partitions();
+        let (other, mut out) = (PartitionId(1), Out::new());
         drive.begin(&mut out);
         let _ = drive.on_decided(P, Timestamp(5), (&config, &mut out));
         let unknown = Answer { is_forgotten: true, ..Answer::default() };
