@@ -77,7 +77,7 @@ pub fn catch(name: &'static str, mutation: &str, profile: Option<FaultProfile>, 
         Some(profile) => format!("{name} {mutation} {profile:?}"),
         None => format!("{name} {mutation}"),
     };
-    let last = Caught::read().seeds.get(&variant).copied();
+    let last = Caught::last(&variant);
     let caught = last.into_iter().chain(FIRST..FIRST + within).find_map(|seed| {
         let found = subject.run_seed(seed, &options).unwrap().found?;
         subject.run_seed(seed, &sound).unwrap().found.is_none().then_some((seed, found))
@@ -90,6 +90,9 @@ pub fn catch(name: &'static str, mutation: &str, profile: Option<FaultProfile>, 
         Caught::note(variant, seed);
     }
 }
+
+/// Tests run in parallel, and write one file.
+static CAUGHT: Mutex<()> = Mutex::new(());
 
 /// The seeds that caught mutations last, so that not every test has to search for one.
 /// `UPDATE_GOLDENFILES=1` writes them again. A seed catches another mutation after most changes of a
@@ -111,14 +114,17 @@ impl Caught {
         Self { seeds: text.lines().map(of).collect() }
     }
 
+    fn last(variant: &str) -> Option<u64> {
+        let _file = CAUGHT.lock().unwrap();
+        Self::read().seeds.get(variant).copied()
+    }
+
     fn note(variant: String, seed: u64) {
-        // Tests run in parallel.
-        static FILE: Mutex<()> = Mutex::new(());
         if std::env::var_os("UPDATE_GOLDENFILES").is_none() {
             println!("`cargo xtask golden` notes that seed {seed} catches {variant}");
             return;
         }
-        let _file = FILE.lock().unwrap();
+        let _file = CAUGHT.lock().unwrap();
         let mut all = Self::read().seeds;
         all.insert(variant, seed);
         let lines: String =
