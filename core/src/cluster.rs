@@ -247,6 +247,22 @@ impl Cluster {
         Ok(())
     }
 
+    /// True if the node is one of the servers.
+    #[must_use]
+    pub fn is_server(&self, node: NodeId) -> bool {
+        self.nodes.get(&node).is_some_and(|node| node.role == Role::Server)
+    }
+
+    /// Gives a partition other replicas, as its group has decided. A partition that does not exist is
+    /// ignored.
+    pub fn place(&mut self, id: PartitionId, replicas: Vec<NodeId>) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        if let Some(&first) = replicas.first() {
+            partition.preferred_leader = first;
+        }
+        partition.replicas = replicas;
+    }
+
     fn check_key_space(&self) -> Result<(), ClusterError> {
         let owners: Vec<PartitionId> = match &self.partitioning {
             Partitioning::Hash { ring, .. } => ring.iter().map(|&(_, owner)| owner).collect(),

@@ -373,6 +373,8 @@ pub struct GroupView {
     pub learners: Vec<NodeId>,
     /// The leader, if the server knows it.
     pub leader: Option<NodeId>,
+    /// False if the groups of this protocol have no leaders, so that none is missing.
+    pub has_leaders: bool,
     /// If this server leads: the voter to which it should transfer leadership before it stops.
     pub successor: Option<NodeId>,
     /// If this server leads: for each other member, the number of entries of the log that it has

@@ -1,6 +1,5 @@
 //! Every configuration, and for every mutation the configuration that catches it.
 
-use crate::members::Members;
 use crate::mutation::Mutation;
 use crate::order::{ALL_PAIRS, Orders};
 use crate::priority::Priorities;
@@ -58,11 +57,15 @@ const fn raised(ballots: u8, raises: u8, mutation: Option<Mutation>) -> Rules {
 }
 
 const fn stamps<const N: usize>(rules: Rules, closing_max: u8, heals: bool) -> Stamps<N> {
-    Stamps { rules, closing_max, heals, loses_disk: false }
+    Stamps { rules, closing_max, heals, loses_disk: false, goes_on: false }
 }
 
 const fn lost<const N: usize>(rules: Rules, closing_max: u8, heals: bool) -> Stamps<N> {
     Stamps { loses_disk: true, ..stamps(rules, closing_max, heals) }
+}
+
+const fn moved<const N: usize>(rules: Rules, closing_max: u8) -> Stamps<N> {
+    Stamps { goes_on: true, ..lost(rules, closing_max, false) }
 }
 
 /// Three pairs: with the first transaction's pair they cover every overlap except a swap.
@@ -137,6 +140,19 @@ configurations! {
     Large "lost-five" "f = 2, one of five disks lost, 1 ballot, closings to 1" =
         |m| lost::<5>(rules(2, 1, m), 1, false);
 
+    Small "moved-pair" "one of three members replaced, 1 ballot, closings to 2" =
+        |m| moved::<3>(rules(1, 1, m), 2);
+    Small "moved-ballots" "one of three members replaced, 2 ballots, closings to 1" =
+        |m| moved::<3>(rules(1, 2, m), 1);
+    Small "moved-direct" "direct mode, one of three members replaced, 1 ballot, closings to 1" =
+        |m| moved::<3>(direct(1, m), 1);
+    Large "moved-direct-2" "the same, 2 ballots, closings to 2" =
+        |m| moved::<3>(direct(2, m), 2);
+    Large "moved-pair-2" "one of three members replaced, 2 ballots, closings to 2" =
+        |m| moved::<3>(rules(1, 2, m), 2);
+    Large "moved-five" "f = 2, one of five members replaced, 1 ballot, closings to 1" =
+        |m| moved::<5>(rules(2, 1, m), 1);
+
     Small "order-one" "two transactions on one partition, one recovered" =
         |m| Orders::<2> { rules: rules(1, 1, m), at: [1, 1], times: &[[1, 1]],
             recovered: &[(0, 0)], pairs: ALL_PAIRS };
@@ -187,14 +203,6 @@ configurations! {
         |m| Values { ballots: [1, 1], attempts: 3, mutation: m };
     Large "values-2" "the same, 1 attempt, 2 ballots for the second transaction" =
         |m| Values { ballots: [1, 2], attempts: 1, mutation: m };
-    Small "members" "one of three members replaced, closings to 1" =
-        |m| Members { ballots: 0, direct: false, closing_max: 1, mutation: m };
-    Large "members-2" "the same, closings to 2" =
-        |m| Members { ballots: 0, direct: false, closing_max: 2, mutation: m };
-    Large "members-3" "the same, closings to 1, a recovery ballot in the old epoch" =
-        |m| Members { ballots: 1, direct: false, closing_max: 1, mutation: m };
-    Large "members-direct" "one of three members replaced, direct mode, closings to 1" =
-        |m| Members { ballots: 0, direct: true, closing_max: 1, mutation: m };
     Small "priority" "one low transaction, 3 raises, endless high ones" =
         |m| Priorities { raises: 3, t: 1, mutation: m };
 }
@@ -231,8 +239,8 @@ pub fn catches(mutation: Mutation) -> (&'static str, &'static str) {
         ValueNoFence | ValueAfterPromise | ValueDropped | ValueOldAttempt | ValueFirstWins => {
             ("values", "agreement")
         }
-        MemberOneSeal | MemberNoClosings | MemberNoValues => ("members", "visibility"),
-        MemberNoSeal | MemberTwoStates => ("members", "agreement"),
+        MemberNoSeal => ("moved-pair", "agreement"),
+        MemberReadsEarly => ("moved-pair", "visibility"),
         RaiseUnbounded => ("priority", "deadline"),
     }
 }

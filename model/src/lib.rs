@@ -13,7 +13,6 @@
 #![allow(clippy::wildcard_enum_match_arm)]
 
 pub mod catalogue;
-pub mod members;
 pub mod mutation;
 pub mod order;
 pub mod priority;

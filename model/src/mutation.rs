@@ -72,6 +72,12 @@ mutations! {
     /// The replica with the new disk reads while a transaction from before is pending.
     ReadsEarly = "reads_early",
 
+    // Another server takes the place of a member, which goes on.
+    /// Members give stamps to a transaction from before the change that they did not know.
+    MemberNoSeal = "member_no_seal",
+    /// The new member reads while a transaction from before the change is pending.
+    MemberReadsEarly = "member_reads_early",
+
     // Direct mode.
     /// The client learns from any two equal stamps.
     DirectTwoEqual = "direct_two_equal",
@@ -155,18 +161,6 @@ mutations! {
     ValueOldAttempt = "value_old_attempt",
     /// A repaired value does not replace a stale one.
     ValueFirstWins = "value_first_wins",
-
-    // Members (`members.rs`).
-    /// A new epoch begins with the answer of one old member.
-    MemberOneSeal = "member_one_seal",
-    /// An old member goes on after it has sealed the epoch.
-    MemberNoSeal = "member_no_seal",
-    /// The new epoch begins without the closings of the old one.
-    MemberNoClosings = "member_no_closings",
-    /// The new epoch begins without what the old one may have decided.
-    MemberNoValues = "member_no_values",
-    /// Two coordinators install different states in the same epoch.
-    MemberTwoStates = "member_two_states",
 
     // Priorities (`priority.rs`).
     /// The number of raises has no bound.

@@ -26,6 +26,9 @@ pub struct Stamps<const N: usize> {
     pub heals: bool,
     /// Whether one replica may lose its disk. The transaction was begun before that.
     pub loses_disk: bool,
+    /// What loses a replica is no failure but a change of members: another server takes its place, and
+    /// the former member goes on as if it did not know.
+    pub goes_on: bool,
 }
 
 /// Everything durable, and the history for the properties.
@@ -43,7 +46,7 @@ pub struct State<const N: usize> {
     /// Replicas that never come back, one bit each.
     dead: u8,
     /// The replica that has lost its disk, as one bit. What the disk said stays as it was, because
-    /// answers may be on their way.
+    /// answers may be on their way. If members change, it is the one that another server replaces.
     lost: u8,
     /// Peers that have answered the replica with the new disk, one bit each.
     sealed: u8,
@@ -88,7 +91,7 @@ impl fmt::Display for Action {
             }
             Action::Restart(replica) => write!(f, "n{replica} restarts with a loss"),
             Action::Heal(dead) => write!(f, "the network heals; dead replicas: {dead:#b}"),
-            Action::Lose(replica) => write!(f, "n{replica} loses its disk"),
+            Action::Lose(replica) => write!(f, "n{replica} loses its disk, or its place"),
             Action::Seal(replica) => {
                 write!(f, "the replica with the new disk → n{replica}: n{replica} is sealed")
             }
@@ -147,13 +150,14 @@ impl<const N: usize> Stamps<N> {
             | Step::RaiseSecond(_)
             | Step::RaiseFirst(_) => false,
         };
-        !has(state.lost, replica) && (only_accepts || !self.is_unsure(state, replica))
+        let takes_part = self.goes_on || !has(state.lost, replica);
+        takes_part && (only_accepts || !self.is_unsure(state, replica))
     }
 
     /// True if a replica must give no stamp.
     fn is_unsure(&self, state: &State<N>, replica: u8) -> bool {
         let accepted = state.slot.replicas[usize::from(replica)].accepted;
-        has(state.unsure, replica) && accepted == NONE && !self.rules.drops(Mutation::NoSeal)
+        has(state.unsure, replica) && accepted == NONE && !self.gives_late_stamps()
     }
 
     /// A step of the transaction. A replica that is unsure promises without a stamp.
@@ -197,13 +201,14 @@ impl<const N: usize> Stamps<N> {
         for replica in 0..N as u8 {
             let it = &state.slot.replicas[usize::from(replica)];
             let is_lost = has(state.lost, replica);
-            if is_lost && (!state.is_whole || state.is_known && !self.reads_early()) {
+            let is_silent = !state.is_whole && !self.goes_on;
+            if is_lost && (is_silent || state.is_whole && state.is_known && !self.reads_early()) {
                 // It does not answer, or reports the transaction whatever it closes.
                 continue;
             }
             // Above a stamp that stays, a closing changes nothing.
             let stays = matches!(it.kind, Kind::Confirmed | Kind::Recovery)
-                && !is_lost
+                && !(is_lost && state.is_whole)
                 && self.rules.raises == 0
                 && self.rules.mutation.is_none();
             let most = if stays { self.closing_max.min(it.stamp - 1) } else { self.closing_max };
@@ -237,16 +242,24 @@ impl<const N: usize> Stamps<N> {
     }
 
     fn reads_early(&self) -> bool {
-        self.rules.drops(Mutation::ReadsEarly)
+        let mutations = [Mutation::ReadsEarly, Mutation::MemberReadsEarly];
+        mutations.into_iter().any(|it| self.rules.drops(it))
+    }
+
+    fn gives_late_stamps(&self) -> bool {
+        let mutations = [Mutation::NoSeal, Mutation::MemberNoSeal];
+        mutations.into_iter().any(|it| self.rules.drops(it))
     }
 
     fn observe(&self, state: &mut State<N>) {
         for (replica, it) in (0..).zip(&state.slot.replicas) {
             let closed = state.closed[usize::from(replica)];
+            let is_lost = has(state.lost, replica);
+            let is_new = is_lost && state.is_whole;
             let unreported = match it.kind {
-                _ if has(state.lost, replica) && !state.is_whole => NONE,
-                _ if has(state.lost, replica) && state.is_known && !self.reads_early() => NONE,
-                _ if has(state.lost, replica) => closed,
+                _ if is_new && state.is_known && !self.reads_early() => NONE,
+                _ if is_new => closed,
+                _ if is_lost && !self.goes_on => NONE,
                 Kind::None => closed,
                 Kind::Direct | Kind::Confirmed | Kind::Recovery => closed.min(it.stamp - 1),
             };

@@ -1,7 +1,6 @@
 //! The gateway: runs transactions for its callers, gives them timestamps, names replicas, and drives
 //! them to their ends.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -23,6 +22,7 @@ use super::direct::Direct;
 use super::drive::{Drive, Out, Progress, Stage};
 use super::excess::Excess;
 use super::lines::Lines;
+use super::members::{Members, founded};
 use super::message::{Foretold, Inner, Msg, Output, Predecessor, Record, Side, Text, merge_newest};
 use super::naming::name;
 use super::outbox::Outbox;
@@ -48,10 +48,12 @@ pub struct Client {
     lines: Lines,
     /// Large procedures that wait until there is less under way, with their bytes.
     line: VecDeque<(TxnId, usize)>,
-    /// Servers that did not answer, and when they were last asked whether they are there.
-    suspects: BTreeMap<NodeId, Time>,
+    /// Servers that did not answer. They are asked again and again whether they are there.
+    suspects: BTreeSet<NodeId>,
     /// When each server was last heard of.
     heard: BTreeMap<NodeId, Time>,
+    /// When it last asked others for the members of a partition.
+    located: BTreeMap<PartitionId, Time>,
     /// How long it takes from here through h to the last named replica.
     delays: Delays<(NodeId, NodeId)>,
     direct: Direct,
@@ -142,6 +144,11 @@ struct Open {
 }
 
 impl Open {
+    /// True if it waits for what replicas read for its caller.
+    fn is_reading(&self) -> bool {
+        matches!(self.phase, Phase::Reading(_) | Phase::Snapshotting { .. })
+    }
+
     /// Whether its caller is to be told what it has read, if it ends so.
     fn is_owed_reads(&self, outcome: Outcome) -> bool {
         let has_them = matches!(self.txn.kind, Kind::Interactive) || self.is_resolved;
@@ -208,14 +215,15 @@ impl Machine<Geodesic> for Client {
         Self {
             node: setup.node,
             incarnation: cx.rng().next_u64(),
-            cluster: setup.cluster,
+            cluster: founded(setup.cluster),
             config: setup.config,
             open: BTreeMap::new(),
             drives: BTreeMap::new(),
             under_way: UnderWay::default(),
             lines: Lines::default(),
             line: VecDeque::new(),
-            suspects: BTreeMap::new(),
+            suspects: BTreeSet::new(),
+            located: BTreeMap::new(),
             heard: BTreeMap::new(),
             delays: Delays::at_percentile(DELAY_PERCENTILE),
             direct: Direct::default(),
@@ -241,6 +249,7 @@ impl Machine<Geodesic> for Client {
             Input::Timer(Timer::Open(txn)) => self.on_open_timeout(txn, cx),
             Input::Timer(Timer::Drive(txn)) => self.on_drive_timeout(txn, cx),
             Input::Timer(Timer::Flush) => self.on_flush_timeout(cx),
+            Input::Timer(Timer::Ping) => self.on_ping_timeout(cx),
             Input::Timer(Timer::Sweep(_) | Timer::Close(_))
             | Input::Durable(_)
             | Input::Admin(_) => unreachable!("a server's input at a client"),
@@ -314,7 +323,6 @@ impl Client {
         if !txn.is_read_only() || self.acknowledged.contains_key(&id.client) {
             self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
         }
-        self.look_for_suspects(cx);
         let participants = split(&self.cluster, &txn.reads, &txn.writes);
         let is_read_only = txn.is_read_only();
         if txn.priority > Priority::LOW {
@@ -381,23 +389,102 @@ impl Client {
 
     // Servers that do not answer.
 
-    /// Asks those that did not answer whether they are there, from time to time: no transaction has to
-    /// find out.
-    fn look_for_suspects(&mut self, cx: &mut Cx<'_, Geodesic>) {
-        let now = cx.now();
-        for (&node, asked) in &mut self.suspects {
-            if now.since(*asked) >= self.config.ping_interval {
-                *asked = now;
-                self.outbox.push(node, Msg::Ping);
-            }
+    fn suspect(&mut self, node: NodeId, cx: &mut Cx<'_, Geodesic>) {
+        if self.suspects.is_empty() {
+            cx.set_timer(Timer::Ping, cx.now() + self.config.ping_interval);
+        }
+        if self.suspects.insert(node) {
+            cx.note(Note::Suspected);
+            self.outbox.push(node, Msg::Ping);
         }
     }
 
-    fn suspect(&mut self, node: NodeId, cx: &mut Cx<'_, Geodesic>) {
-        if let Entry::Vacant(suspect) = self.suspects.entry(node) {
-            suspect.insert(cx.now());
-            cx.note(Note::Suspected);
+    /// Asks those that did not answer whether they are there: no transaction has to find out.
+    fn on_ping_timeout(&mut self, cx: &mut Cx<'_, Geodesic>) {
+        for &node in &self.suspects {
             self.outbox.push(node, Msg::Ping);
+        }
+        if !self.suspects.is_empty() {
+            cx.set_timer(Timer::Ping, cx.now() + self.config.ping_interval);
+        }
+    }
+
+    /// A server is there again: what its silence has delayed is repeated now, and not at the end of a
+    /// pause that has become long.
+    fn on_pong(&mut self, from: NodeId, cx: &mut Cx<'_, Geodesic>) {
+        if !self.suspects.remove(&from) {
+            return;
+        }
+        let drives = self.drives.iter().filter(|(_, it)| it.drive.is_delayed_by(from));
+        let drives = drives.map(|(&id, _)| Timer::Drive(id));
+        let reading = self.open.iter().filter(|(_, open)| {
+            let placed = |partition| self.cluster.partition(partition);
+            let mut placed = open.participants.keys().filter_map(|it| placed(*it));
+            open.resent > 0 && open.is_reading() && placed.any(|it| it.replicas.contains(&from))
+        });
+        let timers = drives.chain(reading.map(|(&id, _)| Timer::Open(id))).collect();
+        self.hasten(timers, cx);
+    }
+
+    /// Lets these expire soon, at different times.
+    fn hasten(&self, timers: Vec<Timer>, cx: &mut Cx<'_, Geodesic>) {
+        for timer in timers {
+            let jitter = cx.rng().below(1 + nanos(self.config.resend_after) / 4);
+            cx.set_timer(timer, cx.now() + Duration::from_nanos(jitter));
+        }
+    }
+
+    // Members that change.
+
+    /// A partition has other members than this gateway knew. Those that are left refuse what it has sent
+    /// under the former ones, so it sends that again.
+    fn learn(&mut self, id: PartitionId, members: &Arc<Members>, cx: &mut Cx<'_, Geodesic>) {
+        let known = self.outbox.members.get(&id).map_or(0, |known| known.epoch);
+        if members.epoch <= known || self.cluster.partition(id).is_none() {
+            return;
+        }
+        cx.note(Note::Moved);
+        self.outbox.members.insert(id, members.clone());
+        Arc::make_mut(&mut self.cluster).place(id, members.nodes.clone());
+        let mut timers = Vec::new();
+        for (&txn, driven) in &mut self.drives {
+            if driven.drive.relocate(id, &members.nodes) {
+                timers.push(Timer::Drive(txn));
+            }
+        }
+        for (&txn, open) in &mut self.open {
+            if let Phase::Snapshotting { parts, .. } = &mut open.phase
+                && let Some(part) = parts.get_mut(&id)
+            {
+                part.asked.retain(|node| members.nodes.contains(node));
+                part.answers.retain(|node, _| members.nodes.contains(node));
+            }
+            if open.is_reading() && open.participants.contains_key(&id) {
+                timers.push(Timer::Open(txn));
+            }
+        }
+        self.hasten(timers, cx);
+        // It answers once it takes part.
+        self.suspect(members.newest, cx);
+    }
+
+    /// Asks all other servers for the members of partitions of which nobody answers: all members that
+    /// this gateway knows may have left.
+    fn locate(&mut self, partitions: &[PartitionId], cx: &mut Cx<'_, Geodesic>) {
+        let now = cx.now();
+        for &partition in partitions {
+            let Some(placed) = self.cluster.partition(partition) else { continue };
+            let well = placed.replicas.iter().filter(|node| !self.suspects.contains(node));
+            let asked = self.located.get(&partition);
+            let is_asked = asked.is_some_and(|at| now.since(*at) < self.config.resend_after * 4);
+            if is_asked || well.count() > placed.replicas.len() / 2 {
+                continue;
+            }
+            self.located.insert(partition, now);
+            let others = self.cluster.servers().map(|node| node.id);
+            for to in others.filter(|node| !placed.replicas.contains(node)) {
+                self.outbox.push(to, Msg::Members { partition, members: None });
+            }
         }
     }
 
@@ -419,7 +506,7 @@ impl Client {
             let region = self.cluster.region_of(*node);
             let is_far = region != home;
             let rtt = self.cluster.topology.rtt(home, region);
-            (self.suspects.contains_key(node), is_far, rtt, *node)
+            (self.suspects.contains(node), is_far, rtt, *node)
         });
         replicas
     }
@@ -634,7 +721,7 @@ impl Client {
         let (mut sides, mut are_enough, mut round_trip) = (Vec::new(), true, Duration::ZERO);
         let mut nearest: Option<(Duration, PartitionId)> = None;
         for partition in partitions {
-            let is_well = |node: NodeId| !self.suspects.contains_key(&node);
+            let is_well = |node: NodeId| !self.suspects.contains(&node);
             let path = name(&self.cluster, self.node, partition, is_well);
             are_enough &= path.are_enough;
             round_trip = round_trip.max(path.round_trip);
@@ -850,7 +937,13 @@ impl Client {
             | Msg::Copied { .. }
             | Msg::Several(_)
             | Msg::Ping
-            | Msg::Pong => unreachable!("no answer to the driver of {id}"),
+            | Msg::Pong
+            | Msg::Under { .. }
+            | Msg::Members { .. }
+            | Msg::Fence { .. }
+            | Msg::Fenced { .. }
+            | Msg::Elect { .. }
+            | Msg::Elected { .. } => unreachable!("no answer to the driver of {id}"),
         };
         self.send(out);
         self.on_progress(id, progress, cx);
@@ -954,7 +1047,7 @@ impl Client {
             return;
         }
         cx.note(Note::Resent);
-        let (since, silent) = (*asked, drive.silent());
+        let (since, silent, unanswered) = (*asked, drive.silent(), drive.unanswered());
         *asked = cx.now();
         let mut out = Out::new();
         let progress = drive.on_timeout((self.node, self.incarnation), patience, &mut out);
@@ -972,6 +1065,7 @@ impl Client {
         let jitter = cx.rng().below(1 + nanos(pause) / 4);
         cx.set_timer(Timer::Drive(id), cx.now() + pause + Duration::from_nanos(jitter));
         self.suspect_silent(&silent, since, cx);
+        self.locate(&unanswered, cx);
         self.send(out);
         self.on_progress(id, progress, cx);
     }
@@ -1147,7 +1241,7 @@ impl Client {
                     let (keys, at, fenced) = (keys.to_vec(), *at, open.txn.fenced.clone());
                     let msg = Msg::ReadOnly { txn: id, partition, keys, at, fenced };
                     if are_all {
-                        cx.send(to, msg);
+                        cx.send(to, self.outbox.with_members(msg));
                     } else {
                         self.outbox.push(to, msg);
                     }
@@ -1240,6 +1334,7 @@ impl Client {
                     }
                     self.send_read(id, partition);
                 }
+                self.locate(&owing, cx);
                 cx.set_timer(Timer::Open(id), cx.now() + pause);
             }
             Phase::Snapshotting { is_refused: true, .. } => {
@@ -1256,7 +1351,9 @@ impl Client {
                     part.asked.iter().filter(answered).copied().collect::<Vec<_>>()
                 };
                 let silent: Vec<NodeId> = parts.values().flat_map(silent).collect();
+                let asked: Vec<PartitionId> = parts.keys().copied().collect();
                 self.suspect_silent(&silent, since, cx);
+                self.locate(&asked, cx);
                 self.ask_snapshot(id, true, cx);
                 cx.set_timer(Timer::Open(id), cx.now() + pause);
             }
@@ -1304,6 +1401,13 @@ impl Client {
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
         self.heard.insert(from, cx.now());
+        if let Some(id) = msg.answers_about() {
+            let placed = self.cluster.partition(id);
+            if placed.is_none_or(|placed| !placed.replicas.contains(&from)) {
+                cx.note(Note::Outdated);
+                return;
+            }
+        }
         match msg {
             Msg::Decided { txn, partition, at, arrived } => {
                 self.on_decided((txn, partition), (at, arrived), cx);
@@ -1337,7 +1441,12 @@ impl Client {
                 self.outbox.push(from, Msg::Driving { txn, partition, is_driven });
             }
             // Whatever else it says, it may not give stamps yet.
-            Msg::Pong => drop(self.suspects.remove(&from)),
+            Msg::Pong => self.on_pong(from, cx),
+            Msg::Members { partition, members: Some(members) } => {
+                self.learn(partition, &members, cx);
+            }
+            // Servers know better.
+            Msg::Members { members: None, .. } => {}
             Msg::Several(parts) => {
                 for Inner(msg) in parts {
                     self.on_message(from, msg, cx);
@@ -1365,6 +1474,11 @@ impl Client {
             | Msg::Known { .. }
             | Msg::Copy { .. }
             | Msg::Copied { .. }
+            | Msg::Under { .. }
+            | Msg::Fence { .. }
+            | Msg::Fenced { .. }
+            | Msg::Elect { .. }
+            | Msg::Elected { .. }
             | Msg::Ping => unreachable!("a replica's message at a client"),
         }
     }
@@ -1571,6 +1685,49 @@ mod tests {
         assert_eq!(told(true, None), [(Outcome::Unknown, UNKNOWABLE)]);
         assert_eq!(told(false, Some(aborted)), [(aborted, "recovered")]);
         assert_eq!(told(false, Some(committed)), [(Outcome::Unknown, "reads-forgotten")]);
+    }
+
+    #[test]
+    fn what_waits_for_replicas_is_repeated_when_one_is_there_again() {
+        for is_read_only in [false, true] {
+            let (mut host, config) = gateway();
+            let (id, key) = (TxnId::new(ClientId(1), 1), Key::from("k"));
+            let txn = match is_read_only {
+                true => Txn::read_only(id, RegionId(0), vec![key]),
+                false => Txn::procedure(id, RegionId(0), vec![Op::Add(key, 1)]),
+            };
+            host.step(Time::ZERO, CLOCK, Input::Begin(txn));
+            let asks = |host: &mut Host<Geodesic, Client>| {
+                let is_question = |effect| {
+                    let Effect::Send { msg, .. } = effect else { return false };
+                    let Msg::Several(parts) = msg else { return !matches!(msg, Msg::Ping) };
+                    parts.iter().any(|Inner(part)| !matches!(part, Msg::Ping))
+                };
+                host.drain().map(is_question).fold(false, |any, it| any || it)
+            };
+            asks(&mut host);
+            // Nobody answers for a long time.
+            let mut now = Time::ZERO;
+            let mut wait = |host: &mut Host<Geodesic, Client>| {
+                let began = now;
+                loop {
+                    now = now + Duration::from_millis(1);
+                    host.fire(now, CLOCK);
+                    if asks(host) {
+                        return (now, now.since(began));
+                    }
+                }
+            };
+            for _ in 0..8 {
+                wait(&mut host);
+            }
+            let (_, pause) = wait(&mut host);
+            assert!(pause >= config.resend_after * 16, "{pause:?}");
+            let (now, _) = wait(&mut host);
+            host.step(now, CLOCK, Input::Message { from: NodeId(1), msg: Msg::Pong });
+            let (_, pause) = wait(&mut host);
+            assert!(pause <= config.resend_after / 2, "{pause:?}");
+        }
     }
 
     /// A link that loses one packet of five lost every answer of nine packets.

@@ -1051,6 +1051,49 @@ impl Drive {
         self.times >= patience || ((is_applied || is_observing) && self.times > 0)
     }
 
+    /// Partitions of which nobody has answered in this stage.
+    pub(super) fn unanswered(&self) -> Vec<PartitionId> {
+        let is_ending = matches!(self.stage, Stage::Ending(_));
+        let is_unanswered = |slot: &Slot| match &slot.phase {
+            _ if is_ending => slot.acks.is_empty(),
+            Phase::Asked => slot.stamps.is_empty(),
+            Phase::Promising(answers) => answers.is_empty(),
+            Phase::Proposing(proposal) => proposal.accepted.is_empty(),
+            Phase::Chosen(_) | Phase::Gone(_) => false,
+        };
+        let unanswered = self.slots.iter().filter(|(_, slot)| is_unanswered(slot));
+        unanswered.map(|(partition, _)| *partition).collect()
+    }
+
+    /// The partition has other members now. What a former member has said is not counted any more.
+    /// True if that concerns this transaction.
+    pub(super) fn relocate(&mut self, partition: PartitionId, members: &[NodeId]) -> bool {
+        let Some(slot) = self.slots.get_mut(&partition) else { return false };
+        let is_member = |node: &NodeId| members.contains(node);
+        slot.replicas = members.to_vec();
+        slot.stamps.retain(|node, _| is_member(node));
+        slot.observed.retain(|(node, _), _| is_member(node));
+        slot.acks.retain(is_member);
+        slot.gone.retain(is_member);
+        match &mut slot.phase {
+            Phase::Promising(answers) => answers.retain(|node, _| is_member(node)),
+            Phase::Proposing(proposal) => {
+                proposal.accepted.retain(is_member);
+                proposal.have_text.retain(is_member);
+            }
+            Phase::Asked | Phase::Chosen(_) | Phase::Gone(_) => {}
+        }
+        if let Some(register) = self.register.as_mut().filter(|it| it.partition == partition) {
+            register.stored.retain(is_member);
+        }
+        true
+    }
+
+    /// True if it has waited for answers in vain, and this node is a replica of one of its partitions.
+    pub(super) fn is_delayed_by(&self, node: NodeId) -> bool {
+        self.times > 0 && self.slots.values().any(|slot| slot.replicas.contains(&node))
+    }
+
     /// Those who were asked and have not answered: replicas that should decide, or promise; in direct
     /// mode, where one that is dead would not be missed otherwise, those that should apply what came of
     /// it.

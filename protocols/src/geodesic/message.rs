@@ -17,6 +17,7 @@ use orthodrome_core::txn::{Key, Outcome, Priority, Read, Version, Writes};
 use orthodrome_core::wire::{self, Raw, Shape};
 use orthodrome_core::{Rng, Wire, WireError};
 
+use super::members::{Election, Members};
 use super::state::State;
 use crate::functor::Functor;
 use crate::portions::Portion;
@@ -779,9 +780,122 @@ pub enum Msg {
         /// What its clock said when the transaction came.
         arrived: Timestamp,
     },
+    /// A message to a replica of a partition whose members have changed, from a sender that knows these
+    /// members.
+    #[message(
+        to = partition,
+        txn = msg.0.txn(),
+        keys = msg.0.keys(),
+        held = msg.0.keys_held(holds)
+    )]
+    Under {
+        /// The partition.
+        partition: PartitionId,
+        /// Its members.
+        members: Arc<Members>,
+        /// The message.
+        msg: Box<Plain>,
+    },
+    /// Anybody → anybody: the members of a partition; or a question for them.
+    #[message(control)]
+    Members {
+        /// The partition.
+        partition: PartitionId,
+        /// None: a question, to which only who knows of a change answers.
+        members: Option<Arc<Members>>,
+    },
+    /// New member → other members: take no message of an earlier epoch any more.
+    #[message(to = partition)]
+    Fence {
+        /// The partition.
+        partition: PartitionId,
+    },
+    /// Member → new member: it will not, and that is durable.
+    #[message(to = partition)]
+    Fenced {
+        /// The partition.
+        partition: PartitionId,
+        /// Before, it may have had a part in transactions with timestamps up to this.
+        until: Timestamp,
+    },
+    /// Member → members: promise this ballot of the register of the next members; or accept these.
+    #[message(to = partition)]
+    Elect {
+        /// The partition.
+        partition: PartitionId,
+        /// The ballot.
+        ballot: Ballot,
+        /// The next members.
+        members: Arc<Members>,
+        /// Accept them. Otherwise they are only what the sender would propose.
+        is_final: bool,
+    },
+    /// Member → member: what the register has now.
+    #[message(to = partition)]
+    Elected {
+        /// The partition.
+        partition: PartitionId,
+        /// The ballot of the question.
+        ballot: Ballot,
+        /// Whether the question was to accept.
+        is_final: bool,
+        /// The register.
+        election: Box<Election>,
+    },
 }
 
 impl Msg {
+    /// The partition about which a replica answers a gateway or another coordinator.
+    #[must_use]
+    pub fn answers_about(&self) -> Option<PartitionId> {
+        match self {
+            Self::Stamped { partition, .. }
+            | Self::Decided { partition, .. }
+            | Self::Observed { partition, .. }
+            | Self::Stored { partition, .. }
+            | Self::Applied { partition, .. }
+            | Self::Promised { partition, .. }
+            | Self::Accepted { partition, .. }
+            | Self::Blocked { partition, .. }
+            | Self::ReadResult { partition, .. }
+            | Self::ReadOnlyResult { partition, .. } => Some(*partition),
+            Self::Begin { .. }
+            | Self::Forward { .. }
+            | Self::Ack { .. }
+            | Self::Settle { .. }
+            | Self::Settled { .. }
+            | Self::Store { .. }
+            | Self::Commit { .. }
+            | Self::Apply { .. }
+            | Self::Forget { .. }
+            | Self::Fetch { .. }
+            | Self::Fetched { .. }
+            | Self::Recover { .. }
+            | Self::Propose { .. }
+            | Self::Read { .. }
+            | Self::ReadOnly { .. }
+            | Self::Gossip { .. }
+            | Self::Inquire { .. }
+            | Self::Driving { .. }
+            | Self::Ping
+            | Self::Pong
+            | Self::Hint { .. }
+            | Self::Follow { .. }
+            | Self::Foretold { .. }
+            | Self::Rejoin { .. }
+            | Self::Known { .. }
+            | Self::Copy { .. }
+            | Self::Copied { .. }
+            | Self::Several(_)
+            | Self::Under { .. }
+            | Self::Members { .. }
+            | Self::Fence { .. }
+            | Self::Fenced { .. }
+            | Self::Elect { .. }
+            | Self::Elected { .. } => None,
+        }
+    }
+
     /// The same for each further partition that it is for.
     #[must_use]
     pub fn of_further_partitions(&self) -> Vec<(PartitionId, Self)> {
@@ -819,15 +933,43 @@ fn of_one(parts: &[Inner]) -> Option<TxnId> {
     parts.iter().all(|Inner(msg)| msg.txn() == Some(first)).then_some(first)
 }
 
+/// The number of [`Msg::Under`] among the variants.
+const UNDER: u32 = 39;
+
 /// A message inside [`Msg::Several`], which contains no other one of these: a decoder that follows
 /// messages inside messages needs a bound.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Inner(pub Msg);
 
+/// A message inside [`Msg::Under`], which contains neither another one of these nor several.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Plain(pub Msg);
+
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
+}
+
+impl fmt::Debug for Plain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Decodes a message that must not be one of those with these numbers.
+fn take_within(raw: Raw<'_>, refused: &[u32]) -> Result<Msg, WireError> {
+    let mut fields = raw.message("a message")?;
+    while let Some((number, _)) = fields.next_field()? {
+        if refused.contains(&number) {
+            return Err(WireError::Value {
+                field: if number == SEVERAL { "Msg.Several" } else { "Msg.Under" },
+                found: "messages inside messages".into(),
+                wanted: "messages",
+            });
+        }
+    }
+    Msg::take(raw)
 }
 
 impl Wire for Inner {
@@ -842,23 +984,42 @@ impl Wire for Inner {
     }
 
     fn take(raw: Raw<'_>) -> Result<Self, WireError> {
-        let mut fields = raw.message("a message")?;
-        while let Some((number, _)) = fields.next_field()? {
-            if number == SEVERAL {
-                return Err(WireError::Value {
-                    field: "Msg.Several",
-                    found: "messages inside messages".into(),
-                    wanted: "messages",
-                });
-            }
-        }
-        Msg::take(raw).map(Self)
+        take_within(raw, &[SEVERAL]).map(Self)
     }
 
     fn sample(rng: &mut Rng) -> Self {
         loop {
             let msg = Msg::sample(rng);
             if !matches!(msg, Msg::Several(_)) {
+                return Self(msg);
+            }
+        }
+    }
+
+    fn schema(schema: &mut wire::Schema) -> String {
+        Msg::schema(schema)
+    }
+}
+
+impl Wire for Plain {
+    const SHAPE: Shape = Msg::SHAPE;
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn put(&self, out: &mut wire::Out) {
+        self.0.put(out);
+    }
+
+    fn take(raw: Raw<'_>) -> Result<Self, WireError> {
+        take_within(raw, &[SEVERAL, UNDER]).map(Self)
+    }
+
+    fn sample(rng: &mut Rng) -> Self {
+        loop {
+            let msg = Msg::sample(rng);
+            if !matches!(msg, Msg::Several(_) | Msg::Under { .. }) {
                 return Self(msg);
             }
         }
@@ -996,6 +1157,12 @@ pub enum Change {
         /// The stamp.
         at: Timestamp,
     },
+    /// The register of the next members has promised a ballot, or has accepted these.
+    Elect(Ballot, Option<Arc<Members>>),
+    /// The group has these members now, and this replica is one of them.
+    Members(Arc<Members>),
+    /// The group has these members now, and this replica is none of them: it drops what it has.
+    Leave(Arc<Members>),
 }
 
 /// What a server remembers.

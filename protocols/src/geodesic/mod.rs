@@ -94,6 +94,7 @@ mod direct;
 mod drive;
 mod excess;
 mod lines;
+mod members;
 mod message;
 mod mutations;
 mod naming;
@@ -278,6 +279,12 @@ pub enum Note {
     Rejoining,
     /// It has all that it needs to take part again.
     Rejoined,
+    /// A node learned that a partition has other members.
+    Moved,
+    /// A message of an earlier epoch was refused.
+    Outdated,
+    /// A member proposed the next members, or what another member had proposed.
+    Elected,
     /// A message came for which a replica with a new disk has no answer.
     Barred,
     /// A transaction is not known, and is older than the new disk of this replica or of a peer.
@@ -297,6 +304,8 @@ pub enum Timer {
     Drive(TxnId),
     /// A gateway says what may be forgotten.
     Flush,
+    /// A gateway asks servers that did not answer whether they are there.
+    Ping,
 }
 
 /// By how much the pause after so many time-outs is longer than the first one: answers may take much
@@ -338,6 +347,7 @@ impl Protocol for Geodesic {
     const NAMES: &'static [&'static str] = &[NAME];
     const QUEUES: bool = true;
     const SCANS: bool = true;
+    const MEMBERS: bool = true;
 
     type Config = Config;
     type Msg = Msg;

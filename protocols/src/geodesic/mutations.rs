@@ -52,6 +52,10 @@ mutations! {
     replacement_reads_early;
     /// D19: its peers give stamps to older transactions that they do not know.
     no_seal;
+    /// D17: a replica takes messages of an earlier epoch.
+    epochs_are_ignored: "D17";
+    /// D17: a new member copies before the others refuse messages of the epoch before.
+    no_fence;
 }
 
 /// Names of the mutations of a variant.
@@ -80,6 +84,8 @@ pub(super) fn names(_: &str) -> &'static [&'static str] {
         "replacement_takes_part",
         "replacement_reads_early",
         "no_seal",
+        "D17",
+        "no_fence",
         "R11",
     ])
 }

@@ -2,14 +2,16 @@
 //! many partitions, so one transaction often has several messages from one node to another: a
 //! message costs processor time whatever is in it, and the transaction need not be sent twice.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
-use orthodrome_core::id::NodeId;
+use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::{Cx, Lane, Message as _};
 
 use super::Geodesic;
-use super::message::{Inner, Msg};
+use super::members::Members;
+use super::message::{Inner, Msg, Plain};
 
 /// Messages together have at most so many bytes: a few packets, because a message is lost with any of
 /// its packets.
@@ -18,6 +20,9 @@ const TOGETHER_BYTES_MAX: usize = 4_096;
 /// Messages of the current step to other nodes.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
+    /// The members of partitions whose members have changed, as far as this node knows. Messages to
+    /// their replicas say so.
+    pub members: BTreeMap<PartitionId, Arc<Members>>,
     /// By receiver, in the order of the first message to each.
     by_node: Vec<(NodeId, Vec<Msg>)>,
 }
@@ -25,6 +30,7 @@ pub(super) struct Outbox {
 impl Outbox {
     /// Adds a message.
     pub(super) fn push(&mut self, to: NodeId, msg: Msg) {
+        let msg = self.with_members(msg);
         let Some((_, waiting)) = self.by_node.iter_mut().find(|(node, _)| *node == to) else {
             self.by_node.push((to, vec![msg]));
             return;
@@ -34,6 +40,18 @@ impl Outbox {
             None => Some(msg),
         };
         waiting.extend(rest);
+    }
+
+    /// The message, with the members of the partition whose replica is to get it. Control messages are
+    /// about gateways, whoever the members are.
+    pub(super) fn with_members(&self, msg: Msg) -> Msg {
+        if msg.lane() == Lane::Control {
+            return msg;
+        }
+        let moved = msg.partition().and_then(|id| Some((id, self.members.get(&id)?)));
+        let Some((partition, members)) = moved else { return msg };
+        let (members, msg) = (members.clone(), Box::new(Plain(msg)));
+        Msg::Under { partition, members, msg }
     }
 
     /// Sends everything. Messages together have at most `bytes_max` bytes. Control messages go alone:
@@ -115,7 +133,7 @@ fn join(last: &mut Msg, msg: Msg) -> Option<Msg> {
 
 #[cfg(test)]
 mod tests {
-    use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+    use orthodrome_core::id::{ClientId, TxnId};
     use orthodrome_core::time::Timestamp;
     use orthodrome_core::txn::{Outcome, Writes};
     use orthodrome_core::wire::{decode, encode};
@@ -180,5 +198,22 @@ mod tests {
         let nested = Msg::Several(vec![Inner(ack(1)), Inner(pair)]);
         let refusal = decode::<Msg>(&encode(&nested)).unwrap_err().to_string();
         assert!(refusal.starts_with("Msg.Several holds messages inside messages"), "{refusal}");
+        let members = Arc::new(Members {
+            epoch: 1,
+            nodes: vec![NodeId(1)],
+            newest: NodeId(1),
+            target: vec![NodeId(1)],
+        });
+        let under = |msg| Msg::Under {
+            partition: PartitionId(0),
+            members: members.clone(),
+            msg: Box::new(Plain(msg)),
+        };
+        let flat = Msg::Several(vec![Inner(under(ack(1))), Inner(ack(2))]);
+        assert_eq!(decode::<Msg>(&encode(&flat)), Ok(flat));
+        for inside in [under(ack(1)), Msg::Several(vec![Inner(ack(1)), Inner(ack(2))])] {
+            let refusal = decode::<Msg>(&encode(&under(inside))).unwrap_err().to_string();
+            assert!(refusal.contains("holds messages inside messages"), "{refusal}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! One replica of one partition: stamps, closings, decisions of h, promises, and what it observes.
 
+mod members;
 mod rejoin;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -20,6 +21,8 @@ use super::server::World;
 use super::state::{Entry, OUTCOME, State};
 use super::{Note, Timer, backoff};
 use crate::portions::Portion;
+use members::Moving;
+pub(super) use members::Reached;
 use rejoin::{Leaving, Rejoin};
 
 /// One replica of one partition.
@@ -58,8 +61,10 @@ pub(super) struct Replica {
     entries_bytes: usize,
     /// Of which transactions only the outcome is kept, and since when, or since this server began.
     shortened: VecDeque<(Time, TxnId)>,
-    /// What this replica needs before it takes part, if its disk was lost.
+    /// What this replica needs before it takes part, if its disk was lost or it is a new member.
     rejoin: Option<Rejoin>,
+    /// What it knows of changes of members.
+    moving: Moving,
     /// Answers to peers whose disks were lost.
     leaving: BTreeMap<NodeId, Leaving>,
 }
@@ -146,10 +151,11 @@ impl Replica {
             entries_bytes: 0,
             shortened: VecDeque::new(),
             rejoin: None,
+            moving: Moving::new(now),
             leaving: BTreeMap::new(),
         };
         // This may raise the ceiling.
-        replica.rejoin_if_lost(is_replacement, world);
+        replica.rejoin_if_needed(is_replacement, world);
         replica.closings = Closings::new(replica.state.ceiling);
         replica.shortened.extend(replica.state.outcomes.keys().map(|&txn| (now, txn)));
         let txns: Vec<TxnId> = replica.state.entries.keys().copied().collect();
@@ -164,8 +170,10 @@ impl Replica {
 
     /// The names in a range: of what has ended, and of what unfinished transactions may write.
     pub(super) fn names(&self, ask: &Ask, store: &Store) -> Listing {
-        let basis =
-            Basis::Voter { since: 0, voters: vec![Voters { nodes: self.replicas.clone() }] };
+        let basis = Basis::Voter {
+            since: self.epoch(),
+            voters: vec![Voters { nodes: self.replicas.clone() }],
+        };
         if let Some(after) = ask.changes_after {
             // What it will stamp is none of its business here: the watch has closed the partition.
             let before = self.first_unfinished().map(|at| at - Duration::from_nanos(1));
@@ -183,7 +191,7 @@ impl Replica {
     /// Takes a message meant for this replica.
     pub(super) fn on_message(&mut self, from: NodeId, msg: Msg, world: &mut World<'_, '_>) {
         let is_barred = msg.txn().is_some_and(|txn| self.is_barred(txn));
-        let is_copy = matches!(msg, Msg::Known { .. } | Msg::Copied { .. });
+        let is_copy = matches!(msg, Msg::Known { .. } | Msg::Copied { .. } | Msg::Fenced { .. });
         let tells_end = matches!(
             msg,
             Msg::Apply { .. } | Msg::Commit { .. } | Msg::Fetched { .. } | Msg::Driving { .. }
@@ -226,6 +234,15 @@ impl Replica {
             Msg::Gossip { mark, .. } => {
                 let known = self.marks.entry(from).or_insert((mark, world.cx.now()));
                 *known = (known.0.max(mark), world.cx.now());
+                self.on_member_heard(from);
+            }
+            Msg::Fence { .. } => self.on_fence(from, world),
+            Msg::Fenced { until, .. } => self.on_fenced(from, until, world),
+            Msg::Elect { ballot, members, is_final, .. } => {
+                self.on_elect(from, (ballot, is_final), members, world);
+            }
+            Msg::Elected { ballot, is_final, election, .. } => {
+                self.on_elected(from, (ballot, is_final), *election, world);
             }
             Msg::Driving { txn, is_driven, .. } => self.on_driving(from, txn, is_driven, world),
             Msg::Rejoin { until, number, answer, bytes_max, .. } => {
@@ -260,7 +277,9 @@ impl Replica {
             | Msg::Foretold { .. }
             | Msg::Ping
             | Msg::Pong
-            | Msg::Several(_) => unreachable!("{} is asked, and was answered", self.id),
+            | Msg::Several(_)
+            | Msg::Under { .. }
+            | Msg::Members { .. } => unreachable!("{} is asked, and was answered", self.id),
         }
     }
 
@@ -280,6 +299,9 @@ impl Replica {
             | Change::Rejoin(_)
             | Change::Rejoined
             | Change::Seal { .. }
+            | Change::Elect(..)
+            | Change::Members(_)
+            | Change::Leave(_)
             | Change::Acknowledge(_)
             | Change::Ceiling(_)
             | Change::Mark(_)
@@ -331,10 +353,15 @@ impl Replica {
         at
     }
 
+    /// The latest timestamp in which this replica takes part now (R8).
+    fn latest_allowed(world: &World<'_, '_>) -> Timestamp {
+        let clock = world.cx.clock();
+        clock.now + clock.error * 2 + world.config.clock_ahead_max
+    }
+
     /// R8: a timestamp that no sane clock shows yet would be in everybody's way.
     fn is_far_future(&self, t: Timestamp, world: &mut World<'_, '_>) -> bool {
-        let clock = world.cx.clock();
-        let is_far = t > clock.now + clock.error * 2 + world.config.clock_ahead_max;
+        let is_far = t > Self::latest_allowed(world);
         if is_far {
             world.cx.note(Note::FarFuture);
         }
@@ -1385,6 +1412,7 @@ impl Replica {
                 world.reply(to, Msg::Gossip { partition: self.id, mark: self.state.mark });
             }
         }
+        self.pursue_members(world);
         self.drop_outcomes(world);
         if now.since(self.aged) >= MEMORY {
             self.aged = now;

@@ -8,17 +8,21 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
-use orthodrome_core::machine::{Admin, Claim, Cx, Gauge, Input, Leak, Machine, Refusal, Setup};
+use orthodrome_core::machine::{
+    Admin, Claim, Cx, Gauge, GroupView, Input, Lane, Leak, Machine, MembershipOrder, Message as _,
+    OrderState, Refusal, Setup,
+};
 use orthodrome_core::scan::{Ask, Listing, Unit};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 
 use super::drive::{Drive, Out, Progress, Stage};
-use super::message::{Change, Inner, Msg, Record};
+use super::members::{Members, founded, is_same};
+use super::message::{Change, Inner, Msg, Plain, Record};
 use super::outbox::Outbox;
 use super::pending::Maker;
-use super::replica::{Overdue, Release, Replica};
+use super::replica::{Overdue, Reached, Release, Replica};
 use super::state::State;
 use super::under_way::UnderWay;
 use super::{Config, Geodesic, Note, Timer, backoff};
@@ -45,6 +49,12 @@ pub struct Server {
     maker: Maker,
     pending_writes: PendingWrites,
     checkpoint: Option<Ticket>,
+    /// Partitions of which this server was a member and is none any more. Whoever asks is told who is.
+    left: BTreeMap<PartitionId, Arc<Members>>,
+    /// When it last asked others for the members of a partition.
+    located: BTreeMap<PartitionId, Time>,
+    /// The latest orders to change members, oldest first.
+    orders: VecDeque<MembershipOrder>,
 }
 
 /// What was written, and what must not be said before it is durable.
@@ -59,6 +69,7 @@ struct PendingWrites {
 /// Everything around one replica that its handlers need.
 pub(super) struct World<'a, 'b> {
     pub node: NodeId,
+    pub incarnation: u64,
     pub cluster: &'a Cluster,
     pub config: &'a Config,
     pub store: &'a mut Store,
@@ -113,6 +124,7 @@ impl World<'_, '_> {
 impl Machine<Geodesic> for Server {
     fn new(setup: Setup<Geodesic>, recovered: Vec<Record>, cx: &mut Cx<'_, Geodesic>) -> Self {
         let Setup { node, cluster, config, engine, workers: _, is_replacement } = setup;
+        let cluster = founded(cluster);
         let mut store = Store::new(engine);
         let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
         let mut pace = CheckpointPace::default();
@@ -129,6 +141,12 @@ impl Machine<Geodesic> for Server {
                 }
             }
         }
+        let (mut cluster, mut outbox) = (cluster, Outbox::default());
+        for (&partition, state) in &states {
+            let Some(members) = &state.members else { continue };
+            Arc::make_mut(&mut cluster).place(partition, members.nodes.clone());
+            outbox.members.insert(partition, members.clone());
+        }
         let mut server = Self {
             node,
             incarnation: cx.rng().next_u64(),
@@ -138,11 +156,14 @@ impl Machine<Geodesic> for Server {
             under_way: UnderWay::default(),
             store,
             local: VecDeque::new(),
-            outbox: Outbox::default(),
+            outbox,
             heard: BTreeMap::new(),
             maker: Maker::new(node),
             pending_writes: PendingWrites { pace, ..PendingWrites::default() },
             checkpoint: None,
+            left: BTreeMap::new(),
+            located: BTreeMap::new(),
+            orders: VecDeque::new(),
             cluster: cluster.clone(),
         };
         // What it made before it started lies below the ceiling of one of its partitions. Timestamps of
@@ -157,6 +178,8 @@ impl Machine<Geodesic> for Server {
             let replica = Replica::new(placed.id, members, state, &mut world);
             server.replicas.insert(placed.id, replica);
         }
+        let left = states.into_iter().filter_map(|(id, state)| Some((id, state.members?)));
+        server.left.extend(left);
         server.settle(cx);
         server
     }
@@ -169,9 +192,10 @@ impl Machine<Geodesic> for Server {
             }
             Input::Timer(timer) => self.on_timer(timer, cx),
             Input::Durable(ticket) => self.on_durable(ticket),
-            Input::Admin(Admin::TransferLeader { .. } | Admin::ChangeMembers { .. }) => {
-                cx.note(Note::OrderRefused);
+            Input::Admin(Admin::ChangeMembers { partition, voters, learners }) => {
+                self.on_order(partition, voters, learners, cx);
             }
+            Input::Admin(Admin::TransferLeader { .. }) => cx.note(Note::OrderRefused),
             Input::Begin(_) | Input::Read { .. } | Input::Decide { .. } | Input::Resolve { .. } => {
                 unreachable!("callers talk to gateways, not to server {}", self.node)
             }
@@ -183,12 +207,46 @@ impl Machine<Geodesic> for Server {
         self.checkpoint_if_due(cx);
     }
 
-    fn refusal(&self, _order: &Admin) -> Option<Refusal> {
-        Some(Refusal::Never(
-            "geodesic has no leaders, and the members of a group are those of the placement; start a \
-             server that lost its data with `--replace`"
-                .into(),
-        ))
+    fn orders(&self) -> Vec<MembershipOrder> {
+        self.orders.iter().cloned().collect()
+    }
+
+    fn refusal(&self, order: &Admin) -> Option<Refusal> {
+        let Admin::ChangeMembers { partition, voters, learners } = order else {
+            return Some(Refusal::Never(
+                "geodesic has no leaders: any replica of a partition serves its transactions"
+                    .into(),
+            ));
+        };
+        let Some(replica) = self.replicas.get(partition) else {
+            let known = self.cluster.partition(*partition);
+            let member = known.and_then(|placed| placed.replicas.first().copied());
+            return Some(Refusal::NotLeader(member.filter(|&node| node != self.node)));
+        };
+        if !learners.is_empty() {
+            return Some(Refusal::Invalid("geodesic has no learners".into()));
+        }
+        if let Some(why) = replica.refusal(voters) {
+            return Some(Refusal::Invalid(why));
+        }
+        if let Some(stranger) = voters.iter().find(|&&node| !self.cluster.is_server(node)) {
+            return Some(Refusal::Invalid(format!("{stranger} is no server of this cluster")));
+        }
+        let still = format!("{} still copies {partition}; repeat the request later", self.node);
+        (!replica.is_ready()).then_some(Refusal::NotNow(still))
+    }
+
+    fn groups(&self, _now: Time) -> Vec<GroupView> {
+        let view = |(&partition, members): (&PartitionId, &Arc<Members>)| GroupView {
+            partition,
+            voters: members.nodes.clone(),
+            learners: Vec::new(),
+            leader: None,
+            has_leaders: false,
+            successor: None,
+            behind: Vec::new(),
+        };
+        self.outbox.members.iter().map(view).collect()
     }
 
     fn names(&self, ask: &Ask) -> Option<Listing> {
@@ -252,6 +310,7 @@ impl Server {
     ) -> (&'a mut BTreeMap<PartitionId, Replica>, World<'a, 'b>) {
         let Self {
             node,
+            incarnation,
             cluster,
             config,
             replicas,
@@ -263,9 +322,20 @@ impl Server {
             pending_writes,
             ..
         } = self;
-        let node = *node;
-        let world =
-            World { node, cluster, config, store, local, outbox, heard, maker, pending_writes, cx };
+        let (node, incarnation) = (*node, *incarnation);
+        let world = World {
+            node,
+            incarnation,
+            cluster,
+            config,
+            store,
+            local,
+            outbox,
+            heard,
+            maker,
+            pending_writes,
+            cx,
+        };
         (replicas, world)
     }
 
@@ -279,13 +349,185 @@ impl Server {
         }
     }
 
+    /// The number of changes of a partition's members, as far as this server knows.
+    fn epoch(&self, id: PartitionId) -> u64 {
+        self.outbox.members.get(&id).map_or(0, |members| members.epoch)
+    }
+
+    /// Gives a message to a replica, unless it is of an earlier epoch.
+    fn deliver(
+        &mut self,
+        id: PartitionId,
+        epoch: u64,
+        (from, msg): (NodeId, Msg),
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let is_earlier = from != self.node && epoch < self.epoch(id);
+        let is_outdated = is_earlier && msg.lane() == Lane::Data;
+        if is_outdated && !self.config.mutations.epochs_are_ignored() {
+            cx.note(Note::Outdated);
+            self.tell_members(id, from);
+            return;
+        }
+        self.with(id, cx, |replica, world| replica.on_message(from, msg, world));
+    }
+
+    fn tell_members(&mut self, partition: PartitionId, to: NodeId) {
+        if let Some(members) = self.outbox.members.get(&partition) {
+            let members = Some(members.clone());
+            self.send(vec![(to, Msg::Members { partition, members })]);
+        }
+    }
+
+    /// A partition has other members than this server knew.
+    fn learn(&mut self, id: PartitionId, members: &Arc<Members>, cx: &mut Cx<'_, Geodesic>) {
+        if members.epoch <= self.epoch(id) || self.cluster.partition(id).is_none() {
+            return;
+        }
+        cx.note(Note::Moved);
+        self.outbox.members.insert(id, members.clone());
+        let cluster = Arc::make_mut(&mut self.cluster);
+        cluster.place(id, members.nodes.clone());
+        let soon = cx.now() + self.config.resend_after / 2;
+        for (drive, at) in self.drives.values_mut() {
+            if drive.relocate(id, &members.nodes) {
+                *at = soon.min(*at);
+            }
+        }
+        if !members.nodes.contains(&self.node) {
+            if self.replicas.remove(&id).is_some() {
+                self.left.insert(id, members.clone());
+                let (_, mut world) = self.world(cx);
+                world.store.clear(id);
+                world.persist(id, Change::Leave(members.clone()));
+                cx.cancel_timer(Timer::Sweep(id));
+                cx.cancel_timer(Timer::Close(id));
+                if self.replicas.is_empty() {
+                    // Nothing reminds it of them. The members look after them.
+                    for txn in self.drives.keys().copied().collect::<Vec<_>>() {
+                        self.leave(txn);
+                    }
+                }
+            } else if let Some(known) = self.left.get_mut(&id) {
+                *known = members.clone();
+                let (_, mut world) = self.world(cx);
+                world.persist(id, Change::Leave(members.clone()));
+            }
+        } else if self.replicas.contains_key(&id) {
+            self.with(id, cx, |replica, world| replica.adopt(members, world));
+        } else {
+            self.left.remove(&id);
+            let (replicas, mut world) = self.world(cx);
+            // Who is a member, but not since this epoch, and has nothing, has lost its disk.
+            let is_replacement = members.newest != world.node;
+            world.persist(id, Change::Members(members.clone()));
+            let state = State { members: Some(members.clone()), ..State::default() };
+            let state = (state, is_replacement);
+            let replica = Replica::new(id, members.nodes.clone(), state, &mut world);
+            replicas.insert(id, replica);
+        }
+        self.review_orders(id);
+    }
+
+    /// An operator's order to change members.
+    fn on_order(
+        &mut self,
+        partition: PartitionId,
+        voters: Vec<NodeId>,
+        learners: Vec<NodeId>,
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let given = cx.now();
+        let order = Admin::ChangeMembers { partition, voters, learners };
+        let refusal = self.refusal(&order);
+        let Admin::ChangeMembers { voters, learners, .. } = order else { return };
+        let state = match refusal {
+            None => OrderState::Pending("the members have to agree".into()),
+            Some(Refusal::NotLeader(member)) => OrderState::NotLeader(member),
+            Some(Refusal::NotNow(why) | Refusal::Invalid(why) | Refusal::Never(why)) => {
+                OrderState::Failed(why)
+            }
+        };
+        let is_taken = matches!(state, OrderState::Pending(_));
+        let target = voters.clone();
+        let of = |order: &MembershipOrder| order.partition == partition;
+        if self.orders.iter().filter(|order| of(order)).count() >= ORDERS_KEPT {
+            let oldest = self.orders.iter().position(of);
+            drop(oldest.and_then(|at| self.orders.remove(at)));
+        }
+        self.orders.push_back(MembershipOrder { partition, voters, learners, given, state });
+        if is_taken {
+            self.with(partition, cx, |replica, world| replica.order(target, world));
+            self.review_orders(partition);
+        } else {
+            cx.note(Note::OrderRefused);
+        }
+    }
+
+    /// Updates what is known of the orders for a partition that were taken here.
+    fn review_orders(&mut self, id: PartitionId) {
+        for order in self.orders.iter_mut().filter(|order| order.partition == id) {
+            let is_pending = matches!(order.state, OrderState::Pending(_));
+            if !is_pending && order.state != OrderState::Failed(OVERTAKEN.into()) {
+                continue;
+            }
+            let reached = match (self.replicas.get(&id), self.left.get(&id)) {
+                (Some(replica), _) => replica.progress(&order.voters, self.node),
+                // It will not hear of what the others do.
+                (None, Some(members)) if is_same(&members.target, &order.voters) => {
+                    Reached::Finished
+                }
+                (None, _) => Reached::Overtaken,
+            };
+            order.state = match reached {
+                Reached::Finished => OrderState::Finished,
+                Reached::Pending(what) if is_pending => OrderState::Pending(what),
+                Reached::Pending(_) | Reached::Overtaken => OrderState::Failed(OVERTAKEN.into()),
+            };
+        }
+    }
+
+    /// Asks all other servers for the members of the partitions of a transaction to which nobody answers:
+    /// all members that this server knows may have left.
+    fn locate(&mut self, partitions: &[PartitionId], cx: &mut Cx<'_, Geodesic>) {
+        let now = cx.now();
+        for &partition in partitions {
+            let Some(placed) = self.cluster.partition(partition) else { continue };
+            let asked = self.located.get(&partition);
+            if asked.is_some_and(|asked| now.since(*asked) < self.config.resend_after * 4) {
+                continue;
+            }
+            self.located.insert(partition, now);
+            let others = self.cluster.servers().map(|node| node.id);
+            let others = others.filter(|node| !placed.replicas.contains(node));
+            for to in others.filter(|node| *node != self.node) {
+                self.outbox.push(to, Msg::Members { partition, members: None });
+            }
+        }
+    }
+
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
+        let (msg, epoch) = match msg {
+            Msg::Under { partition, members, msg } => {
+                self.learn(partition, &members, cx);
+                let Plain(msg) = *msg;
+                (msg, members.epoch)
+            }
+            msg => (msg, 0),
+        };
         for (id, msg) in msg.of_further_partitions() {
-            self.with(id, cx, |replica, world| replica.on_message(from, msg, world));
+            self.deliver(id, 0, (from, msg), cx);
         }
         if let Some(id) = msg.partition() {
-            self.with(id, cx, |replica, world| replica.on_message(from, msg, world));
+            self.deliver(id, epoch, (from, msg), cx);
             return;
+        }
+        if let Some(id) = msg.answers_about() {
+            let placed = self.cluster.partition(id);
+            if placed.is_none_or(|placed| !placed.replicas.contains(&from)) {
+                cx.note(Note::Outdated);
+                return;
+            }
         }
         let (cluster, config) = (self.cluster.clone(), self.config.clone());
         let mut out = Out::new();
@@ -326,6 +568,16 @@ impl Server {
                 }
                 return;
             }
+            // It was asked before it becomes a member. That it was heard from is known by now.
+            Msg::Pong => return,
+            Msg::Members { partition, members: Some(members) } => {
+                self.learn(partition, &members, cx);
+                return;
+            }
+            Msg::Members { partition, members: None } => {
+                self.tell_members(partition, from);
+                return;
+            }
             Msg::Begin { .. }
             | Msg::Forward { .. }
             | Msg::Apply { .. }
@@ -356,7 +608,13 @@ impl Server {
             | Msg::Known { .. }
             | Msg::Copy { .. }
             | Msg::Copied { .. }
-            | Msg::Pong => unreachable!("answers to gateways do not come to server {}", self.node),
+            | Msg::Fence { .. }
+            | Msg::Fenced { .. }
+            | Msg::Elect { .. }
+            | Msg::Elected { .. }
+            | Msg::Under { .. } => {
+                unreachable!("answers to gateways do not come to server {}", self.node)
+            }
         };
         self.send(out);
         self.on_progress(txn, progress, cx);
@@ -378,11 +636,12 @@ impl Server {
                     }
                 }
                 self.look_after_drives(cx);
+                self.review_orders(id);
             }
             Timer::Close(id) => {
                 self.with(id, cx, Replica::close_due);
             }
-            Timer::Open(_) | Timer::Drive(_) | Timer::Flush => {
+            Timer::Open(_) | Timer::Drive(_) | Timer::Flush | Timer::Ping => {
                 unreachable!("a gateway's timer at server {}", self.node)
             }
         }
@@ -504,6 +763,7 @@ impl Server {
             let mut out = Out::new();
             let me = (self.node, self.incarnation);
             let progress = drive.on_timeout(me, self.config.spread_tries, &mut out);
+            let unheard = if drive.times > 1 { drive.unanswered() } else { Vec::new() };
             if drive.makes_room(self.config.spread_tries) {
                 self.under_way.make_room(txn);
             }
@@ -513,6 +773,7 @@ impl Server {
             let jitter = cx.rng().below(1 + nanos(pause) / 2);
             *at = now + pause + Duration::from_nanos(jitter);
             self.send(out);
+            self.locate(&unheard, cx);
             self.on_progress(txn, progress, cx);
         }
     }
@@ -545,6 +806,10 @@ impl Server {
             let parts = replica.state.clone().divide(self.config.piece_bytes);
             records.extend(parts.into_iter().map(|part| Record::State(id, Box::new(part))));
         }
+        for (&id, members) in &self.left {
+            let state = State { members: Some(members.clone()), ..State::default() };
+            records.push(Record::State(id, Box::new(state)));
+        }
         self.pending_writes.pace.made(records.iter().map(Record::size).sum());
         let ticket = cx.checkpoint(self.store.freeze(), records);
         self.checkpoint = Some(ticket);
@@ -554,6 +819,12 @@ impl Server {
 
 /// A node that recovers asks so often before it leaves the transaction to its next turn.
 const ATTEMPTS: u32 = 8;
+
+/// Why an order has failed, unless a later one wants the same.
+const OVERTAKEN: &str = "a later order has taken its place";
+
+/// So many orders for one partition are remembered.
+const ORDERS_KEPT: usize = 8;
 
 /// A node recovers at most so many transactions at once whose places are not known. Others wait: a
 /// network that is too slow for all would bring none of them to its end.

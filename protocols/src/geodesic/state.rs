@@ -11,6 +11,7 @@ use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Version, Writes};
 use orthodrome_core::{Wire, WireError};
 
+use super::members::{Election, Members};
 use super::message::{Answer, Ballot, Change, Kind, Offer, Output, Stamp, Text, Value};
 
 /// One transaction at one replica.
@@ -119,6 +120,10 @@ pub struct State {
     /// A peer's disk was lost: this replica gives no stamps to transactions up to here that it does not
     /// know.
     pub sealed: Timestamp,
+    /// The members of the group, unless they are those of the placement.
+    pub members: Option<Arc<Members>>,
+    /// The register of the next members.
+    pub election: Election,
 }
 
 fn check_outcomes(outcomes: &BTreeMap<TxnId, Outcome>) -> Result<(), WireError> {
@@ -238,9 +243,31 @@ impl State {
                 self.forgotten.extend(&part.forgotten);
                 self.outcomes.extend(&part.outcomes);
                 self.collected = self.collected.max(part.collected);
+                // The lost disk may have promised or accepted next members. Of those with whom it made
+                // up a majority, one at least is among the f + 1 who send their state.
+                let Election { promised, accepted } = &part.election;
+                self.election.promised = self.election.promised.max(*promised);
+                let ballot_of = |it: &Option<(Ballot, _)>| it.as_ref().map(|(ballot, _)| *ballot);
+                if ballot_of(accepted) > ballot_of(&self.election.accepted) {
+                    self.election.accepted.clone_from(accepted);
+                }
             }
             Change::Rejoined => self.is_rejoining = false,
             Change::Seal(until) => self.sealed = self.sealed.max(*until),
+            Change::Elect(ballot, members) => {
+                self.election.promised = *ballot;
+                if let Some(members) = members {
+                    self.election.accepted = Some((*ballot, members.clone()));
+                }
+            }
+            Change::Members(members) => {
+                (self.members, self.election) = (Some(members.clone()), Election::default());
+            }
+            Change::Leave(members) => {
+                *self = Self { members: Some(members.clone()), ..Self::default() };
+                // What others delete from now on would come back with it.
+                store.clear(partition);
+            }
             Change::Ceiling(ceiling) => self.ceiling = self.ceiling.max(*ceiling),
             Change::Mark(mark) => self.mark = self.mark.max(*mark),
         }
@@ -302,9 +329,10 @@ impl State {
     #[must_use]
     pub fn divide(self, bytes_max: usize) -> Vec<Self> {
         let Self { entries, acknowledged, ceiling, mark, collected, forgotten, .. } = self;
-        let Self { floors, outcomes, barred, is_rejoining, sealed, .. } = self;
+        let Self { floors, outcomes, barred, is_rejoining, sealed, members, election, .. } = self;
         let empty =
             Self { ceiling, mark, collected, barred, is_rejoining, sealed, ..Self::default() };
+        let empty = Self { members, election, ..empty };
         let mut parts = Pieces::new(empty, bytes_max);
         for (txn, entry) in entries {
             parts.of(entry.size() + ENTRY).entries.insert(txn, entry);

@@ -402,6 +402,7 @@ pub fn group_view<R: Replicated>(
         voters: replica.voters().to_vec(),
         learners: replica.learners().to_vec(),
         leader: replica.leader(),
+        has_leaders: true,
         successor: replica.successor(now),
         behind: replica.behind(),
     }

@@ -258,7 +258,15 @@ impl<R: Role> Server<R> {
         // A leader from before the change of members does not lead now.
         let leader = leader.filter(|leader| voters.contains(leader));
         let (learners, behind) = (Vec::new(), Vec::new());
-        Some(GroupView { partition: id, voters, learners, leader, successor: None, behind })
+        Some(GroupView {
+            partition: id,
+            voters,
+            learners,
+            leader,
+            has_leaders: true,
+            successor: None,
+            behind,
+        })
     }
 
     /// Calls a function on one of the partitions, if it is here.

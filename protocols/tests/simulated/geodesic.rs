@@ -39,6 +39,9 @@ fn seeds_with_faults_hold_every_promise() {
         "Rejoined",
         "Barred",
         "TooOld",
+        "Moved",
+        "Elected",
+        "Outdated",
     ];
     expect(&notes, &expected);
 }

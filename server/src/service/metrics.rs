@@ -429,8 +429,10 @@ fn register_groups(registry: &mut Registry, node: NodeId, groups: &[GroupView]) 
     );
     for group in groups {
         let partition = Partition { partition: group.partition.to_string() };
-        leads.get_or_create(&partition).set(i64::from(group.leader == Some(node)));
-        known.get_or_create(&partition).set(i64::from(group.leader.is_some()));
+        if group.has_leaders {
+            leads.get_or_create(&partition).set(i64::from(group.leader == Some(node)));
+            known.get_or_create(&partition).set(i64::from(group.leader.is_some()));
+        }
         let many = i64::try_from(group.voters.len()).unwrap_or(i64::MAX);
         voters.get_or_create(&partition).set(many);
         for (peer, entries) in &group.behind {

@@ -137,6 +137,7 @@ impl Transactions for Script {
             voters: vec![NodeId(2), NodeId(3), NodeId(4)],
             learners: vec![NodeId(1)],
             leader: Some(NodeId(3)),
+            has_leaders: true,
             successor: None,
             behind: vec![(NodeId(2), 17), (NodeId(4), 0)],
         }]

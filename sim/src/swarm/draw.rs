@@ -180,18 +180,19 @@ impl Drawing<'_> {
             schedule.faults = draw_faults(cluster, self.profile, network, options, &mut self.rng);
         }
         schedule.faults.extend(moves.draw(cluster, options));
+        // Who takes the place of a member needs all others to copy from, and so does a new disk.
+        let is_moving =
+            schedule.faults.iter().any(|it| matches!(it.fault, Fault::ChangeMembers { .. }));
         let replaced = draw_replaced::<P>(seed, cluster, options);
-        let replaced = Some(replaced).filter(|replaced| !replaced.is_empty());
+        let replaced = Some(replaced).filter(|replaced| !(replaced.is_empty() || is_moving));
         let replaced = self.draws.take(Unusual::Replaced, replaced).unwrap_or_default();
         let (replaced, entries): (Vec<NodeId>, Vec<fault::Entry>) = replaced.into_iter().unzip();
         schedule.faults.extend(entries);
-        let has_admin =
-            schedule.faults.iter().any(|e| matches!(e.fault, Fault::ChangeMembers { .. }));
-        let mut down = self.losses(cluster, &replaced, has_admin);
+        let mut down = self.losses(cluster, &replaced, is_moving);
         let disks = unusual::draw_disks(seed, cluster, options);
         let disks = Some(disks).filter(|disks| !disks.is_empty());
         schedule.faults.extend(self.draws.take(Unusual::Disks, disks).unwrap_or_default());
-        let dead_region = if has_admin {
+        let dead_region = if is_moving {
             None
         } else {
             unusual::draw_dead_region(seed, cluster, options, &replaced)

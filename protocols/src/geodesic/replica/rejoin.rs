@@ -27,11 +27,24 @@ use super::super::message::{Answer, Ballot, Change, Msg, Output, Text};
 use super::super::server::World;
 use super::super::state::{Entry, State};
 use super::super::{Note, backoff};
-use super::Replica;
+use super::{Closings, Replica};
 
-/// What a replica with a new disk still needs.
+/// What a replica with a new disk, or a new member, still needs.
 #[derive(Debug)]
-pub(super) struct Rejoin {
+pub(super) enum Rejoin {
+    /// A new member: f + 1 others that refuse messages of the epoch before.
+    Fencing {
+        /// They do, and had a part in transactions up to these timestamps.
+        fenced: BTreeMap<NodeId, Timestamp>,
+        /// When the others were asked last.
+        asked: Option<Time>,
+    },
+    /// A copy of the partition.
+    Copying(Copying),
+}
+
+#[derive(Debug)]
+pub(super) struct Copying {
     until: Timestamp,
     peers: BTreeMap<NodeId, Peer>,
 }
@@ -70,14 +83,19 @@ pub(super) struct Leaving {
 }
 
 impl Rejoin {
-    fn new(until: Timestamp, peers: impl IntoIterator<Item = NodeId>, bytes_max: usize) -> Self {
-        let stage = Stage::State(0, 0);
-        let peer = |node| (node, Peer { stage: stage.clone(), asked: None, times: 0, bytes_max });
-        Self { until, peers: peers.into_iter().map(peer).collect() }
+    fn copying(&mut self, until: Timestamp) -> Option<&mut Copying> {
+        match self {
+            Self::Copying(copying) if copying.until == until => Some(copying),
+            Self::Copying(_) | Self::Fencing { .. } => None,
+        }
     }
 }
 
 impl Peer {
+    fn new(bytes_max: usize) -> Self {
+        Self { stage: Stage::State(0, 0), asked: None, times: 0, bytes_max }
+    }
+
     /// It has answered: the next question follows at once.
     fn goes_on(&mut self, stage: Stage, piece_bytes: usize) {
         (self.stage, self.asked, self.times) = (stage, None, 0);
@@ -100,36 +118,79 @@ impl Replica {
 
     /// Peers that have not answered to several questions for the copy.
     pub(in super::super) fn silent_peers(&self) -> impl Iterator<Item = NodeId> {
-        let peers = self.rejoin.iter().flat_map(|rejoin| &rejoin.peers);
+        let copying = self.rejoin.iter().filter_map(|rejoin| match rejoin {
+            Rejoin::Copying(copying) => Some(copying),
+            Rejoin::Fencing { .. } => None,
+        });
+        let peers = copying.flat_map(|copying| &copying.peers);
         peers.filter(|(_, peer)| peer.times >= SILENT_TIMES).map(|(&node, _)| node)
     }
 
-    /// Begins if this disk replaced a lost one, and anew at each start until it is complete: the first
-    /// start may have been refused, because the process with the old disk was still running.
-    pub(super) fn rejoin_if_lost(&mut self, is_replacement: bool, world: &mut World<'_, '_>) {
-        let is_new = is_replacement && self.state.barred == Timestamp::ZERO;
-        let is_needed = is_new || self.state.is_rejoining;
-        if !is_needed || world.config.mutations.replacement_takes_part() {
+    /// Begins if this disk replaced a lost one, or this replica is new in the group; and anew at each
+    /// start until it is complete: the first start may have been refused, because the process with the
+    /// old disk was still running.
+    pub(super) fn rejoin_if_needed(&mut self, is_replacement: bool, world: &mut World<'_, '_>) {
+        let has_nothing = self.state.barred == Timestamp::ZERO;
+        let newest = self.state.members.as_ref().map(|members| members.newest);
+        let is_newest = has_nothing && newest == Some(world.node);
+        let is_needed = has_nothing && is_replacement || is_newest || self.state.is_rejoining;
+        let mutations = world.config.mutations;
+        if !is_needed || mutations.replacement_takes_part() {
             return;
         }
         world.cx.note(Note::Rejoining);
+        if is_newest && !mutations.no_fence() {
+            self.rejoin = Some(Rejoin::Fencing { fenced: BTreeMap::new(), asked: None });
+        } else {
+            self.begin_copy(Timestamp::ZERO, world);
+        }
+    }
+
+    /// The group has other members, and this replica still copies: it begins anew with those, because
+    /// what it knows of the register of the next members is of the epoch before.
+    pub(super) fn copy_from_others(&mut self, world: &mut World<'_, '_>) {
+        match &mut self.rejoin {
+            None => {}
+            Some(Rejoin::Fencing { .. }) => self.rejoin_if_needed(false, world),
+            Some(Rejoin::Copying(_)) => self.begin_copy(Timestamp::ZERO, world),
+        }
+    }
+
+    /// Nobody gives a part any more to the disk that was lost, or to the member that has left: not in
+    /// transactions up to `until`, nor up to what the clock says.
+    pub(super) fn begin_copy(&mut self, until: Timestamp, world: &mut World<'_, '_>) {
         let clock = world.cx.clock();
-        let until = clock.now + clock.error * 4 + world.config.clock_ahead_max + ERROR_MAX;
-        self.change(Change::Rejoin(until), world);
+        let allowed = clock.now + clock.error * 4 + world.config.clock_ahead_max + ERROR_MAX;
+        self.change(Change::Rejoin(until.max(allowed)), world);
         let until = self.state.barred;
         world.maker.forget(until);
-        self.rejoin = Some(Rejoin::new(until, self.peers(world.node), world.config.piece_bytes));
+        self.closings = Closings::new(self.state.ceiling);
+        let peer = |node| (node, Peer::new(world.config.piece_bytes));
+        let peers = self.peers(world.node).into_iter().map(peer).collect();
+        self.rejoin = Some(Rejoin::Copying(Copying { until, peers }));
     }
 
     /// Asks peers for what is missing.
     pub(super) fn pursue_rejoin(&mut self, world: &mut World<'_, '_>) {
-        let Some(mut rejoin) = self.rejoin.take() else { return };
-        let (until, partition) = (rejoin.until, self.id);
+        let (now, partition) = (world.cx.now(), self.id);
+        let peers = self.peers(world.node);
+        let Some(rejoin) = &mut self.rejoin else { return };
+        let rejoin = match rejoin {
+            Rejoin::Fencing { fenced, asked } => {
+                if asked.is_none_or(|asked| now.since(asked) >= world.config.resend_after) {
+                    *asked = Some(now);
+                    for to in peers.into_iter().filter(|node| !fenced.contains_key(node)) {
+                        world.send(to, Msg::Fence { partition });
+                    }
+                }
+                return;
+            }
+            Rejoin::Copying(copying) => copying,
+        };
+        let until = rejoin.until;
         if world.cx.clock().now <= until {
-            self.rejoin = Some(rejoin);
             return;
         }
-        let now = world.cx.now();
         // What was copied is in memory until a checkpoint has it.
         let must_wait = world.store.is_frozen() && world.store.active_bytes() > COPIED_BYTES_MAX;
         for (&to, peer) in &mut rejoin.peers {
@@ -157,7 +218,6 @@ impl Replica {
             (peer.asked, peer.bytes_max) = (Some(now), bytes);
             world.send(to, question);
         }
-        self.rejoin = Some(rejoin);
     }
 
     /// A part of a peer's state.
@@ -169,9 +229,7 @@ impl Replica {
         part: Box<State>,
         world: &mut World<'_, '_>,
     ) {
-        let Some(rejoin) = self.rejoin.as_mut().filter(|rejoin| rejoin.until == until) else {
-            return;
-        };
+        let Some(rejoin) = self.rejoin.as_mut().and_then(|it| it.copying(until)) else { return };
         let Some(peer) = rejoin.peers.get_mut(&from) else { return };
         let Stage::State(wanted, of) = peer.stage else { return };
         // A peer that has restarted begins another answer.
@@ -210,9 +268,7 @@ impl Replica {
         world: &mut World<'_, '_>,
     ) {
         let majority = self.majority();
-        let Some(rejoin) = self.rejoin.as_mut().filter(|rejoin| rejoin.until == until) else {
-            return;
-        };
+        let Some(rejoin) = self.rejoin.as_mut().and_then(|it| it.copying(until)) else { return };
         let Some(peer) = rejoin.peers.get_mut(&from) else { return };
         if !matches!(&peer.stage, Stage::Data(wanted) if wanted == start) {
             return;

@@ -310,7 +310,10 @@ fn partitions(facts: &Facts<'_>) -> Markup {
                     (leader) " "
                     span class="soft" { (cluster.topology.name_of(cluster.region_of(leader))) }
                 },
-                None if group.is_some() => td class="bad" { "none known" },
+                None if group.is_some_and(|group| group.has_leaders) => {
+                    td class="bad" { "none known" }
+                }
+                None if group.is_some() => td class="soft" { "–" },
                 None => td class="soft" { "not a member" },
             }
             td { (names(voters)) }

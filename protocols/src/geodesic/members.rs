@@ -1,0 +1,89 @@
+//! The members of a partition's group, which an operator may change (D17).
+//!
+//! One member at a time leaves, and another server takes its place. Each such step is an *epoch*: the
+//! members of one epoch decide on those of the next, in a register of their own. A server that knows
+//! the next epoch takes no message of an earlier one: it answers with the members.
+
+use std::sync::Arc;
+
+use orthodrome_core::Wire;
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::id::NodeId;
+
+use super::message::Ballot;
+
+/// The members of one partition in one epoch. The members of epoch 0 are those of the placement.
+#[derive(Clone, PartialEq, Eq, Debug, Wire)]
+pub struct Members {
+    /// The number of the epoch, from 1.
+    pub epoch: u64,
+    /// The members.
+    pub nodes: Vec<NodeId>,
+    /// The one of them that was none in the epoch before. It copies the partition before it takes part.
+    pub newest: NodeId,
+    /// The members that the operator has ordered. Until they are reached, epochs follow each other.
+    pub target: Vec<NodeId>,
+}
+
+impl Members {
+    /// True if nothing remains to be done.
+    #[must_use]
+    pub fn are_reached(&self) -> bool {
+        is_same(&self.nodes, &self.target)
+    }
+
+    /// True if these may follow members with this epoch: one of them is replaced.
+    #[must_use]
+    pub fn follow(&self, epoch: u64, nodes: &[NodeId]) -> bool {
+        let is_step = self.epoch == epoch + 1 && self.nodes.len() == nodes.len();
+        let changed = self.nodes.iter().filter(|node| !nodes.contains(node));
+        is_step && changed.eq([&self.newest]) && has_no_twice(&self.nodes)
+    }
+
+    /// The members after these, on the way to `target`: `newest` takes the place of `leaves`.
+    #[must_use]
+    pub fn after(
+        (epoch, nodes): (u64, &[NodeId]),
+        (leaves, newest): (NodeId, NodeId),
+        target: &[NodeId],
+    ) -> Self {
+        let place = |&node: &NodeId| if node == leaves { newest } else { node };
+        let nodes = nodes.iter().map(place).collect();
+        Self { epoch: epoch + 1, nodes, newest, target: target.to_vec() }
+    }
+}
+
+/// The register in which the members of one epoch decide on those of the next, at one of them.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
+pub struct Election {
+    /// No ballot below this is accepted any more.
+    pub promised: Ballot,
+    /// What was accepted last.
+    pub accepted: Option<(Ballot, Arc<Members>)>,
+}
+
+/// The placement with the servers on which the data of each partition began, and not with those that
+/// an operator has written into the file since. These are the members of epoch 0.
+#[must_use]
+pub fn founded(mut cluster: Arc<Cluster>) -> Arc<Cluster> {
+    let began = |id| cluster.founders(id).to_vec();
+    let placed: Vec<_> = cluster.partitions().map(|placed| (placed.id, began(placed.id))).collect();
+    for (id, founders) in placed {
+        if cluster.partition(id).is_some_and(|placed| placed.replicas != founders) {
+            Arc::make_mut(&mut cluster).place(id, founders);
+        }
+    }
+    cluster
+}
+
+/// True if both have the same nodes.
+#[must_use]
+pub fn is_same(some: &[NodeId], others: &[NodeId]) -> bool {
+    some.len() == others.len() && some.iter().all(|node| others.contains(node))
+}
+
+/// True if no node is named twice.
+#[must_use]
+pub fn has_no_twice(nodes: &[NodeId]) -> bool {
+    nodes.iter().enumerate().all(|(at, node)| !nodes.iter().take(at).any(|other| other == node))
+}
