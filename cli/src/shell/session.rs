@@ -164,9 +164,7 @@ impl Session {
             Command::Order(Admin::ChangeMembers { partition, voters, learners }) => {
                 let taken = self.client.change_members(partition, &voters, &learners).await;
                 let by = taken.map_err(|error| error.to_string())?;
-                Ok(format!(
-                    "{by} leads {partition} and has taken the order; `orders` shows its state"
-                ))
+                Ok(format!("{by} has taken the order for {partition}; `orders` shows its state"))
             }
             Command::Orders => Ok(describe::orders(&self.client.statuses().await)),
             Command::Help(topic) => help(topic.as_deref()),

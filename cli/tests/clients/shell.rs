@@ -225,7 +225,7 @@ async fn an_order_is_one_command() {
     let more = ["-e", "change-members p0 n1 n2 n3", "-e", "orders", "-e", "describe"];
     let output = shell_of([&arguments[..], &more].concat()).await;
     let stdout = text(&output.stdout);
-    let expected = "n2 leads p0 and hands leadership to n3\nn2 leads p0 and has taken the order; \
+    let expected = "n2 leads p0 and hands leadership to n3\nn2 has taken the order for p0; \
                     `orders` shows its state\nno node has taken an order since it started\n";
     assert!(stdout.starts_with(expected), "{stdout}{}", text(&output.stderr));
     assert_eq!(output.status.code(), Some(0));

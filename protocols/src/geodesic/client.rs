@@ -54,6 +54,8 @@ pub struct Client {
     heard: BTreeMap<NodeId, Time>,
     /// When it last asked others for the members of a partition.
     located: BTreeMap<PartitionId, Time>,
+    /// New members that have not answered yet, and since when it knows them: they still copy.
+    joining: BTreeMap<PartitionId, (NodeId, Time)>,
     /// How long it takes from here through h to the last named replica.
     delays: Delays<(NodeId, NodeId)>,
     direct: Direct,
@@ -224,6 +226,7 @@ impl Machine<Geodesic> for Client {
             line: VecDeque::new(),
             suspects: BTreeSet::new(),
             located: BTreeMap::new(),
+            joining: BTreeMap::new(),
             heard: BTreeMap::new(),
             delays: Delays::at_percentile(DELAY_PERCENTILE),
             direct: Direct::default(),
@@ -322,6 +325,11 @@ impl Client {
         // Of a client that only reads, nothing has to be forgotten.
         if !txn.is_read_only() || self.acknowledged.contains_key(&id.client) {
             self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
+        }
+        if !self.joining.is_empty() {
+            // Without writes it is asked nothing that it would answer.
+            let is_new = |since: Time| cx.now().since(since) < self.config.absence_after;
+            self.joining.retain(|_, (_, since)| is_new(*since));
         }
         let participants = split(&self.cluster, &txn.reads, &txn.writes);
         let is_read_only = txn.is_read_only();
@@ -464,8 +472,14 @@ impl Client {
             }
         }
         self.hasten(timers, cx);
-        // It answers once it takes part.
-        self.suspect(members.newest, cx);
+        self.joining.insert(id, (members.newest, cx.now()));
+    }
+
+    /// A replica answers, so it takes part.
+    fn on_member_heard(&mut self, from: NodeId, id: PartitionId) {
+        if self.joining.get(&id).is_some_and(|(newest, _)| *newest == from) {
+            self.joining.remove(&id);
+        }
     }
 
     /// Asks all other servers for the members of partitions of which nobody answers: all members that
@@ -497,6 +511,12 @@ impl Client {
         }
     }
 
+    /// True if a replica may be expected to answer.
+    fn is_well(&self, node: NodeId, partition: PartitionId) -> bool {
+        let joins = self.joining.get(&partition).is_some_and(|(newest, _)| *newest == node);
+        !(joins || self.suspects.contains(&node))
+    }
+
     /// The replicas of a partition, nearest first, those that did not answer last.
     fn nearest(&self, partition: PartitionId) -> Vec<NodeId> {
         let home = self.cluster.region_of(self.node);
@@ -506,7 +526,7 @@ impl Client {
             let region = self.cluster.region_of(*node);
             let is_far = region != home;
             let rtt = self.cluster.topology.rtt(home, region);
-            (self.suspects.contains(node), is_far, rtt, *node)
+            (!self.is_well(*node, partition), is_far, rtt, *node)
         });
         replicas
     }
@@ -721,7 +741,7 @@ impl Client {
         let (mut sides, mut are_enough, mut round_trip) = (Vec::new(), true, Duration::ZERO);
         let mut nearest: Option<(Duration, PartitionId)> = None;
         for partition in partitions {
-            let is_well = |node: NodeId| !self.suspects.contains(&node);
+            let is_well = |node: NodeId| self.is_well(node, partition);
             let path = name(&self.cluster, self.node, partition, is_well);
             are_enough &= path.are_enough;
             round_trip = round_trip.max(path.round_trip);
@@ -1407,6 +1427,7 @@ impl Client {
                 cx.note(Note::Outdated);
                 return;
             }
+            self.on_member_heard(from, id);
         }
         match msg {
             Msg::Decided { txn, partition, at, arrived } => {

@@ -1408,7 +1408,7 @@ impl Replica {
         if now.since(self.gossiped) >= world.config.gossip_interval {
             self.gossiped = now;
             self.advance_mark(world);
-            for to in self.peers(world.node) {
+            for to in self.listeners(world) {
                 world.reply(to, Msg::Gossip { partition: self.id, mark: self.state.mark });
             }
         }

@@ -50,11 +50,38 @@ pub struct Server {
     pending_writes: PendingWrites,
     checkpoint: Option<Ticket>,
     /// Partitions of which this server was a member and is none any more. Whoever asks is told who is.
-    left: BTreeMap<PartitionId, Arc<Members>>,
+    left: BTreeMap<PartitionId, Left>,
     /// When it last asked others for the members of a partition.
     located: BTreeMap<PartitionId, Time>,
     /// The latest orders to change members, oldest first.
     orders: VecDeque<MembershipOrder>,
+}
+
+/// What a former member knows of a partition.
+#[derive(Debug)]
+struct Left {
+    members: Arc<Members>,
+    /// The newest of them takes part.
+    is_newest_whole: bool,
+}
+
+impl Left {
+    fn to(members: &Arc<Members>) -> Self {
+        Self { members: members.clone(), is_newest_whole: false }
+    }
+
+    /// How far an order is that was taken here.
+    fn progress(&self, partition: PartitionId, target: &[NodeId]) -> Reached {
+        let Members { nodes, newest, target: ordered, .. } = self.members.as_ref();
+        if !is_same(target, ordered) && !is_same(target, nodes) {
+            return Reached::Overtaken;
+        }
+        match (is_same(target, nodes), self.is_newest_whole) {
+            (true, true) => Reached::Finished,
+            (false, true) => Reached::Pending("the members go on with it".into()),
+            (_, false) => Reached::Pending(format!("{newest} copies {partition}")),
+        }
+    }
 }
 
 /// What was written, and what must not be said before it is durable.
@@ -178,7 +205,7 @@ impl Machine<Geodesic> for Server {
             let replica = Replica::new(placed.id, members, state, &mut world);
             server.replicas.insert(placed.id, replica);
         }
-        let left = states.into_iter().filter_map(|(id, state)| Some((id, state.members?)));
+        let left = states.into_iter().filter_map(|(id, it)| Some((id, Left::to(&it.members?))));
         server.left.extend(left);
         server.settle(cx);
         server
@@ -228,6 +255,13 @@ impl Machine<Geodesic> for Server {
         }
         if let Some(why) = replica.refusal(voters) {
             return Some(Refusal::Invalid(why));
+        }
+        let stays = |node: &&NodeId| voters.contains(node);
+        if !voters.contains(&self.node)
+            && let Some(&member) = replica.members().iter().find(stays)
+        {
+            // Who stays sees how it ends.
+            return Some(Refusal::NotLeader(Some(member)));
         }
         if let Some(stranger) = voters.iter().find(|&&node| !self.cluster.is_server(node)) {
             return Some(Refusal::Invalid(format!("{stranger} is no server of this cluster")));
@@ -298,9 +332,11 @@ impl Server {
         Some(act(replica, &mut world))
     }
 
-    /// True if all its replicas give stamps.
+    /// True if all its replicas give stamps. Gateways know of those that are new members.
     fn is_well(&self, now: Timestamp) -> bool {
-        self.replicas.values().all(|replica| replica.is_ready() && !replica.is_ahead(now))
+        let mut replicas = self.replicas.values();
+        let joins = |replica: &Replica| replica.joins(self.node);
+        replicas.all(|it| joins(it) || it.is_ready() && !it.is_ahead(now))
     }
 
     /// The replicas, and everything around them.
@@ -396,7 +432,7 @@ impl Server {
         }
         if !members.nodes.contains(&self.node) {
             if self.replicas.remove(&id).is_some() {
-                self.left.insert(id, members.clone());
+                self.left.insert(id, Left::to(members));
                 let (_, mut world) = self.world(cx);
                 world.store.clear(id);
                 world.persist(id, Change::Leave(members.clone()));
@@ -409,7 +445,7 @@ impl Server {
                     }
                 }
             } else if let Some(known) = self.left.get_mut(&id) {
-                *known = members.clone();
+                *known = Left::to(members);
                 let (_, mut world) = self.world(cx);
                 world.persist(id, Change::Leave(members.clone()));
             }
@@ -473,11 +509,8 @@ impl Server {
             }
             let reached = match (self.replicas.get(&id), self.left.get(&id)) {
                 (Some(replica), _) => replica.progress(&order.voters, self.node),
-                // It will not hear of what the others do.
-                (None, Some(members)) if is_same(&members.target, &order.voters) => {
-                    Reached::Finished
-                }
-                (None, _) => Reached::Overtaken,
+                (None, Some(left)) => left.progress(id, &order.voters),
+                (None, None) => Reached::Overtaken,
             };
             order.state = match reached {
                 Reached::Finished => OrderState::Finished,
@@ -519,6 +552,11 @@ impl Server {
             self.deliver(id, 0, (from, msg), cx);
         }
         if let Some(id) = msg.partition() {
+            if let (Msg::Gossip { .. }, Some(left)) = (&msg, self.left.get_mut(&id)) {
+                left.is_newest_whole |= epoch == left.members.epoch && from == left.members.newest;
+                self.review_orders(id);
+                return;
+            }
             self.deliver(id, epoch, (from, msg), cx);
             return;
         }
@@ -806,8 +844,8 @@ impl Server {
             let parts = replica.state.clone().divide(self.config.piece_bytes);
             records.extend(parts.into_iter().map(|part| Record::State(id, Box::new(part))));
         }
-        for (&id, members) in &self.left {
-            let state = State { members: Some(members.clone()), ..State::default() };
+        for (&id, left) in &self.left {
+            let state = State { members: Some(left.members.clone()), ..State::default() };
             records.push(Record::State(id, Box::new(state)));
         }
         self.pending_writes.pace.made(records.iter().map(Record::size).sum());

@@ -36,7 +36,12 @@ pub(super) struct Moving {
     is_newest_whole: bool,
     /// Since when it asks those who are to become members whether they are there.
     asked: Option<Time>,
+    /// As a new member: since when it takes part.
+    whole_since: Option<Time>,
 }
+
+/// A new member tells all servers so often that it takes part.
+const TOLD_TIMES: u32 = 10;
 
 /// The next members, as this replica proposes them.
 #[derive(Debug)]
@@ -61,6 +66,7 @@ impl Moving {
             since: now,
             is_newest_whole: false,
             asked: None,
+            whole_since: None,
         }
     }
 }
@@ -87,6 +93,35 @@ impl Replica {
         let newest = self.state.members.as_ref()?.newest;
         let is_whole = if newest == me { self.is_ready() } else { self.moving.is_newest_whole };
         (!is_whole).then_some(newest)
+    }
+
+    /// The members.
+    pub(in super::super) fn members(&self) -> &[NodeId] {
+        &self.replicas
+    }
+
+    /// Who gets gossip: the peers; from a new member at first all servers, because a former member may
+    /// have taken the order.
+    pub(super) fn listeners(&self, world: &World<'_, '_>) -> Vec<NodeId> {
+        let is_newest = self.state.members.as_ref().is_some_and(|it| it.newest == world.node);
+        let is_new = self.moving.whole_since.is_some_and(|since| {
+            world.cx.now().since(since) < world.config.gossip_interval * TOLD_TIMES
+        });
+        if !(is_newest && is_new) {
+            return self.peers(world.node);
+        }
+        let all = world.cluster.servers().map(|server| server.id);
+        all.filter(|&node| node != world.node).collect()
+    }
+
+    /// The copy is complete.
+    pub(super) fn on_whole(&mut self, now: Time) {
+        self.moving.whole_since = Some(now);
+    }
+
+    /// True if it is a new member that does not take part yet.
+    pub(in super::super) fn joins(&self, me: NodeId) -> bool {
+        self.unfinished(me) == Some(me)
     }
 
     /// Why these cannot be the next members, whoever is asked.

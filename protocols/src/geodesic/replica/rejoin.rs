@@ -284,6 +284,7 @@ impl Replica {
             world.cx.note(Note::Rejoined);
             self.rejoin = None;
             self.change(Change::Rejoined, world);
+            self.on_whole(world.cx.now());
         }
         self.pursue_rejoin(world);
     }
