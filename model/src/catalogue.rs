@@ -146,12 +146,14 @@ configurations! {
         |m| moved::<3>(rules(1, 2, m), 1);
     Small "moved-direct" "direct mode, one of three members replaced, 1 ballot, closings to 1" =
         |m| moved::<3>(direct(1, m), 1);
-    Large "moved-direct-2" "the same, 2 ballots, closings to 2" =
-        |m| moved::<3>(direct(2, m), 2);
-    Large "moved-pair-2" "one of three members replaced, 2 ballots, closings to 2" =
-        |m| moved::<3>(rules(1, 2, m), 2);
-    Large "moved-five" "f = 2, one of five members replaced, 1 ballot, closings to 1" =
-        |m| moved::<5>(rules(2, 1, m), 1);
+    Large "moved-pair-3" "one of three members replaced, 1 ballot, closings to 3" =
+        |m| moved::<3>(rules(1, 1, m), 3);
+    Large "moved-direct-2" "direct mode, one of three members replaced, 1 ballot, closings to 2" =
+        |m| moved::<3>(direct(1, m), 2);
+    Large "moved-direct-3" "direct mode, one of three members replaced, 2 ballots, closings to 1" =
+        |m| moved::<3>(direct(2, m), 1);
+    Large "moved-five" "f = 2, one of five members replaced, 1 ballot, no closings" =
+        |m| moved::<5>(rules(2, 1, m), 0);
 
     Small "order-one" "two transactions on one partition, one recovered" =
         |m| Orders::<2> { rules: rules(1, 1, m), at: [1, 1], times: &[[1, 1]],

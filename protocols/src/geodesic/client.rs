@@ -448,7 +448,7 @@ impl Client {
     /// under the former ones, so it sends that again.
     fn learn(&mut self, id: PartitionId, members: &Arc<Members>, cx: &mut Cx<'_, Geodesic>) {
         let known = self.outbox.members.get(&id).map_or(0, |known| known.epoch);
-        if members.epoch <= known || self.cluster.partition(id).is_none() {
+        if members.epoch <= known || !members.fit(&self.cluster, id) {
             return;
         }
         cx.note(Note::Moved);

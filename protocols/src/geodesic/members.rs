@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
-use orthodrome_core::id::NodeId;
+use orthodrome_core::id::{NodeId, PartitionId};
 
 use super::message::Ballot;
 
@@ -26,6 +26,14 @@ pub struct Members {
 }
 
 impl Members {
+    /// True if the partition may have these members: as many servers as it has replicas.
+    #[must_use]
+    pub fn fit(&self, cluster: &Cluster, partition: PartitionId) -> bool {
+        let placed = cluster.partition(partition);
+        let is_size = placed.is_some_and(|placed| placed.replicas.len() == self.nodes.len());
+        is_size && has_no_twice(&self.nodes) && self.nodes.contains(&self.newest)
+    }
+
     /// True if nothing remains to be done.
     #[must_use]
     pub fn are_reached(&self) -> bool {

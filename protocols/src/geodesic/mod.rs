@@ -320,7 +320,7 @@ pub const NAME: &str = "geodesic";
 impl Registered for Geodesic {
     const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] = &[
         (NAME, "D2", 10),
-        (NAME, "D5", 200),
+        (NAME, "D5", 400),
         (NAME, "D6", 10),
         (NAME, "D8", 50),
         (NAME, "D9", 20),
@@ -331,6 +331,7 @@ impl Registered for Geodesic {
         (NAME, "foretold_before_final", 30),
         (NAME, "D13", 10),
         (NAME, "D14", 20),
+        (NAME, "D17", 400),
         (NAME, "replacement_takes_part", 200),
     ];
     const ROWS: &'static [Row] = &[Row {

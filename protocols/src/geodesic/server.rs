@@ -417,7 +417,7 @@ impl Server {
 
     /// A partition has other members than this server knew.
     fn learn(&mut self, id: PartitionId, members: &Arc<Members>, cx: &mut Cx<'_, Geodesic>) {
-        if members.epoch <= self.epoch(id) || self.cluster.partition(id).is_none() {
+        if members.epoch <= self.epoch(id) || !members.fit(&self.cluster, id) {
             return;
         }
         cx.note(Note::Moved);

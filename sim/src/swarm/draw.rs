@@ -184,7 +184,8 @@ impl Drawing<'_> {
         let is_moving =
             schedule.faults.iter().any(|it| matches!(it.fault, Fault::ChangeMembers { .. }));
         let replaced = draw_replaced::<P>(seed, cluster, options);
-        let replaced = Some(replaced).filter(|replaced| !(replaced.is_empty() || is_moving));
+        let may_replace = !(P::MEMBERS && is_moving);
+        let replaced = Some(replaced).filter(|replaced| !replaced.is_empty() && may_replace);
         let replaced = self.draws.take(Unusual::Replaced, replaced).unwrap_or_default();
         let (replaced, entries): (Vec<NodeId>, Vec<fault::Entry>) = replaced.into_iter().unzip();
         schedule.faults.extend(entries);

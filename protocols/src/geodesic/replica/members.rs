@@ -52,6 +52,7 @@ struct Proposal {
     promised: BTreeMap<NodeId, Option<(Ballot, Arc<Members>)>>,
     /// Who has accepted. Nobody is asked for that before a majority has promised.
     accepted: Option<BTreeSet<NodeId>>,
+    began: Time,
     asked: Time,
 }
 
@@ -208,10 +209,16 @@ impl Replica {
     pub(super) fn pursue_members(&mut self, world: &mut World<'_, '_>) {
         let now = world.cx.now();
         if let Some(proposal) = &self.moving.proposal {
-            if now.since(proposal.asked) >= world.config.resend_after {
-                self.propose(world);
+            // Too few of those that would stay promise anything: perhaps another one should leave.
+            let is_in_vain = proposal.accepted.is_none()
+                && now.since(proposal.began) >= world.config.resend_after * 4;
+            if !is_in_vain {
+                if now.since(proposal.asked) >= world.config.resend_after {
+                    self.propose(world);
+                }
+                return;
             }
-            return;
+            self.moving.proposal = None;
         }
         if now < self.moving.due {
             return;
@@ -225,7 +232,8 @@ impl Replica {
             incarnation: world.incarnation,
         };
         let (promised, accepted) = (BTreeMap::new(), None);
-        self.moving.proposal = Some(Proposal { ballot, members, promised, accepted, asked: now });
+        let proposal = Proposal { ballot, members, promised, accepted, began: now, asked: now };
+        self.moving.proposal = Some(proposal);
         self.propose(world);
     }
 
@@ -576,6 +584,23 @@ mod tests {
         assert!(what.contains("n4"), "{what}");
         servers.run(10_000, &ALL, |_, _| true);
         assert_eq!(servers.orders(1), [OrderState::Finished]);
+    }
+
+    /// The one that would leave first is well, and the one that would stay dies.
+    #[test]
+    fn whoever_dies_meanwhile_leaves_first() {
+        let mut servers = Servers::new();
+        servers.order(1, [1, 4, 5]);
+        servers.run(2_000, &ALL, |_, msg| !matches!(msg, Msg::Elected { .. }));
+        assert_eq!(ALL.map(|node| servers.known(node)), [const { None }; 5]);
+        for dead in [2, 3] {
+            let mut servers = Servers::new();
+            servers.order(1, [1, 4, 5]);
+            servers.run(2_000, &ALL, |_, msg| !matches!(msg, Msg::Elected { .. }));
+            let living = ALL.into_iter().filter(|node| *node != dead).collect::<Vec<_>>();
+            servers.run(40_000, &living, |_, _| true);
+            assert_eq!(servers.orders(1), [OrderState::Finished], "n{dead} is dead");
+        }
     }
 
     /// n3 hears nothing of the change. It cannot make up a majority with a member that knows.
