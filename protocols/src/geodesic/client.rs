@@ -452,6 +452,11 @@ impl Client {
             return;
         }
         cx.note(Note::Moved);
+        let before = self.cluster.partition(id).map(|placed| placed.replicas.as_slice());
+        let is_known = |node: &NodeId| before.is_some_and(|before| before.contains(node));
+        if let Some(newest) = members.newest.filter(|node| !is_known(node)) {
+            self.joining.insert(id, (newest, cx.now()));
+        }
         self.outbox.members.insert(id, members.clone());
         Arc::make_mut(&mut self.cluster).place(id, members.nodes.clone());
         let mut timers = Vec::new();
@@ -472,7 +477,6 @@ impl Client {
             }
         }
         self.hasten(timers, cx);
-        self.joining.insert(id, (members.newest, cx.now()));
     }
 
     /// A replica answers, so it takes part.

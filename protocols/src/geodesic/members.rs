@@ -19,9 +19,10 @@ pub struct Members {
     pub epoch: u64,
     /// The members.
     pub nodes: Vec<NodeId>,
-    /// The one of them that was none in the epoch before. It copies the partition before it takes part.
-    pub newest: NodeId,
-    /// The members that the operator has ordered. Until they are reached, epochs follow each other.
+    /// The one of them that became a member last, if any did. It copies the partition before it takes
+    /// part.
+    pub newest: Option<NodeId>,
+    /// The members that an operator has ordered. Until they are reached, epochs follow each other.
     pub target: Vec<NodeId>,
 }
 
@@ -31,7 +32,8 @@ impl Members {
     pub fn fit(&self, cluster: &Cluster, partition: PartitionId) -> bool {
         let placed = cluster.partition(partition);
         let is_size = placed.is_some_and(|placed| placed.replicas.len() == self.nodes.len());
-        is_size && has_no_twice(&self.nodes) && self.nodes.contains(&self.newest)
+        let is_member = self.newest.is_none_or(|newest| self.nodes.contains(&newest));
+        is_size && is_member && has_no_twice(&self.nodes)
     }
 
     /// True if nothing remains to be done.
@@ -40,12 +42,17 @@ impl Members {
         is_same(&self.nodes, &self.target)
     }
 
-    /// True if these may follow members with this epoch: one of them is replaced.
+    /// True if these may follow: one member is replaced, or the same ones have another order.
     #[must_use]
-    pub fn follow(&self, epoch: u64, nodes: &[NodeId]) -> bool {
-        let is_step = self.epoch == epoch + 1 && self.nodes.len() == nodes.len();
-        let changed = self.nodes.iter().filter(|node| !nodes.contains(node));
-        is_step && changed.eq([&self.newest]) && has_no_twice(&self.nodes)
+    pub fn follow(&self, epoch: u64, nodes: &[NodeId], newest: Option<NodeId>) -> bool {
+        let is_next = self.epoch == epoch + 1 && self.nodes.len() == nodes.len();
+        let mut changed = self.nodes.iter().copied().filter(|node| !nodes.contains(node));
+        let is_step = match (changed.next(), changed.next()) {
+            (None, _) => self.newest == newest,
+            (incoming, None) => self.newest == incoming,
+            (Some(_), Some(_)) => false,
+        };
+        is_next && is_step && has_no_twice(&self.nodes)
     }
 
     /// The members after these, on the way to `target`: `newest` takes the place of `leaves`.
@@ -57,7 +64,7 @@ impl Members {
     ) -> Self {
         let place = |&node: &NodeId| if node == leaves { newest } else { node };
         let nodes = nodes.iter().map(place).collect();
-        Self { epoch: epoch + 1, nodes, newest, target: target.to_vec() }
+        Self { epoch: epoch + 1, nodes, newest: Some(newest), target: target.to_vec() }
     }
 }
 

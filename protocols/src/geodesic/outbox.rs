@@ -201,7 +201,7 @@ mod tests {
         let members = Arc::new(Members {
             epoch: 1,
             nodes: vec![NodeId(1)],
-            newest: NodeId(1),
+            newest: None,
             target: vec![NodeId(1)],
         });
         let under = |msg| Msg::Under {

@@ -76,10 +76,10 @@ impl Left {
         if !is_same(target, ordered) && !is_same(target, nodes) {
             return Reached::Overtaken;
         }
-        match (is_same(target, nodes), self.is_newest_whole) {
-            (true, true) => Reached::Finished,
-            (false, true) => Reached::Pending("the members go on with it".into()),
-            (_, false) => Reached::Pending(format!("{newest} copies {partition}")),
+        match (newest.filter(|_| !self.is_newest_whole), is_same(target, nodes)) {
+            (Some(newest), _) => Reached::Pending(format!("{newest} copies {partition}")),
+            (None, true) => Reached::Finished,
+            (None, false) => Reached::Pending("the members go on with it".into()),
         }
     }
 }
@@ -445,7 +445,9 @@ impl Server {
                     }
                 }
             } else if let Some(known) = self.left.get_mut(&id) {
-                *known = Left::to(members);
+                let is_newest_whole =
+                    known.is_newest_whole && known.members.newest == members.newest;
+                *known = Left { is_newest_whole, ..Left::to(members) };
                 let (_, mut world) = self.world(cx);
                 world.persist(id, Change::Leave(members.clone()));
             }
@@ -455,7 +457,7 @@ impl Server {
             self.left.remove(&id);
             let (replicas, mut world) = self.world(cx);
             // Who is a member, but not since this epoch, and has nothing, has lost its disk.
-            let is_replacement = members.newest != world.node;
+            let is_replacement = members.newest != Some(world.node);
             world.persist(id, Change::Members(members.clone()));
             let state = State { members: Some(members.clone()), ..State::default() };
             let state = (state, is_replacement);
@@ -553,7 +555,8 @@ impl Server {
         }
         if let Some(id) = msg.partition() {
             if let (Msg::Gossip { .. }, Some(left)) = (&msg, self.left.get_mut(&id)) {
-                left.is_newest_whole |= epoch == left.members.epoch && from == left.members.newest;
+                left.is_newest_whole |=
+                    epoch == left.members.epoch && left.members.newest == Some(from);
                 self.review_orders(id);
                 return;
             }

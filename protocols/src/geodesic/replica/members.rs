@@ -38,6 +38,8 @@ pub(super) struct Moving {
     asked: Option<Time>,
     /// As a new member: since when it takes part.
     whole_since: Option<Time>,
+    /// When it last asked all servers for the members.
+    located: Option<Time>,
 }
 
 /// A new member tells all servers so often that it takes part.
@@ -68,6 +70,7 @@ impl Moving {
             is_newest_whole: false,
             asked: None,
             whole_since: None,
+            located: None,
         }
     }
 }
@@ -91,9 +94,19 @@ impl Replica {
 
     /// The newest member, if it does not take part yet as far as this replica knows.
     fn unfinished(&self, me: NodeId) -> Option<NodeId> {
-        let newest = self.state.members.as_ref()?.newest;
+        let newest = self.state.members.as_ref()?.newest?;
         let is_whole = if newest == me { self.is_ready() } else { self.moving.is_newest_whole };
         (!is_whole).then_some(newest)
+    }
+
+    /// Who became a member last, if anybody did.
+    pub(super) fn newest(&self) -> Option<NodeId> {
+        self.state.members.as_ref()?.newest
+    }
+
+    /// Who should be members: as ordered last, if the members know that.
+    fn target(&self) -> &[NodeId] {
+        self.state.members.as_ref().map_or(&self.replicas, |members| &members.target)
     }
 
     /// The members.
@@ -104,7 +117,7 @@ impl Replica {
     /// Who gets gossip: the peers; from a new member at first all servers, because a former member may
     /// have taken the order.
     pub(super) fn listeners(&self, world: &World<'_, '_>) -> Vec<NodeId> {
-        let is_newest = self.state.members.as_ref().is_some_and(|it| it.newest == world.node);
+        let is_newest = self.newest() == Some(world.node);
         let is_new = self.moving.whole_since.is_some_and(|since| {
             world.cx.now().since(since) < world.config.gossip_interval * TOLD_TIMES
         });
@@ -158,29 +171,32 @@ impl Replica {
 
     /// How far an order is that this replica has taken.
     pub(in super::super) fn progress(&self, target: &[NodeId], me: NodeId) -> Reached {
+        let is_recorded = is_same(self.target(), target);
+        let is_wanted = self.moving.order.as_ref().is_some_and(|order| is_same(order, target));
+        if !is_recorded && !is_wanted {
+            return Reached::Overtaken;
+        }
         let unfinished = self.unfinished(me);
-        if is_same(&self.replicas, target) {
+        if is_recorded && is_same(&self.replicas, target) {
             return match unfinished {
                 Some(newest) => Reached::Pending(format!("{newest} copies {}", self.id)),
                 None => Reached::Finished,
             };
         }
-        if self.moving.order.as_ref().is_none_or(|order| !is_same(order, target)) {
-            return Reached::Overtaken;
-        }
         let names = |nodes: &[NodeId], but: &[NodeId]| {
             let nodes = nodes.iter().filter(|node| !but.contains(node));
             nodes.map(NodeId::to_string).collect::<Vec<_>>().join(", ")
         };
-        Reached::Pending(match (unfinished, &self.moving.proposal) {
-            (Some(newest), _) => format!("{newest} copies {}; others follow", self.id),
-            (None, Some(_)) => format!("members have to agree: {}", names(&self.replicas, &[])),
-            (None, None) => format!("one has to answer: {}", names(target, &self.replicas)),
+        Reached::Pending(match (unfinished, is_recorded && self.moving.proposal.is_none()) {
+            (Some(newest), true) => format!("{newest} copies {}; others follow", self.id),
+            (_, false) => format!("members have to agree: {}", names(&self.replicas, &[])),
+            (None, true) => format!("one has to answer: {}", names(target, &self.replicas)),
         })
     }
 
     /// The group has other members, and this replica is still one of them.
     pub(in super::super) fn adopt(&mut self, members: &Arc<Members>, world: &mut World<'_, '_>) {
+        let before = self.newest();
         self.change(Change::Members(members.clone()), world);
         let now = world.cx.now();
         self.replicas.clone_from(&members.nodes);
@@ -195,14 +211,21 @@ impl Replica {
         let is_later = self.moving.after == members.epoch;
         let order = self.moving.order.take();
         let order = order.filter(|order| is_later || is_same(order, &members.target));
-        self.moving = Moving { order, highest: self.moving.highest, ..Moving::new(now) };
+        // Another order of the same members changes nothing of this.
+        let is_same_newest = before == members.newest;
+        self.moving = Moving {
+            order,
+            highest: self.moving.highest,
+            is_newest_whole: is_same_newest && self.moving.is_newest_whole,
+            whole_since: self.moving.whole_since.filter(|_| is_same_newest),
+            ..Moving::new(now)
+        };
         self.copy_from_others(world);
     }
 
     /// A member takes part: it sends gossip only then.
     pub(super) fn on_member_heard(&mut self, from: NodeId) {
-        let newest = self.state.members.as_ref().map(|members| members.newest);
-        self.moving.is_newest_whole |= newest == Some(from);
+        self.moving.is_newest_whole |= self.newest() == Some(from);
     }
 
     /// Goes on with what was ordered, or with what another member has begun.
@@ -219,6 +242,7 @@ impl Replica {
                 return;
             }
             self.moving.proposal = None;
+            self.locate(world);
         }
         if now < self.moving.due {
             return;
@@ -237,6 +261,21 @@ impl Replica {
         self.propose(world);
     }
 
+    /// Members do not answer. They may all have left, so it asks the other servers.
+    pub(super) fn locate(&mut self, world: &mut World<'_, '_>) {
+        let (now, partition) = (world.cx.now(), self.id);
+        let pause = world.config.resend_after * 4;
+        if self.moving.located.is_some_and(|at| now.since(at) < pause) {
+            return;
+        }
+        self.moving.located = Some(now);
+        for server in world.cluster.servers() {
+            if !self.replicas.contains(&server.id) {
+                world.send(server.id, Msg::Members { partition, members: None });
+            }
+        }
+    }
+
     /// So long another member may take for what it has begun.
     fn patience(&self, world: &World<'_, '_>) -> Duration {
         let at = self.replicas.iter().position(|&node| node == world.node).unwrap_or_default();
@@ -249,17 +288,26 @@ impl Replica {
         if let Some((_, accepted)) = &self.state.election.accepted {
             return Some(accepted.clone());
         }
+        if let Some(order) = self.moving.order.take() {
+            if !is_same(&order, self.target()) {
+                // First all members learn of it: then no earlier order comes back.
+                let (epoch, nodes) = (self.epoch() + 1, self.replicas.clone());
+                let members =
+                    Members { epoch, nodes, newest: self.newest(), target: order.clone() };
+                self.moving.order = Some(order);
+                return Some(Arc::new(members));
+            }
+            self.moving.order = Some(order);
+        }
         let is_my_turn = now.since(self.moving.since) >= self.patience(world);
-        let unreached = self.state.members.as_ref().filter(|it| !it.are_reached() && is_my_turn);
-        let target = match (&self.moving.order, unreached) {
-            (Some(order), _) => order.clone(),
-            (None, Some(members)) => members.target.clone(),
-            (None, None) => return None,
-        };
-        if is_same(&target, &self.replicas) {
+        if is_same(self.target(), &self.replicas) {
             self.moving.order = None;
             return None;
         }
+        if self.moving.order.is_none() && !is_my_turn {
+            return None;
+        }
+        let target = self.target().to_vec();
         let leaves = match self.unfinished(world.node) {
             // Two copies at once would have nobody to copy from.
             Some(newest) if target.contains(&newest) => return None,
@@ -318,9 +366,10 @@ impl Replica {
             Some(newest) => !members.nodes.contains(&newest),
             None => true,
         };
-        let follows = members.follow(self.epoch(), &self.replicas);
+        let follows = members.follow(self.epoch(), &self.replicas, self.newest());
         // A new member must find f + 1 that are whole.
-        let may_begin = is_in_turn && !self.is_incomplete();
+        let is_order = is_same(&members.nodes, &self.replicas);
+        let may_begin = is_order || is_in_turn && !self.is_incomplete();
         if !(self.replicas.contains(&from) && follows && (may_begin || is_final)) {
             return;
         }
@@ -440,6 +489,7 @@ mod tests {
 
     /// Five servers. P begins on the first three.
     struct Servers {
+        cluster: Arc<Cluster>,
         hosts: BTreeMap<NodeId, Host<Geodesic, Server>>,
         /// Sender, receiver, message.
         sent: Vec<(NodeId, NodeId, Msg)>,
@@ -450,21 +500,25 @@ mod tests {
         fn new() -> Self {
             let map = Topology::uniform(5, Duration::from_millis(1), Duration::from_millis(10));
             let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
-            let config = Arc::new(Geodesic::configure(&cluster, "geodesic"));
-            let start = |node: u32| {
-                let setup = Setup {
-                    node: NodeId(node),
-                    cluster: cluster.clone(),
-                    config: config.clone(),
-                    engine: Box::new(MemoryEngine::default()),
-                    workers: Arc::new(Alone),
-                    is_replacement: false,
-                };
-                let rng = Rng::stream(1, "test", node.into());
-                let (now, clock) = Self::clock(1_000);
-                (NodeId(node), Host::start(setup, vec![], rng, now, clock))
+            let (hosts, sent) = (BTreeMap::new(), Vec::new());
+            let mut servers = Self { cluster, hosts, sent, millis: 1_000 };
+            ALL.into_iter().for_each(|node| servers.restart(node, false));
+            servers
+        }
+
+        /// With an empty disk.
+        fn restart(&mut self, node: u32, is_replacement: bool) {
+            let setup = Setup {
+                node: NodeId(node),
+                cluster: self.cluster.clone(),
+                config: Arc::new(Geodesic::configure(&self.cluster, "geodesic")),
+                engine: Box::new(MemoryEngine::default()),
+                workers: Arc::new(Alone),
+                is_replacement,
             };
-            Self { hosts: (1..=5).map(start).collect(), sent: Vec::new(), millis: 1_000 }
+            let rng = Rng::stream(self.millis, "test", node.into());
+            let (now, clock) = Self::clock(self.millis);
+            self.hosts.insert(NodeId(node), Host::start(setup, vec![], rng, now, clock));
         }
 
         fn clock(millis: u64) -> (Time, Clock) {
@@ -565,13 +619,43 @@ mod tests {
             !is_told(msg) && !is_for_third
         });
         assert_eq!(ALL.map(|node| servers.known(node)), [const { None }; 5]);
-        // n3 has an order of its own, for which n1 would leave.
+        // n3 has an order of its own.
         servers.order(3, [2, 3, 5]);
         servers.run(20_000, &[2, 3, 4, 5], |_, _| true);
-        for node in [2, 3, 4, 5] {
+        assert!(matches!(servers.orders(3)[..], [OrderState::Failed(_)]));
+        servers.run(20_000, &ALL, |_, _| true);
+        for node in ALL {
             assert_eq!(servers.known(node), Some(vec![1, 2, 4]), "n{node}");
         }
-        assert!(matches!(servers.orders(3)[..], [OrderState::Failed(_)]));
+    }
+
+    /// Both are known to all members, whoever took them.
+    #[test]
+    fn a_later_order_ends_one_that_waits_elsewhere() {
+        for target in [[1, 2, 3], [1, 2, 5]] {
+            let mut servers = Servers::new();
+            servers.order(1, [1, 2, 4]);
+            servers.run(5_000, &[1, 2, 3, 5], |_, _| true);
+            assert!(matches!(servers.orders(1)[..], [OrderState::Pending(_)]), "n4 is dead");
+            servers.order(2, target);
+            servers.run(10_000, &[1, 2, 3, 5], |_, _| true);
+            assert_eq!(servers.orders(2), [OrderState::Finished]);
+            assert!(matches!(servers.orders(1)[..], [OrderState::Failed(_)]));
+            servers.run(10_000, &ALL, |_, _| true);
+            assert_eq!(servers.known(1), Some(target.to_vec()));
+        }
+    }
+
+    /// It has a new disk, and knows of other members only from its file. These are dead.
+    #[test]
+    fn a_former_member_with_a_new_disk_asks_everybody() {
+        let mut servers = Servers::new();
+        servers.order(1, [1, 4, 5]);
+        servers.run(20_000, &ALL, |_, _| true);
+        assert_eq!(servers.known(1), Some(vec![1, 4, 5]));
+        servers.restart(2, true);
+        servers.run(20_000, &[2, 4, 5], |_, _| true);
+        assert_eq!(servers.known(2), Some(vec![1, 4, 5]));
     }
 
     #[test]
@@ -579,7 +663,7 @@ mod tests {
         let mut servers = Servers::new();
         servers.order(1, [1, 2, 4]);
         servers.run(20_000, &[1, 2, 3, 5], |_, _| true);
-        assert_eq!(servers.known(1), None);
+        assert_eq!(servers.known(1), Some(vec![1, 2, 3]));
         let [OrderState::Pending(what)] = &servers.orders(1)[..] else { panic!("it waits") };
         assert!(what.contains("n4"), "{what}");
         servers.run(10_000, &ALL, |_, _| true);

@@ -131,8 +131,7 @@ impl Replica {
     /// old disk was still running.
     pub(super) fn rejoin_if_needed(&mut self, is_replacement: bool, world: &mut World<'_, '_>) {
         let has_nothing = self.state.barred == Timestamp::ZERO;
-        let newest = self.state.members.as_ref().map(|members| members.newest);
-        let is_newest = has_nothing && newest == Some(world.node);
+        let is_newest = has_nothing && self.newest() == Some(world.node);
         let is_needed = has_nothing && is_replacement || is_newest || self.state.is_rejoining;
         let mutations = world.config.mutations;
         if !is_needed || mutations.replacement_takes_part() {
@@ -217,6 +216,9 @@ impl Replica {
             peer.times += u32::from(is_late);
             (peer.asked, peer.bytes_max) = (Some(now), bytes);
             world.send(to, question);
+        }
+        if rejoin.peers.values().any(|peer| peer.times > 1) {
+            self.locate(world);
         }
     }
 
