@@ -1728,7 +1728,8 @@ mod tests {
                     let Msg::Several(parts) = msg else { return !matches!(msg, Msg::Ping) };
                     parts.iter().any(|Inner(part)| !matches!(part, Msg::Ping))
                 };
-                host.drain().map(is_question).fold(false, |any, it| any || it)
+                let questions: Vec<bool> = host.drain().map(is_question).collect();
+                questions.contains(&true)
             };
             asks(&mut host);
             // Nobody answers for a long time.

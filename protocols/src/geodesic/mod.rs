@@ -319,20 +319,20 @@ pub const NAME: &str = "geodesic";
 
 impl Registered for Geodesic {
     const CAUGHT_WITHIN: &'static [(&'static str, &'static str, u64)] = &[
-        (NAME, "D2", 10),
+        (NAME, "D2", 50),
         (NAME, "D5", 400),
-        (NAME, "D6", 10),
-        (NAME, "D8", 50),
-        (NAME, "D9", 20),
-        (NAME, "D12", 10),
-        (NAME, "one_report", 10),
-        (NAME, "no_second_closing", 30),
-        (NAME, "foretold_is_certain", 100),
-        (NAME, "foretold_before_final", 30),
-        (NAME, "D13", 10),
-        (NAME, "D14", 20),
+        (NAME, "D6", 100),
+        (NAME, "D8", 200),
+        (NAME, "D9", 100),
+        (NAME, "D12", 50),
+        (NAME, "one_report", 50),
+        (NAME, "no_second_closing", 100),
+        (NAME, "foretold_is_certain", 300),
+        (NAME, "foretold_before_final", 100),
+        (NAME, "D13", 50),
+        (NAME, "D14", 100),
         (NAME, "D17", 400),
-        (NAME, "replacement_takes_part", 200),
+        (NAME, "replacement_takes_part", 400),
     ];
     const ROWS: &'static [Row] = &[Row {
         name: NAME,

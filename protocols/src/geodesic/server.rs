@@ -542,13 +542,12 @@ impl Server {
     }
 
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
-        let (msg, epoch) = match msg {
-            Msg::Under { partition, members, msg } => {
-                self.learn(partition, &members, cx);
-                let Plain(msg) = *msg;
-                (msg, members.epoch)
-            }
-            msg => (msg, 0),
+        let (msg, epoch) = if let Msg::Under { partition, members, msg } = msg {
+            self.learn(partition, &members, cx);
+            let Plain(msg) = *msg;
+            (msg, members.epoch)
+        } else {
+            (msg, 0)
         };
         for (id, msg) in msg.of_further_partitions() {
             self.deliver(id, 0, (from, msg), cx);
