@@ -22,7 +22,7 @@ use super::direct::Direct;
 use super::drive::{Drive, Out, Progress, Stage};
 use super::excess::Excess;
 use super::lines::Lines;
-use super::members::{Members, founded};
+use super::members::{Locating, Members, founded, is_member};
 use super::message::{Foretold, Inner, Msg, Output, Predecessor, Record, Side, Text, merge_newest};
 use super::naming::name;
 use super::outbox::Outbox;
@@ -52,8 +52,7 @@ pub struct Client {
     suspects: BTreeSet<NodeId>,
     /// When each server was last heard of.
     heard: BTreeMap<NodeId, Time>,
-    /// When it last asked others for the members of a partition.
-    located: BTreeMap<PartitionId, Time>,
+    locating: Locating,
     /// New members that have not answered yet, and since when it knows them: they still copy.
     joining: BTreeMap<PartitionId, (NodeId, Time)>,
     /// How long it takes from here through h to the last named replica.
@@ -225,7 +224,7 @@ impl Machine<Geodesic> for Client {
             lines: Lines::default(),
             line: VecDeque::new(),
             suspects: BTreeSet::new(),
-            located: BTreeMap::new(),
+            locating: Locating::default(),
             joining: BTreeMap::new(),
             heard: BTreeMap::new(),
             delays: Delays::at_percentile(DELAY_PERCENTILE),
@@ -426,9 +425,8 @@ impl Client {
         let drives = self.drives.iter().filter(|(_, it)| it.drive.is_delayed_by(from));
         let drives = drives.map(|(&id, _)| Timer::Drive(id));
         let reading = self.open.iter().filter(|(_, open)| {
-            let placed = |partition| self.cluster.partition(partition);
-            let mut placed = open.participants.keys().filter_map(|it| placed(*it));
-            open.resent > 0 && open.is_reading() && placed.any(|it| it.replicas.contains(&from))
+            let mut of = open.participants.keys().filter(|it| is_member(&self.cluster, **it, from));
+            open.resent > 0 && open.is_reading() && of.next().is_some()
         });
         let timers = drives.chain(reading.map(|(&id, _)| Timer::Open(id))).collect();
         self.hasten(timers, cx);
@@ -486,21 +484,16 @@ impl Client {
         }
     }
 
-    /// Asks all other servers for the members of partitions of which nobody answers: all members that
-    /// this gateway knows may have left.
+    /// Asks all other servers for the members of partitions of which a majority does not answer.
     fn locate(&mut self, partitions: &[PartitionId], cx: &mut Cx<'_, Geodesic>) {
-        let now = cx.now();
+        let when = (cx.now(), self.config.resend_after * 4);
         for &partition in partitions {
             let Some(placed) = self.cluster.partition(partition) else { continue };
             let well = placed.replicas.iter().filter(|node| !self.suspects.contains(node));
-            let asked = self.located.get(&partition);
-            let is_asked = asked.is_some_and(|at| now.since(*at) < self.config.resend_after * 4);
-            if is_asked || well.count() > placed.replicas.len() / 2 {
+            if well.count() > placed.replicas.len() / 2 {
                 continue;
             }
-            self.located.insert(partition, now);
-            let others = self.cluster.servers().map(|node| node.id);
-            for to in others.filter(|node| !placed.replicas.contains(node)) {
+            for to in self.locating.whom((&self.cluster, partition), when) {
                 self.outbox.push(to, Msg::Members { partition, members: None });
             }
         }
@@ -1426,8 +1419,7 @@ impl Client {
     fn on_message(&mut self, from: NodeId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
         self.heard.insert(from, cx.now());
         if let Some(id) = msg.answers_about() {
-            let placed = self.cluster.partition(id);
-            if placed.is_none_or(|placed| !placed.replicas.contains(&from)) {
+            if !is_member(&self.cluster, id, from) {
                 cx.note(Note::Outdated);
                 return;
             }

@@ -4,11 +4,13 @@
 //! members of one epoch decide on those of the next, in a register of their own. A server that knows
 //! the next epoch takes no message of an earlier one: it answers with the members.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::time::{Duration, Time};
 
 use super::message::Ballot;
 
@@ -89,6 +91,35 @@ pub fn founded(mut cluster: Arc<Cluster>) -> Arc<Cluster> {
         }
     }
     cluster
+}
+
+/// Questions to all other servers for the members of a partition. All members that a node knows may have
+/// left.
+#[derive(Debug, Default)]
+pub(super) struct Locating {
+    /// When they were asked last.
+    asked: BTreeMap<PartitionId, Time>,
+}
+
+impl Locating {
+    /// Whom to ask now: nobody if they were asked less than `pause` ago.
+    pub(super) fn whom(
+        &mut self,
+        (cluster, partition): (&Cluster, PartitionId),
+        (now, pause): (Time, Duration),
+    ) -> Vec<NodeId> {
+        if self.asked.get(&partition).is_some_and(|asked| now.since(*asked) < pause) {
+            return Vec::new();
+        }
+        self.asked.insert(partition, now);
+        let others = cluster.servers().map(|server| server.id);
+        others.filter(|&node| !is_member(cluster, partition, node)).collect()
+    }
+}
+
+/// True if the node is a member of the partition.
+pub(super) fn is_member(cluster: &Cluster, partition: PartitionId, node: NodeId) -> bool {
+    cluster.partition(partition).is_some_and(|placed| placed.replicas.contains(&node))
 }
 
 /// True if both have the same nodes.

@@ -945,18 +945,6 @@ pub struct Inner(pub Msg);
 #[derive(Clone, PartialEq, Eq)]
 pub struct Plain(pub Msg);
 
-impl fmt::Debug for Inner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for Plain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// Decodes a message that must not be one of those with these numbers.
 fn take_within(raw: Raw<'_>, refused: &[u32]) -> Result<Msg, WireError> {
     let mut fields = raw.message("a message")?;
@@ -972,63 +960,49 @@ fn take_within(raw: Raw<'_>, refused: &[u32]) -> Result<Msg, WireError> {
     Msg::take(raw)
 }
 
-impl Wire for Inner {
-    const SHAPE: Shape = Msg::SHAPE;
-
-    fn size(&self) -> usize {
-        self.0.size()
-    }
-
-    fn put(&self, out: &mut wire::Out) {
-        self.0.put(out);
-    }
-
-    fn take(raw: Raw<'_>) -> Result<Self, WireError> {
-        take_within(raw, &[SEVERAL]).map(Self)
-    }
-
-    fn sample(rng: &mut Rng) -> Self {
-        loop {
-            let msg = Msg::sample(rng);
-            if !matches!(msg, Msg::Several(_)) {
-                return Self(msg);
+/// How a message inside another one is written: as that message alone. `$refused` are the numbers of
+/// the variants that it must not be.
+macro_rules! message_within {
+    ($name:ident, $refused:expr, $pattern:pat) => {
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
             }
         }
-    }
 
-    fn schema(schema: &mut wire::Schema) -> String {
-        Msg::schema(schema)
-    }
-}
+        impl Wire for $name {
+            const SHAPE: Shape = Msg::SHAPE;
 
-impl Wire for Plain {
-    const SHAPE: Shape = Msg::SHAPE;
+            fn size(&self) -> usize {
+                self.0.size()
+            }
 
-    fn size(&self) -> usize {
-        self.0.size()
-    }
+            fn put(&self, out: &mut wire::Out) {
+                self.0.put(out);
+            }
 
-    fn put(&self, out: &mut wire::Out) {
-        self.0.put(out);
-    }
+            fn take(raw: Raw<'_>) -> Result<Self, WireError> {
+                take_within(raw, $refused).map(Self)
+            }
 
-    fn take(raw: Raw<'_>) -> Result<Self, WireError> {
-        take_within(raw, &[SEVERAL, UNDER]).map(Self)
-    }
+            fn sample(rng: &mut Rng) -> Self {
+                loop {
+                    let msg = Msg::sample(rng);
+                    if !matches!(msg, $pattern) {
+                        return Self(msg);
+                    }
+                }
+            }
 
-    fn sample(rng: &mut Rng) -> Self {
-        loop {
-            let msg = Msg::sample(rng);
-            if !matches!(msg, Msg::Several(_) | Msg::Under { .. }) {
-                return Self(msg);
+            fn schema(schema: &mut wire::Schema) -> String {
+                Msg::schema(schema)
             }
         }
-    }
-
-    fn schema(schema: &mut wire::Schema) -> String {
-        Msg::schema(schema)
-    }
+    };
 }
+
+message_within!(Inner, &[SEVERAL], Msg::Several(_));
+message_within!(Plain, &[SEVERAL, UNDER], Msg::Several(_) | Msg::Under { .. });
 
 /// A pending transaction that may write what another one reads.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]

@@ -18,7 +18,7 @@ use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, VALUE_BYTES_MAX};
 
 use super::drive::{Drive, Out, Progress, Stage};
-use super::members::{Members, founded, is_same};
+use super::members::{Locating, Members, founded, is_member, is_same};
 use super::message::{Change, Inner, Msg, Plain, Record};
 use super::outbox::Outbox;
 use super::pending::Maker;
@@ -51,8 +51,7 @@ pub struct Server {
     checkpoint: Option<Ticket>,
     /// Partitions of which this server was a member and is none any more. Whoever asks is told who is.
     left: BTreeMap<PartitionId, Left>,
-    /// When it last asked others for the members of a partition.
-    located: BTreeMap<PartitionId, Time>,
+    locating: Locating,
     /// The latest orders to change members, oldest first.
     orders: VecDeque<MembershipOrder>,
 }
@@ -104,6 +103,7 @@ pub(super) struct World<'a, 'b> {
     pub heard: &'a BTreeMap<NodeId, Time>,
     local: &'a mut VecDeque<Msg>,
     outbox: &'a mut Outbox,
+    pub locating: &'a mut Locating,
     pub maker: &'a mut Maker,
     pending_writes: &'a mut PendingWrites,
     pub cx: &'a mut Cx<'b, Geodesic>,
@@ -189,7 +189,7 @@ impl Machine<Geodesic> for Server {
             pending_writes: PendingWrites { pace, ..PendingWrites::default() },
             checkpoint: None,
             left: BTreeMap::new(),
-            located: BTreeMap::new(),
+            locating: Locating::default(),
             orders: VecDeque::new(),
             cluster: cluster.clone(),
         };
@@ -354,6 +354,7 @@ impl Server {
             local,
             outbox,
             heard,
+            locating,
             maker,
             pending_writes,
             ..
@@ -368,6 +369,7 @@ impl Server {
             local,
             outbox,
             heard,
+            locating,
             maker,
             pending_writes,
             cx,
@@ -522,21 +524,12 @@ impl Server {
         }
     }
 
-    /// Asks all other servers for the members of the partitions of a transaction to which nobody answers:
-    /// all members that this server knows may have left.
+    /// Asks all other servers for the members of partitions of which nobody answers.
     fn locate(&mut self, partitions: &[PartitionId], cx: &mut Cx<'_, Geodesic>) {
-        let now = cx.now();
+        let when = (cx.now(), self.config.resend_after * 4);
         for &partition in partitions {
-            let Some(placed) = self.cluster.partition(partition) else { continue };
-            let asked = self.located.get(&partition);
-            if asked.is_some_and(|asked| now.since(*asked) < self.config.resend_after * 4) {
-                continue;
-            }
-            self.located.insert(partition, now);
-            let others = self.cluster.servers().map(|node| node.id);
-            let others = others.filter(|node| !placed.replicas.contains(node));
-            for to in others.filter(|node| *node != self.node) {
-                self.outbox.push(to, Msg::Members { partition, members: None });
+            for to in self.locating.whom((&self.cluster, partition), when) {
+                self.send(vec![(to, Msg::Members { partition, members: None })]);
             }
         }
     }
@@ -562,12 +555,11 @@ impl Server {
             self.deliver(id, epoch, (from, msg), cx);
             return;
         }
-        if let Some(id) = msg.answers_about() {
-            let placed = self.cluster.partition(id);
-            if placed.is_none_or(|placed| !placed.replicas.contains(&from)) {
-                cx.note(Note::Outdated);
-                return;
-            }
+        if let Some(id) = msg.answers_about()
+            && !is_member(&self.cluster, id, from)
+        {
+            cx.note(Note::Outdated);
+            return;
         }
         let (cluster, config) = (self.cluster.clone(), self.config.clone());
         let mut out = Out::new();

@@ -38,8 +38,6 @@ pub(super) struct Moving {
     asked: Option<Time>,
     /// As a new member: since when it takes part.
     whole_since: Option<Time>,
-    /// When it last asked all servers for the members.
-    located: Option<Time>,
 }
 
 /// A new member tells all servers so often that it takes part.
@@ -70,7 +68,6 @@ impl Moving {
             is_newest_whole: false,
             asked: None,
             whole_since: None,
-            located: None,
         }
     }
 }
@@ -261,18 +258,11 @@ impl Replica {
         self.propose(world);
     }
 
-    /// Members do not answer. They may all have left, so it asks the other servers.
-    pub(super) fn locate(&mut self, world: &mut World<'_, '_>) {
-        let (now, partition) = (world.cx.now(), self.id);
-        let pause = world.config.resend_after * 4;
-        if self.moving.located.is_some_and(|at| now.since(at) < pause) {
-            return;
-        }
-        self.moving.located = Some(now);
-        for server in world.cluster.servers() {
-            if !self.replicas.contains(&server.id) {
-                world.send(server.id, Msg::Members { partition, members: None });
-            }
+    /// Members do not answer, so it asks the other servers.
+    pub(super) fn locate(&self, world: &mut World<'_, '_>) {
+        let (when, partition) = ((world.cx.now(), world.config.resend_after * 4), self.id);
+        for to in world.locating.whom((world.cluster, partition), when) {
+            world.send(to, Msg::Members { partition, members: None });
         }
     }
 
