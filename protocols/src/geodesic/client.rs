@@ -1,6 +1,7 @@
 //! The gateway: runs transactions for its callers, gives them timestamps, names replicas, and drives
 //! them to their ends.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -48,8 +49,8 @@ pub struct Client {
     lines: Lines,
     /// Large procedures that wait until there is less under way, with their bytes.
     line: VecDeque<(TxnId, usize)>,
-    /// Servers that did not answer. They are asked again and again whether they are there.
-    suspects: BTreeSet<NodeId>,
+    /// Servers that did not answer, and since when. They are asked again and again whether they are there.
+    suspects: BTreeMap<NodeId, Time>,
     /// When each server was last heard of.
     heard: BTreeMap<NodeId, Time>,
     locating: Locating,
@@ -171,8 +172,8 @@ enum Phase {
     Deciding,
     /// It is driven to its end.
     Submitted,
-    /// It has ended; its timestamp has not passed everywhere.
-    Waiting(Outcome, &'static str),
+    /// It has ended; this timestamp has not passed everywhere, or the transaction's own not here.
+    Waiting(Outcome, &'static str, Timestamp),
     /// A read-only transaction reads at this time.
     Snapshotting { at: Timestamp, parts: BTreeMap<PartitionId, Snapshot>, is_refused: bool },
 }
@@ -223,7 +224,7 @@ impl Machine<Geodesic> for Client {
             under_way: UnderWay::default(),
             lines: Lines::default(),
             line: VecDeque::new(),
-            suspects: BTreeSet::new(),
+            suspects: BTreeMap::new(),
             locating: Locating::default(),
             joining: BTreeMap::new(),
             heard: BTreeMap::new(),
@@ -346,7 +347,7 @@ impl Client {
         let open = Open { txn, participants, reads, phase, resent, is_resolved, decided, held };
         self.open.insert(id, open);
         if is_read_only {
-            self.snapshot(id, cx);
+            self.snapshot(id, Timestamp::ZERO, cx);
         } else if held.is_zero() {
             self.start(id, cx);
         } else {
@@ -400,7 +401,8 @@ impl Client {
         if self.suspects.is_empty() {
             cx.set_timer(Timer::Ping, cx.now() + self.config.ping_interval);
         }
-        if self.suspects.insert(node) {
+        if let Entry::Vacant(suspect) = self.suspects.entry(node) {
+            suspect.insert(cx.now());
             cx.note(Note::Suspected);
             self.outbox.push(node, Msg::Ping);
         }
@@ -408,7 +410,7 @@ impl Client {
 
     /// Asks those that did not answer whether they are there: no transaction has to find out.
     fn on_ping_timeout(&mut self, cx: &mut Cx<'_, Geodesic>) {
-        for &node in &self.suspects {
+        for &node in self.suspects.keys() {
             self.outbox.push(node, Msg::Ping);
         }
         if !self.suspects.is_empty() {
@@ -417,9 +419,11 @@ impl Client {
     }
 
     /// A server is there again: what its silence has delayed is repeated now, and not at the end of a
-    /// pause that has become long.
+    /// pause that has become long. A server that answers to the first question was not silent: what was
+    /// asked of it with that question will be answered too.
     fn on_pong(&mut self, from: NodeId, cx: &mut Cx<'_, Geodesic>) {
-        if !self.suspects.remove(&from) {
+        let since = self.suspects.remove(&from);
+        if since.is_none_or(|since| cx.now().since(since) < self.config.ping_interval) {
             return;
         }
         let drives = self.drives.iter().filter(|(_, it)| it.drive.is_delayed_by(from));
@@ -489,7 +493,7 @@ impl Client {
         let when = (cx.now(), self.config.resend_after * 4);
         for &partition in partitions {
             let Some(placed) = self.cluster.partition(partition) else { continue };
-            let well = placed.replicas.iter().filter(|node| !self.suspects.contains(node));
+            let well = placed.replicas.iter().filter(|node| !self.suspects.contains_key(node));
             if well.count() > placed.replicas.len() / 2 {
                 continue;
             }
@@ -511,7 +515,7 @@ impl Client {
     /// True if a replica may be expected to answer.
     fn is_well(&self, node: NodeId, partition: PartitionId) -> bool {
         let joins = self.joining.get(&partition).is_some_and(|(newest, _)| *newest == node);
-        !(joins || self.suspects.contains(&node))
+        !(joins || self.suspects.contains_key(&node))
     }
 
     /// The replicas of a partition, nearest first, those that did not answer last.
@@ -830,10 +834,11 @@ impl Client {
     fn on_decided(
         &mut self,
         (id, partition): (TxnId, PartitionId),
-        (at, arrived): (Timestamp, Timestamp),
+        (at, arrived, after): (Timestamp, Timestamp, Timestamp),
         cx: &mut Cx<'_, Geodesic>,
     ) {
         let Some(Driven { drive, sent, began, .. }) = self.drives.get_mut(&id) else { return };
+        drive.after = (after < at).then_some(after);
         if let Some(text) = &drive.text {
             let named = text.named(partition);
             if let (Some(&h), Some(&last)) = (named.first(), named.last()) {
@@ -1012,11 +1017,11 @@ impl Client {
                 }
                 let Some(Driven { drive, asked, .. }) = self.drives.get_mut(&id) else { return };
                 *asked = cx.now();
-                let (path, reads) = (drive.path, drive.reads.take());
+                let (path, reads, after) = (drive.path, drive.reads.take(), drive.after);
                 self.under_way.add(id, drive.bytes(), &self.config);
                 let patience = self.patience();
                 cx.set_timer(Timer::Drive(id), cx.now() + patience);
-                self.on_ended(id, &output, (reads, path), cx);
+                self.on_ended(id, &output, (reads, path, after), cx);
             }
             Progress::Complete => {
                 cx.cancel_timer(Timer::Drive(id));
@@ -1034,8 +1039,7 @@ impl Client {
                         self.finish(id, Outcome::Unknown, "reads-forgotten", cx);
                     }
                     Some(outcome) => {
-                        open.phase = Phase::Waiting(outcome, "recovered");
-                        self.tell(id, cx);
+                        self.wait_to_tell(id, outcome, ("recovered", None), cx);
                     }
                     None => self.finish(id, Outcome::Unknown, UNKNOWABLE, cx),
                 }
@@ -1087,12 +1091,13 @@ impl Client {
         self.on_progress(id, progress, cx);
     }
 
-    /// It has ended. A commit is told once its timestamp has passed on every clock (D13).
+    /// It has ended. A commit is told once its timestamp has passed on every clock (D13), or earlier
+    /// (D20).
     fn on_ended(
         &mut self,
         id: TxnId,
         output: &Output,
-        (reads, path): (Option<Reads>, &'static str),
+        (reads, path, after): (Option<Reads>, &'static str, Option<Timestamp>),
         cx: &mut Cx<'_, Geodesic>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
@@ -1112,29 +1117,45 @@ impl Client {
                 None => outcome = Outcome::Unknown,
             }
         }
-        open.phase = Phase::Waiting(outcome, path);
-        self.tell(id, cx);
+        self.wait_to_tell(id, outcome, (path, after), cx);
     }
 
-    fn tell(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
-        let Some(open) = self.open.get(&id) else { return };
-        let Phase::Waiting(outcome, path) = open.phase else { return };
+    /// Tells an outcome once it may be told: after the transaction's place has passed on every clock, or
+    /// `after`.
+    fn wait_to_tell(
+        &mut self,
+        id: TxnId,
+        outcome: Outcome,
+        (path, after): (&'static str, Option<Timestamp>),
+        cx: &mut Cx<'_, Geodesic>,
+    ) {
+        let Some(open) = self.open.get_mut(&id) else { return };
         // A read may be placed anywhere above the newest version that it returns. What a scan does not
         // return may have been deleted just before its timestamp.
         let newest = || open.reads.values().map(|read| read.version.timestamp).max();
         let is_scan = || open.reads.keys().any(is_fence);
         let placed = match outcome {
             Outcome::Committed(_) if open.txn.is_read_only() && !is_scan() => newest(),
-            Outcome::Committed(at) => Some(at),
+            Outcome::Committed(at) => Some(after.unwrap_or(at)),
             Outcome::Aborted(_) | Outcome::Unknown => None,
         };
-        if let Some(placed) = placed
-            && !self.config.mutations.no_clock_wait()
-            && !cx.clock().has_passed_everywhere(placed)
+        open.phase = Phase::Waiting(outcome, path, placed.unwrap_or_default());
+        self.tell(id, cx);
+    }
+
+    fn tell(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get(&id) else { return };
+        let Phase::Waiting(outcome, path, after) = open.phase else { return };
+        let clock = cx.clock();
+        let mut due = if after > Timestamp::ZERO { after + clock.error * 2 } else { after };
+        if let Outcome::Committed(at) = outcome
+            && !open.txn.is_read_only()
         {
+            due = due.max(at);
+        }
+        if due >= clock.now && !self.config.mutations.no_clock_wait() {
             cx.note(Note::ClockWait);
-            let clock = cx.clock();
-            let missing = nanos(clock.error) * 2 + placed.0 - clock.now.0.min(placed.0);
+            let missing = due.0 - clock.now.0;
             let at = cx.now() + Duration::from_nanos(missing.saturating_add(1));
             cx.set_timer(Timer::Open(id), at);
             return;
@@ -1201,7 +1222,7 @@ impl Client {
             // It is under way here, or has just ended.
             if let Stage::Ending(output) = &drive.stage {
                 let output = output.clone();
-                self.on_ended(id, &output, (None, "recovered"), cx);
+                self.on_ended(id, &output, (None, "recovered", None), cx);
             }
             return;
         }
@@ -1217,11 +1238,11 @@ impl Client {
 
     // Reading at one timestamp.
 
-    /// Reads at this gateway's own time from f + 1 replicas (D14).
-    fn snapshot(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+    /// Reads from f + 1 replicas at this gateway's own time, or at `least` if that is later (D14).
+    fn snapshot(&mut self, id: TxnId, least: Timestamp, cx: &mut Cx<'_, Geodesic>) {
         let Some(open) = self.open.get_mut(&id) else { return };
         let floors = highest(&open.txn.floors, open.txn.floors.keys());
-        let at = cx.clock().now.max(floors);
+        let at = cx.clock().now.max(floors).max(least);
         let reading = open.participants.iter().filter(|(_, part)| !part.reads.is_empty());
         let parts = reading.map(|(partition, _)| (*partition, Snapshot::default())).collect();
         open.phase = Phase::Snapshotting { at, parts, is_refused: false };
@@ -1239,6 +1260,7 @@ impl Client {
             wanted.into_iter().map(|partition| (partition, self.nearest(partition))).collect();
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting { at, parts, .. } = &mut open.phase else { return };
+        let is_single = parts.len() == 1;
         for (&partition, part) in parts {
             let Some(participant) = open.participants.get(&partition) else { continue };
             let Some(replicas) = nearest.get(&partition) else { continue };
@@ -1256,7 +1278,7 @@ impl Client {
                 for keys in missing.chunks(portion) {
                     part.asked.insert(to);
                     let (keys, at, fenced) = (keys.to_vec(), *at, open.txn.fenced.clone());
-                    let msg = Msg::ReadOnly { txn: id, partition, keys, at, fenced };
+                    let msg = Msg::ReadOnly { txn: id, partition, keys, at, fenced, is_single };
                     if are_all {
                         cx.send(to, self.outbox.with_members(msg));
                     } else {
@@ -1271,7 +1293,7 @@ impl Client {
         &mut self,
         from: NodeId,
         (id, partition, then): (TxnId, PartitionId, Timestamp),
-        reads: Option<Vec<(Key, Read)>>,
+        (reads, above): (Option<Vec<(Key, Read)>>, Timestamp),
         cx: &mut Cx<'_, Geodesic>,
     ) {
         let Some(open) = self.open.get_mut(&id) else { return };
@@ -1281,6 +1303,10 @@ impl Client {
             return;
         }
         let Some(part) = parts.get_mut(&partition) else { return };
+        if above > then {
+            self.snapshot_above(id, above, cx);
+            return;
+        }
         let Some(reads) = reads else {
             // It waited for so long that this time is gone, or the clocks are too far apart.
             if !std::mem::replace(is_refused, true) {
@@ -1291,6 +1317,27 @@ impl Client {
         };
         part.answers.entry(from).or_default().extend(reads);
         self.on_snapshot_complete(id, cx);
+    }
+
+    /// Somebody may have been told of a write at this time before the transaction began, and its own time
+    /// is earlier. It reads again: so late that this hardly happens twice.
+    fn snapshot_above(&mut self, id: TxnId, above: Timestamp, cx: &mut Cx<'_, Geodesic>) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.resent += 1;
+        if open.resent > REFUSALS {
+            self.finish(id, Outcome::Aborted(AbortReason::Overload), "read-only", cx);
+            return;
+        }
+        cx.note(Note::ReadAgain);
+        let partitions: Vec<PartitionId> = open.participants.keys().copied().collect();
+        let here = self.cluster.region_of(self.node);
+        let away = partitions.into_iter().filter_map(|partition| {
+            let &first = self.nearest(partition).first()?;
+            Some(self.cluster.topology.rtt(here, self.cluster.region_of(first)))
+        });
+        let away = away.max().unwrap_or_default();
+        let clock = cx.clock();
+        self.snapshot(id, above.max(clock.now + away) + clock.error * 2, cx);
     }
 
     fn on_snapshot_complete(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
@@ -1321,8 +1368,7 @@ impl Client {
             Ok(()) => Outcome::Committed(at),
             Err(reason) => Outcome::Aborted(reason),
         };
-        open.phase = Phase::Waiting(outcome, "read-only");
-        self.tell(id, cx);
+        self.wait_to_tell(id, outcome, ("read-only", None), cx);
     }
 
     /// Nobody answered for a while, or a timestamp has passed.
@@ -1358,7 +1404,7 @@ impl Client {
                 if resent > REFUSALS {
                     self.finish(id, Outcome::Aborted(AbortReason::Overload), "read-only", cx);
                 } else {
-                    self.snapshot(id, cx);
+                    self.snapshot(id, Timestamp::ZERO, cx);
                 }
             }
             Phase::Snapshotting { parts, .. } => {
@@ -1426,8 +1472,8 @@ impl Client {
             self.on_member_heard(from, id);
         }
         match msg {
-            Msg::Decided { txn, partition, at, arrived } => {
-                self.on_decided((txn, partition), (at, arrived), cx);
+            Msg::Decided { txn, partition, at, arrived, after } => {
+                self.on_decided((txn, partition), (at, arrived, after), cx);
             }
             Msg::Stamped { txn, partition, at, arrived } => {
                 self.on_stamped(from, (txn, partition), (at, arrived), cx);
@@ -1450,8 +1496,8 @@ impl Client {
             Msg::ReadResult { txn, partition, reads, is_too_much: false, behind } => {
                 self.on_read_result(from, txn, partition, (reads, &behind), cx);
             }
-            Msg::ReadOnlyResult { txn, partition, at, reads, .. } => {
-                self.on_read_only_result(from, (txn, partition, at), reads, cx);
+            Msg::ReadOnlyResult { txn, partition, at, reads, above, .. } => {
+                self.on_read_only_result(from, (txn, partition, at), (reads, above), cx);
             }
             Msg::Inquire { txn, partition } => {
                 let is_driven = self.drives.contains_key(&txn);
@@ -1533,7 +1579,9 @@ impl fmt::Display for Client {
                 Phase::Queued => write!(f, "{separator}{id} queued")?,
                 Phase::Deciding => write!(f, "{separator}{id} deciding")?,
                 Phase::Submitted => write!(f, "{separator}{id} submitted")?,
-                Phase::Waiting(outcome, _) => write!(f, "{separator}{id} waits to tell {outcome}")?,
+                Phase::Waiting(outcome, ..) => {
+                    write!(f, "{separator}{id} waits to tell {outcome}")?
+                }
                 Phase::Snapshotting { at, .. } => write!(f, "{separator}{id} reads at {}", at.0)?,
             }
             separator = " | ";
@@ -1639,7 +1687,8 @@ mod tests {
             for from in [1, 2] {
                 let reads = keys.iter().map(|key| (key.clone(), Read::default())).collect();
                 let (portion, reads) = (Portion::WHOLE, Some(reads));
-                let msg = Msg::ReadOnlyResult { txn: id, partition, at, portion, reads };
+                let above = Timestamp::ZERO;
+                let msg = Msg::ReadOnlyResult { txn: id, partition, at, portion, reads, above };
                 host.step(Time::ZERO, CLOCK, Input::Message { from: NodeId(from), msg });
             }
             let at_once = finished(&mut host).len();
@@ -1784,7 +1833,8 @@ mod tests {
             let portion = Portion { sent_at: Time(9), number, of };
             let reads = Some(keys.iter().map(|key| (key.clone(), Read::default())).collect());
             let (partition, at) = (PartitionId(0), clock.now);
-            let msg = Msg::ReadOnlyResult { txn: id, partition, at, portion, reads };
+            let above = Timestamp::ZERO;
+            let msg = Msg::ReadOnlyResult { txn: id, partition, at, portion, reads, above };
             host.step(now, clock, Input::Message { from, msg });
         };
         // One of two parts of one answer arrives.

@@ -44,6 +44,8 @@ pub(super) struct Drive {
     pub hot: BTreeSet<Key>,
     /// The answers of those gateways.
     foretold: BTreeMap<(TxnId, PartitionId), Arc<Foretold>>,
+    /// What must have passed on every clock before it is answered, if that may be less than F (D20).
+    pub after: Option<Timestamp>,
     /// It was recovered, or it had to wait for predecessors or for a second closing.
     pub path: &'static str,
 }
@@ -188,6 +190,7 @@ impl Drive {
             followed: BTreeSet::new(),
             hot: BTreeSet::new(),
             foretold: BTreeMap::new(),
+            after: None,
             path: "fast",
         };
         for partition in participants {

@@ -401,6 +401,9 @@ pub enum Msg {
         at: Timestamp,
         /// The last reading of a named replica's clock when the transaction came there.
         arrived: Timestamp,
+        /// The transaction may be answered once this has passed on every clock, and the decision on the
+        /// gateway's: the decision, or less (D20).
+        after: Timestamp,
     },
     /// Replica → coordinator: it has closed up to this, and this is what it knows of the keys that
     /// the transaction reads: every predecessor that it knows of is in there or aborted.
@@ -607,6 +610,8 @@ pub enum Msg {
         at: Timestamp,
         /// See [`Txn::fenced`](orthodrome_core::txn::Txn::fenced).
         fenced: Option<KeyRange>,
+        /// It reads at no other partition.
+        is_single: bool,
     },
     /// Replica → gateway: what they held then, as far as it knows.
     ReadOnlyResult {
@@ -618,8 +623,11 @@ pub enum Msg {
         at: Timestamp,
         /// Which part of the answer.
         portion: Portion,
-        /// Every key asked for; none if the replica has no versions that are so old.
+        /// Every key asked for; none if the replica has no versions that are so old, or see `above`.
         reads: Option<Vec<(Key, Read)>>,
+        /// If this is later than `at`: a write at this time may have been answered before. The
+        /// transaction has to read at a later time (D20).
+        above: Timestamp,
     },
     /// Replica → its peers, now and then.
     #[message(to = partition)]

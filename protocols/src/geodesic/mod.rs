@@ -92,6 +92,7 @@ mod choose;
 mod client;
 mod direct;
 mod drive;
+mod early;
 mod excess;
 mod lines;
 mod members;
@@ -265,6 +266,9 @@ pub enum Note {
     Collected,
     /// A client was told later because its timestamp had not passed.
     ClockWait,
+    /// A read-only transaction read again at a later time, because a write may have been answered that it
+    /// would not see.
+    ReadAgain,
     /// A request was sent again.
     Resent,
     /// A large transaction waited for others.

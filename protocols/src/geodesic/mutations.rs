@@ -52,6 +52,14 @@ mutations! {
     replacement_reads_early;
     /// D19: its peers give stamps to older transactions that they do not know.
     no_seal;
+    /// D20: what has one partition is answered early, whatever is before it.
+    early_always: "D20";
+    /// D20: what was written is not closed to those who read it.
+    written_is_open;
+    /// D20: a read at a time before a write that was answered does not see it.
+    missed_is_missed;
+    /// D20: what only reads leaves no trace.
+    reads_leave_no_trace;
     /// D17: a replica takes messages of an earlier epoch.
     epochs_are_ignored: "D17";
     /// D17: a new member copies before the others refuse messages of the epoch before.
@@ -84,6 +92,10 @@ pub(super) fn names(_: &str) -> &'static [&'static str] {
         "replacement_takes_part",
         "replacement_reads_early",
         "no_seal",
+        "D20",
+        "written_is_open",
+        "missed_is_missed",
+        "reads_leave_no_trace",
         "D17",
         "no_fence",
         "R11",

@@ -47,6 +47,11 @@ impl Closings {
         self.newest = self.newest.max(at);
     }
 
+    /// The highest closing of a key.
+    pub(super) fn newest(&self) -> Timestamp {
+        self.newest
+    }
+
     /// Every key is closed up to here.
     pub(super) fn floor(&self) -> Timestamp {
         self.floor

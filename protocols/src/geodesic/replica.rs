@@ -15,6 +15,7 @@ use orthodrome_core::store::{Store, Versioned, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, Outcome, Read, Version};
 
+use super::early::{Before, Early, Touched};
 use super::message::{Answer, Ballot, Change, Kind, Msg, Offer, Output, Predecessor, Text, Value};
 use super::pending::{Closings, Hints, Name, Place, Question, Questions, Writers};
 use super::server::World;
@@ -61,6 +62,8 @@ pub(super) struct Replica {
     entries_bytes: usize,
     /// Of which transactions only the outcome is kept, and since when, or since this server began.
     shortened: VecDeque<(Time, TxnId)>,
+    /// What it needs for early answers, if it is the only one of its partition (D20).
+    early: Option<Early>,
     /// What this replica needs before it takes part, if its disk was lost or it is a new member.
     rejoin: Option<Rejoin>,
     /// What it knows of changes of members.
@@ -131,6 +134,7 @@ impl Replica {
         let mut replica = Self {
             id,
             closings: Closings::new(Timestamp::ZERO),
+            early: None,
             state,
             marks: replicas.iter().map(|&node| (node, (Timestamp::ZERO, now))).collect(),
             replicas,
@@ -157,6 +161,7 @@ impl Replica {
         // This may raise the ceiling.
         replica.rejoin_if_needed(is_replacement, world);
         replica.closings = Closings::new(replica.state.ceiling);
+        replica.early = (replica.replicas.len() == 1).then(|| Early::new(replica.state.ceiling));
         replica.shortened.extend(replica.state.outcomes.keys().map(|&txn| (now, txn)));
         let txns: Vec<TxnId> = replica.state.entries.keys().copied().collect();
         for txn in txns {
@@ -226,10 +231,10 @@ impl Replica {
                 self.on_propose(from, (txn, ballot, value), text, participants, world);
             }
             Msg::Read { txn, keys, .. } => self.on_read(from, txn, keys, world),
-            Msg::ReadOnly { txn, keys, at, fenced, .. } => {
+            Msg::ReadOnly { txn, keys, at, fenced, is_single, .. } => {
                 let to = from;
                 let question = Question { txn, to, at, keys, fenced, is_read_only: true };
-                self.on_read_only(question, world);
+                self.on_read_only(question, is_single, world);
             }
             Msg::Gossip { mark, .. } => {
                 let known = self.marks.entry(from).or_insert((mark, world.cx.now()));
@@ -319,7 +324,8 @@ impl Replica {
     }
 
     /// What a transaction that has not ended may write here.
-    fn index(&mut self, txn: TxnId, world: &World<'_, '_>) {
+    fn index(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        self.trace(txn, world);
         let entry = self.state.entries.get(&txn).filter(|entry| !entry.is_visible);
         if let Some(text) = entry.and_then(|entry| entry.text.as_ref()) {
             self.writers.add(txn, text.writes(world.cluster, self.id));
@@ -327,8 +333,52 @@ impl Replica {
         }
     }
 
+    /// Where only this replica knows what comes before what: remembers the stamp of a transaction.
+    fn trace(&mut self, txn: TxnId, world: &mut World<'_, '_>) {
+        let Some(early) = &mut self.early else { return };
+        let entry = self.state.entries.get(&txn).filter(|entry| entry.ended.is_none());
+        let Some((text, stamp)) = entry.and_then(|entry| entry.text.clone().zip(entry.stamp))
+        else {
+            return;
+        };
+        let (reads, writes) = touched(&text, self.id, world);
+        let is_single = text.sides.len() == 1;
+        let touched = Touched { reads: &reads, writes: &writes };
+        early.stamp(txn, touched, (stamp.at, is_single));
+        if is_single {
+            // It closes what the transaction writes, too, and closings are durable (D1).
+            self.close(&[], stamp.at, world);
+        }
+    }
+
+    /// Where only this replica knows what comes before what: a transaction has ended, with a place up
+    /// to `until`.
+    fn end_trace(&mut self, txn: TxnId, until: Timestamp, world: &World<'_, '_>) {
+        let Some(early) = &mut self.early else { return };
+        let entry = self.state.entries.get(&txn);
+        if let Some(text) = entry.and_then(|entry| entry.text.as_ref()) {
+            let (reads, writes) = touched(text, self.id, world);
+            early.end(txn, Touched { reads: &reads, writes: &writes }, until);
+        }
+    }
+
+    /// What must have passed on every clock before a transaction with this decision may be answered:
+    /// the decision, or less (D20).
+    fn answered_after(&self, text: &Text, at: Timestamp, world: &World<'_, '_>) -> Timestamp {
+        let Some(early) = self.early.as_ref().filter(|_| text.sides.len() == 1) else { return at };
+        if world.config.mutations.early_always() {
+            return Timestamp::ZERO;
+        }
+        let (reads, writes) = touched(text, self.id, world);
+        match early.before(text.txn(), Touched { reads: &reads, writes: &writes }) {
+            Before::Until(until) => until.min(at),
+            Before::Pending => at,
+        }
+    }
+
     /// A stamp for a transaction: `wanted` if that is above the closings of what it writes, and above
-    /// what is settled (D2); otherwise a new timestamp that is.
+    /// what is settled (D2); otherwise a new timestamp that is. Where answers may be early, also above
+    /// what was written of what it reads (D20).
     fn stamp_for(
         &mut self,
         text: &Text,
@@ -341,6 +391,14 @@ impl Replica {
             let mut writes = text.writes(world.cluster, self.id).peekable();
             if writes.peek().is_none() { Timestamp::ZERO } else { self.closings.of(writes) }
         };
+        let written = match &self.early {
+            Some(early) if !world.config.mutations.written_is_open() => {
+                let all = text.reads(world.cluster, self.id);
+                early.closed(all.chain(text.writes(world.cluster, self.id)))
+            }
+            Some(_) | None => Timestamp::ZERO,
+        };
+        let closed = closed.max(written);
         let least = closed.max(self.state.mark).max(self.state.collected).next();
         if wanted >= least {
             return wanted;
@@ -644,7 +702,8 @@ impl Replica {
     ) {
         let (txn, partition) = (text.txn(), self.id);
         self.observe_once(text, at, world);
-        world.reply(text.gateway, Msg::Decided { txn, partition, at, arrived });
+        let after = self.answered_after(text, at, world);
+        world.reply(text.gateway, Msg::Decided { txn, partition, at, arrived, after });
     }
 
     /// f ≥ 2: h proposes at ballot 0.
@@ -841,8 +900,8 @@ impl Replica {
         if at <= self.state.collected {
             world.cx.note(Note::Collected);
             if is_read_only {
-                let (portion, reads) = (Portion::WHOLE, None);
-                world.reply(to, Msg::ReadOnlyResult { txn, partition, at, portion, reads });
+                let (portion, reads, above) = (Portion::WHOLE, None, Timestamp::ZERO);
+                world.reply(to, Msg::ReadOnlyResult { txn, partition, at, portion, reads, above });
             }
             return;
         }
@@ -853,7 +912,8 @@ impl Replica {
         }
         for (portion, reads) in Portion::number(parts.finish(), world.cx.now()) {
             let msg = if is_read_only {
-                Msg::ReadOnlyResult { txn, partition, at, portion, reads: Some(reads) }
+                let (reads, above) = (Some(reads), Timestamp::ZERO);
+                Msg::ReadOnlyResult { txn, partition, at, portion, reads, above }
             } else {
                 Msg::Observed { txn, partition, at, portion, reads }
             };
@@ -883,6 +943,11 @@ impl Replica {
             assert!(agree, "{txn} ended {known:?} and {output:?} at {}", self.id);
             return;
         }
+        let until = match output.outcome {
+            Outcome::Committed(at) => at,
+            Outcome::Aborted(_) | Outcome::Unknown => Timestamp::ZERO,
+        };
+        self.end_trace(txn, until, world);
         self.unindex(txn, world);
         let (participants, output) = (participants.to_vec(), output.clone());
         self.change(Change::End { txn, participants, output }, world);
@@ -996,6 +1061,7 @@ impl Replica {
         }
         for &txn in &txns {
             self.hints.remove(txn);
+            self.end_trace(txn, Self::latest_allowed(world), world);
             self.unindex(txn, world);
             self.unwatch(txn);
             self.fetching.remove(&txn);
@@ -1199,17 +1265,48 @@ impl Replica {
     }
 
     /// A read-only transaction: nobody writes these keys at or below `at` any more (D14).
-    fn on_read_only(&mut self, question: Question, world: &mut World<'_, '_>) {
+    fn on_read_only(&mut self, question: Question, is_single: bool, world: &mut World<'_, '_>) {
         let Question { txn, to, at, .. } = question;
-        if self.is_far_future(at, world) {
+        let above = self.missed(&question, world);
+        if above.is_some() || self.is_far_future(at, world) {
             let (partition, portion, reads) = (self.id, Portion::WHOLE, None);
-            world.send(to, Msg::ReadOnlyResult { txn, partition, at, portion, reads });
+            let above = above.unwrap_or_default();
+            world.send(to, Msg::ReadOnlyResult { txn, partition, at, portion, reads, above });
             return;
+        }
+        if let Some(early) = &mut self.early
+            && !world.config.mutations.reads_leave_no_trace()
+        {
+            early.read(txn, &question.keys, (at, is_single));
         }
         if !world.config.mutations.read_closes_nothing() {
             self.close(&question.keys, at, world);
         }
         self.ask(question, world);
+    }
+
+    /// Where answers may be early: the timestamp of a write that a question as of its own time would not
+    /// see, although that write may have been answered before the question was asked (D20).
+    fn missed(&self, question: &Question, world: &mut World<'_, '_>) -> Option<Timestamp> {
+        let early = self.early.as_ref()?;
+        if world.config.mutations.missed_is_missed() {
+            return None;
+        }
+        let Question { at, keys, fenced, .. } = question;
+        let until = *at + world.cx.clock().error * 2;
+        let newest = early.newest();
+        if newest <= *at {
+            return None;
+        }
+        if keys.iter().any(is_fence) {
+            return Some(newest);
+        }
+        let pending = self.writers.of(keys, fenced.as_ref()).into_iter();
+        let pending = pending.filter_map(|txn| self.state.entries.get(&txn)?.pending_at());
+        let place = (until.next(), TxnId::default());
+        let read = |key: &Key| read_below(world.store, self.id, key, place).version.timestamp;
+        let known = pending.chain(keys.iter().map(read));
+        known.filter(|written| *at < *written && *written <= until).max()
     }
 
     // Looking after what is unfinished.
@@ -1401,7 +1498,11 @@ impl Replica {
             world.cx.set_timer(Timer::Sweep(self.id), now + world.config.sweep_interval);
             return;
         }
-        self.closings.collect(world.cx.clock().now);
+        let clock = world.cx.clock();
+        self.closings.collect(clock.now);
+        if let Some(early) = &mut self.early {
+            early.collect(clock.now, clock.error);
+        }
         let old = nanos(world.config.takeover_after * 2);
         self.hints.expire(Time(world.cx.now().0.saturating_sub(old)));
         world.maker.forget(world.cx.clock().now - MAKER_KEEPS);
@@ -1503,6 +1604,12 @@ impl Replica {
 
 /// So many of a kind are looked at by one check of invariants.
 const LOOKED_AT: usize = 8;
+
+/// The keys of a partition that a transaction reads, and those that it may write.
+fn touched(text: &Text, partition: PartitionId, world: &World<'_, '_>) -> (Vec<Key>, Vec<Key>) {
+    let reads = text.reads(world.cluster, partition).cloned().collect();
+    (reads, text.writes(world.cluster, partition).cloned().collect())
+}
 
 fn now_of(world: &World<'_, '_>) -> Time {
     world.cx.now()

@@ -1031,7 +1031,8 @@ mod tests {
         let mut host = server_with(mutation);
         hears(&mut host, 1_000, forward(1, 990, Op::Put(Key::from("a"), "1".into())));
         let (keys, fenced) = (vec![Key::from("\0fence0")], Some(range));
-        let read = Msg::ReadOnly { txn: txn(2), partition: P, keys, at: at(999), fenced };
+        let read =
+            Msg::ReadOnly { txn: txn(2), partition: P, keys, at: at(999), fenced, is_single: true };
         let is_answer = |msg: &Msg| matches!(msg, Msg::ReadOnlyResult { reads: Some(_), .. });
         let at_once = hears(&mut host, 1_000, (GATEWAY, read)).iter().any(is_answer);
         let (outcome, writes) = (Outcome::Aborted(AbortReason::Conflict), Writes::new());
@@ -1134,7 +1135,14 @@ mod tests {
         let mut host = server();
         if is_read {
             let (keys, fenced) = (vec![Key::from("a")], None);
-            let read = Msg::ReadOnly { txn: txn(2), partition: P, keys, at: at(1_020), fenced };
+            let read = Msg::ReadOnly {
+                txn: txn(2),
+                partition: P,
+                keys,
+                at: at(1_020),
+                fenced,
+                is_single: true,
+            };
             hears(&mut host, 1_000, (GATEWAY, read));
         }
         let text = text(1, 1_010, (named, true), Op::Put(Key::from("a"), "1".into()));
