@@ -834,11 +834,11 @@ impl Client {
     fn on_decided(
         &mut self,
         (id, partition): (TxnId, PartitionId),
-        (at, arrived, after): (Timestamp, Timestamp, Timestamp),
+        (at, arrived, after): (Timestamp, Timestamp, Option<Timestamp>),
         cx: &mut Cx<'_, Geodesic>,
     ) {
         let Some(Driven { drive, sent, began, .. }) = self.drives.get_mut(&id) else { return };
-        drive.after = (after < at).then_some(after);
+        drive.after = after;
         if let Some(text) = &drive.text {
             let named = text.named(partition);
             if let (Some(&h), Some(&last)) = (named.first(), named.last()) {

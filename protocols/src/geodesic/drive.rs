@@ -44,7 +44,7 @@ pub(super) struct Drive {
     pub hot: BTreeSet<Key>,
     /// The answers of those gateways.
     foretold: BTreeMap<(TxnId, PartitionId), Arc<Foretold>>,
-    /// What must have passed on every clock before it is answered, if that may be less than F (D20).
+    /// What must have passed on every clock before it is answered, if that is less than F (D20).
     pub after: Option<Timestamp>,
     /// It was recovered, or it had to wait for predecessors or for a second closing.
     pub path: &'static str,

@@ -402,8 +402,8 @@ pub enum Msg {
         /// The last reading of a named replica's clock when the transaction came there.
         arrived: Timestamp,
         /// The transaction may be answered once this has passed on every clock, and the decision on the
-        /// gateway's: the decision, or less (D20).
-        after: Timestamp,
+        /// gateway's (D20). None: once the decision has passed on every clock.
+        after: Option<Timestamp>,
     },
     /// Replica → coordinator: it has closed up to this, and this is what it knows of the keys that
     /// the transaction reads: every predecessor that it knows of is in there or aborted.

@@ -362,17 +362,22 @@ impl Replica {
         }
     }
 
-    /// What must have passed on every clock before a transaction with this decision may be answered:
-    /// the decision, or less (D20).
-    fn answered_after(&self, text: &Text, at: Timestamp, world: &World<'_, '_>) -> Timestamp {
-        let Some(early) = self.early.as_ref().filter(|_| text.sides.len() == 1) else { return at };
+    /// What must have passed on every clock before a transaction with this decision may be answered, if
+    /// that is less than the decision (D20).
+    fn answered_after(
+        &self,
+        text: &Text,
+        at: Timestamp,
+        world: &World<'_, '_>,
+    ) -> Option<Timestamp> {
+        let early = self.early.as_ref().filter(|_| text.sides.len() == 1)?;
         if world.config.mutations.early_always() {
-            return Timestamp::ZERO;
+            return Some(Timestamp::ZERO);
         }
         let (reads, writes) = touched(text, self.id, world);
         match early.before(text.txn(), Touched { reads: &reads, writes: &writes }) {
-            Before::Until(until) => until.min(at),
-            Before::Pending => at,
+            Before::Until(until) => Some(until).filter(|until| *until < at),
+            Before::Pending => None,
         }
     }
 

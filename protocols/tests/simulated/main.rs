@@ -13,6 +13,7 @@ mod checks;
 mod deterministic;
 mod every;
 mod geodesic;
+mod geodesic_early;
 mod geodesic_members;
 mod golden;
 mod limits;
