@@ -11,6 +11,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_eval::checker::Verdict;
 use orthodrome_eval::metrics::{Check, Retry, RunResult, Summary};
 use orthodrome_lab::Subject;
+use orthodrome_sim::clock::ClockModel;
 use orthodrome_sim::cpu::CpuModel;
 use orthodrome_sim::load::LoadModel;
 use orthodrome_sim::network::{Delay, Links, NetworkModel};
@@ -99,6 +100,11 @@ pub struct Course {
     /// Share of the packets between regions that are lost, from 0 to below 1; connections retransmit them
     #[arg(long, value_name = "F", default_value = "0", value_parser = share, help_heading = "Network")]
     pub loss: f64,
+    /// Bound that every node states for the error of its clock, in milliseconds, up to 1000; clocks are off by up to half
+    /// of it
+    #[arg(long, value_name = "MS", default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(..=1_000))]
+    pub clock_error_ms: u32,
     /// Fault schedule (TOML file)
     #[arg(long, value_name = "FILE")]
     pub faults: Option<PathBuf>,
@@ -132,6 +138,10 @@ impl Course {
         self.warmup.unwrap_or_else(|| (self.duration / 6).min(Duration::from_secs(10)))
     }
 
+    fn clock_error(&self) -> Duration {
+        Duration::from_millis(self.clock_error_ms.into())
+    }
+
     /// Options of the simulation with the given seed.
     pub fn options(&self, workload: &WorkloadArgs, seed: u64) -> anyhow::Result<Options> {
         let (warmup, duration) = (self.warmup(), self.duration);
@@ -163,6 +173,11 @@ impl Course {
                     Links::Ordered
                 },
                 ..NetworkModel::default()
+            },
+            clock: ClockModel {
+                error: self.clock_error(),
+                skew: self.clock_error() / 2,
+                ..ClockModel::default()
             },
             warmup,
             duration,
