@@ -1,5 +1,6 @@
 //! Every configuration, and for every mutation the configuration that catches it.
 
+use crate::alone::{self, A, Alone, B, C, D};
 use crate::mutation::Mutation;
 use crate::order::{ALL_PAIRS, Orders};
 use crate::priority::Priorities;
@@ -77,6 +78,15 @@ const fn write(at: u8, slack: u8) -> Op {
 
 const fn times(ops: [Op; 4], lease_end: u8, ticks: u8, mutation: Option<Mutation>) -> Times {
     Times { ops, lease_end, ticks, mutation }
+}
+
+/// A transaction that reads the first keys and writes the second.
+const fn txn(reads: u8, writes: u8) -> alone::Op {
+    alone::Op { reads, writes }
+}
+
+const fn early(ops: [alone::Op; 4], ticks: u8, mutation: Option<Mutation>) -> Alone {
+    Alone { ops, ticks, mutation }
 }
 
 macro_rules! configurations {
@@ -207,6 +217,25 @@ configurations! {
         |m| Values { ballots: [1, 2], attempts: 1, mutation: m };
     Small "priority" "one low transaction, 3 raises, endless high ones" =
         |m| Priorities { raises: 3, t: 1, mutation: m };
+
+    Small "alone-chain" "blind writes: one at both partitions, one at each" =
+        |m| early([txn(0, A | C), txn(0, A), txn(0, C), txn(0, 0)], 4, m);
+    Large "alone-late" "the same, and another one at the first partition" =
+        |m| early([txn(0, A | C), txn(0, A), txn(0, C), txn(0, A)], 3, m);
+    Large "alone-step" "one at both partitions, one at each, and one between, which reads" =
+        |m| early([txn(0, A | C), txn(A, B), txn(0, B), txn(0, C)], 3, m);
+    Large "alone-blind" "the same with blind writes" =
+        |m| early([txn(0, A | C), txn(0, A | B), txn(B, B), txn(0, C)], 3, m);
+    Large "alone-both" "two at both partitions, one at each" =
+        |m| early([txn(D, B | C), txn(C, A), txn(0, A), txn(0, B)], 3, m);
+    Small "alone-write" "two that read and write at one partition, one blind write" =
+        |m| early([txn(0, A), txn(A, B), txn(B, A), txn(0, 0)], 4, m);
+    Small "alone-read" "a read-only one and two blind writes at one partition" =
+        |m| early([txn(0, A), txn(A, 0), txn(0, A), txn(0, 0)], 4, m);
+    Small "alone-reads" "a read-only one at both partitions, a write at each" =
+        |m| early([txn(0, A), txn(A | C, 0), txn(0, C), txn(0, 0)], 4, m);
+    Large "alone-reader" "one at both partitions, one at each, and one between, which only reads" =
+        |m| early([txn(0, A | C), txn(A | B, 0), txn(0, B), txn(0, C)], 3, m);
 }
 
 /// The configuration that catches a mutation, and the property that fails.
@@ -244,5 +273,11 @@ pub fn catches(mutation: Mutation) -> (&'static str, &'static str) {
         MemberNoSeal => ("moved-pair", "agreement"),
         MemberReadsEarly => ("moved-pair", "visibility"),
         RaiseUnbounded => ("priority", "deadline"),
+        EarlyAlways | EarlyPendingIgnored => ("alone-chain", "strictness"),
+        EarlyEndDropped => ("alone-late", "strictness"),
+        EarlyDirectOnly => ("alone-step", "strictness"),
+        EarlyReadsBelow => ("alone-write", "strictness"),
+        EarlyNoRefusal => ("alone-read", "strictness"),
+        EarlyReadNoTrace => ("alone-reads", "strictness"),
     }
 }

@@ -12,6 +12,7 @@
 // A mutation is compared by `==` or matched alone among many.
 #![allow(clippy::wildcard_enum_match_arm)]
 
+pub mod alone;
 pub mod catalogue;
 pub mod mutation;
 pub mod order;

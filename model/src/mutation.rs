@@ -165,4 +165,20 @@ mutations! {
     // Priorities (`priority.rs`).
     /// The number of raises has no bound.
     RaiseUnbounded = "raise_unbounded",
+
+    // Told early, at one partition of one replica (`alone.rs`).
+    /// A transaction at one partition never waits for the bound of the clocks.
+    EarlyAlways = "early_always",
+    /// A transaction at one partition leaves no trace, whatever came before it.
+    EarlyDirectOnly = "early_direct_only",
+    /// A transaction that reads may get a stamp below a write that was told.
+    EarlyReadsBelow = "early_reads_below",
+    /// A server answers a read-only transaction that may miss a write that was told.
+    EarlyNoRefusal = "early_no_refusal",
+    /// A transaction at two partitions leaves no trace when it ends.
+    EarlyEndDropped = "early_end_dropped",
+    /// A trace counts only transactions that have ended.
+    EarlyPendingIgnored = "early_pending_ignored",
+    /// A read-only transaction leaves no trace.
+    EarlyReadNoTrace = "early_read_no_trace",
 }
