@@ -253,7 +253,7 @@ impl Machine<Geodesic> for Client {
             Input::Timer(Timer::Drive(txn)) => self.on_drive_timeout(txn, cx),
             Input::Timer(Timer::Flush) => self.on_flush_timeout(cx),
             Input::Timer(Timer::Ping) => self.on_ping_timeout(cx),
-            Input::Timer(Timer::Sweep(_) | Timer::Close(_))
+            Input::Timer(Timer::Sweep(_) | Timer::Close(_) | Timer::Late)
             | Input::Durable(_)
             | Input::Admin(_) => unreachable!("a server's input at a client"),
         }
@@ -261,7 +261,7 @@ impl Machine<Geodesic> for Client {
             self.on_message(self.node, msg, cx);
         }
         self.begin_next(cx);
-        self.outbox.send(self.config.piece_bytes, cx);
+        self.outbox.send(&self.config, cx);
     }
 
     fn flush(&mut self, _cx: &mut Cx<'_, Geodesic>) {}
@@ -898,10 +898,11 @@ impl Client {
     /// An answer to the driver of a transaction.
     fn on_answer(&mut self, from: NodeId, id: TxnId, msg: Msg, cx: &mut Cx<'_, Geodesic>) {
         let Some(Driven { drive, asked, .. }) = self.drives.get_mut(&id) else { return };
-        if let Msg::Applied { .. } = msg
+        if let Msg::Applied { late, .. } = msg
             && drive.times == 0
         {
-            self.direct.record((from, from), cx.now().since(*asked), &self.config, cx.now());
+            let taken = cx.now().since(*asked).saturating_sub(Duration::from_nanos(late));
+            self.direct.record((from, from), taken, &self.config, cx.now());
         }
         let mut out = Out::new();
         let config = &*self.config;

@@ -8,6 +8,7 @@ use orthodrome_core::id::NodeId;
 use orthodrome_core::time::{Duration, Time};
 
 use super::naming::Path;
+use super::per_second::PerSecond;
 use super::{Config, DirectUse};
 use crate::delays::{Delays, delay};
 
@@ -18,28 +19,20 @@ pub(super) struct Direct {
     /// one durable write there.
     trips: Delays<(NodeId, NodeId)>,
     measured: BTreeMap<(NodeId, NodeId), Time>,
-    /// The current second began then.
-    second: Time,
-    begun: u32,
-    begun_before: u32,
+    begun: PerSecond,
 }
 
 impl Default for Direct {
     fn default() -> Self {
         let (trips, measured) = (Delays::at_percentile(50), BTreeMap::new());
-        Self { trips, measured, second: Time::ZERO, begun: 0, begun_before: 0 }
+        Self { trips, measured, begun: PerSecond::default() }
     }
 }
 
 impl Direct {
     /// A transaction begins.
     pub(super) fn began(&mut self, now: Time) {
-        let since = now.since(self.second);
-        if since >= SECOND {
-            self.begun_before = if since < SECOND * 2 { self.begun } else { 0 };
-            (self.second, self.begun) = (now, 0);
-        }
-        self.begun = self.begun.saturating_add(1);
+        self.begun.add(1, now);
     }
 
     /// An answer has come along a path.
@@ -76,12 +69,10 @@ impl Direct {
             return None;
         }
         let is_patient = slowest <= delay(config.patience_max);
-        let is_busy = self.begun.max(self.begun_before) > config.direct_rate_max;
+        let is_busy = self.begun.most() > config.direct_rate_max;
         (is_patient || !is_busy).then_some(is_patient)
     }
 }
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Measurements that are kept of one path.
 const SAMPLES_MAX: u32 = 1_000;
@@ -97,6 +88,7 @@ mod tests {
     use orthodrome_core::topology::Topology;
 
     use super::super::Geodesic;
+    use super::super::per_second::SECOND;
     use super::*;
 
     const MILLI: Duration = Duration::from_millis(1);

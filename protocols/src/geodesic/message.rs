@@ -482,6 +482,8 @@ pub enum Msg {
         txn: TxnId,
         /// The partition.
         partition: PartitionId,
+        /// For so many nanoseconds the message was kept back, because nobody waits for it.
+        late: u64,
     },
     /// Coordinator → all replicas: enough replicas of every participant have applied these, and
     /// their clients know; they may be forgotten (R6). Or they take too much memory.

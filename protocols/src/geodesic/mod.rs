@@ -101,6 +101,7 @@ mod mutations;
 mod naming;
 mod outbox;
 mod pending;
+mod per_second;
 mod replica;
 mod server;
 mod state;
@@ -192,6 +193,11 @@ pub struct Config {
     pub direct_rate_max: u32,
     /// h is patient where all replicas answer within this time.
     pub patience_max: Duration,
+    /// A server that sends a gateway more messages than this in a second keeps back those that nobody waits
+    /// for, until it sends others.
+    pub late_from: u32,
+    /// For so long at most.
+    pub late_max: Duration,
     /// Deliberate mistakes, for tests (ADR 35).
     pub mutations: Mutations,
 }
@@ -310,6 +316,8 @@ pub enum Timer {
     Flush,
     /// A gateway asks servers that did not answer whether they are there.
     Ping,
+    /// A server sends what it has kept back for others.
+    Late,
 }
 
 /// By how much the pause after so many time-outs is longer than the first one: answers may take much
@@ -408,6 +416,8 @@ impl Protocol for Geodesic {
             direct: DirectUse::Nearer,
             direct_rate_max: 1_000,
             patience_max: Duration::from_millis(10),
+            late_from: 1_000,
+            late_max: Duration::from_millis(2),
             mutations: Mutations::default(),
         }
     }
@@ -453,5 +463,8 @@ impl Protocol for Geodesic {
             1 => DirectUse::Always { is_patient: false },
             _ => DirectUse::Always { is_patient: true },
         };
+        if rng.chance(1, 2) {
+            config.late_from = 0;
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What a node says to another one within one step travels as one message. A server has replicas of
 //! many partitions, so one transaction often has several messages from one node to another: a
-//! message costs processor time whatever is in it, and the transaction need not be sent twice.
+//! message costs processor time whatever is in it, and the transaction need not be sent twice. What
+//! nobody waits for also travels with what is said in later steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +9,12 @@ use std::sync::Arc;
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::{Cx, Lane, Message as _};
+use orthodrome_core::time::{Time, nanos};
 
-use super::Geodesic;
 use super::members::Members;
 use super::message::{Inner, Msg, Plain};
+use super::per_second::PerSecond;
+use super::{Config, Geodesic, Timer};
 
 /// Messages together have at most so many bytes: a few packets, because a message is lost with any of
 /// its packets.
@@ -25,6 +28,42 @@ pub(super) struct Outbox {
     pub members: BTreeMap<PartitionId, Arc<Members>>,
     /// By receiver, in the order of the first message to each.
     by_node: Vec<(NodeId, Vec<Msg>)>,
+    late: BTreeMap<NodeId, Late>,
+    /// When the timer for late messages expires.
+    late_due: Option<Time>,
+}
+
+/// What nobody waits for, and how much is sent to the same node.
+#[derive(Debug, Default)]
+struct Late {
+    sent: PerSecond,
+    /// Kept back since then.
+    waiting: Vec<(Time, Msg)>,
+    bytes: usize,
+}
+
+impl Late {
+    fn keep(&mut self, msgs: Vec<Msg>, now: Time) {
+        self.bytes += msgs.iter().map(|msg| msg.size()).sum::<usize>();
+        self.waiting.extend(msgs.into_iter().map(|msg| (now, msg)));
+    }
+
+    /// What was kept back, each with for how long.
+    fn take(&mut self, now: Time) -> Vec<Msg> {
+        self.bytes = 0;
+        let told = |(since, mut msg): (Time, Msg)| {
+            if let Msg::Applied { late, .. } = &mut msg {
+                *late = nanos(now.since(since));
+            }
+            msg
+        };
+        self.waiting.drain(..).map(told).collect()
+    }
+}
+
+/// Whether nobody waits for a message: what a coordinator may forget matters once in a while.
+fn is_late(msg: &Msg) -> bool {
+    matches!(msg, Msg::Applied { .. })
 }
 
 impl Outbox {
@@ -54,11 +93,42 @@ impl Outbox {
         Msg::Under { partition, members, msg }
     }
 
-    /// Sends everything. Messages together have at most `bytes_max` bytes. Control messages go alone:
-    /// they have a lane of their own.
-    pub(super) fn send(&mut self, bytes_max: usize, cx: &mut Cx<'_, Geodesic>) {
+    /// Sends everything; if much is sent to a node, what nobody waits for only with other messages, or
+    /// once it is enough for a message of its own. Control messages go alone: they have a lane of their
+    /// own.
+    pub(super) fn send(&mut self, config: &Config, cx: &mut Cx<'_, Geodesic>) {
+        let (now, bytes_max) = (cx.now(), config.piece_bytes.min(TOGETHER_BYTES_MAX));
         for (to, waiting) in self.by_node.drain(..) {
-            for msg in together(waiting, bytes_max.min(TOGETHER_BYTES_MAX)) {
+            let late = self.late.entry(to).or_default();
+            late.sent.add(u32::try_from(waiting.len()).unwrap_or(u32::MAX), now);
+            let is_busy = late.sent.most() > config.late_from;
+            let all = if is_busy && waiting.iter().all(is_late) {
+                late.keep(waiting, now);
+                if late.bytes < bytes_max {
+                    if self.late_due.is_none() {
+                        self.late_due = Some(now + config.late_max);
+                        cx.set_timer(Timer::Late, now + config.late_max);
+                    }
+                    continue;
+                }
+                late.take(now)
+            } else {
+                let mut all = late.take(now);
+                all.extend(waiting);
+                all
+            };
+            for msg in together(all, bytes_max) {
+                cx.send(to, msg);
+            }
+        }
+    }
+
+    /// Sends what was kept back, also alone.
+    pub(super) fn send_late(&mut self, config: &Config, cx: &mut Cx<'_, Geodesic>) {
+        self.late_due = None;
+        let (now, bytes_max) = (cx.now(), config.piece_bytes.min(TOGETHER_BYTES_MAX));
+        for (&to, late) in &mut self.late {
+            for msg in together(late.take(now), bytes_max) {
                 cx.send(to, msg);
             }
         }

@@ -217,7 +217,7 @@ impl Replica {
             Msg::Commit { txn, at, text, .. } => self.on_commit(from, txn, at, text, world),
             Msg::Apply { txn, output, participants, .. } => {
                 self.end(txn, &output, &participants, world);
-                world.reply(from, Msg::Applied { txn, partition: self.id });
+                world.reply(from, Msg::Applied { txn, partition: self.id, late: 0 });
             }
             Msg::Forget { txns, acknowledged, keeps_outcomes, .. } => {
                 self.on_forget(txns, acknowledged, keeps_outcomes, world);

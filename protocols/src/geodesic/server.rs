@@ -584,7 +584,7 @@ impl Server {
                 let of = (partition, ballot, attempt);
                 (txn, drive.on_stored(from, of, &answer, (&config, &mut out)))
             }
-            Msg::Applied { txn, partition } => {
+            Msg::Applied { txn, partition, .. } => {
                 let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
                 (txn, drive.on_applied(from, partition))
             }
@@ -673,6 +673,7 @@ impl Server {
             Timer::Close(id) => {
                 self.with(id, cx, Replica::close_due);
             }
+            Timer::Late => self.outbox.send_late(&self.config, cx),
             Timer::Open(_) | Timer::Drive(_) | Timer::Flush | Timer::Ping => {
                 unreachable!("a gateway's timer at server {}", self.node)
             }
@@ -816,7 +817,7 @@ impl Server {
         while let Some(msg) = self.local.pop_front() {
             self.on_message(self.node, msg, cx);
         }
-        self.outbox.send(self.config.piece_bytes, cx);
+        self.outbox.send(&self.config, cx);
     }
 
     /// Makes a checkpoint if enough has been persisted since the last one.
@@ -935,12 +936,16 @@ mod tests {
 
     /// n1, which finds these records on its disk.
     fn started(mutation: Option<&str>, records: Vec<Record>) -> Host<Geodesic, Server> {
+        let set =
+            |config: &mut Config| mutation.into_iter().for_each(|it| config.mutations.enable(it));
+        configured(set, records)
+    }
+
+    fn configured(set: impl FnOnce(&mut Config), records: Vec<Record>) -> Host<Geodesic, Server> {
         let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
         let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
         let mut config = Geodesic::configure(&cluster, "geodesic");
-        if let Some(mutation) = mutation {
-            config.mutations.enable(mutation);
-        }
+        set(&mut config);
         let config = Arc::new(config);
         let (engine, workers) = (Box::new(MemoryEngine::default()), Arc::new(Alone));
         let is_replacement = false;
@@ -1023,6 +1028,39 @@ mod tests {
         let version = Version { timestamp: at(990), writer: txn(1).name() };
         assert_eq!(read_behind(Op::Put(key.clone(), value)), Some(version));
         assert_eq!(read_behind(Op::Add(key, 1)), None, "it depends on what the first one reads");
+    }
+
+    /// What is told of a transaction that nobody waits for: when, and how long it was kept back.
+    #[test]
+    fn acknowledgements_wait_for_company_where_much_is_sent() {
+        let apply = |counter| {
+            let (outcome, writes) = (Outcome::Aborted(AbortReason::Conflict), Writes::new());
+            let output = Arc::new(Output { outcome, writes });
+            let (participants, more) = (vec![P], vec![]);
+            (GATEWAY, Msg::Apply { txn: txn(counter), partition: P, output, participants, more })
+        };
+        let late = |msgs: &[Msg]| {
+            let late = msgs.iter().filter_map(|msg| match msg {
+                Msg::Applied { late, .. } => Some(*late),
+                _ => None,
+            });
+            late.collect::<Vec<u64>>()
+        };
+        let mut host = server();
+        assert_eq!(late(&hears(&mut host, 1_000, apply(1))), [0], "little is sent");
+
+        let mut host = configured(|config| config.late_from = 0, vec![]);
+        assert_eq!(hears(&mut host, 1_000, apply(1)), []);
+        let read = Msg::Read { txn: txn(9), partition: P, keys: vec![Key::from("a")] };
+        let told = hears(&mut host, 1_001, (GATEWAY, read));
+        assert!(matches!(told[..], [Msg::Applied { .. }, Msg::ReadResult { .. }]), "{told:?}");
+        assert_eq!(late(&told), [1_000_000]);
+
+        assert_eq!(hears(&mut host, 1_005, apply(2)), []);
+        assert_eq!(hears(&mut host, 1_006, apply(3)), []);
+        let (now, reading) = clock(1_007);
+        host.fire(now, reading);
+        assert_eq!(late(&sent(&mut host, 1_007)), [2_000_000, 1_000_000], "nothing else came");
     }
 
     /// Whether the read of a scan of a range is answered while a transaction that writes the key `a` is
