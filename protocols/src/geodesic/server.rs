@@ -1040,9 +1040,9 @@ mod tests {
             (GATEWAY, Msg::Apply { txn: txn(counter), partition: P, output, participants, more })
         };
         let late = |msgs: &[Msg]| {
-            let late = msgs.iter().filter_map(|msg| match msg {
-                Msg::Applied { late, .. } => Some(*late),
-                _ => None,
+            let late = msgs.iter().filter_map(|msg| {
+                let Msg::Applied { late, .. } = msg else { return None };
+                Some(*late)
             });
             late.collect::<Vec<u64>>()
         };
