@@ -22,6 +22,9 @@ const APPEND: &str = "append";
 const FOLLOW: &str = "follow";
 const READ: &str = "read";
 
+/// So many lists are read at once at the end: nodes take at most 1 000 keys.
+const LAST_READ_MAX: usize = 500;
+
 /// Largest number of keys in one transaction.
 const KEYS_MAX: u64 = 4;
 
@@ -266,14 +269,15 @@ impl Workload for ListAppend {
 
     /// Reads the lists in use, so that some transaction sees the last appends.
     fn final_requests(&self) -> Vec<Request> {
-        vec![Request {
+        let read = |lists: &[List]| Request {
             name: READ,
             kind: Kind::ReadOnly,
-            reads: self.window.iter().map(|list| name(list.number)).collect(),
+            reads: lists.iter().map(|list| name(list.number)).collect(),
             writes: Vec::new(),
             priority: Priority::LOW,
             parameter: 0,
             scan: None,
-        }]
+        };
+        self.window.chunks(LAST_READ_MAX).map(read).collect()
     }
 }

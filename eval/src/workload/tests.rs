@@ -643,3 +643,12 @@ fn serial_runs_are_strictly_serializable_and_lost_writes_are_not() {
         assert!(!verdict.ok, "{spec} {options:?}: lost writes went unnoticed");
     }
 }
+
+#[test]
+fn many_lists_are_read_in_parts_at_the_end() {
+    let options = Options { keys: Some(2_000), ..Options::default() };
+    let requests = parse("list-append", &options).unwrap().final_requests();
+    assert!(requests.iter().all(|request| request.reads.len() <= 1_000));
+    let keys: BTreeSet<&Key> = requests.iter().flat_map(|request| &request.reads).collect();
+    assert_eq!(keys.len(), 2_000);
+}
