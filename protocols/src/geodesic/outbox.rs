@@ -28,6 +28,7 @@ pub(super) struct Outbox {
     pub members: BTreeMap<PartitionId, Arc<Members>>,
     /// By receiver, in the order of the first message to each.
     by_node: Vec<(NodeId, Vec<Msg>)>,
+    /// By receiver: less than one message each.
     late: BTreeMap<NodeId, Late>,
     /// When the timer for late messages expires.
     late_due: Option<Time>,
@@ -36,9 +37,11 @@ pub(super) struct Outbox {
 /// What nobody waits for, and how much is sent to the same node.
 #[derive(Debug, Default)]
 struct Late {
+    /// Messages to this node.
     sent: PerSecond,
     /// Kept back since then.
     waiting: Vec<(Time, Msg)>,
+    /// Their size. Once it is that of a message, they are sent.
     bytes: usize,
 }
 

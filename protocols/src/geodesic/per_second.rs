@@ -1,4 +1,5 @@
-//! How often something happens.
+//! How often something happens: events in the second that has the most of them, of the current one and
+//! the one before. Seconds begin with an event.
 
 use orthodrome_core::time::{Duration, Time};
 
@@ -7,6 +8,7 @@ use orthodrome_core::time::{Duration, Time};
 pub(super) struct PerSecond {
     /// The current second began then.
     second: Time,
+    /// Events in it, and in the second before.
     now: u32,
     before: u32,
 }
@@ -28,6 +30,7 @@ impl PerSecond {
     }
 }
 
+/// What it counts over.
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

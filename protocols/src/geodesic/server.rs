@@ -1061,6 +1061,10 @@ mod tests {
         let (now, reading) = clock(1_007);
         host.fire(now, reading);
         assert_eq!(late(&sent(&mut host, 1_007)), [2_000_000, 1_000_000], "nothing else came");
+
+        let is_full = |config: &mut Config| (config.late_from, config.piece_bytes) = (0, 1);
+        let mut host = configured(is_full, vec![]);
+        assert_eq!(late(&hears(&mut host, 1_000, apply(1))), [0], "they fill a message");
     }
 
     /// Whether the read of a scan of a range is answered while a transaction that writes the key `a` is
