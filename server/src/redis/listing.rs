@@ -544,7 +544,8 @@ impl Connection {
         Ok(Reply::count(found))
     }
 
-    /// `RANDOMKEY`: one of the keys that follow a random place between the first and the last key.
+    /// `RANDOMKEY`: one of the keys that lie next to a random place between the first and the last
+    /// key.
     async fn random_key(&self, mut walk: Walk) -> Answer {
         let names = |page: &Page| -> Vec<Bytes> {
             existing(page, self.database).map(|(name, _)| name).collect()
@@ -556,9 +557,14 @@ impl Connection {
             let scan = Scan { range: rest.clone(), backwards: true, limit: 1 };
             let end = self.page(walk.name, scan).await?;
             if let Some((last, _)) = end.rows.first() {
-                let from = between(first, last).max(first.clone());
-                let range = KeyRange { from, until: rest.until.clone() };
-                let scan = Scan { range, backwards: false, limit: CHOICE };
+                let place = between(first, last).max(first.clone());
+                // Most places are in gaps. Only by looking both ways are both ends of a gap found.
+                let backwards = random() % 2 == 0;
+                let range = match backwards {
+                    true => KeyRange { from: first.clone(), until: Some(place) },
+                    false => KeyRange { from: place, until: rest.until.clone() },
+                };
+                let scan = Scan { range, backwards, limit: CHOICE };
                 let others = names(&self.page(walk.name, scan).await?);
                 if !others.is_empty() {
                     choice = others;
