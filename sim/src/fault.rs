@@ -285,6 +285,13 @@ pub(crate) struct Plan {
     pub(crate) entries: Vec<Planned>,
 }
 
+impl Plan {
+    /// See [`Schedule::breaks_clocks`].
+    pub(crate) fn breaks_clocks(&self) -> bool {
+        self.entries.iter().any(|entry| matches!(entry.action, Action::Clock { .. }))
+    }
+}
+
 #[derive(Clone, PartialEq, Debug)]
 enum Action {
     Crash { nodes: Vec<u32>, torn: bool },

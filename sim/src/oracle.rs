@@ -128,6 +128,12 @@ impl Oracle {
         self.maybe_deleted.get(key).is_some_and(|txns| txns.iter().any(is_later))
     }
 
+    /// The latest timestamp of an acknowledged write.
+    pub fn latest(&self) -> Timestamp {
+        let times = self.newest.values().map(|(version, _)| version.timestamp);
+        times.max().unwrap_or_default()
+    }
+
     /// Every key that a committed transaction accessed.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.touched.iter()

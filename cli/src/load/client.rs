@@ -97,6 +97,7 @@ impl LoadClient {
                 floor: shared.floor(home, request),
                 name: request.name,
                 reach: shared.reach(home, request),
+                is_watch: request.is_watch(),
             }),
             reads: None,
             aborts: seen.iter().filter_map(aborted).collect(),

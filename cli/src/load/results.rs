@@ -87,6 +87,8 @@ pub struct Commit {
     pub name: &'static str,
     /// The distance of its data, if it is known.
     pub reach: Option<Reach>,
+    /// See [`Request::is_watch`](orthodrome_eval::workload::Request::is_watch).
+    pub is_watch: bool,
 }
 
 /// A request that did not commit.
@@ -134,7 +136,11 @@ impl Results {
             *self.counters.aborted.entry(reason).or_default() += 1;
         }
         match result {
-            Ok(Commit { latency, floor, name, reach }) => {
+            Ok(Commit { latency, name, is_watch: true, .. }) => {
+                self.counters.committed += 1;
+                self.latencies.record_kind(name, latency);
+            }
+            Ok(Commit { latency, floor, name, reach, is_watch: false }) => {
                 self.counters.committed += 1;
                 self.latencies.record(priority, home, latency);
                 self.latencies.record_kind(name, latency);
@@ -307,7 +313,7 @@ mod tests {
     #[test]
     fn the_live_view_forgets() {
         let mut results = Results::create(None).unwrap();
-        let commit = || Ended {
+        let commit = |is_watch| Ended {
             home: RegionId(1),
             priority: Priority::LOW,
             result: Ok(Commit {
@@ -315,13 +321,16 @@ mod tests {
                 floor: None,
                 name: "test",
                 reach: None,
+                is_watch,
             }),
             reads: None,
             aborts: vec![AbortReason::Conflict],
             entries: Vec::new(),
             findings: Vec::new(),
         };
-        results.record(commit());
+        results.record(commit(true));
+        assert_eq!(results.recent(|_, _| true).1.n, 0, "the duration of a watch is no latency");
+        results.record(commit(false));
         assert_eq!(results.recent(|_, at| at == RegionId(1)).1.n, 1);
         assert_eq!(results.recent(|_, at| at == RegionId(0)).1.n, 0);
         for _ in 0..WINDOW {
@@ -329,7 +338,7 @@ mod tests {
         }
         assert_eq!(results.recent(|_, _| true).1.n, 0);
         assert_eq!(results.latencies.all().n, 1);
-        assert_eq!((results.counters.committed, results.counters.aborted_attempts()), (1, 1));
+        assert_eq!((results.counters.committed, results.counters.aborted_attempts()), (2, 2));
     }
 
     #[test]

@@ -242,6 +242,13 @@ impl Ranging {
 }
 
 impl Request {
+    /// True if it watches a range. That takes as long as others need to write there, so its duration is
+    /// not the latency of a transaction.
+    #[must_use]
+    pub fn is_watch(&self) -> bool {
+        matches!(self.scan, Some(Ranging::Watch(..)))
+    }
+
     /// The request as a transaction with the given id.
     #[must_use]
     pub fn to_txn(&self, id: TxnId, home: RegionId, acknowledged_below: u64) -> Txn {

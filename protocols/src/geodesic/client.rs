@@ -978,11 +978,12 @@ impl Client {
         let Some(Driven { drive, .. }) = self.drives.get_mut(&id) else { return };
         match progress {
             Progress::Nothing => {
+                let has_news = drive.take_news();
                 if let Stage::Observing(_) = drive.stage
-                    && drive.times == 0
+                    && (has_news || drive.times == 0)
                 {
                     // It waits for predecessors: for longer than for answers.
-                    cx.set_timer(Timer::Drive(id), cx.now() + patience);
+                    cx.set_timer(Timer::Drive(id), cx.now() + patience * backoff(drive.times));
                 }
                 self.foresee(id, cx);
             }

@@ -27,8 +27,10 @@ pub(super) struct Drive {
     pub text: Option<Arc<Text>>,
     pub ballot: Ballot,
     pub stage: Stage,
-    /// How often its timer has expired in this stage.
+    /// How often its timer has expired in this stage, at most once of those before the last news.
     pub times: u32,
+    /// Something that it waits for has come nearer.
+    has_news: bool,
     /// What it read, if this node computed what came of it.
     pub reads: Option<Reads>,
     /// What it writes, if that does not depend on what it reads.
@@ -182,6 +184,7 @@ impl Drive {
             ballot: Ballot::default(),
             stage: Stage::Ordering,
             times: 0,
+            has_news: false,
             reads: None,
             fixed: None,
             slots: BTreeMap::new(),
@@ -724,6 +727,7 @@ impl Drive {
         }
         if let Some(parts) = observation.parts.add(portion, reads) {
             observation.whole = Some(parts.concat());
+            self.has_news = true;
         }
         self.advance((config, out))
     }
@@ -741,7 +745,10 @@ impl Drive {
         }
         self.follow(partition, &behind, out);
         let Some(slot) = self.slots.get_mut(&partition) else { return Progress::Nothing };
-        slot.observed.entry((from, at)).or_default().partial = Some((reads, behind));
+        let observation = slot.observed.entry((from, at)).or_default();
+        let known = observation.partial.as_ref().map_or(usize::MAX, |(_, known)| known.len());
+        self.has_news |= behind.len() < known;
+        observation.partial = Some((reads, behind));
         self.advance((config, out))
     }
 
@@ -769,8 +776,21 @@ impl Drive {
         let is_better = self.foretold.get(&of).is_none_or(|known| !known.is_certain);
         if self.followed.contains(&of) && is_better {
             self.foretold.insert(of, told);
+            self.has_news = true;
         }
         self.advance((config, out))
+    }
+
+    /// True if something that it waits for has come nearer since this was asked last. Then those who
+    /// answer are there, and it is asked again soon: an answer that is lost now holds up everybody who
+    /// stands in line behind it.
+    pub(super) fn take_news(&mut self) -> bool {
+        let is_observing = matches!(self.stage, Stage::Observing(_));
+        let has_news = std::mem::take(&mut self.has_news) && is_observing;
+        if has_news {
+            self.times = self.times.min(1);
+        }
+        has_news
     }
 
     /// What followers may know of this transaction. Its outcome and its writes for certain, once they are
@@ -1396,6 +1416,56 @@ mod tests {
         assert_eq!(run(committed(6), true), (true, Some(Timestamp(0))), "it comes later");
         let aborted = Outcome::Aborted(AbortReason::Client);
         assert_eq!(run(aborted, true), (true, Some(Timestamp(0))));
+    }
+
+    /// Who stands in line for long is asked for ever less often, until the line moves.
+    #[test]
+    fn what_comes_nearer_is_asked_for_soon() {
+        let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
+        let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
+        let config = Geodesic::configure(&cluster, "geodesic");
+        let key = Key::from("a");
+        let before = |number| TxnId::new(ClientId(2), number);
+        let mut text = Text::clone(&text());
+        text.functor.reads = vec![key.clone()];
+        let mut drive = Drive::new(&cluster, text.txn(), Some(Arc::new(text)), []);
+        let mut out = Out::new();
+        let _ = drive.on_decided(P, Timestamp(5), (&config, &mut out));
+        let wait = |drive: &mut Drive| {
+            for _ in 0..5 {
+                let _ = drive.on_timeout(ME, 5, &mut Out::new());
+            }
+            (drive.take_news(), drive.times)
+        };
+        let block = |drive: &mut Drive, numbers: &[u64]| {
+            let of = |number: &u64| {
+                let (txn, gateway) = (before(*number), NodeId(5));
+                Predecessor { txn, gateway, keys: vec![key.clone()] }
+            };
+            let seen = (vec![], numbers.iter().map(of).collect());
+            let _ =
+                drive.on_blocked(NodeId(1), (P, Timestamp(5)), seen, (&config, &mut Out::new()));
+            drive.take_news()
+        };
+        assert_eq!(wait(&mut drive), (false, 5));
+        assert!(block(&mut drive, &[1, 2]), "it is known now for whom it waits");
+        assert_eq!((drive.times, wait(&mut drive)), (1, (false, 6)));
+        assert!(!block(&mut drive, &[1, 2]), "the same again");
+        assert!(block(&mut drive, &[2]), "one of two has ended");
+        assert_eq!((drive.times, wait(&mut drive)), (1, (false, 6)));
+        let outcome = Outcome::Aborted(AbortReason::Client);
+        let told = Arc::new(Foretold { outcome, writes: Writes::new(), is_certain: true });
+        for is_new in [true, false] {
+            let told = told.clone();
+            let _ = drive.on_foretold((before(2), P), told, (&config, &mut out));
+            assert_eq!(drive.take_news(), is_new);
+        }
+        assert_eq!((drive.times, wait(&mut drive)), (1, (false, 6)));
+        for is_new in [true, false] {
+            let seen = (Portion::WHOLE, vec![(key.clone(), Read::default())]);
+            let _ = drive.on_observed(NodeId(1), (P, Timestamp(5)), seen, (&config, &mut out));
+            assert_eq!(drive.take_news(), is_new);
+        }
     }
 
     #[test]

@@ -718,7 +718,15 @@ impl Server {
 
     fn on_progress(&mut self, txn: TxnId, progress: Progress, cx: &mut Cx<'_, Geodesic>) {
         match progress {
-            Progress::Nothing | Progress::Exact | Progress::Stale => {}
+            Progress::Nothing => {
+                if let Some((drive, at)) = self.drives.get_mut(&txn)
+                    && drive.take_news()
+                {
+                    let pause = self.config.resend_after * backoff(drive.times);
+                    *at = (*at).min(cx.now() + pause + self.under_way.span(&self.config));
+                }
+            }
+            Progress::Exact | Progress::Stale => {}
             Progress::Ended(output) => {
                 cx.claim(Claim::Decided { txn, outcome: output.outcome });
             }

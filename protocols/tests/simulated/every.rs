@@ -2,7 +2,13 @@
 
 use std::thread;
 
+use orthodrome_core::cluster::Cluster;
+use orthodrome_core::time::Duration;
+use orthodrome_core::topology::Topology;
+use orthodrome_eval::workload;
 use orthodrome_protocols::registry::{self, Registered, Row, Visitor};
+use orthodrome_sim::load::{Arrival, LoadModel};
+use orthodrome_sim::{Options, Schedule};
 
 use super::support::{catch, hold_every_promise};
 
@@ -32,4 +38,39 @@ fn mutations_are_caught_within_as_many_seeds_as_their_protocols_say() {
             scope.spawn(move || registry::with(row.name, Catch).unwrap());
         }
     });
+}
+
+/// A clock is half a second ahead, so it tells commits whose timestamps have not passed on the others.
+/// The final audit must not take them for lost.
+#[test]
+fn a_write_that_a_fast_clock_told_too_early_is_not_lost() {
+    let schedule = r#"
+        [[faults]]
+        at_ms = 2700
+        fault.clock-step = { nodes = ["B"], by_ms = 500 }
+    "#;
+    let schedule = Schedule::parse(schedule).unwrap();
+    for row in registry::rows() {
+        for seed in 1..4 {
+            let cluster = Cluster::spread(Topology::built_in("local5").unwrap(), 1, 1, 5, 3);
+            let keys = workload::Options { keys: Some(30), ..workload::Options::default() };
+            let workload = workload::parse("list-append", &keys).unwrap();
+            let options = Options {
+                seed,
+                load: LoadModel {
+                    arrival: Arrival::Open { per_second: 100.0, poisson: true },
+                    ..LoadModel::default()
+                },
+                warmup: Duration::from_secs(1),
+                duration: Duration::from_secs(3),
+                check_outcomes: true,
+                ..Options::default()
+            };
+            let subject = orthodrome_lab::find(row.name).unwrap();
+            let run = subject.simulation(cluster.unwrap(), workload, &schedule, options, None);
+            if let Err(failure) = run.unwrap().run() {
+                panic!("{}, seed {seed}: {failure}", row.name);
+            }
+        }
+    }
 }

@@ -22,8 +22,11 @@ impl Load {
         }
         let latency = now.since(active.began);
         counters.committed += 1;
-        latencies.record(active.request.priority, client.region, latency);
         latencies.record_kind(active.request.name, latency);
+        if active.request.is_watch() {
+            return;
+        }
+        latencies.record(active.request.priority, client.region, latency);
         let reach = self.floor.reach(client.region, &active.request);
         latencies.record_kind(reach.name(), latency);
         let hops = active.ahead.as_ref().map_or(hops, |ahead| ahead.hops.saturating_add(hops));
