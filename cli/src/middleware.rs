@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 
 use anyhow::Context as _;
-use orthodrome_server::middleware::{self, AgentConfig, ProxyConfig, RunError};
+use orthodrome_middleware::{self as middleware, AgentConfig, ProxyConfig, RunError};
 use tokio::runtime::Builder;
 
 use crate::serve::{start_logs, stop_signal};

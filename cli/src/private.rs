@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use orthodrome_server::middleware::Dialect;
-use orthodrome_server::middleware::local::{
+use orthodrome_middleware::Dialect;
+use orthodrome_middleware::local::{
     Client, DATABASE, LocalError, LocalServer, Login, PASSWORD, USER,
 };
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// The queue. Shared through an `Arc`.
-pub(crate) struct Inbox<T> {
+pub struct Inbox<T> {
     state: Mutex<State<T>>,
     ready: Condvar,
     /// Notified when the receiver has taken items.
@@ -67,7 +67,7 @@ impl<T> Inbox<T> {
     }
 
     /// Adds an item; false if the receiver is gone. For senders that are bounded otherwise.
-    pub(crate) fn push(&self, item: T) -> bool {
+    pub fn push(&self, item: T) -> bool {
         let mut state = self.state();
         let is_open = state.add(item, |state| &mut state.items);
         let is_waiting = state.is_waiting;
@@ -80,7 +80,7 @@ impl<T> Inbox<T> {
 
     /// Adds an item if fewer than `limit` are queued, otherwise returns it. False in the result:
     /// the receiver is gone.
-    pub(crate) fn push_if_room(&self, item: T, limit: usize) -> Result<bool, T> {
+    pub fn push_if_room(&self, item: T, limit: usize) -> Result<bool, T> {
         if self.state().items.len() >= limit {
             return Err(item);
         }
@@ -101,18 +101,18 @@ impl<T> Inbox<T> {
 
     /// Adds an item without waking the receiver: the sender must ensure that it is taken soon.
     /// False if the receiver is gone.
-    pub(crate) fn put(&self, item: T) -> bool {
+    pub fn put(&self, item: T) -> bool {
         self.state().add(item, |state| &mut state.items)
     }
 
     /// The same for an item that goes before all others but those added so.
-    pub(crate) fn put_urgent(&self, item: T) -> bool {
+    pub fn put_urgent(&self, item: T) -> bool {
         self.state().add(item, |state| &mut state.urgent)
     }
 
     /// The same once fewer than `limit` wait. This is how a connection stops reading when its receiver
     /// is behind; until there is room, the receiver's own thread is at work.
-    pub(crate) async fn put_when_room(&self, item: T, limit: usize) -> bool {
+    pub async fn put_when_room(&self, item: T, limit: usize) -> bool {
         if self.state().items.len() < limit {
             return self.put(item);
         }
@@ -123,13 +123,13 @@ impl<T> Inbox<T> {
     }
 
     /// Takes up to `limit` items, as many as there are.
-    pub(crate) fn take(&self, into: &mut Vec<T>, limit: usize) {
+    pub fn take(&self, into: &mut Vec<T>, limit: usize) {
         self.state().take(into, limit);
         self.make_room();
     }
 
     /// Ends a [`Inbox::rest`], or the next one.
-    pub(crate) fn wake(&self) {
+    pub fn wake(&self) {
         let mut state = self.state();
         state.is_woken = true;
         let is_waiting = state.is_waiting;
@@ -140,7 +140,7 @@ impl<T> Inbox<T> {
     }
 
     /// Sets the time at which [`Inbox::rest`] ends by itself.
-    pub(crate) fn set_alarm(&self, at: Option<Instant>) {
+    pub fn set_alarm(&self, at: Option<Instant>) {
         let mut state = self.state();
         let is_sooner = match (at, state.alarm) {
             (Some(at), Some(before)) => at < before,
@@ -156,7 +156,7 @@ impl<T> Inbox<T> {
     }
 
     /// Waits until [`Inbox::wake`], the alarm or the end. False: the queue is closed.
-    pub(crate) fn rest(&self) -> bool {
+    pub fn rest(&self) -> bool {
         let mut state = self.state();
         loop {
             if state.is_closed {
@@ -190,7 +190,7 @@ impl<T> Inbox<T> {
 
     /// Takes up to `limit` items. Waits until there is one, or until `deadline` if there is one.
     /// False: the queue is closed and empty.
-    pub(crate) fn drain(&self, into: &mut Vec<T>, limit: usize, deadline: Option<Instant>) -> bool {
+    pub fn drain(&self, into: &mut Vec<T>, limit: usize, deadline: Option<Instant>) -> bool {
         let mut state = self.state();
         while state.is_empty() {
             if state.is_closed {
@@ -218,14 +218,14 @@ impl<T> Inbox<T> {
     }
 
     /// Refuses further items; queued ones can still be taken.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.state().is_closed = true;
         self.ready.notify_one();
         self.room.notify_waiters();
     }
 
     /// The number of queued items.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         let state = self.state();
         state.urgent.len() + state.items.len()
     }

@@ -5,8 +5,8 @@
 //! interface of the gateway machine), [`transport`] (messages between processes), [`storage`]
 //! (durable data), [`wire`] (encoding of messages and records), [`config`] (the configuration file
 //! of a node), [`service`] (the API for clients of any language), `redis` (the listener for clients
-//! of Redis). Separate from all these is
-//! [`middleware`] (transactions over existing databases).
+//! of Redis). The middleware has a crate of its own, which uses the storage, the queues and the sockets
+//! of this one.
 
 #![allow(
     clippy::disallowed_types,
@@ -18,10 +18,9 @@ pub mod audit;
 mod backoff;
 pub mod config;
 pub mod gateway;
-mod inbox;
+pub mod inbox;
 mod kernel;
 pub mod leases;
-pub mod middleware;
 pub mod node;
 mod own_txns;
 pub mod plane;
@@ -29,7 +28,7 @@ mod redis;
 pub mod scan;
 pub mod service;
 pub mod shared_clock;
-mod socket;
+pub mod socket;
 pub mod storage;
 pub mod tls;
 pub mod transport;

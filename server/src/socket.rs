@@ -24,7 +24,7 @@ const KEEPALIVE_RETRIES: u32 = 3;
 
 /// The pause after a failed accept, as when the process has no more file descriptors: trying at once
 /// would cost a core.
-pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The file descriptors that clients of this process may use.
 fn descriptors() -> &'static Arc<Semaphore> {
@@ -40,7 +40,7 @@ fn descriptors() -> &'static Arc<Semaphore> {
 /// the permit is dropped. None if clients use all of them; then the caller must close the connection.
 /// Without this bound, clients could leave no descriptor for the next file of the log, and the node
 /// would stop.
-pub(crate) fn admit() -> Option<OwnedSemaphorePermit> {
+pub fn admit() -> Option<OwnedSemaphorePermit> {
     static IS_FULL: AtomicBool = AtomicBool::new(false);
     let place = Arc::clone(descriptors()).try_acquire_owned().ok();
     let is_full = place.is_none();
@@ -59,7 +59,7 @@ pub(crate) fn admit() -> Option<OwnedSemaphorePermit> {
 /// Prepares the connection of a client that was accepted. Answers leave at once, and the connection
 /// of a peer that has vanished, for example with its power, ends within a minute. A connection
 /// works without these settings too, so errors are not returned.
-pub(crate) fn prepare(stream: &TcpStream) {
+pub fn prepare(stream: &TcpStream) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY");
     }

@@ -39,7 +39,7 @@ pub struct End {
 
 /// Suites that take minutes, the longest first: they begin first, so that no core is idle at the
 /// end.
-const LONG: [&str; 14] = [
+const LONG: [&str; 15] = [
     WAITING,
     "orthodrome-protocols simulated",
     "orthodrome-server node",
@@ -50,6 +50,7 @@ const LONG: [&str; 14] = [
     "orthodrome redis",
     "orthodrome-protocols latency",
     "orthodrome parity",
+    "orthodrome-middleware orthodrome_middleware",
     "orthodrome-server orthodrome_server",
     "orthodrome python",
     "orthodrome-server flood",
@@ -58,8 +59,13 @@ const LONG: [&str; 14] = [
 
 /// Crates whose unit tests wait much and compute little. A unit test contains the whole crate once more,
 /// and most of the time that this takes goes into making it fast.
-const UNHURRIED: [&str; 4] =
-    ["orthodrome", "orthodrome-geotp", "orthodrome-lab", "orthodrome-server"];
+const UNHURRIED: [&str; 5] = [
+    "orthodrome",
+    "orthodrome-geotp",
+    "orthodrome-lab",
+    "orthodrome-middleware",
+    "orthodrome-server",
+];
 
 /// Builds the test programs of `scope`, which are arguments of `cargo test` that choose packages.
 pub fn build(scope: &[&str]) -> Result<Vec<Suite>> {
@@ -139,7 +145,8 @@ fn artifact(message: &Value) -> Option<(Suite, bool)> {
 const WAITING: &str = "orthodrome middleware";
 
 /// Packages with servers and clients. The suites of the others only compute.
-const REAL: [&str; 3] = ["orthodrome", "orthodrome-client", "orthodrome-server"];
+const REAL: [&str; 4] =
+    ["orthodrome", "orthodrome-client", "orthodrome-middleware", "orthodrome-server"];
 
 /// How long a suite may run. The longest takes a quarter of an hour beside others on two cores; one
 /// that hangs must not hide the results of all others until somebody stops the whole run.

@@ -18,10 +18,8 @@ use orthodrome_core::time::nanos;
 use orthodrome_core::txn::{Key, Kind, Op};
 use orthodrome_eval::metrics::{Samples, Summary};
 use orthodrome_eval::workload::{self, Issuer, Options, Request, Workload};
-use orthodrome_server::middleware::Dialect;
-use orthodrome_server::middleware::local::{
-    Client, DATABASE, LocalServer, Login, PASSWORD, Refused, USER,
-};
+use orthodrome_middleware::Dialect;
+use orthodrome_middleware::local::{Client, DATABASE, LocalServer, Login, PASSWORD, Refused, USER};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;

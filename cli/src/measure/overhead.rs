@@ -8,8 +8,8 @@ use futures_util::future::try_join_all;
 use orthodrome_core::Rng;
 use orthodrome_core::time::nanos;
 use orthodrome_eval::metrics::{Samples, Summary};
-use orthodrome_server::middleware::Dialect;
-use orthodrome_server::middleware::local::{LocalServer, Login, Refused};
+use orthodrome_middleware::Dialect;
+use orthodrome_middleware::local::{LocalServer, Login, Refused};
 use serde::Serialize;
 
 use super::{Args, fill, round};

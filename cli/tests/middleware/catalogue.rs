@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::Dialect;
-use orthodrome_server::middleware::local::postgres_client;
+use orthodrome_middleware::local::postgres_client;
 
 use crate::rig::{CLIENT, Rig, SECRET, Setup, all_of, rig, said, wait};
 use crate::tools::{python, skipped};

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
 
-use orthodrome_server::middleware::local::postgres_client;
+use orthodrome_middleware::local::postgres_client;
 
 use crate::rig::{CLIENT, PATIENCE, Rig, SECRET, Setup, rig, said, wait};
 use crate::tools::{class_path, is_here, python, skipped};

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use orthodrome_geotp::sql::Dialect;
-use orthodrome_server::middleware::local::{Client, Login, Refused};
+use orthodrome_middleware::local::{Client, Login, Refused};
 use tokio::runtime::Runtime;
 
 use crate::rig::{PATIENCE, Rig, Setup, all_of, rig, said, wait};

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use orthodrome_server::middleware::local::{PASSWORD, USER};
+use orthodrome_middleware::local::{PASSWORD, USER};
 
 use crate::rig::{CLIENT, Rig, SECRET, all_of, rig, said};
 use crate::tools::{class_path, python, skipped};

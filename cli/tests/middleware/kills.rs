@@ -5,7 +5,7 @@ use std::fs;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use orthodrome_server::middleware::local::postgres_client;
+use orthodrome_middleware::local::postgres_client;
 
 use crate::rig::{CLIENT, Rig, SECRET, done, rig};
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use orthodrome_eval::checker::{Model, check};
 use orthodrome_eval::history::{Entry, History, Op, Status};
 use orthodrome_geotp::sql::{Answer, Dialect};
-use orthodrome_server::middleware::local::{Client, Login, Refused};
+use orthodrome_middleware::local::{Client, Login, Refused};
 
 use crate::rig::{PATIENCE, Rig, Setup, rig, said, wait};
 

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use orthodrome_geotp::sql::Dialect;
-use orthodrome_server::middleware::local::{DATABASE, LocalServer, Login, PASSWORD, USER};
+use orthodrome_middleware::local::{DATABASE, LocalServer, Login, PASSWORD, USER};
 
 pub const CLIENT: &str = "alice";
 pub const SECRET: &str = "wonderland";

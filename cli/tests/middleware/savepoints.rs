@@ -1,7 +1,7 @@
 //! Savepoints over several sources, in both protocols: what one database answers, the proxy answers.
 
 use orthodrome_geotp::sql::{Answer, Dialect};
-use orthodrome_server::middleware::local::{Client, Refused};
+use orthodrome_middleware::local::{Client, Refused};
 use tokio::runtime::Runtime;
 
 use crate::rig::{Rig, Setup, rig, said};

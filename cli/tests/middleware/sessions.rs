@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use orthodrome_geotp::sql::{Answer, Dialect};
-use orthodrome_server::middleware::local::{Client, Refused};
+use orthodrome_middleware::local::{Client, Refused};
 use tokio::runtime::Runtime;
 
 use crate::rig::{CLIENT, PATIENCE, Rig, SECRET, all_of, rig, said, wait};

@@ -3,7 +3,7 @@
 //! the same: no source sees more than half of the conflict.
 
 use orthodrome_geotp::sql::Dialect;
-use orthodrome_server::middleware::local::{Client, Refused};
+use orthodrome_middleware::local::{Client, Refused};
 use tokio::runtime::Runtime;
 
 use crate::rig::rig;

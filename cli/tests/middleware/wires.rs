@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use orthodrome_core::NodeId;
 use orthodrome_geotp::sql::Dialect;
-use orthodrome_server::middleware::local::postgres_client;
+use orthodrome_middleware::local::postgres_client;
 use orthodrome_server::tls::Authority;
 
 use crate::rig::{CLIENT, PATIENCE, Rig, SECRET, Setup, rig, said, wait};

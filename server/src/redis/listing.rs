@@ -559,7 +559,7 @@ impl Connection {
             if let Some((last, _)) = end.rows.first() {
                 let place = between(first, last).max(first.clone());
                 // Most places are in gaps. Only by looking both ways are both ends of a gap found.
-                let backwards = random() % 2 == 0;
+                let backwards = random().is_multiple_of(2);
                 let range = match backwards {
                     true => KeyRange { from: first.clone(), until: Some(place) },
                     false => KeyRange { from: place, until: rest.until.clone() },
