@@ -805,6 +805,76 @@ fn transactions_are_serializable_while_a_node_is_killed() {
     }
 }
 
+/// Producers push numbers through all nodes, and workers wait for them and move each to the end of
+/// another list, while a node is killed and started again.
+fn queue(protocol: &str) {
+    let Rig { mut cluster, ports } = rig(protocol, &[]);
+    let (next, moved) = (AtomicU64::new(1), AtomicU64::new(0));
+    let (acknowledged, taken) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let ends = Mutex::new(false);
+    std::thread::scope(|scope| {
+        for process in 0..6 {
+            let (ports, next, moved, ends) = (&ports, &next, &moved, &ends);
+            let (acknowledged, taken) = (&acknowledged, &taken);
+            scope.spawn(move || {
+                let (mut at, mut client) = (process, None);
+                while !*ends.lock().unwrap() {
+                    let Some(connected) = &mut client else {
+                        client = Client::connect(ports[at % 3]).ok();
+                        at += usize::from(client.is_none());
+                        continue;
+                    };
+                    let element = next.fetch_add(1, Ordering::Relaxed).to_string();
+                    let words: &[&str] = match process {
+                        0 | 1 => &["RPUSH", "jobs", &element],
+                        _ => &["BLMOVE", "jobs", "done", "LEFT", "RIGHT", "0.5"],
+                    };
+                    match connected.pipeline(&[words]).map(|mut answers| answers.remove(0)) {
+                        Ok(Reply::Integer(_)) => acknowledged.lock().unwrap().push(element),
+                        Ok(Reply::Bulk(element)) => {
+                            taken.lock().unwrap().push(element);
+                            moved.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Ok(Reply::Nil | Reply::Error(_)) => {}
+                        Ok(other) => panic!("{other:?}"),
+                        Err(_) => (client, at) = (None, at + 1),
+                    }
+                }
+            });
+        }
+        let more = |many: u64, what: &str| {
+            let goal = moved.load(Ordering::Relaxed) + many;
+            until(what, || moved.load(Ordering::Relaxed) >= goal);
+        };
+        more(100, "elements are moved");
+        cluster.kill([3]);
+        more(100, "elements are moved without n3");
+        cluster.start([3]);
+        more(100, "elements are moved with n3 again");
+        *ends.lock().unwrap() = true;
+    });
+    let mut client = Client::connect(ports[0]).unwrap();
+    while client.run("BLMOVE jobs done LEFT RIGHT 2") != Reply::Nil {}
+    let done = list(&client.run("LRANGE done 0 -1"));
+    let mut done: Vec<&str> = done.split(',').collect();
+    let many = done.len();
+    done.sort_unstable();
+    done.dedup();
+    assert_eq!(done.len(), many, "{protocol}: an element was moved twice");
+    for element in acknowledged.into_inner().unwrap().iter().chain(&*taken.lock().unwrap()) {
+        let is_there = done.binary_search(&element.as_str()).is_ok();
+        assert!(is_there, "{protocol}: {element} was acknowledged, and is not there");
+    }
+}
+
+#[test]
+fn elements_of_a_queue_are_moved_once_while_a_node_is_killed() {
+    must_end_within(LIMIT);
+    for protocol in ["carousel-basic", "calvin", "geodesic"] {
+        queue(protocol);
+    }
+}
+
 #[test]
 fn clients_of_redis_run_unmodified() {
     must_end_within(LIMIT);

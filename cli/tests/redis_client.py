@@ -81,6 +81,33 @@ def locks(client):
     check(client.set("lock", "two", nx=True, px=60_000), True)
 
 
+def queues(client, port):
+    """Workers that wait for elements of a list, and a time-out."""
+    check(client.blpop(["jobs"], timeout=0.05), None)
+    taken, many = [], 40
+
+    def work():
+        own = redis.Redis(port=port)
+        while (found := own.blpop(["urgent", "jobs"], timeout=0))[1] != b"stop":
+            taken.append(found[1])
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for number in range(many):
+        client.rpush("urgent" if number % 4 == 0 else "jobs", number)
+    client.rpush("jobs", *["stop"] * len(workers))
+    for worker in workers:
+        worker.join()
+    check(sorted(map(int, taken)), list(range(many)))
+    check(client.exists("urgent", "jobs"), 0)
+    client.zadd("due", {"late": 2.5, "soon": 1})
+    check(client.bzpopmin(["none", "due"], timeout=0), (b"due", b"soon", 1.0))
+    client.rpush("from", "one")
+    check(client.blmove("from", "to", 0, "LEFT", "RIGHT"), b"one")
+    check(client.brpoplpush("none", "to", timeout=0.05), None)
+
+
 def scripts(client, port):
     """Locks of the library, which release and extend themselves with scripts; scripts by digest."""
     lock = client.lock("resource", timeout=60)
@@ -249,6 +276,7 @@ def main():
     client = redis.Redis(port=port)
     transfers(client, port)
     locks(client)
+    queues(client, port)
     scripts(client, port)
     print("done")
 

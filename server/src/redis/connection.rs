@@ -21,6 +21,7 @@ use super::reply::{self, Version};
 use super::request::{Bounds, Requests, WORD_BYTES};
 use super::run::{Runner, Trouble, Work, prefix};
 use super::scripts::DIGEST_BYTES;
+use super::waits::{Next, Waiting};
 use crate::service::{HeldBytes, Principal};
 
 /// The answer instead of one for which there is no room.
@@ -94,6 +95,8 @@ pub(super) struct Connection {
     pub(super) listed: Option<OwnedSemaphorePermit>,
     /// While it has subscriptions.
     pub(super) subscriber: Option<Subscriber>,
+    /// While a command waits. Requests behind it wait, too.
+    pub(super) waiting: Option<Waiting>,
 }
 
 impl Connection {
@@ -119,6 +122,7 @@ impl Connection {
             held: None,
             listed: None,
             subscriber: None,
+            waiting: None,
         }
     }
 
@@ -148,6 +152,8 @@ impl Connection {
             self.buffer.reserve(if self.requests.bytes() > 0 { OUT_BYTES } else { 4 << 10 });
             let is_stranger = self.caller.is_none();
             let until = self.stranger_since + time;
+            // The others are read when the command that waits has ended.
+            let may_read = self.waiting.is_none() || self.buffer.len() < FREE_BYTES;
             let inbox = self.subscriber.as_ref().map(|subscriber| Arc::clone(subscriber.inbox()));
             let read = tokio::select! {
                 () = ending.cancelled() => return writer.shutdown().await,
@@ -158,7 +164,11 @@ impl Connection {
                 () = tokio::time::sleep_until(until), if is_stranger => {
                     return writer.shutdown().await;
                 }
-                read = reader.read_buf(&mut self.buffer) => read?,
+                next = next(self.waiting.as_mut()) => {
+                    self.go_on_waiting(next).await;
+                    continue;
+                }
+                read = reader.read_buf(&mut self.buffer), if may_read => read?,
             };
             if read == 0 {
                 return Ok(());
@@ -178,7 +188,7 @@ impl Connection {
         }
         (self.buffer, self.requests, self.multi) = Default::default();
         self.watched.clear();
-        self.subscriber = None;
+        (self.subscriber, self.waiting) = (None, None);
         self.held = None;
         let time = self.runner.front().limits().request_timeout;
         let mut dropped = vec![0; OUT_BYTES];
@@ -214,7 +224,7 @@ impl Connection {
 
     /// Answers every request that has arrived completely.
     async fn answer_all(&mut self, writer: &mut (impl AsyncWrite + Unpin)) -> std::io::Result<()> {
-        while !self.is_closing {
+        while !self.is_closing && self.waiting.is_none() {
             let bounds = self.bounds();
             let next = self.requests.next(&mut self.buffer, bounds);
             if let Err(busy) = self.account() {
@@ -276,7 +286,8 @@ impl Connection {
         };
         let watched: usize = self.watched.keys().map(|(_, name)| name.len()).sum();
         let subscribed = self.subscriber.as_ref().map_or(0, Subscriber::bytes);
-        begun + self.group.bytes + queued + watched + subscribed
+        let waiting = self.waiting.as_ref().map_or(0, Waiting::bytes);
+        begun + self.group.bytes + queued + watched + subscribed + waiting
     }
 
     /// Counts the bytes of this connection among those of the node.
@@ -761,6 +772,14 @@ impl Connection {
             Err(Trouble::Watch) => Reply::NilArray,
             Err(trouble) => Reply::Error(trouble.failure()),
         }
+    }
+}
+
+/// Waits until a command that waits has something to do.
+async fn next(waiting: Option<&mut Waiting>) -> Next {
+    match waiting {
+        Some(waiting) => waiting.next().await,
+        None => std::future::pending().await,
     }
 }
 

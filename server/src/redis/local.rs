@@ -12,6 +12,7 @@ use super::connection::{Connection, DATABASES};
 use super::listing::Listing;
 use super::messages::{Kind, Subscriber};
 use super::reply::Version;
+use super::waits::Wait;
 
 /// Wrong credentials after which a connection is closed.
 const FAILURES_MAX: u32 = 10;
@@ -40,6 +41,7 @@ pub(super) enum Local {
     Time,
     Unsubscribe(Kind),
     Unwatch,
+    Wait(Wait),
     Watch,
 }
 
@@ -51,8 +53,14 @@ pub(super) enum Deferred {
 }
 
 /// Names, with the number of words as in Redis: the smallest number if it is negative.
-const LOCALS: [(&str, i64, Local); 34] = [
+const LOCALS: [(&str, i64, Local); 40] = [
     ("auth", -2, Local::Auth),
+    ("blmove", 6, Local::Wait(Wait::Move)),
+    ("blpop", -3, Local::Wait(Wait::First)),
+    ("brpop", -3, Local::Wait(Wait::Last)),
+    ("brpoplpush", 4, Local::Wait(Wait::MoveLast)),
+    ("bzpopmax", -3, Local::Wait(Wait::Highest)),
+    ("bzpopmin", -3, Local::Wait(Wait::Lowest)),
     ("client", -2, Local::Client),
     ("command", -1, Local::Command),
     ("config", -2, Local::Config),
@@ -89,14 +97,10 @@ const LOCALS: [(&str, i64, Local); 34] = [
 ];
 
 /// Commands of Redis that this server does not have, and why.
-const MISSING: [(&str, &[&str]); 6] = [
+const MISSING: [(&str, &[&str]); 5] = [
     (
         "functions are not supported; scripts are (EVAL, EVALSHA)",
         &["function", "fcall", "fcall_ro"],
-    ),
-    (
-        "commands that wait are not supported",
-        &["blpop", "brpop", "blmove", "brpoplpush", "blmpop", "bzpopmin", "bzpopmax", "bzmpop"],
     ),
     (
         "streams are not supported",
@@ -187,6 +191,7 @@ const MISSING: [(&str, &[&str]); 6] = [
             "lpos",
             "linsert",
             "lmpop",
+            "blmpop",
             "srandmember",
             "sintercard",
             "hrandfield",
@@ -204,6 +209,7 @@ const MISSING: [(&str, &[&str]); 6] = [
             "zrevrangebylex",
             "zremrangebylex",
             "zmpop",
+            "bzmpop",
             "hexpire",
             "hpexpire",
             "httl",
@@ -348,6 +354,7 @@ impl Connection {
         let answer = match local {
             Local::Subscribe(kind) => return self.subscribe(kind, arguments).await,
             Local::Unsubscribe(kind) => return self.unsubscribe(kind, arguments),
+            Local::Wait(wait) => return self.begin_to_wait(wait, arguments).await,
             Local::PubSub => self.pubsub(arguments),
             Local::Ping | Local::Echo | Local::Time => Reply::Error(wrong_arity(local.name())),
             Local::Auth => self.auth(arguments),
@@ -656,6 +663,7 @@ fn descriptions() -> Vec<(&'static str, Reply)> {
             Local::Listing(listing) if listing.is_write() => (&["write"], (0, 0, 0)),
             Local::Listing(listing) if listing.has_key() => (&["readonly"], (1, 1, 1)),
             Local::Listing(_) => (&["readonly"], (0, 0, 0)),
+            Local::Wait(wait) => (&["write", "noscript", "blocking"], wait.key_places()),
             Local::PubSub => (&["pubsub", "loading", "stale"], (0, 0, 0)),
             Local::Subscribe(_) | Local::Unsubscribe(_) => {
                 (&["pubsub", "noscript", "loading", "stale"], (0, 0, 0))

@@ -4,7 +4,8 @@
 //! commands that arrived together, or between `MULTI` and `EXEC`, into one list. `run` runs such a
 //! list as one transaction, and tries again after conflicts. `scripts` knows the texts of scripts.
 //! `listing` answers commands that list keys, with scans; `glob` has their patterns. `subscribe`
-//! answers commands of clients that receive messages, which `messages` finds. What the other
+//! answers commands of clients that receive messages, which `messages` finds. `waits` has the clients
+//! that wait for an element of a list. What the other
 //! commands do to data is in `orthodrome_core::procedure::redis`. `local` answers commands that
 //! touch no data.
 //!
@@ -40,6 +41,7 @@ mod scripts;
 mod subscribe;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 use connection::Connection;
 use listing::Listings;

@@ -16,6 +16,7 @@ use super::listing::Listings;
 use super::messages::Hub;
 use super::names::{Name, Names};
 use super::scripts::Scripts;
+use super::waits::Lines;
 use crate::backoff::Backoff;
 use crate::gateway::Finished;
 use crate::service::{Front, Principal, Refusal};
@@ -78,6 +79,7 @@ pub(super) struct Runner {
     scripts: Scripts,
     listings: Listings,
     hub: Arc<Hub>,
+    lines: Arc<Lines>,
     /// The client id of all of them, once it is known.
     client: OnceCell<ClientId>,
     home: RegionId,
@@ -113,7 +115,7 @@ pub(super) fn now_ms() -> u64 {
 }
 
 /// The key of the database in which a key of Redis is stored.
-fn stored((database, name): &KeyName) -> Key {
+pub(super) fn stored((database, name): &KeyName) -> Key {
     let mut key = prefix(*database).into_bytes();
     key.extend_from_slice(name);
     Key::from(key)
@@ -132,7 +134,8 @@ pub(super) fn prefix(database: u8) -> String {
 impl Runner {
     pub(super) fn new(front: Arc<Front>, names: Names, listings: Listings) -> Self {
         let (home, scripts, client) = (front.home(), Scripts::default(), OnceCell::new());
-        Self { front, names, scripts, listings, hub: Arc::default(), client, home }
+        let (hub, lines) = (Arc::default(), Arc::default());
+        Self { front, names, scripts, listings, hub, lines, client, home }
     }
 
     pub(super) fn front(&self) -> &Front {
@@ -152,6 +155,11 @@ impl Runner {
     /// The subscriptions of the clients of the node.
     pub(super) fn hub(&self) -> &Arc<Hub> {
         &self.hub
+    }
+
+    /// The clients of the node that wait for keys.
+    pub(super) fn lines(&self) -> &Arc<Lines> {
+        &self.lines
     }
 
     async fn attempt(&self) -> Result<Attempt, Trouble> {

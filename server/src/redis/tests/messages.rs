@@ -4,43 +4,6 @@ use std::fmt::Write as _;
 
 use super::*;
 
-impl Rig {
-    /// Sends the first batch of watches that were held.
-    fn begin_watches(&self) {
-        let mut state = self.memory.0.lock().unwrap();
-        state.is_watch_held = false;
-        let through = Timestamp(state.clock);
-        for (_, batches) in &state.watches {
-            batches.try_send(Ok(Batch { changes: Vec::new(), through })).unwrap();
-        }
-    }
-
-    fn hold_watches(&self) {
-        self.memory.0.lock().unwrap().is_watch_held = true;
-    }
-
-    fn fail_watches(&self, failed: &ScanFailed) {
-        for (_, batches) in std::mem::take(&mut self.memory.0.lock().unwrap().watches) {
-            batches.try_send(Err(failed.clone())).unwrap();
-        }
-    }
-
-    fn watches_begun(&self) -> usize {
-        self.memory.0.lock().unwrap().watches_begun
-    }
-
-    /// Waits until the node has ended its watch.
-    async fn no_watch(&self) {
-        let ended = async {
-            let watches = std::mem::take(&mut self.memory.0.lock().unwrap().watches);
-            for (_, batches) in watches {
-                batches.closed().await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(30), ended).await.expect("the watch ends");
-    }
-}
-
 fn bulk(text: &str) -> String {
     format!("${}\r\n{text}\r\n", text.len())
 }

@@ -1,0 +1,142 @@
+//! Commands that wait: `BLPOP` and its relatives.
+
+use super::*;
+
+impl Rig {
+    /// Waits until this number of transactions have begun since [`Rig::begun`].
+    async fn tries(&self, many: usize) {
+        let reached = async {
+            while self.memory.0.lock().unwrap().begun.len() < many {
+                tokio::task::yield_now().await;
+            }
+        };
+        let reached = tokio::time::timeout(Duration::from_secs(30), reached).await;
+        reached.unwrap_or_else(|_| panic!("awaited {many} transactions: {:?}", self.begun()));
+        assert_eq!(self.begun().len(), many);
+    }
+
+    /// Writes the value of one key to another, and shows it to no watch.
+    fn copy(&self, from: &str, to: &str) {
+        let mut state = self.memory.0.lock().unwrap();
+        let value = state.values[&Key::from(from)].clone();
+        state.values.insert(to.into(), value);
+    }
+
+    /// A client that stands in line: its command has run twice and found nothing.
+    async fn waiter(&self, line: &str) -> TcpStream {
+        self.begun();
+        let mut client = self.client().await;
+        client.write_all(format!("{line}\r\n").as_bytes()).await.unwrap();
+        self.tries(2).await;
+        client
+    }
+}
+
+const WRONG: &str = "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n";
+
+#[tokio::test]
+async fn a_command_that_finds_an_element_does_not_wait() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    talk(&mut client, "RPUSH q a b c\r\nSET s 1\r\n", ":3\r\n+OK\r\n").await;
+    talk(&mut client, "BLPOP none q 0\r\n", "*2\r\n$1\r\nq\r\n$1\r\na\r\n").await;
+    talk(&mut client, "BRPOP q none 0\r\n", "*2\r\n$1\r\nq\r\n$1\r\nc\r\n").await;
+    talk(&mut client, "BLMOVE q other LEFT RIGHT 0\r\n", "$1\r\nb\r\n").await;
+    talk(&mut client, "BRPOPLPUSH other q 0\r\n", "$1\r\nb\r\n").await;
+    talk(&mut client, "BLPOP none s q 0\r\nBLMOVE s q LEFT LEFT 0\r\n", &WRONG.repeat(2)).await;
+    let lines = "ZADD z 1.5 low 2 high\r\nBZPOPMAX z 1\r\nHELLO 3\r\n";
+    client.write_all(lines.as_bytes()).await.unwrap();
+    let told = ask(&mut client, "BZPOPMIN none z 0").await;
+    assert!(told.starts_with(":2\r\n*3\r\n$1\r\nz\r\n$4\r\nhigh\r\n$1\r\n2\r\n"), "{told}");
+    assert!(told.ends_with("*3\r\n$1\r\nz\r\n$3\r\nlow\r\n,1.5\r\n"), "{told}");
+    assert_eq!(rig.watches_begun(), 0);
+}
+
+#[tokio::test]
+async fn the_time_of_a_command_that_waits_is_checked_as_in_redis() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    for (time, told) in [
+        ("-1", "timeout is negative"),
+        ("1e400", "timeout is negative"),
+        ("x", "timeout is not a float or out of range"),
+        ("nan", "timeout is not a float or out of range"),
+    ] {
+        talk(&mut client, &format!("BLPOP q {time}\r\n"), &format!("-ERR {told}\r\n")).await;
+    }
+    talk(&mut client, "BLMOVE a b LEFT UP 1\r\n", "-ERR syntax error\r\n").await;
+    let told = "-ERR wrong number of arguments for 'blpop' command\r\n";
+    talk(&mut client, "BLPOP q\r\n", told).await;
+    talk(&mut client, "MULTI\r\n", "+OK\r\n").await;
+    let told = "-ERR BLPOP is not allowed in transactions\r\n";
+    talk(&mut client, "BLPOP q 0\r\nDISCARD\r\n", &format!("{told}+OK\r\n")).await;
+    // Nobody pushes.
+    for line in ["BLPOP q r 0.01", "BZPOPMIN q 0.01", "BLMOVE q r LEFT LEFT 0.01"] {
+        talk(&mut client, &format!("{line}\r\n"), "*-1\r\n").await;
+    }
+    rig.no_watch().await;
+}
+
+#[tokio::test]
+async fn what_is_pushed_goes_to_those_who_wait_in_the_order_in_which_they_came() {
+    let rig = open().await;
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(rig.waiter("BLPOP r q 0\r\nPING").await);
+    }
+    assert_eq!(rig.watches_begun(), 2, "one for each key");
+    let mut other = rig.client().await;
+    talk(&mut other, "RPUSH q a b\r\n", ":2\r\n").await;
+    for (client, element) in waiting.iter_mut().zip(["a", "b"]) {
+        let told = format!("*2\r\n$1\r\nq\r\n$1\r\n{element}\r\n+PONG\r\n");
+        talk(client, "", &told).await;
+    }
+    talk(&mut other, "RPUSH r c\r\n", ":1\r\n").await;
+    talk(&mut waiting[2], "", "*2\r\n$1\r\nr\r\n$1\r\nc\r\n+PONG\r\n").await;
+    talk(&mut other, "EXISTS q r\r\n", ":0\r\n").await;
+    rig.no_watch().await;
+}
+
+#[tokio::test]
+async fn who_leaves_a_line_lets_the_next_one_try() {
+    let rig = open().await;
+    let first = rig.waiter("BLPOP q 0").await;
+    let mut second = rig.waiter("BRPOPLPUSH q r 0").await;
+    let mut third = rig.waiter("BLPOP r 0").await;
+    drop(first);
+    let mut other = rig.client().await;
+    talk(&mut other, "RPUSH q a\r\n", ":1\r\n").await;
+    talk(&mut second, "", "$1\r\na\r\n").await;
+    talk(&mut third, "", "*2\r\n$1\r\nr\r\n$1\r\na\r\n").await;
+}
+
+#[tokio::test]
+async fn a_watch_that_ends_begins_again_and_nothing_is_missed() {
+    let rig = open().await;
+    talk(&mut rig.client().await, "RPUSH full a\r\n", ":1\r\n").await;
+    let mut client = rig.waiter("BLPOP q 0").await;
+    rig.hold_watches();
+    rig.fail_watches(&ScanFailed::Late);
+    let again = async {
+        while rig.watches_begun() < 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), again).await.expect("it begins again");
+    // The watch has not begun, so it does not show this.
+    rig.copy("redis/0/full", "redis/0/q");
+    rig.begin_watches();
+    talk(&mut client, "", "*2\r\n$1\r\nq\r\n$1\r\na\r\n").await;
+}
+
+#[tokio::test]
+async fn who_cannot_wait_is_told_why() {
+    let rig = open().await;
+    let mut client = rig.client().await;
+    rig.memory.0.lock().unwrap().failed_watches =
+        [ScanFailed::Unsupported, ScanFailed::TooManyWatches].into();
+    let told = "-ERR command 'blpop' is not available with this cluster's protocol\r\n";
+    talk(&mut client, "BLPOP q 0\r\n", told).await;
+    let told = ask(&mut client, "BLPOP q 0").await;
+    assert!(told.starts_with("-ERR the key cannot be watched: 256 watches run"), "{told}");
+}
