@@ -225,7 +225,7 @@ impl<T> Inbox<T> {
     }
 
     /// The number of queued items.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         let state = self.state();
         state.urgent.len() + state.items.len()
     }
