@@ -194,7 +194,7 @@ fn prose_has_at_most_100_columns() {
 }
 
 /// Every crate's folder: tests are below `src` and `tests`.
-const ALL: [&str; 13] = [
+const ALL: [&str; 14] = [
     "cli",
     "client",
     "core",
@@ -202,6 +202,7 @@ const ALL: [&str; 13] = [
     "geotp",
     "lab",
     "lua",
+    "middleware",
     "model",
     "proto",
     "protocols",
