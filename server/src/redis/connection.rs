@@ -152,8 +152,6 @@ impl Connection {
             self.buffer.reserve(if self.requests.bytes() > 0 { OUT_BYTES } else { 4 << 10 });
             let is_stranger = self.caller.is_none();
             let until = self.stranger_since + time;
-            // The others are read when the command that waits has ended.
-            let may_read = self.waiting.is_none() || self.buffer.len() < FREE_BYTES;
             let inbox = self.subscriber.as_ref().map(|subscriber| Arc::clone(subscriber.inbox()));
             let read = tokio::select! {
                 () = ending.cancelled() => return writer.shutdown().await,
@@ -168,11 +166,29 @@ impl Connection {
                     self.go_on_waiting(next).await;
                     continue;
                 }
-                read = reader.read_buf(&mut self.buffer), if may_read => read?,
+                read = reader.read_buf(&mut self.buffer) => read?,
             };
             if read == 0 {
                 return Ok(());
             }
+            if self.waiting.is_some() {
+                self.bound_requests_behind();
+            }
+        }
+    }
+
+    /// Requests behind a command that waits are kept, and counted. They are read all the same, because only
+    /// who reads notices that the client has left. A client that sends too many loses its connection.
+    fn bound_requests_behind(&mut self) {
+        let most = self.bounds().request_bytes_max;
+        let counted = match self.buffer.len() > most {
+            true => Err(format!("more than {most} bytes wait behind a command that waits")),
+            false => self.account(),
+        };
+        if let Err(why) = counted {
+            self.waiting = None;
+            self.is_closing = true;
+            self.write(&Reply::Error(Failure::of(format!("ERR {why}"))));
         }
     }
 

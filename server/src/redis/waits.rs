@@ -32,17 +32,20 @@ use crate::backoff::Backoff;
 use crate::scan::{Batches, ScanFailed};
 use crate::service::Refusal;
 
-/// Takes the first or last element of the first list that has one.
+/// Takes the first or last element of the first list that has one. With a second argument, keys of
+/// another type are passed over: who waits already goes on waiting, as in Redis.
 const POP: &str = "for _, key in ipairs(KEYS) do \
      local element = redis.pcall(ARGV[1], key) \
-     if type(element) == 'table' then return element end \
-     if element then return {key, element} end \
+     if type(element) == 'table' then \
+     if not ARGV[2] then return element end \
+     elseif element then return {key, element} end \
      end return false";
-/// Takes the member with the lowest or highest score of the first sorted set that has one.
+/// Takes the member with the lowest or highest score of the first sorted set that has one; the same.
 const POP_SCORED: &str = "for _, key in ipairs(KEYS) do \
      local pair = redis.pcall(ARGV[1], key) \
-     if pair.err then return pair end \
-     if #pair > 0 then return {key, pair[1], pair[2]} end \
+     if pair.err then \
+     if not ARGV[2] then return pair end \
+     elseif #pair > 0 then return {key, pair[1], pair[2]} end \
      end return false";
 
 const NOT_A_TIME: Failure = Failure::new("ERR timeout is not a float or out of range");
@@ -244,6 +247,8 @@ pub(super) struct Waiting {
 /// What a client that waits does next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Next {
+    /// Perhaps something has come before the watches began.
+    Look,
     /// It tries again.
     Try,
     /// It stands in line again, because a watch has ended.
@@ -286,7 +291,7 @@ impl Waiting {
                 }
             }
             if begun > all {
-                // It has tried since all watches have begun.
+                // It has looked since all watches have begun.
                 let ends = keys
                     .iter_mut()
                     .map(|(_, status)| Box::pin(status.wait_for(|status| *status != Status::Runs)));
@@ -294,7 +299,7 @@ impl Waiting {
                 return Next::Join;
             }
             begun += 1;
-            Next::Try
+            Next::Look
         };
         let next = tokio::select! {
             () = deadline => Next::GiveUp,
@@ -412,7 +417,7 @@ impl Connection {
             )));
         }
         let (time, arguments) = arguments.split_last().ok_or_else(|| wrong_arity(name))?;
-        let (words, names) = wait.words(arguments)?;
+        let (mut words, names) = wait.words(arguments)?;
         let deadline = match span(time)? {
             None => None,
             Some(span) => Instant::now().checked_add(span),
@@ -421,6 +426,9 @@ impl Connection {
             return Ok(Some(answer));
         }
         let mut keys: Vec<KeyName> = names.into_iter().map(|name| (self.database, name)).collect();
+        if !matches!(wait, Wait::Move | Wait::MoveLast) {
+            words.push(Bytes::from_static(b"later"));
+        }
         keys.sort();
         keys.dedup();
         let backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
@@ -460,10 +468,13 @@ impl Connection {
         let name = waiting.wait.name();
         match next {
             Next::GiveUp => self.end_wait(name, &Reply::NilArray),
-            Next::Try => match waiting.wait.answer(self.run_alone(&waiting.words).await) {
-                Some(answer) => self.end_wait(name, &answer),
-                None => self.waiting = Some(waiting),
-            },
+            Next::Look if !self.exists(&waiting.keys).await => self.waiting = Some(waiting),
+            Next::Look | Next::Try => {
+                match waiting.wait.answer(self.run_alone(&waiting.words).await) {
+                    Some(answer) => self.end_wait(name, &answer),
+                    None => self.waiting = Some(waiting),
+                }
+            }
             Next::Join if waiting.place.is_some() => {
                 waiting.place = None;
                 waiting.again_at = Instant::now() + waiting.backoff.pause();
@@ -476,6 +487,14 @@ impl Connection {
                 self.waiting = Some(waiting);
             }
         }
+    }
+
+    /// Whether one of these keys exists, or that cannot be told. Unlike an attempt to take something, this
+    /// is in nobody's way.
+    async fn exists(&mut self, keys: &[KeyName]) -> bool {
+        let mut words = vec![Bytes::from_static(b"exists")];
+        words.extend(keys.iter().map(|(_, name)| name.clone()));
+        self.run_alone(&words).await != Reply::Integer(0)
     }
 
     fn end_wait(&mut self, name: &'static str, answer: &Reply) {

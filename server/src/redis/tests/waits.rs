@@ -110,6 +110,36 @@ async fn who_leaves_a_line_lets_the_next_one_try() {
     talk(&mut third, "", "*2\r\n$1\r\nr\r\n$1\r\na\r\n").await;
 }
 
+/// The node reads what is behind the command, or it would not notice that the client has left.
+#[tokio::test]
+async fn who_leaves_many_requests_behind_a_command_that_waits_leaves_its_line() {
+    let rig = open().await;
+    let requests = "PING\r\n".repeat(100_000);
+    let first = rig.waiter(&format!("BLPOP q 0\r\n{requests}")).await;
+    drop(first);
+    rig.no_watch().await;
+    let limits = Limits { request_bytes_max: 100_000, ..Limits::default() };
+    let rig = super::rig(Access::open(), limits).await;
+    let mut client = rig.waiter(&format!("BLPOP q 0\r\n{requests}")).await;
+    let told = "-ERR more than 100000 bytes wait behind a command that waits\r\n";
+    talk(&mut client, "", told).await;
+    rig.no_watch().await;
+}
+
+#[tokio::test]
+async fn who_waits_goes_on_waiting_while_a_key_has_another_type() {
+    let rig = open().await;
+    let mut list = rig.waiter("BLPOP q r 0").await;
+    let mut set = rig.waiter("BZPOPMIN q 0").await;
+    let mut other = rig.client().await;
+    let lines = "SET q 1\r\nRPUSH r a\r\n";
+    talk(&mut other, lines, "+OK\r\n:1\r\n").await;
+    talk(&mut list, "", "*2\r\n$1\r\nr\r\n$1\r\na\r\n").await;
+    talk(&mut other, "DEL q\r\nRPUSH q b\r\n", ":1\r\n:1\r\n").await;
+    talk(&mut other, "DEL q\r\nZADD q 1 m\r\n", ":1\r\n:1\r\n").await;
+    talk(&mut set, "", "*3\r\n$1\r\nq\r\n$1\r\nm\r\n$1\r\n1\r\n").await;
+}
+
 #[tokio::test]
 async fn a_watch_that_ends_begins_again_and_nothing_is_missed() {
     let rig = open().await;
