@@ -114,14 +114,14 @@ async fn who_leaves_a_line_lets_the_next_one_try() {
 #[tokio::test]
 async fn who_leaves_many_requests_behind_a_command_that_waits_leaves_its_line() {
     let rig = open().await;
-    let requests = "PING\r\n".repeat(100_000);
+    let requests = "PING\r\n".repeat(300_000);
     let first = rig.waiter(&format!("BLPOP q 0\r\n{requests}")).await;
     drop(first);
     rig.no_watch().await;
-    let limits = Limits { request_bytes_max: 100_000, ..Limits::default() };
+    let limits = Limits { request_bytes_max: 1_100_000, ..Limits::default() };
     let rig = super::rig(Access::open(), limits).await;
     let mut client = rig.waiter(&format!("BLPOP q 0\r\n{requests}")).await;
-    let told = "-ERR more than 100000 bytes wait behind a command that waits\r\n";
+    let told = "-ERR more than 1100000 bytes wait behind a command that waits\r\n";
     talk(&mut client, "", told).await;
     rig.no_watch().await;
 }
