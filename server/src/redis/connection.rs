@@ -5,24 +5,26 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use orthodrome_core::procedure::redis::entry::Stamp;
-use orthodrome_core::procedure::redis::reply::{Failure, Reply};
+use orthodrome_core::procedure::redis::reply::{Failure, Reply, SYNTAX};
 use orthodrome_core::procedure::redis::script::NO_SCRIPT;
 use orthodrome_core::procedure::redis::{
     Batch, Command, Evaluation, KeyLimits, KeyName, KeyNames, Refused, Spec, parse, wrong_arity,
 };
+use orthodrome_core::scan::KeyRange;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::blocking::{Blocked, Next};
 use super::local::{self, Deferred, Local};
 use super::messages::{Inbox, Subscriber};
 use super::reply::{self, Version};
 use super::request::{Bounds, Requests, WORD_BYTES};
 use super::run::{Runner, Trouble, Work, prefix};
 use super::scripts::DIGEST_BYTES;
-use super::waits::{Next, Waiting};
-use crate::service::{HeldBytes, Principal};
+use crate::scan::{Batches, ScanFailed};
+use crate::service::{HeldBytes, Principal, Refusal};
 
 /// The answer instead of one for which there is no room.
 const OMITTED: Failure = Failure::new(
@@ -95,8 +97,8 @@ pub(super) struct Connection {
     pub(super) listed: Option<OwnedSemaphorePermit>,
     /// While it has subscriptions.
     pub(super) subscriber: Option<Subscriber>,
-    /// While a command waits. Requests behind it wait, too.
-    pub(super) waiting: Option<Waiting>,
+    /// While a command blocks the client. The node answers later requests after that.
+    pub(super) blocked: Option<Blocked>,
 }
 
 impl Connection {
@@ -122,7 +124,7 @@ impl Connection {
             held: None,
             listed: None,
             subscriber: None,
-            waiting: None,
+            blocked: None,
         }
     }
 
@@ -162,8 +164,8 @@ impl Connection {
                 () = tokio::time::sleep_until(until), if is_stranger => {
                     return writer.shutdown().await;
                 }
-                next = next(self.waiting.as_mut()) => {
-                    self.go_on_waiting(next).await;
+                next = next(self.blocked.as_mut()) => {
+                    self.resume(next).await;
                     continue;
                 }
                 read = reader.read_buf(&mut self.buffer) => read?,
@@ -171,22 +173,25 @@ impl Connection {
             if read == 0 {
                 return Ok(());
             }
-            if self.waiting.is_some() {
-                self.bound_requests_behind();
+            if self.blocked.is_some() {
+                self.count_later_requests();
             }
         }
     }
 
-    /// Requests behind a command that waits are kept, and counted. They are read all the same, because only
-    /// who reads notices that the client has left. A client that sends too many loses its connection.
-    fn bound_requests_behind(&mut self) {
+    /// Counts the requests that follow a blocking command. The node reads them although it answers them
+    /// later, because only a read shows that the client has left. A client that sends too many loses its
+    /// connection.
+    fn count_later_requests(&mut self) {
         let most = self.bounds().request_bytes_max;
         let counted = match self.buffer.len() > most {
-            true => Err(format!("more than {most} bytes wait behind a command that waits")),
+            true => Err(format!(
+                "more than {most} bytes of requests follow a blocking command, which is limits.request_bytes_max"
+            )),
             false => self.account(),
         };
         if let Err(why) = counted {
-            self.waiting = None;
+            self.blocked = None;
             self.is_closing = true;
             self.write(&Reply::Error(Failure::of(format!("ERR {why}"))));
         }
@@ -204,7 +209,7 @@ impl Connection {
         }
         (self.buffer, self.requests, self.multi) = Default::default();
         self.watched.clear();
-        (self.subscriber, self.waiting) = (None, None);
+        (self.subscriber, self.blocked) = (None, None);
         self.held = None;
         let time = self.runner.front().limits().request_timeout;
         let mut dropped = vec![0; OUT_BYTES];
@@ -240,7 +245,7 @@ impl Connection {
 
     /// Answers every request that has arrived completely.
     async fn answer_all(&mut self, writer: &mut (impl AsyncWrite + Unpin)) -> std::io::Result<()> {
-        while !self.is_closing && self.waiting.is_none() {
+        while !self.is_closing && self.blocked.is_none() {
             let bounds = self.bounds();
             let next = self.requests.next(&mut self.buffer, bounds);
             if let Err(busy) = self.account() {
@@ -302,8 +307,8 @@ impl Connection {
         };
         let watched: usize = self.watched.keys().map(|(_, name)| name.len()).sum();
         let subscribed = self.subscriber.as_ref().map_or(0, Subscriber::bytes);
-        let waiting = self.waiting.as_ref().map_or(0, Waiting::bytes);
-        begun + self.group.bytes + queued + watched + subscribed + waiting
+        let blocked = self.blocked.as_ref().map_or(0, Blocked::bytes);
+        begun + self.group.bytes + queued + watched + subscribed + blocked
     }
 
     /// Counts the bytes of this connection among those of the node.
@@ -362,6 +367,30 @@ impl Connection {
         group
     }
 
+    /// Checks that the client may run the command `name`.
+    pub(super) fn permit(&self, name: &str, is_write: bool) -> Result<(), Failure> {
+        let may = |caller: &Principal| self.runner.front().may(caller, is_write);
+        if self.caller.as_deref().is_some_and(may) {
+            return Ok(());
+        }
+        Err(Failure::of(format!("NOPERM this user has no permissions to run the '{name}' command")))
+    }
+
+    /// Begins a watch of these keys for the command `name`.
+    pub(super) fn begin_watch(&self, name: &str, range: KeyRange) -> Result<Batches, Failure> {
+        let Some(caller) = &self.caller else { return Err(SYNTAX) };
+        let why = match self.runner.front().watch(caller, range) {
+            Ok(Ok(batches)) => return Ok(batches),
+            Ok(Err(ScanFailed::Unsupported)) => {
+                format!("ERR command '{name}' is not available with this cluster's protocol")
+            }
+            Ok(Err(failed)) => format!("ERR the watch did not begin: {failed}"),
+            Err(Refusal::Denied(why)) => format!("NOPERM {why}"),
+            Err(Refusal::Busy(why) | Refusal::Never(why)) => format!("ERR {why}"),
+        };
+        Err(Failure::of(why))
+    }
+
     /// The bounds of keys of a database.
     fn key_limits(&self, database: u8) -> KeyLimits {
         let limits = self.runner.front().limits();
@@ -383,12 +412,7 @@ impl Connection {
         let early = |failure| Refused { failure, is_early: true };
         let Some(spec) = local::spec(words) else { return Err(early(local::unknown(words))) };
         let Spec { name, is_read_only, .. } = *spec;
-        let may = |caller: &Arc<Principal>| self.runner.front().may(caller, !is_read_only);
-        if !self.caller.as_ref().is_some_and(may) {
-            return Err(early(Failure::of(format!(
-                "NOPERM this user has no permissions to run the '{name}' command"
-            ))));
-        }
+        self.permit(name, !is_read_only).map_err(early)?;
         let is_digest = words.get(1).is_some_and(|digest| digest.len() == DIGEST_BYTES);
         if name.starts_with("evalsha") && words.len() > 2 && !is_digest {
             return Err(Refused { failure: NO_SCRIPT, is_early: false });
@@ -791,10 +815,10 @@ impl Connection {
     }
 }
 
-/// Waits until a command that waits has something to do.
-async fn next(waiting: Option<&mut Waiting>) -> Next {
-    match waiting {
-        Some(waiting) => waiting.next().await,
+/// Waits until a blocked client has something to do.
+async fn next(blocked: Option<&mut Blocked>) -> Next {
+    match blocked {
+        Some(blocked) => blocked.next().await,
         None => std::future::pending().await,
     }
 }

@@ -370,14 +370,9 @@ impl Connection {
         name: &'static str,
         arguments: &[Bytes],
     ) -> Reply {
-        let front = self.runner.front();
-        let may = |caller| front.may(caller, listing.is_write());
-        let answer = if self.caller.as_deref().is_some_and(may) {
-            self.list(listing, name, arguments).await
-        } else {
-            Err(Failure::of(format!(
-                "NOPERM this user has no permissions to run the '{name}' command"
-            )))
+        let answer = match self.permit(name, listing.is_write()) {
+            Ok(()) => self.list(listing, name, arguments).await,
+            Err(failure) => Err(failure),
         };
         let reply = answer.unwrap_or_else(Reply::Error);
         self.runner.front().count_redis(name, matches!(reply, Reply::Error(_)));

@@ -8,11 +8,11 @@ use orthodrome_core::procedure::redis::reply::{Failure, NOT_INTEGER, Reply, SYNT
 use orthodrome_core::procedure::redis::script::REDIS_VERSION;
 use orthodrome_core::procedure::redis::{COMMANDS, Spec, number, wrong_arity};
 
+use super::blocking::Blocking;
 use super::connection::{Connection, DATABASES};
 use super::listing::Listing;
 use super::messages::{Kind, Subscriber};
 use super::reply::Version;
-use super::waits::Wait;
 
 /// Wrong credentials after which a connection is closed.
 const FAILURES_MAX: u32 = 10;
@@ -21,6 +21,7 @@ const FAILURES_MAX: u32 = 10;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Local {
     Auth,
+    Blocking(Blocking),
     Client,
     Command,
     Config,
@@ -41,7 +42,6 @@ pub(super) enum Local {
     Time,
     Unsubscribe(Kind),
     Unwatch,
-    Wait(Wait),
     Watch,
 }
 
@@ -55,12 +55,12 @@ pub(super) enum Deferred {
 /// Names, with the number of words as in Redis: the smallest number if it is negative.
 const LOCALS: [(&str, i64, Local); 40] = [
     ("auth", -2, Local::Auth),
-    ("blmove", 6, Local::Wait(Wait::Move)),
-    ("blpop", -3, Local::Wait(Wait::First)),
-    ("brpop", -3, Local::Wait(Wait::Last)),
-    ("brpoplpush", 4, Local::Wait(Wait::MoveLast)),
-    ("bzpopmax", -3, Local::Wait(Wait::Highest)),
-    ("bzpopmin", -3, Local::Wait(Wait::Lowest)),
+    ("blmove", 6, Local::Blocking(Blocking::Move)),
+    ("blpop", -3, Local::Blocking(Blocking::First)),
+    ("brpop", -3, Local::Blocking(Blocking::Last)),
+    ("brpoplpush", 4, Local::Blocking(Blocking::MoveLast)),
+    ("bzpopmax", -3, Local::Blocking(Blocking::Highest)),
+    ("bzpopmin", -3, Local::Blocking(Blocking::Lowest)),
     ("client", -2, Local::Client),
     ("command", -1, Local::Command),
     ("config", -2, Local::Config),
@@ -354,7 +354,7 @@ impl Connection {
         let answer = match local {
             Local::Subscribe(kind) => return self.subscribe(kind, arguments).await,
             Local::Unsubscribe(kind) => return self.unsubscribe(kind, arguments),
-            Local::Wait(wait) => return self.begin_to_wait(wait, arguments).await,
+            Local::Blocking(command) => return self.block(command, arguments).await,
             Local::PubSub => self.pubsub(arguments),
             Local::Ping | Local::Echo | Local::Time => Reply::Error(wrong_arity(local.name())),
             Local::Auth => self.auth(arguments),
@@ -663,7 +663,7 @@ fn descriptions() -> Vec<(&'static str, Reply)> {
             Local::Listing(listing) if listing.is_write() => (&["write"], (0, 0, 0)),
             Local::Listing(listing) if listing.has_key() => (&["readonly"], (1, 1, 1)),
             Local::Listing(_) => (&["readonly"], (0, 0, 0)),
-            Local::Wait(wait) => (&["write", "noscript", "blocking"], wait.key_places()),
+            Local::Blocking(command) => (&["write", "noscript", "blocking"], command.key_places()),
             Local::PubSub => (&["pubsub", "loading", "stale"], (0, 0, 0)),
             Local::Subscribe(_) | Local::Unsubscribe(_) => {
                 (&["pubsub", "noscript", "loading", "stale"], (0, 0, 0))

@@ -26,7 +26,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::glob::Pattern;
 use super::run::prefix;
-use crate::scan::{Batches, ScanFailed};
+use crate::scan::Batches;
 
 /// The most messages that wait for one client.
 const INBOX_MESSAGES_MAX: usize = 32_768;
@@ -228,6 +228,19 @@ pub(super) enum Status {
     Failed(Failure),
 }
 
+impl Status {
+    /// The first batch of a watch has arrived, or another one.
+    pub(super) fn run(status: &watch::Sender<Self>) {
+        status.send_if_modified(|status| {
+            let begins = *status == Self::Begins;
+            if begins {
+                *status = Self::Runs;
+            }
+            begins
+        });
+    }
+}
+
 /// A watch. It ends when this is dropped.
 #[derive(Debug)]
 struct Run {
@@ -408,13 +421,7 @@ impl Hub {
             let failed = match next {
                 Some(Ok(batch)) => {
                     // From now on it misses nothing.
-                    status.send_if_modified(|status| {
-                        let begins = *status == Status::Begins;
-                        if begins {
-                            *status = Status::Runs;
-                        }
-                        begins
-                    });
+                    Status::run(&status);
                     self.deliver(round, &batch).await;
                     continue;
                 }
@@ -607,16 +614,6 @@ impl Drop for Subscriber {
     }
 }
 
-/// Why the watch did not begin.
-pub(super) fn refused(command: &str, failed: &ScanFailed) -> Failure {
-    if *failed == ScanFailed::Unsupported {
-        return Failure::of(format!(
-            "ERR command '{command}' is not available with this cluster's protocol"
-        ));
-    }
-    Failure::of(format!("ERR the watch of messages did not begin: {failed}"))
-}
-
 #[cfg(test)]
 mod tests {
     use orthodrome_core::Timestamp;
@@ -626,6 +623,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::scan::ScanFailed;
 
     /// A subscriber to these channels, with a watch that has begun.
     async fn subscriber(

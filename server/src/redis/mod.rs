@@ -4,10 +4,10 @@
 //! commands that arrived together, or between `MULTI` and `EXEC`, into one list. `run` runs such a
 //! list as one transaction, and tries again after conflicts. `scripts` knows the texts of scripts.
 //! `listing` answers commands that list keys, with scans; `glob` has their patterns. `subscribe`
-//! answers commands of clients that receive messages, which `messages` finds. `waits` has the clients
-//! that wait for an element of a list. What the other
-//! commands do to data is in `orthodrome_core::procedure::redis`. `local` answers commands that
-//! touch no data.
+//! answers commands of clients that receive messages, which `messages` finds. `blocking` answers
+//! commands that block their clients until a list or sorted set has an element. What the other
+//! commands do to data is in `orthodrome_core::procedure::redis`. `local` answers commands that touch
+//! no data.
 //!
 //! Clients need the credentials of the gRPC API, and the bounds are those of that API
 //! (`docs/redis.md`).
@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::service::{Front, Principal, Tls};
 
+mod blocking;
 mod connection;
 mod glob;
 mod listing;
@@ -41,7 +42,6 @@ mod scripts;
 mod subscribe;
 #[cfg(test)]
 mod tests;
-mod waits;
 
 use connection::Connection;
 use listing::Listings;

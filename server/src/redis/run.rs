@@ -12,11 +12,11 @@ use orthodrome_core::{ClientId, Key, Outcome, RegionId, Txn, TxnId};
 use tokio::sync::{OnceCell, oneshot};
 use tokio::time::Instant;
 
+use super::blocking::Queues;
 use super::listing::Listings;
 use super::messages::Hub;
 use super::names::{Name, Names};
 use super::scripts::Scripts;
-use super::waits::Lines;
 use crate::backoff::Backoff;
 use crate::gateway::Finished;
 use crate::service::{Front, Principal, Refusal};
@@ -79,7 +79,7 @@ pub(super) struct Runner {
     scripts: Scripts,
     listings: Listings,
     hub: Arc<Hub>,
-    lines: Arc<Lines>,
+    queues: Arc<Queues>,
     /// The client id of all of them, once it is known.
     client: OnceCell<ClientId>,
     home: RegionId,
@@ -134,8 +134,8 @@ pub(super) fn prefix(database: u8) -> String {
 impl Runner {
     pub(super) fn new(front: Arc<Front>, names: Names, listings: Listings) -> Self {
         let (home, scripts, client) = (front.home(), Scripts::default(), OnceCell::new());
-        let (hub, lines) = (Arc::default(), Arc::default());
-        Self { front, names, scripts, listings, hub, lines, client, home }
+        let (hub, queues) = (Arc::default(), Arc::default());
+        Self { front, names, scripts, listings, hub, queues, client, home }
     }
 
     pub(super) fn front(&self) -> &Front {
@@ -157,9 +157,9 @@ impl Runner {
         &self.hub
     }
 
-    /// The clients of the node that wait for keys.
-    pub(super) fn lines(&self) -> &Arc<Lines> {
-        &self.lines
+    /// The blocked clients of the node.
+    pub(super) fn queues(&self) -> &Arc<Queues> {
+        &self.queues
     }
 
     async fn attempt(&self) -> Result<Attempt, Trouble> {

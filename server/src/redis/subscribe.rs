@@ -7,9 +7,8 @@ use orthodrome_core::procedure::redis::wrong_arity;
 use super::connection::Connection;
 use super::glob::Pattern;
 use super::local::{self, Local};
-use super::messages::{self, Kind, PATTERNS_MAX, SUBSCRIPTIONS_MAX, Status, Subscriber};
+use super::messages::{Kind, PATTERNS_MAX, SUBSCRIPTIONS_MAX, Status, Subscriber};
 use super::reply::{self, Version};
-use crate::service::Refusal;
 
 const LATE: Failure = Failure::new(
     "ERR the watch of messages did not begin within limits.request_timeout_ms; try again",
@@ -74,7 +73,7 @@ impl Connection {
 
     /// The number of subscriptions after each of these names. Without a watch, none is added.
     async fn try_subscribe(&mut self, kind: Kind, names: &[Bytes]) -> Result<Vec<usize>, Failure> {
-        self.may_read(kind.added())?;
+        self.permit(kind.added(), false)?;
         let has = |count: fn(&Subscriber) -> usize| self.subscriber.as_ref().map_or(0, count);
         let (many, most) = match kind {
             Kind::Pattern => (has(|own| own.counts().1), PATTERNS_MAX),
@@ -127,14 +126,7 @@ impl Connection {
         subscriber: &Subscriber,
         kind: Kind,
     ) -> Result<tokio::sync::watch::Receiver<Status>, Failure> {
-        let Some(caller) = &self.caller else { return Err(SYNTAX) };
-        let front = self.runner.front();
-        subscriber.begin(|range| match front.watch(caller, range) {
-            Ok(Ok(batches)) => Ok(batches),
-            Ok(Err(failed)) => Err(messages::refused(kind.added(), &failed)),
-            Err(Refusal::Denied(why)) => Err(Failure::of(format!("NOPERM {why}"))),
-            Err(Refusal::Busy(why) | Refusal::Never(why)) => Err(Failure::of(format!("ERR {why}"))),
-        })
+        subscriber.begin(|range| self.begin_watch(kind.added(), range))
     }
 
     /// `UNSUBSCRIBE [channel …]` and its relatives; all without a name.
@@ -183,7 +175,7 @@ impl Connection {
     }
 
     fn try_pubsub(&self, arguments: &[Bytes]) -> Result<Reply, Failure> {
-        self.may_read("pubsub")?;
+        self.permit("pubsub", false)?;
         let (first, rest) = arguments.split_first().ok_or(SYNTAX)?;
         let name = String::from_utf8_lossy(first).to_ascii_lowercase();
         let hub = self.runner.hub();
@@ -207,15 +199,6 @@ impl Connection {
             }
             _ => Err(local::subcommand("pubsub", &name)),
         }
-    }
-
-    /// An error if the client may not read.
-    fn may_read(&self, name: &str) -> Result<(), Failure> {
-        let front = self.runner.front();
-        if self.caller.as_deref().is_some_and(|caller| front.may(caller, false)) {
-            return Ok(());
-        }
-        Err(Failure::of(format!("NOPERM this user has no permissions to run the '{name}' command")))
     }
 
     /// Takes messages that have arrived, up to this number of bytes or one more message, to send

@@ -21,8 +21,8 @@ use crate::service::{
 };
 use crate::transport::LinkStatus;
 
+mod blocking;
 mod messages;
-mod waits;
 
 /// What happens to the next transaction.
 #[derive(Clone, Copy, Debug)]

@@ -275,7 +275,7 @@ async fn without_a_watch_a_subscription_is_refused() {
     rig.memory.0.lock().unwrap().failed_watches.extend(failures);
     let text = "-ERR command 'subscribe' is not available with this cluster's protocol\r\n";
     talk(&mut client, "SUBSCRIBE a\r\n", text).await;
-    let text = "-ERR the watch of messages did not begin: 256 watches run at this gateway, which \
+    let text = "-ERR the watch did not begin: 256 watches run at this gateway, which \
                 is the limit; try another one\r\n";
     talk(&mut client, "PSUBSCRIBE a\r\nPING\r\n", &format!("{text}+PONG\r\n")).await;
     // The first result of the watch is an error.

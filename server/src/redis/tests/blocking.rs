@@ -1,4 +1,4 @@
-//! Commands that wait: `BLPOP` and its relatives.
+//! Blocking commands: `BLPOP` and its relatives.
 
 use super::*;
 
@@ -22,8 +22,8 @@ impl Rig {
         state.values.insert(to.into(), value);
     }
 
-    /// A client that stands in line: its command has run twice and found nothing.
-    async fn waiter(&self, line: &str) -> TcpStream {
+    /// A blocked client: its command has run, looked, and found nothing.
+    async fn blocked(&self, line: &str) -> TcpStream {
         self.begun();
         let mut client = self.client().await;
         client.write_all(format!("{line}\r\n").as_bytes()).await.unwrap();
@@ -35,7 +35,7 @@ impl Rig {
 const WRONG: &str = "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n";
 
 #[tokio::test]
-async fn a_command_that_finds_an_element_does_not_wait() {
+async fn a_blocking_command_that_finds_an_element_answers_at_once() {
     let rig = open().await;
     let mut client = rig.client().await;
     talk(&mut client, "RPUSH q a b c\r\nSET s 1\r\n", ":3\r\n+OK\r\n").await;
@@ -53,12 +53,13 @@ async fn a_command_that_finds_an_element_does_not_wait() {
 }
 
 #[tokio::test]
-async fn the_time_of_a_command_that_waits_is_checked_as_in_redis() {
+async fn time_outs_of_blocking_commands_are_checked_as_in_redis() {
     let rig = open().await;
     let mut client = rig.client().await;
     for (time, told) in [
         ("-1", "timeout is negative"),
         ("1e400", "timeout is negative"),
+        ("1e16", "timeout is negative"),
         ("x", "timeout is not a float or out of range"),
         ("nan", "timeout is not a float or out of range"),
     ] {
@@ -78,11 +79,11 @@ async fn the_time_of_a_command_that_waits_is_checked_as_in_redis() {
 }
 
 #[tokio::test]
-async fn what_is_pushed_goes_to_those_who_wait_in_the_order_in_which_they_came() {
+async fn blocked_clients_are_served_in_order() {
     let rig = open().await;
     let mut waiting = Vec::new();
     for _ in 0..3 {
-        waiting.push(rig.waiter("BLPOP r q 0\r\nPING").await);
+        waiting.push(rig.blocked("BLPOP r q 0\r\nPING").await);
     }
     assert_eq!(rig.watches_begun(), 2, "one for each key");
     let mut other = rig.client().await;
@@ -98,11 +99,11 @@ async fn what_is_pushed_goes_to_those_who_wait_in_the_order_in_which_they_came()
 }
 
 #[tokio::test]
-async fn who_leaves_a_line_lets_the_next_one_try() {
+async fn a_client_that_leaves_lets_the_next_one_try() {
     let rig = open().await;
-    let first = rig.waiter("BLPOP q 0").await;
-    let mut second = rig.waiter("BRPOPLPUSH q r 0").await;
-    let mut third = rig.waiter("BLPOP r 0").await;
+    let first = rig.blocked("BLPOP q 0").await;
+    let mut second = rig.blocked("BRPOPLPUSH q r 0").await;
+    let mut third = rig.blocked("BLPOP r 0").await;
     drop(first);
     let mut other = rig.client().await;
     talk(&mut other, "RPUSH q a\r\n", ":1\r\n").await;
@@ -110,27 +111,28 @@ async fn who_leaves_a_line_lets_the_next_one_try() {
     talk(&mut third, "", "*2\r\n$1\r\nr\r\n$1\r\na\r\n").await;
 }
 
-/// The node reads what is behind the command, or it would not notice that the client has left.
+/// The node reads what follows the command. Otherwise it would not notice that the client has left.
 #[tokio::test]
-async fn who_leaves_many_requests_behind_a_command_that_waits_leaves_its_line() {
+async fn a_client_that_leaves_with_many_requests_unanswered_is_noticed() {
     let rig = open().await;
     let requests = "PING\r\n".repeat(300_000);
-    let first = rig.waiter(&format!("BLPOP q 0\r\n{requests}")).await;
+    let first = rig.blocked(&format!("BLPOP q 0\r\n{requests}")).await;
     drop(first);
     rig.no_watch().await;
     let limits = Limits { request_bytes_max: 1_100_000, ..Limits::default() };
     let rig = super::rig(Access::open(), limits).await;
-    let mut client = rig.waiter(&format!("BLPOP q 0\r\n{requests}")).await;
-    let told = "-ERR more than 1100000 bytes wait behind a command that waits\r\n";
+    let mut client = rig.blocked(&format!("BLPOP q 0\r\n{requests}")).await;
+    let told = "-ERR more than 1100000 bytes of requests follow a blocking command, which is \
+                limits.request_bytes_max\r\n";
     talk(&mut client, "", told).await;
     rig.no_watch().await;
 }
 
 #[tokio::test]
-async fn who_waits_goes_on_waiting_while_a_key_has_another_type() {
+async fn a_client_stays_blocked_while_a_key_has_another_type() {
     let rig = open().await;
-    let mut list = rig.waiter("BLPOP q r 0").await;
-    let mut set = rig.waiter("BZPOPMIN q 0").await;
+    let mut list = rig.blocked("BLPOP q r 0").await;
+    let mut set = rig.blocked("BZPOPMIN q 0").await;
     let mut other = rig.client().await;
     let lines = "SET q 1\r\nRPUSH r a\r\n";
     talk(&mut other, lines, "+OK\r\n:1\r\n").await;
@@ -144,7 +146,7 @@ async fn who_waits_goes_on_waiting_while_a_key_has_another_type() {
 async fn a_watch_that_ends_begins_again_and_nothing_is_missed() {
     let rig = open().await;
     talk(&mut rig.client().await, "RPUSH full a\r\n", ":1\r\n").await;
-    let mut client = rig.waiter("BLPOP q 0").await;
+    let mut client = rig.blocked("BLPOP q 0").await;
     rig.hold_watches();
     rig.fail_watches(&ScanFailed::Late);
     let again = async {
@@ -160,7 +162,12 @@ async fn a_watch_that_ends_begins_again_and_nothing_is_missed() {
 }
 
 #[tokio::test]
-async fn who_cannot_wait_is_told_why() {
+async fn a_client_that_cannot_be_blocked_gets_the_reason() {
+    let limited = super::rig(reader_and_writer(), Limits::default()).await;
+    let mut reader = limited.client().await;
+    let denied = "-NOPERM this user has no permissions to run the 'blpop' command\r\n";
+    talk(&mut reader, &format!("AUTH {READER}\r\nBLPOP q 0\r\n"), &format!("+OK\r\n{denied}"))
+        .await;
     let rig = open().await;
     let mut client = rig.client().await;
     rig.memory.0.lock().unwrap().failed_watches =
@@ -168,5 +175,5 @@ async fn who_cannot_wait_is_told_why() {
     let told = "-ERR command 'blpop' is not available with this cluster's protocol\r\n";
     talk(&mut client, "BLPOP q 0\r\n", told).await;
     let told = ask(&mut client, "BLPOP q 0").await;
-    assert!(told.starts_with("-ERR the key cannot be watched: 256 watches run"), "{told}");
+    assert!(told.starts_with("-ERR the watch did not begin: 256 watches run"), "{told}");
 }
