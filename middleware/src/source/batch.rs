@@ -9,11 +9,11 @@ use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::{Answer, Dialect, Record};
 use tracing::warn;
 
-use super::super::driver::{Fault, Outcome, Session, Sql, Statement, Trouble};
-use super::super::marks::{Failed, Marked};
-use super::super::names::{self, Probe};
-use super::super::stream;
 use super::{Slot, Source, locked};
+use crate::driver::{Fault, Outcome, Session, Sql, Statement, Trouble};
+use crate::marks::{Failed, Marked};
+use crate::names::{self, Probe};
+use crate::stream;
 
 /// How often a branch begins, if the statements with which it begins meet changes that are newer
 /// than its snapshot.

@@ -7,9 +7,9 @@ use orthodrome_geotp::contract::{FromSource, Xid};
 use orthodrome_geotp::sql::Dialect;
 use tracing::{debug, info, warn};
 
-use super::super::driver::{Outcome, Session, Trouble};
-use super::super::session_list::Listed;
 use super::{AGAIN, INTERRUPTS_MAX, Slot, Source, in_time, locked};
+use crate::driver::{Outcome, Session, Trouble};
+use crate::session_list::Listed;
 
 impl Source {
     /// Rolls back in a branch's session, or closes the session.

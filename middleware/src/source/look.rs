@@ -9,9 +9,9 @@ use std::time::Duration;
 use orthodrome_geotp::contract::{FromSource, Wait, Xid};
 use tracing::{info, warn};
 
-use super::super::driver::{Holder, Session, Trouble};
-use super::super::session_list::SessionList;
 use super::{AGAIN, Reach, Slot, Source, in_time, locked};
+use crate::driver::{Holder, Session, Trouble};
+use crate::session_list::SessionList;
 
 /// Interval between checks of a source.
 const LOOK: Duration = Duration::from_millis(500);

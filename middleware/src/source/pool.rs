@@ -9,8 +9,8 @@ use std::time::Duration;
 use orthodrome_geotp::sql::Dialect;
 use tracing::warn;
 
-use super::super::driver::{Described, Fault, Interrupt, Outcome, Session, Setting, Trouble};
 use super::{AGAIN, INTERRUPTS_MAX, Reach, SILENT, Slot, Source, in_time, interrupted, locked};
+use crate::driver::{Described, Fault, Interrupt, Outcome, Session, Setting, Trouble};
 
 /// Time limit of a query batch that is a transaction by itself, in addition to waits for locks.
 const STUCK: Duration = Duration::from_secs(60);

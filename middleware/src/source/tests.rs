@@ -7,10 +7,10 @@ use orthodrome_geotp::sql::{Column, Kind, Record};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use super::super::driver::{Statement, Trouble};
-use super::super::local::{Client, LocalServer, USER};
-use super::super::names::NAMES_MAX;
 use super::*;
+use crate::driver::{Statement, Trouble};
+use crate::local::{Client, LocalServer, USER};
+use crate::names::NAMES_MAX;
 
 const NODE: NodeId = NodeId(1001);
 /// Time limit for a server's answer on a machine that is busy with other work.

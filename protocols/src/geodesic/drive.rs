@@ -27,9 +27,9 @@ pub(super) struct Drive {
     pub text: Option<Arc<Text>>,
     pub ballot: Ballot,
     pub stage: Stage,
-    /// How often its timer has expired in this stage, at most once of those before the last news.
+    /// How often its timer has expired in this stage. News sets it back to 1.
     pub times: u32,
-    /// Something that it waits for has come nearer.
+    /// Since the timer was set, a predecessor has ended or a replica has observed.
     has_news: bool,
     /// What it read, if this node computed what came of it.
     pub reads: Option<Reads>,
@@ -781,9 +781,8 @@ impl Drive {
         self.advance((config, out))
     }
 
-    /// True if something that it waits for has come nearer since this was asked last. Then those who
-    /// answer are there, and it is asked again soon: an answer that is lost now holds up everybody who
-    /// stands in line behind it.
+    /// True if a predecessor has ended, or a replica has observed, since this was last called. Then the
+    /// next pause is short: if the next answer is lost, all transactions behind this one wait for it.
     pub(super) fn take_news(&mut self) -> bool {
         let is_observing = matches!(self.stage, Stage::Observing(_));
         let has_news = std::mem::take(&mut self.has_news) && is_observing;
@@ -1418,9 +1417,9 @@ mod tests {
         assert_eq!(run(aborted, true), (true, Some(Timestamp(0))));
     }
 
-    /// Who stands in line for long is asked for ever less often, until the line moves.
+    /// The pauses between questions grow while nothing changes.
     #[test]
-    fn what_comes_nearer_is_asked_for_soon() {
+    fn the_pause_is_short_again_after_a_predecessor_has_ended() {
         let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
         let cluster = Cluster::spread(map, 1, 1, 1, 3).unwrap();
         let config = Geodesic::configure(&cluster, "geodesic");
