@@ -1,6 +1,5 @@
 //! Arguments and input files that several verbs share.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::fs;
@@ -11,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail, ensure};
 use orthodrome_core::cluster::{Cluster, Node, Partition, Partitioning, Role};
 use orthodrome_core::id::{NodeId, PartitionId, RegionId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::spelling::did_you_mean;
 use orthodrome_core::topology::{Topology, TopologyError};
 use orthodrome_eval::workload::{
@@ -135,7 +135,7 @@ impl Placement {
     pub fn cluster_at(&self, regions: &[Vec<RegionId>]) -> anyhow::Result<Cluster> {
         let map = topology(&self.topology)?;
         let nodes = self.nodes(&map)?;
-        let mut held: BTreeMap<NodeId, (usize, usize)> = BTreeMap::new();
+        let mut held: OrdMap<NodeId, (usize, usize)> = OrdMap::new();
         let mut partitions = Vec::new();
         for (id, regions) in (0..).map(PartitionId).zip(regions) {
             let mut replicas = Vec::new();
@@ -286,7 +286,7 @@ impl WorkloadArgs {
             return Ok(Description {
                 workload,
                 options: workload::Options::default(),
-                origins: BTreeMap::new(),
+                origins: OrdMap::new(),
                 goal: workload::Goal::default(),
             });
         }
@@ -306,7 +306,7 @@ impl WorkloadArgs {
     /// The shares of the regions that submit transactions. The command line takes precedence over
     /// the workload file; if neither names any, all shares are equal. `regions` are the names of
     /// the regions that have gateways.
-    pub fn origins(&self, regions: &[&str]) -> anyhow::Result<BTreeMap<String, f64>> {
+    pub fn origins(&self, regions: &[&str]) -> anyhow::Result<OrdMap<String, f64>> {
         let (origins, place) = if self.origins.is_empty() {
             (self.described()?.origins, format!("--workload {}: origins", self.workload))
         } else {

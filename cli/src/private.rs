@@ -1,13 +1,14 @@
 //! Private PostgreSQL and MariaDB servers on this machine with emulated distances between four
 //! cities, and processes of this program in front of them: for `demo --middleware` and `measure`.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::BufRead as _;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use orthodrome_core::ordered::OrdMap;
 
 use anyhow::{Context as _, anyhow, bail};
 use orthodrome_middleware::Dialect;
@@ -120,7 +121,7 @@ pub struct ProxyFile<'a> {
     /// server.
     table: (&'a str, usize),
     /// Ports of read replicas near the proxy, by the places of their servers.
-    pub replicas: BTreeMap<usize, u16>,
+    pub replicas: OrdMap<usize, u16>,
 }
 
 /// The name of a kind in configuration files.
@@ -140,7 +141,7 @@ impl<'a> ProxyFile<'a> {
         table: (&'a str, usize),
     ) -> anyhow::Result<Self> {
         let (postgresql, mysql) = (free_port()?, free_port()?);
-        let replicas = BTreeMap::new();
+        let replicas = OrdMap::new();
         Ok(Self { mode, postgresql, mysql, agents, secret, table, replicas })
     }
 

@@ -1,13 +1,13 @@
 //! `sim`: one run of one protocol in the simulator.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_eval::checker::Verdict;
 use orthodrome_eval::metrics::{Check, Retry, RunResult, Summary};
 use orthodrome_lab::Subject;
@@ -227,7 +227,7 @@ impl Course {
 struct Printed<'a> {
     #[serde(flatten)]
     result: &'a RunResult,
-    regions: &'a BTreeMap<String, Summary>,
+    regions: &'a OrdMap<String, Summary>,
     figures: &'static str,
     commit: &'static str,
     partitions: u32,
@@ -237,9 +237,9 @@ struct Printed<'a> {
     warmup_seconds: f64,
     outstanding: u32,
     cpu_seconds: f64,
-    faults: &'a BTreeMap<&'static str, u64>,
+    faults: &'a OrdMap<&'static str, u64>,
     orders: &'a [OrderReport],
-    notes: &'a BTreeMap<String, u64>,
+    notes: &'a OrdMap<String, u64>,
     trace_hash: String,
     failure: Option<PrintedFailure<'a>>,
     /// Events after this moment are not checked.

@@ -1,6 +1,5 @@
 //! `topology`: makes a topology file from measured round-trip times.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
@@ -8,6 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::topology::Topology;
 
 use crate::{Status, output};
@@ -136,7 +136,7 @@ fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
 
 /// Makes the topology of the measurements in these files, given by name and content.
 fn join(name: &str, files: &[(String, String)]) -> anyhow::Result<String> {
-    let mut measured: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
+    let mut measured: OrdMap<(String, String), Vec<f64>> = OrdMap::new();
     for (file, text) in files {
         for (number, line) in (1..).zip(text.lines()) {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -160,7 +160,7 @@ fn join(name: &str, files: &[(String, String)]) -> anyhow::Result<String> {
             measured.entry((from, to)).or_default().push(ms);
         }
     }
-    let regions: BTreeSet<&String> = measured.keys().flat_map(|(from, to)| [from, to]).collect();
+    let regions: OrdSet<&String> = measured.keys().flat_map(|(from, to)| [from, to]).collect();
     let regions: Vec<&String> = regions.into_iter().collect();
     ensure!(regions.len() > 1, "a topology needs measurements between at least two regions");
     let local: Vec<f64> = measured

@@ -253,13 +253,13 @@ fn sim_keeps_a_history_that_check_accepts_and_a_trace_that_diagrams() {
     let listed = json(0, &["trace", "list", &trace, "--json"]);
     let all = listed["transactions"].as_array().unwrap();
     assert_eq!(all[0]["txn"], txn);
-    let begun: std::collections::BTreeSet<&str> = content
+    let begun: orthodrome_core::ordered::OrdSet<&str> = content
         .lines()
         .filter(|line| !line.starts_with('#') && line.split(' ').nth(2) == Some("begin"))
         .filter_map(|line| line.split(' ').nth(5)?.split('#').next())
         .collect();
     let names = all.iter().filter(|row| row["gateway"] != "");
-    let names: std::collections::BTreeSet<&str> =
+    let names: orthodrome_core::ordered::OrdSet<&str> =
         names.map(|row| row["txn"].as_str().unwrap()).collect();
     assert_eq!(names, begun, "every transaction is listed once");
     let slow =

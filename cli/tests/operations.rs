@@ -14,12 +14,13 @@ mod processes;
 #[path = "middleware/tools.rs"]
 mod tools;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use processes::{Cluster, free_ports, free_redis_prefix, must_end_within, run, text, until};
 use serde_json::Value;
@@ -112,8 +113,8 @@ fn redis_command(words: &[&str]) -> String {
 }
 
 /// The labels of each metric on a page of `/metrics`.
-fn exported(page: &str) -> BTreeMap<String, BTreeSet<String>> {
-    let mut all = BTreeMap::<String, BTreeSet<String>>::new();
+fn exported(page: &str) -> OrdMap<String, OrdSet<String>> {
+    let mut all = OrdMap::<String, OrdSet<String>>::new();
     for line in page.lines().filter(|line| !line.starts_with('#')) {
         let (name, labels) = line.split_once('{').unwrap();
         let labels = labels.rsplit_once('}').unwrap().0;
@@ -162,7 +163,7 @@ fn grouped(query: &str) -> Vec<String> {
 fn dashboard() -> Vec<(String, String)> {
     let dashboard: Value = serde_json::from_str(&file("grafana.json")).unwrap();
     let mut queries = Vec::new();
-    let mut ids = BTreeSet::new();
+    let mut ids = OrdSet::new();
     for panel in dashboard["panels"].as_array().unwrap() {
         let title = panel["title"].as_str().unwrap();
         assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title}: the id is used twice");
@@ -240,7 +241,7 @@ fn every_metric_of_the_dashboard_the_alerts_and_the_page_is_exported() {
     let documentation =
         std::fs::read_to_string(folder().parent().unwrap().join("docs/database.md")).unwrap();
     let table = documentation.lines().filter(|line| line.starts_with("| `orthodrome_"));
-    let named: BTreeSet<_> = table.flat_map(selected).map(|(name, _)| name).collect();
+    let named: OrdSet<_> = table.flat_map(selected).map(|(name, _)| name).collect();
     assert!(named.len() > 15, "only {named:?} found: is the search broken?");
     for name in &named {
         let of_family = ["", "_count"].map(|end| format!("{name}{end}"));
@@ -256,7 +257,7 @@ fn every_metric_of_the_dashboard_the_alerts_and_the_page_is_exported() {
 }
 
 /// The parts of the page in the next event.
-fn event(events: &mut BufReader<TcpStream>) -> BTreeMap<String, String> {
+fn event(events: &mut BufReader<TcpStream>) -> OrdMap<String, String> {
     loop {
         let mut line = String::new();
         let read = events.read_line(&mut line).unwrap();
@@ -314,9 +315,8 @@ fn the_example_for_prometheus_names_the_nodes_of_an_example_cluster() {
 
 #[test]
 fn alerts_are_valid_and_fire_when_their_tests_say_so() {
-    let alerts: BTreeSet<String> = rules(&file("alerts.yml"), "alert").into_iter().collect();
-    let tested: BTreeSet<String> =
-        rules(&file("alerts_test.yml"), "alertname").into_iter().collect();
+    let alerts: OrdSet<String> = rules(&file("alerts.yml"), "alert").into_iter().collect();
+    let tested: OrdSet<String> = rules(&file("alerts_test.yml"), "alertname").into_iter().collect();
     assert_eq!(alerts, tested, "each alert has a test in operations/alerts_test.yml");
     if !is_here("promtool", "--version") {
         return skipped(NO_PROMETHEUS);

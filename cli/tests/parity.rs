@@ -16,13 +16,14 @@ mod processes;
 #[path = "middleware/tools.rs"]
 mod tools;
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use orthodrome_core::ordered::OrdMap;
 
 use processes::{Cluster, Load, json, must_end_within, run};
 use serde_json::Value;
@@ -110,7 +111,7 @@ impl Steps {
 /// The kind of an attempt, and the region of its client.
 type Group = (&'static str, String);
 /// Sorted latencies in milliseconds.
-type Latencies = BTreeMap<Group, Vec<f64>>;
+type Latencies = OrdMap<Group, Vec<f64>>;
 
 /// The sorted latencies, in milliseconds, of the committed attempts of a history, by region and by
 /// whether they wrote. They are of attempts and not of requests, because the number of retries is

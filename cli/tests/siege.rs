@@ -14,11 +14,12 @@
 
 mod processes;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use processes::{Cluster, Load, json, must_end_within, run, signal, unix_us};
 use serde_json::Value;
@@ -55,7 +56,7 @@ struct Siege {
     loads: Vec<(Load, PathBuf)>,
     faults: Vec<Fault>,
     /// Resident memory of each process after its first commits, and the maximum since.
-    rss: BTreeMap<u32, (u64, u64)>,
+    rss: OrdMap<u32, (u64, u64)>,
 }
 
 impl Siege {
@@ -87,7 +88,7 @@ impl Siege {
             ]);
             loads.push((load, history));
         }
-        let mut siege = Self { cluster, loads, faults: Vec::new(), rss: BTreeMap::new() };
+        let mut siege = Self { cluster, loads, faults: Vec::new(), rss: OrdMap::new() };
         siege.commits();
         siege
     }
@@ -266,7 +267,7 @@ fn read(history: &Path) -> Vec<Value> {
 /// ones.
 fn hold_lists_against(history: &[Value]) {
     let last = history.last().unwrap();
-    let mut lists: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
+    let mut lists: OrdMap<&str, OrdSet<u64>> = OrdMap::new();
     for op in last["ops"].as_array().unwrap() {
         assert_eq!(op[0], "r", "the last line reads all lists: {last}");
         let elements = op[2].as_array().unwrap().iter().map(|element| element.as_u64().unwrap());

@@ -1,6 +1,5 @@
 //! The client: one incarnation, which the cluster knows by its id.
 
-use std::collections::BTreeMap;
 use std::future::IntoFuture;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use orthodrome_core::cluster::{Cluster, Node, Partition, Partitioning, Role};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::session::Session;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Key, Op, Priority};
@@ -39,7 +39,7 @@ pub(crate) struct Inner {
     id: ClientId,
     pub(crate) gateways: Gateways,
     /// By gateway that registered this client: each takes only names that it gave.
-    names: Mutex<BTreeMap<usize, Names>>,
+    names: Mutex<OrdMap<usize, Names>>,
     pub(crate) limits: api::Limits,
     pub(crate) deadline: Duration,
     pub(crate) recorder: Recorder,
@@ -94,7 +94,7 @@ impl Client {
         gateways.set_limits(&limits);
         gateways.prefer(at);
         let id = ClientId(registered.client);
-        let names = Mutex::new(BTreeMap::from([(at, Names::new(id))]));
+        let names = Mutex::new(OrdMap::from([(at, Names::new(id))]));
         let runs_general = about.keyspaces.first().is_some_and(|keyspace| keyspace.general);
         let inner = Inner {
             id,
@@ -210,7 +210,7 @@ impl Inner {
         Ok(self.names().entry(at).or_insert(names).clone())
     }
 
-    fn names(&self) -> MutexGuard<'_, BTreeMap<usize, Names>> {
+    fn names(&self) -> MutexGuard<'_, OrdMap<usize, Names>> {
         // No code that holds the lock can leave it half changed.
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,9 +1,9 @@
 //! Names of transactions, and which names are no longer needed.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::{ClientId, RegionId, TxnId};
 
 /// Assigns the names of one client incarnation: those for one gateway, which registered it.
@@ -17,7 +17,7 @@ pub(crate) struct Names {
 struct State {
     next: u64,
     /// Counters of transactions whose outcome a caller may still ask for.
-    live: BTreeSet<u64>,
+    live: OrdSet<u64>,
 }
 
 /// The name of one attempt at a transaction. While a clone of it exists, the cluster keeps the
@@ -47,7 +47,7 @@ impl Drop for Live {
 
 impl Names {
     pub(crate) fn new(client: ClientId) -> Self {
-        let state = State { next: 1, live: BTreeSet::new() };
+        let state = State { next: 1, live: OrdSet::new() };
         Self { client, state: Arc::new(Mutex::new(state)) }
     }
 

@@ -1,7 +1,6 @@
 //! Orders of an operator. The library finds the node that leads the partition.
 
-use std::collections::BTreeSet;
-
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::{NodeId, PartitionId};
 use tokio::time::Instant;
 use tonic::{Code, Status};
@@ -88,7 +87,7 @@ impl Client {
         let mut pace = Pace::new(self.inner.deadline);
         let mut at = gateways.current();
         // The gateways asked since the last pause, and whether a pause may help.
-        let (mut asked, mut may_help) = (BTreeSet::new(), false);
+        let (mut asked, mut may_help) = (OrdSet::new(), false);
         loop {
             let refused = match give(at, pace.deadline).await {
                 Ok(node) => return Ok(node),
@@ -141,7 +140,7 @@ impl Client {
                         Next::Other | Next::Unknown => gateways.after(at),
                         Next::Same => at,
                     };
-                    (asked, may_help) = (BTreeSet::new(), false);
+                    (asked, may_help) = (OrdSet::new(), false);
                 }
             }
         }

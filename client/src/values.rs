@@ -1,7 +1,6 @@
 //! The values that transactions read and write.
 
-use std::collections::BTreeMap;
-
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::txn::{Key, Read, Value, Version};
 
 /// What a transaction read: one entry for each read key.
@@ -29,7 +28,7 @@ impl Reads {
 
     /// Every key that was read, with its value and version.
     #[must_use]
-    pub fn as_map(&self) -> &BTreeMap<Key, Read> {
+    pub fn as_map(&self) -> &OrdMap<Key, Read> {
         &self.0
     }
 
@@ -46,7 +45,7 @@ impl Reads {
 /// # assert_eq!(writes.len(), 2);
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Writes(pub(crate) BTreeMap<Key, Option<Value>>);
+pub struct Writes(pub(crate) OrdMap<Key, Option<Value>>);
 
 impl Writes {
     /// No writes.

@@ -1,11 +1,11 @@
 //! The placement of a cluster: nodes in regions, partitions of the key space, replicas and
 //! preferred leaders.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::id::{NodeId, PartitionId, RegionId, ShareId};
 use crate::key::mix;
+use crate::ordered::{OrdMap, OrdSet};
 use crate::topology::Topology;
 use crate::txn::Key;
 
@@ -117,13 +117,13 @@ pub struct Cluster {
     /// The number of this placement, increased by every change. Nodes refuse messages of another
     /// epoch.
     pub epoch: u64,
-    nodes: BTreeMap<NodeId, Node>,
-    partitions: BTreeMap<PartitionId, Partition>,
+    nodes: OrdMap<NodeId, Node>,
+    partitions: OrdMap<PartitionId, Partition>,
     partitioning: Partitioning,
     /// The number of shares into which each region's copy of the data is divided.
     shares: u32,
     /// The servers with which partitions began that are on other servers in this epoch.
-    founders: BTreeMap<PartitionId, Vec<NodeId>>,
+    founders: OrdMap<PartitionId, Vec<NodeId>>,
 }
 
 impl fmt::Debug for Cluster {
@@ -206,11 +206,11 @@ impl Cluster {
         let mut cluster = Self {
             topology,
             epoch,
-            nodes: BTreeMap::new(),
-            partitions: BTreeMap::new(),
+            nodes: OrdMap::new(),
+            partitions: OrdMap::new(),
             partitioning,
             shares: 1,
-            founders: BTreeMap::new(),
+            founders: OrdMap::new(),
         };
         for node in nodes {
             if usize::from(node.region.0) >= cluster.topology.len() {
@@ -232,7 +232,7 @@ impl Cluster {
     }
 
     fn check(&self, partition: &Partition) -> Result<(), ClusterError> {
-        let distinct: BTreeSet<NodeId> = partition.replicas.iter().copied().collect();
+        let distinct: OrdSet<NodeId> = partition.replicas.iter().copied().collect();
         if distinct.len() != partition.replicas.len() || distinct.len().is_multiple_of(2) {
             return Err(ClusterError::ReplicaCount(partition.id, partition.replicas.len()));
         }
@@ -332,13 +332,13 @@ impl Cluster {
         replicas: u32,
     ) -> Result<Self, ClusterError> {
         let servers = || nodes.iter().filter(|node| node.role == Role::Server);
-        let regions: BTreeSet<RegionId> = servers().map(|node| node.region).collect();
+        let regions: OrdSet<RegionId> = servers().map(|node| node.region).collect();
         let regions: Vec<RegionId> = regions.into_iter().collect();
         let (wanted, have) = (replicas as usize, servers().count());
         if wanted > have || have == 0 {
             return Err(ClusterError::TooFewServers { wanted, have });
         }
-        let mut load: BTreeMap<NodeId, usize> = BTreeMap::new();
+        let mut load: OrdMap<NodeId, usize> = OrdMap::new();
         let mut placed = Vec::new();
         for partition in 0..partitions {
             let mut holders: Vec<NodeId> = Vec::new();
@@ -382,8 +382,8 @@ impl Cluster {
         Ok(Self { shares, ..self })
     }
 
-    fn servers_by_region(&self) -> BTreeMap<RegionId, Vec<NodeId>> {
-        let mut servers: BTreeMap<RegionId, Vec<NodeId>> = BTreeMap::new();
+    fn servers_by_region(&self) -> OrdMap<RegionId, Vec<NodeId>> {
+        let mut servers: OrdMap<RegionId, Vec<NodeId>> = OrdMap::new();
         for server in self.servers() {
             servers.entry(server.region).or_default().push(server.id);
         }
@@ -465,7 +465,7 @@ impl Cluster {
     /// The same placement, of data that began on these servers. Partitions that are not named began
     /// where they are placed.
     #[must_use]
-    pub fn founded(self, founders: BTreeMap<PartitionId, Vec<NodeId>>) -> Self {
+    pub fn founded(self, founders: OrdMap<PartitionId, Vec<NodeId>>) -> Self {
         Self { founders, ..self }
     }
 
@@ -503,11 +503,11 @@ mod tests {
     fn spread_gives_every_region_one_leader_and_three_replicas() {
         for servers_per_region in [1, 3] {
             let cluster = Cluster::spread(five(), servers_per_region, 1, 5, 3).unwrap();
-            let mut leaders = BTreeMap::new();
-            let mut held = BTreeMap::new();
+            let mut leaders = OrdMap::new();
+            let mut held = OrdMap::new();
             for partition in cluster.partitions() {
                 *leaders.entry(cluster.region_of(partition.preferred_leader)).or_insert(0) += 1;
-                let regions: BTreeSet<_> =
+                let regions: OrdSet<_> =
                     partition.replicas.iter().map(|&node| cluster.region_of(node)).collect();
                 assert_eq!(regions.len(), 3, "replicas share a region");
                 for &node in &partition.replicas {
@@ -552,7 +552,7 @@ mod tests {
             assert_eq!(Some(hash.partition_of(&key)), arc.map(|arc| arc.1), "{key}");
         }
         let owner = |key: String| hash.partition_of(&Key::from(key));
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = crate::ordered::OrdSet::new();
         for user in 0..100 {
             let together = owner(format!("savings{{{user}}}"));
             assert_eq!(owner(format!("checking{{{user}}}")), together);
@@ -652,7 +652,7 @@ mod tests {
         let share = |key: &str| cluster.share_of(&Key::from(key));
         assert_eq!(share("savings{17}"), share("checking{17}"));
         // Shares are independent of partitions, and of about equal size.
-        let mut held: BTreeMap<(PartitionId, ShareId), usize> = BTreeMap::new();
+        let mut held: OrdMap<(PartitionId, ShareId), usize> = OrdMap::new();
         for number in 0..10_000 {
             let key = Key::from(format!("k{number}"));
             *held.entry((cluster.partition_of(&key), cluster.share_of(&key))).or_default() += 1;

@@ -1,10 +1,9 @@
 //! The only interpreter of a machine's timers and tickets. The simulator and the server each drive
 //! hosts, and only move messages, bytes and deadlines.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use crate::id::Ticket;
 use crate::machine::{Cx, Effect, Input, Machine, Protocol, Setup};
+use crate::ordered::{OrdMap, OrdSet};
 use crate::rng::Rng;
 use crate::time::{Clock, Time};
 
@@ -14,13 +13,13 @@ pub type Output<P> = Effect<P>;
 /// The timers of one machine. Each timer runs at most once at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timers<T: Ord> {
-    deadlines: BTreeMap<T, Time>,
-    order: BTreeSet<(Time, T)>,
+    deadlines: OrdMap<T, Time>,
+    order: OrdSet<(Time, T)>,
 }
 
 impl<T: Copy + Ord> Timers<T> {
     fn new() -> Self {
-        Self { deadlines: BTreeMap::new(), order: BTreeSet::new() }
+        Self { deadlines: OrdMap::new(), order: OrdSet::new() }
     }
 
     pub(crate) fn set(&mut self, timer: T, at: Time) {

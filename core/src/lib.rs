@@ -20,6 +20,7 @@ pub mod lease;
 pub mod limits;
 pub mod locks;
 pub mod machine;
+pub mod ordered;
 pub mod procedure;
 pub mod rng;
 pub mod scan;

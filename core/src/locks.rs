@@ -1,12 +1,10 @@
 //! The keys that pending transactions read and write: the conflict check of optimistic protocols.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-
 use smallvec::SmallVec;
 
 use crate::id::TxnId;
 use crate::key::{Placed, placed};
+use crate::ordered::{Entry, OrdMap};
 use crate::txn::Key;
 
 /// The transactions that hold one key. Several may read it, or one may write it (and perhaps read
@@ -20,7 +18,7 @@ struct Holders {
 /// The read and write sets of pending transactions, by key. Two transactions conflict if one
 /// writes a key that the other reads or writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PendingKeys(BTreeMap<Placed, Holders>);
+pub struct PendingKeys(OrdMap<Placed, Holders>);
 
 impl PendingKeys {
     /// A pending transaction, other than `txn`, that conflicts with these sets: the first one in
@@ -112,7 +110,7 @@ mod tests {
     fn agrees_with_the_definition_of_a_conflict() {
         let mut rng = Rng::stream(11, "locks", 0);
         let mut table = PendingKeys::default();
-        let mut pending: BTreeMap<TxnId, (Vec<Key>, Vec<Key>)> = BTreeMap::new();
+        let mut pending: OrdMap<TxnId, (Vec<Key>, Vec<Key>)> = OrdMap::new();
         let (mut accepted, mut refused) = (0, 0);
         for counter in 0..5_000 {
             let mut draw = || -> Vec<Key> {

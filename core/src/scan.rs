@@ -24,10 +24,10 @@
 //! [`LISTS_APART_MAX`].
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cluster::{Cluster, Partition, Partitioning};
 use crate::id::{NodeId, PartitionId, RegionId, ShareId};
+use crate::ordered::{OrdMap, OrdSet};
 use crate::store::{Head, Store};
 use crate::time::{Duration, Time, Timestamp};
 use crate::txn::{AbortReason, Key, Read, Reads, Version};
@@ -266,7 +266,7 @@ pub struct Answer {
 
 /// Names from several servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Names(BTreeMap<Key, Option<Version>>);
+struct Names(OrdMap<Key, Option<Version>>);
 
 impl Names {
     /// Adds a name. A key is deleted if all say so; the newest deletion counts.
@@ -358,7 +358,7 @@ pub(crate) struct Part {
     /// Servers that hold it as far as is known, nearest first.
     pub(crate) holders: Vec<NodeId>,
     /// The answers in this round.
-    pub(crate) answers: BTreeMap<NodeId, Listing>,
+    pub(crate) answers: OrdMap<NodeId, Listing>,
     /// How often it was asked in this round.
     pub(crate) asked: usize,
 }
@@ -374,7 +374,7 @@ pub(crate) fn parts(
     let part = |unit, holders| Part {
         unit,
         holders: nearest_first(cluster, region, holders),
-        answers: BTreeMap::new(),
+        answers: OrdMap::new(),
         asked: 0,
     };
     if has_shares {
@@ -389,7 +389,7 @@ pub(crate) fn parts(
     let placed = cluster.partitions().filter(|placed| owners.contains(&placed.id));
     let of = |placed: &Partition| {
         let founders = cluster.founders(placed.id).iter();
-        let all: BTreeSet<NodeId> = placed.replicas.iter().chain(founders).copied().collect();
+        let all: OrdSet<NodeId> = placed.replicas.iter().chain(founders).copied().collect();
         part(Unit::Partition(placed.id), all.into_iter().collect())
     };
     placed.map(of).collect()
@@ -420,7 +420,7 @@ pub struct Scanner {
     /// The last key of the page; none: the page goes to the end of the range.
     bound: Option<Key>,
     /// The keys of the last read.
-    read: BTreeSet<Key>,
+    read: OrdSet<Key>,
     rows: Reads,
     at: Timestamp,
     /// When the list that the last read was based on began.
@@ -465,7 +465,7 @@ impl Scanner {
             round: 0,
             known: Names::default(),
             bound: None,
-            read: BTreeSet::new(),
+            read: OrdSet::new(),
             rows: Reads::new(),
             at: Timestamp::ZERO,
             listed: now,
@@ -832,7 +832,7 @@ impl Part {
 }
 
 /// The partitions that may hold keys of `range`.
-fn owners(cluster: &Cluster, range: &KeyRange) -> BTreeSet<PartitionId> {
+fn owners(cluster: &Cluster, range: &KeyRange) -> OrdSet<PartitionId> {
     match cluster.partitioning() {
         Partitioning::Hash { .. } => cluster.partitions().map(|placed| placed.id).collect(),
         Partitioning::Range { starts } => {
@@ -877,7 +877,7 @@ pub fn fences(
 ) -> Result<Vec<Key>, ScanError> {
     let shares = if has_shares { cluster.shares() } else { 1 };
     let share_of = |key: &Key| if has_shares { cluster.share_of(key).0 } else { 0 };
-    let owners: BTreeSet<PartitionId> = if has_shares {
+    let owners: OrdSet<PartitionId> = if has_shares {
         cluster.partitions().map(|placed| placed.id).collect()
     } else {
         owners(cluster, range)
@@ -886,7 +886,7 @@ pub fn fences(
         Partitioning::Hash { .. } => vec![Key::default()],
         Partitioning::Range { starts } => starts.iter().map(|(start, _)| start.clone()).collect(),
     };
-    let mut missing: BTreeSet<(PartitionId, u32)> =
+    let mut missing: OrdSet<(PartitionId, u32)> =
         owners.iter().flat_map(|&owner| (0..shares).map(move |share| (owner, share))).collect();
     let mut found = Vec::new();
     for number in 0..FENCES_TRIED {

@@ -7,8 +7,8 @@
 //! A key that the session never touched has no floor, so sessions cost nothing for transactions
 //! without conflicts.
 
+use crate::ordered::OrdMap;
 use crate::wire::Wire;
-use std::collections::BTreeMap;
 
 use crate::key::{Placed, placed};
 use crate::time::Timestamp;
@@ -35,7 +35,7 @@ impl Floor {
 }
 
 /// Floors by key. A key that the session never touched has none.
-pub type Floors = BTreeMap<Key, Floor>;
+pub type Floors = OrdMap<Key, Floor>;
 
 /// True if one of these reads is older than its floor.
 pub fn is_below<'a>(floors: &Floors, reads: impl IntoIterator<Item = (&'a Key, &'a Read)>) -> bool {
@@ -64,9 +64,9 @@ pub const BYTES_MAX: usize = 1 << 20;
 /// The versions that one client has seen, by key.
 #[derive(Clone, Debug)]
 pub struct Session {
-    floors: BTreeMap<Placed, (Floor, u64)>,
+    floors: OrdMap<Placed, (Floor, u64)>,
     /// Keys in the order in which they were last seen.
-    order: BTreeMap<u64, Key>,
+    order: OrdMap<u64, Key>,
     told: u64,
     bytes: usize,
     keys_max: usize,
@@ -84,7 +84,7 @@ impl Session {
     /// A session with these limits on the number of keys and on their total bytes.
     #[must_use]
     pub fn bounded(keys_max: usize, bytes_max: usize) -> Self {
-        let (floors, order) = (BTreeMap::new(), BTreeMap::new());
+        let (floors, order) = (OrdMap::new(), OrdMap::new());
         Self { floors, order, told: 0, bytes: 0, keys_max, bytes_max }
     }
 
@@ -104,7 +104,7 @@ impl Session {
 
     /// A procedure with these operations committed at `at`.
     pub fn ran(&mut self, at: Timestamp, ops: &[Op]) {
-        let mut writes: BTreeMap<&Key, bool> = BTreeMap::new();
+        let mut writes: OrdMap<&Key, bool> = OrdMap::new();
         for op in ops {
             // The value that a stored procedure wrote is not known here.
             let is_deletion = matches!(op, Op::Delete(_) | Op::Call(_));

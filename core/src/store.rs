@@ -5,8 +5,6 @@
 //! go to the memtable, and reach the engine with [`crate::Effect::Checkpoint`]. A crash loses the
 //! memtable, and replaying the log rebuilds it: putting the same version twice changes nothing.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +16,7 @@ use crate::Rng;
 use crate::digest::Digest;
 use crate::filter::KeyFilter;
 use crate::id::PartitionId;
+use crate::ordered::{Entry, OrdMap, OrdSet};
 use crate::scan::KeyRange;
 use crate::time::Timestamp;
 use crate::txn::{Key, Read, Value, Version};
@@ -47,7 +46,7 @@ pub fn check_versions(keys: &[(Key, Versions)]) -> Result<(), WireError> {
 
 /// Random keys with versions that pass [`check_versions`].
 pub fn sample_versions(rng: &mut Rng) -> Vec<(Key, Versions)> {
-    let keys = Vec::<(Key, BTreeMap<Version, Option<Value>>)>::sample(rng);
+    let keys = Vec::<(Key, OrdMap<Version, Option<Value>>)>::sample(rng);
     keys.into_iter().map(|(key, versions)| (key, versions.into_iter().collect())).collect()
 }
 
@@ -147,7 +146,7 @@ pub struct Heads {
 impl Heads {
     /// The first heads of these keys; stops before the one that is over a limit.
     fn of<'a>(
-        keys: &'a BTreeMap<Key, Versions>,
+        keys: &'a OrdMap<Key, Versions>,
         range: &KeyRange,
         backwards: bool,
         limit: usize,
@@ -185,7 +184,7 @@ pub struct Table {
     /// The versions are copies of another replica's. It may have dropped older versions up to this.
     pub copied_until: Timestamp,
     /// The versions.
-    keys: BTreeMap<Key, Versions>,
+    keys: OrdMap<Key, Versions>,
     /// Says of most keys without versions that they have none.
     filter: KeyFilter,
 }
@@ -193,7 +192,7 @@ pub struct Table {
 impl Table {
     /// The versions of each key.
     #[must_use]
-    pub fn keys(&self) -> &BTreeMap<Key, Versions> {
+    pub fn keys(&self) -> &OrdMap<Key, Versions> {
         &self.keys
     }
 
@@ -246,7 +245,7 @@ fn bounds(range: &KeyRange) -> (Bound<&Key>, Bound<&Key>) {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memtable {
     /// The tables.
-    pub tables: BTreeMap<PartitionId, Table>,
+    pub tables: OrdMap<PartitionId, Table>,
     bytes: usize,
 }
 
@@ -315,8 +314,8 @@ pub struct MemoryEngine(Arc<RwLock<Held>>);
 struct Held {
     versions: Memtable,
     /// Deleted keys of which something may be dropped, by the time of the deletion.
-    deleted: BTreeSet<(PartitionId, Timestamp, Key)>,
-    extents: BTreeMap<PartitionId, Extent>,
+    deleted: OrdSet<(PartitionId, Timestamp, Key)>,
+    extents: OrdMap<PartitionId, Extent>,
 }
 
 impl Held {
@@ -493,13 +492,13 @@ pub struct Store {
     /// The digest of the versions put since it was last taken.
     puts: Digest,
     /// See [`Store::forgets`].
-    forgets: BTreeMap<PartitionId, Timestamp>,
+    forgets: OrdMap<PartitionId, Timestamp>,
     /// The newest versions in the engine before the pending checkpoint, of the partitions in it.
-    newest_before: BTreeMap<PartitionId, Timestamp>,
+    newest_before: OrdMap<PartitionId, Timestamp>,
     /// The versions of the last checkpoint, and the newest versions in the engine before it, if somebody
     /// watches. A watch is always a little behind, and would otherwise have to search the engine after
     /// each checkpoint.
-    merged: Option<(Arc<Memtable>, BTreeMap<PartitionId, Timestamp>)>,
+    merged: Option<(Arc<Memtable>, OrdMap<PartitionId, Timestamp>)>,
     /// Changes were asked for since the last checkpoint.
     is_watched: AtomicBool,
 }
@@ -513,9 +512,9 @@ impl Store {
             frozen: None,
             engine,
             puts: Digest::default(),
-            forgets: BTreeMap::new(),
+            forgets: OrdMap::new(),
             merged: None,
-            newest_before: BTreeMap::new(),
+            newest_before: OrdMap::new(),
             is_watched: AtomicBool::new(false),
         }
     }
@@ -701,7 +700,7 @@ impl Store {
         range: &KeyRange,
         (after, until): (Timestamp, Timestamp),
     ) -> Option<Vec<Change>> {
-        let mut found: BTreeMap<(Version, Key), Option<Value>> = BTreeMap::new();
+        let mut found: OrdMap<(Version, Key), Option<Value>> = OrdMap::new();
         let mut add = |key: &Key, (version, value): &Versioned| {
             if version.timestamp <= until {
                 found.insert((*version, key.clone()), value.clone());
@@ -752,7 +751,7 @@ impl Store {
         after: Option<&Key>,
         limit: usize,
     ) -> Vec<(Key, Versions)> {
-        let mut merged: BTreeMap<Key, Versions> = BTreeMap::new();
+        let mut merged: OrdMap<Key, Versions> = OrdMap::new();
         let mut add = |entries: Vec<(Key, Versions)>| {
             for (key, versions) in entries {
                 merge(merged.entry(key).or_default(), versions);
@@ -799,7 +798,7 @@ impl Store {
         let ends = layers.iter().filter(|layer| layer.has_more);
         let ends = ends.filter_map(|layer| layer.heads.last().map(|head| head.key.clone()));
         let end = if backwards { ends.max() } else { ends.min() };
-        let mut merged: BTreeMap<Key, Head> = BTreeMap::new();
+        let mut merged: OrdMap<Key, Head> = OrdMap::new();
         let mut has_more = end.is_some();
         for head in layers.into_iter().flat_map(|layer| layer.heads) {
             if end.as_ref().is_some_and(|end| is_after(&head.key, end)) {
@@ -1119,7 +1118,7 @@ mod tests {
         for (keys_max, bytes_max) in
             [(1_000, 1), (1_000, 1_000), (3, 100_000), (1, 500), (64, 9_000)]
         {
-            let mut told: BTreeMap<Key, Versions> = BTreeMap::new();
+            let mut told: OrdMap<Key, Versions> = OrdMap::new();
             let mut start = Some(Start::default());
             while let Some(from) = start {
                 let (keys, next) = store.cut(P, &from, (keys_max, bytes_max));

@@ -1,10 +1,9 @@
 //! Regions and the round-trip times between them.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 
 use crate::id::RegionId;
+use crate::ordered::OrdMap;
 use crate::time::Duration;
 
 /// A topology: named regions, and the round-trip times between them.
@@ -36,7 +35,7 @@ struct File {
     local_rtt_ms: f64,
     regions: Vec<String>,
     /// Round trips between regions; each pair once, in either order.
-    rtt_ms: BTreeMap<String, BTreeMap<String, f64>>,
+    rtt_ms: OrdMap<String, OrdMap<String, f64>>,
 }
 
 /// The file does not describe a topology.
@@ -76,7 +75,7 @@ impl Topology {
         let file: File =
             toml::from_str(text).map_err(|error| TopologyError::Syntax(error.to_string()))?;
         let count = file.regions.len();
-        let mut index = BTreeMap::new();
+        let mut index = OrdMap::new();
         for (at, name) in file.regions.iter().enumerate() {
             index.insert(name.clone(), at);
         }
@@ -84,7 +83,7 @@ impl Topology {
             return Err(TopologyError::Regions);
         }
         let local = millis("local_rtt_ms", file.local_rtt_ms)?;
-        let mut known = BTreeMap::new();
+        let mut known = OrdMap::new();
         for (from, row) in &file.rtt_ms {
             for (to, &value) in row {
                 let find = |name: &String| {

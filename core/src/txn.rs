@@ -1,6 +1,5 @@
 //! Transactions as every protocol sees them: their reads, writes and outcomes.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use bytes::Bytes;
@@ -9,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::{Content, RegionId, TxnId};
 pub use crate::key::Key;
 use crate::limits::{TXN_BYTES_MAX, bytes_of};
+use crate::ordered::OrdMap;
 use crate::procedure::Call;
 use crate::scan::KeyRange;
 use crate::session::Floors;
@@ -148,10 +148,10 @@ impl Read {
 }
 
 /// The reads of a transaction, by key.
-pub type Reads = BTreeMap<Key, Read>;
+pub type Reads = OrdMap<Key, Read>;
 
 /// The writes of a transaction, by key; none deletes the key.
-pub type Writes = BTreeMap<Key, Option<Value>>;
+pub type Writes = OrdMap<Key, Option<Value>>;
 
 /// The decision of the client of an interactive or general transaction.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]

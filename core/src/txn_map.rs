@@ -1,11 +1,11 @@
 //! A map by transaction in which each client's transactions lie together.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
 use crate::id::{ClientId, TxnId};
+use crate::ordered::OrdMap;
 
 /// An ordered map by transaction, for many transactions of few clients.
 ///
@@ -14,13 +14,13 @@ use crate::id::{ClientId, TxnId};
 /// transactions they would read a path of nodes, each of which has several of these long names.
 #[derive(Clone)]
 pub struct TxnMap<V> {
-    clients: BTreeMap<ClientId, List<V>>,
+    clients: OrdMap<ClientId, List<V>>,
     len: usize,
 }
 
 impl<V> Default for TxnMap<V> {
     fn default() -> Self {
-        Self { clients: BTreeMap::new(), len: 0 }
+        Self { clients: OrdMap::new(), len: 0 }
     }
 }
 
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn behaves_like_a_tree() {
         let mut rng = Rng::stream(7, "txn map", 0);
-        let (mut map, mut tree) = (TxnMap::default(), BTreeMap::new());
+        let (mut map, mut tree) = (TxnMap::default(), OrdMap::new());
         for value in 0..20_000_u64 {
             let name = |client: u64, counter: u64| TxnId::new(ClientId(client), counter);
             let client = rng.below(5);

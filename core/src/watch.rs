@@ -19,10 +19,9 @@
 //! Servers keep old versions for some time only ([`Changes::kept_after`]). A watch that has fallen
 //! behind further ends with [`WatchError::TooOld`]; it never leaves anything out silently.
 
-use std::collections::BTreeMap;
-
 use crate::cluster::Cluster;
 use crate::id::{NodeId, PartitionId, RegionId};
+use crate::ordered::OrdMap;
 use crate::scan::{
     self, Answer, Ask, Basis, KeyRange, Listing, NAMES_BYTES_MAX, Part, Unit, is_fence,
 };
@@ -188,7 +187,7 @@ pub struct Watcher {
     again: Time,
     patience: Duration,
     /// Servers that have forgotten what this round asks for, and after what they have not.
-    forgetful: BTreeMap<(Unit, NodeId), Timestamp>,
+    forgetful: OrdMap<(Unit, NodeId), Timestamp>,
     /// It does not wait for what is unfinished.
     is_hasty: bool,
 }
@@ -219,7 +218,7 @@ impl Watcher {
             at: Timestamp::ZERO,
             again: now,
             patience: cluster.topology.rtt_max() * 2 + Duration::from_millis(100),
-            forgetful: BTreeMap::new(),
+            forgetful: OrdMap::new(),
             is_hasty: false,
         };
         let steps = watcher.read();
@@ -358,7 +357,7 @@ impl Watcher {
     /// All answers are complete.
     fn end_round(&mut self, now: Time) -> Vec<Step> {
         let (mut through, mut has_more) = (Timestamp::MAX, false);
-        let mut found: BTreeMap<(Version, Key), Option<Value>> = BTreeMap::new();
+        let mut found: OrdMap<(Version, Key), Option<Value>> = OrdMap::new();
         for listing in self.parts.iter().flat_map(Part::counted) {
             let Some(answer) = &listing.changes else { continue };
             has_more |= listing.has_more;

@@ -225,14 +225,10 @@ impl List {
         }}
     }
 
-    /// Adds `number name: type` of each field to `fields`.
+    /// A table with number, name and type of each field.
     fn schema(&self) -> TokenStream {
         let Self { names, types, numbers, .. } = self;
-        quote!(vec![#(wire::Member {
-            number: #numbers,
-            name: #names.to_owned(),
-            of: <#types as wire::Wire>::schema(schema),
-        }),*])
+        quote!(&[#(wire::Described(#numbers, #names, <#types as wire::Wire>::schema)),*])
     }
 }
 
@@ -268,14 +264,7 @@ fn structure(name: &str, fields: &Fields) -> syn::Result<Body> {
         put: quote! { let Self #pattern = self; #put },
         take: quote! { let source = raw.message(#name)?; #take },
         sample: list.sample(&quote!(Self)),
-        schema: quote! {
-            let name = concat!(module_path!(), "::", #name);
-            if schema.begin(name) {
-                let members = #members;
-                schema.end(name, members);
-            }
-            name.to_owned()
-        },
+        schema: quote!(schema.describe(concat!(module_path!(), "::", #name), #members)),
     })
 }
 
@@ -303,16 +292,8 @@ fn numeral(name: &str, variants: &[&syn::Variant]) -> syn::Result<Body> {
             }
         },
         schema: quote! {
-            let name = concat!(module_path!(), "::", #name);
-            if schema.begin(name) {
-                let members = vec![#(wire::Member {
-                    number: #numbers,
-                    name: #texts.to_owned(),
-                    of: String::new(),
-                }),*];
-                schema.end(name, members);
-            }
-            name.to_owned()
+            let members = &[#(wire::Described(#numbers, #texts, |_| String::new())),*];
+            schema.describe(concat!(module_path!(), "::", #name), members)
         },
     })
 }
@@ -335,11 +316,8 @@ fn choice(name: &str, variants: &[&syn::Variant]) -> syn::Result<Body> {
             puts.push(quote!(#path(f_0) => wire::Wire::put_present(f_0, #number, out)));
             takes.push(quote!(#number => Ok(#path(wire::Wire::take(raw)?))));
             samples.push(quote!(#path(wire::Wire::sample(rng))));
-            members.push(quote!(wire::Member {
-                number: #number,
-                name: #text.to_owned(),
-                of: <#inner as wire::Wire>::schema(schema),
-            }));
+            let of = quote!(<#inner as wire::Wire>::schema);
+            members.push(quote!(wire::Described(#number, #text, #of)));
             continue;
         }
         let (size, put, take) = (list.size(), list.put(), list.take(&path, &full));
@@ -358,16 +336,9 @@ fn choice(name: &str, variants: &[&syn::Variant]) -> syn::Result<Body> {
             }
         });
         samples.push(list.sample(&path));
-        members.push(quote!(wire::Member {
-            number: #number,
-            name: #text.to_owned(),
-            of: {
-                let members = #inner;
-                let name = concat!(module_path!(), "::", #full);
-                schema.end(name, members);
-                name.to_owned()
-            },
-        }));
+        let name = quote!(concat!(module_path!(), "::", #full));
+        let of = quote!(|schema| schema.describe(#name, #inner));
+        members.push(quote!(wire::Described(#number, #text, #of)));
     }
     Ok(Body {
         shape: quote!(wire::Shape::Bytes),
@@ -396,12 +367,7 @@ fn choice(name: &str, variants: &[&syn::Variant]) -> syn::Result<Body> {
             }
         },
         schema: quote! {
-            let name = concat!(module_path!(), "::", #name);
-            if schema.begin(name) {
-                let members = vec![#(#members),*];
-                schema.end(name, members);
-            }
-            name.to_owned()
+            schema.describe(concat!(module_path!(), "::", #name), &[#(#members),*])
         },
     })
 }

@@ -5,10 +5,9 @@
 #![allow(missing_docs, reason = "the benchmark macros make items that cannot be documented")]
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot run should say so at once")]
 
-use std::collections::BTreeMap;
-
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_eval::checker::{Model, check};
 use orthodrome_eval::history::{Entry, History, Op, Status, Writer};
@@ -35,8 +34,8 @@ enum Form {
 /// a hundred has an unknown outcome.
 fn generate(form: Form, count: u64, mut take: impl FnMut(&Entry)) {
     let mut rng = Rng::stream(1, "bench", 0);
-    let mut lists: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-    let mut versions: BTreeMap<u64, String> = BTreeMap::new();
+    let mut lists: OrdMap<u64, Vec<u64>> = OrdMap::new();
+    let mut versions: OrdMap<u64, String> = OrdMap::new();
     let mut first_key = 0;
     // A transaction takes effect at its number times ten microseconds. It is pending for up to a
     // whole round of clients before and after that moment.
@@ -81,8 +80,9 @@ fn generate(form: Form, count: u64, mut take: impl FnMut(&Entry)) {
                 }
             }
             Form::Versions => {
-                let keys =
-                    (0..6).map(|_| rng.below(1_000_000)).collect::<std::collections::BTreeSet<_>>();
+                let keys = (0..6)
+                    .map(|_| rng.below(1_000_000))
+                    .collect::<orthodrome_core::ordered::OrdSet<_>>();
                 for key in &keys {
                     let version = versions.get(key).cloned().unwrap_or_else(|| "c0.0@0".into());
                     entry.ops.push(Op::ReadVersion(format!("user{key}"), version));

@@ -7,11 +7,11 @@
 //!
 //! A trace may begin with comments that say where nodes are: `# node n6 VA gateway`.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use orthodrome_core::cluster::{Cluster, Role};
 use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Time;
 use orthodrome_core::trace::{Event, Line, ParseLineError};
 
@@ -61,7 +61,7 @@ text{fill:var(--ink);text-anchor:middle;paint-order:stroke;stroke:var(--paper);s
 pub struct Diagram {
     txn: TxnId,
     all_attempts: bool,
-    places: BTreeMap<NodeId, String>,
+    places: OrdMap<NodeId, String>,
     lines: Vec<Line>,
 }
 
@@ -69,7 +69,7 @@ impl Diagram {
     /// A diagram of one attempt, or with `all_attempts` of every attempt at the same transaction.
     #[must_use]
     pub fn new(txn: TxnId, all_attempts: bool) -> Self {
-        Self { txn, all_attempts, places: BTreeMap::new(), lines: Vec::new() }
+        Self { txn, all_attempts, places: OrdMap::new(), lines: Vec::new() }
     }
 
     /// Reads one line of a trace, without its line break.

@@ -1,8 +1,7 @@
 //! Lists the transactions of a trace, so that one can be chosen for a diagram.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::trace::{Event, Line, ParseLineError};
 
@@ -70,9 +69,9 @@ impl Listed {
 /// Reads a trace line by line, and collects its transactions.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
-    places: BTreeMap<NodeId, String>,
+    places: OrdMap<NodeId, String>,
     /// By client and counter.
-    txns: BTreeMap<(u64, u64), Listed>,
+    txns: OrdMap<(u64, u64), Listed>,
 }
 
 impl Listing {

@@ -1,11 +1,10 @@
 //! Latency histograms, counters, and the published form of a run's result.
 
-use std::collections::BTreeMap;
-
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use orthodrome_core::id::{RegionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, nanos};
 use orthodrome_core::txn::{AbortReason, Priority};
 
@@ -114,8 +113,8 @@ fn round(value: f64) -> f64 {
 /// Latencies of committed requests by priority and region, and by kind. They include retries.
 #[derive(Clone, Default, Debug)]
 pub struct Latencies {
-    by_place: BTreeMap<(Priority, RegionId), Samples>,
-    by_kind: BTreeMap<&'static str, Samples>,
+    by_place: OrdMap<(Priority, RegionId), Samples>,
+    by_kind: OrdMap<&'static str, Samples>,
 }
 
 impl Latencies {
@@ -141,7 +140,7 @@ impl Latencies {
 
     /// The latencies of each kind.
     #[must_use]
-    pub fn by_kind(&self) -> BTreeMap<String, OfKind> {
+    pub fn by_kind(&self) -> OrdMap<String, OfKind> {
         let of = |samples: &Samples| OfKind {
             latency_ms: Summary::of_nanos(samples),
             cdf_ms: cdf_ms(samples),
@@ -186,7 +185,7 @@ impl Latencies {
     pub fn by_region<'a>(
         &self,
         names: impl IntoIterator<Item = &'a str>,
-    ) -> BTreeMap<String, Summary> {
+    ) -> OrdMap<String, Summary> {
         let numbered = (0..).map(RegionId).zip(names);
         let summaries = numbered.map(|(region, name)| (name.to_owned(), self.of_region(region)));
         summaries.filter(|(_, summary)| summary.n > 0).collect()
@@ -276,12 +275,12 @@ pub struct Counters {
     /// Requests that committed.
     pub committed: u64,
     /// Attempts that aborted, by reason; including those whose request committed later.
-    pub aborted: BTreeMap<AbortReason, u64>,
+    pub aborted: OrdMap<AbortReason, u64>,
     /// Requests that failed: they ran out of attempts, their own guard refused them, or their
     /// outcome is unknown.
     pub failed: u64,
     /// Attempts by the protocol's path on which they ended.
-    pub path: BTreeMap<String, u64>,
+    pub path: OrdMap<String, u64>,
     /// Messages sent between nodes.
     pub messages: u64,
     /// Bytes sent between nodes.
@@ -428,8 +427,8 @@ pub struct RunResult {
     pub latency_ms: LatencyMs,
     /// The same by kind: by the names of the workload's transactions, and by reach: `local`,
     /// `close` or `far`. Absent if nothing committed.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub kinds: BTreeMap<String, OfKind>,
+    #[serde(default, skip_serializing_if = "OrdMap::is_empty")]
+    pub kinds: OrdMap<String, OfKind>,
     /// Latency divided by the latency floor.
     pub floor_ratio: FloorRatio,
     /// Wide-area round trips per committed request.
@@ -439,7 +438,7 @@ pub struct RunResult {
     /// Messages sent between nodes per committed request.
     pub messages_per_txn: f64,
     /// Attempts by the protocol's path on which they ended.
-    pub path: BTreeMap<String, u64>,
+    pub path: OrdMap<String, u64>,
     /// The checker's verdict; absent if no history was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<Check>,

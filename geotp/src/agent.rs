@@ -8,12 +8,12 @@
 mod answers;
 mod requests;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use orthodrome_core::id::NodeId;
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Leak;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 
 use crate::contract::{
@@ -104,19 +104,19 @@ pub struct Agent<W: Work> {
     is_up: bool,
     /// No new statement runs before this time.
     open_at: Time,
-    masters: BTreeMap<NodeId, Master>,
-    branches: BTreeMap<Xid, Branch<W>>,
+    masters: OrdMap<NodeId, Master>,
+    branches: OrdMap<Xid, Branch<W>>,
     /// Ended branches, until their middleware says that no message will name them any more (G5,
     /// R6).
-    ended: BTreeMap<Xid, End>,
+    ended: OrdMap<Xid, End>,
     /// For committed transactions with one branch, the answer, in case it was lost.
-    answers: BTreeMap<Xid, FromAgent<W>>,
+    answers: OrdMap<Xid, FromAgent<W>>,
     /// Statements that arrived before they may run.
     held: Vec<(NodeId, ToAgent<W>)>,
     /// The middlewares that asked for prepared branches.
-    scanners: BTreeMap<NodeId, u64>,
+    scanners: OrdMap<NodeId, u64>,
     /// The middlewares that were last informed about waits here.
-    watchers: BTreeSet<NodeId>,
+    watchers: OrdSet<NodeId>,
     /// The number of reports about waits so far.
     looks: u64,
 }
@@ -135,13 +135,13 @@ impl<W: Work> Agent<W> {
             fence: Fence { agent: life.max(1), source: 0 },
             is_up: false,
             open_at: io.now,
-            masters: BTreeMap::new(),
-            branches: BTreeMap::new(),
-            ended: BTreeMap::new(),
-            answers: BTreeMap::new(),
+            masters: OrdMap::new(),
+            branches: OrdMap::new(),
+            ended: OrdMap::new(),
+            answers: OrdMap::new(),
             held: Vec::new(),
-            scanners: BTreeMap::new(),
-            watchers: BTreeSet::new(),
+            scanners: OrdMap::new(),
+            watchers: OrdSet::new(),
             looks: 0,
             config,
         }
@@ -236,7 +236,7 @@ impl<W: Work> Agent<W> {
     fn on_sweep_timeout(&mut self, io: Out<'_, '_, W>) {
         let timeout = self.config.master_timeout;
         let now = io.now;
-        let silent: BTreeSet<NodeId> = self
+        let silent: OrdSet<NodeId> = self
             .masters
             .iter()
             .filter(|(_, master)| now.since(master.heard) > timeout)

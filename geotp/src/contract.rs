@@ -5,13 +5,13 @@
 //! SQL, parameters and rows; in the simulator it is operations on keys. The machines never inspect
 //! it.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::Debug;
 use std::str::FromStr;
 
 use orthodrome_core::id::{NodeId, Ticket, TxnId};
 use orthodrome_core::machine::Kind;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome};
@@ -592,7 +592,7 @@ pub enum Record {
         /// The commit timestamp.
         at: Timestamp,
         /// Its branches, each with whether it wrote (G4).
-        branches: BTreeMap<NodeId, bool>,
+        branches: OrdMap<NodeId, bool>,
     },
     /// Every branch of it has committed.
     Ended(Xid),
@@ -613,7 +613,7 @@ pub enum Effect<W: Work> {
         /// The transaction.
         xid: Xid,
         /// The answers, by source.
-        answers: BTreeMap<NodeId, Vec<W::Answer>>,
+        answers: OrdMap<NodeId, Vec<W::Answer>>,
     },
     /// For the session: a statement failed, and the transaction continues.
     StatementFailed {

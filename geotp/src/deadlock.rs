@@ -98,9 +98,9 @@ impl<'a> Lists<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
 
     use orthodrome_core::id::NodeId;
+    use orthodrome_core::ordered::OrdSet;
     use proptest::prelude::*;
 
     use super::*;
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(cycle(&waits(&[(1, 2), (2, 3), (1, 3), (4, 3)])), None);
         assert_eq!(cycle(&waits(&[(1, 2), (2, 1)])), Some(vec![xid(1), xid(2)]));
         let found = cycle(&waits(&[(1, 2), (2, 3), (3, 4), (4, 2), (3, 9)])).unwrap();
-        assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), [xid(2), xid(3), xid(4)].into());
+        assert_eq!(found.into_iter().collect::<OrdSet<_>>(), [xid(2), xid(3), xid(4)].into());
     }
 
     #[test]
@@ -164,7 +164,7 @@ mod tests {
                 None => {
                     let mut left = of.clone();
                     while !left.is_empty() {
-                        let waiting: BTreeSet<u64> = left.iter().map(|(waiter, _)| *waiter).collect();
+                        let waiting: OrdSet<u64> = left.iter().map(|(waiter, _)| *waiter).collect();
                         let before = left.len();
                         left.retain(|(_, holder)| waiting.contains(holder));
                         prop_assert!(left.len() < before, "{left:?} is stuck");

@@ -1,9 +1,8 @@
 //! Statistics of hot records: how long transactions take on them, and how many of those commit
 //! (GeoTP §IV-C). The table is bounded: it forgets the record that was used least recently.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::NodeId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, nanos};
 use orthodrome_core::txn::Key;
@@ -29,9 +28,9 @@ pub struct HotRecord {
 /// The hotspot footprint.
 #[derive(Clone, Debug)]
 pub struct Hotspots {
-    records: BTreeMap<SourceKey, HotRecord>,
+    records: OrdMap<SourceKey, HotRecord>,
     /// Records by last use.
-    order: BTreeSet<(u64, SourceKey)>,
+    order: OrdSet<(u64, SourceKey)>,
     uses: u64,
     capacity: usize,
     /// α of Eq. 4, in per cent: the weight of the old average.
@@ -50,8 +49,8 @@ impl Hotspots {
     #[must_use]
     pub fn new(capacity: usize, keep_percent: u64) -> Self {
         Self {
-            records: BTreeMap::new(),
-            order: BTreeSet::new(),
+            records: OrdMap::new(),
+            order: OrdSet::new(),
             uses: 0,
             capacity,
             keep_percent: keep_percent.min(100),

@@ -1,9 +1,8 @@
 //! Decides when the statements for each source start, so that locks are held as briefly as possible
 //! (GeoTP §IV-B, Eq. 3; with forecasts §IV-C, Eq. 8); and keeps the average round trips.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::NodeId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, nanos};
 
 /// An exponentially weighted average of durations.
@@ -36,7 +35,7 @@ impl Average {
 /// answer: the round trip, and with forecasts the local execution. The slowest source starts at
 /// once, and the others so that they end together with it.
 #[must_use]
-pub fn postpone(latencies: &BTreeMap<NodeId, Duration>) -> BTreeMap<NodeId, Duration> {
+pub fn postpone(latencies: &OrdMap<NodeId, Duration>) -> OrdMap<NodeId, Duration> {
     let slowest = latencies.values().max().copied().unwrap_or_default();
     latencies.iter().map(|(&source, &latency)| (source, slowest.saturating_sub(latency))).collect()
 }
@@ -52,13 +51,13 @@ mod tests {
     #[test]
     fn the_example_of_the_paper() {
         // §IV-B: 10 and 100 ms away; the nearer one starts 90 ms later.
-        let latencies = BTreeMap::from([(NodeId(1), ms(10)), (NodeId(2), ms(100))]);
-        assert_eq!(postpone(&latencies), BTreeMap::from([(NodeId(1), ms(90)), (NodeId(2), ms(0))]));
+        let latencies = OrdMap::from([(NodeId(1), ms(10)), (NodeId(2), ms(100))]);
+        assert_eq!(postpone(&latencies), OrdMap::from([(NodeId(1), ms(90)), (NodeId(2), ms(0))]));
     }
 
     #[test]
     fn everybody_ends_when_the_slowest_does() {
-        let latencies: BTreeMap<_, _> = [0, 27, 73, 251]
+        let latencies: OrdMap<_, _> = [0, 27, 73, 251]
             .into_iter()
             .enumerate()
             .map(|(at, rtt)| (NodeId(at as u32), ms(rtt)))
@@ -66,7 +65,7 @@ mod tests {
         for (source, wait) in postpone(&latencies) {
             assert_eq!(wait + latencies[&source], ms(251));
         }
-        assert!(postpone(&BTreeMap::new()).is_empty());
+        assert!(postpone(&OrdMap::new()).is_empty());
     }
 
     #[test]

@@ -14,11 +14,12 @@
 mod locks;
 mod types;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 
 use orthodrome_core::id::{PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::Leak;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::store::{StateEngine, Store};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Read, Reads, Txn, Version, Writes};
@@ -48,14 +49,14 @@ struct Session {
     statements: Vec<Statement>,
     answers: Vec<Answer>,
     then: Then,
-    held: BTreeMap<Key, Mode>,
+    held: OrdMap<Key, Mode>,
     /// The lock that it waits for.
     wanted: Option<(Key, Mode)>,
     writes: Writes,
     floor: Timestamp,
     is_prepared: bool,
     /// Its savepoints: what it had written, and which locks it had.
-    marks: Vec<(u32, Writes, BTreeMap<Key, Mode>)>,
+    marks: Vec<(u32, Writes, OrdMap<Key, Mode>)>,
     /// PostgreSQL: a statement failed, and nothing runs before it has gone back to a savepoint.
     is_failed: bool,
 }
@@ -67,10 +68,10 @@ pub struct Source {
     kind: Kind,
     start: u64,
     data: Store,
-    locks: BTreeMap<Key, Lock>,
-    sessions: BTreeMap<Xid, Session>,
+    locks: OrdMap<Key, Lock>,
+    sessions: OrdMap<Xid, Session>,
     /// The branches that change state when a ticket is durable.
-    pending: BTreeMap<Ticket, Xid>,
+    pending: OrdMap<Ticket, Xid>,
     ticket: Ticket,
     records: u32,
     checkpoint: Option<Ticket>,
@@ -103,9 +104,9 @@ impl Source {
             kind,
             start,
             data: Store::new(engine),
-            locks: BTreeMap::new(),
-            sessions: BTreeMap::new(),
-            pending: BTreeMap::new(),
+            locks: OrdMap::new(),
+            sessions: OrdMap::new(),
+            pending: OrdMap::new(),
             ticket: Ticket(0),
             records: 0,
             checkpoint: None,
@@ -566,7 +567,7 @@ impl Session {
             statements: Vec::new(),
             answers: Vec::new(),
             then: Then::Wait,
-            held: BTreeMap::new(),
+            held: OrdMap::new(),
             wanted: None,
             writes: Writes::new(),
             floor: Timestamp::ZERO,

@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop at the first surprise")]
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_geotp::scalardb::{SCALARDB, SCALARDB_PLUS, ScalarDb};
 use orthodrome_geotp::simulated::{CHILLER, GeoTp, NEAR, O1, O2, O3, QURO, XA};
 use orthodrome_sim::swarm::{SwarmOptions, run_seed};
@@ -22,8 +22,8 @@ fn from(first: u64, default: u64) -> Range<u64> {
 }
 
 /// Runs these seeds, each of which must hold every promise; every fourth one twice, for the same seed gives the same run.
-fn hold_every_promise<P: Protocol>(name: &'static str, seeds: Range<u64>) -> BTreeMap<String, u64> {
-    let mut notes = BTreeMap::new();
+fn hold_every_promise<P: Protocol>(name: &'static str, seeds: Range<u64>) -> OrdMap<String, u64> {
+    let mut notes = OrdMap::new();
     for seed in seeds {
         let options = SwarmOptions { twins: seed % 4 == 0, ..SwarmOptions::of(name) };
         let result = run_seed::<P>(seed, &options).unwrap();
@@ -43,7 +43,7 @@ fn hold_every_promise<P: Protocol>(name: &'static str, seeds: Range<u64>) -> BTr
     notes
 }
 
-fn expect(notes: &BTreeMap<String, u64>, expected: &[&str]) {
+fn expect(notes: &OrdMap<String, u64>, expected: &[&str]) {
     for name in expected {
         assert!(notes.contains_key(*name), "no seed ever saw {name}: {notes:?}");
     }

@@ -1,5 +1,7 @@
 //! The code of a function, for a machine with registers.
 
+#![allow(clippy::disallowed_types, reason = "`core`, which has other maps, depends on this crate")]
+
 use std::collections::BTreeMap;
 use std::rc::Rc;
 

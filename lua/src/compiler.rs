@@ -1,6 +1,8 @@
 //! Compiles a script in one pass, as Lua 5.1 does: the parser emits code for a machine with
 //! registers. What nests is bounded, because the parser calls itself.
 
+#![allow(clippy::disallowed_types, reason = "`core`, which has other maps, depends on this crate")]
+
 use std::collections::BTreeMap;
 use std::rc::Rc;
 

@@ -275,6 +275,7 @@ mod tests {
     #[test]
     fn many_keys_are_found_after_changes() {
         let mut table = Table::default();
+        #[allow(clippy::disallowed_types, reason = "it compares with the standard library")]
         let mut model = std::collections::BTreeMap::new();
         let mut state = 1_u64;
         for _ in 0..20_000 {

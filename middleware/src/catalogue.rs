@@ -5,11 +5,11 @@
 //! there, empty, in a schema of their own, and the system relations of a query are replaced by
 //! queries that show this schema as the home's own.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use orthodrome_core::Key;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_geotp::sql::gather::Template;
 use orthodrome_geotp::sql::shape::{Shape, moved};
 use orthodrome_geotp::sql::system::{
@@ -72,32 +72,32 @@ struct Shown {
     /// The statements that have created the tables.
     made: Vec<String>,
     /// The tables that the home lacks.
-    tables: BTreeSet<String>,
+    tables: OrdSet<String>,
     /// Tables of the home that belong to other sources, so they are not shown.
-    hidden: BTreeSet<String>,
+    hidden: OrdSet<String>,
     /// The home's own schema.
     own: String,
     /// The columns of the system relations.
-    relations: BTreeMap<String, Vec<String>>,
+    relations: OrdMap<String, Vec<String>>,
     /// The last definitions of each source.
-    known: BTreeMap<SourceId, BTreeMap<String, Shape>>,
+    known: OrdMap<SourceId, OrdMap<String, Shape>>,
     /// The last statements with which sources of MariaDB have described tables.
-    described: BTreeMap<SourceId, BTreeMap<String, String>>,
+    described: OrdMap<SourceId, OrdMap<String, String>>,
 }
 
 /// What the home says of itself.
 struct Home {
     own: String,
     is_made: bool,
-    tables: BTreeSet<String>,
-    relations: BTreeMap<String, Vec<String>>,
+    tables: OrdSet<String>,
+    relations: OrdMap<String, Vec<String>>,
 }
 
 impl Catalogues {
     /// The catalogues of the proxy with this number. Schemas of PostgreSQL are in a database, where
     /// nobody else has this number. Those of MariaDB are databases, so they have the names of all
     /// databases that the proxy serves in theirs: another proxy with this number serves others.
-    pub(crate) fn new(number: u32, databases: &BTreeSet<String>, is_on: bool) -> Self {
+    pub(crate) fn new(number: u32, databases: &OrdSet<String>, is_on: bool) -> Self {
         let served: String = databases.iter().flat_map(|name| [name, "\0"]).collect();
         let postgres = format!("{SCHEMAS}{number}");
         let maria = format!("{postgres}_{:016x}", Key::from(served).place());
@@ -230,7 +230,7 @@ impl Home {
     fn of(answers: &[Answer]) -> Option<Self> {
         let [itself, tables, columns] = answers else { return None };
         let row = itself.rows.first()?;
-        let mut relations: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut relations: OrdMap<String, Vec<String>> = OrdMap::new();
         for row in &columns.rows {
             relations.entry(cell(row, 0)?).or_default().push(cell(row, 1)?);
         }
@@ -428,7 +428,7 @@ fn is_constant(text: &str) -> bool {
 fn show_tables(
     text: &str,
     words: &[String],
-    databases: &BTreeSet<String>,
+    databases: &OrdSet<String>,
     own: &str,
     columns: &[String],
 ) -> Option<String> {
@@ -509,7 +509,7 @@ impl Session {
     pub(crate) async fn templates(
         &self,
         tables: &[String],
-    ) -> Result<(SourceId, BTreeMap<String, Template>), SqlError> {
+    ) -> Result<(SourceId, OrdMap<String, Template>), SqlError> {
         let proxy = self.proxy.clone();
         let home = self.catalogue_home().filter(|_| proxy.catalogues.is_on).ok_or_else(|| {
             SqlError::new(
@@ -521,7 +521,7 @@ impl Session {
         self.refresh(home).await?;
         let (shown, client) = (proxy.catalogues.of(self.client).now(), self.client);
         let schema = proxy.catalogues.schema(client);
-        let mut found = BTreeMap::new();
+        let mut found = OrdMap::new();
         for table in tables {
             let is_it = |name: &&String| name.eq_ignore_ascii_case(table);
             let copy = shown.tables.iter().find(is_it);
@@ -531,7 +531,7 @@ impl Session {
             let (schema, name) = copy.map_or((&*shown.own, table), |name| (schema, name));
             let name = format!("{}.{}", quote(schema, client), quote(name, client));
             let is_copy = copy.is_some();
-            let (unordered, documents) = (BTreeSet::new(), BTreeMap::new());
+            let (unordered, documents) = (OrdSet::new(), OrdMap::new());
             found.insert(table.clone(), Template { name, is_copy, unordered, documents });
         }
         // Columns that a source of the client's kind treats otherwise than their text.
@@ -736,17 +736,17 @@ impl Session {
         &self,
         home: SourceId,
         itself: &Home,
-        known: &BTreeMap<SourceId, BTreeMap<String, Shape>>,
-    ) -> (Vec<(SourceId, Shape)>, BTreeSet<String>) {
+        known: &OrdMap<SourceId, OrdMap<String, Shape>>,
+    ) -> (Vec<(SourceId, Shape)>, OrdSet<String>) {
         let kind = |at: &SourceId| self.proxy.catalogue.source(*at).map(|source| source.kind);
         let is_at = |name: &str, at: SourceId| {
             let table = self.proxy.catalogue.table(&name.to_lowercase());
             table.map(|table| table.sources().contains(&at))
         };
         let belongs = |name: &String| is_at(name, home) != Some(false);
-        let hidden: BTreeSet<String> =
+        let hidden: OrdSet<String> =
             itself.tables.iter().filter(|name| !belongs(name)).cloned().collect();
-        let mut wanted: BTreeMap<String, (SourceId, Shape)> = BTreeMap::new();
+        let mut wanted: OrdMap<String, (SourceId, Shape)> = OrdMap::new();
         let (same, other): (Vec<SourceId>, Vec<SourceId>) =
             known.keys().partition(|at| kind(at) == Some(self.client));
         for at in same.into_iter().chain(other) {
@@ -766,16 +766,16 @@ impl Session {
     fn statements(
         &self,
         wanted: &[(SourceId, Shape)],
-        described: &BTreeMap<SourceId, BTreeMap<String, String>>,
+        described: &OrdMap<SourceId, OrdMap<String, String>>,
     ) -> Result<Vec<String>, SqlError> {
         let (to, schema) = (self.client, self.proxy.catalogues.schema(self.client));
-        let mut taken: BTreeSet<String> =
+        let mut taken: OrdSet<String> =
             wanted.iter().map(|(_, shape)| shape.name.clone()).collect();
         let own = |at: &SourceId, name: &String| described.get(at)?.get(name);
         // Statements of MariaDB have their foreign keys.
         let with_statement = wanted.iter().filter(|(at, shape)| own(at, &shape.name).is_some());
         let references = with_statement.flat_map(|(_, shape)| &shape.references);
-        let mut referring: BTreeSet<String> = references.map(|it| it.name.clone()).collect();
+        let mut referring: OrdSet<String> = references.map(|it| it.name.clone()).collect();
         let (mut made, mut after) = (Vec::new(), Vec::new());
         let kind = |at: SourceId| self.proxy.catalogue.source(at).map_or(to, |it| it.kind);
         // Keys of the client's kind of source come first, because they keep their names.
@@ -896,9 +896,9 @@ mod tests {
     fn shown(relation: &str, columns: &[&str]) -> Shown {
         let columns = columns.iter().map(|column| (*column).to_owned()).collect();
         Shown {
-            tables: BTreeSet::from(["t".to_owned()]),
+            tables: OrdSet::from(["t".to_owned()]),
             own: "bank".into(),
-            relations: BTreeMap::from([(relation.to_owned(), columns)]),
+            relations: OrdMap::from([(relation.to_owned(), columns)]),
             ..Shown::default()
         }
     }
@@ -927,7 +927,7 @@ mod tests {
     #[test]
     fn proxies_of_other_databases_have_other_catalogues_at_one_server() {
         let catalogues = |number, name: &str| {
-            let made = Catalogues::new(number, &BTreeSet::from([name.to_owned()]), true);
+            let made = Catalogues::new(number, &OrdSet::from([name.to_owned()]), true);
             [Dialect::PostgreSql, Dialect::MariaDb].map(|kind| made.schema(kind).to_owned())
         };
         let [postgres, maria] = catalogues(1, "bank");
@@ -940,7 +940,7 @@ mod tests {
 
     #[test]
     fn show_tables_is_a_query_of_the_database() {
-        let databases = BTreeSet::from(["bank".to_owned()]);
+        let databases = OrdSet::from(["bank".to_owned()]);
         let told = |text: &str| {
             let words = orthodrome_geotp::sql::unread(text, Dialect::MariaDb).unwrap().words;
             let columns = ["TABLE_NAME".to_owned(), "TABLE_ROWS".to_owned()];

@@ -1,11 +1,11 @@
 //! The configuration files of a proxy and of an agent. Everything is checked before anything
 //! starts. An error names the line or the field, the problem, and a correct value.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use orthodrome_core::limits::Limits;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::{NodeId, Protocol as _};
 use orthodrome_geotp::agent;
 use orthodrome_geotp::contract::Kind;
@@ -182,7 +182,7 @@ pub struct ProxyConfig {
     /// The default isolation level of transactions.
     pub isolation: Isolation,
     /// Users and passwords.
-    pub users: BTreeMap<String, String>,
+    pub users: OrdMap<String, String>,
     /// The secret that agents require.
     pub secret: String,
     /// Sources.
@@ -397,7 +397,7 @@ impl ProxyConfig {
     }
 
     /// The names that clients may use for the database: its name, or its name at a source.
-    pub(crate) fn databases(&self) -> BTreeSet<String> {
+    pub(crate) fn databases(&self) -> OrdSet<String> {
         let at_sources = self.sources.iter().map(|source| source.endpoint.database.clone());
         at_sources.chain([self.name.clone()]).collect()
     }
@@ -418,8 +418,8 @@ fn check_listeners(file: &ProxyFile) -> Result<(), String> {
 }
 
 /// The passwords of the users of a proxy.
-fn users(base: &Path, file: &ProxyFile) -> Result<BTreeMap<String, String>, String> {
-    let mut users = BTreeMap::new();
+fn users(base: &Path, file: &ProxyFile) -> Result<OrdMap<String, String>, String> {
+    let mut users = OrdMap::new();
     for user in &file.users {
         let field = format!("users.{}", user.name);
         let password = password(&field, base, user.password.as_ref(), user.password_file.as_ref())?;
@@ -615,7 +615,7 @@ pub struct AgentConfig {
     /// Its source.
     pub endpoint: Endpoint,
     /// Other agents.
-    pub peers: BTreeMap<NodeId, PeerConfig>,
+    pub peers: OrdMap<NodeId, PeerConfig>,
     /// Settings of the machine.
     pub agent: agent::Config,
 }
@@ -640,7 +640,7 @@ impl AgentConfig {
                     .into(),
             );
         }
-        let mut peers = BTreeMap::new();
+        let mut peers = OrdMap::new();
         for peer in &file.peers {
             let field = format!("peers.{}", peer.id);
             address(&format!("{field}.address"), &peer.address)?;

@@ -7,12 +7,12 @@
 //! records that it names have been read, and after all earlier writes of the transaction. Its
 //! result is valid if those versions are unchanged at the commit, which the machine checks.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use orthodrome_core::cluster::{Node, Partition, Partitioning, Role};
 use orthodrome_core::host::Output;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::store::MemoryEngine;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Writes};
@@ -67,7 +67,7 @@ pub(crate) struct Store {
 
 enum Event {
     Begin(mpsc::UnboundedSender<Heard>, oneshot::Sender<Xid>),
-    Round(Xid, BTreeMap<NodeId, Vec<Order>>, Last),
+    Round(Xid, OrdMap<NodeId, Vec<Order>>, Last),
     Commit(Xid),
     Rollback(Xid),
     Message(NodeId, Msg),
@@ -88,7 +88,7 @@ struct Evaluated {
 /// records end them.
 pub(crate) struct Consensus {
     inbox: Arc<Inbox<Event>>,
-    notes: Arc<Mutex<BTreeMap<scalardb::Note, u64>>>,
+    notes: Arc<Mutex<OrdMap<scalardb::Note, u64>>>,
 }
 
 impl Drop for Consensus {
@@ -107,7 +107,7 @@ impl Consensus {
         node: NodeId,
         name: &str,
         lock_wait: std::time::Duration,
-        stores: BTreeMap<NodeId, Store>,
+        stores: OrdMap<NodeId, Store>,
     ) -> std::io::Result<Self> {
         let inbox: Arc<Inbox<Event>> = Arc::default();
         let notes = Arc::default();
@@ -135,7 +135,7 @@ impl Consensus {
             inbox: inbox.clone(),
             places: (0..).zip(stores.keys()).map(|(place, node)| (*node, place)).collect(),
             stores: stores.into_iter().map(|(node, store)| (node, Arc::new(store))).collect(),
-            open: BTreeMap::new(),
+            open: OrdMap::new(),
             last: 0,
             notes: Arc::clone(&notes),
         };
@@ -156,7 +156,7 @@ impl Consensus {
     }
 
     /// Runs the next statements of a transaction.
-    pub(crate) fn round(&self, xid: Xid, orders: BTreeMap<NodeId, Vec<Order>>, last: Last) {
+    pub(crate) fn round(&self, xid: Xid, orders: OrdMap<NodeId, Vec<Order>>, last: Last) {
         self.inbox.push(Event::Round(xid, orders, last));
     }
 
@@ -171,14 +171,14 @@ impl Consensus {
     }
 
     /// Counts of rare events so far.
-    pub(crate) fn notes(&self) -> BTreeMap<scalardb::Note, u64> {
+    pub(crate) fn notes(&self) -> OrdMap<scalardb::Note, u64> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 /// The machine's placement: the proxy's region, one region for each source, and a range of keys for
 /// each.
-fn map(stores: &BTreeMap<NodeId, Store>) -> Result<Cluster, String> {
+fn map(stores: &OrdMap<NodeId, Store>) -> Result<Cluster, String> {
     let rtts: Vec<std::time::Duration> = stores.values().map(|store| store.rtt).collect();
     let rtt = |a: u16, b: u16| {
         let far = |region: u16| {
@@ -221,12 +221,12 @@ struct Driver {
     client: ClientId,
     clocks: Clocks,
     inbox: Arc<Inbox<Event>>,
-    stores: BTreeMap<NodeId, Arc<Store>>,
+    stores: OrdMap<NodeId, Arc<Store>>,
     /// Each source's number in the order of keys.
-    places: BTreeMap<NodeId, u16>,
-    open: BTreeMap<TxnId, Open>,
+    places: OrdMap<NodeId, u16>,
+    open: OrdMap<TxnId, Open>,
     last: u64,
-    notes: Arc<Mutex<BTreeMap<scalardb::Note, u64>>>,
+    notes: Arc<Mutex<OrdMap<scalardb::Note, u64>>>,
 }
 
 /// A transaction.
@@ -234,11 +234,11 @@ struct Open {
     hears: mpsc::UnboundedSender<Heard>,
     is_begun: bool,
     /// Records whose versions it has requested.
-    known: BTreeSet<Key>,
+    known: OrdSet<Key>,
     /// Its writing statements so far.
-    redo: BTreeMap<NodeId, Vec<String>>,
+    redo: OrdMap<NodeId, Vec<String>>,
     /// The records that it has written.
-    written: BTreeMap<NodeId, BTreeSet<Key>>,
+    written: OrdMap<NodeId, OrdSet<Key>>,
     round: Option<Round>,
     rounds: u64,
     failure: Option<(NodeId, Failure<Sql>)>,
@@ -246,13 +246,13 @@ struct Open {
 
 /// Statements that are running.
 struct Round {
-    orders: BTreeMap<NodeId, Vec<Order>>,
+    orders: OrdMap<NodeId, Vec<Order>>,
     /// Records whose versions are not known yet. The statements of a source are sent with the
     /// request for the last of its versions.
-    left: BTreeMap<NodeId, BTreeSet<Key>>,
-    answers: BTreeMap<NodeId, Vec<Answer>>,
+    left: OrdMap<NodeId, OrdSet<Key>>,
+    answers: OrdMap<NodeId, Vec<Answer>>,
     /// Sources that are running statements: their next answers include the versions.
-    busy: BTreeSet<NodeId>,
+    busy: OrdSet<NodeId>,
     /// True if the machine has all versions.
     is_read: bool,
     commits: bool,
@@ -299,9 +299,9 @@ impl Driver {
                 let open = Open {
                     hears,
                     is_begun: false,
-                    known: BTreeSet::new(),
-                    redo: BTreeMap::new(),
-                    written: BTreeMap::new(),
+                    known: OrdSet::new(),
+                    redo: OrdMap::new(),
+                    written: OrdMap::new(),
                     round: None,
                     rounds: 0,
                     failure: None,
@@ -327,13 +327,13 @@ impl Driver {
     fn round(
         &mut self,
         txn: TxnId,
-        orders: BTreeMap<NodeId, Vec<Order>>,
+        orders: OrdMap<NodeId, Vec<Order>>,
         last: Last,
         host: &mut Machine,
     ) {
         let place_of = |node: &NodeId| self.places.get(node).copied().unwrap_or_default();
         let Some(open) = self.open.get_mut(&txn) else { return };
-        let mut left: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
+        let mut left: OrdMap<NodeId, OrdSet<Key>> = OrdMap::new();
         for (node, orders) in &orders {
             let keys = orders.iter().flat_map(|order| order.keys(place_of(node)));
             left.insert(*node, keys.filter(|key| !open.known.contains(key)).collect());
@@ -347,8 +347,8 @@ impl Driver {
         open.round = Some(Round {
             orders,
             left,
-            answers: BTreeMap::new(),
-            busy: BTreeSet::new(),
+            answers: OrdMap::new(),
+            busy: OrdSet::new(),
             is_read: false,
             commits: last == Last::Commit,
         });

@@ -189,7 +189,7 @@ mod tests {
     fn what_is_reported_durable_is_there_again() {
         let dir = tempfile::tempdir().unwrap();
         let identity = Identity { cluster: "test".into(), node: orthodrome_core::NodeId(1) };
-        let names = std::cell::RefCell::new(std::collections::BTreeSet::new());
+        let names = std::cell::RefCell::new(orthodrome_core::ordered::OrdSet::new());
         let open = || {
             let (say, said) = mpsc::channel();
             let (log, Found { name, records, torn }) =

@@ -1,9 +1,10 @@
 //! Discovers tables at the sources: their columns, which of these are generated, and the source of
 //! a table that the proxy's file does not name.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use orthodrome_geotp::sql::ast::Statement;
 use orthodrome_geotp::sql::catalog::{Placement, Table};
@@ -25,11 +26,11 @@ pub(crate) struct Discovered {
 struct Now {
     /// The catalogue of the file, with the discovered tables.
     all: Arc<Catalogue>,
-    found: BTreeMap<String, Instant>,
+    found: OrdMap<String, Instant>,
     /// The time of the last change of the schema through this proxy.
     changed: Option<Instant>,
     /// The names of the schema at PostgreSQL sources, and the time of the query for them.
-    schemas: Option<(BTreeSet<String>, Instant)>,
+    schemas: Option<(OrdSet<String>, Instant)>,
 }
 
 /// A table at one source.
@@ -44,7 +45,7 @@ impl Discovered {
         let all = Arc::new(file.clone());
         Self {
             file,
-            now: Mutex::new(Now { all, found: BTreeMap::new(), changed: None, schemas: None }),
+            now: Mutex::new(Now { all, found: OrdMap::new(), changed: None, schemas: None }),
         }
     }
 
@@ -76,7 +77,7 @@ impl Discovered {
         self.now().schemas.as_ref().is_none_or(|(_, since)| since.elapsed() >= KEPT)
     }
 
-    fn learn_schemas(&self, schemas: BTreeSet<String>) {
+    fn learn_schemas(&self, schemas: OrdSet<String>) {
         let mut now = self.now();
         now.all = Arc::new(now.all.with_schemas(schemas.clone()));
         now.schemas = Some((schemas, Instant::now()));
@@ -171,7 +172,7 @@ impl Session {
             return Ok(());
         }
         if self.client == Dialect::PostgreSql && self.proxy.discovered.wants_schemas() {
-            let mut schemas = BTreeSet::new();
+            let mut schemas = OrdSet::new();
             for (at, source) in self.proxy.catalogue.sources() {
                 if source.kind != Dialect::PostgreSql {
                     continue;
@@ -195,7 +196,7 @@ impl Session {
             if self.created.contains_key(&name) || self.proxy.discovered.is_known(&name) {
                 continue;
             }
-            let mut found = BTreeMap::new();
+            let mut found = OrdMap::new();
             for (at, _) in self.proxy.catalogue.sources() {
                 if let Some(one) = self.ask_for(at, &name).await? {
                     found.insert(at, one);
@@ -242,7 +243,7 @@ impl Session {
             return Ok(Some(table.clone()));
         }
         let mut table = table.clone();
-        let sources: BTreeSet<SourceId> = table.sources();
+        let sources: OrdSet<SourceId> = table.sources();
         let is_own = |at: &&SourceId| {
             self.proxy.catalogue.source(**at).is_some_and(|s| s.kind == self.client)
         };

@@ -1,10 +1,10 @@
 //! A session at a source: a common interface to both kinds of servers.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
 use orthodrome_core::NodeId;
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_geotp::contract::{Failure, Isolation, Reason, Work, Xid};
 use orthodrome_geotp::sql::plan::{DIFFERS, Keys};
 use orthodrome_geotp::sql::{Answer, Column, Dialect};
@@ -386,7 +386,7 @@ impl Session {
     }
 
     /// The numbers of the sessions at this server.
-    pub(crate) async fn ids(&mut self) -> Result<BTreeSet<u64>, Trouble> {
+    pub(crate) async fn ids(&mut self) -> Result<OrdSet<u64>, Trouble> {
         let text = match self {
             Self::Postgres(_) => "SELECT pid FROM pg_stat_activity",
             Self::Maria(_) => "SELECT id FROM information_schema.processlist",

@@ -1,9 +1,10 @@
 //! Statements that are not part of a transaction: those that name no table of the catalogue,
 //! changes of the schema, and queries for the columns of a statement's result.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use orthodrome_geotp::sql::ast::{FromTable, ObjectType, Statement, TableObject};
 use orthodrome_geotp::sql::catalog::{Placement, Table};
@@ -344,7 +345,7 @@ impl Session {
         let mut kinds = Kinds::new();
         let known = tables_to_know(catalogue, client, statement, values);
         let ordered = tables_to_order(catalogue, statement);
-        let names: BTreeSet<&String> = known.iter().chain(&ordered).collect();
+        let names: OrdSet<&String> = known.iter().chain(&ordered).collect();
         for name in names {
             if self.has_schema && self.open.is_some() {
                 // The transaction may have locked the table, or made it.
@@ -395,8 +396,8 @@ impl Session {
 
     /// The collations of PostgreSQL sources for the columns that a statement defines, if the sources
     /// of its table are of both kinds.
-    pub(crate) async fn collations_for(&self, statement: &Statement) -> BTreeMap<SourceId, String> {
-        let mut found = BTreeMap::new();
+    pub(crate) async fn collations_for(&self, statement: &Statement) -> OrdMap<SourceId, String> {
+        let mut found = OrdMap::new();
         let catalogue = &*self.catalogue();
         let table = defined_table(statement);
         let sources = table.and_then(|name| Some(catalogue.table(&name)?.sources()));
@@ -494,7 +495,7 @@ impl Session {
             self.proxy.catalogue.sources().map(|(at, source)| (at, source.kind)).collect();
         let mut parts = Vec::new();
         for change in changes {
-            let mut found = BTreeMap::new();
+            let mut found = OrdMap::new();
             for (at, kind) in &all {
                 let text = tables_with_index(*kind, &change.index);
                 let is_within = self.has_schema && self.open.is_some();
@@ -504,14 +505,13 @@ impl Session {
                     self.ask(*at, &text, false).await?
                 };
                 let names = answer.rows.into_iter().flatten().flatten();
-                let names: BTreeSet<String> =
+                let names: OrdSet<String> =
                     names.map(|name| String::from_utf8_lossy(&name).into_owned()).collect();
                 found.insert(*at, (*kind, names));
             }
             // At MariaDB several tables may have indexes of one name.
-            let of_postgres =
-                |(kind, _): &&(Dialect, BTreeSet<String>)| *kind == Dialect::PostgreSql;
-            let mut tables: BTreeSet<String> =
+            let of_postgres = |(kind, _): &&(Dialect, OrdSet<String>)| *kind == Dialect::PostgreSql;
+            let mut tables: OrdSet<String> =
                 found.values().filter(of_postgres).flat_map(|(_, names)| names.clone()).collect();
             if tables.is_empty() {
                 tables = found.values().flat_map(|(_, names)| names.clone()).collect();
@@ -686,7 +686,7 @@ impl Session {
                     isolation: Isolation::ReadCommitted,
                     prefer: self.prefer(),
                     kinds: Kinds::new(),
-                    collations: BTreeMap::new(),
+                    collations: OrdMap::new(),
                     by_key: false,
                     default_source: self.default_source(),
                 };

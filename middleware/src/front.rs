@@ -1,9 +1,10 @@
 //! The common parts of both listeners: login, cancellation, and bounds.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use orthodrome_core::ordered::OrdMap;
 
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore};
@@ -24,7 +25,7 @@ const LOGIN_TIME: Duration = Duration::from_secs(60);
 pub(crate) struct Front {
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) tls: Option<TlsAcceptor>,
-    users: BTreeMap<String, String>,
+    users: OrdMap<String, String>,
     clients: Mutex<Clients>,
     connections: Arc<Semaphore>,
 }
@@ -32,7 +33,7 @@ pub(crate) struct Front {
 #[derive(Default)]
 struct Clients {
     last: u32,
-    running: BTreeMap<u32, (u32, Arc<Notify>)>,
+    running: OrdMap<u32, (u32, Arc<Notify>)>,
 }
 
 /// The protocol of a listener.
@@ -94,7 +95,7 @@ impl Front {
     pub(crate) fn new(
         proxy: Arc<Proxy>,
         tls: Option<TlsAcceptor>,
-        users: BTreeMap<String, String>,
+        users: OrdMap<String, String>,
     ) -> Self {
         let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         Self { proxy, tls, users, clients: Mutex::default(), connections }

@@ -1,7 +1,7 @@
 //! Queries that no source can answer by itself: the proxy gathers the rows that they need, within the
 //! transaction, and a source of the client's kind computes the result from these rows.
 
-use std::collections::BTreeMap;
+use orthodrome_core::ordered::OrdMap;
 
 use orthodrome_geotp::contract::Last;
 use orthodrome_geotp::sql::gather::{Gather, ROWS_MAX, Step};
@@ -89,7 +89,7 @@ impl Session {
     async fn gathered(&mut self, gather: &Gather, is_implicit: bool) -> Result<Answer, SqlError> {
         let tables: Vec<String> = gather.tables().map(str::to_owned).collect();
         let (home, templates) = self.templates(&tables).await?;
-        let mut found: BTreeMap<String, Answer> = BTreeMap::new();
+        let mut found: OrdMap<String, Answer> = OrdMap::new();
         let mut bytes = 0;
         loop {
             let (table, answer) = match gather.next(&found) {
@@ -140,7 +140,7 @@ impl Session {
         let gather = self.gatherable(parsed, values, refusal)?;
         let tables: Vec<String> = gather.tables().map(str::to_owned).collect();
         let (home, templates) = self.templates(&tables).await?;
-        self.columns_at(home, &gather.result(&BTreeMap::new(), &templates)?).await
+        self.columns_at(home, &gather.result(&OrdMap::new(), &templates)?).await
     }
 
     /// How a query that was refused with `refusal` is answered, in lines: the answer of EXPLAIN.

@@ -1,12 +1,12 @@
 //! The threads that run a middleware and an agent: they take arrived inputs, call the machine, fire
 //! timers and carry out effects. These are the machines of the simulator, in real time.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::nanos;
 use orthodrome_core::{NodeId, Outcome, Rng, Ticket, Time, Timestamp};
 use orthodrome_geotp::agent::{self, Agent};
@@ -35,7 +35,7 @@ pub(crate) const BATCH: usize = 256;
 #[derive(Debug)]
 pub(crate) enum Heard {
     /// The answers of a round.
-    Answers(BTreeMap<NodeId, Vec<Answer>>),
+    Answers(OrdMap<NodeId, Vec<Answer>>),
     /// A statement failed, and the transaction continues.
     StatementFailed(NodeId, Failure<Sql>),
     /// The transaction has ended.
@@ -77,7 +77,7 @@ impl Clocks {
 }
 
 /// Timers by name; setting a timer again replaces it.
-struct Timers<T>(BTreeMap<T, Time>);
+struct Timers<T>(OrdMap<T, Time>);
 
 impl<T: Ord + Copy> Timers<T> {
     fn due(&mut self, now: Time) -> Vec<T> {
@@ -103,7 +103,7 @@ pub(crate) type ToAgentLink = Box<dyn Fn(ToAgent<Sql>) + Send>;
 /// A running middleware. Dropping it acts as a crash.
 pub(crate) struct MiddlewareHost {
     inbox: Arc<Inbox<Event>>,
-    notes: Arc<std::sync::Mutex<BTreeMap<Note, u64>>>,
+    notes: Arc<std::sync::Mutex<OrdMap<Note, u64>>>,
 }
 
 impl Drop for MiddlewareHost {
@@ -195,7 +195,7 @@ impl MiddlewareHost {
         node: NodeId,
         config: middleware::Config,
         opened: Opened,
-        links: BTreeMap<NodeId, ToAgentLink>,
+        links: OrdMap<NodeId, ToAgentLink>,
         begun: watch::Sender<u64>,
     ) -> std::io::Result<Self> {
         let Opened { decisions, records, log: _, postbox } = opened;
@@ -205,8 +205,8 @@ impl MiddlewareHost {
             node,
             clocks: Clocks::new(),
             inbox: inbox.clone(),
-            timers: Timers(BTreeMap::new()),
-            sessions: BTreeMap::new(),
+            timers: Timers(OrdMap::new()),
+            sessions: OrdMap::new(),
             links,
             decisions,
             notes: Arc::clone(&notes),
@@ -238,7 +238,7 @@ impl MiddlewareHost {
     }
 
     /// Runs the next statements of a transaction.
-    pub(crate) fn round(&self, xid: Xid, parts: BTreeMap<NodeId, Part<Sql>>, last: Last) {
+    pub(crate) fn round(&self, xid: Xid, parts: OrdMap<NodeId, Part<Sql>>, last: Last) {
         self.act(move |middleware, io| middleware.round(xid, parts, last, io));
     }
 
@@ -291,7 +291,7 @@ impl MiddlewareHost {
     }
 
     /// Counts of rare events so far.
-    pub(crate) fn notes(&self) -> BTreeMap<Note, u64> {
+    pub(crate) fn notes(&self) -> OrdMap<Note, u64> {
         self.notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 }
@@ -301,10 +301,10 @@ struct MiddlewareDriver {
     clocks: Clocks,
     inbox: Arc<Inbox<Event>>,
     timers: Timers<Timer>,
-    sessions: BTreeMap<Xid, mpsc::UnboundedSender<Heard>>,
-    links: BTreeMap<NodeId, ToAgentLink>,
+    sessions: OrdMap<Xid, mpsc::UnboundedSender<Heard>>,
+    links: OrdMap<NodeId, ToAgentLink>,
     decisions: Decisions,
-    notes: Arc<std::sync::Mutex<BTreeMap<Note, u64>>>,
+    notes: Arc<std::sync::Mutex<OrdMap<Note, u64>>>,
     /// Gets the number of this incarnation when its record, the first one, is durable.
     begun: watch::Sender<u64>,
 }
@@ -444,7 +444,7 @@ impl AgentHost {
             node,
             clocks: Clocks::new(),
             inbox: inbox.clone(),
-            timers: Timers(BTreeMap::new()),
+            timers: Timers(OrdMap::new()),
             source: source.clone(),
             to_middleware: Box::new(to_middleware),
             to_peer: Box::new(to_peer),

@@ -4,9 +4,10 @@
 //! two proxies claim the same block. Values that a proxy has claimed and not used when it ends are
 //! lost.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use orthodrome_core::ordered::OrdMap;
 
 use orthodrome_geotp::sql::ast::Statement;
 use orthodrome_geotp::sql::catalog::{Placement, Table};
@@ -27,7 +28,7 @@ const SOON: Duration = Duration::from_secs(2);
 
 /// Values that this proxy has claimed and not used.
 #[derive(Default)]
-pub(crate) struct Blocks(Mutex<BTreeMap<String, Arc<Mutex<Block>>>>);
+pub(crate) struct Blocks(Mutex<OrdMap<String, Arc<Mutex<Block>>>>);
 
 #[derive(Default)]
 struct Block {
@@ -53,7 +54,7 @@ pub(crate) struct Generated {
 /// The last sequence values of a PostgreSQL client's session.
 #[derive(Default)]
 pub(crate) struct LastValues {
-    by_name: BTreeMap<String, i64>,
+    by_name: OrdMap<String, i64>,
     last: Option<i64>,
 }
 

@@ -1,9 +1,8 @@
 //! The encoding of the decision log's records, and of messages between middlewares and agents.
 //! Fields are numbered, so that other versions can add fields.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{NodeId, Time, Timestamp};
 use orthodrome_geotp::contract::{
     Failure, Fence, FromAgent, Isolation, Mark, PeerRollback, Reason, Record, Then, ToAgent, Wait,
@@ -91,7 +90,7 @@ pub(crate) fn decode_record(bytes: &Bytes) -> Option<Record> {
     match message.what {
         EPOCH => Some(Record::Epoch(message.epoch)),
         COMMIT => {
-            let branches: BTreeMap<NodeId, bool> =
+            let branches: OrdMap<NodeId, bool> =
                 message.branches.iter().map(|b| (NodeId(b.source), b.wrote)).collect();
             Some(Record::Commit { xid: xid?, label: None, at: Timestamp(message.at), branches })
         }
@@ -715,7 +714,7 @@ mod tests {
             assert_eq!(decode(&encode(&link)), Some(link));
         }
         assert_eq!(decode(b"\xff\xff"), None);
-        let branches = BTreeMap::from([(NodeId(1), true), (NodeId(2), false)]);
+        let branches = OrdMap::from([(NodeId(1), true), (NodeId(2), false)]);
         for record in [
             Record::Epoch(4),
             Record::Commit { xid, label: None, at: Timestamp(5), branches },

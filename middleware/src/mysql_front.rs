@@ -1,9 +1,10 @@
 //! The server side of MySQL's protocol: text statements and prepared ones, both password methods,
 //! TLS.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+
+use orthodrome_core::ordered::OrdMap;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use orthodrome_geotp::sql::{Answer, Cell, Column, Dialect, Kind, Parsed, Value, parse};
@@ -29,7 +30,7 @@ struct Prepared {
     parsed: Parsed,
     types: Vec<(u8, u8)>,
     /// Parameters that arrive in pieces.
-    long: BTreeMap<u16, Vec<u8>>,
+    long: OrdMap<u16, Vec<u8>>,
     /// True if the pieces were too long, and are forgotten.
     is_too_long: bool,
 }
@@ -52,7 +53,7 @@ struct Connection {
     number: u8,
     flags: u32,
     session: Session,
-    statements: BTreeMap<u32, Prepared>,
+    statements: OrdMap<u32, Prepared>,
     last_statement: u32,
     /// Bytes of parameters that arrive in pieces, of all statements.
     long: usize,
@@ -77,7 +78,7 @@ pub(crate) async fn serve(front: Arc<Front>, stream: Stream) -> io::Result<()> {
         number,
         flags,
         session,
-        statements: BTreeMap::new(),
+        statements: OrdMap::new(),
         last_statement: 0,
         long: 0,
     };
@@ -563,7 +564,7 @@ impl Connection {
         }
         self.statements.insert(
             self.last_statement,
-            Prepared { parsed, types: Vec::new(), long: BTreeMap::new(), is_too_long: false },
+            Prepared { parsed, types: Vec::new(), long: OrdMap::new(), is_too_long: false },
         );
     }
 

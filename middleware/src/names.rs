@@ -2,8 +2,9 @@
 //! locks for them, so they are locked by name (docs/adr/0029). This module makes the SQL; `source`
 //! runs it.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use orthodrome_geotp::sql::plan::Keys;
 use orthodrome_geotp::sql::value::Key;
@@ -79,7 +80,7 @@ pub(crate) fn name(table: &str, key: &str) -> i64 {
 
 /// Columns that take each lock once, in an order that is the same for all.
 fn locks(function: &str, names: impl IntoIterator<Item = i64>) -> Vec<String> {
-    let names: BTreeSet<i64> = names.into_iter().collect();
+    let names: OrdSet<i64> = names.into_iter().collect();
     names.iter().map(|name| format!("{function}({name})")).collect()
 }
 
@@ -87,7 +88,7 @@ fn locks(function: &str, names: impl IntoIterator<Item = i64>) -> Vec<String> {
 const COLUMNS_MAX: usize = 1_000;
 
 /// Queries that take the locks with these numbers in order; `true` stands for an exclusive lock.
-pub(crate) fn in_order(wanted: &BTreeMap<i64, bool>) -> Vec<String> {
+pub(crate) fn in_order(wanted: &OrdMap<i64, bool>) -> Vec<String> {
     let one = |(name, is_exclusive): (&i64, &bool)| {
         let kind = if *is_exclusive { "" } else { "_shared" };
         format!("pg_advisory_xact_lock{kind}({name})")
@@ -117,7 +118,7 @@ pub(crate) struct Missing {
     /// All transactions with lower numbers had ended when its snapshot was taken.
     since: Option<u32>,
     /// Others that had committed then: they have made rows that it has found and deleted.
-    before: BTreeSet<u32>,
+    before: OrdSet<u32>,
     /// Its own numbers, except those of savepoints that it has released.
     own: Vec<u32>,
 }

@@ -5,12 +5,12 @@
 //! A statement whose answer cannot be foreseen sends what is remembered to the sources first. The
 //! transaction then continues there with locks, as in the mode `geotp`.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use orthodrome_core::NodeId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::txn::Key;
 use orthodrome_geotp::contract::{Last, Part};
 use orthodrome_geotp::sql::merge::merge;
@@ -172,14 +172,14 @@ pub(crate) struct Counts {
 
 /// The mode `near`.
 pub(crate) struct Near {
-    pub(crate) copies: BTreeMap<SourceId, Copies>,
+    pub(crate) copies: OrdMap<SourceId, Copies>,
     pub(crate) counts: Counts,
     /// Tables whose overlaid answers a source has not confirmed, and when.
-    pub(crate) distrusted: Mutex<BTreeMap<String, Instant>>,
+    pub(crate) distrusted: Mutex<OrdMap<String, Instant>>,
 }
 
 impl Near {
-    fn distrusted(&self) -> MutexGuard<'_, BTreeMap<String, Instant>> {
+    fn distrusted(&self) -> MutexGuard<'_, OrdMap<String, Instant>> {
         self.distrusted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -243,12 +243,12 @@ impl Step {
 pub(crate) struct Deferred {
     steps: Vec<Step>,
     /// Whether records exist, as this transaction sees them.
-    known: BTreeMap<Name, bool>,
+    known: OrdMap<Name, bool>,
     /// Records that the transaction changes.
-    changed: BTreeSet<Name>,
+    changed: OrdSet<Name>,
     bytes: usize,
     /// Tables with overlaid answers; kept until the transaction has ended.
-    overlaid: BTreeSet<String>,
+    overlaid: OrdSet<String>,
 }
 
 impl Deferred {
@@ -317,8 +317,8 @@ impl Deferred {
 #[derive(Default)]
 pub(crate) struct OwnChanges {
     /// Records that the open transaction has changed; an empty name stands for a whole source.
-    open: BTreeSet<Name>,
-    committed: BTreeMap<Name, Instant>,
+    open: OrdSet<Name>,
+    committed: OrdMap<Name, Instant>,
 }
 
 impl OwnChanges {
@@ -423,7 +423,7 @@ fn names_of(steps: &[&Step]) -> Vec<String> {
     if steps.first().is_none_or(|step| step.kind != Dialect::PostgreSql) {
         return Vec::new();
     }
-    let mut wanted: BTreeMap<i64, bool> = BTreeMap::new();
+    let mut wanted: OrdMap<i64, bool> = OrdMap::new();
     let mut want = |table: &str, key: &str, is_exclusive: bool| {
         *wanted.entry(names::name(table, key)).or_default() |= is_exclusive;
     };
@@ -455,7 +455,7 @@ fn names_of(steps: &[&Step]) -> Vec<String> {
 /// Queries that lock the records of a transaction at one source in the order of their names.
 fn ordered_locks(steps: &[&Step]) -> Vec<String> {
     let Some(kind) = steps.first().map(|step| step.kind) else { return Vec::new() };
-    let mut wanted: BTreeMap<(&str, &str), (&Record, Strength)> = BTreeMap::new();
+    let mut wanted: OrdMap<(&str, &str), (&Record, Strength)> = OrdMap::new();
     let (mut count, mut has_unmet) = (0, false);
     for step in steps {
         let strength = match step.does {
@@ -577,7 +577,7 @@ impl Session {
             isolation: Isolation::ReadCommitted,
             prefer: self.prefer(),
             kinds: self.kinds_for(parsed, values).await,
-            collations: BTreeMap::new(),
+            collations: OrdMap::new(),
             by_key: false,
             default_source: self.default_source(),
         }
@@ -651,7 +651,7 @@ impl Session {
             names.iter().filter_map(|name| self.deferred.known.get(name).copied()).collect();
         let rows = names.len() as u64;
         if foreseen.does == Does::Insert {
-            let distinct: BTreeSet<&Name> = names.iter().collect();
+            let distinct: OrdSet<&Name> = names.iter().collect();
             if distinct.len() < names.len() || known.contains(&true) {
                 return Ok(None);
             }
@@ -757,7 +757,7 @@ impl Session {
         let overlaid = std::mem::take(&mut self.deferred.overlaid);
         let steps = std::mem::take(&mut self.deferred).steps;
         self.deferred.overlaid = overlaid;
-        let mut by_node: BTreeMap<NodeId, Vec<&Step>> = BTreeMap::new();
+        let mut by_node: OrdMap<NodeId, Vec<&Step>> = OrdMap::new();
         for step in &steps {
             by_node.entry(step.node).or_default().push(step);
             if step.does != Does::Read {

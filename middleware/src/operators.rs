@@ -1,9 +1,8 @@
 //! SQL statements for operators: a proxy's transactions, its schedule, its counters, and how a
 //! statement would run.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::NodeId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::txn::Key;
 use orthodrome_geotp::contract::Xid;
 use orthodrome_geotp::middleware::{Middleware, Optimizations};
@@ -42,7 +41,7 @@ impl Session {
             }
         };
         let mut lines = plan.explain(&self.proxy.catalogue);
-        let mut records: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
+        let mut records: OrdMap<NodeId, Vec<Key>> = OrdMap::new();
         for part in &plan.parts {
             if let Some(node) = self.proxy.nodes.get(&part.source) {
                 let keys = part.records.iter().map(|r| Key::from(format!("{}:{}", r.table, r.key)));
@@ -150,7 +149,7 @@ impl Session {
 
     /// When a transaction at all sources would start at each of them.
     async fn schedule(&self) -> Result<Answer, SqlError> {
-        let records: BTreeMap<NodeId, Vec<Key>> =
+        let records: OrdMap<NodeId, Vec<Key>> =
             self.proxy.nodes.values().map(|node| (*node, Vec::new())).collect();
         let found = self.middleware(move |middleware| middleware.plan(&records)).await?;
         let rows = found.into_iter().map(|one| {

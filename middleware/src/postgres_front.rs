@@ -1,9 +1,10 @@
 //! The server side of PostgreSQL's protocol: simple and extended queries, SCRAM, TLS, cancellation.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+
+use orthodrome_core::ordered::OrdMap;
 
 use bytes::{BufMut as _, BytesMut};
 use orthodrome_geotp::sql::{
@@ -63,8 +64,8 @@ struct Rest {
 struct Connection {
     stream: Stream,
     session: Session,
-    statements: BTreeMap<String, Prepared>,
-    portals: BTreeMap<String, Portal>,
+    statements: OrdMap<String, Prepared>,
+    portals: OrdMap<String, Portal>,
     /// True after an error: messages are skipped until Sync.
     skips: bool,
     /// Statements of this pipeline that will run as one batch, with the messages that precede their
@@ -157,8 +158,8 @@ pub(crate) async fn serve(front: Arc<Front>, stream: Stream) -> io::Result<()> {
     let connection = Connection {
         stream,
         session,
-        statements: BTreeMap::new(),
-        portals: BTreeMap::new(),
+        statements: OrdMap::new(),
+        portals: OrdMap::new(),
         skips: false,
         queued: Vec::new(),
         reported: Vec::new(),
@@ -172,7 +173,7 @@ pub(crate) async fn serve(front: Arc<Front>, stream: Stream) -> io::Result<()> {
 async fn enter(
     front: Arc<Front>,
     mut stream: Stream,
-) -> io::Result<Option<(Stream, (String, BTreeMap<String, String>))>> {
+) -> io::Result<Option<(Stream, (String, OrdMap<String, String>))>> {
     let mut parameters = loop {
         stream.fill(8).await?;
         let (length, code) = match stream.peeked() {
@@ -229,7 +230,7 @@ async fn enter(
 }
 
 /// The settings among a client's startup parameters.
-fn settings_of(parameters: BTreeMap<String, String>) -> Result<Vec<(String, String)>, SqlError> {
+fn settings_of(parameters: OrdMap<String, String>) -> Result<Vec<(String, String)>, SqlError> {
     let mut settings = Vec::new();
     for (name, value) in parameters {
         match name.as_str() {
@@ -284,8 +285,8 @@ fn status(out: &mut BytesMut, name: &str, value: &str) {
     });
 }
 
-fn parameters(body: &mut Body) -> io::Result<BTreeMap<String, String>> {
-    let mut found = BTreeMap::new();
+fn parameters(body: &mut Body) -> io::Result<OrdMap<String, String>> {
+    let mut found = OrdMap::new();
     loop {
         let name = body.text()?;
         if name.is_empty() {

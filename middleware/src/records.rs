@@ -8,8 +8,7 @@
 //! `orthodrome_states`. So users' tables need no additional columns, and existing rows are records
 //! of the initial version.
 
-use std::collections::BTreeMap;
-
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::txn::{Key, Read, Version};
 use orthodrome_core::{ClientId, NodeId, Timestamp, TxnId};
 use orthodrome_geotp::scalardb::{Image, Mark, Msg, Record, State};
@@ -342,8 +341,7 @@ fn records(keys: &[Key], answer: &Answer) -> Vec<Record> {
         });
         Some((name, (version, mark)))
     };
-    let found: BTreeMap<i64, (Version, Option<Mark>)> =
-        answer.rows.iter().filter_map(row).collect();
+    let found: OrdMap<i64, (Version, Option<Mark>)> = answer.rows.iter().filter_map(row).collect();
     let record = |key: &Key| {
         let (version, prepared) =
             found.get(&number_of(key)).copied().unwrap_or((Version::INITIAL, None));

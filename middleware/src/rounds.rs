@@ -1,9 +1,9 @@
 //! Rounds of a transaction: its next statements go to all their sources at once, and the client waits
 //! for the answers of all of them.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::{NodeId, Outcome};
 use orthodrome_geotp::contract::{self, Failure, Last, Part, Reason, Xid};
 use orthodrome_geotp::sql::{Answer, Dialect, Isolation, SourceId};
@@ -19,8 +19,8 @@ use super::words::translated;
 /// The statements for the sources in a round.
 #[derive(Clone, Default)]
 pub(crate) struct Round {
-    pub(crate) parts: BTreeMap<NodeId, Part<Sql>>,
-    pub(crate) orders: BTreeMap<NodeId, Vec<Order>>,
+    pub(crate) parts: OrdMap<NodeId, Part<Sql>>,
+    pub(crate) orders: OrdMap<NodeId, Vec<Order>>,
 }
 
 /// An open transaction.
@@ -28,7 +28,7 @@ pub(crate) struct Open {
     pub(crate) xid: Xid,
     pub(crate) hearing: mpsc::UnboundedReceiver<Heard>,
     pub(crate) isolation: Isolation,
-    pub(crate) touched: BTreeSet<SourceId>,
+    pub(crate) touched: OrdSet<SourceId>,
     /// Number of rounds that the sources have answered.
     rounds: u32,
 }
@@ -118,7 +118,7 @@ impl Session {
         placed: &[Placed],
         last: Last,
         finishes: bool,
-    ) -> Result<BTreeMap<NodeId, Vec<Answer>>, SqlError> {
+    ) -> Result<OrdMap<NodeId, Vec<Answer>>, SqlError> {
         if !self.deferred.is_empty() {
             Box::pin(self.send_remembered()).await?;
         }
@@ -171,7 +171,7 @@ impl Session {
         last: Last,
         finishes: bool,
         keyed: bool,
-    ) -> Result<BTreeMap<NodeId, Vec<Answer>>, Missed> {
+    ) -> Result<OrdMap<NodeId, Vec<Answer>>, Missed> {
         self.begin(keyed).await?;
         let own = self.own_savepoint(&round, last);
         let proxy = self.proxy.clone();
@@ -265,7 +265,7 @@ impl Session {
         for savepoint in self.savepoints.numbers() {
             self.proxy.engine.set_savepoint(xid, savepoint);
         }
-        self.open = Some(Open { xid, hearing, isolation, touched: BTreeSet::new(), rounds: 0 });
+        self.open = Some(Open { xid, hearing, isolation, touched: OrdSet::new(), rounds: 0 });
         Ok(())
     }
 
@@ -273,7 +273,7 @@ impl Session {
     async fn answered(
         &mut self,
         sent: &Sent<'_>,
-        found: &BTreeMap<NodeId, Vec<Answer>>,
+        found: &OrdMap<NodeId, Vec<Answer>>,
     ) -> Result<(), Missed> {
         let Some(open) = self.open.as_mut() else { return Err(nothing_open()) };
         open.rounds += 1;

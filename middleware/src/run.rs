@@ -1,11 +1,11 @@
 //! The processes of a proxy and of an agent.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use orthodrome_core::NodeId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_geotp::contract::PeerRollback;
 use orthodrome_geotp::sql::SourceId;
 use rustls::pki_types::pem::PemObject as _;
@@ -171,7 +171,7 @@ async fn start(
     failed: &UnboundedSender<String>,
     claims: &mut JoinSet<()>,
 ) -> Result<Proxy, RunError> {
-    let mut direct: BTreeMap<_, Arc<Source>> = BTreeMap::new();
+    let mut direct: OrdMap<_, Arc<Source>> = OrdMap::new();
     let engine = match config.by_key {
         Some(name) => Engine::ByKey(start_by_key(config, name, &mut direct)?),
         None => Engine::Xa(start_xa(config, failed, &mut direct, claims).await?),
@@ -217,9 +217,9 @@ fn near(config: &ProxyConfig) -> Near {
 fn start_by_key(
     config: &ProxyConfig,
     name: &'static str,
-    direct: &mut BTreeMap<SourceId, Arc<Source>>,
+    direct: &mut OrdMap<SourceId, Arc<Source>>,
 ) -> Result<Consensus, RunError> {
-    let mut stores = BTreeMap::new();
+    let mut stores = OrdMap::new();
     for source in &config.sources {
         let driver = Source::start(source.node, source.endpoint.clone(), None, |_| {});
         direct.insert(source.id, driver.clone());
@@ -234,20 +234,20 @@ fn start_by_key(
 async fn start_xa(
     config: &ProxyConfig,
     failed: &UnboundedSender<String>,
-    direct: &mut BTreeMap<SourceId, Arc<Source>>,
+    direct: &mut OrdMap<SourceId, Arc<Source>>,
     kept: &mut JoinSet<()>,
 ) -> Result<MiddlewareHost, RunError> {
     let postbox = Postbox::new();
     // The proxy does nothing at a source before it knows that the number is its own.
     let opened = open(config, postbox.clone(), failed.clone()).await?;
-    let gates: BTreeMap<NodeId, Gate> =
+    let gates: OrdMap<NodeId, Gate> =
         config.sources.iter().map(|source| (source.node, Gate::default())).collect();
     let gate = |node: NodeId| gates.get(&node).cloned().unwrap_or_default();
     let (opened, claims) = claim(config, opened, gate).await?;
-    let mut links: BTreeMap<NodeId, ToAgentLink> = BTreeMap::new();
+    let mut links: OrdMap<NodeId, ToAgentLink> = OrdMap::new();
     // Agents inside this process find each other here.
-    let inside: Arc<Mutex<BTreeMap<NodeId, Arc<AgentHost>>>> = Arc::default();
-    let mut peers: BTreeMap<NodeId, Sender> = BTreeMap::new();
+    let inside: Arc<Mutex<OrdMap<NodeId, Arc<AgentHost>>>> = Arc::default();
+    let mut peers: OrdMap<NodeId, Sender> = OrdMap::new();
     for source in &config.sources {
         let Some(address) = &source.agent else { continue };
         let (node, postbox) = (source.node, postbox.clone());
@@ -390,9 +390,9 @@ async fn agent(
         config.tls.as_ref().map(|(certificate, key)| acceptor(certificate, key)).transpose()?;
     let listener = listen("listen", &config.listen).await?;
     std::fs::create_dir_all(&config.data_dir)?;
-    let masters: Arc<Mutex<BTreeMap<NodeId, Sender>>> = Arc::default();
+    let masters: Arc<Mutex<OrdMap<NodeId, Sender>>> = Arc::default();
     let hello = Link::Hello { node: NodeId(0), secret: config.secret.clone() };
-    let peers: BTreeMap<NodeId, Sender> = config
+    let peers: OrdMap<NodeId, Sender> = config
         .peers
         .iter()
         .map(|(node, peer)| {

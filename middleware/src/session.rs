@@ -1,10 +1,10 @@
 //! A client's session, independent of its protocol: turns statements into rounds of a transaction.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::txn::Key;
 use orthodrome_core::{NodeId, Outcome};
 use orthodrome_geotp::contract::{self, Last, Part, SessionId, Xid};
@@ -48,22 +48,22 @@ pub(crate) struct Proxy {
     /// Blocks of generated keys.
     pub(crate) blocks: Blocks,
     /// The node id of each source.
-    pub(crate) nodes: BTreeMap<SourceId, NodeId>,
+    pub(crate) nodes: OrdMap<SourceId, NodeId>,
     /// The sources, nearest first.
     pub(crate) by_distance: Vec<SourceId>,
     /// Sources for statements outside of transactions: changes of the schema, and system
     /// catalogues.
-    pub(crate) direct: BTreeMap<SourceId, Arc<Source>>,
+    pub(crate) direct: OrdMap<SourceId, Arc<Source>>,
     pub(crate) engine: Engine,
     pub(crate) isolation: Isolation,
     /// True if writing statements of a round come last (QURO).
     pub(crate) writes_last: bool,
     /// The names that clients may use for the database.
-    pub(crate) databases: BTreeSet<String>,
+    pub(crate) databases: OrdSet<String>,
     /// Values of settings that sources have accepted.
-    pub(crate) taken: Mutex<BTreeSet<String>>,
+    pub(crate) taken: Mutex<OrdSet<String>>,
     /// Columns of tables at sources, and the time of the query for them.
-    pub(crate) kinds: Mutex<BTreeMap<(SourceId, String), (Instant, Columns)>>,
+    pub(crate) kinds: Mutex<OrdMap<(SourceId, String), (Instant, Columns)>>,
     /// Number of sessions so far.
     pub(crate) sessions: AtomicU64,
     /// The mode `near`.
@@ -71,11 +71,11 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    pub(crate) fn taken(&self) -> MutexGuard<'_, BTreeSet<String>> {
+    pub(crate) fn taken(&self) -> MutexGuard<'_, OrdSet<String>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn kinds(&self) -> MutexGuard<'_, BTreeMap<(SourceId, String), (Instant, Columns)>> {
+    pub(crate) fn kinds(&self) -> MutexGuard<'_, OrdMap<(SourceId, String), (Instant, Columns)>> {
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -146,8 +146,8 @@ impl Engine {
         }
     }
 
-    pub(crate) fn notes(&self) -> BTreeMap<String, u64> {
-        fn named<N: std::fmt::Debug>(notes: BTreeMap<N, u64>) -> BTreeMap<String, u64> {
+    pub(crate) fn notes(&self) -> OrdMap<String, u64> {
+        fn named<N: std::fmt::Debug>(notes: OrdMap<N, u64>) -> OrdMap<String, u64> {
             notes.into_iter().map(|(note, count)| (format!("{note:?}"), count)).collect()
         }
         match self {
@@ -213,10 +213,10 @@ pub(crate) struct Session {
     pub(crate) settings: Settings,
     pub(crate) savepoints: Savepoints,
     /// Statements that were prepared with SQL.
-    pub(crate) prepared: BTreeMap<String, Parsed>,
-    pub(crate) cursors: BTreeMap<String, Cursor>,
+    pub(crate) prepared: OrdMap<String, Parsed>,
+    pub(crate) cursors: OrdMap<String, Cursor>,
     /// Tables that the transaction has created.
-    pub(crate) created: BTreeMap<String, Table>,
+    pub(crate) created: OrdMap<String, Table>,
     /// True if the transaction changes the schema.
     pub(crate) has_schema: bool,
     pub(crate) last_values: LastValues,
@@ -265,7 +265,7 @@ impl Placed {
     }
 
     /// Refuses answers of copies that differ.
-    pub(crate) fn compare(&self, answers: &BTreeMap<NodeId, Vec<Answer>>) -> Result<(), SqlError> {
+    pub(crate) fn compare(&self, answers: &OrdMap<NodeId, Vec<Answer>>) -> Result<(), SqlError> {
         if !self.has_copies() {
             return Ok(());
         }
@@ -300,9 +300,9 @@ impl Session {
             open: None,
             settings: Settings::new(client),
             savepoints: Savepoints::default(),
-            prepared: BTreeMap::new(),
-            cursors: BTreeMap::new(),
-            created: BTreeMap::new(),
+            prepared: OrdMap::new(),
+            cursors: OrdMap::new(),
+            created: OrdMap::new(),
             has_schema: false,
             last_values: LastValues::default(),
             deferred: Deferred::default(),
@@ -594,8 +594,8 @@ impl Session {
         let mut is_last = false;
         let mut order: Vec<usize> = (0..batch.len()).collect();
         let mut plans = Vec::new();
-        let mut keyed: BTreeMap<usize, (Parsed, Generated)> = BTreeMap::new();
-        let mut counted: BTreeMap<usize, Parsed> = BTreeMap::new();
+        let mut keyed: OrdMap<usize, (Parsed, Generated)> = OrdMap::new();
+        let mut counted: OrdMap<usize, Parsed> = OrdMap::new();
         for (index, (parsed, values)) in batch.iter().enumerate() {
             is_last |= parsed.is_last;
             self.discover(&parsed.verb).await?;
@@ -637,7 +637,7 @@ impl Session {
         if self.proxy.writes_last {
             order.sort_by_key(|&index| plans.get(index).is_some_and(|(plan, _)| plan.is_write));
         }
-        let mut by_statement: BTreeMap<usize, Placed> = BTreeMap::new();
+        let mut by_statement: OrdMap<usize, Placed> = OrdMap::new();
         for index in order {
             let (Some((plan, may_leave)), Some((parsed, values))) =
                 (plans.get(index), batch.get(index))
@@ -1066,7 +1066,7 @@ fn asks_for_keys(parsed: &Parsed) -> bool {
 /// left as they were count.
 pub(crate) fn reply(
     placed: &Placed,
-    answers: &mut BTreeMap<NodeId, Vec<Answer>>,
+    answers: &mut OrdMap<NodeId, Vec<Answer>>,
     counts_found: bool,
 ) -> Result<Reply, SqlError> {
     let mut own = Vec::new();

@@ -1,11 +1,12 @@
 //! The sessions of an agent at its source, in a file: the next incarnation of the agent ends those
 //! that are still running.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use orthodrome_core::ordered::OrdSet;
 
 /// Number of sessions in the file from which on those that have ended are removed.
 const LONG: usize = 4_096;
@@ -19,11 +20,11 @@ pub(crate) struct SessionList(Arc<Inner>);
 struct Inner {
     path: PathBuf,
     /// The sessions of this incarnation that may be running.
-    own: Mutex<BTreeSet<Listed>>,
+    own: Mutex<OrdSet<Listed>>,
 }
 
 impl Inner {
-    fn own(&self) -> MutexGuard<'_, BTreeSet<Listed>> {
+    fn own(&self) -> MutexGuard<'_, OrdSet<Listed>> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -48,7 +49,7 @@ impl Inner {
         Ok(())
     }
 
-    fn forget(&self, ended: &BTreeSet<Listed>) -> io::Result<()> {
+    fn forget(&self, ended: &OrdSet<Listed>) -> io::Result<()> {
         let mut own = self.own();
         own.retain(|session| !ended.contains(session));
         let text: String = own.iter().map(|(start, id)| format!("{start} {id}\n")).collect();
@@ -88,7 +89,7 @@ impl SessionList {
     }
 
     /// The sessions of this incarnation that may be running.
-    pub(crate) fn own(&self) -> BTreeSet<Listed> {
+    pub(crate) fn own(&self) -> OrdSet<Listed> {
         self.0.own().clone()
     }
 
@@ -111,7 +112,7 @@ impl SessionList {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) async fn forget(&self, ended: BTreeSet<Listed>) -> io::Result<()> {
+    pub(crate) async fn forget(&self, ended: OrdSet<Listed>) -> io::Result<()> {
         let inner = self.0.clone();
         let forgotten = tokio::task::spawn_blocking(move || inner.forget(&ended));
         forgotten.await.map_err(io::Error::other)?
@@ -139,7 +140,7 @@ mod tests {
         assert_eq!(next.earlier().unwrap(), [(7, 1), (7, 3)]);
         next.add((7, 4)).await.unwrap();
         assert_eq!(next.earlier().unwrap(), [(7, 1), (7, 3)]);
-        next.forget(BTreeSet::new()).await.unwrap();
+        next.forget(OrdSet::new()).await.unwrap();
         // A line that is cut off names no session.
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"7 55").unwrap();

@@ -4,8 +4,9 @@
 //! The proxy implements some settings itself. Others have no visible effect. The rest is refused,
 //! with an error of the client's own protocol.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
+
+use orthodrome_core::ordered::OrdMap;
 
 use orthodrome_geotp::sql::{Dialect, Isolation};
 
@@ -168,7 +169,7 @@ impl Worth {
     }
 }
 
-type Values = BTreeMap<String, Worth>;
+type Values = OrdMap<String, Worth>;
 
 /// The values that a session has set.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -308,7 +309,7 @@ impl Settings {
 
     /// The settings for sources of a kind.
     pub(crate) fn at(&self, kind: Dialect) -> Vec<Setting> {
-        let mut all: BTreeMap<&String, &Worth> = self.initial.iter().collect();
+        let mut all: OrdMap<&String, &Worth> = self.initial.iter().collect();
         all.extend(&self.kept.values);
         all.extend(&self.local);
         all.into_iter().filter_map(|(name, worth)| at(self.client, kind, name, worth)).collect()

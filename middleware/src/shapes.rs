@@ -1,6 +1,6 @@
 //! Asks a source for the definitions of its tables.
 
-use std::collections::BTreeMap;
+use orthodrome_core::ordered::OrdMap;
 
 use orthodrome_geotp::sql::shape::{Reference, Shape, ShapeColumn, ShapeKey, serial_of};
 use orthodrome_geotp::sql::system::quote;
@@ -115,8 +115,8 @@ fn list(row: &[Option<Vec<u8>>], at: usize) -> Vec<String> {
 }
 
 /// The definitions in the answers to [`questions`].
-pub(crate) fn shapes(kind: Dialect, answers: &[Answer]) -> BTreeMap<String, Shape> {
-    let mut shapes: BTreeMap<String, Shape> = BTreeMap::new();
+pub(crate) fn shapes(kind: Dialect, answers: &[Answer]) -> OrdMap<String, Shape> {
+    let mut shapes: OrdMap<String, Shape> = OrdMap::new();
     let [columns, keys, more] = answers else { return shapes };
     for row in &columns.rows {
         let name = cell(row, 0).unwrap_or_default();

@@ -7,13 +7,13 @@ mod pool;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use orthodrome_core::NodeId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_geotp::contract::{Failure, FromSource, Reason, Then, ToSource, Xid};
 use orthodrome_geotp::sql::Dialect;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -88,10 +88,10 @@ struct Handle {
 pub(crate) struct Source {
     node: NodeId,
     endpoint: Endpoint,
-    slots: Mutex<BTreeMap<Xid, Arc<Slot>>>,
+    slots: Mutex<OrdMap<Xid, Arc<Slot>>>,
     /// Prepared branches that are being ended. That continues until it succeeds, so a repeated
     /// order has no effect.
-    ending: Mutex<BTreeSet<Xid>>,
+    ending: Mutex<OrdSet<Xid>>,
     idle: Arc<Mutex<Vec<Session>>>,
     report: Box<dyn Fn(FromSource<Sql>) + Send + Sync>,
     /// Why the server cannot be reached, or refuses the login, since it was reached last.

@@ -11,12 +11,12 @@
     reason = "a benchmark: a failed assumption should stop it"
 )]
 
-use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::topology::Topology;
 use orthodrome_protocols::ocean_vista::Tids;
@@ -68,14 +68,14 @@ impl Region {
         for ((server, incarnation), tids) in self.members.active().zip(&mut self.in_flight) {
             begin_and_store(tids);
             let svw = tids.svw(Timestamp::ZERO);
-            let srw = BTreeMap::from([(PartitionId(server.0 % self.partitions), Timestamp(1))]);
+            let srw = OrdMap::from([(PartitionId(server.0 % self.partitions), Timestamp(1))]);
             let epoch = self.members.epoch;
             let report = Report { server, incarnation, epoch, svw, srw, sgw: Timestamp(1) };
             black_box(self.gossiper.on_report(report));
         }
         for region in [1, 2].map(RegionId) {
             let (epoch, dvw, dgw) = (self.members.epoch, new, new);
-            let drw = BTreeMap::from([(PartitionId(0), Timestamp(self.round))]);
+            let drw = OrdMap::from([(PartitionId(0), Timestamp(self.round))]);
             let heard = self.gossiper.on_regional(Regional { region, epoch, dvw, drw, dgw });
             assert_eq!(heard, Heard::Taken);
         }

@@ -1,10 +1,11 @@
 //! Each client sends the counter below which it knows the outcomes of all its transactions. No node
 //! needs to remember those outcomes any more (R6).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use orthodrome_core::id::{ClientId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, Time};
 
 use crate::waiting::BATCH;
@@ -13,7 +14,7 @@ use crate::waiting::BATCH;
 /// client that ever registered: nobody can know that a client without a transaction is gone. To drop
 /// an entry is not safe while a transaction of that client may be pending somewhere: its votes, which
 /// may have been counted already, would pass for those of a transaction that has ended everywhere.
-pub(crate) type Acknowledged = BTreeMap<ClientId, u64>;
+pub(crate) type Acknowledged = OrdMap<ClientId, u64>;
 
 /// Notes that `client` knows the outcomes of its transactions below a counter. Returns the names of
 /// those that were not known to be acknowledged before.
@@ -93,7 +94,7 @@ impl Kept {
         }
         let too_many = self.since.len().checked_sub(most + 1);
         let newest_too_many = too_many.and_then(|nth| self.since.get(nth)).map(|(at, _)| *at);
-        let mut silent: BTreeMap<ClientId, u64> = BTreeMap::new();
+        let mut silent: OrdMap<ClientId, u64> = OrdMap::new();
         for (since, txn) in &self.since {
             let is_too_many = newest_too_many.is_some_and(|newest| *since <= newest);
             if !is_too_many && now.since(*since) < retention {

@@ -5,16 +5,17 @@
 //! what the sender's said when it left. The difference of the clocks themselves is in it, so that "now,
 //! by my clock, and the measured delay" is a reading of the *receiver's* clock.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use orthodrome_core::id::NodeId;
 use orthodrome_core::machine::Gauge;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 
 /// Measured delays to nodes, or along other paths that have a name.
 #[derive(Debug)]
 pub struct Delays<K = NodeId> {
-    by_path: BTreeMap<K, Measured>,
+    by_path: OrdMap<K, Measured>,
     /// The estimate is at or above this percentage of all measurements.
     percentile: usize,
 }
@@ -29,7 +30,7 @@ impl<K: Ord> Delays<K> {
     /// Nothing is measured yet. Estimates will be at or above this percentage of all measurements.
     #[must_use]
     pub const fn at_percentile(percentile: usize) -> Self {
-        Self { by_path: BTreeMap::new(), percentile }
+        Self { by_path: OrdMap::new(), percentile }
     }
 }
 

@@ -1,12 +1,12 @@
 //! What the gateways of all protocols with leaders share: they find the participants and the
 //! coordinator of a transaction, and read snapshots.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::session::{self, Floors};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{Key, Kind, Outcome, Read, Reads, Txn};
@@ -61,8 +61,8 @@ pub(crate) fn split<'a>(
     cluster: &Cluster,
     reads: impl IntoIterator<Item = &'a Key>,
     writes: impl IntoIterator<Item = &'a Key>,
-) -> BTreeMap<PartitionId, Participant> {
-    let mut participants = BTreeMap::new();
+) -> OrdMap<PartitionId, Participant> {
+    let mut participants = OrdMap::new();
     for key in reads {
         let at = cluster.partition_of(key);
         participants.entry(at).or_insert_with(|| Participant::bare(at)).reads.push(key.clone());
@@ -76,7 +76,7 @@ pub(crate) fn split<'a>(
 
 /// Sets the floor of each participant to what the transaction's client knows of its keys there
 /// (R11).
-pub(crate) fn set_floors(participants: &mut BTreeMap<PartitionId, Participant>, floors: &Floors) {
+pub(crate) fn set_floors(participants: &mut OrdMap<PartitionId, Participant>, floors: &Floors) {
     for participant in participants.values_mut() {
         let keys = participant.reads.iter().chain(&participant.writes);
         participant.floor = session::highest(floors, keys);
@@ -122,7 +122,7 @@ pub struct Snapshot {
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     /// The answer of each partition.
-    parts: BTreeMap<PartitionId, Snapshot>,
+    parts: OrdMap<PartitionId, Snapshot>,
     /// The timestamp that the promises of this round must reach.
     pub at_least: Timestamp,
     /// True if some partitions were asked again.

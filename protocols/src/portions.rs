@@ -1,7 +1,6 @@
 //! Splits lists that may be larger than one message over several messages.
 
-use std::collections::BTreeMap;
-
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Time;
 use orthodrome_core::{Rng, Wire, WireError};
 
@@ -50,12 +49,12 @@ impl Portion {
 #[derive(Debug)]
 pub struct Assembly<T> {
     sent_at: Time,
-    parts: BTreeMap<u32, T>,
+    parts: OrdMap<u32, T>,
 }
 
 impl<T> Default for Assembly<T> {
     fn default() -> Self {
-        Self { sent_at: Time::ZERO, parts: BTreeMap::new() }
+        Self { sent_at: Time::ZERO, parts: OrdMap::new() }
     }
 }
 

@@ -1,10 +1,10 @@
 //! The voters and the leader of each partition, as far as this node knows.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Time;
 
 use crate::replication::Index;
@@ -13,9 +13,9 @@ use crate::replication::Index;
 #[derive(Debug)]
 pub struct Routes {
     cluster: Arc<Cluster>,
-    known: BTreeMap<PartitionId, Route>,
+    known: OrdMap<PartitionId, Route>,
     /// Voters that differ from the placement, and the log entry that named them.
-    voters: BTreeMap<PartitionId, (Index, Vec<NodeId>)>,
+    voters: OrdMap<PartitionId, (Index, Vec<NodeId>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ impl Routes {
     /// Knows the placement only.
     #[must_use]
     pub fn new(cluster: Arc<Cluster>) -> Self {
-        Self { cluster, known: BTreeMap::new(), voters: BTreeMap::new() }
+        Self { cluster, known: OrdMap::new(), voters: OrdMap::new() }
     }
 
     /// The node to which messages for the leader of `partition` are sent.
@@ -240,7 +240,7 @@ mod tests {
     fn every_server_is_asked_in_time() {
         let map = Topology::built_in("local3").unwrap();
         let mut routes = Routes::new(Arc::new(Cluster::spread(map, 2, 1, 1, 3).unwrap()));
-        let mut asked = std::collections::BTreeSet::new();
+        let mut asked = orthodrome_core::ordered::OrdSet::new();
         for turn in 0..6 {
             routes.suspect(P, Time(turn + 1), Time(turn + 1));
             asked.insert(routes.leader(P));

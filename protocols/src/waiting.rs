@@ -1,10 +1,9 @@
 //! What leaders and gateways wait for: answers, timestamps that must pass, servers that do not
 //! answer.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Clock, Duration, Time, Timestamp};
 
 /// When a request was last sent, and how often.
@@ -41,7 +40,7 @@ impl RetryState {
 
 /// Records that all due requests are sent now, and returns when each was last sent.
 pub(crate) fn take_due(
-    asked: &mut BTreeMap<TxnId, RetryState>,
+    asked: &mut OrdMap<TxnId, RetryState>,
     timeout: Duration,
     now: Time,
 ) -> Vec<(TxnId, RetryState)> {
@@ -55,14 +54,14 @@ pub(crate) fn take_due(
 pub(crate) struct Suspects {
     /// How long a suspect is not tried at first.
     alone: Duration,
-    asked: BTreeMap<NodeId, RetryState>,
+    asked: OrdMap<NodeId, RetryState>,
 }
 
 impl Suspects {
     /// No suspects, for a node whose time-out is `answer_after`.
     pub fn new(answer_after: Duration) -> Self {
         let alone = answer_after.max(Duration::from_secs(1)) * 4;
-        Self { alone, asked: BTreeMap::new() }
+        Self { alone, asked: OrdMap::new() }
     }
 
     /// True if a server should not be asked now. It is tried again after a while, because a server
@@ -109,7 +108,7 @@ impl Helpers {
     /// The servers as seen from `gateway`, whose time-out is `answer_after`.
     pub fn new(cluster: &Cluster, gateway: NodeId, answer_after: Duration) -> Self {
         let home = cluster.region_of(gateway);
-        let mut regions: BTreeMap<_, Vec<NodeId>> = BTreeMap::new();
+        let mut regions: OrdMap<_, Vec<NodeId>> = OrdMap::new();
         for server in cluster.servers() {
             let region = cluster.region_of(server.id);
             let distance = (region != home, cluster.topology.rtt(home, region), region);
@@ -177,7 +176,7 @@ pub(crate) struct Paces<P> {
     first: usize,
     most: usize,
     /// For each answer to a peer, pending or past: its last piece.
-    answers: BTreeMap<(NodeId, PartitionId), Sent<P>>,
+    answers: OrdMap<(NodeId, PartitionId), Sent<P>>,
 }
 
 /// A piece that has left.
@@ -195,12 +194,12 @@ impl<P: PartialEq> Paces<P> {
 
     /// Pieces of at most `most` bytes, and small ones at first.
     pub fn new(most: usize) -> Self {
-        Self { first: Self::FIRST.min(most), most, answers: BTreeMap::new() }
+        Self { first: Self::FIRST.min(most), most, answers: OrdMap::new() }
     }
 
     /// Pieces of `most` bytes, until one is late or lost.
     pub fn long(most: usize) -> Self {
-        Self { first: most, most, answers: BTreeMap::new() }
+        Self { first: most, most, answers: OrdMap::new() }
     }
 
     /// The size of a piece that leaves now: the first of an answer, or one that a peer requested,
@@ -230,13 +229,13 @@ impl<P: PartialEq> Paces<P> {
 pub(crate) const BATCH: usize = 4_096;
 
 /// Takes the first of these, at most as many as one message or entry may name.
-pub(crate) fn take_batch(txns: &mut BTreeSet<TxnId>) -> Vec<TxnId> {
+pub(crate) fn take_batch(txns: &mut OrdSet<TxnId>) -> Vec<TxnId> {
     std::iter::from_fn(|| txns.pop_first()).take(BATCH).collect()
 }
 
 /// Decided commits whose timestamps have not passed on every clock yet (C13).
 #[derive(Debug, Default)]
-pub struct CommitWait(BTreeSet<(Timestamp, TxnId)>);
+pub struct CommitWait(OrdSet<(Timestamp, TxnId)>);
 
 impl CommitWait {
     pub fn len(&self) -> usize {
@@ -324,7 +323,7 @@ mod tests {
         let cluster = Cluster::spread(map, 1, 2, 1, 1).unwrap();
         let gateway = cluster.nodes().find(|node| node.role == Role::Gateway).unwrap().id;
         let mut helpers = Helpers::new(&cluster, gateway, Duration::from_millis(100));
-        let near: BTreeSet<NodeId> = (0..4).map(|_| helpers.next(true, Time(0))).collect();
+        let near: OrdSet<NodeId> = (0..4).map(|_| helpers.next(true, Time(0))).collect();
         assert_eq!(near.len(), 1, "the one in this region");
         let near = near.first().copied().unwrap();
         assert!(helpers.suspects.add(near, Time(0)));

@@ -6,10 +6,10 @@
 mod checks;
 
 use std::any::type_name;
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use checks::{Check, ComesBack, Each, IsNeverTakenForWhole, IsRefusedOrRead, SAMPLES, keep_fields};
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::store::Versions;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{Op, Txn, Version};
@@ -35,7 +35,7 @@ fn of_every_protocol(check: &impl Check) {
 
 /// One variant of each protocol.
 fn names() -> Vec<&'static str> {
-    let mut types = BTreeSet::new();
+    let mut types = OrdSet::new();
     let is_first = |row: &&Row| types.insert(registry::with(row.name, TypeName).unwrap());
     let names: Vec<_> = registry::rows().filter(is_first).map(|row| row.name).collect();
     assert!(names.len() > 5, "{names:?}");
@@ -106,7 +106,7 @@ fn values_that_break_a_promise_of_their_type_are_refused() {
 #[test]
 fn samples_are_of_every_kind() {
     let mut rng = Rng::stream(4, "kinds", 0);
-    let mut kinds = BTreeSet::new();
+    let mut kinds = OrdSet::new();
     for _ in 0..SAMPLES {
         kinds.insert(<Carousel as Protocol>::Msg::sample(&mut rng).kind());
     }

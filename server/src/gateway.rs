@@ -8,7 +8,6 @@
 //! In this module, a *caller* is whoever waits for the answer of such a call: in a server, the gRPC
 //! service.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,6 +16,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::lease::LeaseId;
 use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan::Ask;
 use orthodrome_core::txn::{Kind, Priority, Reads};
 use orthodrome_core::{
@@ -183,7 +183,7 @@ pub struct Description {
     /// The region's name.
     pub region: String,
     /// The preferred leader of each partition.
-    pub leaders: BTreeMap<PartitionId, NodeId>,
+    pub leaders: OrdMap<PartitionId, NodeId>,
     /// Whether the node serves.
     pub health: Health,
     /// Transactions in flight.

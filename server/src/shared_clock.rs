@@ -8,11 +8,11 @@
 //! A node that has not met every other node since its start knows less, and allows for steps of the
 //! system clock, from which offsets are taken at the start.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use orthodrome_core::NodeId;
+use orthodrome_core::ordered::OrdMap;
 
 /// A node's knowledge of the shared clock. All offsets are in nanoseconds, from the machine's
 /// monotonic clock to readings.
@@ -28,7 +28,7 @@ pub struct SharedClock {
     /// True if this node has met every other node that runs.
     is_complete: AtomicBool,
     /// The known offset of each other node; none before the first handshake.
-    peers: Mutex<BTreeMap<NodeId, Peer>>,
+    peers: Mutex<OrdMap<NodeId, Peer>>,
 }
 
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ impl SharedClock {
         apart_max: i64,
         peers: impl Iterator<Item = NodeId>,
     ) -> Self {
-        let peers: BTreeMap<_, _> = peers.map(|peer| (peer, Peer::default())).collect();
+        let peers: OrdMap<_, _> = peers.map(|peer| (peer, Peer::default())).collect();
         Self {
             machine,
             apart_max,
@@ -115,7 +115,7 @@ impl SharedClock {
         self.settle(&peers);
     }
 
-    fn settle(&self, peers: &BTreeMap<NodeId, Peer>) {
+    fn settle(&self, peers: &OrdMap<NodeId, Peer>) {
         let least = peers.values().filter_map(|peer| peer.offset).min();
         self.least.store(least.unwrap_or(i64::MAX), Ordering::SeqCst);
         let is_complete = peers.values().all(|peer| peer.is_settled);

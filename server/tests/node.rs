@@ -6,7 +6,6 @@
 mod leases;
 mod misuse;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use orthodrome_core::cluster::Partition;
 use orthodrome_core::machine::{Admin, GroupView, OrderState, Refusal};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan::{KeyRange, Scan};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Op, Priority, Reads, Writes};
@@ -269,8 +269,8 @@ async fn acknowledged_survives(protocol: &'static str) {
     let plan = plan(dir.path(), map(3, Duration::from_millis(1)));
     let mut cluster = cluster(Plan { protocol, ..plan }).await;
     let nodes: Vec<NodeId> = cluster.nodes().collect();
-    let mut acknowledged: BTreeMap<String, u64> = BTreeMap::new();
-    let mut asked: BTreeMap<String, u64> = BTreeMap::new();
+    let mut acknowledged: OrdMap<String, u64> = OrdMap::new();
+    let mut asked: OrdMap<String, u64> = OrdMap::new();
     for round in 0..DEATHS {
         let mut tasks = Vec::new();
         let enough = Arc::new(tokio::sync::Semaphore::new(0));
@@ -975,7 +975,7 @@ async fn watches_show_every_change_once_while_nodes_die_and_return() {
 }
 
 /// The changes of a watch up to a timestamp, by key: the timestamps and the values.
-type Seen = BTreeMap<(Key, u64), Option<Value>>;
+type Seen = OrdMap<(Key, u64), Option<Value>>;
 
 /// Watches until everything up to `until` was shown. A watch that breaks off goes on at the next gateway.
 async fn watched(
@@ -1022,7 +1022,7 @@ async fn watches_beside_deaths(protocol: &'static str) {
     let mut begun = gateway.watch(KeyRange::prefix(b"key/"), None).unwrap();
     // From here on, everything is shown.
     let start = begun.recv().await.unwrap().unwrap().through;
-    let mut told: BTreeMap<(Key, u64), Option<Value>> = BTreeMap::new();
+    let mut told: OrdMap<(Key, u64), Option<Value>> = OrdMap::new();
     let mut end = start;
     let mut commit = async |client: &mut Client, op: Op| {
         let (key, value) = match &op {

@@ -1,9 +1,8 @@
 //! The latency floor: the least time that any protocol needs for a transaction on a topology.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan;
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{Key, Kind};
@@ -26,16 +25,16 @@ use orthodrome_eval::workload::{Reach, Request};
 #[derive(Clone, Debug)]
 pub struct Floor {
     cluster: Cluster,
-    nearest: BTreeMap<(RegionId, PartitionId), Duration>,
-    durable: BTreeMap<RegionId, Duration>,
+    nearest: OrdMap<(RegionId, PartitionId), Duration>,
+    durable: OrdMap<RegionId, Duration>,
 }
 
 impl Floor {
     /// Computes the floor of a cluster.
     #[must_use]
     pub fn new(cluster: &Cluster) -> Self {
-        let mut nearest = BTreeMap::new();
-        let mut durable: BTreeMap<RegionId, Duration> = BTreeMap::new();
+        let mut nearest = OrdMap::new();
+        let mut durable: OrdMap<RegionId, Duration> = OrdMap::new();
         for region in cluster.topology.regions() {
             for partition in cluster.partitions() {
                 let rtt = |&node| cluster.topology.rtt(region, cluster.region_of(node));

@@ -31,7 +31,6 @@
 //! Timestamps count from 1 ms before the start, so that `@1000000` is time zero.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -41,6 +40,7 @@ use goldenscript::{Argument, ArgumentConsumer, Command, Context, Runner};
 use orthodrome_core::cluster::{Cluster, Role};
 use orthodrome_core::id::{NodeId, RegionId, TxnId};
 use orthodrome_core::machine::{Admin, Input, Message, Protocol};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::session::Floor;
 use orthodrome_core::time::{Duration, Time, Timestamp};
@@ -95,7 +95,7 @@ struct Golden<P: Protocol> {
     name: &'static str,
     run: Option<Simulation<P>>,
     output: Rc<RefCell<String>>,
-    begun: BTreeMap<TxnId, Begun>,
+    begun: OrdMap<TxnId, Begun>,
 }
 
 /// A transaction that the script submitted.
@@ -179,7 +179,7 @@ impl<P: Protocol> Runner for Golden<P> {
 
 impl<P: Protocol> Golden<P> {
     fn new(name: &'static str) -> Self {
-        Self { name, run: None, output: Rc::default(), begun: BTreeMap::new() }
+        Self { name, run: None, output: Rc::default(), begun: OrdMap::new() }
     }
 
     fn simulation(&mut self) -> Outcome<&mut Simulation<P>> {
@@ -305,7 +305,7 @@ impl<P: Protocol> Golden<P> {
 
     fn decide(&mut self, args: &mut ArgumentConsumer<'_>) -> Outcome {
         let txn: TxnId = args.next_pos().ok_or("decide which TXN")?.parse()?;
-        let mut decision = Decision::Commit(BTreeMap::new());
+        let mut decision = Decision::Commit(OrdMap::new());
         for argument in args.by_ref() {
             match (argument, &mut decision) {
                 (Argument::KeyValue(key, value), Decision::Commit(writes)) => {

@@ -10,11 +10,10 @@ mod record;
 mod scanning;
 mod watching;
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, RegionId, TxnId};
 use orthodrome_core::machine::{Input, Protocol};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::session::Session;
 use orthodrome_core::time::{Duration, Time};
@@ -80,7 +79,7 @@ pub struct Load {
     /// What the protocol can do.
     abilities: Abilities,
     /// The keys that transactions of this run may have written, for workloads that scan.
-    written: BTreeSet<Key>,
+    written: OrdSet<Key>,
     /// Acknowledged changes, and whether they deleted the key, for workloads that scan.
     committed: Committed,
     /// The number of scans that began so far.
@@ -91,7 +90,7 @@ pub struct Load {
     /// The slot of each client id (minus one).
     slot_of: Vec<u32>,
     /// Idle clients of each gateway, for open loops.
-    idle: BTreeMap<u32, Vec<u32>>,
+    idle: OrdMap<u32, Vec<u32>>,
     /// Dense number, id and region of every gateway.
     gateways: Vec<(u32, NodeId, RegionId)>,
     /// The regions' shares of the load; none if all gateways have the same share.
@@ -157,14 +156,14 @@ impl Load {
             workload,
             keys: Keys::default(),
             abilities,
-            written: BTreeSet::new(),
-            committed: BTreeMap::new(),
+            written: OrdSet::new(),
+            committed: OrdMap::new(),
             scans: 0,
             rng,
             floor: Floor::new(cluster),
             clients: Vec::new(),
             slot_of: Vec::new(),
-            idle: BTreeMap::new(),
+            idle: OrdMap::new(),
             regions: topology.regions().map(|r| topology.name_of(r).to_owned()).collect(),
             region_distance: topology.regions().map(distance).collect(),
             gateways,

@@ -1,9 +1,8 @@
 //! The white-box checker of outcomes that clients received: each attempt has one outcome, no effect
 //! of an acknowledged abort is seen later, and no acknowledged write is lost.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::TxnId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Reads, Version};
 use orthodrome_eval::workload::{Values, list_elements};
@@ -13,16 +12,16 @@ use orthodrome_eval::workload::{Values, list_elements};
 #[derive(Debug)]
 pub struct Oracle {
     values: Values,
-    outcomes: BTreeMap<TxnId, Outcome>,
+    outcomes: OrdMap<TxnId, Outcome>,
     /// Writers whose versions committed transactions read, with the timestamp and one reader.
-    seen: BTreeMap<TxnId, (Timestamp, TxnId)>,
+    seen: OrdMap<TxnId, (Timestamp, TxnId)>,
     /// The newest acknowledged version of each key, and whether it deleted the key.
-    newest: BTreeMap<Key, (Version, bool)>,
+    newest: OrdMap<Key, (Version, bool)>,
     /// Keys that transactions without outcome may have deleted.
-    maybe_deleted: BTreeMap<Key, BTreeSet<TxnId>>,
+    maybe_deleted: OrdMap<Key, OrdSet<TxnId>>,
     /// Every acknowledged element of each list.
-    appended: BTreeMap<Key, BTreeSet<u64>>,
-    touched: BTreeSet<Key>,
+    appended: OrdMap<Key, OrdSet<u64>>,
+    touched: OrdSet<Key>,
 }
 
 impl Oracle {
@@ -31,12 +30,12 @@ impl Oracle {
     pub fn new(values: Values) -> Self {
         Self {
             values,
-            outcomes: BTreeMap::new(),
-            seen: BTreeMap::new(),
-            newest: BTreeMap::new(),
-            maybe_deleted: BTreeMap::new(),
-            appended: BTreeMap::new(),
-            touched: BTreeSet::new(),
+            outcomes: OrdMap::new(),
+            seen: OrdMap::new(),
+            newest: OrdMap::new(),
+            maybe_deleted: OrdMap::new(),
+            appended: OrdMap::new(),
+            touched: OrdSet::new(),
         }
     }
 
@@ -74,7 +73,7 @@ impl Oracle {
         txn: TxnId,
         at: Timestamp,
         reads: &Reads,
-        written: &BTreeMap<Key, bool>,
+        written: &OrdMap<Key, bool>,
         element: u64,
     ) -> Result<(), String> {
         for (key, read) in reads {
@@ -202,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_read_of_an_aborted_write_is_found_in_any_order() {
-        let none = BTreeMap::new();
+        let none = OrdMap::new();
         let aborted = Outcome::Aborted(AbortReason::Conflict);
         let mut oracle = Oracle::new(Values::Versions);
         oracle.told(txn(1), aborted).unwrap();
@@ -219,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_deletion_that_was_seen_before_a_write_does_not_excuse_its_loss() {
-        let (k, written) = (Key::from("k"), BTreeMap::from([(Key::from("k"), false)]));
+        let (k, written) = (Key::from("k"), OrdMap::from([(Key::from("k"), false)]));
         let absent = Reads::from([(k.clone(), Read::default())]);
         let mut oracle = Oracle::new(Values::Versions);
         oracle.may_delete(txn(1), vec![k.clone()]);
@@ -228,14 +227,14 @@ mod tests {
         // Somebody reads the version that the deletion left.
         let version = Version { timestamp: Timestamp(5), writer: txn(1) };
         let saw = Reads::from([(k, Read { value: None, version })]);
-        oracle.committed(txn(2), Timestamp(6), &saw, &BTreeMap::new(), 0).unwrap();
+        oracle.committed(txn(2), Timestamp(6), &saw, &OrdMap::new(), 0).unwrap();
         let lost = oracle.judge_final(&absent).unwrap_err();
         assert!(lost.contains("by c1.3@7 was acknowledged, but"), "{lost}");
     }
 
     #[test]
     fn a_lost_acknowledged_write_is_found_at_the_end() {
-        let written = BTreeMap::from([(Key::from("k"), false)]);
+        let written = OrdMap::from([(Key::from("k"), false)]);
         let mut oracle = Oracle::new(Values::Lists);
         for (counter, element) in [(1, 11), (2, 12)] {
             let at = Timestamp(counter);

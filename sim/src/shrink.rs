@@ -1,7 +1,7 @@
 //! Shrinking: finds a smaller list that still causes a failure, and a simpler scenario that still
 //! fails.
 
-use std::collections::BTreeSet;
+use orthodrome_core::ordered::OrdSet;
 
 use crate::fault::{self, Fault};
 use crate::simulation::{Failure, FailureKind};
@@ -16,7 +16,7 @@ pub(crate) fn shrink(
     scenario: &Scenario,
     original: Failure,
     budget: u32,
-    draw: impl Fn(&BTreeSet<Unusual>) -> Result<Scenario, SwarmError>,
+    draw: impl Fn(&OrdSet<Unusual>) -> Result<Scenario, SwarmError>,
     run: impl Fn(&Scenario) -> Result<ScenarioResult, SwarmError>,
 ) -> Found {
     let kind = original.kind;
@@ -41,7 +41,7 @@ pub(crate) fn shrink(
     (found.scenario.schedule.faults, found.failure) = (faults, failure);
     let schedule = found.scenario.schedule.clone();
     let draw =
-        |without: &BTreeSet<Unusual>| Ok(Scenario { schedule: schedule.clone(), ..draw(without)? });
+        |without: &OrdSet<Unusual>| Ok(Scenario { schedule: schedule.clone(), ..draw(without)? });
     // The draw of lost disks decides which other servers may die.
     let is_replaced = |entry: &fault::Entry| matches!(entry.fault, Fault::Replace { .. });
     let loses_disks = schedule.faults.iter().any(is_replaced);
@@ -65,7 +65,7 @@ pub(crate) fn shrink(
 fn leave_out(
     found: &mut Found,
     left: &mut u32,
-    draw: &impl Fn(&BTreeSet<Unusual>) -> Result<Scenario, SwarmError>,
+    draw: &impl Fn(&OrdSet<Unusual>) -> Result<Scenario, SwarmError>,
     fails: &impl Fn(&Scenario) -> Option<Failure>,
     may_go: impl Fn(Unusual) -> bool,
 ) {

@@ -8,7 +8,6 @@ mod settle;
 mod steps;
 mod trace;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::{Cluster, Role};
@@ -16,6 +15,7 @@ use orthodrome_core::digest::Digest;
 use orthodrome_core::id::NodeId;
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{Input, Protocol};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::trace::Line;
@@ -123,7 +123,7 @@ pub(crate) struct Environment<P: Protocol> {
     /// Dense number of each node id.
     dense: Vec<u32>,
     traffic: Traffic,
-    notes: BTreeMap<P::Note, u64>,
+    notes: OrdMap<P::Note, u64>,
     trace: Option<TraceSink>,
     hash: Digest,
     pub(crate) disk_rng: Rng,
@@ -149,7 +149,7 @@ pub struct Simulation<P: Protocol> {
     pub(crate) env: Environment<P>,
     pub(crate) plan: Plan,
     /// The number of faults injected, by kind.
-    pub(crate) injected: BTreeMap<&'static str, u64>,
+    pub(crate) injected: OrdMap<&'static str, u64>,
     /// True if the final audit read the database and the workload found no violation.
     is_audited: bool,
 }
@@ -251,7 +251,7 @@ impl<P: Protocol> Simulation<P> {
             ids,
             dense,
             traffic: Traffic::between(cluster.nodes().map(|node| (node.role, node.region))),
-            notes: BTreeMap::new(),
+            notes: OrdMap::new(),
             trace: None,
             hash: Digest::default(),
             disk_rng: stream("disk"),
@@ -264,7 +264,7 @@ impl<P: Protocol> Simulation<P> {
             limits: options.limits,
         };
         let config = Arc::new(config);
-        let injected = BTreeMap::new();
+        let injected = OrdMap::new();
         let is_audited = false;
         let mut simulation =
             Self { cluster, config, options, nodes, env, plan, injected, is_audited };

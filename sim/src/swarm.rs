@@ -4,7 +4,6 @@
 mod draw;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Once;
@@ -13,6 +12,7 @@ use orthodrome_core::cluster::{Cluster, ClusterError};
 use orthodrome_core::id::NodeId;
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::{NO_SESSIONS, Protocol};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_eval::checker::{self, Model};
@@ -65,7 +65,7 @@ pub struct SwarmOptions {
     /// Watches do not wait for unfinished transactions. This is a mistake, which the swarm should catch.
     pub hasty_watches: bool,
     /// Draws to leave out; all other draws stay the same.
-    pub without: BTreeSet<Unusual>,
+    pub without: OrdSet<Unusual>,
     /// The most transactions of one seed.
     pub transactions: u64,
     /// How long faults last, in simulated time; in some seeds they last longer.
@@ -99,7 +99,7 @@ impl SwarmOptions {
             scans: false,
             no_second_list: false,
             hasty_watches: false,
-            without: BTreeSet::new(),
+            without: OrdSet::new(),
             transactions: 300,
             safety: Duration::from_secs(8),
             liveness: Duration::from_secs(60),
@@ -132,9 +132,9 @@ pub struct Scenario {
     /// Nodes that stay down when all other faults heal.
     pub down: Vec<NodeId>,
     /// The unusual draws that it has.
-    pub unusual: BTreeSet<Unusual>,
+    pub unusual: OrdSet<Unusual>,
     /// The unusual draws that were left out.
-    pub without: BTreeSet<Unusual>,
+    pub without: OrdSet<Unusual>,
 }
 
 /// The fault profile of a seed: it biases the seed to one class of faults. Rare bugs need several
@@ -261,7 +261,7 @@ pub fn run_seed_with<P: Protocol>(
     }
     let found = match failure {
         Some(original) => {
-            let draw = |without: &BTreeSet<Unusual>| {
+            let draw = |without: &OrdSet<Unusual>| {
                 let options = SwarmOptions { without: without.clone(), ..options.clone() };
                 Scenario::draw::<P>(seed, &options)
             };
@@ -300,11 +300,11 @@ pub struct ScenarioResult {
     /// The failure, if there was one.
     pub failure: Option<Failure>,
     /// The unusual draws that the scenario has.
-    pub unusual: BTreeSet<Unusual>,
+    pub unusual: OrdSet<Unusual>,
     /// Faults injected, by kind.
-    pub injected: BTreeMap<&'static str, u64>,
+    pub injected: OrdMap<&'static str, u64>,
     /// The protocol's rare events, by name.
-    pub notes: BTreeMap<String, u64>,
+    pub notes: OrdMap<String, u64>,
     /// Simulated time.
     pub simulated: Duration,
     /// The number of events processed.
@@ -492,13 +492,13 @@ mod tests {
     }
 
     /// A scenario without these draws.
-    fn scenario(without: &BTreeSet<Unusual>) -> Scenario {
+    fn scenario(without: &OrdSet<Unusual>) -> Scenario {
         let mut rng = Rng::stream(1, "shrinking", 0);
         let profile = FaultProfile::Mixed;
         let options = SwarmOptions::of("none");
         let topology = draw_topology(profile, 3, &mut rng);
         let (workload, workload_options) = draw_workload(profile, &mut rng);
-        let mut unusual = BTreeSet::from(Unusual::ALL);
+        let mut unusual = OrdSet::from(Unusual::ALL);
         unusual.retain(|draw| !without.contains(draw));
         Scenario {
             seed: 1,
@@ -519,9 +519,9 @@ mod tests {
     fn result(failure: Option<Failure>) -> ScenarioResult {
         ScenarioResult {
             failure,
-            unusual: BTreeSet::new(),
-            injected: BTreeMap::new(),
-            notes: BTreeMap::new(),
+            unusual: OrdSet::new(),
+            injected: OrdMap::new(),
+            notes: OrdMap::new(),
             simulated: Duration::ZERO,
             events: 0,
             attempts: (0, 0),
@@ -538,7 +538,7 @@ mod tests {
         let none = || SwarmError::Workload(workload::WorkloadError::Unknown("none".into()));
         // Without the draw of few keys nothing can be drawn. The workload needs the shares, and
         // half of its transactions.
-        let draw = |without: &BTreeSet<Unusual>| {
+        let draw = |without: &OrdSet<Unusual>| {
             if without.contains(&Unusual::Keys) { Err(none()) } else { Ok(scenario(without)) }
         };
         let run = |scenario: &Scenario| {
@@ -554,7 +554,7 @@ mod tests {
             let fails = at.contains(&7) && (draws(Unusual::Processors) || at.len() < 20);
             Ok(result(fails.then(|| failure(&format!("with {} faults", at.len())))))
         };
-        let whole = scenario(&BTreeSet::new());
+        let whole = scenario(&OrdSet::new());
         let found = shrink(&whole, failure("first"), 200, draw, run);
         let needed: Vec<Unusual> = found.scenario.unusual.iter().copied().collect();
         assert_eq!(needed, [Unusual::Keys, Unusual::Shares, Unusual::Links]);

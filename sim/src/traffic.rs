@@ -1,9 +1,8 @@
 //! Messages and bytes by kind of message, by role and by region.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::cluster::Role;
 use orthodrome_core::id::RegionId;
+use orthodrome_core::ordered::OrdMap;
 use serde::Serialize;
 
 /// Messages and bytes.
@@ -113,7 +112,7 @@ impl Traffic {
 
     /// By kind of message.
     #[must_use]
-    pub fn by_kind(&self) -> BTreeMap<&'static str, Count> {
+    pub fn by_kind(&self) -> OrdMap<&'static str, Count> {
         self.kinds.iter().copied().collect()
     }
 }

@@ -2,12 +2,12 @@
 //! dies for ever. Each has a separate random stream, so the other draws are the same with and
 //! without it.
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::NodeId;
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Duration;
 use orthodrome_eval::workload;
@@ -127,15 +127,15 @@ impl fmt::Display for Unusual {
 #[derive(Debug)]
 pub(crate) struct Draws<'a> {
     /// The draws to leave out.
-    without: &'a BTreeSet<Unusual>,
+    without: &'a OrdSet<Unusual>,
     /// The draws that it has.
-    pub(crate) taken: BTreeSet<Unusual>,
+    pub(crate) taken: OrdSet<Unusual>,
 }
 
 impl<'a> Draws<'a> {
     /// All draws except those in `without`.
-    pub(crate) fn new(without: &'a BTreeSet<Unusual>) -> Self {
-        Self { without, taken: BTreeSet::new() }
+    pub(crate) fn new(without: &'a OrdSet<Unusual>) -> Self {
+        Self { without, taken: OrdSet::new() }
     }
 
     /// Records a draw and returns it; none if there was nothing to draw, or it is left out.

@@ -2,10 +2,9 @@
 //! that clients received, and collects their leaks at the end. It knows no protocol: machines
 //! report by themselves ([`Claim`], [`Machine::leaks`], [`Machine::replica_digests`]).
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Machine, Protocol, ReplicaDigest};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::txn::Outcome;
 
 /// Why a run has not settled.
@@ -21,13 +20,13 @@ pub enum Unrest {
 #[derive(Clone, Default, Debug)]
 pub struct Watch {
     /// The leader of each term.
-    leaders: BTreeMap<(PartitionId, u64), NodeId>,
+    leaders: OrdMap<(PartitionId, u64), NodeId>,
     /// The term of every chosen entry, by its index from 1, and the node that claimed it first.
-    chosen: BTreeMap<PartitionId, Vec<Option<(u64, NodeId)>>>,
+    chosen: OrdMap<PartitionId, Vec<Option<(u64, NodeId)>>>,
     /// The decision on every attempt, and the node that claimed it first.
-    decided: BTreeMap<TxnId, (Outcome, NodeId)>,
+    decided: OrdMap<TxnId, (Outcome, NodeId)>,
     /// The outcomes that clients received.
-    told: BTreeMap<TxnId, Outcome>,
+    told: OrdMap<TxnId, Outcome>,
 }
 
 impl Watch {
@@ -132,9 +131,9 @@ pub fn leaks<P: Protocol, M: Machine<P>>(node: NodeId, machine: &M) -> Result<()
 #[derive(Clone, Default, Debug)]
 pub struct Copies {
     /// The first digest for each group and position, and its node.
-    first: BTreeMap<(PartitionId, u64), (NodeId, u64)>,
+    first: OrdMap<(PartitionId, u64), (NodeId, u64)>,
     /// Every group, and whether two digests of its state have been compared.
-    compared: BTreeMap<PartitionId, bool>,
+    compared: OrdMap<PartitionId, bool>,
 }
 
 impl Copies {

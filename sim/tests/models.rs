@@ -10,12 +10,12 @@
 mod toy;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, Ticket, TxnId};
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{Memtable, StateEngine, Store};
 use orthodrome_core::time::{Duration, Time, Timestamp};
@@ -104,7 +104,7 @@ fn one_flush_covers_everything_written_before_it_and_nothing_after() {
 
 #[test]
 fn a_crash_keeps_what_was_flushed_and_some_prefix_of_the_rest() {
-    let (mut whole, mut torn_lengths) = (BTreeSet::new(), BTreeSet::new());
+    let (mut whole, mut torn_lengths) = (OrdSet::new(), OrdSet::new());
     for seed in 0..200 {
         for torn in [false, true] {
             let mut disk = Disk::<Toy>::new(NodeId(1), DiskModel::default());
@@ -124,14 +124,14 @@ fn a_crash_keeps_what_was_flushed_and_some_prefix_of_the_rest() {
             };
         }
     }
-    assert_eq!(whole, BTreeSet::from([3, 4, 5, 6]));
-    assert_eq!(torn_lengths, BTreeSet::from([3, 4, 5]), "a torn write loses its last record");
+    assert_eq!(whole, OrdSet::from([3, 4, 5, 6]));
+    assert_eq!(torn_lengths, OrdSet::from([3, 4, 5]), "a torn write loses its last record");
 }
 
 #[test]
 fn a_node_refuses_a_disk_that_is_damaged_or_another_nodes() {
     let wrong = Refusal::WrongOwner { found: NodeId(1), expected: NodeId(2) };
-    let mut seen = BTreeSet::new();
+    let mut seen = OrdSet::new();
     for seed in 0..60 {
         let mut disk = Disk::<Toy>::new(NodeId(1), DiskModel::default());
         let rng = &mut Rng::stream(seed, "disk", 0);
@@ -155,13 +155,13 @@ fn a_node_refuses_a_disk_that_is_damaged_or_another_nodes() {
             _ => assert_eq!(disk.open(NodeId(1)), Ok([1, 2].map(record).to_vec())),
         }
     }
-    assert_eq!(seen, BTreeSet::from([(true, 0), (false, 0), (false, 1)]));
+    assert_eq!(seen, OrdSet::from([(true, 0), (false, 0), (false, 1)]));
 }
 
 #[test]
 fn a_crash_in_a_checkpoint_leaves_the_old_records_or_the_new_ones() {
     let p = orthodrome_core::id::PartitionId(0);
-    let mut seen = BTreeSet::new();
+    let mut seen = OrdSet::new();
     for seed in 0..100 {
         let mut disk = Disk::<Toy>::new(NodeId(1), DiskModel::default());
         let rng = &mut Rng::stream(seed, "disk", 0);
@@ -179,7 +179,7 @@ fn a_crash_in_a_checkpoint_leaves_the_old_records_or_the_new_ones() {
         assert!(is_new || disk.records() == [1, 2, 3].map(record));
         seen.insert((is_new, is_merged));
     }
-    assert_eq!(seen, BTreeSet::from([(false, false), (false, true), (true, true)]));
+    assert_eq!(seen, OrdSet::from([(false, false), (false, true), (true, true)]));
 }
 
 #[test]

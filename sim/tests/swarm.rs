@@ -9,9 +9,8 @@
 
 mod toy;
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::machine::Protocol as _;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_sim::FailureKind;
 use orthodrome_sim::swarm::{Found, Scenario, SwarmOptions, run_scenario, run_seed};
 use toy::Toy;
@@ -30,8 +29,8 @@ fn options(mutation: Option<&str>) -> SwarmOptions {
 #[test]
 fn a_correct_protocol_survives_and_every_kind_of_fault_happens() {
     let options = SwarmOptions { twins: true, ..options(None) };
-    let mut injected: BTreeMap<&str, u64> = BTreeMap::new();
-    let mut notes: BTreeMap<String, u64> = BTreeMap::new();
+    let mut injected: OrdMap<&str, u64> = OrdMap::new();
+    let mut notes: OrdMap<String, u64> = OrdMap::new();
     let (mut attempts, mut seconds) = (0, 0.0);
     for seed in 0..60 {
         let result = run_seed::<Toy>(seed, &options).unwrap();

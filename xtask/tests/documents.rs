@@ -1,6 +1,6 @@
 //! Checks statements of the repository about itself.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::disallowed_types)]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,6 @@
 //! The package for Debian, installed into a directory of its own, and the container image.
 
-#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+#![allow(clippy::unwrap_used, clippy::disallowed_types, clippy::disallowed_methods)]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -4,7 +4,6 @@ mod html;
 mod journey;
 mod map;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use orthodrome_core::cluster::Role;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_eval::metrics::{RunResult, Summary};
 use orthodrome_eval::workload::Reach;
 use orthodrome_protocols::registry::{self, Row};
@@ -118,7 +118,7 @@ pub struct Run {
     /// The promise that the run broke.
     pub failure: Option<String>,
     /// Latencies by the client's region.
-    pub regions: BTreeMap<String, Summary>,
+    pub regions: OrdMap<String, Summary>,
     /// The distribution function of the latencies: the 2nd, 4th, … 100th percentile.
     pub cdf_ms: Vec<f64>,
     /// Network traffic of the nodes.

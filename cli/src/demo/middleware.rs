@@ -2,7 +2,6 @@
 //! apart as four cities. Clients move money between the servers, a server and the proxy are killed,
 //! and at the end the money is counted.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::path::Path;
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use orthodrome_core::Rng;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::nanos;
 use orthodrome_eval::metrics::{Samples, Summary};
 use orthodrome_middleware::Dialect;
@@ -46,7 +46,7 @@ pub struct Wish<'a> {
 struct Printed {
     sources: Vec<String>,
     /// Latencies in milliseconds of transfers, by where the two accounts are.
-    latency_ms: BTreeMap<String, Summary>,
+    latency_ms: OrdMap<String, Summary>,
     committed: u64,
     /// Transfers that had no effect, and whose client knows that.
     failed: u64,
@@ -73,7 +73,7 @@ struct Killed {
 
 #[derive(Default)]
 struct Tally {
-    latencies: BTreeMap<String, Samples>,
+    latencies: OrdMap<String, Samples>,
     committed: u64,
     failed: u64,
     unknown: u64,
@@ -92,9 +92,9 @@ impl Tally {
     }
 
     /// Summaries of latencies, by kind and of all transfers.
-    fn latency_ms(&self) -> BTreeMap<String, Summary> {
+    fn latency_ms(&self) -> OrdMap<String, Summary> {
         let one = |(what, samples): (&String, &Samples)| (what.clone(), Summary::of_nanos(samples));
-        let mut latency_ms: BTreeMap<String, Summary> = self.latencies.iter().map(one).collect();
+        let mut latency_ms: OrdMap<String, Summary> = self.latencies.iter().map(one).collect();
         let mut all = Samples::default();
         self.latencies.values().for_each(|samples| all.merge(samples));
         latency_ms.insert("all".into(), Summary::of_nanos(&all));

@@ -4,7 +4,6 @@ mod middleware;
 mod planet;
 mod view;
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::{Cluster, RegionId};
 use orthodrome_eval::checker::{Model, Verdict};
@@ -98,7 +98,7 @@ struct Printed {
     protocol: String,
     topology: &'static str,
     /// Latencies in milliseconds by the client's region.
-    regions: BTreeMap<String, Summary>,
+    regions: OrdMap<String, Summary>,
     committed: u64,
     /// Transactions that committed between the kill and the restart of the region; null without a
     /// fault.

@@ -1,6 +1,5 @@
 //! Five regions in one process: nodes with real sockets and files, and a gateway for clients in each.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use orthodrome_client::{Client, Config, Op, Outcome};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{Cluster, Key, NodeId, RegionId};
 use orthodrome_server::node::Durability;
 use orthodrome_server::node::embedded::{EmbeddedCluster, Plan};
@@ -130,7 +130,7 @@ impl Planet {
     pub async fn ready(&self) -> anyhow::Result<()> {
         let one = |region: RegionId| {
             // Each region uses its own keys, so that regions do not wait for each other.
-            let mut keys = BTreeMap::new();
+            let mut keys = OrdMap::new();
             for number in 0..10_000 {
                 let key = Key::from(format!("ready-{region}-{number}"));
                 keys.entry(self.map.partition_of(&key)).or_insert(key);

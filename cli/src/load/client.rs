@@ -2,7 +2,6 @@
 //! saw.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use orthodrome_client::{
     Abort, Attempt as Seen, Client, Config, GeneralTxn, InDoubt, Op, Outcome as Told,
     Reads as ReadBack, Version, Writes,
 };
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::procedure::Call;
 use orthodrome_core::time::{Time, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads};
@@ -207,7 +207,7 @@ fn aborted(seen: &Seen) -> Option<AbortReason> {
 }
 
 /// The keys that a request wrote if it committed with these reads, and whether it deleted them.
-fn written(source: &Source, request: &Request, reads: &Reads) -> BTreeMap<Key, bool> {
+fn written(source: &Source, request: &Request, reads: &Reads) -> OrdMap<Key, bool> {
     let writes = match &request.kind {
         Kind::Interactive => match source.decide(request, reads) {
             Decision::Commit(writes) => Some(writes),

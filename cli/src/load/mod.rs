@@ -5,7 +5,6 @@ pub mod driver;
 pub mod ranges;
 pub mod results;
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -15,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, bail};
 use orthodrome_client::{Client, ClusterInfo, KeyspaceInfo};
 use orthodrome_core::RegionId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_eval::checker::{Model, Verdict};
 use orthodrome_eval::metrics::{Check, FloorRatio, OfKind, Run, RunResult, Summary};
 use orthodrome_sim::floor::Floor;
@@ -97,10 +97,10 @@ struct Printed {
     /// Failed requests that were refused because every client was busy.
     shed: u64,
     commit_rate: f64,
-    latency_ms: BTreeMap<String, Summary>,
-    regions: BTreeMap<String, Summary>,
+    latency_ms: OrdMap<String, Summary>,
+    regions: OrdMap<String, Summary>,
     /// Latency by kind. Distances are left out where `floor_ratio` is.
-    kinds: BTreeMap<String, OfKind>,
+    kinds: OrdMap<String, OfKind>,
     /// Latency divided by the latency floor; left out if the cluster does not say which partition
     /// holds a key.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -427,7 +427,7 @@ impl Found<'_> {
             unknown: results.unknown,
             shed: results.shed,
             commit_rate: result.commit_rate,
-            latency_ms: BTreeMap::from([
+            latency_ms: OrdMap::from([
                 ("all".into(), latencies.all),
                 ("high".into(), latencies.high),
                 ("low".into(), latencies.low),

@@ -1,12 +1,12 @@
 //! Scans and watches of a load, and what is checked of them: a scan is a transaction that has read all
 //! keys of its page, the absent ones too; a watch shows each acknowledged change of its range, once.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use orthodrome_client::{Change, Changes, Error, KeyRange};
 use orthodrome_core::TxnId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Page, Scan};
 use orthodrome_core::time::{Time, Timestamp, nanos};
 use orthodrome_core::txn::{Key, Outcome, Read, Reads};
@@ -29,7 +29,7 @@ pub struct Ranges(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     /// Keys that transactions of this run may have written.
-    written: BTreeSet<Key>,
+    written: OrdSet<Key>,
     /// Acknowledged changes.
     committed: Committed,
     /// All watches.
@@ -48,7 +48,7 @@ impl Ranges {
     }
 
     /// A transaction was acknowledged, which wrote these keys; true stands for a deletion.
-    pub fn committed(&self, at: Timestamp, txn: TxnId, written: BTreeMap<Key, bool>) {
+    pub fn committed(&self, at: Timestamp, txn: TxnId, written: OrdMap<Key, bool>) {
         let mut known = lock(&self.0);
         for (key, deleted) in written {
             known.committed.insert((at, key), (txn.name(), deleted));
@@ -270,7 +270,7 @@ mod tests {
         let watched = Arc::new(Mutex::new(watched));
         lock(&ranges.0).watches.push(Arc::clone(&watched));
         let txn = TxnId::new(orthodrome_core::ClientId(1), 1);
-        ranges.committed(Timestamp(20), txn, BTreeMap::from([("a".into(), false)]));
+        ranges.committed(Timestamp(20), txn, OrdMap::from([("a".into(), false)]));
         assert_eq!(ranges.first_missing(), None, "it has not come so far");
         let batch = Batch { changes: Vec::new(), through: Timestamp(30) };
         lock(&watched).take(batch, &Committed::new()).unwrap();

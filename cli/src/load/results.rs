@@ -1,6 +1,6 @@
 //! Results of a run: latencies, counts, the history, and broken promises.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::Path;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use orthodrome_core::RegionId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::txn::{AbortReason, Priority, Reads};
 use orthodrome_eval::history::{Entry, Writer};
 use orthodrome_eval::metrics::{Counters, Latencies, Summary};
@@ -43,7 +44,7 @@ pub struct Results {
 #[derive(Debug)]
 struct Watch {
     since: Instant,
-    last: BTreeMap<RegionId, Instant>,
+    last: OrdMap<RegionId, Instant>,
     longest: Duration,
     committed: u64,
 }

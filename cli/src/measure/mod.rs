@@ -3,7 +3,6 @@
 mod overhead;
 mod replicas;
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +13,7 @@ use futures_util::future::try_join_all;
 use orthodrome_core::Rng;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, RegionId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::nanos;
 use orthodrome_core::txn::{Key, Kind, Op};
 use orthodrome_eval::metrics::{Samples, Summary};
@@ -173,7 +173,7 @@ struct Run {
     /// Percentage of the transactions that aborted, of all that ended.
     abort_percent: f64,
     /// Error messages of aborted transactions, and how often each came.
-    aborts: BTreeMap<String, u64>,
+    aborts: OrdMap<String, u64>,
     /// Number of unknown outcomes.
     unknown: u64,
     /// Utilization of all processors of this machine, in per cent.
@@ -337,7 +337,7 @@ struct Case<'a> {
 struct Tally {
     centralized: Samples,
     distributed: Samples,
-    aborts: BTreeMap<String, u64>,
+    aborts: OrdMap<String, u64>,
     unknown: u64,
 }
 
@@ -576,7 +576,7 @@ impl Batches {
             }
         };
         let mut statements = Vec::new();
-        let mut places = std::collections::BTreeSet::new();
+        let mut places = orthodrome_core::ordered::OrdSet::new();
         for (key, is_read) in &ops {
             let row = self.row(key)?;
             places.insert(row / self.rows);

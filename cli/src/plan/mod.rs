@@ -4,13 +4,13 @@ mod objective;
 mod placement;
 mod search;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::RegionId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::topology::Topology;
 use orthodrome_protocols::registry;
 use serde::Serialize;
@@ -284,10 +284,7 @@ fn plan_as_json<'a>(
 }
 
 /// The price of a gigabyte that leaves each region; empty if the file has no prices.
-fn prices(
-    map: &Topology,
-    given: &BTreeMap<String, f64>,
-) -> anyhow::Result<BTreeMap<RegionId, f64>> {
+fn prices(map: &Topology, given: &OrdMap<String, f64>) -> anyhow::Result<OrdMap<RegionId, f64>> {
     for (name, price) in given {
         ensure!(map.region_named(name).is_some(), "{name}: the topology has no such region");
         ensure!((0.0..=1e6).contains(price), "{name}: use dollars per gigabyte, such as 0.09");
@@ -301,7 +298,7 @@ fn prices(
                 .with_context(|| format!("{name} has no price; use 0 if egress is free there"))?,
         ))
     };
-    if given.is_empty() { Ok(BTreeMap::new()) } else { map.regions().map(price).collect() }
+    if given.is_empty() { Ok(OrdMap::new()) } else { map.regions().map(price).collect() }
 }
 
 /// The protocols to choose from, among those that servers can run.

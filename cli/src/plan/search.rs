@@ -1,10 +1,10 @@
 //! The search: many short runs, then fewer longer ones, then several seeds of the best pairs.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use orthodrome_core::id::RegionId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_eval::metrics::{RunResult, Summary};
 use orthodrome_sim::Schedule;
 use serde::Serialize;
@@ -49,7 +49,7 @@ pub struct Run {
     #[serde(flatten)]
     pub result: RunResult,
     /// Latencies by the client's region.
-    pub regions: BTreeMap<String, Summary>,
+    pub regions: OrdMap<String, Summary>,
     /// Bytes that crossed regions, per committed transaction.
     pub egress_bytes_per_txn: f64,
     /// Their price for a million committed transactions, if bytes have prices.
@@ -112,7 +112,7 @@ impl Found {
 
 /// The first `all` pairs, with at most `each` of one protocol, so that several protocols remain.
 fn best_of(tried: Vec<Tried>, (all, each): (usize, usize)) -> Vec<Tried> {
-    let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut taken: OrdMap<&str, usize> = OrdMap::new();
     let is_one_more = |tried: &Tried| {
         let taken = taken.entry(tried.pair.protocol).or_default();
         *taken += 1;
@@ -134,7 +134,7 @@ pub struct Search<'a> {
     /// The objective.
     pub objective: Objective,
     /// The price in dollars of a gigabyte that leaves a region; empty if no prices are given.
-    pub prices: BTreeMap<RegionId, f64>,
+    pub prices: OrdMap<RegionId, f64>,
     /// The protocols.
     pub protocols: Vec<&'static str>,
     /// The requirements of placements.

@@ -1,6 +1,6 @@
 //! Experiments: how one published figure was measured, and what its authors reported.
 
-use std::collections::{BTreeMap, BTreeSet};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::Parser as _;
@@ -28,7 +28,7 @@ pub struct Experiment {
     /// Additional arguments for some of the protocols, which the authors set differently for each
     /// system.
     #[serde(default)]
-    pub own_options: BTreeMap<String, Vec<String>>,
+    pub own_options: OrdMap<String, Vec<String>>,
     /// The column of `orthodrome compare` that the figure shows.
     pub column: String,
     pub sweep: Sweep,
@@ -96,7 +96,7 @@ fn tenth() -> f64 {
 impl Claim {
     /// Refuses a claim that is ambiguous, or that names a protocol that is not `known` or a value
     /// that is not swept.
-    fn validate(&self, known: &BTreeSet<&str>, sweep: &Sweep) -> anyhow::Result<()> {
+    fn validate(&self, known: &OrdSet<&str>, sweep: &Sweep) -> anyhow::Result<()> {
         let Self {
             of,
             at,
@@ -166,7 +166,7 @@ impl Experiment {
                 "column {column:?}: compare has no such column"
             );
         }
-        let known: BTreeSet<&str> = self.protocols.iter().map(String::as_str).collect();
+        let known: OrdSet<&str> = self.protocols.iter().map(String::as_str).collect();
         for name in self.own_options.keys() {
             ensure!(
                 known.contains(name.as_str()),
@@ -282,7 +282,7 @@ mod tests {
     fn every_experiment_in_the_repository_can_be_run() {
         let all = Experiment::all().unwrap();
         assert!(all.len() >= 9, "{}", all.len());
-        let ids: BTreeSet<&str> = all.iter().map(|one| one.id.as_str()).collect();
+        let ids: OrdSet<&str> = all.iter().map(|one| one.id.as_str()).collect();
         assert_eq!(ids.len(), all.len(), "two experiments have one id");
     }
 

@@ -1,6 +1,6 @@
 //! One figure: its runs, their results, and its plot.
 
-use std::collections::{BTreeMap, BTreeSet};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use anyhow::Context as _;
 use orthodrome_eval::metrics::OfKind;
@@ -23,12 +23,12 @@ pub struct Point {
     /// The figure, by seed.
     pub values: Vec<f64>,
     /// Other figures that claims are about, by the names of their columns.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    others: BTreeMap<String, Vec<f64>>,
+    #[serde(skip_serializing_if = "OrdMap::is_empty")]
+    others: OrdMap<String, Vec<f64>>,
     /// Latencies by the distance of the data, of the first seed; empty if transactions do not
     /// differ in it.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub kinds: BTreeMap<String, OfKind>,
+    #[serde(skip_serializing_if = "OrdMap::is_empty")]
+    pub kinds: OrdMap<String, OfKind>,
     /// Requests that had not ended when their runs did, as a share of all.
     #[serde(serialize_with = "as_number")]
     pub outstanding: Share,
@@ -40,8 +40,8 @@ impl Point {
             protocol,
             at,
             values: Vec::new(),
-            others: BTreeMap::new(),
-            kinds: BTreeMap::new(),
+            others: OrdMap::new(),
+            kinds: OrdMap::new(),
             outstanding: Share::default(),
         }
     }
@@ -51,7 +51,7 @@ impl Point {
         if self.kinds.is_empty() {
             let is_reach = |name: &str| Reach::ALL.iter().any(|reach| reach.name() == name);
             let own = outcome.kinds.iter().filter(|(name, _)| is_reach(name));
-            let reaches: BTreeMap<_, _> = own.map(|(a, b)| (a.clone(), b.clone())).collect();
+            let reaches: OrdMap<_, _> = own.map(|(a, b)| (a.clone(), b.clone())).collect();
             if reaches.len() > 1 {
                 self.kinds = reaches;
             }
@@ -110,7 +110,7 @@ pub struct Done {
     /// in the distance of their data.
     pub distributions: Option<String>,
     /// The commits of the figure's runs.
-    pub commits: BTreeSet<String>,
+    pub commits: OrdSet<String>,
     /// Number of runs of this invocation; the others were kept from earlier ones.
     pub ran: usize,
     /// Total time of all runs of the figure.
@@ -173,7 +173,7 @@ pub fn carry_out(args: &Args, experiment: Experiment) -> anyhow::Result<Done> {
     let Gathered { points, failures, audited, commits, wall_seconds } =
         Gathered::of(args, &experiment, &kept);
     let own = experiment.column.as_str();
-    let measured: BTreeMap<&str, Measured> =
+    let measured: OrdMap<&str, Measured> =
         experiment.columns().into_iter().map(|name| (name, measured(&points, name))).collect();
     let judge = |claim: &Claim| {
         let column = claim.column.as_deref();
@@ -240,7 +240,7 @@ struct Gathered {
     points: Vec<Point>,
     failures: Vec<String>,
     audited: Option<usize>,
-    commits: BTreeSet<String>,
+    commits: OrdSet<String>,
     wall_seconds: f64,
 }
 

@@ -4,10 +4,11 @@
 //! ends with a line break. An incomplete last line, which a killed process leaves, is skipped, and
 //! removed before the next line is written.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+
+use orthodrome_core::ordered::OrdMap;
 
 use anyhow::Context as _;
 use orthodrome_eval::metrics::OfKind;
@@ -21,10 +22,10 @@ use crate::output;
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
     /// Every column of `compare`, by name; columns that are NaN are left out.
-    columns: BTreeMap<String, f64>,
+    columns: OrdMap<String, f64>,
     /// Latencies by the distance of the data; empty if transactions do not differ in it.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub kinds: BTreeMap<String, OfKind>,
+    #[serde(default, skip_serializing_if = "OrdMap::is_empty")]
+    pub kinds: OrdMap<String, OfKind>,
     /// Requests that committed.
     pub committed: u64,
     /// Requests that had not ended when the run did.
@@ -45,7 +46,7 @@ impl Outcome {
         let result = &run.result;
         Self {
             columns: compare::columns().map(value).filter(is_number).collect(),
-            kinds: if result.kinds.len() > 1 { result.kinds.clone() } else { BTreeMap::new() },
+            kinds: if result.kinds.len() > 1 { result.kinds.clone() } else { OrdMap::new() },
             committed: result.committed,
             outstanding: run.outstanding,
             audited: run.audited,
@@ -89,7 +90,7 @@ pub struct Kept {
     path: PathBuf,
     /// The file; none if results are not written.
     file: Option<File>,
-    entries: BTreeMap<Key, Entry>,
+    entries: OrdMap<Key, Entry>,
 }
 
 impl Kept {
@@ -133,7 +134,7 @@ impl Kept {
                 file.set_len(whole as u64).with_context(place)?;
             }
         }
-        let mut entries: BTreeMap<Key, Entry> = BTreeMap::new();
+        let mut entries: OrdMap<Key, Entry> = OrdMap::new();
         let lines = lines.split(|&byte| byte == b'\n').enumerate();
         for (at, line) in lines.filter(|(_, line)| !line.is_empty()) {
             let entry: Entry = serde_json::from_slice(line).with_context(|| {
@@ -151,7 +152,7 @@ impl Kept {
 
     /// An empty collection that writes nothing.
     pub fn nothing() -> Self {
-        Self { path: PathBuf::new(), file: None, entries: BTreeMap::new() }
+        Self { path: PathBuf::new(), file: None, entries: OrdMap::new() }
     }
 
     /// The result of a run, if it is kept.

@@ -9,10 +9,11 @@ mod ids;
 mod kept;
 mod verdict;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+use orthodrome_core::ordered::OrdSet;
 
 use anyhow::{Context as _, bail, ensure};
 use serde::Serialize;
@@ -99,7 +100,7 @@ struct PrintedExperiment<'a> {
     claims: &'a [Judged],
     failures: &'a [String],
     /// The commits of the figure's runs; several if some were kept.
-    commits: &'a BTreeSet<String>,
+    commits: &'a OrdSet<String>,
 }
 
 /// Runs the figures and prints the results.

@@ -1,6 +1,6 @@
 //! Compares what the authors reported with what was measured.
 
-use std::collections::BTreeMap;
+use orthodrome_core::ordered::OrdMap;
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use super::experiment::Claim;
 
 /// The mean over seeds of one figure, by protocol and by the value of the option that varies.
 #[derive(Default, Debug)]
-pub struct Measured(BTreeMap<String, Vec<(f64, f64)>>);
+pub struct Measured(OrdMap<String, Vec<(f64, f64)>>);
 
 impl Measured {
     /// Records a figure unless it is NaN, which it is if no transaction ended.

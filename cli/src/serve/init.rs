@@ -1,12 +1,12 @@
 //! `serve --init`: everything for a cluster on this machine, ready to run.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{Cluster, NodeId};
 use orthodrome_server::config::{Example, ExampleNode, NodeConfig, REDIS_PORT};
 use orthodrome_server::storage::directory::Directory;
@@ -227,7 +227,7 @@ fn instructions(wish: &Wish, map: &Cluster, clients: &[String]) -> String {
         String::new()
     };
     // One gateway of each region.
-    let mut near = BTreeMap::new();
+    let mut near = OrdMap::new();
     for (server, listen) in map.servers().zip(clients) {
         near.entry(server.region).or_insert_with(|| listen.clone());
     }

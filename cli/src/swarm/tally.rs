@@ -1,7 +1,8 @@
 //! The results of a swarm.
 
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
+
+use orthodrome_core::ordered::OrdMap;
 
 use orthodrome_sim::Failure;
 use orthodrome_sim::swarm::{ScenarioResult, SeedResult};
@@ -66,15 +67,15 @@ pub struct Tally {
     /// Seeds in which a transaction did not end.
     pub stuck: u64,
     /// Failing seeds by kind of failure.
-    pub failed: BTreeMap<&'static str, u64>,
+    pub failed: OrdMap<&'static str, u64>,
     /// With a mutation: seeds that also fail without it, and so do not count as catching it.
     pub fail_anyway: u64,
     /// Seeds that had each unusual draw.
-    pub unusual: BTreeMap<&'static str, u64>,
+    pub unusual: OrdMap<&'static str, u64>,
     /// Faults injected, by kind.
-    pub faults: BTreeMap<&'static str, u64>,
+    pub faults: OrdMap<&'static str, u64>,
     /// The protocol's rare events, by name.
-    pub notes: BTreeMap<String, u64>,
+    pub notes: OrdMap<String, u64>,
     /// The seeds that failed.
     pub failures: Vec<Kept>,
     /// Trials, if there were any.
@@ -97,11 +98,11 @@ impl Tally {
             info: 0,
             anomalies: 0,
             stuck: 0,
-            failed: BTreeMap::new(),
+            failed: OrdMap::new(),
             fail_anyway: 0,
-            unusual: BTreeMap::new(),
-            faults: BTreeMap::new(),
-            notes: BTreeMap::new(),
+            unusual: OrdMap::new(),
+            faults: OrdMap::new(),
+            notes: OrdMap::new(),
             failures: Vec::new(),
             trials: None,
         }

@@ -1,7 +1,7 @@
 //! Queries that no source can answer by itself: the proxy's answers are compared with those of one
 //! server that has all rows.
 
-use std::collections::BTreeSet;
+use orthodrome_core::ordered::OrdSet;
 
 use orthodrome_geotp::sql::Dialect;
 
@@ -124,7 +124,7 @@ fn answers_are_those_of_one_server_that_has_all_rows() {
     let mut rig = rig();
     let rig = rig.as_mut().unwrap();
     start(rig);
-    let mut gathered = BTreeSet::new();
+    let mut gathered = OrdSet::new();
     for (number, query) in QUERIES.iter().enumerate() {
         let (through, at_one) = (named(query, ""), named(query, "all_"));
         let expected = said(&at_one, rig.servers[0].login());

@@ -1,7 +1,8 @@
 //! Keys that the proxy generates, in both protocols, for tables at one source and at several.
 
-use std::collections::BTreeSet;
 use std::process::Stdio;
+
+use orthodrome_core::ordered::OrdSet;
 
 use orthodrome_geotp::sql::Dialect;
 
@@ -164,7 +165,7 @@ fn no_key_is_given_twice_by_two_proxies_or_after_a_kill() {
     rig.finish();
     let all = rig.psql("SELECT id FROM jobs");
     let ids: Vec<&str> = all.lines().collect();
-    let distinct: BTreeSet<&str> = ids.iter().copied().collect();
+    let distinct: OrdSet<&str> = ids.iter().copied().collect();
     assert_eq!(ids.len(), distinct.len(), "{}", rig.log());
     assert!(ids.len() > 1_000, "only {} rows", ids.len());
 }

@@ -1,10 +1,11 @@
 //! Clients of both kinds append to lists and read them, over sources of one kind and of both, while
 //! a source and the proxy are killed. The history must be strictly serializable.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use orthodrome_core::ordered::OrdSet;
 
 use orthodrome_eval::checker::{Model, check};
 use orthodrome_eval::history::{Entry, History, Op, Status};
@@ -47,7 +48,7 @@ struct Caller {
     state: u64,
     element: u64,
     /// Lists that are known to exist.
-    there: BTreeSet<String>,
+    there: OrdSet<String>,
     seen: Seen,
     /// Number of committed transactions of all clients.
     committed: Arc<AtomicU64>,
@@ -58,7 +59,7 @@ struct Caller {
 struct Seen {
     history: Vec<Entry>,
     /// Elements of transactions of unknown outcome, which found no list to append them to.
-    doubtful: BTreeSet<u64>,
+    doubtful: OrdSet<u64>,
 }
 
 impl Caller {

@@ -1,6 +1,5 @@
 //! Two PostgreSQL and two MariaDB servers, a proxy over them, and agents beside them.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
@@ -10,6 +9,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use orthodrome_core::ordered::OrdMap;
 
 use orthodrome_geotp::sql::Dialect;
 use orthodrome_middleware::local::{DATABASE, LocalServer, Login, PASSWORD, USER};
@@ -43,7 +44,7 @@ pub struct Setup {
     /// Further settings of the proxy's file, before its sources.
     pub settings: String,
     /// Ports of read replicas, by server.
-    pub replicas: BTreeMap<usize, u16>,
+    pub replicas: OrdMap<usize, u16>,
     /// The tables of the proxy's file.
     pub tables: String,
 }
@@ -71,7 +72,7 @@ impl Setup {
             // Longer than a busy machine takes to commit what another client was told.
             lock_wait_ms: 3_000,
             settings: String::new(),
-            replicas: BTreeMap::new(),
+            replicas: OrdMap::new(),
             tables,
         }
     }
@@ -133,7 +134,7 @@ pub struct Rig {
     pub servers: Vec<LocalServer>,
     setup: Setup,
     pub proxy: Option<Process>,
-    pub agents: BTreeMap<usize, Process>,
+    pub agents: OrdMap<usize, Process>,
     pub postgresql: u16,
     pub mysql: u16,
     agent_ports: Vec<u16>,
@@ -200,7 +201,7 @@ impl Rig {
             _guard: guard,
             setup: Setup::accounts(&[0, 1], false),
             proxy: None,
-            agents: BTreeMap::new(),
+            agents: OrdMap::new(),
             postgresql: ports[0],
             mysql: ports[1],
             agent_ports: ports[2..].to_vec(),

@@ -14,7 +14,6 @@
 )]
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
@@ -24,6 +23,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use orthodrome_core::ordered::OrdMap;
 
 /// Time limit of one step on a machine that is busy with other work.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -261,7 +262,7 @@ pub struct Cluster {
     base: u16,
     servers_per_region: u32,
     count: u32,
-    pub nodes: BTreeMap<u32, Node>,
+    pub nodes: OrdMap<u32, Node>,
 }
 
 impl Cluster {
@@ -280,7 +281,7 @@ impl Cluster {
         let fixed = ["serve", "--init", dir.to_str().unwrap(), "--base-port", &port];
         let made = run(&[&fixed[..], arguments].concat());
         assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
-        let cluster = Self { directory, base, servers_per_region, count, nodes: BTreeMap::new() };
+        let cluster = Self { directory, base, servers_per_region, count, nodes: OrdMap::new() };
         for number in 1..=count {
             let path = cluster.config(number);
             let mut file = fs::read_to_string(&path).unwrap();
@@ -371,7 +372,7 @@ impl Cluster {
     }
 
     /// Resident memory of each running node, in KiB.
-    pub fn rss_kib(&self) -> BTreeMap<u32, u64> {
+    pub fn rss_kib(&self) -> OrdMap<u32, u64> {
         self.nodes.iter().map(|(&number, node)| (number, node.rss_kib())).collect()
     }
 

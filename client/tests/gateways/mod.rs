@@ -1,12 +1,13 @@
 //! Gateways for tests of the client: the real service, in front of a small serial store whose
 //! answers a test can script, and behind a proxy whose connections a test can cut.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal, UNKNOWABLE};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Reads, Version, Writes};
 use orthodrome_core::{
@@ -60,14 +61,14 @@ pub struct Store {
     /// The node that accepts orders; 0 if no node leads.
     pub leader: Mutex<u32>,
     /// The leaders that nodes believe in which have not heard of a new one.
-    pub stale: Mutex<BTreeMap<NodeId, u32>>,
+    pub stale: Mutex<OrdMap<NodeId, u32>>,
 }
 
 #[derive(Default)]
 struct State {
-    data: BTreeMap<Key, Read>,
-    open: BTreeMap<TxnId, (Txn, Reads)>,
-    ended: BTreeMap<TxnId, Outcome>,
+    data: OrdMap<Key, Read>,
+    open: OrdMap<TxnId, (Txn, Reads)>,
+    ended: OrdMap<TxnId, Outcome>,
     clients: u64,
     clock: u64,
     /// Every call that arrived, with the transaction's name.
@@ -75,10 +76,10 @@ struct State {
     acknowledged_below: u64,
     /// The region in which each transaction first began, and how often a later attempt named
     /// another region.
-    homes: BTreeMap<(ClientId, u64), RegionId>,
+    homes: OrdMap<(ClientId, u64), RegionId>,
     moves: u32,
     /// How often each transaction's writes were applied.
-    applied: BTreeMap<(ClientId, u64), u32>,
+    applied: OrdMap<(ClientId, u64), u32>,
 }
 
 impl State {
@@ -197,7 +198,7 @@ pub struct Node {
     cluster: String,
     number: u32,
     general: bool,
-    twists: Mutex<BTreeMap<Call, VecDeque<Twist>>>,
+    twists: Mutex<OrdMap<Call, VecDeque<Twist>>>,
     proxy: watch::Sender<Proxy>,
 }
 
@@ -408,7 +409,7 @@ impl Transactions for Handle {
             node: NodeId(self.0.number + 1),
             gateway: NodeId(self.0.number + 4),
             region: format!("R{}", self.0.number),
-            leaders: BTreeMap::new(),
+            leaders: OrdMap::new(),
             health: Health::Serving,
             in_flight: 0,
             in_flight_max: 1,

@@ -1,11 +1,10 @@
 //! Leases over a model of a database: owners and those who end leases take turns at random, stop
 //! anywhere, and run serializable transactions that may abort.
 
-use std::collections::BTreeMap;
-
 use super::*;
 use crate::ClientId;
 use crate::id::TxnId;
+use crate::ordered::OrdMap;
 use crate::rng::Rng;
 use crate::txn::{Txn, Version};
 
@@ -49,19 +48,19 @@ struct World {
     /// In seconds.
     now: u64,
     commits: u64,
-    data: BTreeMap<Key, Read>,
+    data: OrdMap<Key, Read>,
     leases: Vec<LeaseId>,
     /// Until when leases live that nobody has revoked, as their owners know.
-    promised: BTreeMap<LeaseId, u64>,
+    promised: OrdMap<LeaseId, u64>,
     /// The lease under which each key was last written, if any.
-    owners: BTreeMap<Key, Option<LeaseId>>,
+    owners: OrdMap<Key, Option<LeaseId>>,
 }
 
 impl World {
     fn new(seed: u64, variant: Unsafe) -> Self {
-        let (data, owners) = (BTreeMap::new(), BTreeMap::new());
+        let (data, owners) = (OrdMap::new(), OrdMap::new());
         let rng = Rng::stream(seed, "lease", 0);
-        let (leases, promised) = (Vec::new(), BTreeMap::new());
+        let (leases, promised) = (Vec::new(), OrdMap::new());
         Self { rng, variant, now: 1, commits: 0, data, leases, promised, owners }
     }
 

@@ -319,7 +319,7 @@ fn one_complete_answer_is_enough_and_silent_servers_are_asked_again() {
     let answer = Answer { unit, round: 1, listing: listing(&["a"], Basis::Complete) };
     let steps = scanner.on_answer(NodeId(3), answer, again);
     let Some(Step::Read(keys)) = steps.first() else { panic!("{steps:?}") };
-    let owners: BTreeSet<PartitionId> = keys
+    let owners: OrdSet<PartitionId> = keys
         .iter()
         .filter(|key| **key != "a".into())
         .map(|key| cluster.partition_of(key))
@@ -409,7 +409,7 @@ fn the_heads_of_a_store_are_those_of_all_its_layers() {
         let mut rng = Rng::stream(seed, "heads", 0);
         let engine = MemoryEngine::default();
         let mut store = Store::new(Box::new(engine.clone()));
-        let mut model: BTreeMap<Key, (Version, bool)> = BTreeMap::new();
+        let mut model: OrdMap<Key, (Version, bool)> = OrdMap::new();
         for step in 0..rng.below(40) {
             match rng.below(12) {
                 0 if !store.is_frozen() => {

@@ -14,16 +14,15 @@ mod source;
 mod tests;
 mod values;
 
-use std::collections::BTreeSet;
-
 use bytes::{BufMut as _, Bytes, BytesMut};
 
 pub use orthodrome_derive::Wire;
 
-pub use self::schema::{Member, Schema};
+pub use self::schema::{Described, Member, Schema};
 pub use self::source::{Raw, Shape, Source};
 pub use self::values::Fixed;
 use crate::Rng;
+use crate::ordered::OrdSet;
 
 /// The buffer to which bytes are written.
 pub type Out = BytesMut;
@@ -197,7 +196,7 @@ pub fn check_ascending<T: Ord>(items: &[T]) -> Result<(), WireError> {
 
 /// Some random items that ascend strictly.
 pub fn sample_ascending<T: Wire + Ord>(rng: &mut Rng) -> Vec<T> {
-    BTreeSet::sample(rng).into_iter().collect()
+    OrdSet::sample(rng).into_iter().collect()
 }
 
 fn varint_size(value: u64) -> usize {

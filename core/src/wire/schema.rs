@@ -1,6 +1,6 @@
 //! The list of all fields of a type, for the test that compares versions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use crate::ordered::{OrdMap, OrdSet};
 
 use super::Wire;
 
@@ -15,10 +15,15 @@ pub struct Member {
     pub of: String,
 }
 
+/// A member in generated code: its number, its name, and what describes its type. Tables of these are
+/// shorter than code that adds one member after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Described(pub u32, pub &'static str, pub fn(&mut Schema) -> String);
+
 /// The fields and variants of a type, and of all types that it contains.
 #[derive(Clone, Default, Debug)]
 pub struct Schema {
-    types: BTreeMap<&'static str, Option<Vec<Member>>>,
+    types: OrdMap<&'static str, Option<Vec<Member>>>,
 }
 
 impl Schema {
@@ -30,24 +35,26 @@ impl Schema {
         schema
     }
 
-    /// True if `name` is new: its members are then added with [`Schema::end`].
-    pub fn begin(&mut self, name: &'static str) -> bool {
-        let is_new = !self.types.contains_key(name);
-        if is_new {
+    /// Adds a type and its members, unless it is there, and returns its name.
+    pub fn describe(&mut self, name: &'static str, members: &[Described]) -> String {
+        if !self.types.contains_key(name) {
+            // A type may contain itself.
             self.types.insert(name, None);
+            let member = |&Described(number, name, of): &Described| Member {
+                number,
+                name: name.to_owned(),
+                of: of(self),
+            };
+            let members = members.iter().map(member).collect();
+            self.types.insert(name, Some(members));
         }
-        is_new
-    }
-
-    /// Adds the members of a type.
-    pub fn end(&mut self, name: &'static str, members: Vec<Member>) {
-        self.types.insert(name, Some(members));
+        name.to_owned()
     }
 
     /// One line for each member: type, number, name and type of the member; sorted.
     #[must_use]
-    pub fn lines(&self) -> BTreeSet<String> {
-        let mut lines = BTreeSet::new();
+    pub fn lines(&self) -> OrdSet<String> {
+        let mut lines = OrdSet::new();
         for (name, members) in &self.types {
             for member in members.iter().flatten() {
                 let Member { number, name: field, of } = member;

@@ -1,6 +1,6 @@
 //! Two versions of a message, and bytes that are cut or changed.
 
-use std::collections::BTreeMap;
+use crate::ordered::OrdMap;
 
 use bytes::Bytes;
 
@@ -158,8 +158,8 @@ fn lists_that_do_not_ascend_are_refused_with_the_name_of_the_field() {
 #[test]
 fn one_key_twice_is_no_map() {
     let twice = vec![(1_u64, 2_u64), (1, 3)];
-    assert!(pass::<_, BTreeMap<u64, u64>>(&twice).is_err());
-    assert_eq!(pass(&BTreeMap::from([(1_u64, 2_u64)])), Ok(vec![(1_u64, 2_u64)]));
+    assert!(pass::<_, OrdMap<u64, u64>>(&twice).is_err());
+    assert_eq!(pass(&OrdMap::from([(1_u64, 2_u64)])), Ok(vec![(1_u64, 2_u64)]));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The encoding of numbers, texts, lists, maps, options and pointers.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use super::{
     Out, Raw, Schema, Shape, Wire, WireError, nested_size, or_absent, put_nested, put_varint,
     varint_size,
 };
+use crate::ordered::{OrdMap, OrdSet};
 use crate::procedure::Procedure;
 use crate::{Rng, Time, Timestamp, TxnId, TxnMap};
 
@@ -494,7 +495,7 @@ several! {
         all.push(item);
         Ok(())
     };
-    [T: Wire + Ord] BTreeSet<T>: T, BTreeSet::from_iter, |all: &mut BTreeSet<T>, item| {
+    [T: Wire + Ord] OrdSet<T>: T, OrdSet::from_iter, |all: &mut OrdSet<T>, item| {
         if all.insert(item) { Ok(()) } else { Err(twice()) }
     };
 }
@@ -556,7 +557,7 @@ macro_rules! map {
         }
     };
 }
-map!(BTreeMap<K, V>: K, V, [K: Wire + Ord, V: Wire]);
+map!(OrdMap<K, V>: K, V, [K: Wire + Ord, V: Wire]);
 map!(TxnMap<V>: TxnId, V, [V: Wire]);
 
 macro_rules! tuple {

@@ -7,7 +7,7 @@
 //! of them out, and so does what the reader itself wrote. The reader comes after the first place
 //! that is left, and before the end of the last one.
 
-use std::collections::BTreeMap;
+use orthodrome_core::ordered::OrdMap;
 
 use super::effects::Effects;
 use crate::history::{History, KeyId, OpRef, Status, UNKNOWN};
@@ -70,8 +70,8 @@ pub(super) struct Unplaced {
 }
 
 /// Keys that an attempt deleted at an unknown timestamp, if it committed at all.
-pub(super) fn unplaced(history: &History, effects: &Effects) -> BTreeMap<KeyId, Unplaced> {
-    let mut unplaced: BTreeMap<KeyId, Unplaced> = BTreeMap::new();
+pub(super) fn unplaced(history: &History, effects: &Effects) -> OrdMap<KeyId, Unplaced> {
+    let mut unplaced: OrdMap<KeyId, Unplaced> = OrdMap::new();
     for attempt in history.attempts() {
         let is_known = effects.timestamps[attempt] != UNKNOWN && effects.took[attempt];
         if is_known || history.status(attempt) == Status::Fail {

@@ -1,7 +1,6 @@
 //! The checker against brute force: thousands of histories small enough to try every order.
 
-use std::collections::{BTreeMap, BTreeSet};
-
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 
 use super::{Model, Phenomenon, Verdict, check};
@@ -18,13 +17,13 @@ struct Cell {
     /// The version has no value, and readers may have seen an earlier absence.
     is_deleted: bool,
     /// Versions that had no value.
-    deletions: BTreeSet<String>,
+    deletions: OrdSet<String>,
 }
 
 /// The version of a key that was never written.
 const INITIAL: &str = "c0.0@0";
 
-type State = BTreeMap<String, Cell>;
+type State = OrdMap<String, Cell>;
 
 /// True if some serial order of all `ok` entries and some `info` entries explains every read. For
 /// strict serializability the order must also agree with the clock.
@@ -53,7 +52,7 @@ fn stamps(entry: &Entry, entries: &[Entry]) -> Vec<Option<u64>> {
         return vec![own];
     }
     let ops = entries.iter().flat_map(|entry| &entry.ops);
-    let read: BTreeSet<u64> = ops
+    let read: OrdSet<u64> = ops
         .filter_map(|op| match op {
             Op::ReadVersion(_, version) => of(version),
             Op::WriteVersion(..) | Op::DeleteVersion(..) | Op::Append(..) | Op::ReadList(..) => {
@@ -67,7 +66,7 @@ fn stamps(entry: &Entry, entries: &[Entry]) -> Vec<Option<u64>> {
 fn can_go_on(
     left: &[&Entry],
     state: &State,
-    stamps: &BTreeMap<&str, Vec<Option<u64>>>,
+    stamps: &OrdMap<&str, Vec<Option<u64>>>,
     model: Model,
 ) -> bool {
     if left.iter().all(|entry| entry.status == Status::Info) {
@@ -91,7 +90,7 @@ fn can_go_on(
 /// The state after an entry, if every read returns the recorded value.
 fn run(entry: &Entry, stamp: Option<u64>, state: &State) -> Option<State> {
     let mut state = state.clone();
-    let mut written = BTreeSet::new();
+    let mut written = OrdSet::new();
     for op in &entry.ops {
         let cell = state
             .entry(op.key().to_owned())
@@ -139,7 +138,7 @@ struct Tally {
     only_strict_refused: u32,
     unplaced: u32,
     old_reads: u32,
-    kinds: BTreeMap<String, u32>,
+    kinds: OrdMap<String, u32>,
 }
 
 /// True if the checker found nothing wrong with the order of all transactions. Reads of attempts
@@ -197,7 +196,7 @@ fn check_cycle(anomaly: &super::Anomaly, show: &dyn Fn() -> String) {
     let count = |dependency| anomaly.cycle.iter().filter(|s| s.dependency == dependency).count();
     let nexts = anomaly.cycle.iter().cycle().skip(1);
     assert!(anomaly.cycle.iter().zip(nexts).all(|(step, next)| step.to == next.from), "{}", show());
-    let txns: BTreeSet<_> = anomaly.cycle.iter().map(|step| step.from).collect();
+    let txns: OrdSet<_> = anomaly.cycle.iter().map(|step| step.from).collect();
     assert_eq!(txns.len(), anomaly.cycle.len(), "{}", show());
     assert_ne!(anomaly.cycle.len(), 1);
     let (wr, rw) = (count(Dependency::Wr), count(Dependency::Rw));
@@ -275,7 +274,7 @@ fn random_list(rng: &mut Rng, appended: &[u64]) -> Vec<u64> {
 fn random_lists(rng: &mut Rng) -> Vec<Entry> {
     let keys = 1 + rng.below(3);
     let mut entries: Vec<Entry> = (0..2 + rng.below(4)).map(|number| blank(number, rng)).collect();
-    let mut appended: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    let mut appended: OrdMap<String, Vec<u64>> = OrdMap::new();
     let mut element = 0;
     for entry in &mut entries {
         for _ in 0..1 + rng.below(3) {
@@ -306,7 +305,7 @@ fn random_lists(rng: &mut Rng) -> Vec<Entry> {
 fn random_versions(rng: &mut Rng) -> Vec<Entry> {
     let keys = 1 + rng.below(3);
     let mut entries: Vec<Entry> = (0..2 + rng.below(4)).map(|number| blank(number, rng)).collect();
-    let mut written: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut written: OrdMap<String, Vec<String>> = OrdMap::new();
     for (number, entry) in entries.iter_mut().enumerate() {
         let timestamp = if rng.chance(1, 20) { 1 } else { 1 + number as u64 };
         let is_known = match entry.status {
@@ -347,7 +346,7 @@ fn random_versions(rng: &mut Rng) -> Vec<Entry> {
 /// The history of a correct store under random transactions; some outcomes are forgotten.
 fn from_store(rng: &mut Rng, is_list: bool) -> Vec<Entry> {
     let keys = 1 + rng.below(3);
-    let mut state: BTreeMap<String, (Vec<u64>, String, bool)> = BTreeMap::new();
+    let mut state: OrdMap<String, (Vec<u64>, String, bool)> = OrdMap::new();
     let mut entries = Vec::new();
     let mut element = 0;
     for number in 0..2 + rng.below(4) {
@@ -357,7 +356,7 @@ fn from_store(rng: &mut Rng, is_list: bool) -> Vec<Entry> {
         entry.invoke_us = at - rng.below(8);
         entry.complete_us = Some(at + rng.below(8));
         let mut after = state.clone();
-        let mut own = BTreeSet::new();
+        let mut own = OrdSet::new();
         for _ in 0..1 + rng.below(4) {
             let key = key(rng, keys);
             let cell = after.entry(key.clone()).or_insert((Vec::new(), INITIAL.into(), false));

@@ -1,6 +1,6 @@
 //! Which attempts took effect, and under which commit timestamps.
 
-use std::collections::BTreeMap;
+use orthodrome_core::ordered::OrdMap;
 
 use super::lists::Appends;
 use crate::history::dense::Dense;
@@ -99,8 +99,8 @@ pub(super) fn writes(history: &History, attempt: u32, key: KeyId) -> bool {
 }
 
 /// Trunks that grow by the reads of attempts of unknown outcome which turn out to have committed.
-pub(super) fn longer_trunks(history: &History, effects: &Effects) -> BTreeMap<KeyId, Vec<u64>> {
-    let mut longer: BTreeMap<KeyId, Vec<u64>> = BTreeMap::new();
+pub(super) fn longer_trunks(history: &History, effects: &Effects) -> OrdMap<KeyId, Vec<u64>> {
+    let mut longer: OrdMap<KeyId, Vec<u64>> = OrdMap::new();
     if history.odd_lists_len() == 0 {
         return longer;
     }

@@ -6,7 +6,7 @@
 //! [`Reason::Junction`] and cost nothing. So a path through junctions counts as the one edge that
 //! it stands for.
 
-use std::collections::{BTreeMap, BTreeSet};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use crate::history::KeyId;
 use crate::history::dense::Dense;
@@ -95,7 +95,7 @@ pub(super) struct Builder {
     nodes: u32,
     edges: Vec<(u32, Edge)>,
     /// Attempts outside the graph.
-    apart: BTreeSet<u32>,
+    apart: OrdSet<u32>,
     /// Edges to and from those attempts.
     aside: Vec<(u32, Edge)>,
 }
@@ -103,12 +103,12 @@ pub(super) struct Builder {
 impl Builder {
     /// A graph of `attempts` attempts without edges.
     pub(super) fn new(attempts: u32) -> Self {
-        Self { nodes: attempts, edges: Vec::new(), apart: BTreeSet::new(), aside: Vec::new() }
+        Self { nodes: attempts, edges: Vec::new(), apart: OrdSet::new(), aside: Vec::new() }
     }
 
     /// The same, with some attempts outside the graph. Their edges are stored separately, because
     /// each of them is judged by itself.
-    pub(super) fn with_apart(attempts: u32, apart: BTreeSet<u32>) -> Self {
+    pub(super) fn with_apart(attempts: u32, apart: OrdSet<u32>) -> Self {
         Self { apart, ..Self::new(attempts) }
     }
 
@@ -151,7 +151,7 @@ impl Builder {
 pub(super) struct Graph {
     starts: Dense<u32>,
     edges: Dense<Edge>,
-    apart: BTreeSet<u32>,
+    apart: OrdSet<u32>,
     aside: Vec<(u32, Edge)>,
 }
 
@@ -168,8 +168,8 @@ impl Graph {
 
     /// Each attempt outside the graph, with the edges that lead to it (by where they start) and the
     /// edges that start at it.
-    pub(super) fn apart(&self) -> BTreeMap<u32, Aside> {
-        let mut apart: BTreeMap<u32, Aside> = BTreeMap::new();
+    pub(super) fn apart(&self) -> OrdMap<u32, Aside> {
+        let mut apart: OrdMap<u32, Aside> = OrdMap::new();
         for &(from, edge) in &self.aside {
             match (self.apart.contains(&from), self.apart.contains(&edge.to)) {
                 (true, false) => apart.entry(from).or_default().after.push(edge),

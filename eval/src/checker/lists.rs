@@ -6,7 +6,7 @@
 //! nobody can have observed. Hence the graph is exact: an order of the attempts explains all reads
 //! if and only if it respects the graph.
 
-use std::collections::{BTreeMap, BTreeSet};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use super::effects::Effects;
 use super::graph::{Builder, Label, Reason};
@@ -148,7 +148,7 @@ impl<'a> Lists<'a> {
             tail_junctions: Dense::filled(NONE, history.keys_len()),
         };
         let mut suspects = Vec::new();
-        let mut counts = BTreeMap::new();
+        let mut counts = OrdMap::new();
         for key in lists.trunks.ids() {
             lists.placed_starts.push(lists.placed.len());
             for (place, element) in lists.trunks[key].iter().enumerate() {
@@ -475,7 +475,7 @@ impl<'a> Lists<'a> {
                  lists only grow"
             )
         });
-        let mut earlier = BTreeSet::new();
+        let mut earlier = OrdSet::new();
         for element in list {
             let phenomenon = match self.appends.find(key, *element) {
                 None => Phenomenon::GarbageRead,

@@ -6,7 +6,7 @@
 //! compares them with what had committed for the same process before they were invoked. The reads
 //! of an attempt that did not commit say nothing about later attempts: they may never have existed.
 
-use std::collections::BTreeMap;
+use orthodrome_core::ordered::OrdMap;
 
 use super::effects::Effects;
 use super::lists::Lists;
@@ -71,7 +71,7 @@ impl Judge<'_> {
         let mut invoked = attempts.to_vec();
         invoked.sort_by_key(|attempt| (history.invoke_us(*attempt), *attempt));
 
-        let mut told: BTreeMap<KeyId, Told> = BTreeMap::new();
+        let mut told: OrdMap<KeyId, Told> = OrdMap::new();
         let mut completed = completed.into_iter().peekable();
         for attempt in invoked {
             let now = history.invoke_us(attempt);
@@ -87,7 +87,7 @@ impl Judge<'_> {
     }
 
     /// The process now knows this commit.
-    fn learn(&self, attempt: u32, told: &mut BTreeMap<KeyId, Told>) {
+    fn learn(&self, attempt: u32, told: &mut OrdMap<KeyId, Told>) {
         let at = self.effects.timestamps[attempt];
         for op in self.history.ops(attempt) {
             match op {
@@ -125,7 +125,7 @@ impl Judge<'_> {
     }
 
     /// Compares what an attempt read with what its process knew.
-    fn attempt(&mut self, attempt: u32, told: &BTreeMap<KeyId, Told>) {
+    fn attempt(&mut self, attempt: u32, told: &OrdMap<KeyId, Told>) {
         let history = self.history;
         let mut own = Vec::new();
         for op in history.ops(attempt) {

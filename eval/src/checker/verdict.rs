@@ -1,10 +1,10 @@
 //! The checker's verdict.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 use orthodrome_core::id::TxnId;
+use orthodrome_core::ordered::OrdMap;
 use serde::{Serialize, Serializer};
 
 /// The guarantee against which a history is checked.
@@ -276,7 +276,7 @@ impl fmt::Display for Verdict {
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     anomalies: Vec<Anomaly>,
-    counts: BTreeMap<Kind, usize>,
+    counts: OrdMap<Kind, usize>,
     unreported: u64,
 }
 

@@ -4,8 +4,7 @@
 //! committed read of any such version states its timestamp. A transaction commits at one timestamp
 //! ([`orthodrome_core::txn::Version`]), so this also gives the positions of its other writes.
 
-use std::collections::{BTreeMap, BTreeSet};
-
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::txn::Version;
 
 use super::absences::{self, Places, Unplaced};
@@ -27,7 +26,7 @@ pub(super) struct Versions<'a> {
     /// Where each key's rows start; one more at the end.
     starts: Dense<u32>,
     /// Keys that may have been deleted at an unknown timestamp.
-    deleted_somewhere: BTreeMap<KeyId, Unplaced>,
+    deleted_somewhere: OrdMap<KeyId, Unplaced>,
     /// Committed writes whose timestamp nobody knew.
     pub(super) unplaced: u64,
 }
@@ -110,7 +109,7 @@ impl<'a> Versions<'a> {
                 builder.edge(*earlier, *later, Label::new(Reason::Ww, key));
             }
         }
-        let last_places = if is_strict { self.last_places() } else { BTreeMap::new() };
+        let last_places = if is_strict { self.last_places() } else { OrdMap::new() };
         let mut seen = Dense::filled(Seen::default(), self.history.keys_len());
         for attempt in self.history.attempts().filter(|attempt| self.effects.took[*attempt]) {
             for op in self.history.ops(attempt) {
@@ -232,13 +231,13 @@ impl<'a> Versions<'a> {
 
     /// A deletion of unknown outcome has one place. For each key with one such deletion that some read
     /// needs as its explanation, the last place that agrees with all these reads.
-    fn last_places(&self) -> BTreeMap<KeyId, usize> {
-        let mut last_places = BTreeMap::new();
+    fn last_places(&self) -> OrdMap<KeyId, usize> {
+        let mut last_places = OrdMap::new();
         if self.deleted_somewhere.is_empty() {
             return last_places;
         }
         for attempt in self.history.attempts().filter(|attempt| self.effects.took[*attempt]) {
-            let mut written = BTreeSet::new();
+            let mut written = OrdSet::new();
             for op in self.history.ops(attempt) {
                 let (key, read) = match op {
                     OpRef::ReadVersion { key, name, writer, timestamp } => {

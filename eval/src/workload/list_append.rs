@@ -9,8 +9,7 @@
 //! last element of the first, reads that too, and appends to it or to both. Its keys follow from
 //! what it reads.
 
-use std::collections::{BTreeMap, BTreeSet};
-
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value, Writes};
 
@@ -58,7 +57,7 @@ pub struct ListAppend {
 #[derive(Debug, Default)]
 pub(super) struct Elements {
     /// The number of appending transactions of each issuer, by its index.
-    counters: BTreeMap<u32, u64>,
+    counters: OrdMap<u32, u64>,
 }
 
 impl Elements {
@@ -167,7 +166,7 @@ pub(super) fn audit_lists(request: &Request, reads: &Reads) -> Result<(), String
     for (key, read) in reads {
         let list = list_elements(read.value.as_ref())
             .ok_or_else(|| format!("{key} holds {:?}, which is not a list", read.value))?;
-        let mut seen = BTreeSet::new();
+        let mut seen = OrdSet::new();
         if let Some(twice) = list.iter().find(|element| !seen.insert(**element)) {
             return Err(format!("{key} holds {twice} twice: {list:?}"));
         }

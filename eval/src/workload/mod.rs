@@ -23,13 +23,13 @@ mod tpcc_check;
 mod ycsb;
 mod ycsbt;
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use serde::Deserialize;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, RegionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::scan::{KeyRange, Scan};
 use orthodrome_core::spelling::did_you_mean;
@@ -160,7 +160,7 @@ pub struct Description {
     /// The relative share of transactions that clients in each region submit, by the region's name.
     /// If absent, all regions have the same share.
     #[serde(default)]
-    pub origins: BTreeMap<String, f64>,
+    pub origins: OrdMap<String, f64>,
     /// The goal of a plan for this workload.
     #[serde(default)]
     pub goal: Goal,
@@ -177,7 +177,7 @@ pub struct Goal {
     /// The price in dollars of a gigabyte (10⁹ bytes) that leaves a region for another, by region.
     /// Empty, or with an entry for each region.
     #[serde(default)]
-    pub egress_price: BTreeMap<String, f64>,
+    pub egress_price: OrdMap<String, f64>,
 }
 
 /// Reads a workload file.

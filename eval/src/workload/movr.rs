@@ -12,9 +12,10 @@
 //! refused, and the refusal is a commit. The published generator does not check, but writes as
 //! much.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::procedure::movr::{Course, Ride, Rider};
 use orthodrome_core::procedure::{Call, Procedure, row};
 use orthodrome_core::rng::Rng;
@@ -127,7 +128,7 @@ pub struct Movr {
     /// The last number given to a ride, or to a new user, vehicle or code.
     number: i64,
     /// Rides that each client, by index, may end.
-    under_way: BTreeMap<u32, VecDeque<Asked>>,
+    under_way: OrdMap<u32, VecDeque<Asked>>,
     /// Rides of the vehicles that are checked.
     checked: Vec<Asked>,
 }
@@ -190,7 +191,7 @@ impl Movr {
             priorities: options.priorities(&NAMES)?,
             places: Places::alone(cities),
             number: 0,
-            under_way: BTreeMap::new(),
+            under_way: OrdMap::new(),
             checked: Vec::new(),
         })
     }
@@ -206,7 +207,7 @@ impl Movr {
 
     fn procedure(&self, name: &'static str, ops: Vec<Op>, rng: &mut Rng) -> Request {
         let keys = |of: fn(&Op) -> &[Key]| {
-            let mut seen = BTreeSet::new();
+            let mut seen = OrdSet::new();
             ops.iter().flat_map(of).filter(|key| seen.insert(*key)).cloned().collect()
         };
         let (reads, writes) = (keys(Op::reads), keys(Op::writes));
@@ -436,7 +437,7 @@ impl Workload for Movr {
     }
 
     fn final_requests(&self) -> Vec<Request> {
-        let mut keys = BTreeSet::new();
+        let mut keys = OrdSet::new();
         for asked in &self.checked {
             keys.extend([user_key(asked.user), vehicle_key(asked.vehicle), asked.key()]);
         }
@@ -447,7 +448,7 @@ impl Workload for Movr {
     /// Checks that each checked vehicle has as many rides as its row says, and is in at most one.
     fn audit_end(&self, reads: &Reads) -> Result<(), String> {
         audit(reads)?;
-        let mut rides: BTreeMap<(i64, i64), [i64; 2]> = BTreeMap::new();
+        let mut rides: OrdMap<(i64, i64), [i64; 2]> = OrdMap::new();
         for asked in &self.checked {
             let [active, ended] = rides.entry(asked.vehicle).or_default();
             let Some(value) = reads.get(&asked.key()).and_then(|read| read.value.as_ref()) else {

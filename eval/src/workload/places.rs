@@ -1,10 +1,9 @@
 //! The placement of a workload's data: names, such as a warehouse's number in braces, grouped by
 //! the region that leads their partition.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::RegionId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
@@ -57,7 +56,7 @@ pub(super) struct Places {
     /// Names by region, in the order of the regions' ids. Regions that lead nothing are left out.
     names: Vec<Vec<i64>>,
     /// For each region of the cluster, the index of the nearest entry of `names`.
-    homes: BTreeMap<RegionId, usize>,
+    homes: OrdMap<RegionId, usize>,
     /// The reach between two entries of `names`.
     reach: Vec<Vec<Reach>>,
     /// For each entry of `names`, the nearest other one.
@@ -73,7 +72,7 @@ impl Places {
     pub fn alone(count: i64) -> Self {
         Self {
             names: vec![(0..count).collect()],
-            homes: BTreeMap::new(),
+            homes: OrdMap::new(),
             reach: vec![vec![Reach::Local]],
             nearest: vec![None],
         }
@@ -81,7 +80,7 @@ impl Places {
 
     /// `count` names for each region: the first numbers whose keys it leads.
     pub fn of(cluster: &Cluster, count: i64) -> Self {
-        let mut by_region: BTreeMap<RegionId, Vec<i64>> = BTreeMap::new();
+        let mut by_region: OrdMap<RegionId, Vec<i64>> = OrdMap::new();
         for partition in cluster.partitions() {
             by_region.entry(cluster.leader_region(partition.id)).or_default();
         }
@@ -202,7 +201,7 @@ mod tests {
     fn close_and_far_are_as_on_the_map() {
         let places = Places::of(&azure6(6), 2);
         let mut rng = Rng::stream(1, "places", 0);
-        let mut seen = BTreeMap::<(usize, Reach), Vec<usize>>::new();
+        let mut seen = OrdMap::<(usize, Reach), Vec<usize>>::new();
         for _ in 0..200 {
             for home in 0..6 {
                 for reach in Reach::ALL {

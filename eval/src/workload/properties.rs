@@ -1,6 +1,6 @@
 //! YCSB's property files: the settings of the core workload, as far as they map to transactions.
 
-use std::collections::BTreeMap;
+use orthodrome_core::ordered::OrdMap;
 
 use super::{Description, Goal, Options, WorkloadError};
 
@@ -14,7 +14,7 @@ const ZIPFIAN: f64 = 0.99;
 /// # Errors
 /// If a setting has no counterpart; the error gives the reason.
 pub fn read_properties(text: &str) -> Result<Description, WorkloadError> {
-    let mut properties: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut properties: OrdMap<&str, &str> = OrdMap::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
         if line.is_empty() || line.starts_with(['#', '!']) {
@@ -77,7 +77,7 @@ pub fn read_properties(text: &str) -> Result<Description, WorkloadError> {
     Ok(Description {
         workload: workload.into(),
         options,
-        origins: BTreeMap::new(),
+        origins: OrdMap::new(),
         goal: Goal::default(),
     })
 }

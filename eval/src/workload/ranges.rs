@@ -12,8 +12,7 @@
 //! With deletions (`deletes`), values are no lists. Some transactions delete keys, others create them
 //! again, and histories say which version each read saw.
 
-use std::collections::{BTreeMap, BTreeSet};
-
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::scan::{KeyRange, NAMES_MAX, Scan};
 use orthodrome_core::txn::{Decision, Key, Kind, Op, Priority, Reads, Value, Writes};
@@ -92,7 +91,7 @@ impl Ranges {
     /// One to four keys. Most of them do not exist yet, if they are `fresh`.
     fn pick(&self, fresh: u64, rng: &mut Rng) -> Vec<Key> {
         let count = rng.range(1, KEYS_MAX);
-        let mut numbers = BTreeSet::new();
+        let mut numbers = OrdSet::new();
         for _ in 0..count {
             let is_fresh = rng.chance(fresh, 4) || self.front == 0;
             numbers.insert(if is_fresh {
@@ -191,7 +190,7 @@ impl Workload for Ranges {
         }
         let value = Value::from(request.parameter.to_le_bytes().to_vec());
         let value = (request.name != DELETE).then_some(value);
-        let writes: BTreeMap<_, _> =
+        let writes: OrdMap<_, _> =
             request.writes.iter().map(|key| (key.clone(), value.clone())).collect();
         Decision::Commit(Writes::from(writes))
     }

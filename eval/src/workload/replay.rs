@@ -13,10 +13,9 @@
 //! in order, and begins again after the last. If no line names a region, the region submits all
 //! lines. The file does not determine the rate.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::RegionId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Priority, Reads};
 use serde::Deserialize;
@@ -70,11 +69,11 @@ pub struct Replay {
     name: String,
     recorded: Vec<Recorded>,
     /// The transactions of each region, by its name.
-    by_name: BTreeMap<String, Vec<usize>>,
+    by_name: OrdMap<String, Vec<usize>>,
     /// The same by the region's id, once the cluster is known.
-    by_region: BTreeMap<RegionId, Vec<usize>>,
+    by_region: OrdMap<RegionId, Vec<usize>>,
     /// How many transactions each region has submitted.
-    begun: BTreeMap<RegionId, usize>,
+    begun: OrdMap<RegionId, usize>,
     rows: Rows,
     form: Form,
     priorities: Priorities,
@@ -91,9 +90,9 @@ impl Replay {
         let mut replay = Self {
             name: name.to_owned(),
             recorded: Vec::new(),
-            by_name: BTreeMap::new(),
-            by_region: BTreeMap::new(),
-            begun: BTreeMap::new(),
+            by_name: OrdMap::new(),
+            by_region: OrdMap::new(),
+            begun: OrdMap::new(),
             rows: Rows::new(options)?,
             form: options.form.unwrap_or_default(),
             priorities: options.priorities(&[UPDATE, READ])?,
@@ -128,13 +127,13 @@ impl Replay {
             keys.map(|op| op.key().to_owned())
         };
         let keys = |given: Vec<String>, more: Vec<String>| -> Vec<Key> {
-            let mut seen = BTreeSet::new();
+            let mut seen = OrdSet::new();
             let all = given.into_iter().chain(more).filter(|key| seen.insert(key.clone()));
             all.map(Key::from).collect()
         };
         let reads = keys(reads, of_history(true).collect());
         let writes = keys(writes, of_history(false).collect());
-        let all: BTreeSet<&Key> = reads.iter().chain(&writes).collect();
+        let all: OrdSet<&Key> = reads.iter().chain(&writes).collect();
         match all.len() {
             // An attempt that ended before its first read.
             0 if !txn.is_empty() => return Ok(()),

@@ -386,7 +386,7 @@ mod tests {
     fn clients_with_fixed_hot_keys_never_share_a_key() {
         let spread = Spread::contention_index(10_000, 0.001, true).unwrap();
         let mut rng = Rng::stream(3, "t", 0);
-        let mut owner = std::collections::BTreeMap::new();
+        let mut owner = orthodrome_core::ordered::OrdMap::new();
         for round in 0..5_000_u32 {
             let client = round % 10;
             let keys = spread.pick(4, issuer(client), &mut rng);

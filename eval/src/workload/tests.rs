@@ -3,9 +3,8 @@
 
 mod tables;
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::{ClientId, RegionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{
@@ -48,7 +47,7 @@ fn issuer(index: u32) -> Issuer {
 /// The serial executor.
 #[derive(Default)]
 struct Serial {
-    data: BTreeMap<Key, Read>,
+    data: OrdMap<Key, Read>,
     counter: u64,
     entries: Vec<Entry>,
     /// Loses every `n`th write, to show that audits notice.
@@ -218,7 +217,7 @@ fn a_serial_run_of_every_workload_keeps_its_invariants() {
         let committed = requests.iter().filter(|(_, is_committed)| *is_committed).count();
         assert!(committed > 3_000, "{spec} {options:?}: only {committed} committed");
         assert!(!serial.data.is_empty(), "{spec} {options:?}: nothing was written");
-        let forms: BTreeSet<&str> = requests
+        let forms: OrdSet<&str> = requests
             .iter()
             .map(|(request, _)| match request.kind {
                 // For every kind, the reads decide about the next reads.
@@ -364,7 +363,7 @@ fn a_file_names_a_workload_and_its_options() {
     assert!(least.origins.is_empty() && least.goal == Goal::default());
     let whole = "workload = \"bank\"\norigins = { VA = 3, SG = 1 }\n[goal]\nobjective = \"p99\"\nsurvive = 2\negress_price = { VA = 0.09 }\n";
     let whole = read_file(whole).unwrap();
-    assert_eq!(whole.origins, BTreeMap::from([("VA".into(), 3.0), ("SG".into(), 1.0)]));
+    assert_eq!(whole.origins, OrdMap::from([("VA".into(), 3.0), ("SG".into(), 1.0)]));
     let price = [("VA".to_owned(), 0.09)].into();
     let goal = Goal { objective: Some("p99".into()), survive: Some(2), egress_price: price };
     assert_eq!(whole.goal, goal);
@@ -383,7 +382,7 @@ fn mixes_and_shares_are_as_published() {
     let requests = run("retwis", &Options::default(), 20_000).1;
     let mix = [("add-user", 5.0), ("follow", 15.0), ("post", 30.0), ("timeline", 50.0)];
     assert_mix(&requests, &mix);
-    let mut gets = BTreeSet::new();
+    let mut gets = OrdSet::new();
     for (Request { name, reads, writes, .. }, _) in &requests {
         let counts = (reads.len(), writes.len());
         match *name {
@@ -477,7 +476,7 @@ fn both_forms_of_a_transfer_do_the_same_to_the_last_coin() {
     };
     let mut procedures = parse("bank", &options(Form::Procedure)).unwrap();
     let mut rng = Rng::stream(9, "test", 0);
-    let mut verdicts = BTreeSet::new();
+    let mut verdicts = OrdSet::new();
     for _ in 0..5_000 {
         let request = procedures.next(issuer(0), &mut rng);
         let Kind::Procedure(ops) = &request.kind else { continue };
@@ -504,14 +503,14 @@ fn both_forms_of_a_transfer_do_the_same_to_the_last_coin() {
 fn smallbank_moves_money_and_makes_none() {
     let mut workload = parse("smallbank", &Options::default()).unwrap();
     let mut rng = Rng::stream(9, "test", 0);
-    let mut changes: BTreeMap<&str, BTreeSet<i64>> = BTreeMap::new();
+    let mut changes: OrdMap<&str, OrdSet<i64>> = OrdMap::new();
     for _ in 0..5_000 {
         let request = workload.next(issuer(0), &mut rng);
         if request.kind == Kind::ReadOnly {
             continue;
         }
         // Balances around the amounts, so that every branch is taken.
-        let before: BTreeMap<Key, i64> = request
+        let before: OrdMap<Key, i64> = request
             .reads
             .iter()
             .map(|key| (key.clone(), rng.below(3_000).cast_signed() - 200))
@@ -542,7 +541,7 @@ fn smallbank_moves_money_and_makes_none() {
         ("write-check", vec![-600, -500]),
     ];
     let expected = expected.map(|(name, changes)| (name, changes.into_iter().collect()));
-    assert_eq!(changes, BTreeMap::from(expected));
+    assert_eq!(changes, OrdMap::from(expected));
 }
 
 #[test]
@@ -591,13 +590,13 @@ fn lists_stay_short_and_elements_are_unique() {
     }
     let appends = requests.iter().filter(|(request, _)| !request.writes.is_empty());
     let elements: Vec<u64> = appends.map(|(request, _)| request.parameter).collect();
-    assert_eq!(elements.iter().collect::<BTreeSet<_>>().len(), elements.len());
+    assert_eq!(elements.iter().collect::<OrdSet<_>>().len(), elements.len());
     assert!(elements.iter().all(|element| *element > 0 && *element < 1 << 53));
 }
 
 #[test]
 fn a_recorded_run_tells_what_the_executor_did() {
-    let mut statuses = BTreeSet::new();
+    let mut statuses = OrdSet::new();
     for (spec, options) in every() {
         let (serial, requests) = run(spec, &options, 1_000);
         assert!(serial.entries.len() >= requests.len());
@@ -649,6 +648,6 @@ fn many_lists_are_read_in_parts_at_the_end() {
     let options = Options { keys: Some(2_000), ..Options::default() };
     let requests = parse("list-append", &options).unwrap().final_requests();
     assert!(requests.iter().all(|request| request.reads.len() <= 1_000));
-    let keys: BTreeSet<&Key> = requests.iter().flat_map(|request| &request.reads).collect();
+    let keys: OrdSet<&Key> = requests.iter().flat_map(|request| &request.reads).collect();
     assert_eq!(keys.len(), 2_000);
 }

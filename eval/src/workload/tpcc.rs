@@ -13,9 +13,8 @@
 //! they suffice. At the end of a run they are checked on every row of a few warehouses that any
 //! transaction may have changed.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::procedure::{Call, Procedure, row, tpcc as rows};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::txn::{Decision, Key, Kind, Op, Reads, Value, Writes};
@@ -72,17 +71,17 @@ pub struct Tpcc {
 /// What the checked warehouses may hold, according to the requests.
 #[derive(Debug, Default)]
 struct Tracked {
-    warehouses: BTreeSet<i64>,
+    warehouses: OrdSet<i64>,
     /// Warehouse, district, number and customer of orders at the checked warehouses, and of orders
     /// at other warehouses that take from their stock.
     orders: Vec<(i64, i64, i64, i64)>,
     /// Warehouse and number of payments to the checked warehouses, and of payments to others by
     /// their customers.
     payments: Vec<(i64, i64)>,
-    customers: BTreeSet<(i64, i64, i64)>,
-    stocks: BTreeSet<(i64, i64)>,
+    customers: OrdSet<(i64, i64, i64)>,
+    stocks: OrdSet<(i64, i64)>,
     /// The number of deliveries requested for each warehouse.
-    deliveries: BTreeMap<i64, i64>,
+    deliveries: OrdMap<i64, i64>,
 }
 
 impl Tpcc {
@@ -345,9 +344,9 @@ impl Tpcc {
 
     /// All rows that the checked warehouses may have, except rows that were populated and never
     /// change.
-    fn check_keys(&self) -> BTreeSet<Key> {
+    fn check_keys(&self) -> OrdSet<Key> {
         let tracked = &self.tracked;
-        let mut keys = BTreeSet::new();
+        let mut keys = OrdSet::new();
         let mut customers = tracked.customers.clone();
         for &w in &tracked.warehouses {
             keys.insert(rows::warehouse_key(w));
@@ -403,7 +402,7 @@ fn value<'a>(reads: &'a Reads, key: &Key) -> Option<Option<&'a Value>> {
 }
 
 /// The next round, if some of these keys are not read yet.
-fn round(keys: BTreeSet<Key>, reads: &Reads) -> Option<Step> {
+fn round(keys: OrdSet<Key>, reads: &Reads) -> Option<Step> {
     let unread: Vec<Key> = keys.into_iter().filter(|key| !reads.contains_key(key)).collect();
     (!unread.is_empty()).then_some(Step::Read(unread))
 }
@@ -478,7 +477,7 @@ fn step_stock_level(request: &Request, reads: &Reads) -> Option<Step> {
     if let Some(next) = round(keys, reads) {
         return Some(next);
     }
-    let mut stocks = BTreeSet::new();
+    let mut stocks = OrdSet::new();
     for number in numbers {
         let read = value(reads, &rows::order_key(w, d, number))?;
         let order = rows::Order::parse(read, w, d, number)?;

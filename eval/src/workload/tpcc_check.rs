@@ -5,8 +5,7 @@
 //! to 12 of a warehouse all of whose changed rows are present. [`State::audit_stock`] does the same
 //! for a stock, which the specification does not mention.
 
-use std::collections::{BTreeMap, BTreeSet};
-
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::procedure::tpcc::{
     Customer, DISTRICT_YTD, DISTRICTS, District, History, INITIAL_DELIVERED, INITIAL_ORDERS,
     INITIAL_PAID, Order, Queue, Stock, WAREHOUSE_YTD, Warehouse, key_numbers, last_order,
@@ -21,16 +20,16 @@ type Row = (i64, i64, i64);
 /// Rows by table.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    warehouses: BTreeMap<i64, Warehouse>,
-    districts: BTreeMap<InDistrict, District>,
-    queues: BTreeMap<InDistrict, Queue>,
-    customers: BTreeMap<Row, Customer>,
+    warehouses: OrdMap<i64, Warehouse>,
+    districts: OrdMap<InDistrict, District>,
+    queues: OrdMap<InDistrict, Queue>,
+    customers: OrdMap<Row, Customer>,
     /// Numbers of last orders.
-    last: BTreeMap<Row, i64>,
+    last: OrdMap<Row, i64>,
     /// Orders by warehouse, district and number. Orders that nobody placed are left out.
-    orders: BTreeMap<Row, Order>,
-    histories: BTreeMap<(i64, i64), History>,
-    stocks: BTreeMap<(i64, i64), Stock>,
+    orders: OrdMap<Row, Order>,
+    histories: OrdMap<(i64, i64), History>,
+    stocks: OrdMap<(i64, i64), Stock>,
 }
 
 /// Returns an error if two figures differ that must agree.
@@ -183,12 +182,12 @@ impl State {
     fn audit_orders(&self, w: i64, d: i64, district: &District, place: &str) -> Result<(), String> {
         let queue = self.queues.get(&(w, d)).ok_or_else(|| format!("{place} was not read"))?;
         let orders = || self.orders.range((w, d, i64::MIN)..=(w, d, i64::MAX));
-        let placed: BTreeMap<i64, (i64, &Order)> = orders()
+        let placed: OrdMap<i64, (i64, &Order)> = orders()
             .filter(|((.., number), _)| *number > INITIAL_ORDERS)
             .map(|((.., number), order)| (order.id, (*number, order)))
             .collect();
         let count = orders().filter(|((.., number), _)| *number > INITIAL_ORDERS).count() as i64;
-        let newest = placed.keys().last().copied().unwrap_or(INITIAL_ORDERS);
+        let newest = placed.keys().next_back().copied().unwrap_or(INITIAL_ORDERS);
         same("condition 2", place, newest, district.next - 1)?;
         // Each number once, without gaps.
         same("condition 2", place, placed.len() as i64, count)?;
@@ -196,7 +195,7 @@ impl State {
         let all = || orders().map(|(_, order)| order);
         let lines = total(all().map(|order| order.lines.len() as i64));
         same("condition 4", place, total(all().map(|order| order.count)), lines)?;
-        let waiting: BTreeSet<i64> = queue.orders.iter().map(|(_, number)| *number).collect();
+        let waiting: OrdSet<i64> = queue.orders.iter().map(|(_, number)| *number).collect();
         for ((.., number), order) in orders() {
             let is_waiting =
                 waiting.contains(number) || (queue.initial..=INITIAL_ORDERS).contains(number);

@@ -1,9 +1,8 @@
 //! The source's answers to its agent.
 
-use std::collections::BTreeSet;
-
 use orthodrome_core::id::NodeId;
 use orthodrome_core::limits::Pieces;
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::time::Timestamp;
 
 use super::{Agent, End, Out, State, XID_BYTES};
@@ -207,7 +206,7 @@ impl<W: Work> Agent<W> {
 
     /// Prepared branches that this agent does not know belong to another incarnation.
     fn on_listed(&mut self, prepared: Vec<Xid>, io: Out<'_, '_, W>) {
-        let left: BTreeSet<Xid> =
+        let left: OrdSet<Xid> =
             prepared.into_iter().filter(|xid| !self.ended.contains_key(xid)).collect();
         for &xid in &left {
             if !self.branches.contains_key(&xid) {
@@ -234,7 +233,7 @@ impl<W: Work> Agent<W> {
     /// through transactions of others.
     fn on_waits(&mut self, waits: &[Wait], io: Out<'_, '_, W>) {
         let of = |wait: &Wait| [wait.waiter.middleware, wait.holder.middleware];
-        let watchers: BTreeSet<NodeId> = waits.iter().flat_map(of).collect();
+        let watchers: OrdSet<NodeId> = waits.iter().flat_map(of).collect();
         let before = std::mem::replace(&mut self.watchers, watchers.clone());
         self.looks += 1;
         let look = self.looks;

@@ -1,8 +1,7 @@
 //! How a transaction aborts, and which cause its session learns.
 
-use std::collections::BTreeSet;
-
 use orthodrome_core::id::NodeId;
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::txn::{AbortReason, Outcome};
 
 use super::{Middleware, Out, Phase};
@@ -46,7 +45,7 @@ impl<W: Work> Middleware<W> {
         io: Out<'_, '_, W>,
     ) {
         let Some(open) = self.open.get(&xid) else { return };
-        let told: BTreeSet<NodeId> =
+        let told: OrdSet<NodeId> =
             open.branches.iter().filter(|(_, branch)| branch.is_sent).map(|(&at, _)| at).collect();
         for &source in open.branches.keys() {
             io.push(Effect::CancelTimer(Timer::Start(xid, source)));

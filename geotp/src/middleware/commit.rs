@@ -1,8 +1,7 @@
 //! How a transaction commits: votes, the decision, and its delivery to every source.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::{NodeId, Ticket};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Outcome;
 
@@ -80,7 +79,7 @@ impl<W: Work> Middleware<W> {
         &mut self,
         xid: Xid,
         source: NodeId,
-        participants: &BTreeSet<NodeId>,
+        participants: &OrdSet<NodeId>,
         io: Out<'_, '_, W>,
     ) {
         let Some(branch) = self.open.get_mut(&xid).and_then(|open| open.branches.get_mut(&source))
@@ -136,7 +135,7 @@ impl<W: Work> Middleware<W> {
     /// Continues the commit when no statement is pending, only votes.
     pub(super) fn finish_commit(&mut self, xid: Xid, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get_mut(&xid) else { return };
-        let participants: BTreeSet<NodeId> = open.branches.keys().copied().collect();
+        let participants: OrdSet<NodeId> = open.branches.keys().copied().collect();
         if participants.is_empty() {
             self.finish(xid, Outcome::Committed(io.clock), None, "empty", io);
             return;
@@ -252,7 +251,7 @@ impl<W: Work> Middleware<W> {
     /// The decision is durable: answers the session, and sends the commit to every branch.
     pub(super) fn on_logged(&mut self, xid: Xid, at: Timestamp, io: Out<'_, '_, W>) {
         let Some(open) = self.open.get(&xid) else { return };
-        let branches: BTreeMap<NodeId, bool> =
+        let branches: OrdMap<NodeId, bool> =
             open.branches.iter().map(|(&at, b)| (at, b.wrote)).collect();
         let path = if open.is_decentralized { "decentralized" } else { "two-phase" };
         let unacknowledged = branches.keys().copied().collect();

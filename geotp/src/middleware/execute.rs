@@ -1,8 +1,7 @@
 //! Statements: when each starts, and how answers are handled.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::NodeId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Duration;
 
 use super::{Branch, Middleware, Optimizations, Out, Phase, Stage};
@@ -19,7 +18,7 @@ impl<W: Work> Middleware<W> {
     pub fn round(
         &mut self,
         xid: Xid,
-        parts: BTreeMap<NodeId, Part<W>>,
+        parts: OrdMap<NodeId, Part<W>>,
         last: Last,
         io: Out<'_, '_, W>,
     ) {
@@ -45,7 +44,7 @@ impl<W: Work> Middleware<W> {
     pub(super) fn admit(
         &mut self,
         xid: Xid,
-        parts: BTreeMap<NodeId, Part<W>>,
+        parts: OrdMap<NodeId, Part<W>>,
         last: Last,
         io: Out<'_, '_, W>,
     ) {
@@ -72,7 +71,7 @@ impl<W: Work> Middleware<W> {
     pub(super) fn launch(
         &mut self,
         xid: Xid,
-        mut parts: BTreeMap<NodeId, Part<W>>,
+        mut parts: OrdMap<NodeId, Part<W>>,
         io: Out<'_, '_, W>,
     ) {
         let Some(open) = self.open.get_mut(&xid) else { return };
@@ -80,7 +79,7 @@ impl<W: Work> Middleware<W> {
         open.unanswered = parts.keys().copied().collect();
         open.answers.clear();
         open.failed = None;
-        let participants: BTreeSet<NodeId> =
+        let participants: OrdSet<NodeId> =
             open.branches.keys().chain(parts.keys()).copied().collect();
         let is_global = participants.len() > 1;
         // While the session may still roll back to a savepoint, no branch may prepare.
@@ -97,11 +96,8 @@ impl<W: Work> Middleware<W> {
         if let Some(below) = self.config.inner_below {
             let is_inner = |source: &NodeId| self.rtt(*source) < below;
             if parts.keys().any(is_inner) && !parts.keys().all(is_inner) {
-                let outer = parts
-                    .keys()
-                    .filter(|source| !is_inner(source))
-                    .copied()
-                    .collect::<BTreeSet<_>>();
+                let outer =
+                    parts.keys().filter(|source| !is_inner(source)).copied().collect::<OrdSet<_>>();
                 let (outer, inner) =
                     parts.into_iter().partition(|(source, _)| outer.contains(source));
                 parts = outer;
@@ -117,8 +113,8 @@ impl<W: Work> Middleware<W> {
     pub(super) fn launch_parts(
         &mut self,
         xid: Xid,
-        parts: BTreeMap<NodeId, Part<W>>,
-        participants: &BTreeSet<NodeId>,
+        parts: OrdMap<NodeId, Part<W>>,
+        participants: &OrdSet<NodeId>,
         io: Out<'_, '_, W>,
     ) {
         let expected = |(&source, part): (&NodeId, &Part<W>)| {
@@ -127,7 +123,7 @@ impl<W: Work> Middleware<W> {
         let delays = if self.optimizations.latency_aware && parts.len() > 1 {
             postpone(&parts.iter().map(expected).collect())
         } else {
-            BTreeMap::new()
+            OrdMap::new()
         };
         for (source, part) in parts {
             self.hot.enter(places_of(source, &part).collect::<Vec<_>>().iter());
@@ -349,7 +345,7 @@ impl<W: Work> Middleware<W> {
 /// The agents to which an agent reports a failure: all others; without O1, none.
 pub(super) fn peers(
     source: NodeId,
-    participants: &BTreeSet<NodeId>,
+    participants: &OrdSet<NodeId>,
     optimizations: Optimizations,
 ) -> Vec<NodeId> {
     let others = participants.iter().copied().filter(|&peer| peer != source);
@@ -364,7 +360,7 @@ pub(super) fn places_of<W: Work>(
 }
 
 pub(super) fn places<W: Work>(
-    parts: &BTreeMap<NodeId, Part<W>>,
+    parts: &OrdMap<NodeId, Part<W>>,
 ) -> impl Iterator<Item = SourceKey> + '_ {
     parts.iter().flat_map(|(&source, part)| places_of(source, part))
 }

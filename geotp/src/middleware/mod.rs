@@ -18,11 +18,11 @@ mod savepoints;
 mod sources;
 mod waits;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use orthodrome_core::id::{ClientId, NodeId, Ticket, TxnId};
 use orthodrome_core::machine::Leak;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::Key;
 
@@ -61,7 +61,7 @@ pub enum Commit {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
     /// All sources and their kinds.
-    pub sources: BTreeMap<NodeId, Kind>,
+    pub sources: OrdMap<NodeId, Kind>,
     /// The optimizations at the start.
     pub optimizations: Optimizations,
     /// How transactions of several sources commit.
@@ -208,7 +208,7 @@ enum Phase<W: Work> {
     /// Waiting for the session.
     Idle,
     /// Delayed by O3.
-    HeldBack { parts: BTreeMap<NodeId, Part<W>>, last: Last },
+    HeldBack { parts: OrdMap<NodeId, Part<W>>, last: Last },
     /// A round is pending.
     Executing,
     /// The session has asked to commit; votes are missing.
@@ -224,15 +224,15 @@ struct Open<W: Work> {
     label: Option<TxnId>,
     session: Option<SessionId>,
     isolation: Isolation,
-    branches: BTreeMap<NodeId, Branch<W>>,
+    branches: OrdMap<NodeId, Branch<W>>,
     phase: Phase<W>,
     /// The `Last` of the current round.
     last: Last,
-    answers: BTreeMap<NodeId, Vec<W::Answer>>,
+    answers: OrdMap<NodeId, Vec<W::Answer>>,
     /// Sources of the current round that have not answered.
-    unanswered: BTreeSet<NodeId>,
+    unanswered: OrdSet<NodeId>,
     /// Parts that start when all others have been answered (Chiller).
-    inner: BTreeMap<NodeId, Part<W>>,
+    inner: OrdMap<NodeId, Part<W>>,
     /// Number of delays so far.
     tries: u32,
     /// The time since which it has been waiting.
@@ -251,8 +251,8 @@ struct Decided<W: Work> {
     label: Option<TxnId>,
     session: Option<SessionId>,
     at: Timestamp,
-    branches: BTreeMap<NodeId, bool>,
-    unacknowledged: BTreeSet<NodeId>,
+    branches: OrdMap<NodeId, bool>,
+    unacknowledged: OrdSet<NodeId>,
     /// The answer to the session, sent when every branch has committed.
     news: Option<Effect<W>>,
 }
@@ -308,22 +308,22 @@ pub struct Middleware<W: Work> {
     held: Vec<(NodeId, ToAgent<W>)>,
     number: u64,
     ticket: Ticket,
-    sources: BTreeMap<NodeId, Source>,
-    open: BTreeMap<Xid, Open<W>>,
-    decided: BTreeMap<Xid, Decided<W>>,
+    sources: OrdMap<NodeId, Source>,
+    open: OrdMap<Xid, Open<W>>,
+    decided: OrdMap<Xid, Decided<W>>,
     /// The transactions of `decided` whose session may still be open.
-    of_sessions: BTreeMap<SessionId, BTreeSet<Xid>>,
+    of_sessions: OrdMap<SessionId, OrdSet<Xid>>,
     /// Sources that have not reported the rollback.
-    aborting: BTreeMap<Xid, BTreeSet<NodeId>>,
+    aborting: OrdMap<Xid, OrdSet<NodeId>>,
     /// Answers to sessions of transactions in `aborting`. Each waits until the branch that failed
     /// first reports the cause, every branch has rolled back, or the resend timer expires.
-    untold: BTreeMap<Xid, Effect<W>>,
+    untold: OrdMap<Xid, Effect<W>>,
     /// Committed transactions, by the client's id of each.
-    labels: BTreeMap<TxnId, Timestamp>,
-    by_label: BTreeMap<TxnId, Xid>,
+    labels: OrdMap<TxnId, Timestamp>,
+    by_label: OrdMap<TxnId, Xid>,
     hot: Hotspots,
     /// The waits between transactions at each source, as its agent last reported them.
-    waits: BTreeMap<NodeId, Seen>,
+    waits: OrdMap<NodeId, Seen>,
     /// The last commit timestamp.
     last_at: Timestamp,
     /// Number of records since the last checkpoint, and whether a checkpoint is being written.
@@ -338,8 +338,8 @@ impl<W: Work> Middleware<W> {
     #[must_use]
     pub fn new(node: NodeId, config: Config, recovered: Vec<Record>, io: Out<'_, '_, W>) -> Self {
         let mut epoch = 0;
-        let mut decided: BTreeMap<Xid, Decided<W>> = BTreeMap::new();
-        let mut labels = BTreeMap::new();
+        let mut decided: OrdMap<Xid, Decided<W>> = OrdMap::new();
+        let mut labels = OrdMap::new();
         for record in recovered {
             match record {
                 Record::Epoch(begun) => epoch = begun.max(epoch),
@@ -369,14 +369,14 @@ impl<W: Work> Middleware<W> {
             number: 0,
             ticket: Ticket(0),
             sources,
-            open: BTreeMap::new(),
+            open: OrdMap::new(),
             decided,
-            of_sessions: BTreeMap::new(),
-            aborting: BTreeMap::new(),
-            untold: BTreeMap::new(),
+            of_sessions: OrdMap::new(),
+            aborting: OrdMap::new(),
+            untold: OrdMap::new(),
             labels,
-            by_label: BTreeMap::new(),
-            waits: BTreeMap::new(),
+            by_label: OrdMap::new(),
+            waits: OrdMap::new(),
             last_at,
             records: 0,
             checkpoint: None,
@@ -438,7 +438,7 @@ impl<W: Work> Middleware<W> {
 
     /// The schedule that a round on these records would get now.
     #[must_use]
-    pub fn plan(&self, parts: &BTreeMap<NodeId, Vec<Key>>) -> Vec<Planned> {
+    pub fn plan(&self, parts: &OrdMap<NodeId, Vec<Key>>) -> Vec<Planned> {
         let expected = |(&source, records): (&NodeId, &Vec<Key>)| {
             let places: Vec<SourceKey> = records.iter().map(|key| (source, key.clone())).collect();
             (source, self.latency(source, &places))
@@ -488,12 +488,12 @@ impl<W: Work> Middleware<W> {
             label,
             session: None,
             isolation,
-            branches: BTreeMap::new(),
+            branches: OrdMap::new(),
             phase: Phase::Idle,
             last: Last::No,
-            answers: BTreeMap::new(),
-            unanswered: BTreeSet::new(),
-            inner: BTreeMap::new(),
+            answers: OrdMap::new(),
+            unanswered: OrdSet::new(),
+            inner: OrdMap::new(),
             tries: 0,
             since: io.now,
             is_decentralized: false,
@@ -647,7 +647,7 @@ impl<W: Work> Middleware<W> {
             // It has ended, but its client may still ask. The id is of an earlier incarnation, and
             // no branch can have it.
             let xid = Xid { middleware: self.node, epoch: 0, number: records.len() as u64 };
-            records.push(Record::Commit { xid, label: Some(label), at, branches: BTreeMap::new() });
+            records.push(Record::Commit { xid, label: Some(label), at, branches: OrdMap::new() });
             records.push(Record::Ended(xid));
         }
         for (&xid, decided) in &self.decided {

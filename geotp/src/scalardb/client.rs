@@ -1,13 +1,14 @@
 //! A middleware: runs transactions for clients, and ends prepared transactions that others left
 //! behind.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, RegionId, TxnId};
 use orthodrome_core::machine::{Claim, Cx, Input, Leak, Machine, Setup};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Op, Outcome, Reads, Txn, Writes};
 
@@ -24,14 +25,14 @@ pub struct Client {
     /// The number of the last request. Each incarnation begins with another number, so that late
     /// answers to an earlier one are ignored.
     request: u64,
-    requests: BTreeMap<u64, Request>,
-    open: BTreeMap<TxnId, Open>,
+    requests: OrdMap<u64, Request>,
+    open: OrdMap<TxnId, Open>,
     /// Prepared records of other transactions that are being resolved.
-    finds: BTreeMap<(TxnId, Key), NodeId>,
+    finds: OrdMap<(TxnId, Key), NodeId>,
     /// Transactions whose clients asked for the outcome.
-    lost: BTreeSet<TxnId>,
+    lost: OrdSet<TxnId>,
     /// The average round trips to sources.
-    distances: BTreeMap<NodeId, Average>,
+    distances: OrdMap<NodeId, Average>,
     hot: Hotspots,
 }
 
@@ -93,7 +94,7 @@ struct Open {
     /// Records to read, one after the other.
     queue: VecDeque<Key>,
     /// Requests that are not answered.
-    waiting: BTreeSet<u64>,
+    waiting: OrdSet<u64>,
     /// The values read so far.
     reads: Reads,
     writes: Writes,
@@ -120,11 +121,11 @@ impl Machine<ScalarDb> for Client {
             hot: Hotspots::new(config.hot_records, config.hot_keep_percent),
             config,
             request: cx.rng().next_u64() >> 16,
-            requests: BTreeMap::new(),
-            open: BTreeMap::new(),
-            finds: BTreeMap::new(),
-            lost: BTreeSet::new(),
-            distances: BTreeMap::new(),
+            requests: OrdMap::new(),
+            open: OrdMap::new(),
+            finds: OrdMap::new(),
+            lost: OrdSet::new(),
+            distances: OrdMap::new(),
         }
     }
 
@@ -185,8 +186,8 @@ impl Client {
         sources.min_by_key(distance).unwrap_or(NodeId(0))
     }
 
-    fn by_source(&self, keys: impl IntoIterator<Item = Key>) -> BTreeMap<NodeId, Vec<Key>> {
-        let mut parts: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
+    fn by_source(&self, keys: impl IntoIterator<Item = Key>) -> OrdMap<NodeId, Vec<Key>> {
+        let mut parts: OrdMap<NodeId, Vec<Key>> = OrdMap::new();
         for key in keys {
             parts.entry(self.source_of(&key)).or_default().push(key);
         }
@@ -227,7 +228,7 @@ impl Client {
     fn ask_all<T>(
         &mut self,
         id: TxnId,
-        parts: BTreeMap<NodeId, T>,
+        parts: OrdMap<NodeId, T>,
         takes: bool,
         msg: impl Fn(u64, T) -> Msg,
         cx: &mut Context<'_>,
@@ -237,7 +238,7 @@ impl Client {
             let distances = parts.keys().map(|source| (*source, distance(source)));
             postpone(&distances.map(|(source, rtt)| (source, rtt.unwrap_or_default())).collect())
         } else {
-            BTreeMap::new()
+            OrdMap::new()
         };
         for (source, part) in parts {
             let wait = delays.get(&source).copied().unwrap_or_default();
@@ -355,7 +356,7 @@ impl Client {
             txn,
             phase: Phase::HeldBack,
             queue: VecDeque::new(),
-            waiting: BTreeSet::new(),
+            waiting: OrdSet::new(),
             reads: Reads::new(),
             writes: Writes::new(),
             verdict: None,
@@ -373,7 +374,7 @@ impl Client {
     fn admit(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         if self.config.is_scheduled {
-            let keys: BTreeSet<&Key> = open.txn.reads.iter().chain(&open.txn.writes).collect();
+            let keys: OrdSet<&Key> = open.txn.reads.iter().chain(&open.txn.writes).collect();
             let record_keys: Vec<SourceKey> =
                 keys.into_iter().map(|key| (self.source_of(key), key.clone())).collect();
             let is_admitted = self.hot.admits(record_keys.iter(), cx.rng());
@@ -520,7 +521,7 @@ impl Client {
     fn prepare(&mut self, id: TxnId, cx: &mut Context<'_>) {
         let Some(open) = self.open.get(&id) else { return };
         let coordinator = self.coordinator_of(open.txn.home);
-        let mut parts: BTreeMap<NodeId, Vec<Image>> = BTreeMap::new();
+        let mut parts: OrdMap<NodeId, Vec<Image>> = OrdMap::new();
         for (key, value) in &open.writes {
             let read = open.reads.get(key).map(|read| read.version).unwrap_or_default();
             let image = Image { key: key.clone(), read, value: value.clone() };
@@ -609,7 +610,7 @@ impl Client {
         open.phase = Phase::Stating;
         let home = open.txn.home;
         let coordinator = self.coordinator_of(home);
-        let parts = BTreeMap::from([(coordinator, state)]);
+        let parts = OrdMap::from([(coordinator, state)]);
         self.ask_all(
             id,
             parts,

@@ -2,12 +2,12 @@
 //! by one. It knows nothing about transactions. A source may also have rows of the coordinator
 //! table.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leak, Machine, Setup};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Value, Version};
@@ -22,11 +22,11 @@ pub struct Server {
     /// Committed records in one table, states of transactions in the other.
     data: Store,
     /// Prepared records: the transaction, and the new value if it commits.
-    prepared: BTreeMap<Key, (Mark, Option<Value>)>,
+    prepared: OrdMap<Key, (Mark, Option<Value>)>,
     /// Rows whose last change is not durable yet.
-    fresh: BTreeMap<Row, Ticket>,
+    fresh: OrdMap<Row, Ticket>,
     /// Answers that wait for rows to be durable: an observed state never reverts.
-    held: BTreeMap<Ticket, Vec<(NodeId, Msg)>>,
+    held: OrdMap<Ticket, Vec<(NodeId, Msg)>>,
     records: u32,
     checkpoint: Option<Ticket>,
 }
@@ -51,9 +51,9 @@ impl Machine<ScalarDb> for Server {
         let mut server = Self {
             config,
             data: Store::new(engine),
-            prepared: BTreeMap::new(),
-            fresh: BTreeMap::new(),
-            held: BTreeMap::new(),
+            prepared: OrdMap::new(),
+            fresh: OrdMap::new(),
+            held: OrdMap::new(),
             records: 0,
             checkpoint: None,
         };

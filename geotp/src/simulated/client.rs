@@ -1,13 +1,14 @@
 //! A middleware for clients of the simulator: it turns their transactions into the statements that
 //! a session would send.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Claim, Cx, Input, Leak, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::txn::{
     AbortReason, Decision, Key, Kind, Op, Outcome, Reads, Txn, Value, Writes,
 };
@@ -24,11 +25,11 @@ pub struct Client {
     cluster: Arc<Cluster>,
     config: Arc<Config>,
     middleware: Middleware<Model>,
-    open: BTreeMap<TxnId, Open>,
+    open: OrdMap<TxnId, Open>,
     /// Questions to other middlewares that are not answered yet.
-    asking: BTreeMap<TxnId, Asking>,
+    asking: OrdMap<TxnId, Asking>,
     /// Middlewares that wait for the end of a transaction here.
-    askers: BTreeMap<TxnId, BTreeSet<NodeId>>,
+    askers: OrdMap<TxnId, OrdSet<NodeId>>,
     /// Effects that are not carried out yet. One may call the middleware, whose new effects come
     /// after the others.
     effects: VecDeque<Effect<Model>>,
@@ -68,11 +69,11 @@ struct Open {
     is_near: bool,
     /// Number of questions to copies so far, and the sources that have not answered the last one.
     looks: u32,
-    silent: BTreeMap<NodeId, Vec<Key>>,
+    silent: OrdMap<NodeId, Vec<Key>>,
     /// Number of times that the last question was sent again.
     tries: u32,
     /// Whether rows exist that it writes and has not read.
-    existing: BTreeMap<Key, bool>,
+    existing: OrdMap<Key, bool>,
 }
 
 #[derive(Clone, Debug)]
@@ -81,7 +82,7 @@ struct Asking {
     is_single: bool,
     /// Its client had asked to commit.
     is_decided: bool,
-    silent: BTreeSet<NodeId>,
+    silent: OrdSet<NodeId>,
 }
 
 type Context<'a> = Cx<'a, GeoTp>;
@@ -103,7 +104,7 @@ impl Machine<GeoTp> for Client {
         let mut io = Io { now, clock, rng: cx.rng(), effects: &mut effects };
         let middleware =
             Middleware::new(node, config.middleware.clone(), records.collect(), &mut io);
-        let (open, asking, askers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (open, asking, askers) = (OrdMap::new(), OrdMap::new(), OrdMap::new());
         let (pending, is_busy) = (VecDeque::new(), false);
         let mut client = Self {
             node,
@@ -217,8 +218,8 @@ impl Client {
         &self,
         txn: TxnId,
         actions: impl IntoIterator<Item = Action>,
-    ) -> BTreeMap<NodeId, Part<Model>> {
-        let mut parts: BTreeMap<NodeId, Part<Model>> = BTreeMap::new();
+    ) -> OrdMap<NodeId, Part<Model>> {
+        let mut parts: OrdMap<NodeId, Part<Model>> = OrdMap::new();
         let mut actions: Vec<Action> = actions.into_iter().collect();
         if self.config.writes_last {
             actions.sort_by_key(Action::writes);
@@ -258,9 +259,9 @@ impl Client {
             is_resolved: false,
             is_near: false,
             looks: 0,
-            silent: BTreeMap::new(),
+            silent: OrdMap::new(),
             tries: 0,
-            existing: BTreeMap::new(),
+            existing: OrdMap::new(),
         };
         if let (true, Some((keys, stage))) = (self.config.is_near, looked_at(&txn)) {
             (open.is_near, open.stage) = (true, stage);
@@ -291,12 +292,7 @@ impl Client {
     }
 
     /// The sources of a round have answered.
-    fn on_answers(
-        &mut self,
-        xid: Xid,
-        answers: BTreeMap<NodeId, Vec<Answer>>,
-        cx: &mut Context<'_>,
-    ) {
+    fn on_answers(&mut self, xid: Xid, answers: OrdMap<NodeId, Vec<Answer>>, cx: &mut Context<'_>) {
         let Some(open) = self.open.values_mut().find(|open| open.xid == xid) else { return };
         let id = open.txn.id;
         for Answer { key, read } in answers.into_values().flatten() {
@@ -342,7 +338,7 @@ impl Client {
 
     /// Asks copies for rows. What happens then depends on the stage.
     fn look(&mut self, id: TxnId, keys: Vec<Key>, cx: &mut Context<'_>) {
-        let mut of: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
+        let mut of: OrdMap<NodeId, Vec<Key>> = OrdMap::new();
         for key in keys {
             of.entry(self.source_of(&key)).or_default().push(key);
         }
@@ -492,7 +488,7 @@ impl Client {
             self.end(id, writes, cx);
             return;
         }
-        let keys: BTreeSet<Key> = open.reads.keys().chain(writes.keys()).cloned().collect();
+        let keys: OrdSet<Key> = open.reads.keys().chain(writes.keys()).cloned().collect();
         let xid = open.xid;
         open.stage = Stage::Undoing(writes);
         let never = Value::from("never");
@@ -679,7 +675,7 @@ impl Client {
                     Decision::Abort => Vec::new(),
                 });
                 let keys = txn.reads.iter().chain(&txn.writes).chain(reads.keys()).chain(written);
-                let sources: BTreeSet<NodeId> = keys.map(|key| self.source_of(key)).collect();
+                let sources: OrdSet<NodeId> = keys.map(|key| self.source_of(key)).collect();
                 let others =
                     self.cluster.gateways().map(|node| node.id).filter(|&node| node != self.node);
                 let is_single = sources.len() <= 1;
@@ -768,7 +764,7 @@ const LOOKS: u32 = 3;
 fn looked_at(txn: &Txn) -> Option<(Vec<Key>, Stage)> {
     match &txn.kind {
         Kind::Procedure(ops) if ops.iter().any(|op| matches!(op, Op::Call(_))) => {
-            let keys: BTreeSet<Key> = txn.reads.iter().chain(&txn.writes).cloned().collect();
+            let keys: OrdSet<Key> = txn.reads.iter().chain(&txn.writes).cloned().collect();
             Some((keys.into_iter().collect(), Stage::LookingToCompute))
         }
         Kind::Interactive | Kind::General => {
@@ -796,7 +792,7 @@ fn reads_of(txn: &Txn, keys: Vec<Key>) -> Vec<Action> {
 
 /// Reads of every key that the transaction declares.
 fn lock_all(txn: &Txn) -> Vec<Action> {
-    let keys: BTreeSet<Key> = txn.reads.iter().chain(&txn.writes).cloned().collect();
+    let keys: OrdSet<Key> = txn.reads.iter().chain(&txn.writes).cloned().collect();
     reads_of(txn, keys.into_iter().collect())
 }
 

@@ -69,12 +69,11 @@ mod client;
 mod message;
 mod server;
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Duration;
 
@@ -203,7 +202,7 @@ impl Protocol for GeoTp {
         let round_trip = cluster.topology.rtt_assumed();
         let name = Self::NAMES.iter().copied().find(|known| *known == name).unwrap_or(O3);
         // What the paper's data nodes are, unless it says otherwise (§VII-A3).
-        let sources: BTreeMap<NodeId, Kind> =
+        let sources: OrdMap<NodeId, Kind> =
             cluster.servers().map(|node| (node.id, Kind::MariaDb)).collect();
         let optimizations = Optimizations {
             decentralized_prepare: [CHILLER, O1, O2, O3, NEAR].contains(&name),

@@ -1,7 +1,8 @@
 //! The lock table of a modelled source: who holds a row, who waits for it, and for how long.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::Key;
 
@@ -11,7 +12,7 @@ use crate::contract::{FromSource, Kind, Note, Reason, Wait, Xid};
 
 #[derive(Clone, Default, Debug)]
 pub(super) struct Lock {
-    pub(super) holders: BTreeMap<Xid, Mode>,
+    pub(super) holders: OrdMap<Xid, Mode>,
     pub(super) queue: VecDeque<(Xid, Mode)>,
 }
 
@@ -105,7 +106,7 @@ impl Source {
 
     /// True if it is part of a cycle of waits.
     pub(super) fn waits_in_cycle(&self, xid: Xid) -> bool {
-        let mut seen = BTreeSet::new();
+        let mut seen = OrdSet::new();
         let mut next = vec![xid];
         while let Some(waiter) = next.pop() {
             for other in self.blockers(waiter) {

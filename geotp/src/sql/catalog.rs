@@ -1,7 +1,8 @@
 //! The catalogue: the sources, and the placement of each table's rows.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use serde::Deserialize;
 
@@ -65,7 +66,7 @@ pub enum Placement {
     /// By the value of a column.
     Sharded(Sharding),
     /// Every listed source has all rows.
-    Broadcast(BTreeSet<SourceId>),
+    Broadcast(OrdSet<SourceId>),
     /// One source has all rows.
     Single(SourceId),
 }
@@ -89,7 +90,7 @@ pub enum Layout {
     /// By ranges: each bound is exclusive and ascending, and the last source has the rest.
     Range(Vec<(Key, SourceId)>, SourceId),
     /// By a list of values, and a source for all others, if any.
-    List(BTreeMap<Key, SourceId>, Option<SourceId>),
+    List(OrdMap<Key, SourceId>, Option<SourceId>),
 }
 
 impl Layout {
@@ -110,7 +111,7 @@ impl Layout {
 
     /// All sources that may hold rows.
     #[must_use]
-    pub fn sources(&self) -> BTreeSet<SourceId> {
+    pub fn sources(&self) -> OrdSet<SourceId> {
         match self {
             Self::Hash(sources) => sources.iter().copied().collect(),
             Self::Range(bounds, last) => bounds.iter().map(|(_, s)| *s).chain([*last]).collect(),
@@ -120,9 +121,9 @@ impl Layout {
 
     /// All sources that may hold a key from `low` to `high`, both included.
     #[must_use]
-    pub fn between(&self, low: Option<&Key>, high: Option<&Key>) -> BTreeSet<SourceId> {
+    pub fn between(&self, low: Option<&Key>, high: Option<&Key>) -> OrdSet<SourceId> {
         if low.zip(high).is_some_and(|(low, high)| low > high) {
-            return BTreeSet::new();
+            return OrdSet::new();
         }
         match self {
             Self::Hash(_) => match (low, high) {
@@ -134,7 +135,7 @@ impl Layout {
                 _ => self.sources(),
             },
             Self::Range(bounds, last) => {
-                let mut found = BTreeSet::new();
+                let mut found = OrdSet::new();
                 let mut from: Option<&Key> = None;
                 for (bound, source) in bounds {
                     // This part is [from, bound).
@@ -192,7 +193,7 @@ impl Table {
 
     /// All sources that hold rows of it.
     #[must_use]
-    pub fn sources(&self) -> BTreeSet<SourceId> {
+    pub fn sources(&self) -> OrdSet<SourceId> {
         match &self.placement {
             Placement::Sharded(sharding) => sharding.layout.sources(),
             Placement::Broadcast(sources) => sources.clone(),
@@ -208,11 +209,11 @@ pub(super) const PUBLIC: &str = "public";
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Catalogue {
     sources: Vec<Source>,
-    tables: BTreeMap<String, Table>,
+    tables: OrdMap<String, Table>,
     /// The names of the database.
-    databases: BTreeSet<String>,
+    databases: OrdSet<String>,
     /// Names of the schema in addition to `public`.
-    schemas: BTreeSet<String>,
+    schemas: OrdSet<String>,
 }
 
 /// An error in a catalogue: the field, the problem, and the remedy.
@@ -384,7 +385,7 @@ impl Catalogue {
         match (&entry.shard, &entry.broadcast, &entry.single) {
             (Some(shard), None, None) => self.sharding(shard).map(Placement::Sharded),
             (None, Some(sources), None) => {
-                let found: Result<BTreeSet<_>, _> =
+                let found: Result<OrdSet<_>, _> =
                     sources.iter().map(|name| self.named(name)).collect();
                 let found = found.map_err(|e| format!("broadcast: {e}"))?;
                 if found.is_empty() {
@@ -455,7 +456,7 @@ impl Catalogue {
     }
 
     fn by_list(&self, shard: &ShardEntry) -> Result<Layout, String> {
-        let mut values = BTreeMap::new();
+        let mut values = OrdMap::new();
         let mut default = None;
         for part in &shard.parts {
             let source = self.source_of(part)?;
@@ -520,13 +521,13 @@ impl Catalogue {
 
     /// The same with these names of the database.
     #[must_use]
-    pub fn with_databases(&self, databases: BTreeSet<String>) -> Self {
+    pub fn with_databases(&self, databases: OrdSet<String>) -> Self {
         Self { databases, ..self.clone() }
     }
 
     /// The same with these names of the schema, in addition to `public`.
     #[must_use]
-    pub fn with_schemas(&self, schemas: BTreeSet<String>) -> Self {
+    pub fn with_schemas(&self, schemas: OrdSet<String>) -> Self {
         Self { schemas, ..self.clone() }
     }
 

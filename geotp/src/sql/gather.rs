@@ -7,9 +7,10 @@
 //! row of the result satisfies them, and an outer join restricts only the side that it may fill with
 //! NULL.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
+
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use sqlparser::ast::{
     BinaryOperator, Expr, Ident, Join, JoinConstraint, JoinOperator, LockClause, ObjectName, Query,
@@ -44,7 +45,7 @@ pub struct Gather {
     query: Query,
     reads: Vec<Read>,
     /// Every name in the query, in lower case.
-    names: BTreeSet<String>,
+    names: OrdSet<String>,
 }
 
 /// A table to read.
@@ -73,10 +74,10 @@ pub struct Template {
     /// True if it is a copy, which has text for types that users have defined.
     pub is_copy: bool,
     /// Its columns of types whose order is not that of their text, such as enumerations.
-    pub unordered: BTreeSet<String>,
+    pub unordered: OrdSet<String>,
     /// Its columns of JSON, at PostgreSQL, with their types. A source of the other kind returns their
     /// text.
-    pub documents: BTreeMap<String, String>,
+    pub documents: OrdMap<String, String>,
 }
 
 /// The next step of gathering.
@@ -117,7 +118,7 @@ impl Gather {
         if tables.is_empty() || is_hidden || !tables.iter().all(is_known) {
             return Ok(None);
         }
-        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        let mut counts: OrdMap<String, usize> = OrdMap::new();
         for name in tables {
             *counts.entry(table_name(&name)).or_default() += 1;
         }
@@ -147,7 +148,7 @@ impl Gather {
 
     /// The next step, given the rows of other tables.
     #[must_use]
-    pub fn next(&self, found: &BTreeMap<String, Answer>) -> Step {
+    pub fn next(&self, found: &OrdMap<String, Answer>) -> Step {
         let left = self.reads.iter().filter(|read| !found.contains_key(&read.table));
         let is_linked =
             |read: &&Read| read.links.iter().any(|link| found.contains_key(&link.table));
@@ -158,7 +159,7 @@ impl Gather {
 
     /// What is read of each table if nothing is known of the others.
     pub fn statements(&self) -> impl Iterator<Item = Step> {
-        let nothing = BTreeMap::new();
+        let nothing = OrdMap::new();
         self.reads.iter().map(move |read| read.step(&nothing, self.client))
     }
 
@@ -168,11 +169,11 @@ impl Gather {
     /// It needs a column of a type that rows cannot be carried in.
     pub fn result(
         &self,
-        found: &BTreeMap<String, Answer>,
-        templates: &BTreeMap<String, Template>,
+        found: &OrdMap<String, Answer>,
+        templates: &OrdMap<String, Template>,
     ) -> Result<String, Refusal> {
         let mut statement = Statement::Query(Box::new(self.query.clone()));
-        let tables: BTreeSet<String> = self.tables().map(str::to_owned).collect();
+        let tables: OrdSet<String> = self.tables().map(str::to_owned).collect();
         walk_mut(&mut statement, &mut Renamer { client: self.client, tables: &tables })?;
         let own = render(&statement, self.client, self.client);
         let (is_recursive, rest) = match own.strip_prefix("WITH ") {
@@ -226,7 +227,7 @@ impl Gather {
 }
 
 impl Read {
-    fn step(&self, found: &BTreeMap<String, Answer>, client: Dialect) -> Step {
+    fn step(&self, found: &OrdMap<String, Answer>, client: Dialect) -> Step {
         let mut conditions = self.conditions.clone();
         for link in &self.links {
             let values = found.get(&link.table).and_then(|answer| link.values(answer, client));
@@ -267,7 +268,7 @@ impl Link {
         if !(is_number || is_text) {
             return None;
         }
-        let values: BTreeSet<&[u8]> =
+        let values: OrdSet<&[u8]> =
             answer.rows.iter().filter_map(|row| row.get(place)?.as_deref()).collect();
         if values.len() > VALUES_MAX {
             return None;
@@ -289,8 +290,8 @@ impl Link {
 #[derive(Default)]
 struct Used {
     /// Common table expressions.
-    parts: BTreeSet<String>,
-    names: BTreeSet<String>,
+    parts: OrdSet<String>,
+    names: OrdSet<String>,
 }
 
 impl Visitor for Used {
@@ -310,7 +311,7 @@ impl Visitor for Used {
 #[derive(Default)]
 struct Outline {
     /// Tables that occur once in the whole statement, with their aliases.
-    tables: BTreeMap<String, Aliased>,
+    tables: OrdMap<String, Aliased>,
     /// True if the query reads nothing else.
     is_single: bool,
     /// Conditions that every row of the result satisfies.
@@ -333,7 +334,7 @@ impl Outline {
         &mut self,
         from: &[TableWithJoins],
         selection: Option<&Expr>,
-        counts: &BTreeMap<String, usize>,
+        counts: &OrdMap<String, usize>,
     ) {
         self.is_single = matches!(from, [only] if only.joins.is_empty());
         for item in from {
@@ -369,7 +370,7 @@ impl Outline {
     fn add_table(
         &mut self,
         factor: &TableFactor,
-        counts: &BTreeMap<String, usize>,
+        counts: &OrdMap<String, usize>,
     ) -> Option<String> {
         let TableFactor::Table { name, alias, args: None, .. } = factor else { return None };
         let table = table_name(name);
@@ -499,7 +500,7 @@ fn conjuncts(condition: &Expr) -> Vec<Expr> {
 /// Lets a query read common table expressions in place of tables.
 struct Renamer<'a> {
     client: Dialect,
-    tables: &'a BTreeSet<String>,
+    tables: &'a OrdSet<String>,
 }
 
 impl VisitorMut for Renamer<'_> {

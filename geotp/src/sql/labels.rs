@@ -3,8 +3,9 @@
 //! MySQL's clients, names are as written, and a column without one has the text of its expression.
 //! Sources name the columns of what they compute in their own way, in the proxy's words.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
+
+use orthodrome_core::ordered::OrdSet;
 
 use sqlparser::ast::{
     DataType, Expr, Ident, ObjectNamePart, OrderByExpr, SelectItem, SetExpr, Statement,
@@ -104,7 +105,7 @@ pub(super) fn name_items(body: &mut SetExpr, order: Option<&[OrderByExpr]>) {
         Expr::Identifier(key) => folded(key) == name,
         _ => false,
     };
-    let mut names: BTreeSet<String> =
+    let mut names: OrdSet<String> =
         select.projection.iter().filter_map(own_name).map(folded).collect();
     for item in &mut select.projection {
         if let SelectItem::UnnamedExpr(expr) = item

@@ -1,8 +1,9 @@
 //! Merges the answers of several sources: sorts, groups, counts and limits rows.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use super::Refusal;
 use super::catalog::Dialect;
@@ -185,7 +186,7 @@ impl RowMerge {
         columns.truncate(visible);
         rows.iter_mut().for_each(|row| row.truncate(visible));
         if self.is_distinct {
-            let mut seen: BTreeSet<Vec<Cell>> = BTreeSet::new();
+            let mut seen: OrdSet<Vec<Cell>> = OrdSet::new();
             rows.retain(|row| {
                 let key = row
                     .iter()
@@ -206,7 +207,7 @@ impl RowMerge {
         &self,
         order: &[(usize, &SortKey)],
         columns: &[Column],
-        unordered: &BTreeSet<usize>,
+        unordered: &OrdSet<usize>,
     ) -> Result<(), Refusal> {
         let compared = self.ops.iter().enumerate();
         let compared = compared.filter(|(_, op)| matches!(op, Op::Min | Op::Max)).map(|(at, _)| at);
@@ -245,7 +246,7 @@ impl RowMerge {
         rows: Vec<Vec<Cell>>,
         columns: &mut [Column],
     ) -> Result<Vec<Vec<Cell>>, Refusal> {
-        let mut groups: BTreeMap<Vec<Cell>, Vec<Cell>> = BTreeMap::new();
+        let mut groups: OrdMap<Vec<Cell>, Vec<Cell>> = OrdMap::new();
         for row in rows {
             let key = self.groups.iter().map(|&at| {
                 let kind = columns.get(at).map_or(Kind::Other, |c| c.kind);
@@ -323,9 +324,9 @@ fn is_unordered(column: &Column) -> bool {
 }
 
 /// The columns that several answers have and that cannot be compared here.
-fn unordered(answers: &[Answer]) -> BTreeSet<usize> {
+fn unordered(answers: &[Answer]) -> OrdSet<usize> {
     if answers.len() < 2 {
-        return BTreeSet::new();
+        return OrdSet::new();
     }
     let columns = answers.iter().flat_map(|answer| answer.columns.iter().enumerate());
     columns.filter(|(_, column)| is_unordered(column)).map(|(at, _)| at).collect()

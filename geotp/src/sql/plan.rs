@@ -9,7 +9,7 @@ mod overlay;
 mod record;
 mod spread;
 
-use std::collections::{BTreeMap, BTreeSet};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use sqlparser::ast::{
     CreateTable, CreateView, Expr, Fetch, FromTable, LimitClause, ObjectName, ObjectType, Query,
@@ -85,7 +85,7 @@ pub struct Context {
     pub kinds: Kinds,
     /// For definitions of columns: the collations of PostgreSQL sources that compare texts byte by byte
     /// and know letters beyond ASCII ([`BYTES_QUESTION`](super::BYTES_QUESTION)).
-    pub collations: BTreeMap<SourceId, String>,
+    pub collations: OrdMap<SourceId, String>,
     /// True if every row that is read or changed must be named by its key, and repeated writes must
     /// have the same result: concurrency is controlled by record, as in [`crate::scalardb`].
     pub by_key: bool,
@@ -185,7 +185,7 @@ impl Planner<'_> {
         self.catalogue.source(source).map_or(self.context.client, |s| s.kind)
     }
 
-    fn preferred(&self, among: &BTreeSet<SourceId>) -> Option<SourceId> {
+    fn preferred(&self, among: &OrdSet<SourceId>) -> Option<SourceId> {
         let mut prefer = self.context.prefer.iter();
         prefer.find(|s| among.contains(s)).or(among.first()).copied()
     }
@@ -244,7 +244,7 @@ impl Planner<'_> {
     fn is_mixed(&self, name: &ObjectName) -> bool {
         let table = self.catalogue.table(&table_name(name));
         let sources = table.map(Table::sources).unwrap_or_default();
-        let kinds: BTreeSet<bool> =
+        let kinds: OrdSet<bool> =
             sources.into_iter().map(|id| self.kind(id) == Dialect::PostgreSql).collect();
         kinds.len() > 1
     }
@@ -452,7 +452,7 @@ impl Planner<'_> {
             _ => return self.unplaced(statement),
         };
         let is_drop = matches!(statement, Statement::Drop { object_type: ObjectType::Table, .. });
-        let mut per_source: BTreeMap<SourceId, Vec<ObjectName>> = BTreeMap::new();
+        let mut per_source: OrdMap<SourceId, Vec<ObjectName>> = OrdMap::new();
         for name in names.drain(..) {
             let Some(table) = self.router.table(&name)? else {
                 return Err(Refusal::unsupported("the sources' own catalogues cannot be changed"));
@@ -508,7 +508,7 @@ impl Plan {
     #[must_use]
     pub fn explain(&self, catalogue: &Catalogue) -> Vec<String> {
         let mut lines = Vec::new();
-        let kinds: BTreeSet<SourceId> = self.parts.iter().map(|p| p.source).collect();
+        let kinds: OrdSet<SourceId> = self.parts.iter().map(|p| p.source).collect();
         lines.push(match kinds.len() {
             0 => "Answered without the tables of any source".to_owned(),
             1 => "Route: one source".to_owned(),

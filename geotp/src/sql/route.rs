@@ -5,8 +5,9 @@
 //! never narrower. A result of several sources is correct only if no row of it needs rows of two
 //! sources; a statement for which that cannot be shown is refused.
 
-use std::collections::BTreeSet;
 use std::ops::ControlFlow;
+
+use orthodrome_core::ordered::OrdSet;
 
 use sqlparser::ast::{
     BinaryOperator, CastKind, Expr, Join, JoinConstraint, JoinOperator, ObjectName, ObjectType,
@@ -29,9 +30,9 @@ pub enum Route {
     /// Any source: no table is concerned.
     Free,
     /// Any one of these sources.
-    AnyOf(BTreeSet<SourceId>),
+    AnyOf(OrdSet<SourceId>),
     /// All of these sources together.
-    All(BTreeSet<SourceId>),
+    All(OrdSet<SourceId>),
 }
 
 impl Route {
@@ -51,7 +52,7 @@ impl Route {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Constraint {
     Any,
-    In(BTreeSet<Key>),
+    In(OrdSet<Key>),
     Between(Option<Key>, Option<Key>),
 }
 
@@ -91,7 +92,7 @@ impl Constraint {
         }
     }
 
-    fn sources(&self, sharding: &Sharding) -> BTreeSet<SourceId> {
+    fn sources(&self, sharding: &Sharding) -> OrdSet<SourceId> {
         match self {
             Self::Any => sharding.layout.sources(),
             Self::In(keys) => keys.iter().filter_map(|key| sharding.layout.place(key)).collect(),
@@ -201,7 +202,7 @@ impl Scoped<'_> {
                 }
             }
             Expr::InList { expr, list, negated: false } if on_column(expr) => {
-                let keys: Option<BTreeSet<Key>> =
+                let keys: Option<OrdSet<Key>> =
                     list.iter().map(|item| constant(item, key)).collect();
                 keys.map_or(any, Constraint::In)
             }
@@ -258,7 +259,7 @@ pub(super) struct Scope<'a> {
 
 /// Names of parts of the statement itself, such as CTEs.
 #[derive(Clone, Default)]
-pub(super) struct Names(BTreeSet<String>);
+pub(super) struct Names(OrdSet<String>);
 
 impl Names {
     /// The CTEs of a query.
@@ -510,7 +511,7 @@ pub(super) fn one_place(left: Route, right: Route) -> Result<Route, Refusal> {
     match (left, right) {
         (Route::Free, route) | (route, Route::Free) => Ok(route),
         (Route::AnyOf(left), Route::AnyOf(right)) => {
-            let both: BTreeSet<_> = left.intersection(&right).copied().collect();
+            let both: OrdSet<_> = left.intersection(&right).copied().collect();
             if both.is_empty() {
                 return Err(Refusal::unsupported(
                     "no single source has all the tables of this statement; split it",
@@ -596,8 +597,8 @@ impl Scope<'_> {
     }
 
     /// The sources with rows that a class of [`Scope::classes`] can join.
-    fn sources_of(&self, class: &[usize]) -> BTreeSet<SourceId> {
-        let mut found: Option<BTreeSet<SourceId>> = None;
+    fn sources_of(&self, class: &[usize]) -> OrdSet<SourceId> {
+        let mut found: Option<OrdSet<SourceId>> = None;
         for &index in class {
             let Some(scoped) = self.tables.get(index) else { continue };
             let Some(sharding) = scoped.sharding() else { continue };
@@ -767,7 +768,7 @@ fn equates(condition: &Expr, is: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
 
 /// The tables that a query reads, without the names of parts of it.
 pub(super) fn relations(query: &Query) -> Vec<ObjectName> {
-    struct Finder(Vec<ObjectName>, BTreeSet<String>);
+    struct Finder(Vec<ObjectName>, OrdSet<String>);
     impl Visitor for Finder {
         type Break = ();
         fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<()> {
@@ -781,7 +782,7 @@ pub(super) fn relations(query: &Query) -> Vec<ObjectName> {
             ControlFlow::Continue(())
         }
     }
-    let mut finder = Finder(Vec::new(), BTreeSet::new());
+    let mut finder = Finder(Vec::new(), OrdSet::new());
     let _ = walk(query, &mut finder);
     let Finder(mut names, parts) = finder;
     names.retain(|name| name.0.len() > 1 || !parts.contains(&table_name(name)));
@@ -790,8 +791,8 @@ pub(super) fn relations(query: &Query) -> Vec<ObjectName> {
 
 /// The tables that a statement names and the catalogue does not have, other than those of the sources' own catalogues.
 #[must_use]
-pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<String> {
-    struct Finder(Vec<ObjectName>, BTreeSet<String>);
+pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> OrdSet<String> {
+    struct Finder(Vec<ObjectName>, OrdSet<String>);
     impl Visitor for Finder {
         type Break = ();
         fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<()> {
@@ -803,7 +804,7 @@ pub fn unknown_tables(catalogue: &Catalogue, statement: &Statement) -> BTreeSet<
             ControlFlow::Continue(())
         }
     }
-    let mut finder = Finder(Vec::new(), BTreeSet::new());
+    let mut finder = Finder(Vec::new(), OrdSet::new());
     let _ = walk(statement, &mut finder);
     let Finder(mut names, parts) = finder;
     match statement {

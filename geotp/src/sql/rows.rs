@@ -2,8 +2,9 @@
 //! (VALUES …)` of SQLAlchemy and `INSERT … SELECT * FROM UNNEST(…)` of Django. Written as `VALUES`,
 //! each row can be placed, and both kinds of sources read it.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+
+use orthodrome_core::ordered::OrdMap;
 
 use sqlparser::ast::{
     Expr, GroupByExpr, Ident, Insert, OrderByKind, Parens, Query, Select, SelectItem, SetExpr,
@@ -111,7 +112,7 @@ fn number(expr: &Expr) -> Option<u64> {
 /// The list of a SELECT with the values of one row in the place of its columns.
 fn selected(list: &[SelectItem], names: &[&Ident], row: &[Expr]) -> Option<Vec<Expr>> {
     struct Placer<'a> {
-        of: BTreeMap<String, &'a Expr>,
+        of: OrdMap<String, &'a Expr>,
         is_strange: bool,
     }
     impl VisitorMut for Placer<'_> {

@@ -1,7 +1,7 @@
 //! Definitions of tables as a source describes them, and the SQL that creates an equal, empty table
 //! at a source of either kind.
 
-use std::collections::BTreeSet;
+use orthodrome_core::ordered::OrdSet;
 
 use super::catalog::Dialect;
 use super::schema::{self, type_name};
@@ -112,7 +112,7 @@ impl Shape {
         schema: &str,
         from: Dialect,
         to: Dialect,
-        taken: &mut BTreeSet<String>,
+        taken: &mut OrdSet<String>,
     ) -> Vec<String> {
         if let (true, Some(statement)) = (from == to, &self.statement) {
             return vec![statement.clone()];
@@ -156,7 +156,7 @@ impl Shape {
         from: Dialect,
         to: Dialect,
         table: impl Fn(&str) -> Option<&'a Self>,
-        taken: &mut BTreeSet<String>,
+        taken: &mut OrdSet<String>,
     ) -> Vec<String> {
         let list = |names: &[String]| {
             names.iter().map(|name| quote(name, to)).collect::<Vec<_>>().join(", ")
@@ -190,7 +190,7 @@ impl Shape {
     fn can_refer(&self, it: &Reference, table: &Self, from: Dialect, to: Dialect) -> bool {
         let is_key = |key: &ShapeKey| match to {
             Dialect::PostgreSql => {
-                let set = |names: &[String]| names.iter().cloned().collect::<BTreeSet<_>>();
+                let set = |names: &[String]| names.iter().cloned().collect::<OrdSet<_>>();
                 key.is_unique && set(&key.columns) == set(&it.its_columns)
             }
             Dialect::MariaDb => key.columns.starts_with(&it.its_columns),
@@ -274,7 +274,7 @@ impl Shape {
 
     /// A name for a key of this table at PostgreSQL, where keys share the names of tables. At
     /// MariaDB they share those of their table.
-    fn free_name(&self, name: &str, taken: &mut BTreeSet<String>) -> String {
+    fn free_name(&self, name: &str, taken: &mut OrdSet<String>) -> String {
         if taken.insert(name.to_owned()) {
             return name.to_owned();
         }
@@ -284,7 +284,7 @@ impl Shape {
     }
 
     /// A key in words of its own source, under a name that no other table's key has.
-    fn own_key(&self, key: &ShapeKey, kind: Dialect, taken: &mut BTreeSet<String>) -> String {
+    fn own_key(&self, key: &ShapeKey, kind: Dialect, taken: &mut OrdSet<String>) -> String {
         let name = self.free_name(&key.name, taken);
         if name == key.name {
             return key.text.clone();
@@ -312,7 +312,7 @@ impl Shape {
         key: &ShapeKey,
         to: Dialect,
         types: &[String],
-        taken: &mut BTreeSet<String>,
+        taken: &mut OrdSet<String>,
     ) -> String {
         if key.columns.is_empty() {
             return String::new();
@@ -534,7 +534,7 @@ mod tests {
         let primary = ShapeKey { is_primary: true, is_unique: true, ..key("t_pkey", &["id"]) };
         let unique = ShapeKey { is_unique: true, ..key("t_odd", &["odd", "name"]) };
         let shape = of(vec![id, name, at, odd], vec![primary, unique, key("t_x", &[])]);
-        let made = shape.create("s", Dialect::PostgreSql, Dialect::MariaDb, &mut BTreeSet::new());
+        let made = shape.create("s", Dialect::PostgreSql, Dialect::MariaDb, &mut OrdSet::new());
         assert_eq!(
             made,
             [
@@ -554,7 +554,7 @@ mod tests {
             ShapeColumn { default: Some("0".into()), ..column("count", "int(10) unsigned") };
         let primary = ShapeKey { is_primary: true, is_unique: true, ..key("PRIMARY", &["id"]) };
         let shape = of(vec![id, state, count], vec![primary, key("t", &["count"])]);
-        let mut taken = BTreeSet::from(["t".to_owned()]);
+        let mut taken = OrdSet::from(["t".to_owned()]);
         let made = shape.create("s", Dialect::MariaDb, Dialect::PostgreSql, &mut taken);
         assert_eq!(
             made,
@@ -605,7 +605,7 @@ mod tests {
         let table = |name: &str| (name == "here").then_some(&here);
         let postgres = Dialect::PostgreSql;
         assert_eq!(
-            shape.refer("s", postgres, postgres, table, &mut BTreeSet::new()),
+            shape.refer("s", postgres, postgres, table, &mut OrdSet::new()),
             [
                 "ALTER TABLE \"s\".\"t\" ADD CONSTRAINT \"to_here\" FOREIGN KEY (\"a\") REFERENCES \"s\".\"here\" (\"id\") ON DELETE CASCADE"
             ]
@@ -617,7 +617,7 @@ mod tests {
         let (postgres, maria) = (Dialect::PostgreSql, Dialect::MariaDb);
         let count = |from: Dialect, to: Dialect, own: &str, here: &Shape, rules: &str| {
             let shape = referring(vec![column("a", own)], vec![reference("here", &["a"], rules)]);
-            shape.refer("s", from, to, |_| Some(here), &mut BTreeSet::new()).len()
+            shape.refer("s", from, to, |_| Some(here), &mut OrdSet::new()).len()
         };
         assert_eq!(count(postgres, maria, "integer", &keyed("integer"), ""), 1);
         // PostgreSQL compares numbers of different lengths, MariaDB has no such key.
@@ -638,7 +638,7 @@ mod tests {
         let here = keyed("integer");
         let rules = " ON DELETE CASCADE DEFERRABLE INITIALLY DEFERRED";
         let shape = referring(vec![column("a", "integer")], vec![reference("here", &["a"], rules)]);
-        let mut taken = BTreeSet::from(["to_here".to_owned()]);
+        let mut taken = OrdSet::from(["to_here".to_owned()]);
         let made =
             shape.refer("s", Dialect::PostgreSql, Dialect::MariaDb, |_| Some(&here), &mut taken);
         assert_eq!(
@@ -681,7 +681,7 @@ mod tests {
             ],
             vec![key("one", &["a"]), key("two", &["a", "c"]), key("json", &["b"])],
         );
-        let made = shape.create("s", Dialect::PostgreSql, Dialect::MariaDb, &mut BTreeSet::new());
+        let made = shape.create("s", Dialect::PostgreSql, Dialect::MariaDb, &mut OrdSet::new());
         assert!(
             made[0].ends_with("KEY `one` (`a`), KEY `two` (`a`(191), `c`), KEY `json` (`b`(191)))"),
             "{made:?}"
@@ -704,7 +704,7 @@ mod tests {
                 "s",
                 Dialect::PostgreSql,
                 Dialect::MariaDb,
-                &mut BTreeSet::new(),
+                &mut OrdSet::new(),
             );
             assert_eq!(made[0].matches("AUTO_INCREMENT").count(), 1, "{made:?}");
         }
@@ -720,7 +720,7 @@ mod tests {
         let index =
             ShapeKey { text: "CREATE INDEX i ON t USING btree (a)".into(), ..key("i", &["a"]) };
         let shape = of(vec![column("a", "integer")], vec![primary, index]);
-        let mut taken = BTreeSet::from(["k".to_owned(), "i".to_owned()]);
+        let mut taken = OrdSet::from(["k".to_owned(), "i".to_owned()]);
         let postgres = Dialect::PostgreSql;
         assert_eq!(
             shape.create("s", postgres, postgres, &mut taken),

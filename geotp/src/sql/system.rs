@@ -4,7 +4,7 @@
 //! This works on the words of a statement and not on the parser's tree, because the queries of
 //! tools contain more of their server's SQL than the parser knows.
 
-use std::collections::BTreeSet;
+use orthodrome_core::ordered::OrdSet;
 
 use super::Refusal;
 use super::catalog::Dialect;
@@ -131,7 +131,7 @@ impl Name {
 ///
 /// # Errors
 /// A quote or comment does not end.
-pub fn system_relations(text: &str, dialect: Dialect) -> Result<BTreeSet<String>, Refusal> {
+pub fn system_relations(text: &str, dialect: Dialect) -> Result<OrdSet<String>, Refusal> {
     Ok(names(text, dialect)?.iter().filter_map(|name| name.relation(dialect)).collect())
 }
 
@@ -291,7 +291,7 @@ fn name_of_text(constant: &str) -> Option<(String, String)> {
 ///
 /// # Errors
 /// A quote or comment does not end.
-pub fn array_parameters(text: &str) -> Result<BTreeSet<usize>, Refusal> {
+pub fn array_parameters(text: &str) -> Result<OrdSet<usize>, Refusal> {
     let mut scan = Scan { text, at: 0, dialect: Dialect::PostgreSql };
     let mut words: Vec<String> = Vec::new();
     let mut in_word = false;

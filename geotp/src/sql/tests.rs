@@ -1,7 +1,7 @@
 //! Statements through the whole of this module. Merged results are compared with those of one
 //! unsharded SQLite database, which understands both kinds of quotes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use proptest::prelude::*;
 use rusqlite::Connection;
@@ -61,7 +61,7 @@ fn context(client: Dialect, isolation: Isolation) -> Context {
         isolation,
         prefer: vec![],
         kinds: Kinds::new(),
-        collations: BTreeMap::new(),
+        collations: OrdMap::new(),
         by_key: false,
         default_source: None,
     }
@@ -1199,7 +1199,7 @@ fn bytes_are_the_same_bytes_at_every_source() {
         }
         assert_eq!(seen, [true; 2]);
     }
-    let refusals = |client, value: &str, parameters: &[Value]| -> BTreeSet<&'static str> {
+    let refusals = |client, value: &str, parameters: &[Value]| -> OrdSet<&'static str> {
         let text = |id| format!("UPDATE accounts SET owner = {value} WHERE id = {id}");
         let tried = (1..20).map(|id| planned(&text(id), client, RR, parameters));
         tried.filter_map(|planned| planned.err().map(|refusal| refusal.sqlstate)).collect()

@@ -3,8 +3,9 @@
 //! constant that would have another meaning at a source of the other kind than the client's is
 //! converted according to the type of its column.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+
+use orthodrome_core::ordered::OrdMap;
 
 use sqlparser::ast::{
     AssignmentTarget, BinaryOperator, DataType, Expr, Function, FunctionArg, FunctionArgExpr,
@@ -22,7 +23,7 @@ use super::walk::{walk, walk_mut};
 
 /// The columns of tables at a source of the other kind than the client's, by the table's name. Names are in lower case, and
 /// columns in the table's order.
-pub type Kinds = BTreeMap<String, Vec<(String, Kind)>>;
+pub type Kinds = OrdMap<String, Vec<(String, Kind)>>;
 
 /// Tables whose columns must be known before a statement of a `client` can be translated for a source
 /// of the other kind: the tables that it names, if it has a constant or parameter whose meaning

@@ -1,10 +1,11 @@
 //! Looks at the server at intervals: whether it can be reached, who waits for whose locks, and which
 //! sessions of an earlier incarnation are still running.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use orthodrome_core::ordered::OrdMap;
 
 use orthodrome_geotp::contract::{FromSource, Wait, Xid};
 use tracing::{info, warn};
@@ -19,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(500);
 impl Source {
     /// Reports lock waits while a statement has been running for a while.
     pub(super) async fn look_for_waits(self: Arc<Self>) {
-        let (mut running, mut told) = (BTreeMap::new(), Vec::new());
+        let (mut running, mut told) = (OrdMap::new(), Vec::new());
         let mut is_refused = false;
         loop {
             tokio::time::sleep(self.endpoint.look_every).await;
@@ -54,14 +55,14 @@ impl Source {
     }
 
     /// Branches with a running query batch, and the number of earlier ones.
-    fn running(&self) -> BTreeMap<Xid, u64> {
+    fn running(&self) -> OrdMap<Xid, u64> {
         let slots = locked(&self.slots);
         let running = slots.iter().filter(|(_, slot)| slot.session.try_lock().is_err());
         running.map(|(&xid, slot)| (xid, slot.texts.load(Ordering::Acquire))).collect()
     }
 
     /// The branches in sessions, by the sessions' numbers.
-    fn owners(&self) -> BTreeMap<u64, Xid> {
+    fn owners(&self) -> OrdMap<u64, Xid> {
         let slots = locked(&self.slots);
         let of =
             |(&xid, slot): (&Xid, &Arc<Slot>)| Some((locked(&slot.handle).of.as_ref()?.id(), xid));

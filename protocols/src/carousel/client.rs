@@ -1,11 +1,11 @@
 //! The client side of Carousel: the hooks of [`commit`](crate::commit). It sends prepares, on the
 //! fast path to every replica (§4.2), and processes the values that come back (§4.1.1, §4.4.1).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Setup, UNKNOWABLE};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Read, Txn};
@@ -41,7 +41,7 @@ impl Gateway for Own {
         open.more = client.timestamp(open, cx);
     }
 
-    fn set_floors(participants: &mut BTreeMap<PartitionId, Participant>, txn: &Txn) {
+    fn set_floors(participants: &mut OrdMap<PartitionId, Participant>, txn: &Txn) {
         set_floors(participants, &txn.floors);
     }
 

@@ -1,10 +1,10 @@
 //! A partition's leader as coordinator: the hooks of [`commit`](crate::commit). Commit requests,
 //! aborts by the client, and votes of the fast path (§4.1.2, §4.2).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
 
 use super::cpc::{FastVote, agreed};
@@ -21,9 +21,9 @@ type Coordinating = commit::Coordinating<Leader>;
 #[derive(Debug, Default)]
 pub struct More {
     /// Votes of single replicas, while their partition has not voted.
-    open: BTreeMap<PartitionId, BTreeMap<NodeId, FastVote>>,
+    open: OrdMap<PartitionId, OrdMap<NodeId, FastVote>>,
     /// Partitions that have voted on the fast path.
-    given: BTreeSet<PartitionId>,
+    given: OrdSet<PartitionId>,
     /// The participants of a procedure that refuses what it read, and the versions of that.
     refused: Option<(Vec<PartitionId>, Request)>,
 }
@@ -73,7 +73,7 @@ impl Gathering for Leader {
     fn judge(
         participants: &[PartitionId],
         request: Option<&Request>,
-        votes: &BTreeMap<PartitionId, Vote>,
+        votes: &OrdMap<PartitionId, Vote>,
         world: &mut World<'_>,
     ) -> Option<Outcome> {
         let participants = participants.iter().copied();

@@ -1,11 +1,10 @@
 //! Carousel's Prepare Consensus (§4.2): what a replica remembers of the fast path, and how votes
 //! and lists are counted. Counting is pure; `fast.rs` acts on it.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::locks::PendingKeys;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_core::txn::Key;
 
@@ -43,7 +42,7 @@ pub struct FastVote {
 /// the list.
 #[derive(Debug, Default)]
 pub struct PendingList {
-    entries: BTreeMap<TxnId, (Listed, Time)>,
+    entries: OrdMap<TxnId, (Listed, Time)>,
     keys: PendingKeys,
 }
 
@@ -126,7 +125,7 @@ pub fn threshold(voters: usize, lists: usize) -> usize {
 /// The partition's vote, if the fast path gives one (§4.2): a supermajority of the group that the
 /// leader names voted the same as the leader, in its term and on the same versions.
 #[must_use]
-pub fn agreed(votes: &BTreeMap<NodeId, FastVote>, ignore_terms: bool) -> Option<Vote> {
+pub fn agreed(votes: &OrdMap<NodeId, FastVote>, ignore_terms: bool) -> Option<Vote> {
     votes.values().find_map(|leader| {
         let voters = leader.voters.as_ref()?;
         let is_same = |other: &&FastVote| {
@@ -144,16 +143,16 @@ pub fn agreed(votes: &BTreeMap<NodeId, FastVote>, ignore_terms: bool) -> Option<
 /// §4.3.3 step 3: divides the transactions in these lists into those that a supermajority may have
 /// prepared, and the others. `is_alike` says which entries count together.
 pub(super) fn examine(
-    lists: &BTreeMap<NodeId, Vec<(TxnId, Listed)>>,
+    lists: &OrdMap<NodeId, Vec<(TxnId, Listed)>>,
     voters: usize,
     is_alike: impl Fn(&Listed, &Listed) -> bool,
-) -> BTreeMap<TxnId, (Prepared, bool)> {
+) -> OrdMap<TxnId, (Prepared, bool)> {
     let enough = threshold(voters, lists.len());
-    let mut by_txn: BTreeMap<TxnId, Vec<&Listed>> = BTreeMap::new();
+    let mut by_txn: OrdMap<TxnId, Vec<&Listed>> = OrdMap::new();
     for (txn, listed) in lists.values().flatten() {
         by_txn.entry(*txn).or_default().push(listed);
     }
-    let mut examined = BTreeMap::new();
+    let mut examined = OrdMap::new();
     for (txn, all) in by_txn {
         let alike = |one: &Listed| all.iter().filter(|other| is_alike(one, other)).count();
         let Some(first) = all.iter().max_by_key(|one| alike(one)) else { continue };

@@ -1,7 +1,7 @@
 //! Carousel Fast at a replica: votes on the fast path (§4.2), reads from followers (§4.4.1), and
 //! how a new leader processes the lists of its group (§4.3.3).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
@@ -9,6 +9,7 @@ use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::locks::PendingKeys;
 use orthodrome_core::machine::Leak;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Version};
 
@@ -49,14 +50,14 @@ pub enum Recovery {
     /// Steps 1 and 2: lists arrive, by voter, while the log is being completed.
     Collecting {
         /// Complete lists.
-        lists: BTreeMap<NodeId, Vec<(TxnId, Listed)>>,
+        lists: OrdMap<NodeId, Vec<(TxnId, Listed)>>,
         /// Lists of which only parts have arrived.
-        arriving: BTreeMap<NodeId, Assembly<Vec<(TxnId, Listed)>>>,
+        arriving: OrdMap<NodeId, Assembly<Vec<(TxnId, Listed)>>>,
         /// True if the log is complete: the first entry of this term is chosen.
         is_complete: bool,
     },
     /// Step 5: these transactions are in the log and not chosen yet.
-    Replicating(BTreeSet<TxnId>),
+    Replicating(OrdSet<TxnId>),
 }
 
 impl Fast {
@@ -326,8 +327,8 @@ impl Partition {
 
     /// §4.3.3 step 1: this replica was elected. It collects lists while the log is completed.
     pub(super) fn begin_recovery(&mut self, world: &mut World<'_>) {
-        let lists = BTreeMap::from([(world.node, self.frozen(self.replica.term()))]);
-        let (arriving, is_complete) = (BTreeMap::new(), false);
+        let lists = OrdMap::from([(world.node, self.frozen(self.replica.term()))]);
+        let (arriving, is_complete) = (OrdMap::new(), false);
         self.own.recovery = Some(Recovery::Collecting { lists, arriving, is_complete });
         self.collect(world);
         self.set_sweep_timer(world);
@@ -388,8 +389,8 @@ impl Partition {
         if !is_joint && lists.len() <= voters / 2 {
             return;
         }
-        let lists = if is_joint { BTreeMap::new() } else { std::mem::take(lists) };
-        self.own.recovery = Some(Recovery::Replicating(BTreeSet::new()));
+        let lists = if is_joint { OrdMap::new() } else { std::mem::take(lists) };
+        self.own.recovery = Some(Recovery::Replicating(OrdSet::new()));
         let ignore_terms = world.config.mutations.terms_ignored();
         let examined = examine(&lists, voters, |one, other| {
             one.prepared == other.prepared && (ignore_terms || one.term == other.term)
@@ -461,7 +462,7 @@ impl Leading<'_> {
     /// log, before any other entry. The others are refused.
     pub(super) fn replicate_recovered(
         &mut self,
-        examined: BTreeMap<TxnId, (Prepared, bool)>,
+        examined: OrdMap<TxnId, (Prepared, bool)>,
         world: &mut World<'_>,
     ) {
         for (txn, (prepared, is_enough)) in examined {

@@ -1,11 +1,11 @@
 //! The leader's own state, and the dispatch of its messages and of its log's commands.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::locks::PendingKeys;
 use orthodrome_core::machine::Leak;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
@@ -36,7 +36,7 @@ pub struct Leader {
     /// The key sets of all transactions that are prepared or being prepared.
     pub pending: PendingKeys,
     /// The keys that each of them holds.
-    pub held: BTreeMap<TxnId, Vec<Key>>,
+    pub held: OrdMap<TxnId, Vec<Key>>,
     /// The state of pending transactions, and what is remembered of ended ones.
     pub participation: Participation<Prepared>,
     /// The keys of aborts that are proposed but not chosen: free, except for the fast path.
@@ -49,7 +49,7 @@ pub struct Leader {
     /// The highest ceiling proposed.
     pub ceiling_proposed: Timestamp,
     /// Read-only requests that wait for a leadership check.
-    pub reads: BTreeMap<u64, WaitingRead>,
+    pub reads: OrdMap<u64, WaitingRead>,
     /// Read-only requests that wait for a higher ceiling.
     pub reads_above_ceiling: Vec<WaitingRead>,
     /// Read-only requests of scans that wait until earlier prepares are chosen.
@@ -57,7 +57,7 @@ pub struct Leader {
     /// The number of the next leadership check.
     pub next_read: u64,
     /// Prepares that wait for commits that their clients know (R11), and their gateways.
-    pub waiting: BTreeMap<TxnId, (NodeId, Prepare)>,
+    pub waiting: OrdMap<TxnId, (NodeId, Prepare)>,
 
     /// For the role of coordinator.
     pub coordination: Coordination<Leader>,
@@ -67,8 +67,8 @@ pub struct Leader {
 /// Two of them may conflict: one may have taken keys that the other's abort freed.
 #[derive(Debug, Default)]
 pub struct Freed {
-    keys: BTreeMap<Key, (usize, usize)>,
-    of: BTreeMap<TxnId, Prepared>,
+    keys: OrdMap<Key, (usize, usize)>,
+    of: OrdMap<TxnId, Prepared>,
 }
 
 impl Freed {
@@ -118,7 +118,7 @@ pub struct WaitingRead {
     pub at_least: Timestamp,
     /// For a scan: the transactions whose prepares were in the log and not chosen when the request
     /// arrived, and are still not chosen; none before the leader has checked.
-    pub behind: Option<BTreeSet<TxnId>>,
+    pub behind: Option<OrdSet<TxnId>>,
 }
 
 impl Role for Leader {
@@ -162,7 +162,7 @@ impl Role for Leader {
         if world.config.is_fast {
             partition.on_log_complete(world);
         } else {
-            partition.on_leading(BTreeMap::new(), world);
+            partition.on_leading(OrdMap::new(), world);
         }
     }
 
@@ -396,7 +396,7 @@ impl Partition {
     /// path, the lists of the group come first.
     pub(super) fn on_leading(
         &mut self,
-        examined: BTreeMap<TxnId, (Prepared, bool)>,
+        examined: OrdMap<TxnId, (Prepared, bool)>,
         world: &mut World<'_>,
     ) {
         let now = world.cx.now();
@@ -482,7 +482,7 @@ mod tests {
     fn agrees_with_a_look_at_every_transaction() {
         let mut rng = Rng::stream(12, "freed", 0);
         let mut freed = Freed::default();
-        let mut all: BTreeMap<TxnId, Prepared> = BTreeMap::new();
+        let mut all: OrdMap<TxnId, Prepared> = OrdMap::new();
         let (mut clear, mut met) = (0, 0);
         for counter in 0..3_000 {
             let mut draw = || -> Vec<Key> {

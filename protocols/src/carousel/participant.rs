@@ -1,10 +1,10 @@
 //! A partition's leader as participant: it reads, prepares, votes and applies decisions (§4.1.1,
 //! §4.1.3, §4.1.4), and serves read-only transactions (§4.4.2).
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version};
 
@@ -422,7 +422,7 @@ impl Leading<'_> {
             return Some(read);
         }
         let preparing = &self.leader.participation.preparing;
-        let behind: BTreeSet<TxnId> = match read.behind.take() {
+        let behind: OrdSet<TxnId> = match read.behind.take() {
             None => preparing.keys().copied().collect(),
             Some(known) => known.into_iter().filter(|txn| preparing.contains_key(txn)).collect(),
         };

@@ -2,11 +2,11 @@
 //! and repeats it to each participant until that participant has acknowledged it
 //! (Carousel §4.1.2–4.1.3, §4.3.1; commit-wait: C13).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Leak;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::Outcome;
 
@@ -118,11 +118,11 @@ pub trait Coordinator: Role<State: Outcomes, Note: From<Note>, Timer: From<Timer
 #[derive(Debug)]
 pub struct Coordination<R: Coordinator> {
     /// Pending transactions.
-    pub transactions: BTreeMap<TxnId, Coordinating<R>>,
+    pub transactions: OrdMap<TxnId, Coordinating<R>>,
     /// Decided commits whose timestamps have not passed yet.
     commit_wait: CommitWait,
     /// Decisions that every participant has acknowledged; they are settled together.
-    settling: BTreeSet<TxnId>,
+    settling: OrdSet<TxnId>,
     /// When this leader first saw outcomes that are kept for clients to acknowledge.
     pub kept: Kept,
 }
@@ -137,9 +137,9 @@ impl<R: Coordinator> Coordination<R> {
     /// The state of a new leader whose group keeps these outcomes.
     pub fn new(kept: impl IntoIterator<Item = TxnId>, now: Time) -> Self {
         Self {
-            transactions: BTreeMap::new(),
+            transactions: OrdMap::new(),
             commit_wait: CommitWait::default(),
-            settling: BTreeSet::new(),
+            settling: OrdSet::new(),
             kept: Kept::new(kept, now),
         }
     }
@@ -160,7 +160,7 @@ pub struct Coordinating<R: Coordinator> {
     /// The gateway that waits for the outcome.
     pub client: Option<NodeId>,
     /// Votes so far.
-    pub votes: BTreeMap<PartitionId, R::Vote>,
+    pub votes: OrdMap<PartitionId, R::Vote>,
     /// The number of the client's last commit request that was proposed or is in the log; 0 if
     /// there is none.
     pub requested: u32,
@@ -171,7 +171,7 @@ pub struct Coordinating<R: Coordinator> {
     /// True if the outcome has been announced: its timestamp has passed.
     pub is_told: bool,
     /// Participants that have acknowledged the decision.
-    pub acks: BTreeSet<PartitionId>,
+    pub acks: OrdSet<PartitionId>,
     /// When the last message of the client arrived.
     pub heard: Time,
     /// When missing votes or acknowledgements were last requested.
@@ -184,12 +184,12 @@ impl<R: Coordinator> Coordinating<R> {
     fn new(now: Time) -> Self {
         Self {
             client: None,
-            votes: BTreeMap::new(),
+            votes: OrdMap::new(),
             requested: 0,
             is_decision_proposed: false,
             outcome: None,
             is_told: false,
-            acks: BTreeSet::new(),
+            acks: OrdSet::new(),
             heard: now,
             asked: RetryState::new(now),
             more: R::More::default(),
@@ -330,7 +330,7 @@ impl<R: Coordinator> Leading<'_, R> {
     }
 
     /// Partitions that must learn the decision: the participants, and other partitions that voted.
-    pub fn audience(&mut self, txn: TxnId) -> BTreeSet<PartitionId> {
+    pub fn audience(&mut self, txn: TxnId) -> OrdSet<PartitionId> {
         let known = self.state.participants(txn).into_iter().flatten();
         let voters = self.under_way(txn).into_iter().flat_map(|known| known.votes.keys().copied());
         known.chain(voters).collect()

@@ -6,13 +6,13 @@
 //! sends a request again if the answer does not arrive in time. For a read-only transaction it asks
 //! the participants for snapshots instead.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Cx, Gauge, Input, Leak, Machine, Protocol, Setup};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
 
@@ -132,7 +132,7 @@ pub trait Gateway: Debug + Send + Sized + 'static {
         Self::send_prepare(client, open, partition, cx);
     }
     /// Tells participants which versions of their keys the client knows (R11).
-    fn set_floors(_participants: &mut BTreeMap<PartitionId, Participant>, _txn: &Txn) {}
+    fn set_floors(_participants: &mut OrdMap<PartitionId, Participant>, _txn: &Txn) {}
     /// True if values that the client has received are not valid any more; the client must start a
     /// new attempt.
     fn is_stale(_open: &Open<Self>) -> bool {
@@ -162,7 +162,7 @@ pub struct Client<G: Gateway> {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) config: Arc<ConfigOf<G>>,
     pub(crate) routes: Routes,
-    pub(crate) open: BTreeMap<TxnId, Open<G>>,
+    pub(crate) open: OrdMap<TxnId, Open<G>>,
     beats: bool,
     /// The protocol's own state.
     pub(crate) own: G,
@@ -172,11 +172,11 @@ pub struct Client<G: Gateway> {
 #[derive(Debug)]
 pub struct Open<G: Gateway> {
     pub(crate) txn: Txn,
-    pub(crate) participants: BTreeMap<PartitionId, Participant>,
+    pub(crate) participants: OrdMap<PartitionId, Participant>,
     pub(crate) coordinator: PartitionId,
     pub(crate) reads: Reads,
     /// Participants that have not answered.
-    pub(crate) silent: BTreeSet<PartitionId>,
+    pub(crate) silent: OrdSet<PartitionId>,
     pub(crate) phase: Phase,
     pub(crate) begun: Time,
     /// When the unanswered requests were last sent.
@@ -217,7 +217,7 @@ impl<G: Gateway> Machine<G::Protocol> for Client<G> {
             routes: Routes::new(setup.cluster.clone()),
             cluster: setup.cluster,
             config: setup.config,
-            open: BTreeMap::new(),
+            open: OrdMap::new(),
             beats: false,
         }
     }
@@ -688,7 +688,7 @@ impl<G: Gateway> Client<G> {
     pub(crate) fn on_heartbeat_timeout(&mut self, cx: &mut Context<'_, G>) {
         let now = cx.now();
         let interval = G::timeouts(&self.config).heartbeat_interval;
-        let mut beats: BTreeMap<PartitionId, Vec<TxnId>> = BTreeMap::new();
+        let mut beats: OrdMap<PartitionId, Vec<TxnId>> = OrdMap::new();
         for open in self.open.values() {
             let is_undecided = matches!(open.phase, Phase::Reading | Phase::Deciding);
             if is_undecided && now.since(open.begun) >= interval / 2 {

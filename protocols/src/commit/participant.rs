@@ -2,10 +2,9 @@
 //! what it remembers until all parties of a transaction can forget it (Carousel §4.1.3, §4.3.3, as
 //! corrected by R1 and R6).
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::{PartitionId, TxnId};
 use orthodrome_core::machine::Leak;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Outcome};
 
@@ -20,29 +19,29 @@ use crate::waiting::{BATCH, RetryState, take_due};
 #[derive(Debug)]
 pub struct Participation<P> {
     /// Prepares that are proposed but not chosen.
-    pub preparing: BTreeMap<TxnId, P>,
+    pub preparing: OrdMap<TxnId, P>,
     /// Refusals that are proposed but not chosen.
-    pub refusing: BTreeSet<TxnId>,
+    pub refusing: OrdSet<TxnId>,
     /// Decisions that are proposed but not chosen.
-    pub ending: BTreeSet<TxnId>,
+    pub ending: OrdSet<TxnId>,
     /// For each prepared transaction, when its coordinator was last asked for the decision.
-    pub asked: BTreeMap<TxnId, RetryState>,
+    pub asked: OrdMap<TxnId, RetryState>,
     /// Ended transactions about which the coordinator's group may still ask, and when that group
     /// was last asked.
-    unforgotten: BTreeMap<TxnId, RetryState>,
+    unforgotten: OrdMap<TxnId, RetryState>,
     /// Coordinators that were asked what may be forgotten and have not answered, and since when.
-    forget_asked: BTreeMap<PartitionId, Time>,
+    forget_asked: OrdMap<PartitionId, Time>,
 }
 
 impl<P> Default for Participation<P> {
     fn default() -> Self {
         Self {
-            preparing: BTreeMap::new(),
-            refusing: BTreeSet::new(),
-            ending: BTreeSet::new(),
-            asked: BTreeMap::new(),
-            unforgotten: BTreeMap::new(),
-            forget_asked: BTreeMap::new(),
+            preparing: OrdMap::new(),
+            refusing: OrdSet::new(),
+            ending: OrdSet::new(),
+            asked: OrdMap::new(),
+            unforgotten: OrdMap::new(),
+            forget_asked: OrdMap::new(),
         }
     }
 }
@@ -290,7 +289,7 @@ impl<R: Gathering> Leading<'_, R> {
 
     fn ask_to_forget(&mut self, world: &mut World<'_, R>) {
         let (now, after) = (world.cx.now(), R::timeouts(world.config).query_after);
-        let mut batches = BTreeMap::<PartitionId, Vec<TxnId>>::new();
+        let mut batches = OrdMap::<PartitionId, Vec<TxnId>>::new();
         let Participation { unforgotten, forget_asked, .. } = self.leader.participation();
         unforgotten.retain(|txn, asked| {
             // The cheap test first: there may be tens of thousands, and few are due.

@@ -2,9 +2,8 @@
 //! answers with the newest values, and promises how long they stay the newest (C12, R8). Carousel
 //! refuses such a reader instead.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Key;
@@ -59,9 +58,9 @@ pub trait Reader: Coordinator<State: Promises> {
     fn reading(&mut self) -> &mut Reading;
     /// Transactions that may write one of these keys, or have committed such a write, and are still
     /// pending in the log.
-    fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId>;
+    fn writers(&self, keys: &[Key]) -> OrdSet<TxnId>;
     /// Transactions whose prepare is proposed to the log and not chosen.
-    fn unchosen(&self) -> BTreeSet<TxnId>;
+    fn unchosen(&self) -> OrdSet<TxnId>;
     /// The timestamp below which one of them will not commit; none if that is not known.
     fn proposal(leading: &Leading<'_, Self>, writer: TxnId) -> Option<Timestamp>;
     /// The command that allows later timestamps to be promised.
@@ -92,7 +91,7 @@ pub struct Reading {
     /// The highest ceiling proposed.
     ceiling_proposed: Timestamp,
     /// Requests that wait for a leadership check.
-    checked: BTreeMap<u64, WaitingRead>,
+    checked: OrdMap<u64, WaitingRead>,
     /// Requests that wait for a higher ceiling.
     above_ceiling: Vec<WaitingRead>,
     /// Requests that wait for prepared transactions to end.
@@ -129,12 +128,12 @@ pub struct WaitingRead {
     /// Transactions that were prepared when the request arrived, may write its keys, and are still
     /// pending; none before the leader has checked. Later transactions do not matter: no client had
     /// their outcome when this one began.
-    pub behind: Option<BTreeSet<TxnId>>,
+    pub behind: Option<OrdSet<TxnId>>,
 }
 
 /// The transactions for which a request waits. A scan also waits until every prepare is chosen that
 /// precedes it: its second list shows only prepares that a majority has.
-fn awaited<R: Reader>(leader: &R, keys: &[Key]) -> BTreeSet<TxnId> {
+fn awaited<R: Reader>(leader: &R, keys: &[Key]) -> OrdSet<TxnId> {
     let mut awaited = leader.writers(keys);
     if has_fence(keys) {
         awaited.extend(leader.unchosen());
@@ -183,7 +182,7 @@ impl<R: Reader> Leading<'_, R> {
         // Transactions that prepare from now on commit above `at_least`.
         reading.floor = reading.floor.max(read.at_least);
         let writers = awaited(self.leader, &read.keys);
-        let behind: BTreeSet<TxnId> = match read.behind.take() {
+        let behind: OrdSet<TxnId> = match read.behind.take() {
             None => writers,
             Some(known) => known.intersection(&writers).copied().collect(),
         };

@@ -4,8 +4,6 @@
 //! that access its keys, and *coordinator* of transactions whose clients are in its leader's
 //! region.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
@@ -13,6 +11,7 @@ use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::machine::{Claim, Leak};
+use orthodrome_core::ordered::{Entry, OrdMap};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Outcome, Version, Writes};
@@ -141,11 +140,11 @@ pub struct State<P, E, C> {
     /// Index of the last log entry applied.
     pub applied: Index,
     /// Prepared; the decision is not known.
-    pub prepared: BTreeMap<TxnId, P>,
+    pub prepared: OrdMap<TxnId, P>,
     /// Ended at this participant.
     pub ended: TxnMap<E>,
     /// Coordinated here, and not acknowledged by all participants.
-    pub coordinated: BTreeMap<TxnId, C>,
+    pub coordinated: OrdMap<TxnId, C>,
     /// Coordinated here and acknowledged by all participants; kept for clients that ask again.
     pub settled: TxnMap<Outcome>,
     /// At or above every commit timestamp applied here, of reads and of writes (C11).
@@ -153,20 +152,20 @@ pub struct State<P, E, C> {
     /// At or above every timestamp that any leader has promised (R8).
     pub ceiling: Timestamp,
     /// Clients know the outcomes of their transactions below these counters.
-    pub acknowledged: BTreeMap<ClientId, u64>,
+    pub acknowledged: OrdMap<ClientId, u64>,
 }
 
 impl<P, E, C> Default for State<P, E, C> {
     fn default() -> Self {
         Self {
             applied: Index::default(),
-            prepared: BTreeMap::new(),
+            prepared: OrdMap::new(),
             ended: TxnMap::default(),
-            coordinated: BTreeMap::new(),
+            coordinated: OrdMap::new(),
             settled: TxnMap::default(),
             floor: Timestamp::ZERO,
             ceiling: Timestamp::ZERO,
-            acknowledged: BTreeMap::new(),
+            acknowledged: OrdMap::new(),
         }
     }
 }

@@ -5,10 +5,10 @@
 //! The participants and the client's commit request are in the log of the coordinator's group. So a
 //! new leader lacks only the votes, and asks for them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Outcome};
 
@@ -56,7 +56,7 @@ pub trait Gathering:
     fn judge(
         participants: &[PartitionId],
         request: Option<&Self::Request>,
-        votes: &BTreeMap<PartitionId, Self::Vote>,
+        votes: &OrdMap<PartitionId, Self::Vote>,
         world: &mut World<'_, Self>,
     ) -> Option<Outcome>;
 
@@ -408,7 +408,7 @@ impl<R: Gathering> Leading<'_, R> {
             }
             true
         });
-        let mut silent = BTreeMap::new();
+        let mut silent = OrdMap::new();
         for &txn in voteless.iter().chain(&unacknowledged) {
             let Some(coordinating) = transactions.get_mut(&txn) else {
                 unreachable!("{txn} is overdue and unknown");

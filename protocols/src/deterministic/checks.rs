@@ -8,11 +8,11 @@
 //! next transaction reads it. A server does not judge spans of which it obtained a part from
 //! elsewhere, in another server's state or from a checkpoint.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use crate::replication::Index;
 
@@ -38,19 +38,19 @@ pub struct Checks {
     /// The number of entries in a span.
     length: u64,
     /// Partial sums of spans that have not run completely.
-    open: BTreeMap<Span, u64>,
+    open: OrdMap<Span, u64>,
     /// Everything up to this entry was obtained from elsewhere.
-    since: BTreeMap<PartitionId, Index>,
+    since: OrdMap<PartitionId, Index>,
     /// The entry up to which all spans are complete.
-    closed: BTreeMap<PartitionId, Index>,
+    closed: OrdMap<PartitionId, Index>,
     /// Sums of complete spans.
-    own: BTreeMap<Span, u64>,
+    own: OrdMap<Span, u64>,
     /// Complete spans that have not been sent to others.
-    news: BTreeSet<Span>,
+    news: OrdSet<Span>,
     /// The sums of other servers.
-    theirs: BTreeMap<Span, BTreeMap<NodeId, u64>>,
+    theirs: OrdMap<Span, OrdMap<NodeId, u64>>,
     /// Spans in which another server differed at the last comparison.
-    doubted: BTreeSet<Span>,
+    doubted: OrdSet<Span>,
 }
 
 /// Two servers differ.
@@ -83,13 +83,13 @@ impl Checks {
     pub fn new(length: u64) -> Self {
         Self {
             length: length.max(1),
-            open: BTreeMap::new(),
-            since: BTreeMap::new(),
-            closed: BTreeMap::new(),
-            own: BTreeMap::new(),
-            news: BTreeSet::new(),
-            theirs: BTreeMap::new(),
-            doubted: BTreeSet::new(),
+            open: OrdMap::new(),
+            since: OrdMap::new(),
+            closed: OrdMap::new(),
+            own: OrdMap::new(),
+            news: OrdSet::new(),
+            theirs: OrdMap::new(),
+            doubted: OrdSet::new(),
         }
     }
 

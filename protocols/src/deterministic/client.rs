@@ -2,7 +2,6 @@
 //! answers. It decides nothing and stores nothing durably: a submitted transaction runs once,
 //! however often it is submitted.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, ShareId, TxnId};
 use orthodrome_core::machine::{Input, Leak, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
@@ -27,7 +27,7 @@ pub struct Client {
     config: Arc<Config>,
     cluster: Arc<Cluster>,
     helpers: Helpers,
-    open: BTreeMap<TxnId, Open>,
+    open: OrdMap<TxnId, Open>,
     /// The size of the submitted transactions that have not been answered.
     open_bytes: usize,
 }
@@ -45,7 +45,7 @@ struct Open {
     /// The values found so far for the keys that it looks up.
     found: Reads,
     /// The server that was asked, for each share.
-    servers: BTreeMap<ShareId, NodeId>,
+    servers: OrdMap<ShareId, NodeId>,
     asked: RetryState,
     /// True if the values found are older than its client knows (R11); the keys are looked up
     /// again.
@@ -79,7 +79,7 @@ impl Machine<Deterministic> for Client {
     fn new(setup: Setup<Deterministic>, _: Vec<Record>, _: &mut Cx<'_>) -> Self {
         let Setup { node, cluster, config, engine: _, workers: _, is_replacement: _ } = setup;
         let helpers = Helpers::new(&cluster, node, config.answer_after);
-        Self { config, cluster, helpers, open: BTreeMap::new(), open_bytes: 0 }
+        Self { config, cluster, helpers, open: OrdMap::new(), open_bytes: 0 }
     }
 
     fn step(&mut self, input: Input<Deterministic>, cx: &mut Cx<'_>) {
@@ -167,7 +167,7 @@ impl Client {
         cx: &mut Cx<'_>,
     ) {
         let (id, asked) = (txn.id, RetryState::new(cx.now()));
-        let (found, servers, round) = (Reads::new(), BTreeMap::new(), 1);
+        let (found, servers, round) = (Reads::new(), OrdMap::new(), 1);
         self.open_bytes += phase.size();
         let is_behind = false;
         let open = Open { txn, phase, is_resolved, reads, round, found, servers, asked, is_behind };
@@ -208,11 +208,11 @@ impl Client {
                 let touched = shares(cluster, functor.reads.iter().chain(&functor.writes));
                 let is_able = |node| cluster.shares() == 1 || touched.contains(&share_at(node));
                 let server = helpers.next_of(is_first, cx.now(), is_able);
-                open.servers = BTreeMap::from([(share_at(server), server)]);
+                open.servers = OrdMap::from([(share_at(server), server)]);
             }
             Phase::Deciding => {
                 let server = helpers.next(is_first, cx.now());
-                open.servers = BTreeMap::from([(share_at(server), server)]);
+                open.servers = OrdMap::from([(share_at(server), server)]);
             }
         }
     }
@@ -450,7 +450,7 @@ impl Client {
         }
         let Some(open) = self.open.get(&id) else { return };
         cx.note(Note::Resent);
-        let missing: BTreeSet<ShareId> = match &open.phase {
+        let missing: OrdSet<ShareId> = match &open.phase {
             Phase::Looking(keys) => {
                 shares(&self.cluster, keys.iter().filter(|key| !open.found.contains_key(key)))
             }

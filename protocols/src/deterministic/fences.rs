@@ -7,21 +7,20 @@
 //! then that read has run here, and with it everything that goes before it. Fences never move: with
 //! one fence in each partition, the read is in every stream.
 
-use std::collections::BTreeSet;
-
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::scan::{self, KeyRange, Listing};
 use orthodrome_core::txn::{Key, Version};
 
 /// The fences that scans read: one in each partition and share. None if the placement has no room
 /// for them; then nobody can scan.
-pub(super) fn fences(cluster: &Cluster) -> BTreeSet<Key> {
+pub(super) fn fences(cluster: &Cluster) -> OrdSet<Key> {
     scan::fences(cluster, true, &KeyRange::default()).unwrap_or_default().into_iter().collect()
 }
 
 /// Takes the marks on `fences` out of a list: each scan leaves new ones, and they are no deletions
 /// of anything.
-pub(super) fn hide(listing: &mut Listing, fences: &BTreeSet<Key>) {
+pub(super) fn hide(listing: &mut Listing, fences: &OrdSet<Key>) {
     let last = listing.names.last().filter(|_| listing.has_more).cloned();
     listing.names.retain(|name| name.deleted.is_none() || !fences.contains(&name.key));
     if listing.names.is_empty()
@@ -42,7 +41,7 @@ mod tests {
     #[test]
     fn a_list_without_marks_still_says_how_far_it_goes() {
         let name = |key: &str, deleted| Name { key: Key::from(key), deleted };
-        let fences = BTreeSet::from([Key::from("\0fence0"), Key::from("b\0fence0")]);
+        let fences = OrdSet::from([Key::from("\0fence0"), Key::from("b\0fence0")]);
         let mark = Some(Version { timestamp: orthodrome_core::Timestamp(7), ..Version::INITIAL });
         let names = vec![name("\0fence0", mark), name("a", None), name("b\0fence0", mark)];
         let mut listing = Listing { names, has_more: true, basis: Basis::Complete, changes: None };

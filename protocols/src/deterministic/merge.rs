@@ -18,7 +18,7 @@
 //! Each conflict is examined once, and each transaction is grouped once. Only following that path
 //! can cost more, once for each transaction with several homes.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::mem::take;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -26,6 +26,7 @@ use std::sync::Arc;
 use orthodrome_core::Wire;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::Key;
@@ -64,11 +65,11 @@ pub struct Merged {
 #[derive(Debug, Default)]
 pub struct Merge {
     /// Transactions that have not run.
-    vertices: BTreeMap<Name, Vertex>,
+    vertices: OrdMap<Name, Vertex>,
     /// For each stream and key that it orders, the last of those that access the key.
-    tails: BTreeMap<PartitionId, BTreeMap<Key, Tail>>,
+    tails: OrdMap<PartitionId, OrdMap<Key, Tail>>,
     /// Incomplete transactions, by the time when they were first seen.
-    incomplete: BTreeSet<(Time, Name)>,
+    incomplete: OrdSet<(Time, Name)>,
     /// Transactions that may run, in this order.
     ready: VecDeque<Merged>,
     /// The size of the largest component so far.
@@ -77,9 +78,9 @@ pub struct Merge {
     orderer: Option<PartitionId>,
     /// Transactions that the orderer has ordered and a home has not, by home, in the orderer's
     /// order.
-    ordered: BTreeMap<PartitionId, BTreeMap<Place, Name>>,
+    ordered: OrdMap<PartitionId, OrdMap<Place, Name>>,
     /// The number of transactions seen in each stream that have not run.
-    waiting: BTreeMap<PartitionId, usize>,
+    waiting: OrdMap<PartitionId, usize>,
     /// Tests only (S7): a transaction that reads and writes a key waits for itself.
     waits_for_itself: bool,
 }
@@ -110,7 +111,7 @@ struct Vertex {
 struct Tail {
     writer: Option<Name>,
     /// Transactions that have read it since.
-    readers: BTreeSet<Name>,
+    readers: OrdSet<Name>,
 }
 
 impl Vertex {
@@ -220,9 +221,9 @@ impl Merge {
         stream: PartitionId,
         entry: &Sequenced,
         home: impl Fn(&Key) -> PartitionId,
-    ) -> BTreeSet<Name> {
+    ) -> OrdSet<Name> {
         let txn = entry.name();
-        let mut before = BTreeSet::new();
+        let mut before = OrdSet::new();
         let here = |key: &&Key| entry.is_ordered_by(stream, key, &home);
         let tails = self.tails.entry(stream).or_default();
         for key in entry.functor.reads.iter().filter(here) {

@@ -1,13 +1,13 @@
 //! The messages between machines of the deterministic protocols, and the durable records of
 //! servers.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, RegionId, TxnId};
 use orthodrome_core::machine::Message;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::store::{Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Reads};
@@ -54,7 +54,7 @@ impl Sequenced {
 
     /// A random transaction, for tests of its encoding.
     fn draw(rng: &mut Rng) -> Self {
-        let mut homes = BTreeSet::<PartitionId>::sample(rng);
+        let mut homes = OrdSet::<PartitionId>::sample(rng);
         homes.insert(PartitionId::sample(rng));
         Self {
             functor: Wire::sample(rng),
@@ -131,8 +131,7 @@ impl Sequenced {
             body: Body::Ops(Vec::new()),
             acknowledged_below: 0,
         };
-        let homes: BTreeSet<PartitionId> =
-            [from.stream, target].into_iter().chain(orderer).collect();
+        let homes: OrdSet<PartitionId> = [from.stream, target].into_iter().chain(orderer).collect();
         let (homes, moved) = (homes.into_iter().collect(), vec![(key, from)]);
         let entry = Self::new(Arc::new(functor), homes, moved, RegionId::default());
         Self { target: Some(target), ..entry }
@@ -252,21 +251,21 @@ pub struct Image {
     /// The number of pieces; 0 if this is the whole state.
     pub pieces: u32,
     /// Each stream.
-    pub streams: BTreeMap<PartitionId, StreamImage>,
+    pub streams: OrdMap<PartitionId, StreamImage>,
     /// Transactions that were merged and have not run.
     pub pending: Vec<(PartitionId, Place, Arc<Sequenced>)>,
     /// The outcomes of transactions whose clients may ask.
-    pub ended: BTreeMap<TxnId, Ended>,
+    pub ended: OrdMap<TxnId, Ended>,
     /// Keys that have moved.
-    pub moved: BTreeMap<Key, Home>,
+    pub moved: OrdMap<Key, Home>,
     /// Transactions that have run and that may arrive again under another name.
-    pub ran: BTreeSet<TxnId>,
+    pub ran: OrdSet<TxnId>,
     /// The number of shares; 0 if copies are not divided.
     pub shares: u32,
     /// Transactions that have their position in the order and have not run, in that order.
     pub due: Vec<Due>,
     /// Parts of transactions that have run, for which other servers may ask.
-    pub kept: BTreeMap<Turn, Arc<Part>>,
+    pub kept: OrdMap<Turn, Arc<Part>>,
 }
 
 /// A transaction whose turn has come, and which waits for its reads (Calvin §3.2).
@@ -373,11 +372,8 @@ impl Ended {
 impl Image {
     /// True if an entry that another server has seen and not run has run here: it was seen at one
     /// of its positions and does not wait.
-    pub(super) fn has_run(
-        &self,
-        pending: &[(PartitionId, Place, Arc<Sequenced>)],
-    ) -> BTreeSet<Name> {
-        let waits: BTreeSet<Name> = self.pending.iter().map(|(_, _, entry)| entry.name()).collect();
+    pub(super) fn has_run(&self, pending: &[(PartitionId, Place, Arc<Sequenced>)]) -> OrdSet<Name> {
+        let waits: OrdSet<Name> = self.pending.iter().map(|(_, _, entry)| entry.name()).collect();
         let is_seen = |stream: &PartitionId, place: &Place| {
             self.streams.get(stream).is_some_and(|stream| place.index <= stream.applied)
         };
@@ -399,8 +395,8 @@ impl Image {
     }
 
     /// For each stream, the entry up to which all transactions have run.
-    pub(super) fn covered(&self) -> BTreeMap<PartitionId, Index> {
-        let mut covered: BTreeMap<PartitionId, Index> =
+    pub(super) fn covered(&self) -> OrdMap<PartitionId, Index> {
+        let mut covered: OrdMap<PartitionId, Index> =
             self.streams.iter().map(|(&id, stream)| (id, stream.applied)).collect();
         for (stream, place) in self.places() {
             if let Some(covered) = covered.get_mut(&stream) {
@@ -411,7 +407,7 @@ impl Image {
     }
 
     /// True if a transaction that another server has as due has run here.
-    pub(super) fn has_run_due(&self, due: &Due, waits: &BTreeSet<Name>) -> bool {
+    pub(super) fn has_run_due(&self, due: &Due, waits: &OrdSet<Name>) -> bool {
         let is_seen = |(stream, place): &(PartitionId, Place)| {
             self.streams.get(stream).is_some_and(|stream| place.index <= stream.applied)
         };
@@ -419,7 +415,7 @@ impl Image {
     }
 
     /// Transactions that were seen and have not run.
-    pub(super) fn waits(&self) -> BTreeSet<Name> {
+    pub(super) fn waits(&self) -> OrdSet<Name> {
         let pending = self.pending.iter().map(|(_, _, entry)| entry.name());
         pending.chain(self.due.iter().map(|due| due.entry.name())).collect()
     }
@@ -547,14 +543,14 @@ pub struct StreamImage {
     /// The timestamp of the last batch. It grows along the stream whatever clocks do.
     pub stamp: Timestamp,
     /// Transactions in it whose clients may send them again.
-    pub seen: BTreeSet<Name>,
+    pub seen: OrdSet<Name>,
     /// How often each key has moved from it or to it.
-    pub moves: BTreeMap<Key, u64>,
+    pub moves: OrdMap<Key, u64>,
     /// For each client, the counter below which it knows all outcomes.
-    pub acknowledged: BTreeMap<ClientId, u64>,
+    pub acknowledged: OrdMap<ClientId, u64>,
     /// For each client, the counter below which no transaction is accepted any more, under any
     /// name.
-    pub forgotten: BTreeMap<ClientId, u64>,
+    pub forgotten: OrdMap<ClientId, u64>,
 }
 
 /// A piece of a server's state, for one that lags too far behind.
@@ -698,7 +694,7 @@ pub enum Msg {
     /// durable checkpoint. Earlier parts will not be requested again.
     Covered {
         /// The last entry of each stream.
-        through: BTreeMap<PartitionId, Index>,
+        through: OrdMap<PartitionId, Index>,
     },
     /// Server → a server of its share: it needs a state in which this transaction has run, or the
     /// next piece of it.

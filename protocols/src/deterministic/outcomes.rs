@@ -4,10 +4,10 @@
 //! would stay for ever, so both reads and outcomes are bounded. First the reads of a transaction
 //! are forgotten, then its outcome, the oldest first. A later request is answered with "too old".
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use orthodrome_core::id::TxnId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Timestamp;
 
 use super::message::Ended;
@@ -30,11 +30,11 @@ impl Default for Bounds {
 /// The outcomes of transactions.
 #[derive(Debug, Default)]
 pub struct Outcomes {
-    ended: BTreeMap<TxnId, Ended>,
+    ended: OrdMap<TxnId, Ended>,
     /// Transactions by the timestamps of their positions.
-    order: BTreeSet<(Timestamp, TxnId)>,
+    order: OrdSet<(Timestamp, TxnId)>,
     /// Transactions whose reads are remembered.
-    read: BTreeSet<(Timestamp, TxnId)>,
+    read: OrdSet<(Timestamp, TxnId)>,
     /// The size of those reads in bytes.
     bytes: usize,
     bounds: Bounds,
@@ -105,7 +105,7 @@ impl Outcomes {
 
     /// All results.
     #[must_use]
-    pub fn all(&self) -> &BTreeMap<TxnId, Ended> {
+    pub fn all(&self) -> &OrdMap<TxnId, Ended> {
         &self.ended
     }
 

@@ -1,10 +1,10 @@
 //! The stream of each key.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::{Cluster, Partition};
 use orthodrome_core::id::{NodeId, PartitionId, RegionId, ShareId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Duration;
 use orthodrome_core::txn::Key;
 
@@ -20,7 +20,7 @@ const APART: PartitionId = PartitionId(u32::MAX - 1);
 pub struct Placement {
     cluster: Arc<Cluster>,
     /// The stream of each partition.
-    streams: BTreeMap<PartitionId, PartitionId>,
+    streams: OrdMap<PartitionId, PartitionId>,
     /// The stream that orders transactions with several homes, if there is one (`slog`).
     orderer: Option<PartitionId>,
     /// The voters of an orderer that belongs to no partition; the first prefers to lead.
@@ -33,8 +33,8 @@ impl Placement {
     /// One stream for each region that some partition prefers; or one for all.
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, ordering: Ordering) -> Self {
-        let mut first: BTreeMap<Option<RegionId>, PartitionId> = BTreeMap::new();
-        let mut streams = BTreeMap::new();
+        let mut first: OrdMap<Option<RegionId>, PartitionId> = OrdMap::new();
+        let mut streams = OrdMap::new();
         for partition in cluster.partitions() {
             let region = match ordering {
                 Ordering::Global => None,
@@ -89,13 +89,13 @@ impl Placement {
 
     /// The shares that a transaction accesses.
     #[must_use]
-    pub fn shares(&self, functor: &Functor) -> BTreeSet<ShareId> {
+    pub fn shares(&self, functor: &Functor) -> OrdSet<ShareId> {
         shares(&self.cluster, functor.reads.iter().chain(&functor.writes))
     }
 
     /// Every stream.
     #[must_use]
-    pub fn streams(&self) -> BTreeSet<PartitionId> {
+    pub fn streams(&self) -> OrdSet<PartitionId> {
         self.streams.values().copied().chain(self.orderer).collect()
     }
 
@@ -137,7 +137,7 @@ impl Placement {
     /// The streams of a transaction, in order, if its keys are ordered by these.
     #[must_use]
     pub fn homes(&self, streams: impl Iterator<Item = PartitionId>) -> Vec<PartitionId> {
-        let mut homes: BTreeSet<PartitionId> = streams.collect();
+        let mut homes: OrdSet<PartitionId> = streams.collect();
         if homes.len() > 1 {
             homes.extend(self.orderer);
         }
@@ -161,7 +161,7 @@ impl Placement {
 pub(super) fn shares<'a>(
     cluster: &Cluster,
     keys: impl Iterator<Item = &'a Key>,
-) -> BTreeSet<ShareId> {
+) -> OrdSet<ShareId> {
     keys.map(|key| cluster.share_of(key)).collect()
 }
 

@@ -8,8 +8,7 @@
 //! of the transactions for which it must wait. No two transactions of one round share a key that
 //! either writes. Workers run a round in parallel; rounds follow each other.
 
-use std::collections::BTreeMap;
-
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan::is_fence;
 use orthodrome_core::txn::Key;
 
@@ -25,7 +24,7 @@ struct Lock {
 /// The rounds in which transactions with these read and write keys run. They are given, and named,
 /// by their positions in the order of the merge.
 pub fn rounds<'a>(order: impl Iterator<Item = (&'a [Key], &'a [Key])>) -> Vec<Vec<usize>> {
-    let mut locks: BTreeMap<&Key, Lock> = BTreeMap::new();
+    let mut locks: OrdMap<&Key, Lock> = OrdMap::new();
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     for (place, (reads, writes)) in order.enumerate() {
         let lock = |key| locks.get(key).copied().unwrap_or_default();

@@ -2,12 +2,12 @@
 //! It is lost with its leadership and never needed afterwards: every node that waits for a
 //! transaction sends it again.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{ClientId, PartitionId, RegionId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::{Clock, Time, Timestamp};
 use orthodrome_core::txn::Key;
@@ -37,23 +37,23 @@ const DOUBLED_MAX: u64 = 10;
 #[derive(Debug, Default)]
 pub(super) struct Sequencer {
     /// All transactions here, and those proposed but not chosen, with their sizes in bytes.
-    taken: BTreeMap<Name, usize>,
+    taken: OrdMap<Name, usize>,
     taken_bytes: usize,
     /// Transactions held until all homes have them, by the time of release here, and then by the
     /// time on which all homes agree (S1).
-    held: BTreeMap<(Time, Timestamp, Name), Arc<Sequenced>>,
+    held: OrdMap<(Time, Timestamp, Name), Arc<Sequenced>>,
     /// Transactions that are not admitted while others on their keys wait for long (S1).
     closed: Vec<Arc<Sequenced>>,
     /// Transactions for the next batch.
     batch: Vec<Arc<Sequenced>>,
     /// Transactions that are proposed but not chosen.
-    proposed: BTreeSet<Name>,
+    proposed: OrdSet<Name>,
     /// The last position in the orderer's stream of which a piece was added to the batch.
     pieced: Option<Place>,
     /// Keys that other regions access: the region, and the number of consecutive accesses.
-    guests: BTreeMap<Key, (RegionId, u32)>,
+    guests: OrdMap<Key, (RegionId, u32)>,
     /// The acknowledgements of clients that are in the stream or proposed to it.
-    told: BTreeMap<ClientId, u64>,
+    told: OrdMap<ClientId, u64>,
     /// The entry of the last proposed acknowledgement.
     acknowledging: Index,
     /// True if the next proposal is a `Forget`, if anything can be forgotten.
@@ -291,8 +291,7 @@ impl Sequencer {
         if entry.target.is_some() {
             return Vec::new();
         }
-        let keys: BTreeSet<&Key> =
-            entry.functor.reads.iter().chain(&entry.functor.writes).collect();
+        let keys: OrdSet<&Key> = entry.functor.reads.iter().chain(&entry.functor.writes).collect();
         let mut moves = Vec::new();
         // A scan reads a fence in every partition so that it is in every stream.
         let keys = keys.into_iter().filter(|key| !is_fence(key));

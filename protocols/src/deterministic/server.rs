@@ -9,7 +9,7 @@ mod snapshots;
 mod streams;
 mod sweep;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ use orthodrome_core::machine::{
     Admin, GroupView, Input, Leak, Machine, MembershipOrder, Message as _, Refusal, ReplicaDigest,
     Setup,
 };
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Ask, Basis, Listing, Unit};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
@@ -50,15 +51,15 @@ pub struct Server {
     cluster: Arc<Cluster>,
     config: Arc<Config>,
     placement: Placement,
-    streams: BTreeMap<PartitionId, Stream>,
+    streams: OrdMap<PartitionId, Stream>,
     state: State,
     store: Store,
     routes: Routes,
     /// Transactions for which gateways wait.
-    waiting: BTreeMap<TxnId, Waiting>,
+    waiting: OrdMap<TxnId, Waiting>,
     waiting_bytes: usize,
     /// When each transaction that is in one stream and not in another was last forwarded.
-    forwarded: BTreeMap<Name, RetryState>,
+    forwarded: OrdMap<Name, RetryState>,
     again: Again,
     /// When streams last exchanged acknowledgements.
     acknowledged_at: Time,
@@ -69,7 +70,7 @@ pub struct Server {
     exchange: Exchange,
     disk: Disk,
     /// The fences of scans.
-    fences: BTreeSet<Key>,
+    fences: OrdSet<Key>,
 }
 
 /// The settings that concern a server's state.
@@ -108,10 +109,10 @@ impl Machine<Deterministic> for Server {
             node,
             routes: Routes::new(cluster.clone()),
             state: State::new(image, &placement, settings, workers, cx.now()),
-            streams: BTreeMap::new(),
-            waiting: BTreeMap::new(),
+            streams: OrdMap::new(),
+            waiting: OrdMap::new(),
             waiting_bytes: 0,
-            forwarded: BTreeMap::new(),
+            forwarded: OrdMap::new(),
             again: Again::new(cx.now()),
             acknowledged_at: cx.now(),
             compared_at: cx.now(),

@@ -10,12 +10,12 @@
 //! transaction that waits for a part waits for a server on which the same transaction waits. And
 //! all servers have conflicting transactions in one order.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{PartitionId, ShareId, TxnId};
+use orthodrome_core::ordered::{Entry, OrdMap, OrdSet};
 use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
@@ -34,20 +34,20 @@ const EARLY_BYTES_MAX: usize = 64 << 20;
 #[derive(Debug, Default)]
 pub struct Shares {
     /// Transactions that are due, by their position in this server's order.
-    due: BTreeMap<Order, Waiting>,
-    orders: BTreeMap<Name, Order>,
+    due: OrdMap<Order, Waiting>,
+    orders: OrdMap<Name, Order>,
     last: Order,
-    locks: BTreeMap<Key, VecDeque<Lock>>,
+    locks: OrdMap<Key, VecDeque<Lock>>,
     /// Transactions of which a part must be taken.
-    granted: BTreeSet<Order>,
+    granted: OrdSet<Order>,
     /// Transactions that miss nothing.
-    ready: BTreeSet<Order>,
+    ready: OrdSet<Order>,
     /// Parts of other shares.
-    arrived: BTreeMap<Turn, BTreeMap<ShareId, Arc<Part>>>,
+    arrived: OrdMap<Turn, OrdMap<ShareId, Arc<Part>>>,
     arrived_bytes: usize,
     /// This share's parts of transactions that have run or are about to, until no server can need
     /// them any more.
-    kept: BTreeMap<Turn, Arc<Part>>,
+    kept: OrdMap<Turn, Arc<Part>>,
     kept_bytes: usize,
     /// Tests only: parts are taken before the locks are held.
     takes_early: bool,
@@ -61,7 +61,7 @@ pub struct Order(u64);
 struct Waiting {
     due: Due,
     /// The other shares that it accesses.
-    others: BTreeSet<ShareId>,
+    others: OrdSet<ShareId>,
     /// The number of its locks that it does not have yet.
     locks: usize,
     /// This share's part.
@@ -121,8 +121,8 @@ impl Shares {
 
     /// Stores this share's part of a transaction that has its locks. Returns the other shares that
     /// need it.
-    pub fn take_part(&mut self, order: Order, part: Arc<Part>) -> BTreeSet<ShareId> {
-        let Some(waiting) = self.due.get_mut(&order) else { return BTreeSet::new() };
+    pub fn take_part(&mut self, order: Order, part: Arc<Part>) -> OrdSet<ShareId> {
+        let Some(waiting) = self.due.get_mut(&order) else { return OrdSet::new() };
         waiting.own = Some(part.clone());
         let (turn, others) = (waiting.due.turn(), waiting.others.clone());
         if !others.is_empty() {
@@ -165,7 +165,7 @@ impl Shares {
         }
     }
 
-    fn remove_arrived(&mut self, turn: Turn) -> BTreeMap<ShareId, Arc<Part>> {
+    fn remove_arrived(&mut self, turn: Turn) -> OrdMap<ShareId, Arc<Part>> {
         let arrived = self.arrived.remove(&turn).unwrap_or_default();
         let bytes: usize = arrived.values().map(|part| bytes_of(part)).sum();
         self.arrived_bytes = self.arrived_bytes.saturating_sub(bytes);
@@ -286,7 +286,7 @@ impl Shares {
 
     /// All parts that are kept.
     #[must_use]
-    pub fn kept(&self) -> &BTreeMap<Turn, Arc<Part>> {
+    pub fn kept(&self) -> &OrdMap<Turn, Arc<Part>> {
         &self.kept
     }
 
@@ -313,7 +313,7 @@ impl Shares {
     pub fn restore(
         &mut self,
         due: impl IntoIterator<Item = Due>,
-        kept: &BTreeMap<Turn, Arc<Part>>,
+        kept: &OrdMap<Turn, Arc<Part>>,
         placement: &Placement,
     ) {
         for (&turn, part) in kept {
@@ -333,8 +333,7 @@ impl Shares {
     pub fn forget_arrived(&mut self, is_needed: impl Fn(Turn) -> bool) {
         let Self { arrived, arrived_bytes, orders, .. } = self;
         arrived.retain(|turn, _| orders.contains_key(&turn.name) || is_needed(*turn));
-        *arrived_bytes =
-            arrived.values().flat_map(BTreeMap::values).map(|part| bytes_of(part)).sum();
+        *arrived_bytes = arrived.values().flat_map(OrdMap::values).map(|part| bytes_of(part)).sum();
     }
 
     /// Panics if the state contradicts itself.
@@ -349,7 +348,7 @@ impl Shares {
         self.assert_invariants_of_locks();
         let kept: usize = self.kept.values().map(|part| bytes_of(part)).sum();
         assert_eq!(kept, self.kept_bytes, "parts that are kept are not counted");
-        let arrived = self.arrived.values().flat_map(BTreeMap::values);
+        let arrived = self.arrived.values().flat_map(OrdMap::values);
         let arrived: usize = arrived.map(|part| bytes_of(part)).sum();
         assert_eq!(arrived, self.arrived_bytes, "parts that have come are not counted");
     }
@@ -369,7 +368,7 @@ fn is_shared(lock: &Lock) -> bool {
 }
 
 /// The keys of a transaction in this share, and whether it writes them, or leaves a mark there.
-fn keys<'a>(due: &'a Due, placement: &Placement) -> BTreeMap<&'a Key, bool> {
+fn keys<'a>(due: &'a Due, placement: &Placement) -> OrdMap<&'a Key, bool> {
     let functor = &due.entry.functor;
     let reads = functor.reads.iter().map(|key| (key, is_fence(key)));
     let writes = functor.writes.iter().map(|key| (key, true));
@@ -407,7 +406,7 @@ mod tests {
 
     fn due(number: u64, reads: &[&Key], writes: &[&Key]) -> Due {
         let sorted = |keys: &[&Key]| {
-            let keys: BTreeSet<Key> = keys.iter().map(|&key| key.clone()).collect();
+            let keys: OrdSet<Key> = keys.iter().map(|&key| key.clone()).collect();
             keys.into_iter().collect()
         };
         let functor = Functor {

@@ -5,11 +5,11 @@ mod execution;
 mod join;
 mod leaving;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, PartitionId, RegionId, ShareId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::Key;
@@ -31,9 +31,9 @@ use crate::replication::Index;
 /// The state without its data.
 #[derive(Debug)]
 pub struct State {
-    streams: BTreeMap<PartitionId, StreamImage>,
+    streams: OrdMap<PartitionId, StreamImage>,
     /// For each client, the counter below which it knows all outcomes, according to any stream.
-    acknowledged: BTreeMap<ClientId, u64>,
+    acknowledged: OrdMap<ClientId, u64>,
     /// Transactions that wait for their turn.
     pub merge: Merge,
     /// The outcomes of transactions whose clients may ask.
@@ -41,12 +41,12 @@ pub struct State {
     /// The sums of stream entries.
     pub checks: Checks,
     /// Keys that have moved.
-    moved: BTreeMap<Key, Home>,
+    moved: OrdMap<Key, Home>,
     /// The number of keys that are away from their placement.
     away: usize,
     /// Transactions that have run, until every stream knows that their clients know it: they may
     /// arrive again under another name.
-    ran: BTreeSet<TxnId>,
+    ran: OrdSet<TxnId>,
     /// If this server holds only a share: the due transactions, and the parts that others may
     /// request.
     pub shares: Shares,
@@ -99,7 +99,7 @@ pub struct Applied {
     /// The number of keys that moved.
     pub relocated: usize,
     /// Parts of this share that were taken, and the shares that need them.
-    pub taken: Vec<(Turn, BTreeSet<ShareId>, Arc<Part>)>,
+    pub taken: Vec<(Turn, OrdSet<ShareId>, Arc<Part>)>,
     /// Transactions that are due now, and wait for parts of other shares.
     pub due: Vec<Turn>,
 }
@@ -115,7 +115,7 @@ impl State {
         now: Time,
     ) -> Self {
         let Settings { outcomes, compared_entries, mutations, loses_writes } = settings;
-        let mut streams: BTreeMap<PartitionId, StreamImage> =
+        let mut streams: OrdMap<PartitionId, StreamImage> =
             placement.streams().into_iter().map(|id| (id, StreamImage::default())).collect();
         streams.extend(image.streams.clone());
         let acknowledged = acknowledged(&streams);
@@ -191,7 +191,7 @@ impl State {
         origin: RegionId,
         placement: &Placement,
     ) -> Sequenced {
-        let keys: BTreeSet<&Key> = functor.reads.iter().chain(&functor.writes).collect();
+        let keys: OrdSet<&Key> = functor.reads.iter().chain(&functor.writes).collect();
         let homes = placement.homes(keys.iter().map(|key| self.home(key, placement).stream));
         let moved = keys.into_iter().filter_map(|key| Some((key.clone(), *self.moved.get(key)?)));
         let moved = moved.collect();
@@ -296,7 +296,7 @@ impl State {
         }
         self.acknowledge(stream, txn.client, entry.functor.acknowledged_below);
         let Some(state) = self.streams.get_mut(&stream) else { return false };
-        let is_below = |known: &BTreeMap<ClientId, u64>| {
+        let is_below = |known: &OrdMap<ClientId, u64>| {
             known.get(&txn.client).is_some_and(|&below| txn.counter < below)
         };
         // A transaction that ran under another name may be in another stream under this one, where
@@ -346,9 +346,9 @@ impl State {
     #[must_use]
     pub fn collectables(&self, placement: &Placement) -> Vec<(PartitionId, Timestamp)> {
         let of = |stream| self.collectable(stream);
-        let mut below: BTreeMap<PartitionId, Timestamp> =
+        let mut below: OrdMap<PartitionId, Timestamp> =
             placement.partitions().map(|(partition, stream)| (partition, of(stream))).collect();
-        let streams: BTreeSet<(PartitionId, PartitionId)> = self
+        let streams: OrdSet<(PartitionId, PartitionId)> = self
             .moved
             .iter()
             .map(|(key, home)| (placement.partition_of(key), home.stream))
@@ -371,9 +371,9 @@ impl State {
 
     /// For each stream, the entry up to which all transactions have run.
     #[must_use]
-    pub fn covered(&self) -> BTreeMap<PartitionId, Index> {
+    pub fn covered(&self) -> OrdMap<PartitionId, Index> {
         let streams = self.streams.iter();
-        let mut covered: BTreeMap<_, _> = streams.map(|(&id, held)| (id, held.applied)).collect();
+        let mut covered: OrdMap<_, _> = streams.map(|(&id, held)| (id, held.applied)).collect();
         let due = self.shares.due().flat_map(|due| due.places.iter().copied());
         for (stream, place) in self.merge.places().chain(due) {
             if let Some(covered) = covered.get_mut(&stream) {
@@ -418,7 +418,7 @@ impl State {
 }
 
 /// The number of these keys that are away from their placement.
-fn away(moved: &BTreeMap<Key, Home>, placement: &Placement) -> usize {
+fn away(moved: &OrdMap<Key, Home>, placement: &Placement) -> usize {
     moved.iter().filter(|(key, home)| home.stream != placement.stream_of(key)).count()
 }
 

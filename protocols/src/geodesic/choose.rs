@@ -1,8 +1,7 @@
 //! What recovery may choose: the one decision function (D8, R7).
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::NodeId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Timestamp;
 
 use super::message::{Answer, Kind, Value};
@@ -36,7 +35,7 @@ impl Choice {
 #[must_use]
 pub fn choose(
     (named, is_direct): (&[NodeId], bool),
-    answers: &BTreeMap<NodeId, Answer>,
+    answers: &OrdMap<NodeId, Answer>,
     mutations: Mutations,
 ) -> Choice {
     let accepted = answers.values().filter_map(|answer| answer.accepted);
@@ -85,7 +84,7 @@ pub fn choose(
 }
 
 /// The stamp of ballot 0 that all answers have, if they have the same.
-fn equal_stamps(answers: &BTreeMap<NodeId, Answer>) -> Option<Timestamp> {
+fn equal_stamps(answers: &OrdMap<NodeId, Answer>) -> Option<Timestamp> {
     let of = |answer: &Answer| answer.stamp.filter(|stamp| stamp.kind.is_of_ballot_zero());
     let mut stamps = answers.values().map(|answer| of(answer).map(|stamp| stamp.at));
     let first = stamps.next()??;

@@ -1,8 +1,7 @@
 //! The gateway: runs transactions for its callers, gives them timestamps, names replicas, and drives
 //! them to their ends.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{
     Claim, Cx, FAR_FUTURE, Gauge, Input, Leak, Machine, Setup, UNKNOWABLE,
 };
+use orthodrome_core::ordered::{Entry, OrdMap, OrdSet};
 use orthodrome_core::scan::is_fence;
 use orthodrome_core::session::{highest, is_below};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
@@ -42,20 +42,20 @@ pub struct Client {
     incarnation: u64,
     cluster: Arc<Cluster>,
     config: Arc<Config>,
-    open: BTreeMap<TxnId, Open>,
+    open: OrdMap<TxnId, Open>,
     /// Transactions that have not ended everywhere.
-    drives: BTreeMap<TxnId, Driven>,
+    drives: OrdMap<TxnId, Driven>,
     under_way: UnderWay,
     lines: Lines,
     /// Large procedures that wait until there is less under way, with their bytes.
     line: VecDeque<(TxnId, usize)>,
     /// Servers that did not answer, and since when. They are asked again and again whether they are there.
-    suspects: BTreeMap<NodeId, Time>,
+    suspects: OrdMap<NodeId, Time>,
     /// When each server was last heard of.
-    heard: BTreeMap<NodeId, Time>,
+    heard: OrdMap<NodeId, Time>,
     locating: Locating,
     /// New members that have not answered yet, and since when it knows them: they still copy.
-    joining: BTreeMap<PartitionId, (NodeId, Time)>,
+    joining: OrdMap<PartitionId, (NodeId, Time)>,
     /// How long it takes from here through h to the last named replica.
     delays: Delays<(NodeId, NodeId)>,
     direct: Direct,
@@ -63,9 +63,9 @@ pub struct Client {
     late: Lateness,
     excess: Excess,
     /// Ended, and perhaps not known to the caller yet.
-    over: BTreeMap<TxnId, Over>,
+    over: OrdMap<TxnId, Over>,
     /// Callers know the outcomes of everything below, as of then.
-    acknowledged: BTreeMap<ClientId, (u64, Time)>,
+    acknowledged: OrdMap<ClientId, (u64, Time)>,
     is_flushing: bool,
     /// Messages to itself.
     local: VecDeque<Msg>,
@@ -134,7 +134,7 @@ struct Over {
 #[derive(Debug)]
 struct Open {
     txn: Txn,
-    participants: BTreeMap<PartitionId, Participant>,
+    participants: OrdMap<PartitionId, Participant>,
     reads: Reads,
     phase: Phase,
     resent: u32,
@@ -163,7 +163,7 @@ enum Phase {
     /// It waits at this gateway while others stand in line for its keys. It has no timestamp yet.
     Held,
     /// Waiting for reads of these partitions.
-    Reading(BTreeMap<PartitionId, Owing>),
+    Reading(OrdMap<PartitionId, Owing>),
     /// It waits until less is under way. It has no timestamp yet.
     InLine,
     /// Its caller will read what it reads at its place, when its turn has come.
@@ -175,7 +175,7 @@ enum Phase {
     /// It has ended; this timestamp has not passed everywhere, or the transaction's own not here.
     Waiting(Outcome, &'static str, Timestamp),
     /// A read-only transaction reads at this time.
-    Snapshotting { at: Timestamp, parts: BTreeMap<PartitionId, Snapshot>, is_refused: bool },
+    Snapshotting { at: Timestamp, parts: OrdMap<PartitionId, Snapshot>, is_refused: bool },
 }
 
 /// A partition that owes reads.
@@ -184,17 +184,17 @@ struct Owing {
     /// Time-outs so far.
     tried: usize,
     /// Replicas that could not answer since the last time-out.
-    refused: BTreeSet<NodeId>,
+    refused: OrdSet<NodeId>,
 }
 
 /// A partition that is read at one time.
 #[derive(Debug, Default)]
 struct Snapshot {
-    asked: BTreeSet<NodeId>,
+    asked: OrdSet<NodeId>,
     /// By replica. Each key counts by itself. Of any f + 1 answers for a key, one is from a replica
     /// that knows, or waits for, every earlier writer of that key. So answers may come at different
     /// times.
-    answers: BTreeMap<NodeId, BTreeMap<Key, Read>>,
+    answers: OrdMap<NodeId, OrdMap<Key, Read>>,
 }
 
 impl Snapshot {
@@ -206,7 +206,7 @@ impl Snapshot {
     }
 
     /// The replicas that have told all of the keys.
-    fn complete(&self, keys: &[Key]) -> impl Iterator<Item = &BTreeMap<Key, Read>> {
+    fn complete(&self, keys: &[Key]) -> impl Iterator<Item = &OrdMap<Key, Read>> {
         self.answers.values().filter(move |told| keys.iter().all(|key| told.contains_key(key)))
     }
 }
@@ -219,22 +219,22 @@ impl Machine<Geodesic> for Client {
             incarnation: cx.rng().next_u64(),
             cluster: founded(setup.cluster),
             config: setup.config,
-            open: BTreeMap::new(),
-            drives: BTreeMap::new(),
+            open: OrdMap::new(),
+            drives: OrdMap::new(),
             under_way: UnderWay::default(),
             lines: Lines::default(),
             line: VecDeque::new(),
-            suspects: BTreeMap::new(),
+            suspects: OrdMap::new(),
             locating: Locating::default(),
-            joining: BTreeMap::new(),
-            heard: BTreeMap::new(),
+            joining: OrdMap::new(),
+            heard: OrdMap::new(),
             delays: Delays::at_percentile(DELAY_PERCENTILE),
             direct: Direct::default(),
             maker: Maker::new(setup.node),
             late: Lateness::default(),
             excess: Excess::default(),
-            over: BTreeMap::new(),
-            acknowledged: BTreeMap::new(),
+            over: OrdMap::new(),
+            acknowledged: OrdMap::new(),
             is_flushing: false,
             local: VecDeque::new(),
             outbox: Outbox::default(),
@@ -365,7 +365,7 @@ impl Client {
             return;
         }
         let reading = open.participants.iter().filter(|(_, part)| !part.reads.is_empty());
-        let silent: BTreeMap<_, _> = reading.map(|(p, _)| (*p, Owing::default())).collect();
+        let silent: OrdMap<_, _> = reading.map(|(p, _)| (*p, Owing::default())).collect();
         let owing: Vec<PartitionId> = silent.keys().copied().collect();
         open.phase = Phase::Reading(silent);
         // Its place is agreed on while its caller reads and decides (D16).
@@ -1200,7 +1200,7 @@ impl Client {
         cx.note(Note::Resolved);
         self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
         let keys = txn.reads.iter().chain(&txn.writes);
-        let parts: BTreeSet<PartitionId> = keys.map(|key| self.cluster.partition_of(key)).collect();
+        let parts: OrdSet<PartitionId> = keys.map(|key| self.cluster.partition_of(key)).collect();
         let decided = match (&decision, &txn.kind) {
             // Its register has the decision, if its client made one.
             (Some(Decision::Commit(writes)), Kind::Interactive) => Some(writes.clone()),
@@ -1215,7 +1215,7 @@ impl Client {
             cx.finish(id, Outcome::Committed(cx.clock().now), "empty");
             return;
         }
-        let (participants, phase) = (BTreeMap::new(), Phase::Submitted);
+        let (participants, phase) = (OrdMap::new(), Phase::Submitted);
         let held = Duration::ZERO;
         let (resent, is_resolved) = (0, true);
         let open = Open { txn, participants, reads, phase, resent, is_resolved, decided, held };
@@ -1258,7 +1258,7 @@ impl Client {
         let Some(open) = self.open.get(&id) else { return };
         let Phase::Snapshotting { parts, .. } = &open.phase else { return };
         let wanted: Vec<PartitionId> = parts.keys().copied().collect();
-        let nearest: BTreeMap<PartitionId, Vec<NodeId>> =
+        let nearest: OrdMap<PartitionId, Vec<NodeId>> =
             wanted.into_iter().map(|partition| (partition, self.nearest(partition))).collect();
         let Some(open) = self.open.get_mut(&id) else { return };
         let Phase::Snapshotting { at, parts, .. } = &mut open.phase else { return };
@@ -1432,7 +1432,7 @@ impl Client {
     /// Lets what is over be forgotten, once the callers know (R6).
     fn on_flush_timeout(&mut self, cx: &mut Cx<'_, Geodesic>) {
         let now = cx.now();
-        let mut batches = BTreeMap::<PartitionId, (Vec<TxnId>, BTreeMap<ClientId, u64>)>::new();
+        let mut batches = OrdMap::<PartitionId, (Vec<TxnId>, OrdMap<ClientId, u64>)>::new();
         let Self { over, acknowledged, .. } = self;
         over.retain(|txn, Over { participants, since, is_complete }| {
             let below = acknowledged.get(&txn.client).map_or(0, |(below, _)| *below);
@@ -1809,7 +1809,7 @@ mod tests {
         let txn = Txn::read_only(id, RegionId(0), keys.clone());
         host.step(Time::ZERO, clock, Input::Begin(txn));
         let asked = |host: &mut Host<Geodesic, Client>| {
-            let mut asked: BTreeMap<NodeId, Vec<Vec<Key>>> = BTreeMap::new();
+            let mut asked: OrdMap<NodeId, Vec<Vec<Key>>> = OrdMap::new();
             let mut is_over = false;
             for effect in host.drain() {
                 match effect {

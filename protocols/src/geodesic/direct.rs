@@ -2,9 +2,8 @@
 //! their answers come sooner than that of h, and while it begins so few transactions that the
 //! additional messages cost little.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::NodeId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, Time};
 
 use super::naming::Path;
@@ -18,13 +17,13 @@ pub(super) struct Direct {
     /// From here through h to the last named replica and back; from here to one replica and back, with
     /// one durable write there.
     trips: Delays<(NodeId, NodeId)>,
-    measured: BTreeMap<(NodeId, NodeId), Time>,
+    measured: OrdMap<(NodeId, NodeId), Time>,
     begun: PerSecond,
 }
 
 impl Default for Direct {
     fn default() -> Self {
-        let (trips, measured) = (Delays::at_percentile(50), BTreeMap::new());
+        let (trips, measured) = (Delays::at_percentile(50), OrdMap::new());
         Self { trips, measured, begun: PerSecond::default() }
     }
 }

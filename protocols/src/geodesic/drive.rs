@@ -1,12 +1,12 @@
 //! Driving one transaction to its end: by the gateway that began it, and by whoever recovers it. The
 //! same code, with another first question.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Reads, Version, Writes};
 
@@ -35,17 +35,17 @@ pub(super) struct Drive {
     pub reads: Option<Reads>,
     /// What it writes, if that does not depend on what it reads.
     fixed: Option<Writes>,
-    slots: BTreeMap<PartitionId, Slot>,
+    slots: OrdMap<PartitionId, Slot>,
     /// What an interactive transaction writes.
     register: Option<Register>,
     /// The highest ballot heard of.
     highest: Ballot,
     /// Predecessors whose gateways this driver has asked what they write at these partitions.
-    followed: BTreeSet<(TxnId, PartitionId)>,
+    followed: OrdSet<(TxnId, PartitionId)>,
     /// The keys for which it stands in line behind those predecessors.
-    pub hot: BTreeSet<Key>,
+    pub hot: OrdSet<Key>,
     /// The answers of those gateways.
-    foretold: BTreeMap<(TxnId, PartitionId), Arc<Foretold>>,
+    foretold: OrdMap<(TxnId, PartitionId), Arc<Foretold>>,
     /// What must have passed on every clock before it is answered, if that is less than F (D20).
     pub after: Option<Timestamp>,
     /// It was recovered, or it had to wait for predecessors or for a second closing.
@@ -74,15 +74,15 @@ struct Slot {
     /// h waits until it is asked again, or a stamp is above the timestamp.
     is_patient: bool,
     /// Their stamps of ballot 0.
-    stamps: BTreeMap<NodeId, Timestamp>,
+    stamps: OrdMap<NodeId, Timestamp>,
     phase: Phase,
     /// Ballot 0 has decided it.
     is_of_ballot_zero: bool,
     /// By replica, and by the time as of which it tells: that may be F, or more, or less.
-    observed: BTreeMap<(NodeId, Timestamp), Observation>,
-    acks: BTreeSet<NodeId>,
+    observed: OrdMap<(NodeId, Timestamp), Observation>,
+    acks: OrdSet<NodeId>,
     /// Replicas that know nothing of it, and will not hear of it any more: its client knows the outcome.
-    gone: BTreeSet<NodeId>,
+    gone: OrdSet<NodeId>,
 }
 
 /// The register of an interactive transaction (D16).
@@ -101,7 +101,7 @@ struct Register {
     found: Option<Vec<Arc<Offer>>>,
     proposed: Option<Arc<Offer>>,
     /// Who has stored what was proposed, or `mine` at ballot 0.
-    stored: BTreeSet<NodeId>,
+    stored: OrdSet<NodeId>,
 }
 
 /// What the register says.
@@ -119,7 +119,7 @@ enum Verdict {
 enum Phase {
     /// h was asked, or somebody else recovers.
     Asked,
-    Promising(BTreeMap<NodeId, Answer>),
+    Promising(OrdMap<NodeId, Answer>),
     Proposing(Proposal),
     Chosen(Value),
     /// f + 1 replicas know nothing of it. That was so when this driver had this ballot.
@@ -130,9 +130,9 @@ enum Phase {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Proposal {
     value: Value,
-    accepted: BTreeSet<NodeId>,
+    accepted: OrdSet<NodeId>,
     /// These replicas have the text.
-    have_text: BTreeSet<NodeId>,
+    have_text: OrdSet<NodeId>,
 }
 
 /// What a replica knows without the pending predecessors, and these.
@@ -187,12 +187,12 @@ impl Drive {
             has_news: false,
             reads: None,
             fixed: None,
-            slots: BTreeMap::new(),
+            slots: OrdMap::new(),
             register: None,
             highest: Ballot::default(),
-            followed: BTreeSet::new(),
-            hot: BTreeSet::new(),
-            foretold: BTreeMap::new(),
+            followed: OrdSet::new(),
+            hot: OrdSet::new(),
+            foretold: OrdMap::new(),
             after: None,
             path: "fast",
         };
@@ -214,12 +214,12 @@ impl Drive {
             has_reads: false,
             is_direct: false,
             is_patient: false,
-            stamps: BTreeMap::new(),
+            stamps: OrdMap::new(),
             phase: Phase::Asked,
             is_of_ballot_zero: false,
-            observed: BTreeMap::new(),
-            acks: BTreeSet::new(),
-            gone: BTreeSet::new(),
+            observed: OrdMap::new(),
+            acks: OrdSet::new(),
+            gone: OrdSet::new(),
         });
     }
 
@@ -241,7 +241,7 @@ impl Drive {
                 mine: None,
                 found: None,
                 proposed: None,
-                stored: BTreeSet::new(),
+                stored: OrdSet::new(),
             });
         }
         self.fixed = text.fixed_writes();
@@ -510,7 +510,7 @@ impl Drive {
                 (register.found, register.proposed) = (None, None);
                 register.stored.clear();
             }
-            slot.phase = Phase::Promising(BTreeMap::new());
+            slot.phase = Phase::Promising(OrdMap::new());
             asked.extend(slot.replicas.iter().map(|&to| (to, partition)));
         }
         out.extend(asked.into_iter().map(|(to, partition)| (to, self.recover_msg(partition))));
@@ -620,14 +620,14 @@ impl Drive {
         }
         // A stamp is given to a text.
         let stamped = answers.iter().filter(|(_, answer)| answer.stamp.is_some());
-        let have_text: BTreeSet<NodeId> = stamped.map(|(node, _)| *node).collect();
+        let have_text: OrdSet<NodeId> = stamped.map(|(node, _)| *node).collect();
         let named = (slot.named.as_slice(), slot.is_direct);
         let value = choose(named, answers, config.mutations).value();
         let offers = answers.values().filter_map(|answer| answer.offer.clone()).collect();
         if let Some(register) = self.register.as_mut().filter(|it| it.partition == partition) {
             register.found = Some(offers);
         }
-        let proposal = Proposal { value, accepted: BTreeSet::new(), have_text };
+        let proposal = Proposal { value, accepted: OrdSet::new(), have_text };
         slot.phase = Phase::Proposing(proposal.clone());
         let replicas = slot.replicas.clone();
         let asked = replicas.iter().map(|&to| (to, self.propose_msg(partition, to, &proposal)));
@@ -844,7 +844,7 @@ impl Drive {
             let seen = seen.filter_map(|((from, then), observation)| {
                 Some((*from, self.seen(partition, *then, observation, is_certain)?))
             });
-            let seen: BTreeMap<NodeId, Vec<(Key, Read)>> = seen.collect();
+            let seen: OrdMap<NodeId, Vec<(Key, Read)>> = seen.collect();
             if seen.len() < enough(slot) {
                 return None;
             }

@@ -7,9 +7,8 @@
 //! every clock, nothing that begins now comes before X. So this replica remembers, for each key, up to
 //! when such an X may be before whoever touches the key next.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::TxnId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Key;
@@ -22,7 +21,7 @@ pub(super) struct Early {
     /// Up to when each key is closed to those who read it, too: it was written there, and that may have
     /// been answered.
     written: Closings,
-    traces: BTreeMap<Key, Traces>,
+    traces: OrdMap<Key, Traces>,
     /// A scan has read everything here: its place.
     scanned: Timestamp,
     /// A replica that restarts has lost its traces. They were below this.
@@ -40,7 +39,7 @@ struct Traces {
 #[derive(Debug, Default)]
 struct Trace {
     /// These are pending, or came after one that was pending then.
-    pending: BTreeSet<TxnId>,
+    pending: OrdSet<TxnId>,
     /// All others have places up to here.
     until: Timestamp,
 }
@@ -75,7 +74,7 @@ const TRACES_KEPT: Duration = Duration::from_secs(1);
 impl Early {
     /// Nothing is remembered of what was at or below `floor`.
     pub(super) fn new(floor: Timestamp) -> Self {
-        let (traces, scanned) = (BTreeMap::new(), Timestamp::ZERO);
+        let (traces, scanned) = (OrdMap::new(), Timestamp::ZERO);
         Self { written: Closings::new(floor), traces, scanned, floor }
     }
 

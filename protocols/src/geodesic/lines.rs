@@ -1,15 +1,14 @@
 //! How long transactions stand in line for hot keys. A transaction of low priority spends most of that
 //! time at its gateway, before it gets a place, so that one of high priority finds a short line.
 
-use std::collections::BTreeMap;
-
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, Time, nanos};
 use orthodrome_core::txn::Key;
 
 /// The lines that a gateway knows of.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    by_key: BTreeMap<Key, Line>,
+    by_key: OrdMap<Key, Line>,
     /// When this gateway last began a transaction of high priority.
     high_at: Option<Time>,
 }

@@ -4,12 +4,12 @@
 //! members of one epoch decide on those of the next, in a register of their own. A server that knows
 //! the next epoch takes no message of an earlier one: it answers with the members.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, Time};
 
 use super::message::Ballot;
@@ -98,7 +98,7 @@ pub fn founded(mut cluster: Arc<Cluster>) -> Arc<Cluster> {
 #[derive(Debug, Default)]
 pub(super) struct Locating {
     /// When they were asked last.
-    asked: BTreeMap<PartitionId, Time>,
+    asked: OrdMap<PartitionId, Time>,
 }
 
 impl Locating {

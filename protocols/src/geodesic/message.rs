@@ -2,7 +2,6 @@
 //!
 //! Every message that names a transaction names one attempt of it (`docs/pitfalls.md`, R3).
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::size_of;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use std::sync::Arc;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan::KeyRange;
 use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
@@ -1160,7 +1160,7 @@ pub enum Record {
 
 /// Reads by key: of each key the newest version that anybody told.
 pub(super) fn merge_newest(
-    into: &mut BTreeMap<Key, Read>,
+    into: &mut OrdMap<Key, Read>,
     reads: impl IntoIterator<Item = (Key, Read)>,
 ) {
     for (key, read) in reads {

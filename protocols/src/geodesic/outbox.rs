@@ -3,12 +3,12 @@
 //! message costs processor time whatever is in it, and the transaction need not be sent twice. What
 //! nobody waits for also travels with what is said in later steps.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::{Cx, Lane, Message as _};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Time, nanos};
 
 use super::members::Members;
@@ -25,11 +25,11 @@ const TOGETHER_BYTES_MAX: usize = 4_096;
 pub(super) struct Outbox {
     /// The members of partitions whose members have changed, as far as this node knows. Messages to
     /// their replicas say so.
-    pub members: BTreeMap<PartitionId, Arc<Members>>,
+    pub members: OrdMap<PartitionId, Arc<Members>>,
     /// By receiver, in the order of the first message to each.
     by_node: Vec<(NodeId, Vec<Msg>)>,
     /// By receiver: less than one message each.
-    late: BTreeMap<NodeId, Late>,
+    late: OrdMap<NodeId, Late>,
     /// When the timer for late messages expires.
     late_due: Option<Time>,
 }

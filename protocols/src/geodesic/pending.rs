@@ -1,9 +1,8 @@
 //! What is not written down and follows from what is: closings of keys, who may yet write them, and
 //! questions that wait for those.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{KeyRange, is_fence};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::Key;
@@ -15,7 +14,7 @@ pub type Place = (Timestamp, TxnId);
 /// restarts has lost this, and closes everything up to its ceiling.
 #[derive(Debug)]
 pub(super) struct Closings {
-    by_key: BTreeMap<Key, Timestamp>,
+    by_key: OrdMap<Key, Timestamp>,
     /// Every key is closed up to here.
     floor: Timestamp,
     /// And up to here, because somebody read a fence.
@@ -29,7 +28,7 @@ const CLOSINGS_KEPT: Duration = Duration::from_secs(5);
 impl Closings {
     /// Everything is closed up to `floor`.
     pub(super) fn new(floor: Timestamp) -> Self {
-        Self { by_key: BTreeMap::new(), floor, fenced: Timestamp::ZERO, newest: Timestamp::ZERO }
+        Self { by_key: OrdMap::new(), floor, fenced: Timestamp::ZERO, newest: Timestamp::ZERO }
     }
 
     /// Closes keys. A scan must see every key below its timestamp, also keys that nobody has named to
@@ -80,7 +79,7 @@ impl Closings {
 pub(super) struct Maker {
     node: u64,
     /// Those made above `floor`.
-    made: BTreeSet<Timestamp>,
+    made: OrdSet<Timestamp>,
     /// None is made at or below this any more.
     floor: Timestamp,
 }
@@ -90,7 +89,7 @@ const GRAIN: u64 = 4_096;
 
 impl Maker {
     pub(super) fn new(node: NodeId) -> Self {
-        let (made, floor) = (BTreeSet::new(), Timestamp::ZERO);
+        let (made, floor) = (OrdSet::new(), Timestamp::ZERO);
         Self { node: u64::from(node.0) % GRAIN, made, floor }
     }
 
@@ -117,7 +116,7 @@ impl Maker {
 
 /// Transactions that have not ended, by the keys that they may write.
 #[derive(Debug, Default)]
-pub(super) struct Writers(BTreeMap<Key, BTreeSet<TxnId>>);
+pub(super) struct Writers(OrdMap<Key, OrdSet<TxnId>>);
 
 impl Writers {
     /// `txn` may write these.
@@ -140,7 +139,7 @@ impl Writers {
     }
 
     /// Who may write one of these. A fence stands for the keys of `fenced`; none: for all.
-    pub(super) fn of(&self, keys: &[Key], fenced: Option<&KeyRange>) -> BTreeSet<TxnId> {
+    pub(super) fn of(&self, keys: &[Key], fenced: Option<&KeyRange>) -> OrdSet<TxnId> {
         let own = keys.iter().filter_map(|key| self.0.get(key)).flatten().copied();
         match fenced {
             _ if !keys.iter().any(is_fence) => own.collect(),
@@ -157,7 +156,7 @@ impl Writers {
     fn within<'a>(
         &'a self,
         range: &'a KeyRange,
-    ) -> impl Iterator<Item = (&'a Key, &'a BTreeSet<TxnId>)> {
+    ) -> impl Iterator<Item = (&'a Key, &'a OrdSet<TxnId>)> {
         self.0.range(range.from.clone()..).take_while(|(key, _)| range.contains(key))
     }
 
@@ -171,8 +170,8 @@ impl Writers {
 /// should wait for them rather than read what is about to change. Nothing depends on a hint.
 #[derive(Debug, Default)]
 pub(super) struct Hints {
-    by_key: BTreeMap<Key, BTreeMap<TxnId, NodeId>>,
-    by_txn: BTreeMap<TxnId, (Time, Vec<Key>)>,
+    by_key: OrdMap<Key, OrdMap<TxnId, NodeId>>,
+    by_txn: OrdMap<TxnId, (Time, Vec<Key>)>,
 }
 
 /// Further hints are ignored.
@@ -213,7 +212,7 @@ impl Hints {
     }
 
     /// Who may write one of these, with their gateways.
-    pub(super) fn of(&self, keys: &[Key]) -> BTreeMap<TxnId, NodeId> {
+    pub(super) fn of(&self, keys: &[Key]) -> OrdMap<TxnId, NodeId> {
         let writers = keys.iter().filter_map(|key| self.by_key.get(key)).flatten();
         writers.map(|(txn, gateway)| (*txn, *gateway)).collect()
     }
@@ -259,8 +258,8 @@ impl Question {
 /// Questions that wait for predecessors to end, or to prove to be none.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
-    open: BTreeMap<Name, (Question, BTreeSet<TxnId>)>,
-    blocked_by: BTreeMap<TxnId, BTreeSet<Name>>,
+    open: OrdMap<Name, (Question, OrdSet<TxnId>)>,
+    blocked_by: OrdMap<TxnId, OrdSet<Name>>,
 }
 
 impl Questions {
@@ -269,7 +268,7 @@ impl Questions {
     pub(super) fn widen(&self, question: &mut Question) {
         if let Some((before, _)) = self.open.get(&question.name()) {
             let keys = before.keys.iter().cloned().chain(std::mem::take(&mut question.keys));
-            question.keys = keys.collect::<BTreeSet<Key>>().into_iter().collect();
+            question.keys = keys.collect::<OrdSet<Key>>().into_iter().collect();
         }
     }
 
@@ -282,7 +281,7 @@ impl Questions {
     }
 
     /// Waits for all of these.
-    pub(super) fn wait(&mut self, question: Question, blockers: BTreeSet<TxnId>) {
+    pub(super) fn wait(&mut self, question: Question, blockers: OrdSet<TxnId>) {
         let name = question.name();
         for blocker in &blockers {
             self.blocked_by.entry(*blocker).or_default().insert(name);
@@ -291,7 +290,7 @@ impl Questions {
     }
 
     /// A question, with whom it waits for.
-    pub(super) fn get(&self, name: Name) -> Option<(&Question, &BTreeSet<TxnId>)> {
+    pub(super) fn get(&self, name: Name) -> Option<(&Question, &OrdSet<TxnId>)> {
         self.open.get(&name).map(|(question, blockers)| (question, blockers))
     }
 
@@ -347,7 +346,7 @@ impl Questions {
     }
 
     /// Every question with whom it waits for.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Question, &BTreeSet<TxnId>)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Question, &OrdSet<TxnId>)> {
         self.open.values().map(|(question, blockers)| (question, blockers))
     }
 }
@@ -367,7 +366,7 @@ mod tests {
             let keys = vec![Key::from(key)];
             let mut question = Question { txn, to, at, keys, fenced: None, is_read_only };
             questions.widen(&mut question);
-            questions.wait(question, BTreeSet::from([writer]));
+            questions.wait(question, OrdSet::from([writer]));
         }
         let told = questions.release((reader, to, at), writer).map(|question| question.keys);
         assert_eq!(told, Some(vec![Key::from("a"), Key::from("b")]));
@@ -382,7 +381,7 @@ mod tests {
             Question { txn, to, at, keys, fenced: None, is_read_only: true }
         };
         let mut questions = Questions::default();
-        questions.wait(ask(4, &["a", "b"]), BTreeSet::from([writer]));
+        questions.wait(ask(4, &["a", "b"]), OrdSet::from([writer]));
         let has = [ask(4, &["a", "b"]), ask(4, &["b"]), ask(4, &["b", "c"]), ask(5, &["a"])];
         assert_eq!(has.map(|question| questions.has(&question)), [true, true, false, false]);
         questions.release((reader, NodeId(4), Timestamp(9)), writer);
@@ -403,30 +402,30 @@ mod tests {
         let mut writers = Writers::default();
         writers.add(one, [&key]);
         writers.add(other, [&Key::from("z")]);
-        assert_eq!(writers.of(&[Key::from("b")], None), BTreeSet::new());
+        assert_eq!(writers.of(&[Key::from("b")], None), OrdSet::new());
         let fences = [fence];
-        assert_eq!(writers.of(&fences, None), BTreeSet::from([one, other]));
+        assert_eq!(writers.of(&fences, None), OrdSet::from([one, other]));
         // A scan names the keys for which its fences stand.
         let of = |keys: &[Key], from: &str, until: &str| {
             let range = KeyRange { from: from.into(), until: Some(until.into()) };
             writers.of(keys, Some(&range))
         };
-        assert_eq!(of(&fences, "a", "b"), BTreeSet::from([one]));
-        assert_eq!(of(&fences, "b", "z"), BTreeSet::new());
-        assert_eq!(of(&fences, "z", "a"), BTreeSet::new(), "a range that ends first");
+        assert_eq!(of(&fences, "a", "b"), OrdSet::from([one]));
+        assert_eq!(of(&fences, "b", "z"), OrdSet::new());
+        assert_eq!(of(&fences, "z", "a"), OrdSet::new(), "a range that ends first");
         assert_eq!(
             of(std::slice::from_ref(&key), "b", "zz"),
-            BTreeSet::from([one]),
+            OrdSet::from([one]),
             "without a fence"
         );
         let both = [fences[0].clone(), key];
-        assert_eq!(of(&both, "b", "zz"), BTreeSet::from([one, other]));
+        assert_eq!(of(&both, "b", "zz"), OrdSet::from([one, other]));
     }
 
     #[test]
     fn no_timestamp_is_made_twice_by_whichever_node() {
         let mut makers = [Maker::new(NodeId(1)), Maker::new(NodeId(7))];
-        let mut made = BTreeSet::new();
+        let mut made = OrdSet::new();
         for round in 0..200 {
             for maker in &mut makers {
                 let least = Timestamp(1_000_000 + round % 3);

@@ -3,13 +3,14 @@
 mod members;
 mod rejoin;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::machine::Message as _;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Ask, Basis, Listing, Voters, is_fence};
 use orthodrome_core::store::{Store, Versioned, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
@@ -38,26 +39,26 @@ pub(super) struct Replica {
     questions: Questions,
     /// Stamps that its clock has not passed. As y, with what the clock said when the forward came: h
     /// waits for an acknowledgement.
-    closing_due: BTreeMap<Place, Option<Timestamp>>,
+    closing_due: OrdMap<Place, Option<Timestamp>>,
     /// In direct mode: it has closed up to this for these, since this server began.
-    closed: BTreeMap<TxnId, Timestamp>,
+    closed: OrdMap<TxnId, Timestamp>,
     /// As h: what the other named replicas acknowledged.
-    acks: BTreeMap<TxnId, BTreeMap<NodeId, (Timestamp, Timestamp)>>,
+    acks: OrdMap<TxnId, OrdMap<NodeId, (Timestamp, Timestamp)>>,
     /// As h, for f ≥ 2: who accepted the largest stamp; the last arrival.
-    settling: BTreeMap<TxnId, (Timestamp, BTreeSet<NodeId>, Timestamp)>,
+    settling: OrdMap<TxnId, (Timestamp, OrdSet<NodeId>, Timestamp)>,
     /// Transactions that ended elsewhere and are forgotten there, and who has told what they wrote.
-    fetching: BTreeMap<TxnId, BTreeSet<NodeId>>,
+    fetching: OrdMap<TxnId, OrdSet<NodeId>>,
     /// What each peer said of its mark, and when.
-    marks: BTreeMap<NodeId, (Timestamp, Time)>,
+    marks: OrdMap<NodeId, (Timestamp, Time)>,
     gossiped: Time,
     /// What clients knew at the time `aged`.
-    aging: BTreeMap<ClientId, u64>,
+    aging: OrdMap<ClientId, u64>,
     aged: Time,
     /// When to look after each transaction, and how often that was done.
-    watched: BTreeMap<TxnId, Watch>,
-    due: BTreeSet<(Time, TxnId)>,
+    watched: OrdMap<TxnId, Watch>,
+    due: OrdSet<(Time, TxnId)>,
     /// How long gateways take to answer whether they look after a transaction.
-    inquiries: BTreeMap<NodeId, Duration>,
+    inquiries: OrdMap<NodeId, Duration>,
     /// Size of the entries.
     entries_bytes: usize,
     /// Of which transactions only the outcome is kept, and since when, or since this server began.
@@ -69,7 +70,7 @@ pub(super) struct Replica {
     /// What it knows of changes of members.
     moving: Moving,
     /// Answers to peers whose disks were lost.
-    leaving: BTreeMap<NodeId, Leaving>,
+    leaving: OrdMap<NodeId, Leaving>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -141,22 +142,22 @@ impl Replica {
             writers: Writers::default(),
             hints: Hints::default(),
             questions: Questions::default(),
-            closing_due: BTreeMap::new(),
-            closed: BTreeMap::new(),
-            acks: BTreeMap::new(),
-            settling: BTreeMap::new(),
-            fetching: BTreeMap::new(),
+            closing_due: OrdMap::new(),
+            closed: OrdMap::new(),
+            acks: OrdMap::new(),
+            settling: OrdMap::new(),
+            fetching: OrdMap::new(),
             gossiped: now,
-            aging: BTreeMap::new(),
+            aging: OrdMap::new(),
             aged: now,
-            watched: BTreeMap::new(),
-            due: BTreeSet::new(),
-            inquiries: BTreeMap::new(),
+            watched: OrdMap::new(),
+            due: OrdSet::new(),
+            inquiries: OrdMap::new(),
             entries_bytes: 0,
             shortened: VecDeque::new(),
             rejoin: None,
             moving: Moving::new(now),
-            leaving: BTreeMap::new(),
+            leaving: OrdMap::new(),
         };
         // This may raise the ceiling.
         replica.rejoin_if_needed(is_replacement, world);
@@ -1463,7 +1464,7 @@ impl Replica {
     fn drop_outcomes(&mut self, world: &mut World<'_, '_>) {
         let (now, retention) = (world.cx.now(), world.config.retention);
         let many_max = world.config.kept_bytes / OUTCOME;
-        let mut clients = BTreeMap::<ClientId, u64>::new();
+        let mut clients = OrdMap::<ClientId, u64>::new();
         while let Some(&(since, txn)) = self.shortened.front() {
             if now.since(since) < retention && self.shortened.len() <= many_max {
                 break;

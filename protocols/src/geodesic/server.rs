@@ -1,7 +1,7 @@
 //! One server node: its replicas of many partitions, the transactions that it recovers, one store, one
 //! stream of durable records.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use orthodrome_core::machine::{
     Admin, Claim, Cx, Gauge, GroupView, Input, Lane, Leak, Machine, MembershipOrder, Message as _,
     OrderState, Refusal, Setup,
 };
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Ask, Listing, Unit};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
@@ -37,20 +38,20 @@ pub struct Server {
     incarnation: u64,
     cluster: Arc<Cluster>,
     config: Arc<Config>,
-    replicas: BTreeMap<PartitionId, Replica>,
+    replicas: OrdMap<PartitionId, Replica>,
     /// Transactions that this node recovers, and when each has to be looked at again.
-    drives: BTreeMap<TxnId, (Drive, Time)>,
+    drives: OrdMap<TxnId, (Drive, Time)>,
     under_way: UnderWay,
     store: Store,
     local: VecDeque<Msg>,
     outbox: Outbox,
     /// When a message last came from each node.
-    heard: BTreeMap<NodeId, Time>,
+    heard: OrdMap<NodeId, Time>,
     maker: Maker,
     pending_writes: PendingWrites,
     checkpoint: Option<Ticket>,
     /// Partitions of which this server was a member and is none any more. Whoever asks is told who is.
-    left: BTreeMap<PartitionId, Left>,
+    left: OrdMap<PartitionId, Left>,
     locating: Locating,
     /// The latest orders to change members, oldest first.
     orders: VecDeque<MembershipOrder>,
@@ -100,7 +101,7 @@ pub(super) struct World<'a, 'b> {
     pub config: &'a Config,
     pub store: &'a mut Store,
     /// When a message last came from each node.
-    pub heard: &'a BTreeMap<NodeId, Time>,
+    pub heard: &'a OrdMap<NodeId, Time>,
     local: &'a mut VecDeque<Msg>,
     outbox: &'a mut Outbox,
     pub locating: &'a mut Locating,
@@ -153,7 +154,7 @@ impl Machine<Geodesic> for Server {
         let Setup { node, cluster, config, engine, workers: _, is_replacement } = setup;
         let cluster = founded(cluster);
         let mut store = Store::new(engine);
-        let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
+        let mut states: OrdMap<PartitionId, State> = OrdMap::new();
         let mut pace = CheckpointPace::default();
         for record in recovered {
             pace.recovered(record.size(), matches!(record, Record::State(..)));
@@ -178,17 +179,17 @@ impl Machine<Geodesic> for Server {
             node,
             incarnation: cx.rng().next_u64(),
             config,
-            replicas: BTreeMap::new(),
-            drives: BTreeMap::new(),
+            replicas: OrdMap::new(),
+            drives: OrdMap::new(),
             under_way: UnderWay::default(),
             store,
             local: VecDeque::new(),
             outbox,
-            heard: BTreeMap::new(),
+            heard: OrdMap::new(),
             maker: Maker::new(node),
             pending_writes: PendingWrites { pace, ..PendingWrites::default() },
             checkpoint: None,
-            left: BTreeMap::new(),
+            left: OrdMap::new(),
             locating: Locating::default(),
             orders: VecDeque::new(),
             cluster: cluster.clone(),
@@ -301,7 +302,7 @@ impl Machine<Geodesic> for Server {
         let of = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let waiting = self.replicas.values().map(Replica::waiting).sum();
         let incomplete = self.replicas.values().filter(|replica| replica.is_incomplete()).count();
-        let silent: BTreeSet<NodeId> =
+        let silent: OrdSet<NodeId> =
             self.replicas.values().flat_map(Replica::silent_peers).collect();
         vec![
             Gauge { name: "observations_waiting", node, value: of(waiting) },
@@ -343,7 +344,7 @@ impl Server {
     fn world<'a, 'b>(
         &'a mut self,
         cx: &'a mut Cx<'b, Geodesic>,
-    ) -> (&'a mut BTreeMap<PartitionId, Replica>, World<'a, 'b>) {
+    ) -> (&'a mut OrdMap<PartitionId, Replica>, World<'a, 'b>) {
         let Self {
             node,
             incarnation,

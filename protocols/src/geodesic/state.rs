@@ -1,11 +1,11 @@
 //! What a replica remembers: a function of the changes it made durable.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Version, Writes};
@@ -94,9 +94,9 @@ impl Entry {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct State {
     /// Transactions that are unfinished or not forgotten.
-    pub entries: BTreeMap<TxnId, Entry>,
+    pub entries: OrdMap<TxnId, Entry>,
     /// Clients know the outcomes of their transactions below these counters.
-    pub acknowledged: BTreeMap<ClientId, u64>,
+    pub acknowledged: OrdMap<ClientId, u64>,
     /// At or above every closing.
     pub ceiling: Timestamp,
     /// Nothing unfinished is, or will be, at or below this.
@@ -104,14 +104,14 @@ pub struct State {
     /// Versions that are not the newest of their key below this are gone.
     pub collected: Timestamp,
     /// Transactions that this replica has forgotten, or would have, lately.
-    pub forgotten: BTreeSet<TxnId>,
+    pub forgotten: OrdSet<TxnId>,
     /// Below these counters the replica no longer tells which transactions it has forgotten and of which
     /// it has never heard.
-    pub floors: BTreeMap<ClientId, u64>,
+    pub floors: OrdMap<ClientId, u64>,
     /// Outcomes of forgotten transactions whose clients may still ask: all that is kept of them,
     /// because whole entries took too much memory.
     #[wire(check = "check_outcomes")]
-    pub outcomes: BTreeMap<TxnId, Outcome>,
+    pub outcomes: OrdMap<TxnId, Outcome>,
     /// The disk replaced a lost one, which may have had a part in transactions with timestamps up to
     /// this. This replica has none in them.
     pub barred: Timestamp,
@@ -126,7 +126,7 @@ pub struct State {
     pub election: Election,
 }
 
-fn check_outcomes(outcomes: &BTreeMap<TxnId, Outcome>) -> Result<(), WireError> {
+fn check_outcomes(outcomes: &OrdMap<TxnId, Outcome>) -> Result<(), WireError> {
     outcomes.values().try_for_each(Outcome::check_decided)
 }
 
@@ -378,7 +378,7 @@ fn put(
 }
 
 /// Removes what is about transactions of `client` below a counter.
-fn remove_below<V>(map: &mut BTreeMap<TxnId, V>, client: ClientId, below: u64) {
+fn remove_below<V>(map: &mut OrdMap<TxnId, V>, client: ClientId, below: u64) {
     let of = |counter| TxnId::new(client, counter);
     let old: Vec<TxnId> = map.range(of(0)..of(below)).map(|(txn, _)| *txn).collect();
     for txn in old {

@@ -2,9 +2,8 @@
 //! for, and a text that is sent again only lengthens the queue: so a node starts few large
 //! transactions at once, and waits for answers for as long as all of that may be on its way.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::TxnId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Duration;
 
 use super::Config;
@@ -12,7 +11,7 @@ use super::Config;
 /// Large transactions that one node drives, with the bytes that one receiver may get of each.
 #[derive(Debug, Default)]
 pub(super) struct UnderWay {
-    by_txn: BTreeMap<TxnId, Driven>,
+    by_txn: OrdMap<TxnId, Driven>,
     /// Of all.
     bytes: usize,
     /// Of those for which others wait.

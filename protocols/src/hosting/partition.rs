@@ -1,12 +1,13 @@
 //! One replica of one partition.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::mem::take;
 
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::{Admin, Claim, GroupView, Message as _, Protocol as _, Refusal};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Ask, Basis, Listing, Voters};
 use orthodrome_core::store::{Start, Store};
 use orthodrome_core::time::{Duration, Time};
@@ -42,12 +43,12 @@ pub struct Partition<R: Role> {
     pub(super) backlog: VecDeque<<R::Log as Replicated>::Command>,
     /// For each follower that needs a snapshot, the remaining parts of the state as it was when the
     /// snapshot began.
-    telling: BTreeMap<NodeId, VecDeque<R::State>>,
+    telling: OrdMap<NodeId, VecDeque<R::State>>,
     /// A snapshot that is arriving in pieces. It replaces the state only when it is complete: until
     /// then this replica may have to continue with its old state.
     staged: Option<Chunk<R::State>>,
     /// When each node was last sent the members, and which.
-    told_members: BTreeMap<NodeId, (Index, Time)>,
+    told_members: OrdMap<NodeId, (Index, Time)>,
 }
 
 impl<R: Role> Partition<R> {
@@ -61,9 +62,9 @@ impl<R: Role> Partition<R> {
             early: Vec::new(),
             early_bytes: 0,
             backlog: VecDeque::new(),
-            telling: BTreeMap::new(),
+            telling: OrdMap::new(),
             staged: None,
-            told_members: BTreeMap::new(),
+            told_members: OrdMap::new(),
         }
     }
 
@@ -172,7 +173,7 @@ impl<R: Role> Partition<R> {
         {
             return None;
         }
-        let mut pending = BTreeSet::new();
+        let mut pending = OrdSet::new();
         let mut name = |key: &Key| {
             if ask.range.contains(key) {
                 pending.insert(key.clone());

@@ -1,6 +1,6 @@
 //! One server node.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::mem::take;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use orthodrome_core::machine::{
     Admin, GroupView, Input, Leak, Machine, MembershipOrder, Message as _, OrderState, Protocol,
     Refusal, ReplicaDigest, Setup,
 };
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Ask, LISTS_APART_MAX, Listing, Unit};
 use orthodrome_core::store::{StateEngine, Store};
 use orthodrome_core::time::Time;
@@ -36,7 +37,7 @@ pub struct Server<R: Role> {
     node: NodeId,
     cluster: Arc<Cluster>,
     config: Arc<R::Config>,
-    partitions: BTreeMap<PartitionId, Partition<R>>,
+    partitions: OrdMap<PartitionId, Partition<R>>,
     store: Store,
     routes: Routes,
     local: VecDeque<R::Msg>,
@@ -163,9 +164,9 @@ impl<R: Role> Server<R> {
         recovered: Vec<RecordOf<R>>,
         cx: &mut Context<'_, R>,
     ) -> Self {
-        let mut states: BTreeMap<PartitionId, R::State> = BTreeMap::new();
-        let mut logs: BTreeMap<PartitionId, Vec<replication::Record<R::Log>>> = BTreeMap::new();
-        let mut own: BTreeMap<PartitionId, Vec<R::OwnRecord>> = BTreeMap::new();
+        let mut states: OrdMap<PartitionId, R::State> = OrdMap::new();
+        let mut logs: OrdMap<PartitionId, Vec<replication::Record<R::Log>>> = OrdMap::new();
+        let mut own: OrdMap<PartitionId, Vec<R::OwnRecord>> = OrdMap::new();
         let mut pace = CheckpointPace::default();
         for record in recovered {
             let bytes = <R::Protocol as Protocol>::record_size(&record);
@@ -186,13 +187,13 @@ impl<R: Role> Server<R> {
         // placement names opened it at once, they would begin an empty log and elect a leader.
         let ids = cluster.partitions().map(|placed| placed.id);
         let placed = ids.filter(|id| cluster.founders(*id).contains(&node));
-        let hosted: BTreeSet<PartitionId> = placed.chain(logs.keys().copied()).collect();
+        let hosted: OrdSet<PartitionId> = placed.chain(logs.keys().copied()).collect();
         let mut server = Self {
             node,
             routes: Routes::new(cluster.clone()),
             cluster,
             config,
-            partitions: BTreeMap::new(),
+            partitions: OrdMap::new(),
             store: Store::new(engine),
             local: VecDeque::new(),
             pending_writes: PendingWrites { pace, ..PendingWrites::default() },

@@ -29,11 +29,11 @@
 //!   says which replicas count ([`Offer::synced`]), and a replica that is not among them needs a
 //!   copy of the state.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::NodeId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Timestamp;
 
 /// A view of one group. Agreements of a later view replace everything of earlier views that was not
@@ -132,7 +132,7 @@ pub struct Offer<I> {
     /// The replicas that count in that view, each with the view since which it counts. Operations
     /// left the record without waiting for other replicas, so a replica that has not taken part
     /// since then lacks some operations.
-    pub synced: BTreeMap<NodeId, View>,
+    pub synced: OrdMap<NodeId, View>,
     /// The record.
     pub image: I,
     /// When the replica first used its disk: a replica that lost its disk shows another time. Zero if
@@ -141,13 +141,13 @@ pub struct Offer<I> {
     /// The replicas with whose empty records the group began, and which have counted ever since, each
     /// with its time `born`. A founder that has never taken part in a view, and still has this time,
     /// has lost nothing.
-    pub founders: BTreeMap<NodeId, Timestamp>,
+    pub founders: OrdMap<NodeId, Timestamp>,
 }
 
 impl<I> Offer<I> {
     /// True if the record is complete although the replica has never taken part in a view: the group
     /// began with it, and it has made no promise since.
-    fn is_of_founder(&self, node: NodeId, founders: &BTreeMap<NodeId, Timestamp>) -> bool {
+    fn is_of_founder(&self, node: NodeId, founders: &OrdMap<NodeId, Timestamp>) -> bool {
         let is_new = !self.is_whole && self.normal_view == View(0);
         is_new && is_founder(node, self.born, founders)
     }
@@ -155,14 +155,14 @@ impl<I> Offer<I> {
 
 /// True if the group began with the record of this replica, which has had the same disk since then.
 #[must_use]
-pub fn is_founder(node: NodeId, born: Timestamp, founders: &BTreeMap<NodeId, Timestamp>) -> bool {
+pub fn is_founder(node: NodeId, born: Timestamp, founders: &OrdMap<NodeId, Timestamp>) -> bool {
     born != Timestamp::ZERO && founders.get(&node) == Some(&born)
 }
 
 /// The records that the leader of a view has collected.
 #[derive(Debug)]
 pub struct Gathering<I> {
-    offers: BTreeMap<NodeId, Offer<I>>,
+    offers: OrdMap<NodeId, Offer<I>>,
 }
 
 /// The records that a leader has to merge.
@@ -177,7 +177,7 @@ pub struct Gathered<'a, I> {
 
 impl<I> Default for Gathering<I> {
     fn default() -> Self {
-        Self { offers: BTreeMap::new() }
+        Self { offers: OrdMap::new() }
     }
 }
 
@@ -194,7 +194,7 @@ impl<I> Gathering<I> {
 
     /// The replicas whose records have arrived, with the times at which they first used their disks.
     #[must_use]
-    pub fn founders(&self) -> BTreeMap<NodeId, Timestamp> {
+    pub fn founders(&self) -> OrdMap<NodeId, Timestamp> {
         self.offers.iter().map(|(node, offer)| (*node, offer.born)).collect()
     }
 
@@ -253,7 +253,7 @@ mod tests {
 
     fn offer(view: u64, is_whole: bool, synced: &[u32]) -> Offer<()> {
         let synced = synced.iter().map(|&node| (NodeId(node), View(4))).collect();
-        let (born, founders) = (Timestamp::ZERO, BTreeMap::new());
+        let (born, founders) = (Timestamp::ZERO, OrdMap::new());
         Offer { normal_view: View(view), is_whole, synced, image: (), born, founders }
     }
 
@@ -290,18 +290,18 @@ mod tests {
     #[test]
     fn a_founder_that_never_took_part_counts_while_it_has_its_disk() {
         let quorums = Quorums::of(3);
-        let of = |founders: BTreeMap<NodeId, Timestamp>, since, born| {
+        let of = |founders: OrdMap<NodeId, Timestamp>, since, born| {
             let mut gathering = Gathering::default();
-            let synced = BTreeMap::from([(NodeId(1), View(1)), (NodeId(2), since)]);
+            let synced = OrdMap::from([(NodeId(1), View(1)), (NodeId(2), since)]);
             gathering.add(NodeId(1), Offer { synced, founders, ..offer(5, true, &[]) });
             gathering.add(NodeId(2), Offer { born, ..offer(0, false, &[]) });
             gathering.ready(quorums).is_some()
         };
-        let founders = BTreeMap::from([(NodeId(2), Timestamp(7)), (NodeId(3), Timestamp(8))]);
+        let founders = OrdMap::from([(NodeId(2), Timestamp(7)), (NodeId(3), Timestamp(8))]);
         assert!(of(founders.clone(), View(1), Timestamp(7)));
         assert!(!of(founders.clone(), View(1), Timestamp(9)), "it has lost its disk");
-        assert!(!of(BTreeMap::new(), View(1), Timestamp(7)), "it may have lost its disk");
-        let zero = BTreeMap::from([(NodeId(2), Timestamp::ZERO)]);
+        assert!(!of(OrdMap::new(), View(1), Timestamp(7)), "it may have lost its disk");
+        let zero = OrdMap::from([(NodeId(2), Timestamp::ZERO)]);
         assert!(!of(zero, View(1), Timestamp::ZERO), "nobody knows its disk");
     }
 

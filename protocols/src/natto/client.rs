@@ -1,11 +1,11 @@
 //! The client side of Natto: the hooks of [`commit`](crate::commit). It gives transactions their
 //! timestamps, and handles provisional reads (§3.1 to §3.4).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Gauge, Setup, UNKNOWABLE};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Decision, Key, Kind, Outcome, Priority, Read};
@@ -26,7 +26,7 @@ type Open = commit::Open<Own>;
 #[derive(Debug, Default)]
 pub struct Own {
     /// Transactions with a higher priority than their clients requested.
-    promoted: BTreeSet<TxnId>,
+    promoted: OrdSet<TxnId>,
     delays: Delays,
     /// When delays were last needed; none while they are not measured.
     probing: Option<Time>,
@@ -38,9 +38,9 @@ pub struct More {
     /// When all participants process it, and its priority.
     turn: Turn,
     /// When it should arrive at each participant.
-    arrivals: BTreeMap<PartitionId, Timestamp>,
+    arrivals: OrdMap<PartitionId, Timestamp>,
     /// Participants whose answers are provisional: they depend on a condition, or were forwarded.
-    provisional: BTreeSet<PartitionId>,
+    provisional: OrdSet<PartitionId>,
     /// How often the coordinator was asked to commit.
     round: u32,
     /// True if an answer turned out to be wrong after the client had received it.
@@ -249,7 +249,7 @@ impl Client {
             return;
         }
         let partitions = self.cluster.partitions();
-        let leaders: BTreeSet<NodeId> = partitions.map(|p| self.routes.leader(p.id)).collect();
+        let leaders: OrdSet<NodeId> = partitions.map(|p| self.routes.leader(p.id)).collect();
         for leader in leaders {
             self.own.delays.sent(leader);
             cx.send(leader, Msg::Probe { clock: cx.clock().now });

@@ -2,9 +2,8 @@
 //! have rounds (N5), votes may depend on conditions (N3), and the coordinator answers reads for
 //! waiting transactions (§3.4).
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::txn::{AbortReason, Outcome, Read, Version};
 
 use super::leader::{Forward, Leader, Leading, World};
@@ -80,7 +79,7 @@ impl Gathering for Leader {
     fn judge(
         participants: &[PartitionId],
         request: Option<&Request>,
-        votes: &BTreeMap<PartitionId, Vote>,
+        votes: &OrdMap<PartitionId, Vote>,
         world: &mut World<'_>,
     ) -> Option<Outcome> {
         let vote = |partition| votes.get(&partition);

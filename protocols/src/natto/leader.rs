@@ -1,11 +1,11 @@
 //! The leader's own state, and the dispatch of its messages and of its log's commands.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Leak, Message as _};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read};
 
@@ -39,20 +39,20 @@ pub struct Leader {
     /// for locks, and those that hold locks.
     pub queue: Queue,
     /// The requests of transactions that are queued or waiting.
-    pub arrived: BTreeMap<TxnId, Arrived>,
+    pub arrived: OrdMap<TxnId, Arrived>,
     /// For each transaction prepared on a condition: the transactions that must not commit, and
     /// have not aborted yet.
-    pub conditional: BTreeMap<TxnId, BTreeSet<TxnId>>,
+    pub conditional: OrdMap<TxnId, OrdSet<TxnId>>,
     /// For each prepared transaction: its keys at other participants, and how long it lasts here,
     /// if its client said so.
-    pub known: BTreeMap<TxnId, (Vec<Elsewhere>, Duration)>,
+    pub known: OrdMap<TxnId, (Vec<Elsewhere>, Duration)>,
     /// The state of pending transactions, and what is remembered of ended ones.
     pub participation: Participation<Prepared>,
     /// Commits that are proposed but not applied, whose keys other transactions may have taken
     /// since (LECSF), with the keys that each writes here.
-    pub leaving: BTreeMap<TxnId, Vec<Key>>,
+    pub leaving: OrdMap<TxnId, Vec<Key>>,
     /// The newest values of those keys.
-    pub forwarded: BTreeMap<Key, Read>,
+    pub forwarded: OrdMap<Key, Read>,
     /// Promises to readers, and the readers that wait.
     pub reading: Reading,
 

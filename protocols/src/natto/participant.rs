@@ -1,9 +1,8 @@
 //! A partition's leader as participant: it waits for a transaction's turn, reads, prepares, votes,
 //! and applies decisions (§3.2; Carousel §4.1).
 
-use std::collections::BTreeSet;
-
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Read, Version, Writes};
 
@@ -24,7 +23,7 @@ impl Reader for Leader {
         &mut self.reading
     }
 
-    fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId> {
+    fn writers(&self, keys: &[Key]) -> OrdSet<TxnId> {
         let mut writers = self.queue.writers(keys);
         let writes = |written: &Vec<Key>| written.iter().any(|key| keys.contains(key));
         let leaving = self.leaving.iter().filter(|(_, written)| writes(written));
@@ -32,7 +31,7 @@ impl Reader for Leader {
         writers
     }
 
-    fn unchosen(&self) -> BTreeSet<TxnId> {
+    fn unchosen(&self) -> OrdSet<TxnId> {
         self.participation.preparing.keys().copied().collect()
     }
 
@@ -213,7 +212,7 @@ impl Leading<'_> {
 
     /// §3.3.2: the transactions for which `txn` must wait, if all of them have lower priority and
     /// were, as far as this leader knows, aborted in favour of `txn` at some other participant.
-    fn doomed_before(&self, txn: TxnId, world: &World<'_>) -> Option<BTreeSet<TxnId>> {
+    fn doomed_before(&self, txn: TxnId, world: &World<'_>) -> Option<OrdSet<TxnId>> {
         if world.config.level < Level::ConditionalPrepare {
             return None;
         }
@@ -247,12 +246,7 @@ impl Leading<'_> {
 
     /// §3.3.2: prepares `txn` on the condition that the transactions for which it waits do not
     /// commit. It keeps waiting for them. Its reads are valid if they do not commit.
-    fn prepare_conditionally(
-        &mut self,
-        txn: TxnId,
-        unless: BTreeSet<TxnId>,
-        world: &mut World<'_>,
-    ) {
+    fn prepare_conditionally(&mut self, txn: TxnId, unless: OrdSet<TxnId>, world: &mut World<'_>) {
         world.cx.note(Note::Conditional);
         let Some(arrived) = self.leader.arrived.get(&txn).cloned() else {
             unreachable!("{txn} has not arrived at {}", self.id);
@@ -525,7 +519,7 @@ impl Leading<'_> {
         };
         let conditions = match fate {
             Some(Fate::Committed) => self.leader.conditional.get(&txn).cloned().unwrap_or_default(),
-            Some(Fate::Aborted) | None => BTreeSet::new(),
+            Some(Fate::Aborted) | None => OrdSet::new(),
         };
         self.propose(Command::End { txn, coordinator, verdict }, world);
         // N6: its commit ends the transactions that must not commit.

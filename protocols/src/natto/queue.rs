@@ -9,9 +9,8 @@
 //! takes a lock for which an earlier one waits (N2). So every transaction that waits, at any
 //! participant, waits for an earlier one.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::TxnId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Key;
 
@@ -63,17 +62,17 @@ struct Entry {
     turn: Turn,
     stage: Stage,
     /// True for keys that it writes.
-    keys: BTreeMap<Key, bool>,
+    keys: OrdMap<Key, bool>,
 }
 
 /// The transactions of one partition's leader, by key and by position.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     mutations: Mutations,
-    entries: BTreeMap<TxnId, Entry>,
+    entries: OrdMap<TxnId, Entry>,
     /// The transactions that access a key; true for those that write it.
-    keys: BTreeMap<Key, BTreeMap<Place, bool>>,
-    queued: BTreeSet<Place>,
+    keys: OrdMap<Key, OrdMap<Place, bool>>,
+    queued: OrdSet<Place>,
 }
 
 impl Queue {
@@ -108,7 +107,7 @@ impl Queue {
         writes: impl IntoIterator<Item = &'a Key>,
         stage: Stage,
     ) {
-        let mut keys: BTreeMap<Key, bool> =
+        let mut keys: OrdMap<Key, bool> =
             reads.into_iter().map(|key| (key.clone(), false)).collect();
         keys.extend(writes.into_iter().map(|key| (key.clone(), true)));
         let place = Place { timestamp: turn.timestamp, txn };
@@ -223,10 +222,10 @@ impl Queue {
     /// Pairs of a transaction and a conflicting one of higher priority behind it, which would have
     /// to wait for it. `txn` is one of each pair. Prepared transactions are not included.
     #[must_use]
-    pub fn out_of_rank(&self, txn: TxnId) -> BTreeSet<(TxnId, TxnId)> {
+    pub fn out_of_rank(&self, txn: TxnId) -> OrdSet<(TxnId, TxnId)> {
         let entry = self.entry(txn);
         let mine = Place { timestamp: entry.turn.timestamp, txn };
-        let mut pairs = BTreeSet::new();
+        let mut pairs = OrdSet::new();
         for (place, stage) in self.conflicts(txn, entry) {
             let other = self.entry(place.txn);
             let (first, second) = (other.turn.priority, entry.turn.priority);
@@ -245,10 +244,10 @@ impl Queue {
     /// The transactions for which `txn` waits, if all of them are prepared; none if another one
     /// waits before it.
     #[must_use]
-    pub fn holders_before(&self, txn: TxnId) -> Option<BTreeSet<TxnId>> {
+    pub fn holders_before(&self, txn: TxnId) -> Option<OrdSet<TxnId>> {
         let entry = self.entries.get(&txn)?;
         let mine = Place { timestamp: entry.turn.timestamp, txn };
-        let mut holders = BTreeSet::new();
+        let mut holders = OrdSet::new();
         for (place, stage) in self.conflicts(txn, entry) {
             match stage {
                 Stage::Prepared => drop(holders.insert(place.txn)),
@@ -300,7 +299,7 @@ impl Queue {
         let Some(Entry { turn, keys, .. }) = self.entries.remove(&txn) else { return Vec::new() };
         let place = Place { timestamp: turn.timestamp, txn };
         self.queued.remove(&place);
-        let mut waiters = BTreeSet::new();
+        let mut waiters = OrdSet::new();
         for key in keys.keys() {
             let Some(others) = self.keys.get_mut(key) else {
                 unreachable!("{txn} touches {key}, and nobody does");
@@ -319,7 +318,7 @@ impl Queue {
 
     /// Holders that may write one of these keys.
     #[must_use]
-    pub fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId> {
+    pub fn writers(&self, keys: &[Key]) -> OrdSet<TxnId> {
         let touching = keys.iter().filter_map(|key| self.keys.get(key)).flatten();
         touching
             .filter(|&(place, writes)| {

@@ -1,10 +1,9 @@
 //! The state that every replica of a partition has, in addition to [`commit::State`]: how the log's
 //! commands change it, and how votes decide.
 
-use std::collections::BTreeSet;
-
 use orthodrome_core::Wire;
 use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
@@ -229,7 +228,7 @@ pub fn decide<'a>(
     }
     let request = request?;
     let mut timestamp = Timestamp::ZERO;
-    let (mut conditions, mut evidence) = (BTreeSet::<TxnId>::new(), BTreeSet::<TxnId>::new());
+    let (mut conditions, mut evidence) = (OrdSet::<TxnId>::new(), OrdSet::<TxnId>::new());
     for partition in participants.clone() {
         let Some(Vote::Prepared { proposal, unless, refused, .. }) = vote(partition) else {
             return None;

@@ -7,10 +7,9 @@
 //! in which it settled nothing itself, because it copied a peer's versions or started from a
 //! checkpoint.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Duration, Timestamp, nanos};
 
 use crate::deterministic::checks::{self, Span};
@@ -40,7 +39,7 @@ pub(super) struct Checks {
     /// The versions that were added in open spans. A transaction that a server takes from a peer
     /// for one partition puts its versions of another partition into the store again, which changes
     /// nothing there.
-    added: BTreeMap<PartitionId, BTreeSet<Timestamp>>,
+    added: OrdMap<PartitionId, OrdSet<Timestamp>>,
     /// See [`ADDED_MAX`].
     added_max: usize,
 }
@@ -49,7 +48,7 @@ impl Checks {
     /// Starts without any settled version, with spans of this length.
     pub(super) fn new(span: Duration) -> Self {
         let length = nanos(span).max(1);
-        Self { length, sums: checks::Checks::new(1), added: BTreeMap::new(), added_max: ADDED_MAX }
+        Self { length, sums: checks::Checks::new(1), added: OrdMap::new(), added_max: ADDED_MAX }
     }
 
     fn index(&self, ts: Timestamp) -> Index {
@@ -90,8 +89,8 @@ impl Checks {
     }
 
     /// Takes the digests that have not been sent to other replicas, by partition.
-    pub(super) fn take_news(&mut self) -> BTreeMap<PartitionId, Vec<Sum>> {
-        let mut news: BTreeMap<PartitionId, Vec<Sum>> = BTreeMap::new();
+    pub(super) fn take_news(&mut self) -> OrdMap<PartitionId, Vec<Sum>> {
+        let mut news: OrdMap<PartitionId, Vec<Sum>> = OrdMap::new();
         for (Span { stream: partition, first: Index(number), .. }, digest) in self.sums.take_news()
         {
             news.entry(partition).or_default().push(Sum { partition, number, digest });

@@ -1,12 +1,12 @@
 //! The client side of Ocean Vista: passes the transactions of one gateway's callers to
 //! coordinators, and the answers back. It decides nothing and stores nothing.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leak, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::session::{highest, is_below};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Reads, Txn};
@@ -23,10 +23,10 @@ pub struct Client {
     /// Servers that may coordinate.
     servers: Helpers,
     /// Servers whose last message said that they have no lease, and when.
-    inactive: BTreeMap<NodeId, Time>,
+    inactive: OrdMap<NodeId, Time>,
     /// When each of those was last asked nevertheless.
-    probed: BTreeMap<NodeId, Time>,
-    open: BTreeMap<TxnId, Open>,
+    probed: OrdMap<NodeId, Time>,
+    open: OrdMap<TxnId, Open>,
 }
 
 /// A transaction with a waiting caller.
@@ -41,7 +41,7 @@ struct Open {
     round: u32,
     coordinator: NodeId,
     /// Servers that did not answer about it; cleared when all have been asked.
-    silent: BTreeSet<NodeId>,
+    silent: OrdSet<NodeId>,
     asked: RetryState,
     /// True if its coordinator has declined it, as all nearby servers have.
     is_declined: bool,
@@ -68,8 +68,8 @@ impl Machine<OceanVista> for Client {
     fn new(setup: Setup<OceanVista>, _: Vec<Record>, _: &mut Cx<'_, OceanVista>) -> Self {
         let Setup { node, cluster, config, engine: _, workers: _, is_replacement: _ } = setup;
         let servers = Helpers::new(&cluster, node, config.answer_after);
-        let (inactive, probed) = (BTreeMap::new(), BTreeMap::new());
-        Self { config, servers, inactive, probed, open: BTreeMap::new() }
+        let (inactive, probed) = (OrdMap::new(), OrdMap::new());
+        Self { config, servers, inactive, probed, open: OrdMap::new() }
     }
 
     fn step(&mut self, input: Input<OceanVista>, cx: &mut Cx<'_, OceanVista>) {
@@ -134,7 +134,7 @@ impl Client {
     fn coordinator(
         &mut self,
         tried: Tried,
-        (but, silent): (Option<NodeId>, &BTreeSet<NodeId>),
+        (but, silent): (Option<NodeId>, &OrdSet<NodeId>),
         now: Time,
     ) -> NodeId {
         self.servers.turn();
@@ -164,7 +164,7 @@ impl Client {
             // It has already been begun here, so its answers will arrive.
             return;
         }
-        let coordinator = self.coordinator(Tried::Never, (None, &BTreeSet::new()), cx.now());
+        let coordinator = self.coordinator(Tried::Never, (None, &OrdSet::new()), cx.now());
         let phase = match &txn.kind {
             Kind::Interactive | Kind::General if txn.reads.is_empty() => {
                 cx.reads(id, Reads::new());
@@ -194,7 +194,7 @@ impl Client {
             at: None,
             round: 1,
             coordinator,
-            silent: BTreeSet::new(),
+            silent: OrdSet::new(),
             asked: RetryState::new(cx.now()),
             is_declined: false,
             declines: 0,
@@ -394,7 +394,7 @@ impl Client {
         } else {
             Phase::Inquiring(functor, AbortReason::Recovery)
         };
-        let coordinator = self.coordinator(Tried::Never, (None, &BTreeSet::new()), cx.now());
+        let coordinator = self.coordinator(Tried::Never, (None, &OrdSet::new()), cx.now());
         let open = Open {
             txn,
             phase,
@@ -402,7 +402,7 @@ impl Client {
             at: None,
             round: 1,
             coordinator,
-            silent: BTreeSet::new(),
+            silent: OrdSet::new(),
             asked: RetryState::new(cx.now()),
             is_declined: false,
             declines: 0,
@@ -638,9 +638,9 @@ mod tests {
         let gateway = cluster.nodes().find(|node| node.role == Role::Gateway).unwrap();
         let config = Arc::new(OceanVista::configure(&cluster, NAME));
         let servers = Helpers::new(&cluster, gateway.id, config.answer_after);
-        let (inactive, probed) = (BTreeMap::new(), BTreeMap::new());
-        let mut client = Client { config, servers, inactive, probed, open: BTreeMap::new() };
-        let (now, all) = (Time::from_millis(1), client.servers.all().collect::<BTreeSet<_>>());
+        let (inactive, probed) = (OrdMap::new(), OrdMap::new());
+        let mut client = Client { config, servers, inactive, probed, open: OrdMap::new() };
+        let (now, all) = (Time::from_millis(1), client.servers.all().collect::<OrdSet<_>>());
         let ids = [1, 2].map(|counter| TxnId::new(ClientId(1), counter));
         for id in ids {
             let txn = Txn::read_only(id, gateway.region, vec![Key::from("k")]);
@@ -651,7 +651,7 @@ mod tests {
                 at: None,
                 round: 1,
                 coordinator: all.first().copied().unwrap(),
-                silent: BTreeSet::new(),
+                silent: OrdSet::new(),
                 asked: RetryState::new(now),
                 is_declined: false,
                 declines: 0,
@@ -660,7 +660,7 @@ mod tests {
             client.open.insert(id, open);
         }
         for _ in 0..4 {
-            let mut reached = ids.map(|id| BTreeSet::from([client.open[&id].coordinator]));
+            let mut reached = ids.map(|id| OrdSet::from([client.open[&id].coordinator]));
             for _ in 0..2 {
                 for (id, reached) in ids.iter().zip(&mut reached) {
                     let open = client.open.get_mut(id).unwrap();

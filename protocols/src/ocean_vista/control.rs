@@ -1,12 +1,13 @@
 //! The state of this node in the cluster: its lease, its promises, whether its data is complete,
 //! and its part of the directory.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
 use orthodrome_core::machine::{Claim, Cx};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Time;
 
@@ -27,7 +28,7 @@ pub(super) struct Control {
     /// This node's part of the directory, if it has one.
     pub keeper: Option<Keeper>,
     /// The promises of each partition's replica.
-    pub acceptors: BTreeMap<PartitionId, Acceptor>,
+    pub acceptors: OrdMap<PartitionId, Acceptor>,
     pub recoveries: Recoveries,
     /// Long promises of which the asking node has not received all pieces.
     pub tellings: Tellings<Arc<Functor>>,
@@ -44,7 +45,7 @@ pub(super) struct Control {
 
 impl Control {
     /// The incarnations that are out and whose versions the replicas here do not have completely.
-    pub(super) fn owes(&self) -> BTreeMap<PartitionId, Vec<(NodeId, u32)>> {
+    pub(super) fn owes(&self) -> OrdMap<PartitionId, Vec<(NodeId, u32)>> {
         let members = self.membership.members();
         let owed = self.acceptors.iter().map(|(&id, acceptor)| (id, acceptor.owes(members)));
         owed.filter(|(_, owed)| !owed.is_empty()).collect()
@@ -137,7 +138,7 @@ impl directory::Io for Io<'_, '_> {
 /// informs it of its open transactions (§5.2).
 pub(super) fn backup_of(node: NodeId, cluster: &Cluster, members: &Members) -> Option<NodeId> {
     let region = cluster.region_of(node);
-    let active: BTreeSet<NodeId> = members
+    let active: OrdSet<NodeId> = members
         .active()
         .map(|(server, _)| server)
         .filter(|&server| cluster.region_of(server) == region && server != node)

@@ -1,12 +1,12 @@
 //! The coordinator of a node: S-phase, and the end of every transaction that it was given (§3.1,
 //! §4.1).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Outcome, Reads};
 
@@ -31,23 +31,23 @@ pub(super) struct Coordinator {
     /// The life in which it creates version numbers.
     pub incarnation: u32,
     /// Transactions whose callers wait.
-    flights: BTreeMap<Timestamp, Flight>,
+    flights: OrdMap<Timestamp, Flight>,
     /// The same, by name.
-    names: BTreeMap<TxnId, Timestamp>,
+    names: OrdMap<TxnId, Timestamp>,
     /// When each flight has to be looked at again.
-    due: BTreeSet<(Time, Timestamp)>,
+    due: OrdSet<(Time, Timestamp)>,
     /// Stored everywhere, or aborted; will be visible.
-    stored: BTreeSet<Timestamp>,
+    stored: OrdSet<Timestamp>,
     /// What was begun above the Vwatermark: who else takes part in it matters if members change.
-    recent: BTreeMap<Timestamp, Recent>,
+    recent: OrdMap<Timestamp, Recent>,
     /// How long all that is.
     recent_bytes: usize,
     /// Versions that replicas have not said they hold.
-    owed: BTreeMap<NodeId, BTreeSet<Timestamp>>,
+    owed: OrdMap<NodeId, OrdSet<Timestamp>>,
     /// When each straggler was last told so.
-    told: BTreeMap<NodeId, RetryState>,
+    told: OrdMap<NodeId, RetryState>,
     /// Aborted, and some replica still owes its promise.
-    aborted: BTreeSet<Timestamp>,
+    aborted: OrdSet<Timestamp>,
 }
 
 /// A transaction whose caller waits.
@@ -111,15 +111,15 @@ impl Coordinator {
             tids,
             admission: Admission::new(),
             incarnation,
-            flights: BTreeMap::new(),
-            names: BTreeMap::new(),
-            due: BTreeSet::new(),
-            stored: BTreeSet::new(),
-            recent: BTreeMap::new(),
+            flights: OrdMap::new(),
+            names: OrdMap::new(),
+            due: OrdSet::new(),
+            stored: OrdSet::new(),
+            recent: OrdMap::new(),
             recent_bytes: 0,
-            owed: BTreeMap::new(),
-            told: BTreeMap::new(),
-            aborted: BTreeSet::new(),
+            owed: OrdMap::new(),
+            told: OrdMap::new(),
+            aborted: OrdSet::new(),
         }
     }
 
@@ -581,7 +581,7 @@ impl Coordinator {
                 }
             }
         }
-        let active: BTreeSet<NodeId> = members.active().map(|(node, _)| node).collect();
+        let active: OrdSet<NodeId> = members.active().map(|(node, _)| node).collect();
         self.owed.retain(|node, _| active.contains(node));
         for (&ts, recent) in &mut self.recent {
             recent.acked.retain(|&acked| is_present(acked, members));
@@ -596,12 +596,8 @@ impl Coordinator {
 
     /// Srw: of each partition, below which version everybody has what this server decided; those of
     /// which that is `svw` are left out.
-    pub(super) fn srw(
-        &self,
-        svw: Timestamp,
-        cluster: &Cluster,
-    ) -> BTreeMap<PartitionId, Timestamp> {
-        let mut srw: BTreeMap<PartitionId, Timestamp> = BTreeMap::new();
+    pub(super) fn srw(&self, svw: Timestamp, cluster: &Cluster) -> OrdMap<PartitionId, Timestamp> {
+        let mut srw: OrdMap<PartitionId, Timestamp> = OrdMap::new();
         for (&node, owed) in &self.owed {
             let Some(&first) = owed.first() else { continue };
             if first >= svw {
@@ -617,7 +613,7 @@ impl Coordinator {
 
     /// How many versions replicas owe.
     pub(super) fn owed(&self) -> usize {
-        self.owed.values().map(BTreeSet::len).sum()
+        self.owed.values().map(OrdSet::len).sum()
     }
 
     pub(super) fn assert_invariants(&self) {

@@ -51,7 +51,6 @@
 //!
 //! Messages of a node to itself must be delivered like others.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,6 +58,7 @@ use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
 use orthodrome_core::machine::{Claim, Kind};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 
@@ -287,7 +287,7 @@ pub struct State {
     /// No timestamp is above this.
     pub limit: Timestamp,
     /// Every server of the cluster.
-    pub servers: BTreeMap<NodeId, Standing>,
+    pub servers: OrdMap<NodeId, Standing>,
 }
 
 impl State {
@@ -497,21 +497,21 @@ struct Lead {
     /// Since when it leads: whoever was granted a lease by another was so before.
     since: Time,
     /// Who asked, by server.
-    heard: BTreeMap<NodeId, Heard>,
+    heard: OrdMap<NodeId, Heard>,
     /// When what was granted runs out; if nothing was, a lease after it began to lead.
-    granted: BTreeMap<NodeId, Time>,
+    granted: OrdMap<NodeId, Time>,
     /// Servers about which a command is under way, and is not a second time. Whoever is among them
     /// gets no lease.
-    proposed: BTreeSet<NodeId>,
+    proposed: OrdSet<NodeId>,
     /// The limit is being moved.
     is_extending: bool,
     /// When somebody was told to decide what a server left, and how many were.
-    told: BTreeMap<NodeId, (Time, u32)>,
+    told: OrdMap<NodeId, (Time, u32)>,
     /// Asked while it was not sure to lead: what each server said last, for the next round of
     /// confirmation.
-    waiting: BTreeMap<NodeId, Ask>,
+    waiting: OrdMap<NodeId, Ask>,
     /// Asked before the present round of confirmation began.
-    confirming: BTreeMap<NodeId, Ask>,
+    confirming: OrdMap<NodeId, Ask>,
     /// Counts the rounds.
     round: u64,
 }
@@ -653,13 +653,13 @@ impl Keeper {
                     io.claim(Claim::Leads { partition: DIRECTORY, term: term.0 });
                     self.lead = Some(Lead {
                         since: io.now(),
-                        heard: BTreeMap::new(),
-                        granted: BTreeMap::new(),
-                        proposed: BTreeSet::new(),
+                        heard: OrdMap::new(),
+                        granted: OrdMap::new(),
+                        proposed: OrdSet::new(),
                         is_extending: false,
-                        told: BTreeMap::new(),
-                        waiting: BTreeMap::new(),
-                        confirming: BTreeMap::new(),
+                        told: OrdMap::new(),
+                        waiting: OrdMap::new(),
+                        confirming: OrdMap::new(),
                         round: 0,
                     });
                     io.set_sweep(io.now() + self.config.ask_interval());
@@ -762,7 +762,7 @@ impl Keeper {
         }
     }
 
-    fn take_confirmed(&mut self, round: u64) -> BTreeMap<NodeId, Ask> {
+    fn take_confirmed(&mut self, round: u64) -> OrdMap<NodeId, Ask> {
         let lead = self.lead.as_mut().filter(|lead| lead.round == round);
         lead.map(|lead| std::mem::take(&mut lead.confirming)).unwrap_or_default()
     }
@@ -1042,10 +1042,10 @@ pub struct Membership {
     until: Time,
     /// How long one may be used, from when it was asked for.
     held: Duration,
-    tasks: BTreeSet<Task>,
+    tasks: OrdSet<Task>,
     /// The epoch of the answer that told the tasks.
     tasks_epoch: u64,
-    done: BTreeSet<Task>,
+    done: OrdSet<Task>,
     is_marked: bool,
     /// The leader has answered this process.
     is_told: bool,
@@ -1081,9 +1081,9 @@ impl Membership {
             grant: None,
             until: Time::ZERO,
             held: Duration::ZERO,
-            tasks: BTreeSet::new(),
+            tasks: OrdSet::new(),
             tasks_epoch: 0,
-            done: BTreeSet::new(),
+            done: OrdSet::new(),
             is_marked,
             is_told: false,
         }
@@ -1207,7 +1207,7 @@ impl Membership {
         }
         if answer.epoch >= self.tasks_epoch {
             self.tasks_epoch = answer.epoch;
-            let tasks = BTreeSet::from_iter(answer.tasks);
+            let tasks = OrdSet::from_iter(answer.tasks);
             self.done.retain(|task| tasks.contains(task));
             if tasks != self.tasks {
                 self.tasks = tasks;

@@ -1,11 +1,11 @@
 //! One voter of the directory, driven by hand: how long it waits for lives that say nothing.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, Ticket};
 use orthodrome_core::machine::Claim;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::topology::Topology;
@@ -26,7 +26,7 @@ const OTHER: NodeId = NodeId(3);
 struct Out {
     now: Time,
     rng: Rng,
-    timers: BTreeMap<Timer, Time>,
+    timers: OrdMap<Timer, Time>,
     last: u64,
     sent: Vec<(NodeId, Message)>,
 }
@@ -86,7 +86,7 @@ impl Desk {
         let cluster = cluster();
         assert_eq!(directory::voters(&cluster), [VOTER]);
         let config = Config::for_round_trip(Duration::from_millis(40));
-        let (rng, timers) = (Rng::stream(1, "desk", 0), BTreeMap::new());
+        let (rng, timers) = (Rng::stream(1, "desk", 0), OrdMap::new());
         let mut out = Out { now: Time::ZERO, rng, timers, last: 0, sent: Vec::new() };
         let keeper = Keeper::new(VOTER, Arc::new(cluster), config.clone(), Vec::new(), &mut out);
         let (life, took) = (Life(1), Duration::ZERO);

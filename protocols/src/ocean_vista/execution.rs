@@ -5,12 +5,12 @@
 //! ([`super::replica`]), which has it executed on its own node. At most one execution of a version
 //! runs on a node.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Reads};
 
@@ -46,12 +46,12 @@ pub(super) enum Progress {
 #[derive(Debug)]
 pub(super) struct Reader {
     /// The replicas of each partition, nearest first.
-    nearest: BTreeMap<PartitionId, Vec<NodeId>>,
+    nearest: OrdMap<PartitionId, Vec<NodeId>>,
     /// Replicas that owe an answer, or could not answer, and since when. They are removed when a
     /// message of theirs arrives, or when a lease has passed: by then they are back, or out.
-    suspects: BTreeMap<NodeId, Time>,
-    owners: BTreeMap<Owner, Reading>,
-    queries: BTreeMap<u64, Query>,
+    suspects: OrdMap<NodeId, Time>,
+    owners: OrdMap<Owner, Reading>,
+    queries: OrdMap<u64, Query>,
     last_query: u64,
 }
 
@@ -62,7 +62,7 @@ struct Reading {
     reads: Reads,
     /// Size of the reads so far.
     bytes: usize,
-    queries: BTreeSet<u64>,
+    queries: OrdSet<u64>,
 }
 
 /// A question about keys of one partition.
@@ -70,7 +70,7 @@ struct Reading {
 struct Query {
     owner: Owner,
     partition: PartitionId,
-    wanted: BTreeMap<Key, Wanted>,
+    wanted: OrdMap<Key, Wanted>,
     /// The replicas that were asked.
     replicas: Vec<NodeId>,
     asked: RetryState,
@@ -81,7 +81,7 @@ struct Query {
 #[derive(Debug)]
 struct Wanted {
     below: Timestamp,
-    said: BTreeMap<NodeId, Said>,
+    said: OrdMap<NodeId, Said>,
     /// A version that must be computed, and the replica that was asked to compute it.
     resolving: Option<(Timestamp, NodeId)>,
 }
@@ -100,9 +100,9 @@ impl Reader {
         });
         Self {
             nearest: nearest.collect(),
-            suspects: BTreeMap::new(),
-            owners: BTreeMap::new(),
-            queries: BTreeMap::new(),
+            suspects: OrdMap::new(),
+            owners: OrdMap::new(),
+            queries: OrdMap::new(),
             last_query: 0,
         }
     }
@@ -146,13 +146,13 @@ impl Reader {
         if self.owners.contains_key(&owner) {
             return Progress::Nothing;
         }
-        let mut parts: BTreeMap<PartitionId, BTreeMap<Key, Wanted>> = BTreeMap::new();
+        let mut parts: OrdMap<PartitionId, OrdMap<Key, Wanted>> = OrdMap::new();
         for key in keys {
-            let wanted = Wanted { below, said: BTreeMap::new(), resolving: None };
+            let wanted = Wanted { below, said: OrdMap::new(), resolving: None };
             let part = parts.entry(world.cluster.partition_of(key)).or_default();
             part.insert(key.clone(), wanted);
         }
-        let (reads, bytes, queries) = (Reads::new(), 0, BTreeSet::new());
+        let (reads, bytes, queries) = (Reads::new(), 0, OrdSet::new());
         let mut reading = Reading { below, reads, bytes, queries };
         for (partition, wanted) in parts {
             self.last_query += 1;
@@ -223,7 +223,7 @@ impl Reader {
         let Some(reading) = owners.get_mut(&query.owner) else { return Progress::Nothing };
         let replicas = nearest.get(&query.partition).map_or(&[][..], Vec::as_slice);
         let majority = replicas.len() / 2 + 1;
-        let mut asks: BTreeMap<NodeId, Vec<Ask>> = BTreeMap::new();
+        let mut asks: OrdMap<NodeId, Vec<Ask>> = OrdMap::new();
         let mut is_lower = false;
         query.wanted.retain(|key, wanted| {
             let is_enough = wanted.said.len() >= majority
@@ -429,7 +429,7 @@ pub(super) fn too_large() -> (Output, Reads) {
 /// The executions that run on this node.
 #[derive(Debug, Default)]
 pub(super) struct Executions {
-    running: BTreeMap<Timestamp, Arc<Functor>>,
+    running: OrdMap<Timestamp, Arc<Functor>>,
 }
 
 impl Executions {

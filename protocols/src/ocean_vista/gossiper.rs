@@ -21,8 +21,6 @@
 //! partitions, but not with the number of transactions.
 
 use std::cmp::Ordering;
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -30,6 +28,7 @@ use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, RegionId};
 use orthodrome_core::machine::Kind;
+use orthodrome_core::ordered::{Entry, OrdMap, OrdSet};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 
 use super::watermark::{Members, Report, Watermarks, least};
@@ -57,7 +56,7 @@ pub struct Regional {
     pub dvw: Timestamp,
     /// The minimum [`Report::srw`] of each partition; [`Regional::dvw`] for those that are not
     /// listed.
-    pub drw: BTreeMap<PartitionId, Timestamp>,
+    pub drw: OrdMap<PartitionId, Timestamp>,
     /// The minimum [`Report::sgw`].
     pub dgw: Timestamp,
 }
@@ -80,7 +79,7 @@ pub enum Heard {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Bounds {
     visible: Timestamp,
-    replicated: BTreeMap<PartitionId, Timestamp>,
+    replicated: OrdMap<PartitionId, Timestamp>,
     collectable: Timestamp,
 }
 
@@ -110,7 +109,7 @@ impl Bounds {
         let of = |f: &dyn Fn(&'a Self) -> Timestamp| least(all.iter().map(|one| one.map(f)));
         let visible = of(&|one| one.visible)?;
         let collectable = of(&|one| one.collectable)?;
-        let mut replicated = BTreeMap::new();
+        let mut replicated = OrdMap::new();
         for &partition in all.iter().flatten().flat_map(|one| one.replicated.keys()) {
             if let Entry::Vacant(empty) = replicated.entry(partition) {
                 empty.insert(of(&|one| one.replicated(partition))?);
@@ -140,9 +139,9 @@ pub struct Gossiper {
     region: RegionId,
     members: Members,
     /// Bounds of active servers of this region, in the current epoch.
-    reports: BTreeMap<NodeId, Bounds>,
+    reports: OrdMap<NodeId, Bounds>,
     /// Bounds of regions with active servers, in the current epoch; this region's as last computed.
-    regions: BTreeMap<RegionId, Bounds>,
+    regions: OrdMap<RegionId, Bounds>,
     /// True if there are new bounds since the last merge.
     is_stale: bool,
     results: Watermarks,
@@ -170,8 +169,8 @@ impl Gossiper {
             cluster,
             region,
             members,
-            reports: BTreeMap::new(),
-            regions: BTreeMap::new(),
+            reports: OrdMap::new(),
+            regions: OrdMap::new(),
             is_stale: false,
             results: Watermarks::default(),
             #[cfg(test)]
@@ -244,7 +243,7 @@ impl Gossiper {
     }
 
     /// Regions that have active servers.
-    fn regions_needed(&self) -> BTreeSet<RegionId> {
+    fn regions_needed(&self) -> OrdSet<RegionId> {
         self.members.active().map(|(server, _)| self.cluster.region_of(server)).collect()
     }
 
@@ -326,7 +325,7 @@ impl Gossiper {
     /// # Panics
     /// If it has bounds of a server or a region that is not a member.
     pub fn assert_invariants(&self) {
-        let mut active = self.members.active().map(|(server, _)| server).collect::<BTreeSet<_>>();
+        let mut active = self.members.active().map(|(server, _)| server).collect::<OrdSet<_>>();
         active.retain(|&server| self.cluster.region_of(server) == self.region);
         for server in self.reports.keys() {
             assert!(active.contains(server), "{server} is not an active server of {}", self.region);
@@ -339,7 +338,7 @@ impl Gossiper {
 }
 
 /// Adds bounds of a server or a region; true if a bound grew.
-fn join<K: Ord>(held: &mut BTreeMap<K, Bounds>, of: K, bounds: Bounds) -> bool {
+fn join<K: Ord>(held: &mut OrdMap<K, Bounds>, of: K, bounds: Bounds) -> bool {
     match held.entry(of) {
         Entry::Occupied(mut held) => held.get_mut().join(&bounds),
         Entry::Vacant(empty) => {
@@ -367,7 +366,7 @@ pub fn gossipers(
     region: RegionId,
     count: usize,
 ) -> Vec<NodeId> {
-    let active: BTreeSet<NodeId> = members.active().map(|(server, _)| server).collect();
+    let active: OrdSet<NodeId> = members.active().map(|(server, _)| server).collect();
     let servers = || cluster.servers().filter(|node| node.region == region).map(|node| node.id);
     let some: Vec<NodeId> = servers().filter(|id| active.contains(id)).take(count).collect();
     if some.is_empty() { servers().take(count).collect() } else { some }

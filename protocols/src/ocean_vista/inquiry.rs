@@ -1,10 +1,10 @@
 //! Inquiries: any coordinator can find out the outcome of a transaction whose coordinator is lost
 //! (R1).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Reads};
 
@@ -17,12 +17,12 @@ use crate::waiting::RetryState;
 /// Inquiries of a node.
 #[derive(Debug, Default)]
 pub(super) struct Inquiries {
-    open: BTreeMap<TxnId, Inquiry>,
+    open: OrdMap<TxnId, Inquiry>,
 }
 
 #[derive(Debug)]
 struct Inquiry {
-    gateways: BTreeSet<NodeId>,
+    gateways: OrdSet<NodeId>,
     functor: Arc<Functor>,
     /// The first partition that the transaction writes.
     partition: PartitionId,
@@ -34,7 +34,7 @@ struct Inquiry {
     epoch: u64,
     /// The disks of the replicas.
     disks: Vec<u32>,
-    answers: BTreeMap<NodeId, Answer>,
+    answers: OrdMap<NodeId, Answer>,
     /// True if enough replicas have refused it, and now all are asked to refuse it finally.
     is_final: bool,
     stage: Stage,
@@ -91,7 +91,7 @@ impl Inquiries {
             visible: Timestamp::ZERO,
             epoch: 0,
             disks: Vec::new(),
-            answers: BTreeMap::new(),
+            answers: OrdMap::new(),
             is_final: false,
             stage: Stage::Asking,
             asked: RetryState::new(world.cx.now()),
@@ -288,7 +288,7 @@ impl Inquiry {
 
     /// The committed version, by the rule for readers ([`super::reading`]).
     fn present(&self) -> Option<(Timestamp, Arc<Functor>)> {
-        let versions: BTreeSet<Timestamp> = self.stored().map(|held| held.ts).collect();
+        let versions: OrdSet<Timestamp> = self.stored().map(|held| held.ts).collect();
         versions.into_iter().find_map(|ts| {
             let of_ts = || self.stored().filter(|held| held.ts == ts);
             let ballot = of_ts().map(|held| held.ballot).max()?;
@@ -313,11 +313,11 @@ impl Answer {
 /// Removes a version of one replica if another replica has settled everything past it without it.
 /// The version is void, and its replica does not know that yet: it has restarted, or answered
 /// before the others were informed. It will be asked again, and knows it then.
-fn drop_void(answers: &mut BTreeMap<NodeId, Answer>) {
+fn drop_void(answers: &mut OrdMap<NodeId, Answer>) {
     let best = answers.values().max_by_key(|answer| answer.settled);
     let Some(best) = best else { return };
     let settled = best.settled;
-    let there: BTreeSet<Timestamp> = best.stored().iter().map(|held| held.ts).collect();
+    let there: OrdSet<Timestamp> = best.stored().iter().map(|held| held.ts).collect();
     let is_void =
         |held: &Holding| !held.is_aborted && held.ts < settled && !there.contains(&held.ts);
     answers.retain(|_, answer| !answer.stored().iter().any(is_void));
@@ -332,7 +332,7 @@ mod tests {
 
     /// Three replicas' answers: the version up to which each has settled, and the numbers under
     /// which it has the transaction; negative ones are aborted.
-    fn answers(of: [(u64, &[i64]); 3]) -> BTreeMap<NodeId, Answer> {
+    fn answers(of: [(u64, &[i64]); 3]) -> OrdMap<NodeId, Answer> {
         let functor = Arc::new(Functor {
             txn: TxnId::new(ClientId(1), 1),
             reads: Vec::new(),
@@ -366,7 +366,7 @@ mod tests {
     /// The number under which it is committed.
     fn present(of: [(u64, &[i64]); 3]) -> Option<u64> {
         let inquiry = Inquiry {
-            gateways: BTreeSet::new(),
+            gateways: OrdSet::new(),
             functor: answers([(0, &[1]), (0, &[]), (0, &[])]).values().next().unwrap().stored()[0]
                 .functor
                 .clone(),

@@ -1,10 +1,10 @@
 //! Messages between machines of Ocean Vista, and records of servers.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::store::{Versions, check_versions, sample_versions};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Outcome, Read, Reads, Value};
@@ -378,7 +378,7 @@ pub enum Msg {
     },
     /// Executor → replicas: the final values of a functor (§3.1).
     #[message(
-        keys = output.as_ref().as_ref().map_or(0, BTreeMap::len),
+        keys = output.as_ref().as_ref().map_or(0, OrdMap::len),
         held = held(output, holds)
     )]
     Put {

@@ -3,12 +3,12 @@
 //! repeats and delays, with pauses, restarts and clocks that step. Whatever happens, no watermark
 //! passes a timestamp that is undecided or assigned later.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, Ticket};
 use orthodrome_core::machine::Claim;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::topology::Topology;
@@ -54,7 +54,7 @@ struct Out<'a> {
     now: Time,
     rng: &'a mut Rng,
     records: &'a mut Vec<Record>,
-    timers: &'a mut BTreeMap<Timer, Time>,
+    timers: &'a mut OrdMap<Timer, Time>,
     last: &'a mut u64,
     sent: Vec<(NodeId, directory::Message)>,
 }
@@ -101,10 +101,10 @@ struct Server {
     gossiper: Gossiper,
     watermarks: Watermarks,
     last: u64,
-    open: BTreeSet<Timestamp>,
+    open: OrdSet<Timestamp>,
     keeper: Option<Keeper>,
     records: Vec<Record>,
-    timers: BTreeMap<Timer, Time>,
+    timers: OrdMap<Timer, Time>,
     ticket: u64,
 }
 
@@ -118,14 +118,14 @@ struct World {
     now: Time,
     end_of_faults: Time,
     sequence: u64,
-    queue: BTreeMap<(Time, u64), (NodeId, Event)>,
-    servers: BTreeMap<NodeId, Server>,
+    queue: OrdMap<(Time, u64), (NodeId, Event)>,
+    servers: OrdMap<NodeId, Server>,
     cut_off: Option<(NodeId, Time)>,
     cluster: Arc<Cluster>,
     config: Config,
     rng: Rng,
     broken: Broken,
-    assigned: BTreeMap<Timestamp, Assigned>,
+    assigned: OrdMap<Timestamp, Assigned>,
     /// The highest visibility watermark that anybody computed.
     top: Timestamp,
     lives_ended: u32,
@@ -147,14 +147,14 @@ impl World {
             now: Time::ZERO,
             end_of_faults: Time::from_millis(6_000),
             sequence: 0,
-            queue: BTreeMap::new(),
-            servers: BTreeMap::new(),
+            queue: OrdMap::new(),
+            servers: OrdMap::new(),
             cut_off: None,
             cluster: cluster.clone(),
             config,
             rng,
             broken,
-            assigned: BTreeMap::new(),
+            assigned: OrdMap::new(),
             top: Timestamp::ZERO,
             lives_ended: 0,
             error: None,
@@ -183,10 +183,10 @@ impl World {
             gossiper,
             watermarks: Watermarks::default(),
             last: 0,
-            open: BTreeSet::new(),
+            open: OrdSet::new(),
             keeper: None,
             records: Vec::new(),
-            timers: BTreeMap::new(),
+            timers: OrdMap::new(),
             ticket: 0,
         };
         self.servers.insert(id, server);
@@ -318,7 +318,7 @@ impl World {
         };
         let (incarnation, epoch) =
             (server.membership.incarnation()?, server.membership.members().epoch);
-        let (srw, sgw) = (BTreeMap::new(), server.watermarks.visible);
+        let (srw, sgw) = (OrdMap::new(), server.watermarks.visible);
         Some(Report { server: id, incarnation, epoch, svw, srw, sgw })
     }
 

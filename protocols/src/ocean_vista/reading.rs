@@ -7,9 +7,8 @@
 //! the Rwatermark every replica has all versions, and tombstones are forgotten: there the answer of
 //! one replica whose Rwatermark is high enough suffices.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::NodeId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Read, Version};
 
@@ -42,7 +41,7 @@ pub enum Verdict {
 /// # Panics
 /// If there is no answer.
 #[must_use]
-pub fn read(said: &BTreeMap<NodeId, Said>, mutations: Mutations) -> Verdict {
+pub fn read(said: &OrdMap<NodeId, Said>, mutations: Mutations) -> Verdict {
     if mutations.newest_only() {
         return match_newest(said);
     }
@@ -77,11 +76,11 @@ pub fn read(said: &BTreeMap<NodeId, Said>, mutations: Mutations) -> Verdict {
 
 /// All answers about each version, by version number.
 fn merge<'a>(
-    said: &'a BTreeMap<NodeId, Said>,
+    said: &'a OrdMap<NodeId, Said>,
     settled_below: Timestamp,
     best: &'a Said,
-) -> BTreeMap<Timestamp, Vec<(NodeId, &'a Shown)>> {
-    let mut versions: BTreeMap<Timestamp, Vec<(NodeId, &Shown)>> = BTreeMap::new();
+) -> OrdMap<Timestamp, Vec<(NodeId, &'a Shown)>> {
+    let mut versions: OrdMap<Timestamp, Vec<(NodeId, &Shown)>> = OrdMap::new();
     for (&node, said) in said {
         let counts = |shown: &&Shown| shown.ts >= settled_below || std::ptr::eq(said, best);
         for shown in said.view.versions.iter().filter(counts) {
@@ -124,8 +123,8 @@ fn judge(held: &[(NodeId, &Shown)], mutations: Mutations) -> Judged {
 
 /// Algorithm 3 as printed: of each replica's newest versions, the newest one that a replica has
 /// finalized or a majority has stored. Unsafe (V1, V2); for tests.
-fn match_newest(said: &BTreeMap<NodeId, Said>) -> Verdict {
-    let mut versions: BTreeMap<Timestamp, Vec<(NodeId, &Shown)>> = BTreeMap::new();
+fn match_newest(said: &OrdMap<NodeId, Said>) -> Verdict {
+    let mut versions: OrdMap<Timestamp, Vec<(NodeId, &Shown)>> = OrdMap::new();
     let mut settled: Option<&Read> = None;
     for (&node, said) in said {
         match said.view.versions.first() {
@@ -408,7 +407,7 @@ mod tests {
         let stale = said(&[shown(5, Has::Tentative)], 9, &Read::default(), 2);
         let ahead = said(&[], 9, &settled, 9);
         for other in [behind, stale] {
-            let said = BTreeMap::from([(NodeId(1), other), (NodeId(2), ahead.clone())]);
+            let said = OrdMap::from([(NodeId(1), other), (NodeId(2), ahead.clone())]);
             assert_eq!(read(&said, Mutations::default()), Verdict::Read(settled.clone()));
         }
     }

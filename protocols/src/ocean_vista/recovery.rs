@@ -1,11 +1,11 @@
 //! Takes over from lost coordinators: connects [`super::takeover`] to this node, and writes the
 //! surviving transactions.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Timestamp;
 
 use super::Note;
@@ -23,7 +23,7 @@ impl takeover::Functor for Arc<Functor> {
         self.txn
     }
 
-    fn partitions(&self, cluster: &Cluster) -> BTreeSet<PartitionId> {
+    fn partitions(&self, cluster: &Cluster) -> OrdSet<PartitionId> {
         self.writes.iter().map(|key| cluster.partition_of(key)).collect()
     }
 }
@@ -31,8 +31,8 @@ impl takeover::Functor for Arc<Functor> {
 /// The takeovers of a node.
 #[derive(Debug, Default)]
 pub(super) struct Recoveries {
-    running: BTreeMap<Task, Takeover<Arc<Functor>>>,
-    drives: BTreeMap<Timestamp, Drive>,
+    running: OrdMap<Task, Takeover<Arc<Functor>>>,
+    drives: OrdMap<Timestamp, Drive>,
     /// Finished takeovers that the directory does not know yet.
     pub finished: Vec<Task>,
 }
@@ -44,7 +44,7 @@ struct Drive {
     functor: Arc<Functor>,
     /// True if no client has an answer about it.
     is_optional: bool,
-    words: BTreeMap<NodeId, Word>,
+    words: OrdMap<NodeId, Word>,
     is_finalizing: bool,
     asked: RetryState,
 }
@@ -66,7 +66,7 @@ impl Recoveries {
     /// Handles the directory's assignment of takeovers to this node.
     pub(super) fn assign(
         &mut self,
-        tasks: &BTreeSet<Task>,
+        tasks: &OrdSet<Task>,
         backup: &Backup<Arc<Functor>>,
         world: &mut World<'_, '_>,
     ) {

@@ -4,7 +4,7 @@
 //! in none.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
@@ -12,6 +12,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::digest::Digest;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{Claim, ReplicaDigest};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Basis, Listing};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
@@ -33,20 +34,20 @@ use super::{Config, Note};
 /// A node's replicas.
 #[derive(Debug)]
 pub(super) struct Replica {
-    held: BTreeSet<PartitionId>,
+    held: OrdSet<PartitionId>,
     pub state: State,
     pub store: Store,
     /// Version numbers of what is pending, by key.
-    index: BTreeMap<Key, BTreeSet<Timestamp>>,
+    index: OrdMap<Key, OrdSet<Timestamp>>,
     /// The same by transaction.
-    numbers: BTreeMap<TxnId, BTreeSet<Timestamp>>,
+    numbers: OrdMap<TxnId, OrdSet<Timestamp>>,
     /// Stored, and not computed yet as far as this node knows.
-    unresolved: BTreeSet<Timestamp>,
+    unresolved: OrdSet<Timestamp>,
     /// Stored, and what it comes to is not durable here (V11).
-    unexecuted: BTreeSet<Timestamp>,
+    unexecuted: OrdSet<Timestamp>,
     executed: VecDeque<(Ticket, Timestamp)>,
     /// Questions that wait for a version to be computed.
-    parked: BTreeMap<Timestamp, Vec<Get>>,
+    parked: OrdMap<Timestamp, Vec<Get>>,
     /// What was visible when, to tell what is overdue.
     history: VecDeque<(Time, Timestamp)>,
     /// What settled versions came to, here and elsewhere.
@@ -79,12 +80,12 @@ impl Replica {
         let mut replica = Self {
             held: held.collect(),
             store,
-            index: BTreeMap::new(),
-            numbers: BTreeMap::new(),
-            unresolved: BTreeSet::new(),
-            unexecuted: BTreeSet::new(),
+            index: OrdMap::new(),
+            numbers: OrdMap::new(),
+            unresolved: OrdSet::new(),
+            unexecuted: OrdSet::new(),
             executed: VecDeque::new(),
-            parked: BTreeMap::new(),
+            parked: OrdMap::new(),
             history: VecDeque::new(),
             checks: Checks::new(config.compared_span),
             loses_writes: config.mutations.loses_writes() && first == Some(node),
@@ -108,7 +109,7 @@ impl Replica {
     }
 
     /// The partitions of which this node holds replicas.
-    pub(super) fn held(&self) -> &BTreeSet<PartitionId> {
+    pub(super) fn held(&self) -> &OrdSet<PartitionId> {
         &self.held
     }
 
@@ -279,7 +280,7 @@ impl Replica {
         if !world.is_out(name.ts, incarnation) {
             return;
         }
-        let mut asks = BTreeSet::new();
+        let mut asks = OrdSet::new();
         for partition in partitions(&held.functor, world.cluster) {
             let placed = world.cluster.partition(partition);
             let replicas = placed.map_or(&[][..], |placed| &placed.replicas);
@@ -657,7 +658,7 @@ impl Replica {
         if self.loses_writes && txn.counter.is_multiple_of(4) {
             return Some((txn, fate));
         }
-        let mut digests: BTreeMap<PartitionId, Digest> = BTreeMap::new();
+        let mut digests: OrdMap<PartitionId, Digest> = OrdMap::new();
         for (key, value) in image.output.as_deref().into_iter().flatten().flatten() {
             let partition = cluster.partition_of(key);
             if self.held.contains(&partition) {

@@ -1,7 +1,7 @@
 //! One server node: coordinator, replicas, executor and gossiper, one store, one stream of durable
 //! records.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use orthodrome_core::id::{NodeId, PartitionId, RegionId, Ticket, TxnId};
 use orthodrome_core::machine::{
     Admin, Cx, Gauge, Input, Leak, Machine, Refusal, ReplicaDigest, Setup,
 };
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Ask, Basis, Listing, Unit, Voters};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
@@ -49,7 +50,7 @@ pub struct Server {
     /// Whom this node tells what it coordinates.
     backup: Option<NodeId>,
     /// The gossipers of each region.
-    gossipers: BTreeMap<RegionId, Vec<NodeId>>,
+    gossipers: OrdMap<RegionId, Vec<NodeId>>,
     reports: Pace,
     /// The Svw that was reported last.
     reported: Timestamp,
@@ -125,7 +126,7 @@ pub(super) struct World<'a, 'b> {
     pub window: Option<Window>,
     /// Whom to tell what is under way.
     pub backup: Option<NodeId>,
-    acceptors: &'a mut BTreeMap<PartitionId, Acceptor>,
+    acceptors: &'a mut OrdMap<PartitionId, Acceptor>,
     slots: &'a [NodeId],
     local: &'a mut VecDeque<Local>,
     pending_writes: &'a mut PendingWrites,
@@ -144,7 +145,7 @@ impl World<'_, '_> {
 
     /// True if f + 1 replicas of every partition take part.
     fn are_all_backed(&self) -> bool {
-        let active: BTreeSet<NodeId> = self.members.active().map(|(server, _)| server).collect();
+        let active: OrdSet<NodeId> = self.members.active().map(|(server, _)| server).collect();
         self.cluster.partitions().all(|placed| {
             let backing = placed.replicas.iter().filter(|replica| active.contains(replica)).count();
             backing > placed.replicas.len() / 2
@@ -225,7 +226,7 @@ impl Machine<OceanVista> for Server {
         let mut state = State::default();
         let (mut is_intact, mut directory) = (false, Vec::new());
         let held = cluster.partitions().filter(|placed| placed.replicas.contains(&node));
-        let mut acceptors: BTreeMap<PartitionId, Acceptor> =
+        let mut acceptors: OrdMap<PartitionId, Acceptor> =
             held.map(|placed| (placed.id, Acceptor::default())).collect();
         let mut pace = CheckpointPace::default();
         for record in recovered {
@@ -285,7 +286,7 @@ impl Machine<OceanVista> for Server {
             marks,
             gossiper: Gossiper::new(cluster.clone(), region, Members::default()),
             backup: None,
-            gossipers: BTreeMap::new(),
+            gossipers: OrdMap::new(),
             reports: Pace::new(config.gossip_interval, now),
             reported: Timestamp::ZERO,
             rounds: Pace::new(config.gossip_interval, now),

@@ -1,9 +1,9 @@
 //! What a node's replicas remember: transactions above their Rwatermark, and names.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::id::{ClientId, Content, PartitionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, Timestamp};
 use orthodrome_core::txn::Outcome;
 use orthodrome_core::{Wire, WireError};
@@ -86,12 +86,12 @@ pub struct Name {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Wire)]
 pub struct State {
     /// Transactions that are not settled.
-    pub pending: BTreeMap<Timestamp, Image>,
+    pub pending: OrdMap<Timestamp, Image>,
     /// Transactions by name (R1, R6).
-    pub names: BTreeMap<Named, Name>,
+    pub names: OrdMap<Named, Name>,
     /// Clients know the outcome of everything below, as of the version that said so (R6). Their
     /// names are kept until that version is settled and the next one comes.
-    pub acknowledged: BTreeMap<ClientId, (u64, Timestamp)>,
+    pub acknowledged: OrdMap<ClientId, (u64, Timestamp)>,
     /// The least of the partitions' Rwatermarks: what is below is settled, as far as it is
     /// computed.
     pub settled: Timestamp,
@@ -99,10 +99,10 @@ pub struct State {
     pub collected: Timestamp,
     /// Partitions of which a peer's settled versions were copied beyond [`State::settled`], and how
     /// far.
-    pub copied: BTreeMap<PartitionId, Timestamp>,
+    pub copied: OrdMap<PartitionId, Timestamp>,
     /// Of each client, the counter below which names were forgotten because they were over for
     /// longer than the retention: nobody here can tell any more what became of them.
-    pub forgotten: BTreeMap<ClientId, u64>,
+    pub forgotten: OrdMap<ClientId, u64>,
 }
 
 impl State {

@@ -11,10 +11,9 @@
 //! not break a promise of an old one. Copied data counts only when a checkpoint has made it
 //! durable.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::store::{Piece, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::Key;
@@ -39,7 +38,7 @@ pub(super) struct Syncs {
     questions: Questions,
     /// Long answers, with the peers' questions, until a while after the last piece was sent: it may
     /// be lost, and then only that is asked for again.
-    leaving: BTreeMap<(NodeId, PartitionId), Leaving>,
+    leaving: OrdMap<(NodeId, PartitionId), Leaving>,
     paces: Paces<Place>,
     /// What coordinators want to be confirmed.
     wanted: Ranges,
@@ -48,7 +47,7 @@ pub(super) struct Syncs {
 }
 
 /// For each coordinator, from which version to which.
-type Ranges = BTreeMap<NodeId, (Timestamp, Timestamp)>;
+type Ranges = OrdMap<NodeId, (Timestamp, Timestamp)>;
 
 /// A place in an answer to a question of this number: after so many entries, or after a key.
 #[derive(PartialEq, Debug)]
@@ -73,9 +72,9 @@ struct Leaving {
 /// arrive. But links may also lose pieces, and then waiting does not help.
 #[derive(Debug, Default)]
 struct Questions {
-    open: BTreeMap<(PartitionId, NodeId), RetryState>,
+    open: OrdMap<(PartitionId, NodeId), RetryState>,
     /// A peer that is gone must not slow down the copy from another one.
-    pieces: BTreeMap<NodeId, PieceTimes>,
+    pieces: OrdMap<NodeId, PieceTimes>,
 }
 
 /// How long pieces of one peer take, and how often it was late.
@@ -135,7 +134,7 @@ impl Questions {
                 *asked = asked.again(now);
             }
         }
-        let late: BTreeSet<NodeId> = overdue.iter().map(|&(_, peer)| peer).collect();
+        let late: OrdSet<NodeId> = overdue.iter().map(|&(_, peer)| peer).collect();
         for peer in late {
             let pieces = self.pieces.entry(peer).or_default();
             pieces.doublings = (pieces.doublings + 1).min(DOUBLINGS);
@@ -158,14 +157,14 @@ struct Sync {
     /// The members at the beginning. Answers say what survives of incarnations that were out then.
     /// An incarnation that is out now may have stored versions after the answers were given.
     members: Members,
-    open: BTreeMap<PartitionId, Part>,
+    open: OrdMap<PartitionId, Part>,
     /// Partitions whose settled versions have been copied.
     covered: Covered,
 }
 
 /// For each partition, the version below which a peer had settled everything when it was copied,
 /// and the versions that it had not settled.
-pub(super) type Covered = BTreeMap<PartitionId, (Timestamp, BTreeSet<Timestamp>)>;
+pub(super) type Covered = OrdMap<PartitionId, (Timestamp, OrdSet<Timestamp>)>;
 
 /// The purpose of a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -185,7 +184,7 @@ pub(super) struct Whole {
     /// may still be missing.
     pub incarnation: Option<u32>,
     /// Incarnations that are out, of which each partition's replica may lack versions.
-    pub owes: BTreeMap<PartitionId, Vec<(NodeId, u32)>>,
+    pub owes: OrdMap<PartitionId, Vec<(NodeId, u32)>>,
 }
 
 impl Answer {
@@ -207,7 +206,7 @@ impl Answer {
         let skipped = usize::try_from(skip).unwrap_or(usize::MAX);
         let entries = self.entries.iter().skip(skipped);
         let entries = entries.take_while(|(_, image)| fits(image.size()));
-        let entries: BTreeMap<_, _> = entries.map(|(ts, image)| (*ts, image.clone())).collect();
+        let entries: OrdMap<_, _> = entries.map(|(ts, image)| (*ts, image.clone())).collect();
         let names = self.names.iter().skip(skipped.saturating_sub(self.entries.len()));
         let names: Vec<_> = names.take_while(|_| fits(NAME)).copied().collect();
         let before = self.entries.len() + self.names.len();
@@ -232,7 +231,7 @@ pub(super) enum Done {
 #[derive(Debug)]
 enum Part {
     /// Collecting the versions of peers above their watermarks.
-    Asking(BTreeMap<NodeId, Gathered>),
+    Asking(OrdMap<NodeId, Gathered>),
     /// Copying the versions that this peer has settled below its watermark, from a version on.
     Scanning {
         peer: NodeId,
@@ -240,7 +239,7 @@ enum Part {
         from: Timestamp,
         below: Timestamp,
         /// Versions below that it has not settled.
-        open: BTreeSet<Timestamp>,
+        open: OrdSet<Timestamp>,
     },
 }
 
@@ -259,7 +258,7 @@ pub(super) struct Answer {
     /// The replica has settled all versions up to this.
     pub settled: Timestamp,
     /// The unsettled versions.
-    pub entries: BTreeMap<Timestamp, Image>,
+    pub entries: OrdMap<Timestamp, Image>,
     /// Ids of transactions.
     pub names: Vec<(Named, Name)>,
     /// For clients, the counters below which transactions were forgotten.
@@ -272,7 +271,7 @@ impl Syncs {
     /// Starts with nothing to fetch.
     pub(super) fn new(life: Life, config: &Config) -> Self {
         let paces = Paces::new(config.piece_bytes);
-        let (questions, leaving) = (Questions::default(), BTreeMap::new());
+        let (questions, leaving) = (Questions::default(), OrdMap::new());
         let (wanted, confirmed) = (Ranges::new(), None);
         Self { round: life.0, current: None, questions, leaving, paces, wanted, confirmed }
     }
@@ -346,8 +345,8 @@ impl Syncs {
         world: &mut World<'_, '_>,
     ) -> Done {
         self.round = self.round.wrapping_add(1);
-        let asking = |&partition: &PartitionId| (partition, Part::Asking(BTreeMap::new()));
-        let open: BTreeMap<PartitionId, Part> = replica.held().iter().map(asking).collect();
+        let asking = |&partition: &PartitionId| (partition, Part::Asking(OrdMap::new()));
+        let open: OrdMap<PartitionId, Part> = replica.held().iter().map(asking).collect();
         let partitions: Vec<PartitionId> = open.keys().copied().collect();
         let (round, covered) = (self.round, Covered::new());
         let members = world.members.clone();
@@ -516,7 +515,7 @@ impl Syncs {
             return Done::Nothing;
         }
         let answers = std::mem::take(answers).into_iter();
-        let answers: BTreeMap<NodeId, Answer> = answers
+        let answers: OrdMap<NodeId, Answer> = answers
             .filter(|(_, held)| is_whole(held))
             .map(|(peer, held)| (peer, held.answer))
             .collect();
@@ -682,7 +681,7 @@ impl Sync {
     fn take_in(
         &self,
         partition: PartitionId,
-        answers: &BTreeMap<NodeId, Answer>,
+        answers: &OrdMap<NodeId, Answer>,
         replica: &mut Replica,
         world: &mut World<'_, '_>,
     ) {
@@ -704,7 +703,7 @@ impl Sync {
         let has_lost = matches!(&self.purpose, Purpose::Whole(whole) if !whole.is_intact);
         let mine = replica.answer(partition, (self.from, self.reach()), world.cluster);
         let reported = answers.values().flat_map(|answer| answer.entries.keys());
-        let versions: BTreeSet<Timestamp> = reported.chain(mine.entries.keys()).copied().collect();
+        let versions: OrdSet<Timestamp> = reported.chain(mine.entries.keys()).copied().collect();
         for ts in versions {
             let is_over = |own: &Answer| ts < own.settled && !own.entries.contains_key(&ts);
             if own_word.is_some_and(is_over) {
@@ -760,7 +759,7 @@ impl Sync {
 /// The replica that has settled most. A peer is preferred to this node while there is a version
 /// that this node has not computed: others may have computed it, and have garbage-collected what
 /// that needs.
-fn best(answers: &BTreeMap<NodeId, Answer>, node: NodeId) -> Option<(NodeId, &Answer)> {
+fn best(answers: &OrdMap<NodeId, Answer>, node: NodeId) -> Option<(NodeId, &Answer)> {
     let is_open = |image: &Image| image.phase != Phase::Aborted && image.output.is_none();
     let lacks =
         |answer: &Answer| answer.entries.range(..answer.settled).any(|(_, image)| is_open(image));

@@ -32,13 +32,13 @@
 //! fail. Here an acknowledged transaction is found stored in any f + 1 replicas, whatever the
 //! backup knows.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
 
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::Kind;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 
 use super::directory::Task;
@@ -52,7 +52,7 @@ pub trait Functor: Clone + Eq + Debug + Wire {
     /// Its name.
     fn name(&self) -> Self::Name;
     /// Partitions that it writes.
-    fn partitions(&self, cluster: &Cluster) -> BTreeSet<PartitionId>;
+    fn partitions(&self, cluster: &Cluster) -> OrdSet<PartitionId>;
 }
 
 /// Sizes of quorums of 2f + 1 replicas.
@@ -115,7 +115,7 @@ pub struct Closed {
     /// The last timestamp that the incarnation may have created.
     pub upto: Timestamp,
     /// The surviving timestamps.
-    pub survivors: BTreeSet<Timestamp>,
+    pub survivors: OrdSet<Timestamp>,
 }
 
 impl Closed {
@@ -135,7 +135,7 @@ pub struct Promise<F> {
     /// The earlier close of the partition here, in a lower ballot.
     pub closed: Option<Closed>,
     /// All versions and tombstones of the incarnation that are not below [`Promise::visible`].
-    pub held: BTreeMap<Timestamp, Held<F>>,
+    pub held: OrdMap<Timestamp, Held<F>>,
 }
 
 /// The part of a promise in a message: a long promise is sent in pieces. Conclusions are drawn from
@@ -163,7 +163,7 @@ impl<F: Functor> Promise<F> {
     /// The piece from `from` on, of about `bytes` bytes, and the beginning of the next one.
     #[must_use]
     pub fn piece(&self, from: Timestamp, bytes: usize) -> (Self, Option<Timestamp>) {
-        let mut held = BTreeMap::new();
+        let mut held = OrdMap::new();
         let (mut size, mut next) = (0, None);
         for (&at, one) in self.held.range(from..) {
             if size >= bytes {
@@ -277,11 +277,11 @@ pub fn decide<F>(
 /// The open transactions of other coordinators, of which this server is the backup: those that they
 /// began to write and did not abort. Volatile, and complete only as far as messages arrive.
 #[derive(Debug)]
-pub struct Backup<F>(BTreeMap<(NodeId, u32), BTreeMap<Timestamp, F>>);
+pub struct Backup<F>(OrdMap<(NodeId, u32), OrdMap<Timestamp, F>>);
 
 impl<F> Default for Backup<F> {
     fn default() -> Self {
-        Self(BTreeMap::new())
+        Self(OrdMap::new())
     }
 }
 
@@ -309,14 +309,14 @@ impl<F: Functor> Backup<F> {
 
     /// The open transactions of an incarnation.
     #[must_use]
-    pub fn open(&self, coordinator: NodeId, incarnation: u32) -> BTreeMap<Timestamp, F> {
+    pub fn open(&self, coordinator: NodeId, incarnation: u32) -> OrdMap<Timestamp, F> {
         self.0.get(&(coordinator, incarnation)).cloned().unwrap_or_default()
     }
 
     /// The number of transactions.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.values().map(BTreeMap::len).sum()
+        self.0.values().map(OrdMap::len).sum()
     }
 
     /// True if there are none.
@@ -332,11 +332,11 @@ impl<F: Functor> Backup<F> {
 pub struct Acceptor {
     /// For each server, the promised ballot for the last incarnation that was taken over. Before a
     /// takeover, everything of earlier incarnations is decided.
-    pledges: BTreeMap<NodeId, (u32, u64)>,
+    pledges: OrdMap<NodeId, (u32, u64)>,
     /// The closes of incarnations.
-    closed: BTreeMap<(NodeId, u32), Closed>,
+    closed: OrdMap<(NodeId, u32), Closed>,
     /// For each server: this replica has all versions of incarnations up to this one.
-    swept: BTreeMap<NodeId, u32>,
+    swept: OrdMap<NodeId, u32>,
 }
 
 /// A record of a replica's promises, for each partition. Each record adds to the state, in any
@@ -608,7 +608,7 @@ pub struct Tellings<F> {
     moment: u64,
     /// By who asks, the partition, and the server that is taken over: a node may take over several
     /// servers at once.
-    open: BTreeMap<(NodeId, PartitionId, NodeId), Telling<F>>,
+    open: OrdMap<(NodeId, PartitionId, NodeId), Telling<F>>,
 }
 
 #[derive(Debug)]
@@ -629,7 +629,7 @@ impl<F> Tellings<F> {
     /// node uses.
     #[must_use]
     pub fn new(first: u64) -> Self {
-        Self { moment: first, open: BTreeMap::new() }
+        Self { moment: first, open: OrdMap::new() }
     }
 
     /// Forgets those for which `is_over` is true: no coordinator asks for the rest.
@@ -693,12 +693,12 @@ struct Told<F> {
     moment: u64,
     promise: Promise<F>,
     /// The beginnings and ends of the received pieces.
-    pieces: BTreeMap<Timestamp, Option<Timestamp>>,
+    pieces: OrdMap<Timestamp, Option<Timestamp>>,
 }
 
 impl<F> Told<F> {
     fn new(Part { moment, from, next }: Part, promise: Promise<F>) -> Self {
-        Self { moment, promise, pieces: BTreeMap::from([(from, next)]) }
+        Self { moment, promise, pieces: OrdMap::from([(from, next)]) }
     }
 
     /// The beginning of the first missing piece; none if the promise is complete.
@@ -717,19 +717,19 @@ pub struct Takeover<F> {
     task: Task,
     stage: Stage,
     /// The replicas of each partition.
-    replicas: BTreeMap<PartitionId, BTreeSet<NodeId>>,
-    promises: BTreeMap<PartitionId, BTreeMap<NodeId, Told<F>>>,
+    replicas: OrdMap<PartitionId, OrdSet<NodeId>>,
+    promises: OrdMap<PartitionId, OrdMap<NodeId, Told<F>>>,
     /// The open transactions that the lost coordinator reported, if this is its backup.
-    known: BTreeMap<Timestamp, F>,
+    known: OrdMap<Timestamp, F>,
     /// Timestamps up to this are not touched, because they were decided before.
     above: Timestamp,
     /// The timestamps that are being written.
-    unwritten: BTreeSet<Timestamp>,
+    unwritten: OrdSet<Timestamp>,
     /// The timestamps that have been written.
-    survivors: BTreeSet<Timestamp>,
+    survivors: OrdSet<Timestamp>,
     /// Versions of replicas that are not written.
-    void: BTreeMap<Timestamp, F>,
-    closed: BTreeMap<PartitionId, BTreeSet<NodeId>>,
+    void: OrdMap<Timestamp, F>,
+    closed: OrdMap<PartitionId, OrdSet<NodeId>>,
     asked: RetryState,
 }
 
@@ -740,7 +740,7 @@ impl<F: Functor> Takeover<F> {
     pub fn new(
         task: Task,
         cluster: &Cluster,
-        known: BTreeMap<Timestamp, F>,
+        known: OrdMap<Timestamp, F>,
         visible: Timestamp,
         now: Time,
     ) -> Self {
@@ -749,25 +749,25 @@ impl<F: Functor> Takeover<F> {
             task,
             stage: Stage::Promises,
             replicas: partitions.map(|p| (p.id, p.replicas.iter().copied().collect())).collect(),
-            promises: BTreeMap::new(),
+            promises: OrdMap::new(),
             known,
             // Every timestamp of the incarnation that is below this, or not above its floor, is
             // decided or was never assigned.
             above: task.after.max(Timestamp(visible.0.saturating_sub(1))),
-            unwritten: BTreeSet::new(),
-            survivors: BTreeSet::new(),
-            void: BTreeMap::new(),
-            closed: BTreeMap::new(),
+            unwritten: OrdSet::new(),
+            survivors: OrdSet::new(),
+            void: OrdMap::new(),
+            closed: OrdMap::new(),
             asked: RetryState::new(now),
         }
     }
 
     fn quorums(&self, partition: PartitionId) -> Quorums {
-        Quorums { replicas: self.replicas.get(&partition).map_or(0, BTreeSet::len) }
+        Quorums { replicas: self.replicas.get(&partition).map_or(0, OrdSet::len) }
     }
 
     pub(super) fn promised(&self, partition: PartitionId) -> Vec<&Promise<F>> {
-        let told = self.promises.get(&partition).into_iter().flat_map(BTreeMap::values);
+        let told = self.promises.get(&partition).into_iter().flat_map(OrdMap::values);
         told.filter(|told| told.next().is_none()).map(|told| &told.promise).collect()
     }
 
@@ -881,8 +881,8 @@ impl<F: Functor> Takeover<F> {
             }
         }
         // By transaction id: at most one of a transaction's version numbers was ever stored.
-        let mut writes: BTreeMap<F::Name, (Evidence, ToWrite<F>)> = BTreeMap::new();
-        let mut void = BTreeMap::new();
+        let mut writes: OrdMap<F::Name, (Evidence, ToWrite<F>)> = OrdMap::new();
+        let mut void = OrdMap::new();
         // A version without a functor at any replica was never stored where it counts.
         for (at, functor) in functors {
             if at <= above || at > self.task.upto {
@@ -949,7 +949,7 @@ impl<F: Functor> Takeover<F> {
             return false;
         }
         self.closed.entry(partition).or_default().insert(from);
-        let closed = |p: &PartitionId| self.closed.get(p).map_or(0, BTreeSet::len);
+        let closed = |p: &PartitionId| self.closed.get(p).map_or(0, OrdSet::len);
         if self.replicas.keys().all(|p| closed(p) >= self.quorums(*p).slow()) {
             self.stage = Stage::Finished;
         }
@@ -1154,7 +1154,7 @@ mod tests {
         assert!(!acceptor.allows(server, 1, 0, AT) && acceptor.allows(server, 1, 5, AT));
         assert!(acceptor.allows(server, 2, 0, AT), "a later incarnation is another");
         assert_eq!(acceptor.promise(server, 1, 4), Err(Some(5)));
-        let survivors = BTreeSet::from([AT]);
+        let survivors = OrdSet::from([AT]);
         let (above, upto) = (Timestamp(4), Timestamp(99));
         let closed = Closed { ballot: 5, above, upto, survivors };
         acceptor.close(server, 1, closed.clone()).unwrap();

@@ -3,11 +3,10 @@
 //! checks that every answer to a client holds, and that all finished takeovers agree on what
 //! survives.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::Wire;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::topology::Topology;
@@ -26,7 +25,7 @@ const WHOLE: Part = Part { moment: 1, from: Timestamp::ZERO, next: None };
 
 /// A transaction: the partitions that it writes, and its id.
 #[derive(Clone, PartialEq, Eq, Debug, Wire)]
-struct Parts(BTreeSet<PartitionId>, u32);
+struct Parts(OrdSet<PartitionId>, u32);
 
 impl Functor for Parts {
     type Name = u32;
@@ -35,7 +34,7 @@ impl Functor for Parts {
         self.1
     }
 
-    fn partitions(&self, _: &Cluster) -> BTreeSet<PartitionId> {
+    fn partitions(&self, _: &Cluster) -> OrdSet<PartitionId> {
         self.0.clone()
     }
 }
@@ -73,8 +72,8 @@ enum Broken {
 
 #[derive(Debug, Default)]
 struct Replica {
-    acceptors: BTreeMap<PartitionId, Acceptor>,
-    held: BTreeMap<Timestamp, Held<Parts>>,
+    acceptors: OrdMap<PartitionId, Acceptor>,
+    held: OrdMap<Timestamp, Held<Parts>>,
     tellings: Tellings<Parts>,
 }
 
@@ -147,10 +146,10 @@ struct Written {
     at: Timestamp,
     functor: Parts,
     ballot: u64,
-    stored: BTreeSet<NodeId>,
-    finalized: BTreeSet<NodeId>,
-    aborted: BTreeSet<NodeId>,
-    refused: BTreeSet<NodeId>,
+    stored: OrdSet<NodeId>,
+    finalized: OrdSet<NodeId>,
+    aborted: OrdSet<NodeId>,
+    refused: OrdSet<NodeId>,
     is_given_up: bool,
     /// True if a new coordinator need not write it.
     is_optional: bool,
@@ -158,14 +157,14 @@ struct Written {
 
 impl Written {
     fn new(at: Timestamp, functor: Parts, ballot: u64) -> Self {
-        let nobody = BTreeSet::new;
+        let nobody = OrdSet::new;
         let (stored, finalized, aborted, refused) = (nobody(), nobody(), nobody(), nobody());
         let (is_given_up, is_optional) = (false, false);
         Self { at, functor, ballot, stored, finalized, aborted, refused, is_given_up, is_optional }
     }
 
     /// True if this number of the three replicas of each partition have answered so.
-    fn everywhere(&self, said: &BTreeSet<NodeId>, count: usize, cluster: &Cluster) -> bool {
+    fn everywhere(&self, said: &OrdSet<NodeId>, count: usize, cluster: &Cluster) -> bool {
         self.functor.0.iter().all(|&partition| {
             let placed = cluster.partition(partition).unwrap();
             placed.replicas.iter().filter(|&node| said.contains(node)).count() >= count
@@ -173,7 +172,7 @@ impl Written {
     }
 
     /// Delivers a message to one replica, and possibly its answer.
-    fn step(&mut self, world: &mut BTreeMap<NodeId, Replica>, cluster: &Cluster, rng: &mut Rng) {
+    fn step(&mut self, world: &mut OrdMap<NodeId, Replica>, cluster: &Cluster, rng: &mut Rng) {
         let nodes: Vec<NodeId> = world.keys().copied().collect();
         let to = *rng.pick(&nodes).unwrap();
         let replica = world.get_mut(&to).unwrap();
@@ -216,12 +215,12 @@ impl Written {
 struct Heir {
     takeover: Takeover<Parts>,
     writes: Vec<Written>,
-    survivors: Option<BTreeSet<Timestamp>>,
+    survivors: Option<OrdSet<Timestamp>>,
 }
 
 struct World {
     cluster: Cluster,
-    replicas: BTreeMap<NodeId, Replica>,
+    replicas: OrdMap<NodeId, Replica>,
     /// The open transactions of the lost coordinator, as far as it knows.
     flights: Vec<Written>,
     heirs: Vec<Heir>,
@@ -232,7 +231,7 @@ struct World {
 impl World {
     fn new(seed: u64, broken: Broken) -> Self {
         let cluster = cluster();
-        let mut replicas: BTreeMap<NodeId, Replica> = BTreeMap::new();
+        let mut replicas: OrdMap<NodeId, Replica> = OrdMap::new();
         for placed in cluster.partitions() {
             for &node in &placed.replicas {
                 let replica = replicas.entry(node).or_default();
@@ -266,7 +265,7 @@ impl World {
     /// A new coordinator begins, in a higher ballot than all before.
     fn begin(&mut self) {
         let ballot = 8 + self.heirs.len() as u64;
-        let mut known = BTreeMap::new();
+        let mut known = OrdMap::new();
         for flight in &self.flights {
             // A backup knows what its messages have reported.
             if self.rng.chance(1, 3) {
@@ -344,7 +343,7 @@ impl World {
     /// Compares the answers to clients with the results.
     fn check(&self) -> Result<(usize, usize), String> {
         let finished = self.heirs.iter().filter(|heir| heir.takeover.stage() == Stage::Finished);
-        let all: BTreeSet<_> = finished.filter_map(|heir| heir.survivors.clone()).collect();
+        let all: OrdSet<_> = finished.filter_map(|heir| heir.survivors.clone()).collect();
         if all.len() != 1 {
             return Err(format!("they do not agree: {all:?}"));
         }
@@ -448,10 +447,10 @@ fn mistakes_are_caught() {
 #[test]
 fn nothing_happens_before_a_majority_of_every_partition_has_spoken() {
     let cluster = cluster();
-    let mut takeover = Takeover::<Parts>::new(task(8), &cluster, BTreeMap::new(), VISIBLE, NOW);
+    let mut takeover = Takeover::<Parts>::new(task(8), &cluster, OrdMap::new(), VISIBLE, NOW);
     let all = takeover.round();
     assert_eq!(all.len(), 6, "three replicas of each of two partitions");
-    let nothing = || Promise { visible: VISIBLE, closed: None, held: BTreeMap::new() };
+    let nothing = || Promise { visible: VISIBLE, closed: None, held: OrdMap::new() };
     let replicas = |of: u32| cluster.partition(PartitionId(of)).unwrap().replicas.clone();
     let promise = |takeover: &mut Takeover<Parts>, from, of: u32, ballot| {
         takeover.on_promised(from, (PartitionId(of), task(ballot)), WHOLE, nothing(), &cluster, NOW)
@@ -481,7 +480,7 @@ fn nothing_happens_before_a_majority_of_every_partition_has_spoken() {
 #[test]
 fn pieces_of_different_moments_do_not_mix() {
     let cluster = cluster();
-    let mut takeover = Takeover::<Parts>::new(task(8), &cluster, BTreeMap::new(), VISIBLE, NOW);
+    let mut takeover = Takeover::<Parts>::new(task(8), &cluster, OrdMap::new(), VISIBLE, NOW);
     let of = (PartitionId(0), task(8));
     let node = cluster.partition(of.0).unwrap().replicas[0];
     let held = |mark, ats: [u64; 3]| {
@@ -537,7 +536,7 @@ fn pieces_of_different_moments_do_not_mix() {
 #[test]
 fn it_asks_again_those_who_owe_an_answer_after_a_while() {
     let (cluster, timeout) = (cluster(), Duration::from_millis(100));
-    let mut takeover = Takeover::<Parts>::new(task(8), &cluster, BTreeMap::new(), VISIBLE, NOW);
+    let mut takeover = Takeover::<Parts>::new(task(8), &cluster, OrdMap::new(), VISIBLE, NOW);
     assert!(!takeover.is_due(timeout, Time::from_millis(99)));
     assert!(takeover.is_due(timeout, Time::from_millis(100)));
     assert!(!takeover.is_due(timeout, Time::from_millis(299)), "twice as patient");
@@ -550,7 +549,7 @@ fn what_a_backup_knows_is_written_unless_it_was_given_up_or_decided_before() {
     let cluster = cluster();
     let at = |number| (Timestamp(number), parts(&[0]));
     // Decided before; known; known and given up somewhere; above what the incarnation may create.
-    let known = BTreeMap::from([at(4), at(10), at(20), at(2_000)]);
+    let known = OrdMap::from([at(4), at(10), at(20), at(2_000)]);
     let mut takeover = Takeover::new(task(8), &cluster, known, VISIBLE, NOW);
     let mut writes = Vec::new();
     for of in [PartitionId(0), PartitionId(1)] {
@@ -560,7 +559,7 @@ fn what_a_backup_knows_is_written_unless_it_was_given_up_or_decided_before() {
             let promise = Promise {
                 visible: VISIBLE,
                 closed: None,
-                held: BTreeMap::from([(Timestamp(20), held)]),
+                held: OrdMap::from([(Timestamp(20), held)]),
             };
             let of = (of, task(8));
             writes.extend(takeover.on_promised(from, of, WHOLE, promise, &cluster, NOW));
@@ -572,7 +571,7 @@ fn what_a_backup_knows_is_written_unless_it_was_given_up_or_decided_before() {
     assert!(takeover.on_written(Timestamp(10), NOW));
     let round = takeover.round();
     let Some((_, Message::Close { closed, .. })) = round.first() else { panic!("{round:?}") };
-    assert_eq!(closed.survivors, BTreeSet::from([Timestamp(10)]));
+    assert_eq!(closed.survivors, OrdSet::from([Timestamp(10)]));
     assert_eq!(closed.above, Timestamp(4), "just below the watermark");
     assert!(closed.voids(Timestamp(20)) && !closed.voids(Timestamp(4)));
 }

@@ -1,7 +1,6 @@
 //! Version numbers: unique, increasing, and never below a published watermark (§3.3, §3.6).
 
-use std::collections::BTreeSet;
-
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::time::Timestamp;
 
 /// The low bits of a version number contain the server that created it.
@@ -20,7 +19,7 @@ pub struct Tids {
     seen: Timestamp,
     /// No number is created above this ceiling, which the directory holds durably (R8).
     ceiling: Timestamp,
-    storing: BTreeSet<Timestamp>,
+    storing: OrdSet<Timestamp>,
 }
 
 impl Tids {
@@ -30,7 +29,7 @@ impl Tids {
     pub fn new(slot: u64, floor: Timestamp) -> Self {
         assert!(slot < SLOTS, "a version number has no room for server {slot}");
         let last = Timestamp(floor.0 / SLOTS * SLOTS + slot);
-        Self { slot, last, seen: last, ceiling: floor, storing: BTreeSet::new() }
+        Self { slot, last, seen: last, ceiling: floor, storing: OrdSet::new() }
     }
 
     /// The server that created a version number.
@@ -102,7 +101,7 @@ mod tests {
     #[test]
     fn numbers_grow_and_keep_to_what_was_published() {
         let mut rng = Rng::stream(7, "tids", 0);
-        let mut all = BTreeSet::new();
+        let mut all = OrdSet::new();
         let mut servers: Vec<Tids> = (0..3).map(|slot| Tids::new(slot, Timestamp(0))).collect();
         let mut published = [Timestamp::ZERO; 3];
         for _ in 0..20_000 {

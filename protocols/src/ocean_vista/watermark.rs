@@ -8,11 +8,11 @@
 //! unknown report counts as minus infinity (V8). Members change one at a time, each change begins a
 //! new epoch, and reports of two epochs are never combined.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, PartitionId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Timestamp;
 
 /// The report of one server. All its parts are of one moment.
@@ -29,7 +29,7 @@ pub struct Report {
     pub svw: Timestamp,
     /// For each partition: all active replicas have the versions that the server decided below
     /// this. [`Report::svw`] for a partition that is not listed.
-    pub srw: BTreeMap<PartitionId, Timestamp>,
+    pub srw: OrdMap<PartitionId, Timestamp>,
     /// The server needs no version that is replaced by a version at or below this.
     pub sgw: Timestamp,
 }
@@ -45,7 +45,7 @@ pub struct Watermarks {
     /// assigned.
     pub visible: Timestamp,
     /// For each partition: each active replica has what was decided below this.
-    pub replicated: BTreeMap<PartitionId, Timestamp>,
+    pub replicated: OrdMap<PartitionId, Timestamp>,
     /// No server needs a version that is replaced by a version at or below this.
     pub collectable: Timestamp,
 }
@@ -56,7 +56,7 @@ pub struct Members {
     /// The number of the epoch, which counts changes.
     pub epoch: u64,
     /// Every server of the cluster.
-    pub servers: BTreeMap<NodeId, Member>,
+    pub servers: OrdMap<NodeId, Member>,
 }
 
 /// One server among the members.
@@ -254,7 +254,7 @@ mod tests {
     fn a_life_is_settled_when_it_is_out_or_another_follows() {
         let of = |incarnation, status| Member { incarnation, status, disk: 0 };
         let fenced = Status::Fenced { by: NodeId(1) };
-        let mut members = Members { epoch: 3, servers: BTreeMap::new() };
+        let mut members = Members { epoch: 3, servers: OrdMap::new() };
         members.servers.insert(NodeId(1), of(2, Status::Active));
         members.servers.insert(NodeId(2), of(2, Status::Out));
         assert!(members.is_settled());

@@ -1,13 +1,13 @@
 //! The client side of TAPIR: runs transactions for the clients of one gateway, and coordinates them
 //! (§5.2).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Cx, Input, Leak, Machine, Setup, UNKNOWABLE};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn, Writes};
@@ -24,15 +24,15 @@ pub struct Client {
     node: NodeId,
     cluster: Arc<Cluster>,
     config: Arc<Config>,
-    open: BTreeMap<TxnId, Open>,
+    open: OrdMap<TxnId, Open>,
     /// Transactions that are being prepared, or whose decision is being sent.
-    drives: BTreeMap<TxnId, Drive>,
+    drives: OrdMap<TxnId, Drive>,
     /// Replicas that have not answered, until a message from them arrives.
-    suspects: BTreeSet<NodeId>,
+    suspects: OrdSet<NodeId>,
     /// Transactions that are decided, but whose clients may not know the outcome yet.
-    over: BTreeMap<TxnId, Over>,
+    over: OrdMap<TxnId, Over>,
     /// For each client, the counter below which it knows all outcomes, and when it said so.
-    acknowledged: BTreeMap<ClientId, (u64, Time)>,
+    acknowledged: OrdMap<ClientId, (u64, Time)>,
     is_flushing: bool,
 }
 
@@ -49,7 +49,7 @@ struct Over {
 #[derive(Debug)]
 struct Open {
     txn: Txn,
-    participants: BTreeMap<PartitionId, Participant>,
+    participants: OrdMap<PartitionId, Participant>,
     reads: Reads,
     phase: Phase,
     resent: u32,
@@ -59,7 +59,7 @@ struct Open {
 #[derive(Debug)]
 enum Phase {
     /// Waiting for reads of these partitions.
-    Reading(BTreeMap<PartitionId, Owing>),
+    Reading(OrdMap<PartitionId, Owing>),
     /// Waiting for the client's decision.
     Deciding,
     /// The transaction is prepared.
@@ -68,7 +68,7 @@ enum Phase {
     Waiting(Outcome, &'static str),
     /// Reads at one timestamp: for a read-only transaction, because a guard failed on reads that may
     /// be stale, or because a client asks for the outcome of a procedure that has aborted.
-    Snapshotting { at: Timestamp, answers: BTreeMap<PartitionId, Snapshots> },
+    Snapshotting { at: Timestamp, answers: OrdMap<PartitionId, Snapshots> },
 }
 
 /// A partition that has not answered a read.
@@ -78,11 +78,11 @@ struct Owing {
     tried: usize,
     /// Replicas that could not answer since the last time-out. Only a replica's first refusal
     /// causes another read, so duplicated messages cannot multiply reads.
-    refused: BTreeSet<NodeId>,
+    refused: OrdSet<NodeId>,
 }
 
 /// The answer of each replica; none if a pending write conflicted.
-type Snapshots = BTreeMap<NodeId, Option<Vec<(Key, Read)>>>;
+type Snapshots = OrdMap<NodeId, Option<Vec<(Key, Read)>>>;
 
 impl Machine<Tapir> for Client {
     fn new(setup: Setup<Tapir>, _recovered: Vec<Record>, _cx: &mut Cx<'_, Tapir>) -> Self {
@@ -91,11 +91,11 @@ impl Machine<Tapir> for Client {
             node: setup.node,
             cluster: setup.cluster,
             config: setup.config,
-            open: BTreeMap::new(),
-            drives: BTreeMap::new(),
-            suspects: BTreeSet::new(),
-            over: BTreeMap::new(),
-            acknowledged: BTreeMap::new(),
+            open: OrdMap::new(),
+            drives: OrdMap::new(),
+            suspects: OrdSet::new(),
+            over: OrdMap::new(),
+            acknowledged: OrdMap::new(),
             is_flushing: false,
         }
     }
@@ -150,8 +150,8 @@ impl Client {
         let participants = split(&self.cluster, &txn.reads, &txn.writes);
         let reading = participants.iter().filter(|(_, part)| !part.reads.is_empty());
         let first = usize::try_from(id.attempt.saturating_sub(NEAREST_TRIES)).unwrap_or(0);
-        let owing = || Owing { tried: first, refused: BTreeSet::new() };
-        let silent: BTreeMap<_, _> = reading.map(|(p, _)| (*p, owing())).collect();
+        let owing = || Owing { tried: first, refused: OrdSet::new() };
+        let silent: OrdMap<_, _> = reading.map(|(p, _)| (*p, owing())).collect();
         let owing: Vec<PartitionId> = silent.keys().copied().collect();
         let open = Open {
             txn,
@@ -305,7 +305,7 @@ impl Client {
             self.finish(id, Outcome::Committed(cx.clock().now), "empty", cx);
             return;
         }
-        let mut parts: BTreeMap<PartitionId, Option<Part>> = BTreeMap::new();
+        let mut parts: OrdMap<PartitionId, Option<Part>> = OrdMap::new();
         for (key, read) in &open.reads {
             let part = parts.entry(self.cluster.partition_of(key)).or_default();
             part.get_or_insert_default().reads.push((key.clone(), read.version));
@@ -522,7 +522,7 @@ impl Client {
         self.acknowledged.insert(id.client, (txn.acknowledged_below, cx.now()));
         // It was prepared where it reads, or where the decision writes. Without the decision nobody
         // knows its id.
-        let mut parts: BTreeSet<PartitionId> =
+        let mut parts: OrdSet<PartitionId> =
             txn.reads.iter().map(|key| self.cluster.partition_of(key)).collect();
         match (&decision, &txn.kind) {
             (Some(Decision::Commit(writes)), _) => {
@@ -729,7 +729,7 @@ impl Client {
     /// Lets finished transactions leave the records, once their clients know the outcomes (R6).
     fn on_flush_timeout(&mut self, cx: &mut Cx<'_, Tapir>) {
         let now = cx.now();
-        let mut batches = BTreeMap::<PartitionId, (Vec<TxnId>, BTreeMap<ClientId, u64>)>::new();
+        let mut batches = OrdMap::<PartitionId, (Vec<TxnId>, OrdMap<ClientId, u64>)>::new();
         let Self { over, acknowledged, .. } = self;
         over.retain(|txn, Over { participants, since, is_complete }| {
             let below = acknowledged.get(&txn.client).map_or(0, |(below, _)| *below);

@@ -2,10 +2,9 @@
 //! takes over from a gateway that is gone (§5.2.3). Both use the same code, with a different first
 //! request.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::Outcome;
 
@@ -23,7 +22,7 @@ pub(super) struct Drive {
     pub stage: Stage,
     /// How often the timer of this stage has expired.
     pub times: u32,
-    sides: BTreeMap<PartitionId, Side>,
+    sides: OrdMap<PartitionId, Side>,
     participants: Vec<PartitionId>,
     /// The highest ballot received.
     highest: Ballot,
@@ -49,16 +48,16 @@ struct Side {
     replicas: Vec<NodeId>,
     quorums: Quorums,
     part: Option<Part>,
-    answers: BTreeMap<NodeId, Answer>,
+    answers: OrdMap<NodeId, Answer>,
     /// The result that was sent to be accepted, and its view.
     proposed: Option<(View, Vote)>,
     chosen: Option<Vote>,
     later: Option<Timestamp>,
     is_uncertain: bool,
     is_end_sent: bool,
-    acks: BTreeSet<NodeId>,
+    acks: OrdSet<NodeId>,
     /// For each replica, the replicas that its view does not count.
-    absent: BTreeMap<NodeId, Vec<NodeId>>,
+    absent: OrdMap<NodeId, Vec<NodeId>>,
 }
 
 /// The consequence of an answer.
@@ -94,18 +93,18 @@ impl Drive {
                 quorums: Quorums::of(replicas.len()),
                 replicas,
                 part,
-                answers: BTreeMap::new(),
+                answers: OrdMap::new(),
                 proposed: None,
                 chosen: None,
                 later: None,
                 is_uncertain: false,
                 is_end_sent: false,
-                acks: BTreeSet::new(),
-                absent: BTreeMap::new(),
+                acks: OrdSet::new(),
+                absent: OrdMap::new(),
             };
             (partition, side)
         };
-        let sides: BTreeMap<PartitionId, Side> = parts.into_iter().map(side).collect();
+        let sides: OrdMap<PartitionId, Side> = parts.into_iter().map(side).collect();
         Self {
             txn,
             ballot: Ballot::default(),
@@ -214,7 +213,7 @@ impl Drive {
         from: NodeId,
         partition: PartitionId,
         (answer, part): (Answer, Option<Part>),
-        suspects: &BTreeSet<NodeId>,
+        suspects: &OrdSet<NodeId>,
         out: &mut Out,
     ) -> Progress {
         self.highest = self.highest.max(answer.promised);
@@ -242,7 +241,7 @@ impl Drive {
     fn evaluate(
         &mut self,
         partition: PartitionId,
-        suspects: &BTreeSet<NodeId>,
+        suspects: &OrdSet<NodeId>,
         is_overdue: bool,
         out: &mut Out,
     ) -> Progress {
@@ -399,13 +398,13 @@ impl Drive {
     pub(super) fn on_timeout(
         &mut self,
         node: NodeId,
-        suspects: &BTreeSet<NodeId>,
+        suspects: &OrdSet<NodeId>,
         out: &mut Out,
-    ) -> (Progress, BTreeSet<NodeId>) {
+    ) -> (Progress, OrdSet<NodeId>) {
         let times = self.times + 1;
         self.times = times;
         let is_silent = |side: &Side, node: &NodeId| !side.answers.contains_key(node);
-        let silent: BTreeSet<NodeId> = match self.stage {
+        let silent: OrdSet<NodeId> = match self.stage {
             Stage::Ending(_) => self.sides.values().flat_map(Side::owing).collect(),
             Stage::Proposing | Stage::TakingOver => self
                 .sides
@@ -510,7 +509,7 @@ mod tests {
         let cluster = Cluster::spread(map, 1, 1, 1, 5).unwrap();
         let txn = TxnId::new(ClientId(1), 1);
         let mut drive = Drive::new(&cluster, txn, [(P, Some(Part::default()))]);
-        let (mut out, nobody) = (Out::new(), BTreeSet::new());
+        let (mut out, nobody) = (Out::new(), OrdSet::new());
         drive.propose(0, AT, &mut out);
         let (ok, no) = (Vote::PrepareOk(AT), Vote::Abstain);
         for (node, vote) in [(1, no), (2, ok), (3, ok)] {

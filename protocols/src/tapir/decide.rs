@@ -1,9 +1,8 @@
 //! Every decision of TAPIR, as functions of facts (R7): what the replicas' votes mean for the
 //! gateway, for a node that takes over, and for a view change; and the outcome of the transaction.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Outcome};
 
@@ -35,19 +34,19 @@ pub enum Tally {
 }
 
 /// The answers of the latest view: no others count together (R5).
-fn latest(answers: &BTreeMap<NodeId, Answer>) -> impl Iterator<Item = &Answer> + Clone {
+fn latest(answers: &OrdMap<NodeId, Answer>) -> impl Iterator<Item = &Answer> + Clone {
     let view = answers.values().map(|answer| answer.view).max().unwrap_or_default();
     answers.values().filter(move |answer| answer.view == view)
 }
 
 /// True if f + 1 replicas have forgotten the transaction.
-fn is_forgotten(quorums: Quorums, answers: &BTreeMap<NodeId, Answer>) -> bool {
+fn is_forgotten(quorums: Quorums, answers: &OrdMap<NodeId, Answer>) -> bool {
     answers.values().filter(|answer| answer.is_forgotten).count() >= quorums.slow()
 }
 
 /// The result that f + 1 replicas have accepted in one view, and in one ballot that is not below
 /// `ballot`. Other replicas may not have seen a result in a lower ballot, and act on later ones.
-fn accepted(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answer>) -> Option<Vote> {
+fn accepted(quorums: Quorums, ballot: Ballot, answers: &OrdMap<NodeId, Answer>) -> Option<Vote> {
     let is_wanted = |cast: &Cast| cast.is_final && cast.ballot >= ballot;
     let finals = || latest(answers).filter_map(|answer| answer.cast.filter(is_wanted));
     let by = |cast: &Cast| finals().filter(|c| c == cast).count();
@@ -63,7 +62,7 @@ fn accepted(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answer>
 pub fn settle(
     quorums: Quorums,
     ballot: Ballot,
-    answers: &BTreeMap<NodeId, Answer>,
+    answers: &OrdMap<NodeId, Answer>,
     expected: usize,
 ) -> Tally {
     if let Some(outcome) = answers.values().find_map(|answer| answer.ended) {
@@ -139,7 +138,7 @@ fn severity(vote: Vote) -> u8 {
 /// The view of a node that took over with `ballot` (§5.2.3): the result that must be proposed,
 /// given one participant's answers. It never prepares again (R1): what was not agreed is refused.
 #[must_use]
-pub fn recover(quorums: Quorums, ballot: Ballot, answers: &BTreeMap<NodeId, Answer>) -> Tally {
+pub fn recover(quorums: Quorums, ballot: Ballot, answers: &OrdMap<NodeId, Answer>) -> Tally {
     if let Some(outcome) = answers.values().find_map(|answer| answer.ended) {
         return Tally::Ended(outcome);
     }
@@ -205,8 +204,8 @@ fn merge_casts(casts: &[Cast]) -> Merged {
 /// (R2).
 #[must_use]
 pub fn merge(quorums: Quorums, gathered: &Gathered<'_, Image>) -> Image {
-    let mut merged = BTreeMap::<TxnId, Entry>::new();
-    let mut acknowledged = BTreeMap::new();
+    let mut merged = OrdMap::<TxnId, Entry>::new();
+    let mut acknowledged = OrdMap::new();
     // One of these replicas remembers every timestamp that f + 1 replicas were read at.
     let ceiling = gathered.all.iter().map(|(_, offer)| offer.image.ceiling).max();
     for (_, offer) in &gathered.all {
@@ -226,7 +225,7 @@ pub fn merge(quorums: Quorums, gathered: &Gathered<'_, Image>) -> Image {
             *known = below.max(*known);
         }
     }
-    let mut casts = BTreeMap::<TxnId, Vec<Cast>>::new();
+    let mut casts = OrdMap::<TxnId, Vec<Cast>>::new();
     for (_, offer) in &gathered.latest {
         for (txn, entry) in &offer.image.entries {
             casts.entry(*txn).or_default().extend(entry.cast);
@@ -348,7 +347,7 @@ mod tests {
         }
     }
 
-    fn answers(votes: &[Vote]) -> BTreeMap<NodeId, Answer> {
+    fn answers(votes: &[Vote]) -> OrdMap<NodeId, Answer> {
         (1..).map(NodeId).zip(votes.iter().map(|&vote| answer(1, vote, false))).collect()
     }
 
@@ -383,7 +382,7 @@ mod tests {
         let mut votes = answers(&[OK, OK, OK]);
         votes.insert(NodeId(2), answer(2, OK, false));
         let tally =
-            |votes: &BTreeMap<NodeId, Answer>| settle(Quorums::of(3), Ballot::client(0), votes, 0);
+            |votes: &OrdMap<NodeId, Answer>| settle(Quorums::of(3), Ballot::client(0), votes, 0);
         assert_eq!(tally(&votes), Tally::Wait);
         votes.insert(NodeId(3), answer(2, OK, false));
         assert_eq!(tally(&votes), Tally::Propose(OK));
@@ -437,14 +436,14 @@ mod tests {
     }
 
     /// The result of a view change over these votes on one transaction.
-    fn merged(quorums: Quorums, answers: &BTreeMap<NodeId, Answer>) -> Vote {
+    fn merged(quorums: Quorums, answers: &OrdMap<NodeId, Answer>) -> Vote {
         let mut gathering = Gathering::default();
-        let synced: BTreeMap<NodeId, View> = answers.keys().map(|&n| (n, View(1))).collect();
+        let synced: OrdMap<NodeId, View> = answers.keys().map(|&n| (n, View(1))).collect();
         for (&node, answer) in answers.iter().take(quorums.slow()) {
             let entry = Entry { cast: answer.cast, ..Entry::default() };
             let image = Image { entries: vec![(txn(1), entry)], ..Image::default() };
             let (normal_view, synced) = (View(1), synced.clone());
-            let (born, founders) = (Timestamp::ZERO, BTreeMap::new());
+            let (born, founders) = (Timestamp::ZERO, OrdMap::new());
             let offer = Offer { normal_view, is_whole: true, synced, image, born, founders };
             gathering.add(node, offer);
         }
@@ -476,7 +475,7 @@ mod tests {
             synced: (1..=5).map(|node| (NodeId(node), View(1))).collect(),
             image: Image { entries, ..Image::default() },
             born: Timestamp::ZERO,
-            founders: BTreeMap::new(),
+            founders: OrdMap::new(),
         };
         // Also at the same timestamp: replicas suggest the same later timestamp to all transactions
         // whose timestamp is too early.

@@ -3,7 +3,6 @@
 //! Every message that names a transaction names one attempt of it (`protocol-pitfalls` R3). A
 //! replica that cannot answer in its present state answers [`Msg::NotNormal`].
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::size_of;
 
@@ -11,6 +10,7 @@ use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::machine::Message;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::store::{Start, Versions, check_versions, sample_versions};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
@@ -340,7 +340,7 @@ pub enum Msg {
         /// The view.
         view: View,
         /// The replicas that it counts, each with the view since which it counts.
-        synced: BTreeMap<NodeId, View>,
+        synced: OrdMap<NodeId, View>,
         /// True if the group begins with this view, so that there is no state to copy.
         is_new_group: bool,
         /// Everything that is settled, and nothing else.
@@ -348,7 +348,7 @@ pub enum Msg {
         /// The part of that record.
         portion: Portion,
         /// The replicas with whose records the group began; see [`Offer::founders`].
-        founders: BTreeMap<NodeId, Timestamp>,
+        founders: OrdMap<NodeId, Timestamp>,
     },
     /// Replica → replica, at intervals: it is alive, and in this view.
     #[message(to = partition)]
@@ -449,13 +449,13 @@ pub enum Change {
         /// The view.
         view: View,
         /// The replicas that it counts, each with the view since which it counts.
-        synced: BTreeMap<NodeId, View>,
+        synced: OrdMap<NodeId, View>,
         /// The record.
         image: Box<Image>,
         /// False if the replica still needs a copy of the data.
         is_whole: bool,
         /// The replicas with whose records the group began; see [`Offer::founders`].
-        founders: BTreeMap<NodeId, Timestamp>,
+        founders: OrdMap<NodeId, Timestamp>,
     },
     /// A part of the record of the [`Change::Install`] that follows: an installation is one change,
     /// but may need several records.

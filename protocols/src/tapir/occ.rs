@@ -1,9 +1,8 @@
 //! The timestamps in use: those of transactions that a replica has prepared, and of reads that it
 //! has served. The conflict check of §5.2 (Fig. 9).
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan::is_fence;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Timestamp};
@@ -14,11 +13,11 @@ use super::message::{Part, Vote};
 /// Timestamps by key, for the check. A replica rebuilds it when it starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Validator {
-    prepared: BTreeMap<TxnId, (Timestamp, Part)>,
-    readers: BTreeMap<Key, BTreeMap<TxnId, Timestamp>>,
-    writers: BTreeMap<Key, BTreeMap<TxnId, Timestamp>>,
+    prepared: OrdMap<TxnId, (Timestamp, Part)>,
+    readers: OrdMap<Key, OrdMap<TxnId, Timestamp>>,
+    writers: OrdMap<Key, OrdMap<TxnId, Timestamp>>,
     /// When each key was last read by a transaction that has ended.
-    read_at: BTreeMap<Key, Timestamp>,
+    read_at: OrdMap<Key, Timestamp>,
     /// Every key may have been read up to this timestamp.
     read_floor: Timestamp,
     read_newest: Timestamp,
@@ -46,7 +45,7 @@ impl Validator {
         timestamp: Timestamp,
         part: &Part,
     ) -> Vote {
-        let others = |of: &BTreeMap<Key, BTreeMap<TxnId, Timestamp>>, key: &Key| {
+        let others = |of: &OrdMap<Key, OrdMap<TxnId, Timestamp>>, key: &Key| {
             let held = of.get(key).into_iter().flatten();
             held.filter(|(other, _)| **other != txn).map(|(_, at)| *at).max()
         };
@@ -100,7 +99,7 @@ impl Validator {
     /// A transaction is not prepared here any more.
     pub fn release(&mut self, txn: TxnId) {
         let Some((_, part)) = self.prepared.remove(&txn) else { return };
-        let drop_from = |of: &mut BTreeMap<Key, BTreeMap<TxnId, Timestamp>>, key: &Key| {
+        let drop_from = |of: &mut OrdMap<Key, OrdMap<TxnId, Timestamp>>, key: &Key| {
             if let Some(held) = of.get_mut(key) {
                 held.remove(&txn);
                 if held.is_empty() {

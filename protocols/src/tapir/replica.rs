@@ -3,10 +3,9 @@
 mod copying;
 mod views;
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Ask, Basis, Listing, Voters};
 use orthodrome_core::store::{Start, Store};
 use orthodrome_core::time::{Duration, Time, Timestamp};
@@ -36,16 +35,16 @@ pub(super) struct Replica {
     scans: Vec<ScanRead>,
     gathering: Gathering<Image>,
     /// Records that have arrived in part, by replica; also that of the view that begins.
-    arriving: BTreeMap<NodeId, Assembly<Image>>,
+    arriving: OrdMap<NodeId, Assembly<Image>>,
     starting: Assembly<Image>,
     /// For each peer, the record that is on its way to it.
-    outgoing: BTreeMap<NodeId, Outgoing>,
+    outgoing: OrdMap<NodeId, Outgoing>,
     /// When the last message of each peer arrived.
-    heard: BTreeMap<NodeId, Time>,
+    heard: OrdMap<NodeId, Time>,
     /// Peers that take part in this view.
-    joined: BTreeSet<NodeId>,
+    joined: OrdSet<NodeId>,
     /// When this view's record was last sent to each peer.
-    view_sent: BTreeMap<NodeId, Time>,
+    view_sent: OrdMap<NodeId, Time>,
     /// The number of views entered since the last one that lasted, and when the present one was
     /// installed.
     views_failed: u32,
@@ -56,8 +55,8 @@ pub(super) struct Replica {
     /// Size of the record.
     entries_bytes: usize,
     /// When to check each transaction of the record, and how often that was done.
-    watched: BTreeMap<TxnId, Watch>,
-    due: BTreeSet<(Time, TxnId)>,
+    watched: OrdMap<TxnId, Watch>,
+    due: OrdSet<(Time, TxnId)>,
     /// True if the copy of the data is complete and must be made durable.
     pub must_checkpoint: bool,
 }
@@ -119,18 +118,18 @@ impl Replica {
             heard: replicas.iter().map(|&node| (node, now)).collect(),
             replicas,
             gathering: Gathering::default(),
-            arriving: BTreeMap::new(),
+            arriving: OrdMap::new(),
             starting: Assembly::default(),
-            outgoing: BTreeMap::new(),
-            joined: BTreeSet::new(),
-            view_sent: BTreeMap::new(),
+            outgoing: OrdMap::new(),
+            joined: OrdSet::new(),
+            view_sent: OrdMap::new(),
             views_failed: 0,
             is_moving: false,
             installed: now,
             gossiped: now,
             entries_bytes: 0,
-            watched: BTreeMap::new(),
-            due: BTreeSet::new(),
+            watched: OrdMap::new(),
+            due: OrdSet::new(),
             must_checkpoint: false,
             state,
         };

@@ -1,7 +1,7 @@
 //! One server node: its replicas of many partitions, the transactions that it took over from
 //! gateways that are gone, one store, one stream of durable records.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::machine::{Admin, Claim, Cx, Input, Leak, Machine, Refusal, Setup};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Ask, Listing, Unit};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Time;
@@ -29,9 +30,9 @@ pub struct Server {
     node: NodeId,
     cluster: Arc<Cluster>,
     config: Arc<Config>,
-    replicas: BTreeMap<PartitionId, Replica>,
+    replicas: OrdMap<PartitionId, Replica>,
     /// Transactions that this node took over, and when each must be checked again.
-    drives: BTreeMap<TxnId, (Drive, Time)>,
+    drives: OrdMap<TxnId, (Drive, Time)>,
     store: Store,
     local: VecDeque<Msg>,
     pending_writes: PendingWrites,
@@ -102,8 +103,8 @@ impl Machine<Tapir> for Server {
     fn new(setup: Setup<Tapir>, recovered: Vec<Record>, cx: &mut Cx<'_, Tapir>) -> Self {
         let Setup { node, cluster, config, engine, workers: _, is_replacement: _ } = setup;
         let mut store = Store::new(engine);
-        let mut states: BTreeMap<PartitionId, State> = BTreeMap::new();
-        let mut gathered: BTreeMap<PartitionId, (View, Vec<Image>)> = BTreeMap::new();
+        let mut states: OrdMap<PartitionId, State> = OrdMap::new();
+        let mut gathered: OrdMap<PartitionId, (View, Vec<Image>)> = OrdMap::new();
         let mut pace = CheckpointPace::default();
         for record in recovered {
             pace.recovered(record.size(), matches!(record, Record::State(..)));
@@ -121,8 +122,8 @@ impl Machine<Tapir> for Server {
         let mut server = Self {
             node,
             config,
-            replicas: BTreeMap::new(),
-            drives: BTreeMap::new(),
+            replicas: OrdMap::new(),
+            drives: OrdMap::new(),
             store,
             local: VecDeque::new(),
             pending_writes: PendingWrites { pace, ..PendingWrites::default() },
@@ -329,7 +330,7 @@ impl Server {
     ) {
         let Some((drive, _)) = self.drives.get_mut(&txn) else { return };
         let mut out = Out::new();
-        let progress = drive.on_answer(from, partition, answer, &BTreeSet::new(), &mut out);
+        let progress = drive.on_answer(from, partition, answer, &OrdSet::new(), &mut out);
         self.send(out, cx);
         self.on_progress(txn, progress, cx);
     }
@@ -386,7 +387,7 @@ impl Server {
             }
             let uncertain: Vec<PartitionId> = drive.uncertain().collect();
             let mut out = Out::new();
-            let _ = drive.on_timeout(self.node, &BTreeSet::new(), &mut out);
+            let _ = drive.on_timeout(self.node, &OrdSet::new(), &mut out);
             *at = now + self.config.resend_after * (1 << drive.times.min(3));
             self.send(out, cx);
             for partition in uncertain {
@@ -433,7 +434,7 @@ impl Server {
 fn whole(
     partition: PartitionId,
     change: Change,
-    gathered: &mut BTreeMap<PartitionId, (View, Vec<Image>)>,
+    gathered: &mut OrdMap<PartitionId, (View, Vec<Image>)>,
 ) -> Option<Change> {
     match change {
         Change::Gather { view, number, image } => {
@@ -511,7 +512,7 @@ mod tests {
 
     /// Runs a replica with a record of 80 kB, whose offers are lost unless `is_acknowledged`. Returns
     /// the offers to each view's leader: how many bytes each one had.
-    fn offers(is_acknowledged: bool) -> BTreeMap<View, Vec<usize>> {
+    fn offers(is_acknowledged: bool) -> OrdMap<View, Vec<usize>> {
         let map = Topology::uniform(3, Duration::from_millis(1), Duration::from_millis(10));
         let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
         let replicas = cluster.partition(P).unwrap().replicas.clone();
@@ -530,7 +531,7 @@ mod tests {
         let recovered = vec![Record::State(P, Box::new(state))];
         let rng = Rng::stream(1, "test", 1);
         let mut host: Host<Tapir, Server> = Host::start(setup, recovered, rng, Time::ZERO, clock);
-        let mut offers: BTreeMap<View, Vec<usize>> = BTreeMap::new();
+        let mut offers: OrdMap<View, Vec<usize>> = OrdMap::new();
         for tick in 0..400_u64 {
             let now = Time(tick * 50_000_000);
             host.fire(now, clock);

@@ -1,10 +1,9 @@
 //! A replica's durable state: a function of the changes that it made durable.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Outcome, Version};
@@ -63,19 +62,19 @@ pub struct State {
     /// The latest view it has taken part in.
     pub normal_view: View,
     /// The replicas that this view counts, each with the view since which it counts.
-    pub synced: BTreeMap<NodeId, View>,
+    pub synced: OrdMap<NodeId, View>,
     /// False if it has no complete data.
     pub is_whole: bool,
     /// The record.
-    pub entries: BTreeMap<TxnId, Entry>,
+    pub entries: OrdMap<TxnId, Entry>,
     /// For each client, the counter below which it knows all outcomes.
-    pub acknowledged: BTreeMap<ClientId, u64>,
+    pub acknowledged: OrdMap<ClientId, u64>,
     /// At or above every timestamp at which this replica was read (R8).
     pub ceiling: Timestamp,
     /// When it first used its disk.
     pub born: Timestamp,
     /// The replicas with whose records the group began; see [`crate::ir::Offer::founders`].
-    pub founders: BTreeMap<NodeId, Timestamp>,
+    pub founders: OrdMap<NodeId, Timestamp>,
 }
 
 impl State {
@@ -165,7 +164,7 @@ impl State {
     /// has not ended was never agreed, and is dropped.
     fn install(&mut self, partition: PartitionId, image: &Image, store: &mut Store) {
         let before = std::mem::take(&mut self.entries);
-        let gone: BTreeSet<TxnId> = image
+        let gone: OrdSet<TxnId> = image
             .entries
             .iter()
             .map(|(txn, _)| *txn)
@@ -214,7 +213,7 @@ impl State {
     #[must_use]
     pub fn divide(self, bytes_max: usize) -> Vec<Self> {
         let Self { entries, acknowledged, .. } = self;
-        let (entries_of_none, nobody) = (BTreeMap::new(), BTreeMap::new());
+        let (entries_of_none, nobody) = (OrdMap::new(), OrdMap::new());
         let empty = Self { entries: entries_of_none, acknowledged: nobody, ..self };
         let mut parts = Pieces::new(empty, bytes_max);
         for (txn, entry) in entries {
@@ -268,7 +267,7 @@ mod tests {
         let cast = |vote| Change::Cast {
             txn,
             participants: vec![partition],
-            part: Some(Part { reads: vec![], writes: BTreeMap::new() }),
+            part: Some(Part { reads: vec![], writes: OrdMap::new() }),
             cast: Cast { ballot: Ballot::default(), vote, is_final: true },
         };
         let refused = Vote::Refused(AbortReason::Recovery);
@@ -307,7 +306,7 @@ mod tests {
         assert_eq!(joined, state);
         let image = state.image(false);
         assert_eq!(Image::join(image.clone().divide(4 << 20)), image);
-        let (synced, founders, is_whole) = (BTreeMap::new(), BTreeMap::new(), true);
+        let (synced, founders, is_whole) = (OrdMap::new(), OrdMap::new(), true);
         let (view, image) = (View(5), Box::new(image));
         let install = Change::Install { view, synced, image, is_whole, founders };
         let records = install.divide(4 << 20);

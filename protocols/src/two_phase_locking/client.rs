@@ -2,10 +2,9 @@
 //! rounds, remembers the ages of transactions, and ends transactions that nobody was asked to
 //! commit.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Setup, UNKNOWABLE};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{
@@ -31,7 +30,7 @@ type Open = commit::Open<Own>;
 #[derive(Debug, Default)]
 pub struct Own {
     /// When the first attempts began of transactions that have not committed yet (T5).
-    ages: BTreeMap<(ClientId, u64), Timestamp>,
+    ages: OrdMap<(ClientId, u64), Timestamp>,
 }
 
 /// The state of a pending transaction. Its participants are those of all rounds so far.
@@ -43,9 +42,9 @@ pub struct More {
     /// The keys that its client requested in this round.
     asked_for: Vec<Key>,
     /// The locks that this round requests from each participant.
-    wanted: BTreeMap<PartitionId, Participant>,
+    wanted: OrdMap<PartitionId, Participant>,
     /// Participants that reported that it waits for a lock there.
-    waiting: BTreeSet<PartitionId>,
+    waiting: OrdSet<PartitionId>,
     /// The client of a general transaction has decided, and these writes are being locked.
     writes: Option<Writes>,
 }
@@ -347,7 +346,7 @@ impl Client {
     fn next_round(
         &mut self,
         id: TxnId,
-        wanted: BTreeMap<PartitionId, Participant>,
+        wanted: OrdMap<PartitionId, Participant>,
         cx: &mut Context<'_>,
     ) {
         let open = self.at_mut(id);
@@ -385,7 +384,7 @@ impl Client {
     /// Asks the coordinator to commit.
     fn commit(&mut self, id: TxnId, writes: Writes, cx: &mut Context<'_>) {
         let open = self.at(id);
-        let committing: BTreeSet<PartitionId> = open.committing(&writes).collect();
+        let committing: OrdSet<PartitionId> = open.committing(&writes).collect();
         let unused = open.participants.keys().filter(|partition| !committing.contains(partition));
         self.release(id, unused.copied(), cx);
         if committing.is_empty() {

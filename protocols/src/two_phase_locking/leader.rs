@@ -1,11 +1,11 @@
 //! The leader's own state, and the dispatch of its messages and of its log's commands.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::{Claim, Leak};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Version, Writes};
 
@@ -35,13 +35,13 @@ pub struct Leader {
     /// The lock table.
     pub locks: LockTable,
     /// Transactions in the lock table that have not been asked to prepare.
-    pub sessions: BTreeMap<TxnId, Session>,
+    pub sessions: OrdMap<TxnId, Session>,
     /// Prepares that are proposed but not chosen.
-    pub preparing: BTreeMap<TxnId, Prepared>,
+    pub preparing: OrdMap<TxnId, Prepared>,
     /// Decisions that are proposed but not chosen.
-    pub ending: BTreeMap<TxnId, PartitionId>,
+    pub ending: OrdMap<TxnId, PartitionId>,
     /// When the coordinator of a prepared transaction was last asked for the decision.
-    pub asked: BTreeMap<TxnId, RetryState>,
+    pub asked: OrdMap<TxnId, RetryState>,
     /// Promises to readers, and the readers that wait.
     pub reading: Reading,
 

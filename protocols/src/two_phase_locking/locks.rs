@@ -8,10 +8,9 @@
 //! one that is not known here to wait; that one loses its locks as soon as it is known to wait. So
 //! no cycle of the waits-for graph lasts.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::Wire;
 use orthodrome_core::id::TxnId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Priority};
 
@@ -72,8 +71,8 @@ struct Place(std::cmp::Reverse<Priority>, Timestamp, TxnId);
 /// One key.
 #[derive(Clone, Debug, Default)]
 struct Lock {
-    holders: BTreeMap<TxnId, Mode>,
-    waiters: BTreeMap<Place, Mode>,
+    holders: OrdMap<TxnId, Mode>,
+    waiters: OrdMap<Place, Mode>,
 }
 
 impl Lock {
@@ -87,9 +86,9 @@ impl Lock {
 #[derive(Clone, Debug)]
 struct Owner {
     rank: Rank,
-    keys: BTreeMap<Key, Mode>,
+    keys: OrdMap<Key, Mode>,
     /// Keys that it waits for here.
-    waits: BTreeSet<Key>,
+    waits: OrdSet<Key>,
     waits_elsewhere: bool,
     /// True if it keeps its locks until its end is applied.
     is_prepared: bool,
@@ -101,8 +100,8 @@ pub struct LockTable {
     preemption: Preemption,
     /// T5, for tests: prepared transactions lose their locks like others.
     wounds_prepared: bool,
-    locks: BTreeMap<Key, Lock>,
-    owners: BTreeMap<TxnId, Owner>,
+    locks: OrdMap<Key, Lock>,
+    owners: OrdMap<TxnId, Owner>,
     granted: Vec<TxnId>,
 }
 
@@ -127,8 +126,8 @@ impl LockTable {
         let place = self.place(txn, rank);
         let owner = self.owners.entry(txn).or_insert_with(|| Owner {
             rank,
-            keys: BTreeMap::new(),
-            waits: BTreeSet::new(),
+            keys: OrdMap::new(),
+            waits: OrdSet::new(),
             waits_elsewhere: false,
             is_prepared: false,
         });
@@ -147,7 +146,7 @@ impl LockTable {
             self.granted.push(txn);
             return Vec::new();
         }
-        let mut lost: BTreeMap<TxnId, Loss> = BTreeMap::new();
+        let mut lost: OrdMap<TxnId, Loss> = OrdMap::new();
         for key in &wanted {
             self.victims(txn, key, &mut lost);
         }
@@ -201,7 +200,7 @@ impl LockTable {
     }
 
     /// The transactions that must give way to `txn`, which waits for `key`.
-    fn victims(&self, txn: TxnId, key: &Key, lost: &mut BTreeMap<TxnId, Loss>) {
+    fn victims(&self, txn: TxnId, key: &Key, lost: &mut OrdMap<TxnId, Loss>) {
         let (Some(lock), Some(me)) = (self.locks.get(key), self.owners.get(&txn)) else {
             unreachable!("{txn} does not wait for {key}");
         };
@@ -307,7 +306,7 @@ impl LockTable {
     /// Gives `txn`, which has no locks here, these locks for good, whoever waits for them. Returns
     /// false, and changes nothing, if another transaction holds one of them in a conflicting mode.
     pub fn seize(&mut self, txn: TxnId, keys: impl IntoIterator<Item = (Key, Mode)>) -> bool {
-        let keys: BTreeMap<Key, Mode> = keys.into_iter().collect();
+        let keys: OrdMap<Key, Mode> = keys.into_iter().collect();
         let is_held = |(key, &mode): (&Key, &Mode)| {
             self.locks.get(key).is_some_and(|lock| lock.is_held_against(txn, mode))
         };
@@ -320,7 +319,7 @@ impl LockTable {
         let owner = Owner {
             rank: Rank::default(),
             keys,
-            waits: BTreeSet::new(),
+            waits: OrdSet::new(),
             waits_elsewhere: false,
             is_prepared: true,
         };
@@ -338,7 +337,7 @@ impl LockTable {
     /// that waits for nothing may hold fewer locks than it believes, because another leader granted
     /// the rest.
     #[must_use]
-    pub fn holds(&self, txn: TxnId, keys: &BTreeMap<Key, Mode>) -> bool {
+    pub fn holds(&self, txn: TxnId, keys: &OrdMap<Key, Mode>) -> bool {
         self.owners.get(&txn).is_some_and(|owner| {
             let has = |(key, mode): (&Key, &Mode)| owner.keys.get(key).is_some_and(|h| h >= mode);
             owner.waits.is_empty() && keys.iter().all(has)
@@ -347,7 +346,7 @@ impl LockTable {
 
     /// Prepared transactions that hold one of these keys for writing.
     #[must_use]
-    pub fn prepared_writers(&self, keys: &[Key]) -> BTreeSet<TxnId> {
+    pub fn prepared_writers(&self, keys: &[Key]) -> OrdSet<TxnId> {
         let holders = keys.iter().filter_map(|key| self.locks.get(key)).flat_map(|l| &l.holders);
         holders
             .filter(|&(txn, mode)| {

@@ -4,12 +4,12 @@
 //! message to a partition may reach a node that does not lead it any more. That node answers
 //! [`Msg::NotLeader`], and the sender sends the message again to the leader.
 
-use std::collections::BTreeMap;
 use std::mem::size_of;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::machine::Message;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Read, Version, Writes};
 
@@ -313,8 +313,8 @@ pub struct Log;
 pub fn modes<'a>(
     reads: impl IntoIterator<Item = &'a Key>,
     writes: impl IntoIterator<Item = &'a Key>,
-) -> BTreeMap<Key, Mode> {
-    let mut all: BTreeMap<Key, Mode> =
+) -> OrdMap<Key, Mode> {
+    let mut all: OrdMap<Key, Mode> =
         reads.into_iter().map(|key| (key.clone(), Mode::Shared)).collect();
     all.extend(writes.into_iter().map(|key| (key.clone(), Mode::Exclusive)));
     all

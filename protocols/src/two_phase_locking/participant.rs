@@ -1,9 +1,8 @@
 //! A partition's leader as participant: it locks, reads, prepares and applies decisions; and it
 //! serves read-only transactions.
 
-use std::collections::BTreeSet;
-
 use orthodrome_core::id::{NodeId, PartitionId, TxnId};
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Priority, Version, Writes};
 
@@ -31,11 +30,11 @@ impl Reader for Leader {
         &mut self.reading
     }
 
-    fn writers(&self, keys: &[Key]) -> BTreeSet<TxnId> {
+    fn writers(&self, keys: &[Key]) -> OrdSet<TxnId> {
         self.locks.prepared_writers(keys)
     }
 
-    fn unchosen(&self) -> BTreeSet<TxnId> {
+    fn unchosen(&self) -> OrdSet<TxnId> {
         self.preparing.keys().copied().collect()
     }
 

@@ -5,10 +5,9 @@
 //! region. Locks of transactions that are not prepared are not part of this state: they belong to
 //! the leader, and are lost with it.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::store::Store;
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Outcome, Writes};
@@ -34,7 +33,7 @@ pub struct Prepared {
 
 impl Prepared {
     /// Its locks.
-    pub fn locks(&self) -> BTreeMap<Key, Mode> {
+    pub fn locks(&self) -> OrdMap<Key, Mode> {
         modes(&self.reads, self.writes.keys())
     }
 

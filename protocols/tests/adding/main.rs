@@ -47,7 +47,7 @@ fn seed(seed: u64, options: &SwarmOptions) -> SeedResult {
 #[test]
 fn seeds_with_faults_hold_every_promise() {
     let seeds = std::env::var("ORTHODROME_SEEDS").map_or(300, |count| count.parse().unwrap());
-    let mut notes = std::collections::BTreeMap::new();
+    let mut notes = orthodrome_core::ordered::OrdMap::new();
     for number in 0..seeds {
         let twins = number % 4 == 0;
         let result = seed(number, &SwarmOptions { twins, ..SwarmOptions::of(NAME) });

@@ -4,11 +4,11 @@
 
 use std::any::type_name;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::path::Path;
 
 use bytes::Bytes;
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::wire::{Schema, decode, encode};
 use orthodrome_core::{Rng, Wire};
 use orthodrome_protocols::registry::{Registered, Row, Visitor};
@@ -89,7 +89,7 @@ impl Check for IsRefusedOrRead {
 }
 
 /// Adds the fields of a type to a list.
-pub struct AddTo<'a>(RefCell<&'a mut BTreeSet<String>>);
+pub struct AddTo<'a>(RefCell<&'a mut OrdSet<String>>);
 
 impl Check for AddTo<'_> {
     fn check<T: Wire + PartialEq + Debug>(&self, _: &'static str) {
@@ -102,10 +102,10 @@ impl Check for AddTo<'_> {
 /// `UPDATE_GOLDENFILES=1` new fields are added to the list; whatever else differs has to be changed
 /// by hand, with a new version of the handshake and of the data directory.
 pub fn keep_fields(path: &Path, check: impl FnOnce(&AddTo<'_>)) {
-    let mut lines = BTreeSet::new();
+    let mut lines = OrdSet::new();
     check(&AddTo(RefCell::new(&mut lines)));
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    let known: BTreeSet<String> = text.lines().map(str::to_owned).collect();
+    let known: OrdSet<String> = text.lines().map(str::to_owned).collect();
     let gone: Vec<_> = known.difference(&lines).collect();
     let list = path.display();
     assert!(

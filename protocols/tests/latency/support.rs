@@ -1,11 +1,11 @@
 //! Runs of some simulated minutes at low load, and what became of their transactions.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{PartitionId, RegionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::Key;
@@ -31,7 +31,7 @@ pub struct Sample {
 
 impl Sample {
     /// The partitions it touched.
-    pub fn parts(&self) -> BTreeSet<PartitionId> {
+    pub fn parts(&self) -> OrdSet<PartitionId> {
         self.reads.iter().chain(&self.writes).copied().collect()
     }
 }
@@ -53,8 +53,8 @@ fn samples(
     cluster: &Cluster,
     workload: Box<dyn Workload>,
     load: Load,
-) -> BTreeMap<String, Vec<Sample>> {
-    let mut by_region: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
+) -> OrdMap<String, Vec<Sample>> {
+    let mut by_region: OrdMap<String, Vec<Sample>> = OrdMap::new();
     for entry in entries(protocol, cluster, workload, load) {
         let txn: TxnId = entry.txn.parse().unwrap();
         let is_measured = entry.status == Status::Ok && entry.invoke_us > 5_000_000;

@@ -2,11 +2,12 @@
 //! `UPDATE_GOLDENFILES=1 cargo test -p orthodrome-protocols --test replication golden` rewrites
 //! them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::error::Error;
 use std::fmt::Write as _;
 
 use orthodrome_core::id::PartitionId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::{Duration, NodeId, Ticket, Time};
 use orthodrome_protocols::replication::{
     Config, Entry, Group, Index, Members, Message, Mutations, Payload, Quorums, Record, Shared,
@@ -21,11 +22,11 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 #[derive(Default)]
 struct Script {
     now: Time,
-    nodes: BTreeMap<NodeId, Node>,
+    nodes: OrdMap<NodeId, Node>,
     net: VecDeque<(NodeId, NodeId, Message<Register>)>,
-    cut: BTreeSet<(NodeId, NodeId)>,
+    cut: OrdSet<(NodeId, NodeId)>,
     /// Nodes whose disk waits for `sync`.
-    slow: BTreeSet<NodeId>,
+    slow: OrdSet<NodeId>,
     /// A deliberate bug, to see that a script would notice it.
     mutations: Mutations,
     out: String,

@@ -1,8 +1,7 @@
 //! Links that deliver everything, in order, and again and again in late bursts, as TCP does where
 //! packets are lost. A leader that is well must be able to stay.
 
-use std::collections::BTreeMap;
-
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{Duration, NodeId, Rng, Ticket, Time};
 use orthodrome_protocols::replication::{Config, Group, Index, Message, Term};
 
@@ -17,12 +16,12 @@ const BETWEEN_MS: u64 = 4_000;
 struct Network {
     now: Time,
     rng: Rng,
-    nodes: BTreeMap<NodeId, Node>,
+    nodes: OrdMap<NodeId, Node>,
     /// By arrival, sender and number.
-    under_way: BTreeMap<(Time, NodeId, u64), (NodeId, Message<Register>)>,
+    under_way: OrdMap<(Time, NodeId, u64), (NodeId, Message<Register>)>,
     sent: u64,
     /// When each link delivers again, and the end of the last message on it.
-    links: BTreeMap<(NodeId, NodeId), Time>,
+    links: OrdMap<(NodeId, NodeId), Time>,
     stalls: bool,
 }
 
@@ -38,9 +37,9 @@ impl Network {
             now: Time::ZERO,
             rng: Rng::stream(seed, "late", 0),
             nodes: nodes.collect(),
-            under_way: BTreeMap::new(),
+            under_way: OrdMap::new(),
             sent: 0,
-            links: BTreeMap::new(),
+            links: OrdMap::new(),
             stalls: true,
         };
         for id in network.ids() {

@@ -1,7 +1,6 @@
 //! One replica with all that an embedder gives it: a disk, timers, and a state to replicate.
 
-use std::collections::BTreeMap;
-
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{NodeId, Rng, Ticket, Time};
 use orthodrome_protocols::replication::{
     Config, Event, Group, Index, Io, Message, Payload, Record, Replica, Replicated, Term, Timer,
@@ -14,7 +13,7 @@ const KEYS_PER_CHUNK: usize = 3;
 
 /// The test state: command `c` writes key `c % KEYS`. A key remembers which entry wrote it, so that
 /// applying an entry again changes nothing.
-pub type State = BTreeMap<u64, (Index, u64)>;
+pub type State = OrdMap<u64, (Index, u64)>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Register;
@@ -77,7 +76,7 @@ pub struct Out<'a> {
     rng: &'a mut Rng,
     sent: &'a mut Vec<(NodeId, Message<Register>)>,
     pending: &'a mut Vec<(Ticket, Write)>,
-    timers: &'a mut BTreeMap<Timer, Time>,
+    timers: &'a mut OrdMap<Timer, Time>,
     last_ticket: &'a mut u64,
 }
 
@@ -128,7 +127,7 @@ pub struct Node {
     pub config: Config,
     pub replica: Option<Replica<Register>>,
     pub disk: Disk,
-    pub timers: BTreeMap<Timer, Time>,
+    pub timers: OrdMap<Timer, Time>,
     pub state: State,
     pub applied: Index,
     /// Messages sent since last taken.
@@ -152,7 +151,7 @@ impl Node {
             config,
             replica: None,
             disk: Disk::default(),
-            timers: BTreeMap::new(),
+            timers: OrdMap::new(),
             state: State::new(),
             applied: Index(0),
             sent: Vec::new(),

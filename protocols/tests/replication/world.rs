@@ -1,7 +1,8 @@
 //! A group under random faults, watched from outside.
 
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::BinaryHeap;
 
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::{Duration, NodeId, Rng, Ticket, Time};
 use orthodrome_protocols::replication::{
     Config, Group, Index, Message, Mutations, Payload, Quorums, Term, Timer,
@@ -101,7 +102,7 @@ struct Host {
     rate: u64,
     incarnation: u64,
     paused: Option<Vec<Happening>>,
-    armed: BTreeMap<Timer, Time>,
+    armed: OrdMap<Timer, Time>,
     /// One write to disk is under way; what comes meanwhile shares the next.
     is_syncing: bool,
 }
@@ -160,10 +161,10 @@ pub struct World {
     sequence: u64,
     queue: BinaryHeap<Due>,
     rng: Rng,
-    hosts: BTreeMap<NodeId, Host>,
+    hosts: OrdMap<NodeId, Host>,
     weather: Weather,
     calm: bool,
-    cut: BTreeMap<u64, BTreeSet<(NodeId, NodeId)>>,
+    cut: OrdMap<u64, OrdSet<(NodeId, NodeId)>>,
     voters_min: usize,
     next_command: u64,
     next_read: u64,
@@ -172,13 +173,13 @@ pub struct World {
     chosen: Vec<(Term, Payload<u64>)>,
     /// For each of them, a term by which it was chosen: the lowest in which anyone surfaced it.
     chosen_by: Vec<Term>,
-    leaders: BTreeMap<Term, NodeId>,
+    leaders: OrdMap<Term, NodeId>,
     /// The highest entry that some finished operation showed.
     frontier: Index,
     /// Frontier when a read was asked for.
-    reads: BTreeMap<u64, (NodeId, Index)>,
+    reads: OrdMap<u64, (NodeId, Index)>,
     /// Frontier when a write was proposed, by node and place.
-    writes: BTreeMap<(NodeId, Index, Term), Index>,
+    writes: OrdMap<(NodeId, Index, Term), Index>,
     pub report: Report,
 }
 
@@ -200,7 +201,7 @@ impl World {
         }
         let voters: Vec<NodeId> = (1..=count).map(NodeId).collect();
         let preferred = rng.chance(1, 2).then_some(NodeId(1));
-        let mut hosts = BTreeMap::new();
+        let mut hosts = OrdMap::new();
         for id in (1..=count + spare).map(NodeId) {
             let group = if voters.contains(&id) {
                 Group { voters: voters.clone(), learners: vec![], preferred_leader: preferred }
@@ -216,7 +217,7 @@ impl World {
                 rate: 1_000 - weather.drift_per_mille + drift,
                 incarnation: 0,
                 paused: None,
-                armed: BTreeMap::new(),
+                armed: OrdMap::new(),
                 is_syncing: false,
             };
             hosts.insert(id, host);
@@ -229,16 +230,16 @@ impl World {
             hosts,
             weather,
             calm: false,
-            cut: BTreeMap::new(),
+            cut: OrdMap::new(),
             voters_min: if count >= 3 { 2 } else { 1 },
             next_command: 1,
             next_read: 1,
             chosen: Vec::new(),
             chosen_by: Vec::new(),
-            leaders: BTreeMap::new(),
+            leaders: OrdMap::new(),
             frontier: Index(0),
-            reads: BTreeMap::new(),
-            writes: BTreeMap::new(),
+            reads: OrdMap::new(),
+            writes: OrdMap::new(),
             report: Report { trace: 0xcbf2_9ce4_8422_2325, ..Report::default() },
         };
         for id in world.ids() {
@@ -373,7 +374,7 @@ impl World {
     }
 
     fn deliver(&mut self, from: NodeId, to: NodeId, msg: Message<Register>) {
-        let is_cut = |cut: &BTreeSet<(NodeId, NodeId)>| cut.contains(&(from, to));
+        let is_cut = |cut: &OrdSet<(NodeId, NodeId)>| cut.contains(&(from, to));
         if self.cut.values().any(is_cut) {
             return;
         }
@@ -727,7 +728,7 @@ impl World {
 
     fn partition(&mut self, id: NodeId) {
         let ids = self.ids();
-        let mut cut = BTreeSet::new();
+        let mut cut = OrdSet::new();
         match self.rng.below(4) {
             // One alone.
             0 => {
@@ -744,7 +745,7 @@ impl World {
             }
             // Two sides.
             2 => {
-                let side: BTreeSet<NodeId> =
+                let side: OrdSet<NodeId> =
                     ids.iter().copied().filter(|_| self.rng.chance(1, 2)).collect();
                 for &a in &ids {
                     for &b in &ids {

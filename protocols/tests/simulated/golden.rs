@@ -3,9 +3,10 @@
 //! folder of its own are in `testdata` itself. Rewritten by `cargo xtask golden`.
 
 use std::any::type_name;
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::thread;
+
+use orthodrome_core::ordered::OrdSet;
 
 use orthodrome_protocols::registry::{self, Registered, Row, Visitor};
 use orthodrome_sim::golden::run_all;
@@ -40,6 +41,6 @@ fn golden_traces_of_every_protocol_are_as_recorded() {
         let all: Vec<_> = registry::rows().map(|row| scope.spawn(move || run(row))).collect();
         all.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    let distinct: BTreeSet<&PathBuf> = folders.iter().collect();
+    let distinct: OrdSet<&PathBuf> = folders.iter().collect();
     assert_eq!(distinct.len(), folders.len(), "two variants share a folder: {folders:?}");
 }

@@ -1,8 +1,7 @@
 //! Operators who change the members of partitions.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use orthodrome_core::cluster::Cluster;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
 use orthodrome_eval::workload;
@@ -186,23 +185,23 @@ struct Orders {
     repeated: u32,
     disjoint: u32,
     at_once: u32,
-    sizes: BTreeSet<usize>,
+    sizes: OrdSet<usize>,
     with_transfer: u32,
 }
 
 impl Orders {
     /// Counts the orders of one seed.
     fn count(&mut self, schedule: &Schedule, cluster: &Cluster) {
-        let mut now: BTreeMap<u32, Vec<String>> = cluster
+        let mut now: OrdMap<u32, Vec<String>> = cluster
             .partitions()
             .map(|p| (p.id.0, p.replicas.iter().map(ToString::to_string).collect()))
             .collect();
-        let mut moments: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
+        let mut moments: OrdMap<u64, OrdSet<u32>> = OrdMap::new();
         let mut faults: Vec<_> = schedule.faults.iter().collect();
         faults.sort_by_key(|entry| entry.at_ms);
         for entry in faults {
             let Fault::ChangeMembers { partition, voters, .. } = &entry.fault else { continue };
-            let names: BTreeSet<&String> = voters.iter().collect();
+            let names: OrdSet<&String> = voters.iter().collect();
             let is_size = matches!(voters.len(), 1..=3 | 5 | 7);
             assert!(names.len() == voters.len() && is_size, "{voters:?}");
             self.sizes.insert(voters.len());
@@ -231,6 +230,6 @@ fn drawn_moves_cover_every_kind_of_membership_change() {
         let Orders { repeated, disjoint, at_once, with_transfer, .. } = orders;
         let least = [repeated, disjoint, at_once, with_transfer].into_iter().min();
         assert!(least >= Some(10), "{name}: {orders:?}");
-        assert_eq!(orders.sizes, BTreeSet::from([1, 2, 3, 5, 7]), "{name}: {orders:?}");
+        assert_eq!(orders.sizes, OrdSet::from([1, 2, 3, 5, 7]), "{name}: {orders:?}");
     }
 }

@@ -1,10 +1,10 @@
 //! The two things that every protocol has to show.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Mutex;
 
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_sim::FailureKind;
 use orthodrome_sim::swarm::{FaultProfile, SwarmOptions, Unusual, run_seed_with};
 
@@ -19,7 +19,7 @@ pub fn from_environment(name: &str) -> Option<u64> {
 }
 
 /// How often each rare event was seen.
-pub type Notes = BTreeMap<String, u64>;
+pub type Notes = OrdMap<String, u64>;
 
 /// Runs these seeds, each of which must hold every promise; every `twins`-th one twice, for the
 /// same seed gives the same run. They do not scan: many were kept for what they draw instead, and
@@ -29,7 +29,7 @@ pub fn hold_every_promise(name: &'static str, seeds: Range<u64>, twins: u64) -> 
     let mut notes = Notes::new();
     for seed in seeds {
         let twins = seed % twins == twins - 1;
-        let without = BTreeSet::from([Unusual::Scans]);
+        let without = OrdSet::from([Unusual::Scans]);
         let options = SwarmOptions { twins, without, ..SwarmOptions::of(name) };
         let result = subject.run_seed(seed, &options).unwrap();
         for (note, count) in result.first.notes {
@@ -98,7 +98,7 @@ static CAUGHT: Mutex<()> = Mutex::new(());
 /// `UPDATE_GOLDENFILES=1` writes them again. A seed catches another mutation after most changes of a
 /// protocol, and then the search takes the time that it took before.
 struct Caught {
-    seeds: BTreeMap<String, u64>,
+    seeds: OrdMap<String, u64>,
 }
 
 impl Caught {

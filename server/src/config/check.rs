@@ -1,6 +1,5 @@
 //! Checks a node's file, field by field.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
 use std::num::NonZero;
@@ -9,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use orthodrome_core::cluster::{Node, Partition, Partitioning, Role};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::spelling::did_you_mean;
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::VALUE_BYTES_MAX;
@@ -149,7 +149,7 @@ impl Checker<'_> {
     }
 
     fn endpoints(&self) -> Result<Vec<Endpoint>, String> {
-        let mut seen: BTreeMap<&str, NodeId> = BTreeMap::new();
+        let mut seen: OrdMap<&str, NodeId> = OrdMap::new();
         let mut endpoints: Vec<Endpoint> = Vec::new();
         for NodeEntry { id: NodeName(id), peer, client, .. } in &self.file.nodes {
             if id.0 == 0 || id.0 >= GATEWAY_OFFSET {

@@ -3,8 +3,7 @@
 //! Callers know a transaction by its name, machines by an id that also has its content (ADR 46). The
 //! content grows when the client decides, so what a machine reports is found by its name.
 
-use std::collections::BTreeMap;
-
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::session::{Floors, is_below};
 use orthodrome_core::txn::{AbortReason, Kind, Priority, Reads, Txn};
 use orthodrome_core::{Decision, Input, Key, Outcome, Protocol, Time, TxnId};
@@ -97,7 +96,7 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Callers {
     /// By name.
-    entries: BTreeMap<TxnId, Entry>,
+    entries: OrdMap<TxnId, Entry>,
     used: Used,
     /// The time of this turn.
     now: Time,

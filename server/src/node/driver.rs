@@ -1,11 +1,11 @@
 //! One turn of a machine: take what has arrived, step, fire timers, flush, carry out what the
 //! machine wants done. `turns.rs` says on which thread.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder, Refusal};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::store::MemoryEngine;
 use orthodrome_core::wire;
 use orthodrome_core::{Clock, Effect, Host, Input, Machine, NodeId, Rng, Setup, Ticket, Time};
@@ -67,7 +67,7 @@ pub(super) struct Counters {
     pub(super) batches: AtomicU64,
     pub(super) records: AtomicU64,
     pub(super) checkpoints: AtomicU64,
-    pub(super) notes: std::sync::Mutex<BTreeMap<String, u64>>,
+    pub(super) notes: std::sync::Mutex<OrdMap<String, u64>>,
 }
 
 fn count(counter: &AtomicU64, more: u64) {

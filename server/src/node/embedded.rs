@@ -1,6 +1,5 @@
 //! A whole cluster in one process, with real sockets and real files: for `demo` and for tests.
 
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{Cluster, NodeId};
 use tokio::net::TcpListener;
 
@@ -43,9 +43,9 @@ pub struct Plan {
 pub struct EmbeddedCluster {
     plan: Plan,
     endpoints: Vec<Endpoint>,
-    tls: BTreeMap<NodeId, Tls>,
-    skews: BTreeMap<NodeId, Arc<AtomicI64>>,
-    nodes: BTreeMap<NodeId, NodeHandle>,
+    tls: OrdMap<NodeId, Tls>,
+    skews: OrdMap<NodeId, Arc<AtomicI64>>,
+    nodes: OrdMap<NodeId, NodeHandle>,
 }
 
 impl EmbeddedCluster {
@@ -69,9 +69,9 @@ impl EmbeddedCluster {
             endpoints.push(Endpoint { node: server.id, gateway, address });
             listeners.push((server.id, listener));
         }
-        let tls = if plan.tls { certificates(&plan.dir, &endpoints)? } else { BTreeMap::new() };
+        let tls = if plan.tls { certificates(&plan.dir, &endpoints)? } else { OrdMap::new() };
         let skews = endpoints.iter().map(|e| (e.node, Arc::default())).collect();
-        let mut cluster = Self { plan, endpoints, tls, skews, nodes: BTreeMap::new() };
+        let mut cluster = Self { plan, endpoints, tls, skews, nodes: OrdMap::new() };
         for (node, listener) in listeners {
             let handle = cluster.start_node(node, listener).await?;
             cluster.nodes.insert(node, handle);
@@ -197,11 +197,11 @@ async fn listen() -> std::io::Result<TcpListener> {
     TcpListener::bind(("127.0.0.1", 0)).await
 }
 
-fn certificates(dir: &Path, endpoints: &[Endpoint]) -> Result<BTreeMap<NodeId, Tls>, StartError> {
+fn certificates(dir: &Path, endpoints: &[Endpoint]) -> Result<OrdMap<NodeId, Tls>, StartError> {
     let wrong = |error: crate::tls::TlsError| StartError::Settings(error.to_string());
     std::fs::create_dir_all(dir)?;
     let authority = Authority::new("embedded").map_err(wrong)?;
-    let mut all = BTreeMap::new();
+    let mut all = OrdMap::new();
     for Endpoint { node, .. } in endpoints {
         let files = authority.issue(dir, *node, &["localhost".into()]).map_err(wrong)?;
         all.insert(*node, Tls::load(&files, "embedded", *node).map_err(wrong)?);

@@ -18,7 +18,6 @@ mod turns;
 mod used;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -32,6 +31,7 @@ use orthodrome_core::lease::LeaseId;
 use orthodrome_core::machine::{
     Admin, Gauge, GroupView, Lane, MembershipOrder, Message as _, Refusal,
 };
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::Ask;
 use orthodrome_core::store::{MemoryEngine, StateEngine};
 use orthodrome_core::wire::{self, Wire as _};
@@ -205,7 +205,7 @@ struct Shared<P: WireProtocol> {
     clients: Clients,
     scans: Scans,
     /// Processes that were refused because of their placement.
-    placed_otherwise: Mutex<BTreeSet<NodeId>>,
+    placed_otherwise: Mutex<OrdSet<NodeId>>,
 }
 
 /// The source of new client ids.
@@ -682,7 +682,7 @@ pub struct MachineStatus {
     /// Number of checkpoints.
     pub checkpoints: u64,
     /// Rare events by name.
-    pub notes: BTreeMap<String, u64>,
+    pub notes: OrdMap<String, u64>,
 }
 
 /// Statistics of a node since it started.
@@ -997,7 +997,7 @@ impl<P: WireProtocol> Drop for Guard<'_, P> {
 
 fn introduce(protocol: &str, settings: &Settings) -> Result<Introduction, StartError> {
     let region = |node| settings.map.topology.name_of(settings.map.region_of(node)).to_owned();
-    let mut processes: BTreeMap<NodeId, Process> = BTreeMap::new();
+    let mut processes: OrdMap<NodeId, Process> = OrdMap::new();
     for Endpoint { node, gateway, .. } in &settings.endpoints {
         for id in [node, gateway] {
             if settings.map.node(*id).is_none() {

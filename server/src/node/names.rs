@@ -1,11 +1,11 @@
 //! Names for scans ([`orthodrome_core::scan`]): requests to the servers of the cluster, and answers.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use orthodrome_core::NodeId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan::{Answer, Ask, Listing};
 use orthodrome_core::wire::{self, Wire};
 use tokio::sync::mpsc;
@@ -48,11 +48,11 @@ pub(super) struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct Scans {
     last: AtomicU64,
-    open: Mutex<BTreeMap<u64, mpsc::Sender<(NodeId, Answer)>>>,
+    open: Mutex<OrdMap<u64, mpsc::Sender<(NodeId, Answer)>>>,
 }
 
 impl Scans {
-    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, mpsc::Sender<(NodeId, Answer)>>> {
+    fn open(&self) -> MutexGuard<'_, OrdMap<u64, mpsc::Sender<(NodeId, Answer)>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

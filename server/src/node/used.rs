@@ -4,9 +4,8 @@
 //! attempt when the one before has aborted (ADR 46). A gateway checks both: an id that it takes belongs
 //! to a client that it registered in this run, and was not used before.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::Content;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::txn::AbortReason;
 use orthodrome_core::{ClientId, Outcome, Txn, TxnId};
 
@@ -22,7 +21,7 @@ const CLIENTS_MAX: usize = 1 << 18;
 /// The names that clients of this gateway have used.
 #[derive(Debug, Default)]
 pub(super) struct Used {
-    clients: BTreeMap<ClientId, Counters>,
+    clients: OrdMap<ClientId, Counters>,
     /// Counters of all clients together.
     counters: usize,
     /// The clients below are forgotten.
@@ -48,7 +47,7 @@ struct Counters {
     /// All below count as used.
     below: u64,
     /// The last attempt of each, from there on.
-    last: BTreeMap<u64, Attempt>,
+    last: OrdMap<u64, Attempt>,
 }
 
 /// The last attempt at a transaction.

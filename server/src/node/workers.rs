@@ -52,8 +52,9 @@ impl Workers for Threads {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::sync::Mutex;
+
+    use orthodrome_core::ordered::OrdSet;
 
     use super::*;
 
@@ -64,7 +65,7 @@ mod tests {
         {
             let threads = Threads::new(NonZero::new(most));
             let expected = if pieces * keys < 2 * KEYS_PER_THREAD { 1 } else { most.min(pieces) };
-            let (done, by) = (Mutex::new(vec![0; pieces]), Mutex::new(BTreeSet::new()));
+            let (done, by) = (Mutex::new(vec![0; pieces]), Mutex::new(OrdSet::new()));
             threads.each(&vec![keys; pieces], &|piece| {
                 done.lock().unwrap()[piece] += 1;
                 by.lock().unwrap().insert(format!("{:?}", thread::current().id()));

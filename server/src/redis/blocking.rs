@@ -9,12 +9,13 @@
 //! A watch shows changes from some moment on. A client looks once more when the watches of all its keys
 //! have begun, so it misses nothing. A watch that ends begins again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use orthodrome_core::Key;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::procedure::redis::number::Score;
 use orthodrome_core::procedure::redis::reply::{Failure, Reply, SYNTAX};
 use orthodrome_core::procedure::redis::{KeyName, wrong_arity};
@@ -110,7 +111,7 @@ pub(super) struct Queues {
 
 #[derive(Debug, Default)]
 struct State {
-    by_key: BTreeMap<KeyName, Queue>,
+    by_key: OrdMap<KeyName, Queue>,
     /// The round of the newest queue.
     round: u64,
 }

@@ -1,9 +1,9 @@
 //! One client: its settings, the commands that it has sent, and its transaction.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::procedure::redis::entry::Stamp;
 use orthodrome_core::procedure::redis::reply::{Failure, Reply, SYNTAX};
 use orthodrome_core::procedure::redis::script::NO_SCRIPT;
@@ -79,7 +79,7 @@ pub(super) struct Connection {
     group: Group,
     /// The commands since `MULTI`.
     pub(super) multi: Option<Group>,
-    pub(super) watched: BTreeMap<KeyName, Option<Stamp>>,
+    pub(super) watched: OrdMap<KeyName, Option<Stamp>>,
     /// True if a watched key was seen with another stamp.
     is_watch_broken: bool,
     pub(super) is_closing: bool,
@@ -113,7 +113,7 @@ impl Connection {
             database: 0,
             group: Group::default(),
             multi: None,
-            watched: BTreeMap::new(),
+            watched: OrdMap::new(),
             is_watch_broken: false,
             is_closing: false,
             failures: 0,

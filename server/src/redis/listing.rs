@@ -8,7 +8,6 @@
 //! send a cursor on another connection, and again if an answer was lost. So a cursor is kept when it
 //! has been used; the one before it in the same iteration is dropped then.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,6 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use orthodrome_core::Key;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::procedure::redis::keys::Keys;
 use orthodrome_core::procedure::redis::reply::{Answer, Failure, NOT_INTEGER, Reply, SYNTAX};
 use orthodrome_core::procedure::redis::{Batch, Command, KeyName, number};
@@ -142,7 +142,7 @@ impl Cursor {
 #[derive(Debug)]
 struct Cursors {
     /// By their places, the order in which they were given.
-    open: BTreeMap<u64, Cursor>,
+    open: OrdMap<u64, Cursor>,
     bytes: usize,
     /// The place of the last one.
     last: u64,
@@ -153,7 +153,7 @@ struct Cursors {
 
 impl Cursors {
     fn new(base: u64) -> Self {
-        Self { open: BTreeMap::new(), bytes: 0, last: 0, base: base & NUMBERS }
+        Self { open: OrdMap::new(), bytes: 0, last: 0, base: base & NUMBERS }
     }
 
     /// The cursor with this number, and its place. It is used now, so that its client knows it: the

@@ -717,7 +717,7 @@ fn command(arguments: &[Bytes]) -> Reply {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use orthodrome_core::ordered::OrdSet;
 
     use super::*;
 
@@ -726,7 +726,7 @@ mod tests {
         let data = COMMANDS.iter().map(|spec| spec.name);
         let locals = LOCALS.iter().map(|(name, ..)| *name);
         let missing = MISSING.iter().flat_map(|(_, names)| names.iter().copied());
-        let mut seen = BTreeSet::new();
+        let mut seen = OrdSet::new();
         for name in data.chain(locals).chain(missing) {
             assert!(seen.insert(name), "{name} is listed twice");
             assert_eq!(name, name.to_lowercase());

@@ -11,12 +11,13 @@
 //! has begun, so whoever publishes after the confirmation is heard. If the watch ends, messages may
 //! be missed. Then every subscriber loses its connection, which it notices.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use orthodrome_core::Key;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::procedure::redis::messages::{CHANNELS, SHARD_CHANNELS, published};
 use orthodrome_core::procedure::redis::reply::Failure;
 use orthodrome_core::scan::KeyRange;
@@ -259,10 +260,10 @@ pub(super) struct Hub {
 #[derive(Debug, Default)]
 struct State {
     /// By the numbers of the connections.
-    inboxes: BTreeMap<u64, Arc<Inbox>>,
-    channels: BTreeMap<Bytes, BTreeSet<u64>>,
-    shards: BTreeMap<Bytes, BTreeSet<u64>>,
-    patterns: BTreeMap<Bytes, (Pattern, BTreeSet<u64>)>,
+    inboxes: OrdMap<u64, Arc<Inbox>>,
+    channels: OrdMap<Bytes, OrdSet<u64>>,
+    shards: OrdMap<Bytes, OrdSet<u64>>,
+    patterns: OrdMap<Bytes, (Pattern, OrdSet<u64>)>,
     /// The watch; none without subscribers.
     run: Option<Run>,
     /// The number of the last watch.
@@ -279,7 +280,7 @@ impl State {
                 Kind::Pattern => {
                     if let Some(pattern) = pattern {
                         let entry = self.patterns.entry(name.clone());
-                        entry.or_insert_with(|| (pattern, BTreeSet::new())).1.insert(number);
+                        entry.or_insert_with(|| (pattern, OrdSet::new())).1.insert(number);
                     }
                     return;
                 }
@@ -321,7 +322,7 @@ impl State {
         &self,
         channel: &[u8],
         is_shard: bool,
-    ) -> impl Iterator<Item = (&Bytes, &BTreeSet<u64>)> {
+    ) -> impl Iterator<Item = (&Bytes, &OrdSet<u64>)> {
         let all = self.patterns.iter().filter(move |_| !is_shard);
         all.filter(|(_, (pattern, _))| pattern.matches(channel))
             .map(|(text, (_, numbers))| (text, numbers))
@@ -495,7 +496,7 @@ pub(super) struct Subscriber {
     /// Of its connection.
     number: u64,
     inbox: Arc<Inbox>,
-    names: BTreeSet<(Kind, Bytes)>,
+    names: OrdSet<(Kind, Bytes)>,
     patterns: usize,
     shards: usize,
     bytes: usize,
@@ -503,7 +504,7 @@ pub(super) struct Subscriber {
 
 impl Subscriber {
     pub(super) fn new(hub: Arc<Hub>, number: u64) -> Self {
-        let (inbox, names) = (Arc::default(), BTreeSet::new());
+        let (inbox, names) = (Arc::default(), OrdSet::new());
         Self { hub, number, inbox, names, patterns: 0, shards: 0, bytes: 0 }
     }
 

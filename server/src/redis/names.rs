@@ -1,9 +1,9 @@
 //! The names of the transactions of all Redis clients of a node. They count as one client of the
 //! database, which runs many transactions at once.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::{ClientId, TxnId};
 
 /// Gives names. A clone gives names of the same client.
@@ -14,7 +14,7 @@ pub(super) struct Names(Arc<Mutex<State>>);
 struct State {
     last: u64,
     /// Counters of transactions that are pending.
-    live: BTreeSet<u64>,
+    live: OrdSet<u64>,
 }
 
 /// The name of a transaction that is pending. The cluster keeps its outcome until this is

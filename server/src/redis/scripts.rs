@@ -3,10 +3,10 @@
 //! A transaction carries the text of its scripts. So this is no part of any protocol: a node that
 //! does not know a script answers `NOSCRIPT`, and the client sends the text.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::procedure::redis::reply::Failure;
 use orthodrome_core::procedure::redis::script;
 
@@ -24,9 +24,9 @@ pub(super) struct Scripts(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     /// By digest: the text, and when it was used last.
-    texts: BTreeMap<String, (Bytes, u64)>,
+    texts: OrdMap<String, (Bytes, u64)>,
     /// Digests by their last use.
-    uses: BTreeMap<u64, String>,
+    uses: OrdMap<u64, String>,
     bytes: usize,
     now: u64,
 }

@@ -1,10 +1,11 @@
 //! The listener on a real socket, in front of a store in memory whose answers can be scripted.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 
 use orthodrome_core::machine::{Admin, Gauge, GroupView, MembershipOrder};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan::{KeyRange, Page, Scan, ScanError};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Priority, Read, Reads, Value, Version, Writes};
@@ -43,10 +44,10 @@ enum Twist {
 
 #[derive(Default)]
 struct State {
-    values: BTreeMap<Key, Value>,
+    values: OrdMap<Key, Value>,
     twists: VecDeque<Twist>,
     /// The outcomes of lost transactions.
-    lost: BTreeMap<TxnId, Outcome>,
+    lost: OrdMap<TxnId, Outcome>,
     /// Every transaction that began: its id, and whether it is read-only.
     begun: Vec<(TxnId, bool)>,
     /// What the last transaction acknowledged.
@@ -195,7 +196,7 @@ impl Transactions for Memory {
             node: NodeId(1),
             gateway: NodeId(4),
             region: "R1".into(),
-            leaders: BTreeMap::new(),
+            leaders: OrdMap::new(),
             health: Health::Serving,
             in_flight: 0,
             in_flight_max: 10,
@@ -1100,7 +1101,7 @@ async fn random_keys_are_from_everywhere() {
         let all: String = (0..500).map(|number| format!(" {part}{number:03} 1")).collect();
         ask(&mut client, &format!("MSET{all}")).await;
     }
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = orthodrome_core::ordered::OrdSet::new();
     for _ in 0..200 {
         seen.insert(strings(&mut client, "RANDOMKEY").await.remove(0));
     }

@@ -1,8 +1,9 @@
 //! Authentication and authorization: tokens, client certificates, and roles.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+
+use orthodrome_core::ordered::OrdMap;
 
 use subtle::{Choice, ConstantTimeEq};
 use tonic::metadata::MetadataMap;
@@ -42,7 +43,7 @@ pub struct Principal {
     /// Its name in logs. Not secret.
     pub name: String,
     /// Its role in each keyspace it may use.
-    pub roles: BTreeMap<String, Role>,
+    pub roles: OrdMap<String, Role>,
     /// Maximum number of attempts of high-priority transactions that it may begin a second at this
     /// gateway; further ones run with low priority. None: unlimited.
     pub high_priority_per_second: Option<u32>,

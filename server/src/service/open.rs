@@ -1,9 +1,9 @@
 //! Interactive and general transactions that wait for their clients, each with a lease.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::{Key, TxnId};
 use tokio::time::Instant;
 use tonic::Status;
@@ -41,7 +41,7 @@ pub(super) enum Scope {
     /// Any keys.
     General {
         /// The keys that it has read.
-        keys: BTreeSet<Key>,
+        keys: OrdSet<Key>,
         /// The bytes of keys and values that it has read.
         bytes: usize,
     },
@@ -57,7 +57,7 @@ pub(super) struct OpenTxns {
 
 #[derive(Debug, Default)]
 struct Table {
-    open: BTreeMap<TxnId, Open>,
+    open: OrdMap<TxnId, Open>,
     beginning: usize,
 }
 

@@ -1,8 +1,9 @@
 //! Quotas: how many high-priority transactions a principal may begin (Natto §3.2: a shared
 //! environment).
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+
+use orthodrome_core::ordered::OrdMap;
 
 use tokio::time::Instant;
 
@@ -10,7 +11,7 @@ use super::access::Principal;
 
 /// The remaining quota of each principal. Unused quota is kept for one second.
 #[derive(Default, Debug)]
-pub(super) struct Quotas(Mutex<BTreeMap<String, Left>>);
+pub(super) struct Quotas(Mutex<OrdMap<String, Left>>);
 
 #[derive(Debug)]
 struct Left {

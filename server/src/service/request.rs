@@ -1,11 +1,11 @@
 //! Converts requests to transactions. Everything is checked here, and every refusal names the
 //! field.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use orthodrome_core::lease::{self, LeaseId, NotALease};
 use orthodrome_core::machine::Admin;
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::procedure::{Call, Procedure};
 use orthodrome_core::scan::{self, KeyRange, Scan};
 use orthodrome_core::session::{Floor, Floors};
@@ -344,7 +344,7 @@ impl Checker<'_> {
     /// The keys, sorted and without duplicates.
     fn keys(&self, field: &str, keys: Vec<Vec<u8>>) -> Result<Vec<Key>, Status> {
         self.count(field, keys.len(), self.limits.keys_max)?;
-        let mut distinct = BTreeSet::new();
+        let mut distinct = OrdSet::new();
         for (at, key) in keys.into_iter().enumerate() {
             let field = || format!("{field}[{at}]");
             if !distinct.insert(self.key(&field, key)?) {
@@ -429,7 +429,7 @@ impl Checker<'_> {
         };
         let (reads, writes) = (keys("reads", reads)?, keys("writes", writes)?);
         writes.iter().try_for_each(|key| check_not_reserved(&|| field("writes"), key))?;
-        if writes.iter().collect::<BTreeSet<_>>().len() < writes.len() {
+        if writes.iter().collect::<OrdSet<_>>().len() < writes.len() {
             return Err(invalid(&field("writes"), "a key is named twice"));
         }
         let arguments = self.value(&|| field("arguments"), arguments)?;
@@ -480,7 +480,7 @@ impl Checker<'_> {
         request: &api::ChangeMembersRequest,
     ) -> Result<Admin, Status> {
         let partition = self.partition(request.partition)?;
-        let mut members = BTreeSet::new();
+        let mut members = OrdSet::new();
         let mut check = |field: &str, ids: &[u32]| {
             ids.iter()
                 .map(|&id| {
@@ -818,7 +818,7 @@ mod tests {
                 Ok(Resolve { txn, reads, decision }) => {
                     let sorted = |keys: &[Key]| keys.is_sorted_by(|a, b| a < b);
                     prop_assert!(sorted(&txn.reads) && sorted(&txn.writes));
-                    let distinct: BTreeSet<_> = txn.reads.iter().chain(&txn.writes).collect();
+                    let distinct: OrdSet<_> = txn.reads.iter().chain(&txn.writes).collect();
                     prop_assert!((1..=3).contains(&distinct.len()));
                     prop_assert!(distinct.iter().all(|key| (1..=8).contains(&key.len())));
                     prop_assert!(reads.keys().eq(&txn.reads));

@@ -2,9 +2,9 @@
 //! that themselves (`BeginRequest.session`). It is a default with bounded memory: a client that
 //! changes gateways, or that many others have displaced, must send the versions.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::session::{Floors, Session};
 use orthodrome_core::txn::{Op, Reads, Writes};
 use orthodrome_core::{ClientId, Timestamp, Txn};
@@ -21,9 +21,9 @@ pub(super) struct Sessions(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    sessions: BTreeMap<ClientId, (Session, u64)>,
+    sessions: OrdMap<ClientId, (Session, u64)>,
     /// Clients in the order of their last answers.
-    order: BTreeMap<u64, ClientId>,
+    order: OrdMap<u64, ClientId>,
     told: u64,
 }
 

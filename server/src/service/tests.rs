@@ -1,6 +1,5 @@
 //! The service on a real socket, in front of a scripted gateway.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use orthodrome_core::machine::{
     FAR_FUTURE, Gauge, GroupView, MembershipOrder, OrderState, Refusal,
 };
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::session::{Floor, Floors};
 use orthodrome_core::topology::Topology;
 use orthodrome_core::txn::{AbortReason, Kind, Read, Value};
@@ -152,7 +152,7 @@ impl Transactions for Script {
             node: NodeId(1),
             gateway: NodeId(5),
             region: "R1".into(),
-            leaders: BTreeMap::new(),
+            leaders: OrdMap::new(),
             health: match self.is_stopping.load(Ordering::Relaxed) {
                 true => Health::Stopping,
                 false => Health::Serving,

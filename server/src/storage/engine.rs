@@ -1,11 +1,11 @@
 //! The durable state engine: versions of keys in one `redb` file, written only by checkpoints.
 
-use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan::KeyRange;
 use orthodrome_core::store::{
     CHANGED_KEYS_MAX, Extent, HEADS_BYTES_MAX, Head, Heads, Memtable, StateEngine, Table,
@@ -57,7 +57,7 @@ struct Shared {
 /// The state after a merge.
 struct Snapshot {
     versions: ReadOnlyTable<&'static [u8], &'static [u8]>,
-    extents: BTreeMap<PartitionId, Extent>,
+    extents: OrdMap<PartitionId, Extent>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -192,7 +192,7 @@ impl Engine {
 
 fn snapshot(database: &Database) -> Result<Snapshot, redb::Error> {
     let read = database.begin_read()?;
-    let mut extents = BTreeMap::new();
+    let mut extents = OrdMap::new();
     for entry in read.open_table(EXTENTS)?.iter()? {
         let (partition, extent) = entry?;
         let (kept_after, newest) = extent.value();
@@ -246,7 +246,7 @@ fn find_extents(database: &Database, path: &Path) -> Result<(), redb::Error> {
     let write = database.begin_write()?;
     {
         let (table, mut extents) = (write.open_table(VERSIONS)?, write.open_table(EXTENTS)?);
-        let mut newest: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut newest: OrdMap<u32, u64> = OrdMap::new();
         for entry in table.iter()? {
             let (row, value) = entry?;
             let mut row = row.value();

@@ -18,12 +18,12 @@
 //! batch with a valid one after it (or before a position known to be durable) was damaged later,
 //! and the log refuses to open.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{Limits, NodeId};
 
 use super::{Identity, StorageError};
@@ -492,12 +492,12 @@ impl Steps {
 
 /// The files of a log, by number; for each number, the segment first.
 struct Listing {
-    files: BTreeMap<(u64, bool), PathBuf>,
+    files: OrdMap<(u64, bool), PathBuf>,
     drafts: Vec<PathBuf>,
 }
 
 fn list(dir: &Path) -> Result<Listing, StorageError> {
-    let mut listing = Listing { files: BTreeMap::new(), drafts: Vec::new() };
+    let mut listing = Listing { files: OrdMap::new(), drafts: Vec::new() };
     let entries = fs::read_dir(dir).map_err(|e| StorageError::io("list", dir, e))?;
     for entry in entries {
         let path = entry.map_err(|e| StorageError::io("list", dir, e))?.path();

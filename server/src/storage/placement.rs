@@ -8,11 +8,11 @@
 //! preferred leaders for protocols in which a gateway finds the coordinator of a transaction by them: with
 //! others, `Resolve` would ask a group that never heard of it, and take it for aborted.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use orthodrome_core::cluster::{Cluster, Partitioning};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{NodeId, PartitionId, RegionId};
 use orthodrome_protocols::deterministic::{self, Orderer, Ordering};
 use orthodrome_protocols::{carousel, natto, two_phase_locking};
@@ -24,7 +24,7 @@ use super::directory::{read_text, replace};
 const FILE: &str = "placement.toml";
 
 /// The servers with which the data of some partitions began.
-pub type Founders = BTreeMap<PartitionId, Vec<NodeId>>;
+pub type Founders = OrdMap<PartitionId, Vec<NodeId>>;
 
 /// What decides where the data of a cluster is, as text.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -35,32 +35,32 @@ pub struct Placement {
     /// How keys map to partitions, and the number of shares of each region's copy.
     keys: String,
     /// The servers of each partition.
-    partitions: BTreeMap<String, String>,
+    partitions: OrdMap<String, String>,
     /// The servers of each partition when the data began, if they were others. The partition's log
     /// begins with these members, and knows the changes since.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    founders: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "OrdMap::is_empty")]
+    founders: OrdMap<String, String>,
     /// The log that orders each partition, if that follows from preferred leaders. Empty if not, and
     /// in a file of an earlier version.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    logs: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "OrdMap::is_empty")]
+    logs: OrdMap<String, String>,
     /// The region of each partition's preferred leader, if coordinators follow from it. Empty if not, and
     /// in a file of an earlier version.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    coordinators: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "OrdMap::is_empty")]
+    coordinators: OrdMap<String, String>,
     /// The share of each server, if values are divided. Empty if not, and in a file of an earlier
     /// version.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    shares: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "OrdMap::is_empty")]
+    shares: OrdMap<String, String>,
 }
 
 /// The log of each partition, for protocols with one log for the primaries of a region.
-fn logs(cluster: &Cluster, protocol: &str) -> BTreeMap<String, String> {
+fn logs(cluster: &Cluster, protocol: &str) -> OrdMap<String, String> {
     let ordering = match protocol {
         deterministic::SLOTH => Ordering::Regional,
         deterministic::SLOG => Ordering::Ordered(Orderer::Region),
         deterministic::SLOG_CONSENSUS => Ordering::Ordered(Orderer::Consensus),
-        _ => return BTreeMap::new(),
+        _ => return OrdMap::new(),
     };
     let streams = deterministic::Placement::new(Arc::new(cluster.clone()), ordering);
     streams.partitions().map(|(id, stream)| (id.to_string(), stream.to_string())).collect()
@@ -68,7 +68,7 @@ fn logs(cluster: &Cluster, protocol: &str) -> BTreeMap<String, String> {
 
 /// The region of each preferred leader, for protocols whose gateways compute the coordinator of a
 /// transaction from it.
-fn coordinators(cluster: &Cluster, protocol: &str) -> BTreeMap<String, String> {
+fn coordinators(cluster: &Cluster, protocol: &str) -> OrdMap<String, String> {
     use natto::{CP, LECSF, PA, RECSF, TS};
     use two_phase_locking::{BY_AGE, PREEMPT, PREEMPT_ON_WAIT};
     let computed = [carousel::BASIC, carousel::FAST, TS, LECSF, PA, CP, RECSF];
@@ -84,13 +84,13 @@ fn texts((id, region): (PartitionId, RegionId)) -> (String, String) {
 
 /// The first entry that differs, in both. None if one of them has none at all.
 fn differing<'a>(
-    held: &'a BTreeMap<String, String>,
-    wanted: &'a BTreeMap<String, String>,
+    held: &'a OrdMap<String, String>,
+    wanted: &'a OrdMap<String, String>,
 ) -> Option<(&'a str, &'a str, &'a str)> {
     if held.is_empty() || wanted.is_empty() {
         return None;
     }
-    let value = |of: &'a BTreeMap<String, String>, id| of.get(id).map_or("", String::as_str);
+    let value = |of: &'a OrdMap<String, String>, id| of.get(id).map_or("", String::as_str);
     let entries = held.keys().chain(wanted.keys());
     let mut entries = entries.map(|id| (id.as_str(), value(held, id), value(wanted, id)));
     entries.find(|(_, held, wanted)| held != wanted)
@@ -131,7 +131,7 @@ impl Placement {
             epoch: cluster.epoch,
             keys: keys + &shares,
             partitions: partitions.collect(),
-            founders: BTreeMap::new(),
+            founders: OrdMap::new(),
             logs: logs(cluster, protocol),
             coordinators: coordinators(cluster, protocol),
             shares: divided.collect(),

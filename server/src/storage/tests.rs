@@ -1,6 +1,5 @@
 //! Storage against crashes and damage.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use orthodrome_core::cluster::{Cluster, Node, Partition, Role};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::KeyRange;
 use orthodrome_core::store::{MemoryEngine, Memtable, StateEngine, Store, Versions};
 use orthodrome_core::topology::Topology;
@@ -276,7 +276,7 @@ fn a_crash_at_any_step_of_a_checkpoint_leaves_the_old_log_or_the_new_one() {
     let written = steps.lock().unwrap().len();
     log.checkpoint(number, first, &[record("ab")]).unwrap();
     let steps = steps.lock().unwrap().clone();
-    let mut outcomes = BTreeSet::new();
+    let mut outcomes = OrdSet::new();
     for (at, step) in steps.iter().enumerate().skip(begin) {
         let found = read(&root.path().join(format!("step{at}"))).unwrap();
         // "c" was reported durable when its commit returned.
@@ -864,7 +864,7 @@ fn persist(writer: &Writer, tag: Tag, ticket: u64) {
 
 /// Waits until both owners' tickets are durable.
 fn wait(reports: &mpsc::Receiver<Report>, server: u64, gateway: u64) {
-    let mut last: BTreeMap<Tag, u64> = BTreeMap::new();
+    let mut last: OrdMap<Tag, u64> = OrdMap::new();
     while last.get(&Tag::Server).copied().unwrap_or(0) < server
         || last.get(&Tag::Gateway).copied().unwrap_or(0) < gateway
     {

@@ -1,6 +1,5 @@
 //! The only thread that writes: it takes all queued work, appends it, syncs once, and reports.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::panic::AssertUnwindSafe;
@@ -12,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use orthodrome_core::id::ClientId;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::store::Memtable;
 use orthodrome_core::{Ticket, Timestamp};
 use tokio::sync::oneshot;
@@ -189,7 +189,7 @@ impl Storage {
             is_killed: is_killed.clone(),
             report: Box::new(report),
             pending: None,
-            appended: BTreeMap::new(),
+            appended: OrdMap::new(),
             has_reserved: false,
         };
         let thread =
@@ -361,7 +361,7 @@ struct Thread {
     report: Box<dyn Fn(Report) + Send>,
     pending: Option<Pending>,
     /// Each owner's last ticket in the log that has not been reported.
-    appended: BTreeMap<Tag, Ticket>,
+    appended: OrdMap<Tag, Ticket>,
     /// It has reserved client ids since it started. Starts without clients skip none.
     has_reserved: bool,
 }

@@ -5,13 +5,13 @@
 //! it. Both ends check everything. The acceptor answers with a `Hello` too, which contains the
 //! reason if it refuses.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::sync::Arc;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::wire::{self, Fixed};
 use orthodrome_core::{Cluster, NodeId, Wire};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -150,7 +150,7 @@ pub struct Introduction {
     /// The number of this process, drawn when it starts; see [`draw_instance`].
     pub instance: u64,
     /// All processes but this one.
-    pub others: BTreeMap<NodeId, Process>,
+    pub others: OrdMap<NodeId, Process>,
     /// The epoch of the placement.
     pub map_epoch: u64,
     /// See [`map_digest`].

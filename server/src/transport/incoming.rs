@@ -6,11 +6,11 @@
 //! gone is silent. And a ping that was sent after the new process introduced itself proves that the
 //! old process lives; its number is the sender's clock.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use orthodrome_core::NodeId;
+use orthodrome_core::ordered::OrdMap;
 use tokio_util::sync::CancellationToken;
 
 use super::handshake::HandshakeError;
@@ -94,7 +94,7 @@ impl Incoming {
     }
 }
 
-type Current = Arc<Mutex<BTreeMap<NodeId, Arc<Incoming>>>>;
+type Current = Arc<Mutex<OrdMap<NodeId, Arc<Incoming>>>>;
 
 /// The newest connection from each peer.
 #[derive(Clone, Debug, Default)]
@@ -109,7 +109,7 @@ pub(super) struct Place {
 }
 
 impl Connections {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<NodeId, Arc<Incoming>>> {
+    fn all(&self) -> MutexGuard<'_, OrdMap<NodeId, Arc<Incoming>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

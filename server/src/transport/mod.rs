@@ -12,7 +12,7 @@ pub mod frame;
 pub mod handshake;
 mod incoming;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use bytes::{Buf as _, Bytes, BytesMut};
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Lane;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{NodeId, Rng};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -390,7 +391,7 @@ impl Link {
 /// A running transport. Dropping it ends its connections at once.
 pub struct Transport {
     /// By server and by gateway.
-    links: BTreeMap<NodeId, Arc<Link>>,
+    links: OrdMap<NodeId, Arc<Link>>,
     delay: Option<DelayLine<(Arc<Link>, Lane, Bytes)>>,
     /// Links with frames that wait for [`Transport::flush`].
     unflushed: Mutex<Vec<Arc<Link>>>,
@@ -425,7 +426,7 @@ impl Transport {
         deliver: Arc<D>,
     ) -> io::Result<Self> {
         let Settings { introduction, peers, tls, queue_bytes_max } = settings;
-        let mut links = BTreeMap::new();
+        let mut links = OrdMap::new();
         let mut own = Vec::new();
         for peer in peers {
             let ids = [peer.process.node, peer.process.gateway];
@@ -895,7 +896,7 @@ async fn write(
 /// The accepting side.
 struct Acceptor<D> {
     shared: Arc<Shared>,
-    links: BTreeMap<NodeId, Arc<Link>>,
+    links: OrdMap<NodeId, Arc<Link>>,
     deliver: Arc<D>,
     current: Connections,
     tasks: TaskTracker,

@@ -1,8 +1,7 @@
 //! Leases on real nodes, with every family of protocols.
 
-use std::collections::BTreeSet;
-
 use orthodrome_core::lease::{LeaseId, TTL_MIN};
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_server::leases::LeaseError;
 
 use super::*;
@@ -142,7 +141,7 @@ async fn a_lease_with_many_keys_and_large_values_ends() {
     assert!(lease.has_more && lease.keys.len() == orthodrome_server::leases::KEYS_SHOWN);
     let mut other = Client::at(&cluster, 2).await;
     let attaching = tokio::spawn(async move {
-        let mut attached = BTreeSet::new();
+        let mut attached = OrdSet::new();
         for number in 0.. {
             let key = format!("late/{number}");
             let ops = id.put(key.as_str().into(), "v".into());

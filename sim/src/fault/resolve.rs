@@ -1,10 +1,9 @@
 //! Looks up the nodes, links and partitions that the entries of a schedule name.
 
-use std::collections::BTreeSet;
-
 use orthodrome_core::cluster::{Cluster, Role};
 use orthodrome_core::id::{NodeId, PartitionId};
 use orthodrome_core::machine::Admin;
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::time::Duration;
 
 use super::{Action, Fault, ScheduleError};
@@ -29,7 +28,7 @@ impl Names<'_> {
 
     /// Dense numbers of the nodes in `names`.
     fn nodes(&self, names: &[String]) -> Result<Vec<u32>, ScheduleError> {
-        let mut found = BTreeSet::new();
+        let mut found = OrdSet::new();
         for name in names {
             let id = name.parse::<NodeId>().ok();
             let region = self.cluster.topology.region_named(name);
@@ -64,7 +63,7 @@ impl Names<'_> {
         } else {
             self.nodes(to)?
         };
-        let mut pairs = BTreeSet::new();
+        let mut pairs = OrdSet::new();
         for &a in &from {
             for &b in to.iter().filter(|&&b| b != a) {
                 pairs.insert((a, b));

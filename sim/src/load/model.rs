@@ -1,7 +1,6 @@
 //! The number of clients, their regions, and when they submit transactions.
 
-use std::collections::BTreeMap;
-
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Duration;
 use orthodrome_eval::metrics::Retry;
@@ -22,7 +21,7 @@ pub struct LoadModel {
     /// The share of the transactions that each region submits, or of the clients that are in it, by
     /// the region's name. Shares are relative and need not add up to one. Regions that are not
     /// named have none. If empty, each gateway has the same share.
-    pub origins: BTreeMap<String, f64>,
+    pub origins: OrdMap<String, f64>,
     /// Clients forget the versions that they have seen ([`orthodrome_core::machine::NO_SESSIONS`]).
     /// For tests.
     pub no_sessions: bool,
@@ -40,7 +39,7 @@ impl Default for LoadModel {
             decide: Duration::ZERO,
             transactions_max: u64::MAX,
             die_with_gateway: 0.0,
-            origins: BTreeMap::new(),
+            origins: OrdMap::new(),
             no_sessions: false,
             no_second_list: false,
             hasty_watches: false,

@@ -1,9 +1,9 @@
 //! What clients check of scans and watches, in simulations and of real clusters.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use orthodrome_core::id::TxnId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{KeyRange, Page, Scan};
 use orthodrome_core::time::Timestamp;
 use orthodrome_core::txn::{Key, Reads};
@@ -12,7 +12,7 @@ use orthodrome_core::watch::{Batch, Change};
 /// The keys that a scan found, and as absent keys all other keys in the page's range that
 /// transactions of this run may have written.
 #[must_use]
-pub fn found(scan: &Scan, page: &Page, reads: &Reads, written: &BTreeSet<Key>) -> Reads {
+pub fn found(scan: &Scan, page: &Page, reads: &Reads, written: &OrdSet<Key>) -> Reads {
     let mut all: Reads = page.rows.iter().cloned().collect();
     let covered = covered(scan, page);
     if covered.is_empty() {
@@ -80,13 +80,13 @@ pub struct Watched {
 }
 
 /// Acknowledged changes: who made them, and whether they deleted the key.
-pub type Committed = BTreeMap<(Timestamp, Key), (TxnId, bool)>;
+pub type Committed = OrdMap<(Timestamp, Key), (TxnId, bool)>;
 
 impl Watched {
     /// A watch of this range begins after `from`.
     #[must_use]
     pub fn new(range: KeyRange, from: Timestamp) -> Self {
-        Self { range, from, through: from, changes: BTreeMap::new() }
+        Self { range, from, through: from, changes: OrdMap::new() }
     }
 
     /// The number of changes that were shown.

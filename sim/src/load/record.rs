@@ -1,8 +1,8 @@
 //! Records transactions that have ended: figures, the history, and the oracle's findings.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan::is_fence;
 use orthodrome_core::time::{Time, Timestamp, nanos};
 use orthodrome_core::txn::{Decision, Key, Kind, Op, Outcome, Reads, Txn, Writes};
@@ -177,24 +177,24 @@ pub(super) fn shows_reads(kind: &Kind) -> bool {
 }
 
 /// The keys that a transaction with those reads wrote if it committed, and whether it deleted them.
-fn written(active: &Active, reads: &Reads) -> BTreeMap<Key, bool> {
+fn written(active: &Active, reads: &Reads) -> OrdMap<Key, bool> {
     let keys = |writes: &Writes| {
         writes.iter().map(|(key, value)| (key.clone(), value.is_none())).collect()
     };
     match (&active.request.kind, &active.decision) {
-        (Kind::ReadOnly | Kind::StaleReadOnly, _) => BTreeMap::new(),
-        (Kind::Interactive | Kind::General, None | Some(Decision::Abort)) => BTreeMap::new(),
+        (Kind::ReadOnly | Kind::StaleReadOnly, _) => OrdMap::new(),
+        (Kind::Interactive | Kind::General, None | Some(Decision::Abort)) => OrdMap::new(),
         (Kind::Interactive | Kind::General, Some(Decision::Commit(writes))) => keys(writes),
         // Its guards held, so it writes every key that it declared.
         (Kind::Procedure(ops), _) if active.has_lost_reads() => declared(active, ops),
         (Kind::Procedure(ops), _) => {
-            Txn::execute(ops, reads).map_or_else(|_| BTreeMap::new(), |writes| keys(&writes))
+            Txn::execute(ops, reads).map_or_else(|_| OrdMap::new(), |writes| keys(&writes))
         }
     }
 }
 
 /// The keys that a procedure declared to write, and whether it deletes them.
-fn declared(active: &Active, ops: &[Op]) -> BTreeMap<Key, bool> {
+fn declared(active: &Active, ops: &[Op]) -> OrdMap<Key, bool> {
     active.request.writes.iter().map(|key| (key.clone(), deletes(ops, key))).collect()
 }
 

@@ -1,9 +1,8 @@
 //! Watches of clients, and their checks: a watch shows every acknowledged change of its range, once, in
 //! the order of commit timestamps, also if it ends and goes on later.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::{RegionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::scan::KeyRange;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::Key;
@@ -124,12 +123,7 @@ impl Load {
     }
 
     /// A transaction was acknowledged: watches that have passed it must have shown it.
-    pub(super) fn check_watches(
-        &mut self,
-        at: Timestamp,
-        txn: TxnId,
-        written: BTreeMap<Key, bool>,
-    ) {
+    pub(super) fn check_watches(&mut self, at: Timestamp, txn: TxnId, written: OrdMap<Key, bool>) {
         let mut checked = Ok(());
         for (key, deleted) in written {
             for watched in self.clients.iter().filter_map(|client| client.watched.as_ref()) {

@@ -1,9 +1,9 @@
 //! The report of a run: its figures, or the check that failed.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::time::{Duration, Time};
 use orthodrome_eval::metrics::{Run, RunResult, Summary};
 
@@ -63,15 +63,15 @@ pub struct Report {
     /// The published figures. The caller fills in `wall`, because this crate has no clock.
     pub result: RunResult,
     /// Latencies by the clients' region.
-    pub regions: BTreeMap<String, Summary>,
+    pub regions: OrdMap<String, Summary>,
     /// The distribution function of all latencies, as [`orthodrome_eval::metrics::OfKind::cdf_ms`].
     pub cdf_ms: Vec<f64>,
     /// Messages and bytes of the measured part.
     pub traffic: Traffic,
     /// The number of the protocol's rare events, by their `Debug` form.
-    pub notes: BTreeMap<String, u64>,
+    pub notes: OrdMap<String, u64>,
     /// The number of faults injected, by kind.
-    pub injected: BTreeMap<&'static str, u64>,
+    pub injected: OrdMap<&'static str, u64>,
     /// The results of the schedule's orders to change members.
     pub orders: Vec<OrderReport>,
     /// A hash of all events.

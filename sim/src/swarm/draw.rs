@@ -1,11 +1,10 @@
 //! The draws of a seed: a cluster, a load, and the faults.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::NodeId;
 use orthodrome_core::limits::Limits;
 use orthodrome_core::machine::Protocol;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Duration;
 use orthodrome_core::topology::Topology;
@@ -382,7 +381,7 @@ pub(super) fn draw_options(
             decide: Duration::from_millis(if rng.chance(1, 3) { rng.below(40) } else { 0 }),
             transactions_max: swarm.transactions,
             die_with_gateway: if rng.chance(1, 2) { 0.0 } else { rng.unit() },
-            origins: BTreeMap::new(),
+            origins: OrdMap::new(),
             no_sessions: false,
             no_second_list: false,
             hasty_watches: false,

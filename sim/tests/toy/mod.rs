@@ -2,7 +2,6 @@
 //! the versions read, remembers outcomes, and answers only when a record is on its disk. Its
 //! mutations are mistakes that the simulator must find.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket, TxnId};
 use orthodrome_core::limits::bytes_of;
 use orthodrome_core::machine::{Cx, Input, Leak, Machine, Message, Protocol, Setup};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::{Ask, Basis, Listing, Unit, Voters};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Duration, Timestamp};
@@ -45,7 +45,7 @@ pub enum Msg {
     Commit {
         txn: TxnId,
         below: u64,
-        seen: BTreeMap<Key, Version>,
+        seen: OrdMap<Key, Version>,
         writes: Writes,
     },
     Resolve {
@@ -135,7 +135,7 @@ struct Pending {
 pub struct Client {
     leader: NodeId,
     config: Arc<Config>,
-    pending: BTreeMap<TxnId, Pending>,
+    pending: OrdMap<TxnId, Pending>,
 }
 
 impl Client {
@@ -186,7 +186,7 @@ impl Machine<Toy> for Client {
     fn new(setup: Setup<Toy>, recovered: Vec<Record>, _: &mut Cx<'_, Toy>) -> Self {
         assert!(recovered.is_empty(), "a client persists nothing");
         let leader = setup.cluster.partition(PartitionId(0)).unwrap().preferred_leader;
-        Self { leader, config: setup.config, pending: BTreeMap::new() }
+        Self { leader, config: setup.config, pending: OrdMap::new() }
     }
 
     fn step(&mut self, input: Input<Toy>, cx: &mut Cx<'_, Toy>) {
@@ -261,10 +261,10 @@ pub struct Server {
     store: Store,
     last: Timestamp,
     /// Outcomes on disk, or being written.
-    outcomes: BTreeMap<TxnId, Outcome>,
-    locked: BTreeSet<Key>,
+    outcomes: OrdMap<TxnId, Outcome>,
+    locked: OrdSet<Key>,
     /// Actions to take when a ticket is durable.
-    waiting: BTreeMap<Ticket, (Record, Vec<Reply>)>,
+    waiting: OrdMap<Ticket, (Record, Vec<Reply>)>,
     checkpoint: Option<Ticket>,
     since_checkpoint: usize,
 }
@@ -302,7 +302,7 @@ impl Server {
         &mut self,
         from: NodeId,
         (txn, below): (TxnId, u64),
-        seen: &BTreeMap<Key, Version>,
+        seen: &OrdMap<Key, Version>,
         writes: Writes,
         cx: &mut Cx<'_, Toy>,
     ) {
@@ -360,7 +360,7 @@ impl Server {
             self.since_checkpoint = 0;
             // Waiting records are not applied yet, so a restart needs their records, which the
             // checkpoint replaces: the checkpoint includes them.
-            let waiting: BTreeMap<TxnId, Record> =
+            let waiting: OrdMap<TxnId, Record> =
                 self.waiting.values().map(|(record, _)| (record.txn, record.clone())).collect();
             let record = |(&txn, &outcome): (&TxnId, &Outcome)| {
                 let empty = Record { txn, outcome, writes: Writes::new() };
@@ -380,9 +380,9 @@ impl Machine<Toy> for Server {
             config: setup.config,
             store: Store::new(setup.engine),
             last: Timestamp::ZERO,
-            outcomes: BTreeMap::new(),
-            locked: BTreeSet::new(),
-            waiting: BTreeMap::new(),
+            outcomes: OrdMap::new(),
+            locked: OrdSet::new(),
+            waiting: OrdMap::new(),
             checkpoint: None,
             since_checkpoint: 0,
         };

@@ -1,10 +1,11 @@
 //! What one key holds: a value of one of five types, when it expires, and who changed it last.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use bytes::Bytes;
 
 use super::number::Score;
+use crate::ordered::{OrdMap, OrdSet};
 use crate::txn::{VALUE_BYTES_MAX, Value};
 use crate::wire::{self, Wire};
 
@@ -35,13 +36,13 @@ pub enum Content {
     /// Bytes.
     String(Bytes),
     /// Fields with values.
-    Hash(BTreeMap<Bytes, Bytes>),
+    Hash(OrdMap<Bytes, Bytes>),
     /// Members.
-    Set(BTreeSet<Bytes>),
+    Set(OrdSet<Bytes>),
     /// Elements in order.
     List(VecDeque<Bytes>),
     /// Members with scores.
-    Sorted(BTreeMap<Bytes, Score>),
+    Sorted(OrdMap<Bytes, Score>),
     /// No value: the key does not exist, and a client watches it. The stamp tells whether the key
     /// was made and removed since.
     Nothing,

@@ -450,7 +450,7 @@ fn set_several(slots: &mut [Slot], cx: Context, pairs: &[(u32, Bytes)]) -> Resul
     Ok(())
 }
 
-type SetOf<'a> = Option<&'a std::collections::BTreeSet<Bytes>>;
+type SetOf<'a> = Option<&'a crate::ordered::OrdSet<Bytes>>;
 
 fn sets_of<'a>(slots: &'a [Slot], keys: &[u32]) -> Result<Vec<SetOf<'a>>, Failure> {
     let set = |key: &u32| slots.get(*key as usize).ok_or(NO_SUCH_KEY)?.set();
@@ -475,7 +475,7 @@ fn combine_into(
         return Err(reply::TOO_LARGE);
     }
     target.replace(content, 0, cx);
-    Ok(Reply::count(target.set()?.map_or(0, std::collections::BTreeSet::len)))
+    Ok(Reply::count(target.set()?.map_or(0, crate::ordered::OrdSet::len)))
 }
 
 fn move_member(slots: &mut [Slot], cx: Context, from: u32, to: u32, member: &Bytes) -> Answer {

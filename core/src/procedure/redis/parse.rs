@@ -1,7 +1,5 @@
 //! Reads the arguments of a command.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 
 use super::Command;
@@ -9,6 +7,7 @@ use super::messages::is_channels;
 use super::number::{self, Decimal, Score};
 use super::reply::{Failure, NOT_FLOAT, NOT_INTEGER, SYNTAX};
 use super::table::COMMANDS;
+use crate::ordered::OrdMap;
 use crate::scan::is_fence;
 use crate::txn::Key;
 
@@ -21,7 +20,7 @@ pub struct KeyNames {
     /// The database of names without one.
     database: u8,
     names: Vec<KeyName>,
-    numbers: BTreeMap<KeyName, u32>,
+    numbers: OrdMap<KeyName, u32>,
     bytes: usize,
     /// True if no others may be added.
     is_closed: bool,

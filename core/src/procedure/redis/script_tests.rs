@@ -1,12 +1,11 @@
 //! Scripts: what they reach, what they answer, and what bounds them.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 
 use super::tests::{BYTES_MAX, LIMITS, Store, keys_of, show};
 use super::*;
 use crate::Rng;
+use crate::ordered::OrdMap;
 
 fn words(command: &str, script: &str, keys: &[&str], args: &[&str]) -> Vec<Bytes> {
     let count = keys.len().to_string();
@@ -499,7 +498,7 @@ fn a_script_of_commands_is_its_commands() {
             assert_eq!(flat(&found), flat(&expected), "seed {seed}: {line}");
             ran += usize::from(!found.starts_with('!'));
         }
-        let contents = |store: &Store| -> BTreeMap<Bytes, (Content, u64)> {
+        let contents = |store: &Store| -> OrdMap<Bytes, (Content, u64)> {
             let entry = |value: &Value| entry::Entry::decode(value).unwrap();
             let all = store.values.iter().map(|(key, value)| (key.clone(), entry(value)));
             let all = all.filter(|(_, entry)| entry.expires_ms == 0 || entry.expires_ms > 9 * 700);

@@ -1,13 +1,12 @@
 //! Commands on sets.
 
-use std::collections::BTreeSet;
-
 use bytes::Bytes;
 
 use super::Use;
 use super::entry::{Stamp, cost_of};
 use super::reply::{Answer, Reply};
 use super::state::{Context, Slot};
+use crate::ordered::OrdSet;
 use crate::wire::Wire;
 
 /// A command on one set.
@@ -46,7 +45,7 @@ impl Sets {
             Self::HasSeveral(names) => {
                 Ok(Reply::Array(names.iter().map(|name| Reply::flag(has(name))).collect()))
             }
-            Self::Count => Ok(Reply::count(members.map_or(0, BTreeSet::len))),
+            Self::Count => Ok(Reply::count(members.map_or(0, OrdSet::len))),
             Self::Add(names) => {
                 slot.check_room(cost_of(names))?;
                 let (members, cost) = slot.set_mut()?;
@@ -132,10 +131,10 @@ impl Combination {
     /// Combines sets; a missing one has no members.
     pub(super) fn of<'a>(
         self,
-        mut sets: impl Iterator<Item = Option<&'a BTreeSet<Bytes>>>,
-    ) -> BTreeSet<&'a Bytes> {
+        mut sets: impl Iterator<Item = Option<&'a OrdSet<Bytes>>>,
+    ) -> OrdSet<&'a Bytes> {
         let first = sets.next().flatten();
-        let mut result: BTreeSet<&Bytes> = first.into_iter().flatten().collect();
+        let mut result: OrdSet<&Bytes> = first.into_iter().flatten().collect();
         for set in sets {
             match self {
                 Self::Intersection => {

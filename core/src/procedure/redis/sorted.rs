@@ -1,7 +1,5 @@
 //! Commands on sorted sets.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 
 use super::entry::cost_of;
@@ -10,6 +8,7 @@ use super::parse::Args;
 use super::reply::{Answer, Failure, NOT_FLOAT, Reply, SYNTAX};
 use super::state::{Context, Slot};
 use super::{Use, keys};
+use crate::ordered::OrdMap;
 use crate::wire::Wire;
 
 /// An end of an interval of scores.
@@ -128,7 +127,7 @@ impl Sorted {
         match self {
             Self::Score(name) => Ok(score(name)),
             Self::ScoreSeveral(names) => Ok(Reply::Array(names.iter().map(score).collect())),
-            Self::Count => Ok(Reply::count(members.map_or(0, BTreeMap::len))),
+            Self::Count => Ok(Reply::count(members.map_or(0, OrdMap::len))),
             Self::CountIn(interval) => {
                 let scores = members.into_iter().flatten().map(|(_, score)| *score);
                 Ok(Reply::count(scores.filter(|score| interval.contains(*score)).count()))

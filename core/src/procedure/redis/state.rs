@@ -1,13 +1,14 @@
 //! The keys of a transaction while its commands run.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use bytes::Bytes;
 
 use super::entry::{COST_MAX, Content, Entry, Stamp};
 use super::number::Score;
 use super::reply::{Failure, TOO_LARGE, WRONG_TYPE};
+use crate::ordered::{OrdMap, OrdSet};
 use crate::txn::Value;
 
 /// What commands need besides their keys.
@@ -130,10 +131,10 @@ impl Slot {
     }
 
     typed!(string, string_mut, String, Bytes);
-    typed!(hash, hash_mut, Hash, BTreeMap<Bytes, Bytes>);
-    typed!(set, set_mut, Set, BTreeSet<Bytes>);
+    typed!(hash, hash_mut, Hash, OrdMap<Bytes, Bytes>);
+    typed!(set, set_mut, Set, OrdSet<Bytes>);
     typed!(list, list_mut, List, VecDeque<Bytes>);
-    typed!(sorted, sorted_mut, Sorted, BTreeMap<Bytes, Score>);
+    typed!(sorted, sorted_mut, Sorted, OrdMap<Bytes, Score>);
 
     /// The members of a sorted set, by score and then by name; empty if the key does not exist.
     pub fn order(&self) -> Result<&[(Score, Bytes)], Failure> {

@@ -1,11 +1,10 @@
 //! Each command by script, and batches against their commands one by one.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 
 use super::*;
 use crate::Rng;
+use crate::ordered::OrdMap;
 use crate::txn::VALUE_BYTES_MAX;
 
 pub(super) const LIMITS: KeyLimits = KeyLimits { keys_max: 100, key_bytes_max: 100 };
@@ -14,7 +13,7 @@ pub(super) const BYTES_MAX: usize = 16 << 20;
 /// A store that runs batches as the database does: through the bytes of a call.
 #[derive(Default)]
 pub(super) struct Store {
-    pub(super) values: BTreeMap<Bytes, Value>,
+    pub(super) values: OrdMap<Bytes, Value>,
     pub(super) now_ms: u64,
     pub(super) counter: u64,
 }

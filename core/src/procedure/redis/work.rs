@@ -123,7 +123,7 @@ fn sorted_work(command: &Sorted, slot: &mut Slot) -> usize {
         Sorted::CountIn(_) | Sorted::Rank(..) => slot.cost(),
         // The members are sorted once. A range of ranks is found in that order.
         Sorted::Range { span: Span::Ranks(first, last), .. } => {
-            let length = slot.sorted().ok().flatten().map_or(0, std::collections::BTreeMap::len);
+            let length = slot.sorted().ok().flatten().map_or(0, crate::ordered::OrdMap::len);
             let order = if slot.count_order() { slot.cost() } else { 0 };
             order.saturating_add(keys::span(*first, *last, length).len() * ELEMENT_BYTES)
         }

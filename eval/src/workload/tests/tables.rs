@@ -22,14 +22,14 @@ fn azure6() -> Cluster {
 }
 
 /// The regions that lead the keys which a request declares, its own region first.
-fn regions(cluster: &Cluster, home: RegionId, request: &Request) -> BTreeSet<RegionId> {
+fn regions(cluster: &Cluster, home: RegionId, request: &Request) -> OrdSet<RegionId> {
     let keys = request.reads.iter().chain(&request.writes);
     let leaders = keys.map(|key| cluster.leader_region(cluster.partition_of(key)));
     leaders.chain([home]).collect()
 }
 
 /// The warehouses of a request's keys.
-fn warehouses(request: &Request) -> BTreeSet<i64> {
+fn warehouses(request: &Request) -> OrdSet<i64> {
     let keys = request.reads.iter().chain(&request.writes);
     keys.map(|key| key_numbers(key).unwrap()[0]).collect()
 }
@@ -73,7 +73,7 @@ fn tpcc_has_the_mix_and_the_shares_of_the_specification() {
 #[test]
 fn customers_and_items_are_drawn_unevenly() {
     let requests = run("tpcc:new-order", &Options::default(), 5_000).1;
-    let mut items = BTreeMap::<i64, u32>::new();
+    let mut items = OrdMap::<i64, u32>::new();
     for (request, _) in &requests {
         for key in request.reads.iter().filter(|key| key.bytes().starts_with(b"stock")) {
             *items.entry(key_numbers(key).unwrap()[1]).or_default() += 1;
@@ -127,7 +127,7 @@ fn distributed_transactions_have_two_regions_wherever_they_begin() {
         for _ in 0..count {
             let request = workload.next(issuer(0), &mut rng);
             let regions = regions(&cluster, RegionId(0), &request);
-            let owners: BTreeSet<RegionId> = request
+            let owners: OrdSet<RegionId> = request
                 .reads
                 .iter()
                 .map(|key| cluster.leader_region(cluster.partition_of(key)))

@@ -144,12 +144,12 @@ fn the_result_is_computed_from_the_rows_in_place_of_the_tables() {
     let template = |name: &str| Template {
         name: format!("\"s\".\"{name}\""),
         is_copy: true,
-        unordered: BTreeSet::new(),
-        documents: BTreeMap::new(),
+        unordered: OrdSet::new(),
+        documents: OrdMap::new(),
     };
-    let templates: BTreeMap<String, Template> =
+    let templates: OrdMap<String, Template> =
         ["a", "b"].map(|name| (name.to_owned(), template(name))).into();
-    let mut found: BTreeMap<String, Answer> =
+    let mut found: OrdMap<String, Answer> =
         [("a".to_owned(), rows("x", Kind::Text, &[Some("o'n\\e\n\""), None]))].into();
     found.insert("b".into(), rows("j", Kind::Json, &[Some("{\"k\": 1}")]));
     assert_eq!(
@@ -171,7 +171,7 @@ fn documents_are_gathered_as_documents() {
     let template = Template {
         name: "t".into(),
         is_copy: false,
-        unordered: BTreeSet::new(),
+        unordered: OrdSet::new(),
         documents: [("j".to_owned(), "json".to_owned())].into(),
     };
     let written = |kind, name| {
@@ -209,7 +209,7 @@ fn documents_that_postgresql_would_lose_are_gathered_as_texts() {
     let template = Template {
         name: "t".into(),
         is_copy: false,
-        unordered: BTreeSet::new(),
+        unordered: OrdSet::new(),
         documents: [("j".to_owned(), "jsonb".to_owned())].into(),
     };
     for (document, constant) in

@@ -1,6 +1,6 @@
 //! INSERT: distributes rows over sources.
 
-use std::collections::{BTreeMap, BTreeSet};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 
 use sqlparser::ast::{
     Assignment, AssignmentTarget, Expr, Insert, OnConflictAction, OnInsert, SetExpr, Statement,
@@ -16,7 +16,7 @@ use super::record::Named;
 use super::{Names, Part, Plan, Planner};
 
 /// For each source, the numbers of the rows that are placed there, and their records.
-type SplitRows = BTreeMap<SourceId, (Vec<usize>, Named)>;
+type SplitRows = OrdMap<SourceId, (Vec<usize>, Named)>;
 
 impl Planner<'_> {
     pub(super) fn insert(&self, statement: &Statement, insert: &Insert) -> Result<Plan, Refusal> {
@@ -68,7 +68,7 @@ impl Planner<'_> {
         statement: &Statement,
         insert: &Insert,
         table: &Table,
-        sources: &BTreeSet<SourceId>,
+        sources: &OrdSet<SourceId>,
     ) -> Result<Vec<Part>, Refusal> {
         let part = |&source: &SourceId| {
             let statement = self.rebound(statement, source)?;

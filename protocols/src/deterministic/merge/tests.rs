@@ -18,11 +18,11 @@ fn id(number: u64) -> Name {
 
 fn txn(number: u64, reads: &[&str], writes: &[&str]) -> Arc<Sequenced> {
     let keys = |names: &[&str]| {
-        let keys: BTreeSet<Key> = names.iter().map(|name| Key::from(*name)).collect();
+        let keys: OrdSet<Key> = names.iter().map(|name| Key::from(*name)).collect();
         keys.into_iter().collect::<Vec<_>>()
     };
     let (reads, writes) = (keys(reads), keys(writes));
-    let homes: BTreeSet<PartitionId> = reads.iter().chain(&writes).map(home).collect();
+    let homes: OrdSet<PartitionId> = reads.iter().chain(&writes).map(home).collect();
     let body = Body::Ops(Vec::new());
     let functor = Functor { txn: id(number).txn, reads, writes, body, acknowledged_below: 0 };
     let homes = homes.into_iter().collect();
@@ -161,7 +161,7 @@ fn draw(rng: &mut Rng) -> Vec<Vec<Arc<Sequenced>>> {
 }
 
 fn conflict(a: &Sequenced, b: &Sequenced, stream: PartitionId) -> bool {
-    let here = |keys: &[Key]| -> BTreeSet<Key> {
+    let here = |keys: &[Key]| -> OrdSet<Key> {
         keys.iter().filter(|key| home(key) == stream).cloned().collect()
     };
     let (ra, wa) = (here(&a.functor.reads), here(&a.functor.writes));
@@ -171,10 +171,10 @@ fn conflict(a: &Sequenced, b: &Sequenced, stream: PartitionId) -> bool {
 
 /// The definition: all transactions that must have run before or together with each transaction,
 /// according to these prefixes, and whether all of them are complete.
-fn closure(prefixes: &[&[Arc<Sequenced>]]) -> BTreeMap<Name, (BTreeSet<Name>, bool)> {
-    let mut before: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
-    let mut seen: BTreeMap<Name, usize> = BTreeMap::new();
-    let mut homes: BTreeMap<Name, usize> = BTreeMap::new();
+fn closure(prefixes: &[&[Arc<Sequenced>]]) -> OrdMap<Name, (OrdSet<Name>, bool)> {
+    let mut before: OrdMap<Name, OrdSet<Name>> = OrdMap::new();
+    let mut seen: OrdMap<Name, usize> = OrdMap::new();
+    let mut homes: OrdMap<Name, usize> = OrdMap::new();
     for (stream, prefix) in (0..).zip(prefixes) {
         for (at, entry) in prefix.iter().enumerate() {
             let txn = entry.name();
@@ -185,9 +185,9 @@ fn closure(prefixes: &[&[Arc<Sequenced>]]) -> BTreeMap<Name, (BTreeSet<Name>, bo
             before.entry(txn).or_default().extend(these.map(|other| other.name()));
         }
     }
-    let mut all = BTreeMap::new();
+    let mut all = OrdMap::new();
     for &txn in before.keys() {
-        let mut reached = BTreeSet::from([txn]);
+        let mut reached = OrdSet::from([txn]);
         let mut work = vec![txn];
         while let Some(next) = work.pop() {
             work.extend(before[&next].iter().filter(|other| reached.insert(**other)));
@@ -222,11 +222,11 @@ fn every_interleaving_runs_all_that_may_in_the_same_order() {
                     let prefixes: Vec<&[Arc<Sequenced>]> = (0..STREAMS as usize)
                         .map(|s| &streams[s][..merging.merged[s] as usize])
                         .collect();
-                    let expected: BTreeSet<Name> = closure(&prefixes)
+                    let expected: OrdSet<Name> = closure(&prefixes)
                         .into_iter()
                         .filter_map(|(txn, (_, is_closed))| is_closed.then_some(txn))
                         .collect();
-                    assert_eq!(merging.order.iter().copied().collect::<BTreeSet<_>>(), expected);
+                    assert_eq!(merging.order.iter().copied().collect::<OrdSet<_>>(), expected);
                 }
                 if rng.chance(1, 10) {
                     merging.merge = again(&merging.merge);
@@ -295,8 +295,8 @@ fn contended(per_second: u64, is_bounded: bool) -> (usize, Duration) {
     const WAY: u64 = 40;
     let mut rng = Rng::stream(7, "contended", per_second);
     // Which transaction arrives at which sequencer, by millisecond.
-    let mut arrivals: BTreeMap<(u64, u64, usize), Arc<Sequenced>> = BTreeMap::new();
-    let mut began = BTreeMap::new();
+    let mut arrivals: OrdMap<(u64, u64, usize), Arc<Sequenced>> = OrdMap::new();
+    let mut began = OrdMap::new();
     let mut number = 0;
     for from in 0..2_usize {
         let mut at = 0;
@@ -313,7 +313,7 @@ fn contended(per_second: u64, is_bounded: bool) -> (usize, Duration) {
         }
     }
     // What the first region merges, by millisecond.
-    let mut merged: BTreeMap<(u64, usize, u64), Arc<Sequenced>> = BTreeMap::new();
+    let mut merged: OrdMap<(u64, usize, u64), Arc<Sequenced>> = OrdMap::new();
     for (order, ((at, _, to), entry)) in (0..).zip(arrivals) {
         merged.insert((at + if to == 0 { 0 } else { WAY }, to, order), entry);
     }

@@ -1,10 +1,11 @@
 //! Checkpoints: what is persisted, and which part of it a restart uses.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::mem::take;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::scan::LISTS_APART_MAX;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{Key, Value, Version};
@@ -19,16 +20,16 @@ use crate::replication;
 pub(super) const OWN: PartitionId = PartitionId(u32::MAX);
 
 /// The surviving records of each stream's log.
-pub(super) type Logs = BTreeMap<PartitionId, Vec<replication::Record<Log>>>;
+pub(super) type Logs = OrdMap<PartitionId, Vec<replication::Record<Log>>>;
 
 /// The surviving images, by their numbers, each stream's log, and when the next checkpoint is due.
 pub(super) fn read(
     node: NodeId,
     recovered: Vec<Record>,
-) -> (BTreeMap<u64, Image>, Logs, CheckpointPace) {
+) -> (OrdMap<u64, Image>, Logs, CheckpointPace) {
     let mut pace = CheckpointPace::default();
-    let mut images = BTreeMap::from([(0, Image::default())]);
-    let mut logs: Logs = BTreeMap::new();
+    let mut images = OrdMap::from([(0, Image::default())]);
+    let mut logs: Logs = OrdMap::new();
     for record in recovered {
         pace.recovered(record.size(), matches!(record, Record::Image(_)));
         match record {
@@ -55,15 +56,15 @@ pub(super) struct Disk {
     /// When the next checkpoint is due.
     pub(super) pace: CheckpointPace,
     /// Streams whose logs may have events.
-    pub(super) touched: BTreeSet<PartitionId>,
+    pub(super) touched: OrdSet<PartitionId>,
     /// Streams whose logs may have messages to send together.
-    pub(super) unflushed: BTreeSet<PartitionId>,
+    pub(super) unflushed: OrdSet<PartitionId>,
     /// The pending checkpoint.
     checkpoint: Option<Ticket>,
     /// Streams through which another server's state was installed since the last checkpoint.
-    pub(super) installed: BTreeSet<PartitionId>,
+    pub(super) installed: OrdSet<PartitionId>,
     /// The same, before the pending checkpoint began.
-    settling: BTreeSet<PartitionId>,
+    settling: OrdSet<PartitionId>,
     /// For some checkpoints, oldest first: when each was made, and for each partition the timestamp
     /// below which everything had run.
     collectables: VecDeque<(Time, Vec<(PartitionId, Timestamp)>)>,

@@ -1,13 +1,14 @@
 //! Messages between servers of different shares, and to servers of one share that lag behind (ADR
 //! 18).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::mem::take;
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::{NodeId, PartitionId, ShareId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::store::PIECE_BYTES;
 use orthodrome_core::time::{Duration, Time};
 
@@ -37,38 +38,38 @@ const PIECE_AGAIN_MAX: u32 = 6;
 #[derive(Debug)]
 pub(super) struct Exchange {
     /// The servers that hold each share, in the order in which this server asks them.
-    holders: BTreeMap<ShareId, Vec<NodeId>>,
+    holders: OrdMap<ShareId, Vec<NodeId>>,
     /// Servers of this region to which this server sends its parts.
     receivers: Vec<(ShareId, NodeId)>,
     /// Parts to send together.
-    outgoing: BTreeMap<NodeId, Vec<(Turn, Arc<Part>)>>,
+    outgoing: OrdMap<NodeId, Vec<(Turn, Arc<Part>)>>,
     /// Parts to request together.
-    asking: BTreeMap<NodeId, Vec<Turn>>,
+    asking: OrdMap<NodeId, Vec<Turn>>,
     /// Transactions that wait for parts, and when the parts were requested.
-    awaited: BTreeMap<Turn, RetryState>,
+    awaited: OrdMap<Turn, RetryState>,
     /// The servers that want this share's part of a transaction that is not due here yet.
-    wanted: BTreeMap<Turn, BTreeSet<NodeId>>,
+    wanted: OrdMap<Turn, OrdSet<NodeId>>,
     /// Servers that were asked and have not answered, and since when.
-    silent: BTreeMap<NodeId, Time>,
+    silent: OrdMap<NodeId, Time>,
     /// A server that has been silent for this long is not asked.
     timeout: Duration,
     /// The entries covered by this server's durable checkpoint, and by the pending one.
-    covered: BTreeMap<PartitionId, Index>,
-    covering: Option<BTreeMap<PartitionId, Index>>,
+    covered: OrdMap<PartitionId, Index>,
+    covering: Option<OrdMap<PartitionId, Index>>,
     told_at: Time,
     /// The entries that other servers do not need any more.
-    passed: BTreeMap<NodeId, BTreeMap<PartitionId, Index>>,
+    passed: OrdMap<NodeId, OrdMap<PartitionId, Index>>,
     /// A state that is arriving.
     arriving: Option<Arriving>,
     /// The number of the last request for a state; 0 if there was none.
     number: u64,
     /// States that are being sent in pieces, by receiver.
-    leaving: BTreeMap<NodeId, Outgoing>,
+    leaving: OrdMap<NodeId, Outgoing>,
     /// How long their pieces are, by start.
     paces: Paces<usize>,
     /// Streams whose logs begin after the end of this server's state, and what has been chosen in
     /// them since.
-    gaps: BTreeMap<PartitionId, Gap>,
+    gaps: OrdMap<PartitionId, Gap>,
 }
 
 #[derive(Debug)]
@@ -100,7 +101,7 @@ struct Gap {
 
 impl Exchange {
     pub fn new(node: NodeId, cluster: &Cluster, timeout: Duration, now: Time) -> Self {
-        let mut holders: BTreeMap<ShareId, Vec<NodeId>> = BTreeMap::new();
+        let mut holders: OrdMap<ShareId, Vec<NodeId>> = OrdMap::new();
         let mut receivers = Vec::new();
         if cluster.shares() > 1 {
             holders = holders_for(node, cluster);
@@ -119,21 +120,21 @@ impl Exchange {
         Self {
             holders,
             receivers,
-            outgoing: BTreeMap::new(),
-            asking: BTreeMap::new(),
-            awaited: BTreeMap::new(),
-            wanted: BTreeMap::new(),
-            silent: BTreeMap::new(),
+            outgoing: OrdMap::new(),
+            asking: OrdMap::new(),
+            awaited: OrdMap::new(),
+            wanted: OrdMap::new(),
+            silent: OrdMap::new(),
             timeout,
-            covered: BTreeMap::new(),
+            covered: OrdMap::new(),
             covering: None,
             told_at: now,
-            passed: BTreeMap::new(),
+            passed: OrdMap::new(),
             arriving: None,
             number: 0,
-            leaving: BTreeMap::new(),
+            leaving: OrdMap::new(),
             paces: Paces::long(PIECE_BYTES),
-            gaps: BTreeMap::new(),
+            gaps: OrdMap::new(),
         }
     }
 
@@ -194,14 +195,14 @@ impl Exchange {
 /// The servers of each share except `node`, in the order in which `node` asks them. Near servers
 /// come first. Of those in one region, the first is the one with the same position in its share as
 /// `node` has in its own.
-fn holders_for(node: NodeId, cluster: &Cluster) -> BTreeMap<ShareId, Vec<NodeId>> {
+fn holders_for(node: NodeId, cluster: &Cluster) -> OrdMap<ShareId, Vec<NodeId>> {
     let (home, (_, spare)) = (cluster.region_of(node), cluster.share_at(node));
-    let mut counts = BTreeMap::new();
+    let mut counts = OrdMap::new();
     for server in cluster.servers() {
         let (share, _) = cluster.share_at(server.id);
         *counts.entry((server.region, share)).or_insert(0_u32) += 1;
     }
-    let mut holders: BTreeMap<ShareId, Vec<_>> = BTreeMap::new();
+    let mut holders: OrdMap<ShareId, Vec<_>> = OrdMap::new();
     for server in cluster.servers().filter(|server| server.id != node) {
         let (share, at) = cluster.share_at(server.id);
         let count = counts.get(&(server.region, share)).copied().unwrap_or(1);
@@ -240,7 +241,7 @@ impl Server {
         let exchange = &mut self.exchange;
         for (turn, shares, part) in take(&mut applied.taken) {
             let near = exchange.receivers.iter().filter(|(share, _)| shares.contains(share));
-            let mut to: BTreeSet<NodeId> = near.map(|&(_, node)| node).collect();
+            let mut to: OrdSet<NodeId> = near.map(|&(_, node)| node).collect();
             to.extend(exchange.wanted.remove(&turn).unwrap_or_default());
             for node in to {
                 exchange.outgoing.entry(node).or_default().push((turn, part.clone()));
@@ -328,7 +329,7 @@ impl Server {
     }
 
     /// Servers of other shares do not need these parts any more.
-    pub(super) fn on_covered(&mut self, from: NodeId, through: BTreeMap<PartitionId, Index>) {
+    pub(super) fn on_covered(&mut self, from: NodeId, through: OrdMap<PartitionId, Index>) {
         self.exchange.passed.insert(from, through);
         for stream in self.placement.streams() {
             let (all, most) = self.exchange.needed(self.placement.share(), stream);

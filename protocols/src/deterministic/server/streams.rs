@@ -1,12 +1,12 @@
 //! The replicas of the streams' logs, and the processing of their events.
 
-use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::Arc;
 
 use orthodrome_core::Wire as _;
 use orthodrome_core::id::{NodeId, PartitionId, Ticket};
 use orthodrome_core::machine::Claim;
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::time::Time;
 
@@ -28,7 +28,7 @@ pub(super) struct Stream {
     /// A snapshot that is arriving in pieces.
     pub(super) staged: Option<Chunk>,
     /// The data of snapshots that are being sent in pieces, as of their first piece.
-    pub(super) leaving: BTreeMap<NodeId, Arc<Leaving>>,
+    pub(super) leaving: OrdMap<NodeId, Arc<Leaving>>,
 }
 
 /// A log's I/O.
@@ -87,7 +87,7 @@ impl Server {
             applied >= base,
             "{stream}: the image ends at {applied}, its log begins after {base}"
         );
-        let (sequencer, leaving) = (Sequencer::default(), BTreeMap::new());
+        let (sequencer, leaving) = (Sequencer::default(), OrdMap::new());
         let held = Stream { replica, sequencer, announced: Index(0), staged: None, leaving };
         self.streams.insert(stream, held);
         self.touch(stream);

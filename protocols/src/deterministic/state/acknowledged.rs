@@ -1,8 +1,7 @@
 //! The acknowledgements of clients, and what may be forgotten because of them.
 
-use std::collections::BTreeMap;
-
 use orthodrome_core::id::{ClientId, PartitionId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 
 use super::super::message::{Name, StreamImage};
 use super::State;
@@ -106,10 +105,8 @@ impl State {
 }
 
 /// For each client, the counter below which it knows all outcomes, according to any stream.
-pub(super) fn acknowledged(
-    streams: &BTreeMap<PartitionId, StreamImage>,
-) -> BTreeMap<ClientId, u64> {
-    let mut acknowledged: BTreeMap<ClientId, u64> = BTreeMap::new();
+pub(super) fn acknowledged(streams: &OrdMap<PartitionId, StreamImage>) -> OrdMap<ClientId, u64> {
+    let mut acknowledged: OrdMap<ClientId, u64> = OrdMap::new();
     for (&client, &below) in streams.values().flat_map(|stream| &stream.acknowledged) {
         let known = acknowledged.entry(client).or_default();
         *known = (*known).max(below);

@@ -1,9 +1,9 @@
 //! Joins the states of two servers: the result contains what either knew (S3, S8).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::id::{PartitionId, TxnId};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::store::{Store, Versions};
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{Key, Version};
@@ -33,7 +33,7 @@ impl State {
     ) -> Applied {
         let ours = self.image(placement);
         Self::join_data((&ours, image), data, placement, store);
-        let mut pending: BTreeMap<(PartitionId, Place), Arc<Sequenced>> = BTreeMap::new();
+        let mut pending: OrdMap<(PartitionId, Place), Arc<Sequenced>> = OrdMap::new();
         for (one, other) in [(&ours, image), (image, &ours)] {
             let has_run = other.has_run(&one.pending);
             for (stream, place, entry) in &one.pending {
@@ -97,7 +97,7 @@ impl State {
         store: &mut Store,
     ) {
         let floors = Floors::of(ours, placement);
-        let mut seen = BTreeSet::new();
+        let mut seen = OrdSet::new();
         for (key, mut versions) in data {
             let partition = placement.partition_of(&key);
             let Some((version, value)) = versions.pop() else { continue };
@@ -142,18 +142,18 @@ impl State {
 /// state. Versions that the state has forgotten are older.
 struct Floors<'a> {
     placement: &'a Placement,
-    moved: &'a BTreeMap<Key, Home>,
-    streams: BTreeMap<PartitionId, Timestamp>,
+    moved: &'a OrdMap<Key, Home>,
+    streams: OrdMap<PartitionId, Timestamp>,
     /// For keys of due transactions. The key may have moved since their turn came: transactions
     /// ordered by its new home are later, but these need not be.
-    due: BTreeMap<&'a Key, Timestamp>,
+    due: OrdMap<&'a Key, Timestamp>,
 }
 
 impl<'a> Floors<'a> {
     fn of(image: &'a Image, placement: &'a Placement) -> Self {
         let streams = placement.streams().into_iter();
         let streams = streams.map(|stream| (stream, image.collectable(stream))).collect();
-        let mut due: BTreeMap<&Key, Timestamp> = BTreeMap::new();
+        let mut due: OrdMap<&Key, Timestamp> = OrdMap::new();
         for waiting in &image.due {
             for key in waiting.keys() {
                 let floor = due.entry(key).or_insert(Timestamp::MAX);

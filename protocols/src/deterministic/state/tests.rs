@@ -1,8 +1,7 @@
-use std::collections::BTreeSet;
-
 use orthodrome_core::Wire as _;
 use orthodrome_core::cluster::Cluster;
 use orthodrome_core::id::NodeId;
+use orthodrome_core::ordered::OrdSet;
 use orthodrome_core::rng::Rng;
 use orthodrome_core::store::{MemoryEngine, PIECE_BYTES, Versions};
 use orthodrome_core::time::Duration;
@@ -33,7 +32,7 @@ fn shared_placements() -> [Placement; 2] {
 
 /// A transaction of a few operations.
 fn functor(number: u64, rng: &mut Rng) -> Functor {
-    let (mut ops, mut reads, mut writes) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut ops, mut reads, mut writes) = (Vec::new(), OrdSet::new(), OrdSet::new());
     for _ in 0..rng.range(1, 3) {
         let key = Key::from(format!("k{}", rng.below(9)));
         let (is_read, is_write, op) = match rng.below(4) {
@@ -55,10 +54,10 @@ fn functor(number: u64, rng: &mut Rng) -> Functor {
 /// different time. One server, which lags behind, assigns the homes of keys, learns outcomes, and
 /// decides when a transaction is submitted again.
 struct Drawing {
-    logs: BTreeMap<PartitionId, Vec<Command>>,
+    logs: OrdMap<PartitionId, Vec<Command>>,
     on_way: Vec<(PartitionId, Arc<Sequenced>)>,
     submitted: Vec<Arc<Functor>>,
-    relocated: BTreeSet<(Key, u64)>,
+    relocated: OrdSet<(Key, u64)>,
     server: Held,
     clock: u64,
 }
@@ -68,13 +67,13 @@ impl Drawing {
         rng: &mut Rng,
         placement: &Placement,
         moves: bool,
-    ) -> BTreeMap<PartitionId, Vec<Command>> {
+    ) -> OrdMap<PartitionId, Vec<Command>> {
         let logs = placement.streams().into_iter().map(|stream| (stream, Vec::new())).collect();
         let mut drawing = Self {
             logs,
             on_way: Vec::new(),
             submitted: Vec::new(),
-            relocated: BTreeSet::new(),
+            relocated: OrdSet::new(),
             server: Held::new(placement),
             clock: 0,
         };
@@ -252,7 +251,7 @@ impl Held {
         let mut newest: Vec<_> = newest.collect();
         newest.sort();
         // Each server decides by itself how long it remembers that a transaction has run.
-        (Image { ran: BTreeSet::new(), ..self.state.image(placement) }, newest)
+        (Image { ran: OrdSet::new(), ..self.state.image(placement) }, newest)
     }
 }
 
@@ -267,14 +266,14 @@ fn joined_states_are_what_the_longer_prefixes_give() {
     for _ in 0..300 {
         let logs = Drawing::draw(&mut rng, &placement, true);
         let streams: Vec<PartitionId> = logs.keys().copied().collect();
-        let prefix = |rng: &mut Rng| -> BTreeMap<PartitionId, u64> {
+        let prefix = |rng: &mut Rng| -> OrdMap<PartitionId, u64> {
             let of = |(&stream, log): (_, &Vec<Command>)| (stream, rng.below(log.len() as u64 + 1));
             logs.iter().map(of).collect()
         };
         let (one, other) = (prefix(&mut rng), prefix(&mut rng));
-        let both: BTreeMap<PartitionId, u64> =
+        let both: OrdMap<PartitionId, u64> =
             one.iter().map(|(stream, &at)| (*stream, at.max(other[stream]))).collect();
-        let mut run = |ends: &BTreeMap<PartitionId, u64>, held: &mut Held, collects: bool| {
+        let mut run = |ends: &OrdMap<PartitionId, u64>, held: &mut Held, collects: bool| {
             loop {
                 let open: Vec<PartitionId> = (streams.iter().copied())
                     .filter(|stream| held.state.applied(*stream).0 < ends[stream])
@@ -291,8 +290,7 @@ fn joined_states_are_what_the_longer_prefixes_give() {
         run(&one, a, true);
         run(&other, b, true);
         run(&both, whole, false);
-        let is_ahead =
-            |x: &BTreeMap<_, u64>, y: &BTreeMap<_, u64>| x.iter().all(|(s, at)| *at >= y[s]);
+        let is_ahead = |x: &OrdMap<_, u64>, y: &OrdMap<_, u64>| x.iter().all(|(s, at)| *at >= y[s]);
         neither += usize::from(!is_ahead(&one, &other) && !is_ahead(&other, &one));
         waited += usize::from(!a.state.merge.is_empty() && !b.state.merge.is_empty());
         // Another server at the position of the first.
@@ -307,7 +305,7 @@ fn joined_states_are_what_the_longer_prefixes_give() {
         };
         join(back, b);
         join(b, a);
-        let ends: BTreeMap<PartitionId, u64> =
+        let ends: OrdMap<PartitionId, u64> =
             logs.iter().map(|(stream, log)| (*stream, log.len() as u64)).collect();
         run(&ends, whole, true);
         run(&ends, b, true);
@@ -334,7 +332,7 @@ fn what_has_run_of_a_key_is_below_everything_that_has_not() {
     let (mut forgotten, mut missing) = (0, 0);
     for _ in 0..300 {
         let logs = Drawing::draw(&mut rng, &placement, true);
-        let ends: BTreeMap<PartitionId, u64> =
+        let ends: OrdMap<PartitionId, u64> =
             (logs.iter()).map(|(&stream, log)| (stream, rng.below(log.len() as u64 + 1))).collect();
         let mut held = [(); 3].map(|()| Held::new(&placement));
         for (number, held) in held.iter_mut().enumerate() {
@@ -453,12 +451,7 @@ impl Divided {
     }
 
     /// A server merges the next entry of some stream. False if there is none.
-    fn step(
-        &mut self,
-        at: usize,
-        logs: &BTreeMap<PartitionId, Vec<Command>>,
-        rng: &mut Rng,
-    ) -> bool {
+    fn step(&mut self, at: usize, logs: &OrdMap<PartitionId, Vec<Command>>, rng: &mut Rng) -> bool {
         let placement = self.placements[at % 2].clone();
         let held = &mut self.servers[at];
         let open = logs
@@ -479,7 +472,7 @@ type Counts = [usize; 3];
 /// Servers merge these logs while parts get lost, and some restart or take another's state.
 fn disturb(
     divided: &mut Divided,
-    logs: &BTreeMap<PartitionId, Vec<Command>>,
+    logs: &OrdMap<PartitionId, Vec<Command>>,
     [waited, joined, restarted]: &mut Counts,
     rng: &mut Rng,
 ) {

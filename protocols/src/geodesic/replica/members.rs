@@ -6,10 +6,10 @@
 //! others refuse what is left of the epoch before, and copies the partition as a server does that has
 //! lost its disk: it is one, in the place of the member that has left.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use orthodrome_core::id::NodeId;
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::time::{Duration, Time, Timestamp, nanos};
 
 use super::super::Note;
@@ -49,9 +49,9 @@ struct Proposal {
     ballot: Ballot,
     members: Arc<Members>,
     /// What those who have promised had accepted.
-    promised: BTreeMap<NodeId, Option<(Ballot, Arc<Members>)>>,
+    promised: OrdMap<NodeId, Option<(Ballot, Arc<Members>)>>,
     /// Who has accepted. Nobody is asked for that before a majority has promised.
-    accepted: Option<BTreeSet<NodeId>>,
+    accepted: Option<OrdSet<NodeId>>,
     began: Time,
     asked: Time,
 }
@@ -252,7 +252,7 @@ impl Replica {
             node: world.node,
             incarnation: world.incarnation,
         };
-        let (promised, accepted) = (BTreeMap::new(), None);
+        let (promised, accepted) = (OrdMap::new(), None);
         let proposal = Proposal { ballot, members, promised, accepted, began: now, asked: now };
         self.moving.proposal = Some(proposal);
         self.propose(world);
@@ -407,7 +407,7 @@ impl Replica {
                 if let Some((_, members)) = accepted.max_by_key(|(ballot, _)| *ballot) {
                     proposal.members = members.clone();
                 }
-                proposal.accepted = Some(BTreeSet::new());
+                proposal.accepted = Some(OrdSet::new());
                 self.propose(world);
             }
             Some(accepted) if is_final => {
@@ -480,7 +480,7 @@ mod tests {
     /// Five servers. P begins on the first three.
     struct Servers {
         cluster: Arc<Cluster>,
-        hosts: BTreeMap<NodeId, Host<Geodesic, Server>>,
+        hosts: OrdMap<NodeId, Host<Geodesic, Server>>,
         /// Sender, receiver, message.
         sent: Vec<(NodeId, NodeId, Msg)>,
         millis: u64,
@@ -490,7 +490,7 @@ mod tests {
         fn new() -> Self {
             let map = Topology::uniform(5, Duration::from_millis(1), Duration::from_millis(10));
             let cluster = Arc::new(Cluster::spread(map, 1, 1, 1, 3).unwrap());
-            let (hosts, sent) = (BTreeMap::new(), Vec::new());
+            let (hosts, sent) = (OrdMap::new(), Vec::new());
             let mut servers = Self { cluster, hosts, sent, millis: 1_000 };
             ALL.into_iter().for_each(|node| servers.restart(node, false));
             servers

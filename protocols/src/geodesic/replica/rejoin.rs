@@ -15,10 +15,10 @@
 //!    others were refused, or will be. Then it takes part again. While one that it knows is pending,
 //!    nothing is read here that the transaction may write.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::store::{Start, Versions};
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Writes};
@@ -35,7 +35,7 @@ pub(super) enum Rejoin {
     /// A new member: f + 1 others that refuse messages of the epoch before.
     Fencing {
         /// They do, and had a part in transactions up to these timestamps.
-        fenced: BTreeMap<NodeId, Timestamp>,
+        fenced: OrdMap<NodeId, Timestamp>,
         /// When the others were asked last.
         asked: Option<Time>,
     },
@@ -46,7 +46,7 @@ pub(super) enum Rejoin {
 #[derive(Debug)]
 pub(super) struct Copying {
     until: Timestamp,
-    peers: BTreeMap<NodeId, Peer>,
+    peers: OrdMap<NodeId, Peer>,
 }
 
 /// How far the copy from one peer is.
@@ -139,7 +139,7 @@ impl Replica {
         }
         world.cx.note(Note::Rejoining);
         if is_newest && !mutations.no_fence() {
-            self.rejoin = Some(Rejoin::Fencing { fenced: BTreeMap::new(), asked: None });
+            self.rejoin = Some(Rejoin::Fencing { fenced: OrdMap::new(), asked: None });
         } else {
             self.begin_copy(Timestamp::ZERO, world);
         }
@@ -558,7 +558,7 @@ mod tests {
             let gauges = host.machine().gauges(now);
             gauges.iter().find(|gauge| gauge.name == "incomplete").unwrap().value
         };
-        for (from, entries) in [(2, BTreeMap::from([(txn, entry)])), (3, BTreeMap::new())] {
+        for (from, entries) in [(2, OrdMap::from([(txn, entry)])), (3, OrdMap::new())] {
             let part = Box::new(State { entries, ..State::default() });
             let (number, count, answer) = (0, 1, 7);
             let known = Msg::Known { partition: P, until, number, count, answer, part };

@@ -1,10 +1,11 @@
 //! Views of a replica (§3.2.2): it leaves one, offers its record to the leader of the next, and
 //! installs what that leader merged.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use orthodrome_core::Wire;
 use orthodrome_core::id::{NodeId, TxnId};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::store::Start;
 use orthodrome_core::time::{Duration, Time, Timestamp};
 use orthodrome_core::txn::Outcome;
@@ -21,7 +22,7 @@ use crate::tapir::{Note, Timer, decide};
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     /// Sent parts that the peer has not acknowledged.
-    sent: BTreeMap<u32, (Portion, Msg)>,
+    sent: OrdMap<u32, (Portion, Msg)>,
     /// Parts that have not been sent yet.
     waiting: VecDeque<(Portion, Msg)>,
     /// When a part was last sent, or last arrived.
@@ -229,7 +230,7 @@ impl Replica {
             }
             Some(gathered) => {
                 let top = gathered.latest.first().map(|(_, offer)| offer);
-                founders = top.map_or_else(BTreeMap::new, |offer| offer.founders.clone());
+                founders = top.map_or_else(OrdMap::new, |offer| offer.founders.clone());
                 let before = top.map(|offer| offer.synced.clone());
                 (decide::merge(self.quorums, &gathered), before)
             }
@@ -239,7 +240,7 @@ impl Replica {
         let is_new_group = before.is_none();
         let before = before.unwrap_or_default();
         // A replica that did not count has missed something, and counts only from now on.
-        let synced: BTreeMap<NodeId, View> = self
+        let synced: OrdMap<NodeId, View> = self
             .replicas
             .iter()
             .filter(|node| self.is_here(**node, world.config.absence_after, world))
@@ -342,7 +343,7 @@ impl Replica {
     pub(super) fn install(
         &mut self,
         view: View,
-        (synced, founders): (BTreeMap<NodeId, View>, BTreeMap<NodeId, Timestamp>),
+        (synced, founders): (OrdMap<NodeId, View>, OrdMap<NodeId, Timestamp>),
         image: Box<Image>,
         is_whole: bool,
         world: &mut World<'_, '_>,
@@ -472,7 +473,7 @@ impl Outgoing {
 }
 
 /// The replicas that a view counts, whether the group begins with the view, and the founders.
-type Members = (BTreeMap<NodeId, View>, bool, BTreeMap<NodeId, Timestamp>);
+type Members = (OrdMap<NodeId, View>, bool, OrdMap<NodeId, Timestamp>);
 
 /// The number of parts of a record that may be on their way to one peer.
 const PARTS_AT_ONCE: usize = 4;

@@ -31,9 +31,9 @@ struct Wish {
 struct Model {
     preemption: Preemption,
     wishes: Vec<Wish>,
-    ranks: BTreeMap<TxnId, Rank>,
-    prepared: BTreeSet<TxnId>,
-    elsewhere: BTreeSet<TxnId>,
+    ranks: OrdMap<TxnId, Rank>,
+    prepared: OrdSet<TxnId>,
+    elsewhere: OrdSet<TxnId>,
 }
 
 impl Model {
@@ -99,7 +99,7 @@ impl Model {
         }
     }
 
-    fn request(&mut self, txn: TxnId, rank: Rank, wanted: &[(u64, Mode)]) -> BTreeSet<TxnId> {
+    fn request(&mut self, txn: TxnId, rank: Rank, wanted: &[(u64, Mode)]) -> OrdSet<TxnId> {
         self.ranks.insert(txn, rank);
         for &(key, mode) in wanted {
             let has = |w: &&Wish| w.txn == txn && w.key == key && w.mode >= mode;
@@ -110,7 +110,7 @@ impl Model {
         }
         let mine: Vec<Wish> =
             self.wishes.iter().filter(|w| w.txn == txn && !w.is_held).copied().collect();
-        let mut lost = BTreeSet::new();
+        let mut lost = OrdSet::new();
         for wish in &mine {
             for other in self.wishes.iter().filter(|other| Self::clash(wish, other)) {
                 let is_turned_away = self.preemption == Preemption::Always
@@ -146,8 +146,8 @@ impl Model {
         })
     }
 
-    fn granted(&self) -> BTreeSet<TxnId> {
-        let all: BTreeSet<TxnId> = self.wishes.iter().map(|wish| wish.txn).collect();
+    fn granted(&self) -> OrdSet<TxnId> {
+        let all: OrdSet<TxnId> = self.wishes.iter().map(|wish| wish.txn).collect();
         let waiting = |txn: &TxnId| self.wishes.iter().any(|w| w.txn == *txn && !w.is_held);
         all.into_iter().filter(|txn| !waiting(txn)).collect()
     }
@@ -161,7 +161,7 @@ fn rank(rng: &mut Rng) -> Rank {
 }
 
 fn wishes(rng: &mut Rng) -> Vec<(u64, Mode)> {
-    let mut all: BTreeMap<u64, Mode> = BTreeMap::new();
+    let mut all: OrdMap<u64, Mode> = OrdMap::new();
     for _ in 0..=rng.below(3) {
         let mode = if rng.chance(1, 2) { Mode::Shared } else { Mode::Exclusive };
         all.insert(rng.below(6), mode);
@@ -219,13 +219,13 @@ fn compare(preemption: Preemption, seed: u64, reached: &mut Reached) {
                 model.drop_txn(id);
                 model.grant();
                 table.release(id);
-                (BTreeSet::new(), Vec::new())
+                (OrdSet::new(), Vec::new())
             }
         };
         table.assert_invariants();
         reached.lost += found.len() as u64;
-        assert_eq!(found.iter().map(|(txn, _)| *txn).collect::<BTreeSet<_>>(), expected);
-        let granted: BTreeSet<TxnId> = table.owners().filter(|&t| table.is_granted(t)).collect();
+        assert_eq!(found.iter().map(|(txn, _)| *txn).collect::<OrdSet<_>>(), expected);
+        let granted: OrdSet<TxnId> = table.owners().filter(|&t| table.is_granted(t)).collect();
         assert_eq!(granted, model.granted());
         reached.granted += table.take_granted().len() as u64;
     }
@@ -269,7 +269,7 @@ fn run_to_the_end(preemption: Preemption, seed: u64) -> u64 {
     let mut rng = Rng::stream(seed, "deadlock", 0);
     let rng = &mut rng;
     let mut tables: Vec<LockTable> = (0..3).map(|_| LockTable::new(preemption, false)).collect();
-    let mut jobs: BTreeMap<u64, Job> = BTreeMap::new();
+    let mut jobs: OrdMap<u64, Job> = OrdMap::new();
     for number in 1..=12 {
         let wanted: Vec<Vec<(u64, Mode)>> = (0..9).map(|_| wishes(rng)).collect();
         // One round, or three. A later round may strengthen a lock of an earlier one.

@@ -1,11 +1,11 @@
 //! The gateway: reads, runs the transaction, and asks the leader to append it.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use orthodrome_core::id::{NodeId, TxnId};
 use orthodrome_core::machine::{Cx, Input, Leak, Machine, Message as _, Setup, UNKNOWABLE};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::session::is_below;
 use orthodrome_core::time::Time;
 use orthodrome_core::txn::{AbortReason, Decision, Key, Kind, Outcome, Read, Reads, Txn, Writes};
@@ -21,7 +21,7 @@ type Context<'a> = Cx<'a, OneLog>;
 pub struct Client {
     config: Arc<Config>,
     routes: Routes,
-    open: BTreeMap<TxnId, Open>,
+    open: OrdMap<TxnId, Open>,
 }
 
 /// A transaction under way.
@@ -36,7 +36,7 @@ struct Open {
 impl Machine<OneLog> for Client {
     fn new(setup: Setup<OneLog>, _: Vec<Record>, _: &mut Context<'_>) -> Self {
         let routes = Routes::new(setup.cluster);
-        Self { config: setup.config, routes, open: BTreeMap::new() }
+        Self { config: setup.config, routes, open: OrdMap::new() }
     }
 
     fn step(&mut self, input: Input<OneLog>, cx: &mut Context<'_>) {

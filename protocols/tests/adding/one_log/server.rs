@@ -1,6 +1,5 @@
 //! The server side: the state that the log gives, and how the group's leader serves.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::fmt;
 
@@ -8,6 +7,7 @@ use orthodrome_core::Wire;
 use orthodrome_core::id::{ClientId, NodeId, PartitionId, TxnId};
 use orthodrome_core::limits::Pieces;
 use orthodrome_core::machine::{Claim, Leak, Message as _};
+use orthodrome_core::ordered::{OrdMap, OrdSet};
 use orthodrome_core::store::Store;
 use orthodrome_core::time::{Time, Timestamp};
 use orthodrome_core::txn::{AbortReason, Key, Outcome, Version, Writes};
@@ -29,9 +29,9 @@ pub struct State {
     /// The last entry applied.
     applied: Index,
     /// Outcomes that clients have not acknowledged.
-    outcomes: BTreeMap<TxnId, Outcome>,
+    outcomes: OrdMap<TxnId, Outcome>,
     /// Clients know the outcomes of their transactions below these counters.
-    acknowledged: BTreeMap<ClientId, u64>,
+    acknowledged: OrdMap<ClientId, u64>,
 }
 
 impl State {
@@ -92,8 +92,8 @@ impl Divisible for State {
 /// write.
 #[derive(Debug, Default)]
 pub struct Leader {
-    waiting: BTreeMap<(TxnId, Time), Vec<NodeId>>,
-    pending: BTreeSet<Key>,
+    waiting: OrdMap<(TxnId, Time), Vec<NodeId>>,
+    pending: OrdSet<Key>,
 }
 
 /// Decides about a transaction and appends it, or answers if it is in the log already.
@@ -134,7 +134,7 @@ fn append(
 /// What a transaction writes, if everything that it read is the newest: all entries before its own
 /// are applied here, or pending.
 fn validate(
-    pending: &BTreeSet<Key>,
+    pending: &OrdSet<Key>,
     request: Request,
     world: &World<'_>,
 ) -> Result<Writes, AbortReason> {

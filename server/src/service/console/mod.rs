@@ -8,10 +8,11 @@
 //! Server-sent events keep the page up to date: once a second, the parts of the page that changed.
 //! All viewers of a node share one rendering, and without viewers there is none.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
+
+use orthodrome_core::ordered::OrdMap;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -238,7 +239,7 @@ impl Console {
     ) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut shown: BTreeMap<&'static str, String> = BTreeMap::new();
+        let mut shown: OrdMap<&'static str, String> = OrdMap::new();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
@@ -246,7 +247,7 @@ impl Console {
             }
             let parts = self.parts().await;
             let is_new = |part: &&Part| shown.get(part.id) != Some(&part.html);
-            let new: BTreeMap<&'static str, String> =
+            let new: OrdMap<&'static str, String> =
                 parts.iter().filter(is_new).map(|part| (part.id, part.html.clone())).collect();
             // A map of texts is always valid JSON.
             let Ok(data) = serde_json::to_string(&new) else { return };

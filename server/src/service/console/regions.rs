@@ -1,9 +1,8 @@
 //! The regions of the cluster: a drawing in which distances are roughly proportional to round trips,
 //! and a table of round trips.
 
-use std::collections::BTreeMap;
-
 use maud::{Markup, html};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{Cluster, RegionId};
 
 use super::text;
@@ -135,7 +134,7 @@ impl RegionMap {
         &self,
         cluster: &Cluster,
         here: RegionId,
-        states: &BTreeMap<RegionId, RegionState>,
+        states: &OrdMap<RegionId, RegionState>,
         rtt: impl Fn(RegionId, RegionId) -> Rtt,
     ) -> Markup {
         let map = &cluster.topology;

@@ -70,7 +70,7 @@ impl Viewer {
     }
 
     /// The parts of the next event.
-    async fn event(&mut self) -> Option<BTreeMap<String, String>> {
+    async fn event(&mut self) -> Option<OrdMap<String, String>> {
         self.until("data: ").await?;
         let data = self.until("\n\n").await?;
         // The parts are long, and arrive in one chunk for each event.
@@ -216,7 +216,7 @@ async fn events_have_what_changed_and_end_when_the_node_stops() {
     assert_eq!(first.len(), 14, "{:?}", first.keys());
     assert!(first["node"].contains("serving") && first["regions"].contains("<svg"));
     running.add_to(TOKEN, b"k").await;
-    let mut seen: BTreeMap<String, String> = BTreeMap::new();
+    let mut seen: OrdMap<String, String> = OrdMap::new();
     while !seen.contains_key("now") {
         let event = viewer.event().await.unwrap();
         assert!(!event.contains_key("regions"), "it did not change: {event:?}");

@@ -1,10 +1,10 @@
 //! The page, in parts that are updated separately.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use maud::{DOCTYPE, Markup, html};
 use orthodrome_core::machine::{Gauge, GroupView, MembershipOrder, OrderState};
+use orthodrome_core::ordered::OrdMap;
 use orthodrome_core::{Cluster, NodeId, RegionId};
 use tokio::time::Instant;
 
@@ -230,7 +230,7 @@ fn node(facts: &Facts<'_>) -> Markup {
 }
 
 fn regions(facts: &Facts<'_>) -> Markup {
-    let mut states: BTreeMap<RegionId, RegionState> = BTreeMap::new();
+    let mut states: OrdMap<RegionId, RegionState> = OrdMap::new();
     for node in facts.cluster.servers() {
         let state = states.entry(node.region).or_default();
         state.nodes += 1;
