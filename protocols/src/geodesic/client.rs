@@ -141,8 +141,6 @@ struct Open {
     is_resolved: bool,
     /// What the caller of an interactive transaction has decided to write.
     decided: Option<Writes>,
-    /// How long it waited before it got its place.
-    held: Duration,
 }
 
 impl Open {
@@ -260,6 +258,7 @@ impl Machine<Geodesic> for Client {
         while let Some(msg) = self.local.pop_front() {
             self.on_message(self.node, msg, cx);
         }
+        self.begin_held(cx);
         self.begin_next(cx);
         self.outbox.send(&self.config, cx);
     }
@@ -336,23 +335,27 @@ impl Client {
         if txn.priority > Priority::LOW {
             self.lines.saw_high(cx.now());
         }
-        // It waits once: each attempt has a place of its own, and the next one is an old transaction.
-        let may_wait = txn.priority == Priority::LOW && id.attempt == 0 && !is_read_only;
+        let stands_in_line =
+            txn.priority == Priority::LOW && !is_read_only && !has_fixed_writes(&txn);
         let keys = txn.reads.iter().chain(&txn.writes);
-        let held = if may_wait { self.lines.hold(keys, cx.now()) } else { Duration::ZERO };
-        let held = if held.is_zero() || has_fixed_writes(&txn) { Duration::ZERO } else { held };
+        let mut is_held = false;
+        if stands_in_line && id.attempt == 0 {
+            is_held = !self.lines.may_begin(id, keys, cx.now());
+        } else if stands_in_line {
+            // It waits once: each attempt has a place of its own, and the next one is an old transaction.
+            self.lines.begin(id, keys);
+        }
         let (phase, resent, is_resolved) = (Phase::Held, 0, false);
         let reads = Reads::new();
         let decided = None;
-        let open = Open { txn, participants, reads, phase, resent, is_resolved, decided, held };
+        let open = Open { txn, participants, reads, phase, resent, is_resolved, decided };
         self.open.insert(id, open);
         if is_read_only {
             self.snapshot(id, Timestamp::ZERO, cx);
-        } else if held.is_zero() {
-            self.start(id, cx);
-        } else {
+        } else if is_held {
             cx.note(Note::Held);
-            cx.set_timer(Timer::Open(id), cx.now() + held);
+        } else {
+            self.start(id, cx);
         }
     }
 
@@ -385,13 +388,20 @@ impl Client {
 
     /// A transaction knows what it reads: so long it stood in line.
     fn learn_line(&mut self, id: TxnId, cx: &mut Cx<'_, Geodesic>) {
+        self.lines.left(id);
         let (Some(open), Some(driven)) = (self.open.get(&id), self.drives.get(&id)) else { return };
-        let is_usual = driven.drive.path != "recovered" && !driven.drive.has_fixed_writes();
+        let Driven { drive, began, due, .. } = driven;
+        let is_usual = drive.path != "recovered" && !drive.has_fixed_writes();
         if open.txn.priority == Priority::LOW && is_usual {
             let now = cx.now();
-            let keys = open.txn.reads.iter().chain(&open.txn.writes);
-            let is_hot = |key: &Key| driven.drive.hot.contains(key);
-            self.lines.saw(keys, is_hot, open.held + now.since(driven.due), now);
+            self.lines.saw(drive.hot.iter(), (now.since(*due), due.since(*began)), now);
+        }
+    }
+
+    /// Gives places to transactions of low priority that were kept back.
+    fn begin_held(&mut self, cx: &mut Cx<'_, Geodesic>) {
+        while let Some(id) = self.lines.next(cx.now()) {
+            self.start(id, cx);
         }
     }
 
@@ -1173,6 +1183,7 @@ impl Client {
         cx: &mut Cx<'_, Geodesic>,
     ) {
         let Some(open) = self.open.remove(&id) else { return };
+        self.lines.left(id);
         cx.cancel_timer(Timer::Open(id));
         if open.is_owed_reads(outcome) {
             cx.reads(id, open.reads);
@@ -1216,9 +1227,8 @@ impl Client {
             return;
         }
         let (participants, phase) = (OrdMap::new(), Phase::Submitted);
-        let held = Duration::ZERO;
         let (resent, is_resolved) = (0, true);
-        let open = Open { txn, participants, reads, phase, resent, is_resolved, decided, held };
+        let open = Open { txn, participants, reads, phase, resent, is_resolved, decided };
         self.open.insert(id, open);
         if let Some(Driven { drive, .. }) = self.drives.get(&id) {
             // It is under way here, or has just ended.
@@ -1382,10 +1392,6 @@ impl Client {
         let since = Time(cx.now().0.saturating_sub(nanos(self.config.resend_after)));
         match &mut open.phase {
             Phase::Waiting(..) => self.tell(id, cx),
-            Phase::Held => {
-                open.resent = 0;
-                self.start(id, cx);
-            }
             Phase::Reading(silent) => {
                 cx.note(Note::Resent);
                 for owing in silent.values_mut() {
@@ -1423,7 +1429,7 @@ impl Client {
                 cx.set_timer(Timer::Open(id), cx.now() + pause);
             }
             // Its caller's lease ends it if the caller is gone.
-            Phase::Deciding | Phase::InLine | Phase::Queued | Phase::Submitted => {}
+            Phase::Held | Phase::Deciding | Phase::InLine | Phase::Queued | Phase::Submitted => {}
         }
     }
 

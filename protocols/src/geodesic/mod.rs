@@ -343,7 +343,7 @@ impl Registered for Geodesic {
         (NAME, "foretold_before_final", 100),
         (NAME, "D13", 50),
         (NAME, "D14", 100),
-        (NAME, "D17", 400),
+        (NAME, "D17", 2_000),
         (NAME, "replacement_takes_part", 400),
     ];
     const ROWS: &'static [Row] = &[Row {
