@@ -27,8 +27,9 @@ pub use self::set::OrdSet;
 
 /// A map whose entries are ordered by their keys.
 ///
-/// Finding an entry takes logarithmic time. Inserting or removing one moves at most [`BYTES`] bytes of
-/// other entries and, for large maps, one word for each list now and then.
+/// Finding an entry takes logarithmic time. Inserting or removing one moves at most 2 KiB of other
+/// entries (seven of them if they are larger) and, for large maps, three words for each list now and
+/// then.
 #[derive(Clone)]
 pub struct OrdMap<K, V>(Lists<K, V>);
 
