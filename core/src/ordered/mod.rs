@@ -119,6 +119,12 @@ impl<K, V> OrdMap<K, V> {
         }
     }
 
+    /// Whether several lists are less than a quarter full on average. After a merge they are full, so
+    /// three of four entries go before the next one.
+    const fn is_sparse(len: usize, lists: usize) -> bool {
+        lists > 1 && len < lists * (Self::MOST / 4)
+    }
+
     /// Puts the map together again from lists that may be empty, or nearly.
     fn rebuild(&mut self, mut lists: Vec<Vec<(K, V)>>) {
         lists.retain(|list| !list.is_empty());
@@ -126,7 +132,7 @@ impl<K, V> OrdMap<K, V> {
         for list in &lists {
             len += list.len();
         }
-        if lists.len() > 1 && len < lists.len() * (Self::MOST / 4) {
+        if Self::is_sparse(len, lists.len()) {
             let mut full = Vec::with_capacity(len.div_ceil(Self::MOST));
             for list in lists {
                 for entry in list {
@@ -241,10 +247,10 @@ impl<K, V> OrdMap<K, V> {
                 let entry = many.lists[list].remove(place);
                 if many.lists[list].is_empty() {
                     many.lists.remove(list);
-                    if many.len < many.lists.len() * (Self::MOST / 4) || many.lists.len() < 2 {
-                        let lists = self.take();
-                        self.rebuild(lists);
-                    }
+                }
+                if many.lists.len() < 2 || Self::is_sparse(many.len, many.lists.len()) {
+                    let lists = self.take();
+                    self.rebuild(lists);
                 }
                 entry
             }
@@ -293,7 +299,6 @@ impl<K, V> OrdMap<K, V> {
 
 impl<K, V> Many<K, V> {
     fn insert_at(&mut self, (mut list, mut place): Place, entry: (K, V)) -> Place {
-        const { assert!(OrdMap::<K, V>::MOST > 1) };
         self.len += 1;
         let most = OrdMap::<K, V>::MOST;
         if self.lists[list].len() == most {

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_types, reason = "it compares with the standard library")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash as _, Hasher as _};
 use std::ops::Bound;
 
 use proptest::collection::vec;
@@ -98,6 +99,10 @@ fn act(act: Act, number: u64, map: &mut OrdMap<u16, Large>, model: &mut BTreeMap
                 model.remove(&key);
             }
         }
+        Act::PopFirst if number.is_multiple_of(2) => {
+            let own = map.first_entry().map(|entry| (*entry.key(), entry.remove()));
+            assert_eq!(own, model.pop_first());
+        }
         Act::PopFirst => assert_eq!(map.pop_first(), model.pop_first()),
         Act::PopLast => assert_eq!(map.pop_last(), model.pop_last()),
         Act::Keep(part) => {
@@ -168,6 +173,7 @@ proptest! {
         }
         for key in 0..300 {
             prop_assert_eq!(map.get(&key), model.get(&key));
+            prop_assert_eq!(map.get_key_value(&key), model.get_key_value(&key));
             prop_assert_eq!(map.get_mut(&key), model.get_mut(&key));
         }
         prop_assert!(map.iter().eq(&model));
@@ -187,6 +193,7 @@ proptest! {
     fn a_set_is_like_that_of_the_standard_library(
         a in vec(0..60_u16, 0..50),
         b in vec(0..60_u16, 0..50),
+        at in 0..60_u16,
     ) {
         let own: [OrdSet<u16>; 2] = [a.iter().copied().collect(), b.iter().copied().collect()];
         let model: [BTreeSet<u16>; 2] = [a.into_iter().collect(), b.into_iter().collect()];
@@ -200,6 +207,20 @@ proptest! {
         prop_assert_eq!(own.is_disjoint(own_other), model.is_disjoint(model_other));
         prop_assert_eq!(own.cmp(own_other), model.cmp(model_other));
         prop_assert_eq!((own.first(), own.last()), (model.first(), model.last()));
+        prop_assert_eq!((own.get(&at), own.contains(&at)), (model.get(&at), model.contains(&at)));
+        prop_assert!(own.range(at..).eq(model.range(at..)));
+        let (mut own, mut model) = (own.clone(), model.clone());
+        prop_assert!(own.split_off(&at).into_iter().eq(model.split_off(&at)));
+        own.extend(own_other);
+        model.extend(model_other);
+        prop_assert_eq!(own.take(&at), model.take(&at));
+        prop_assert_eq!((own.pop_first(), own.pop_last()), (model.pop_first(), model.pop_last()));
+        let taken = |element: &u16| element.is_multiple_of(3);
+        prop_assert!(own.extract_if(at.., taken).eq(model.extract_if(at.., taken)));
+        own.retain(|element| element % 5 > 0);
+        model.retain(|element| element % 5 > 0);
+        prop_assert_eq!(own.len(), model.len());
+        prop_assert!(own.into_iter().rev().eq(model.into_iter().rev()));
     }
 }
 
@@ -214,8 +235,28 @@ fn lists_that_are_nearly_empty_are_merged() {
     let mut map: OrdMap<u64, Large> = (0..800).map(|key| (key, large(key))).collect();
     map.retain(|key, _| key.is_multiple_of(10));
     assert_eq!(map.lists().len(), 80 / OrdMap::<u64, Large>::MOST);
-    for key in (0..800).step_by(10).skip(3) {
-        assert_eq!(map.remove(&key), Some(large(key)));
+    // One entry of each list goes after the other, so that none is empty for long.
+    let mut map: OrdMap<u64, Large> = (0..800).map(|key| (key, large(key))).collect();
+    for part in 1..OrdMap::<u64, Large>::MOST as u64 {
+        for key in (part..800).step_by(OrdMap::<u64, Large>::MOST) {
+            assert_eq!(map.remove(&key), Some(large(key)));
+        }
     }
-    assert!(map.lists().len() <= 2, "{} lists for 3 entries", map.lists().len());
+    assert_eq!(map.len(), 800 / OrdMap::<u64, Large>::MOST);
+    assert!(map.lists().len() <= 50, "{} lists for {} entries", map.lists().len(), map.len());
+}
+
+#[test]
+fn maps_with_the_same_entries_are_equal_however_they_are_split() {
+    let hash = |map: &OrdMap<u64, Large>| {
+        let mut state = std::hash::DefaultHasher::new();
+        map.hash(&mut state);
+        state.finish()
+    };
+    let ascending: OrdMap<u64, Large> = (0..100).map(|key| (key, large(key))).collect();
+    let descending: OrdMap<u64, Large> = (0..100).rev().map(|key| (key, large(key))).collect();
+    assert_ne!(ascending.lists().len(), descending.lists().len());
+    assert_eq!(ascending, descending);
+    assert_eq!(hash(&ascending), hash(&descending));
+    assert_eq!(ascending[&7], large(7));
 }
