@@ -27,11 +27,12 @@ pub(super) struct Lines {
 /// The line for one key.
 #[derive(Clone, Copy, Debug)]
 struct Line {
-    /// How many transactions of low priority may have a place at a time, in parts of [`ONE`].
+    /// How many places transactions of low priority may have at a time, in parts of [`ONE`]. One that
+    /// reads and writes the key takes two, if one is free.
     room: u32,
-    /// How many have one.
+    /// How many are taken.
     placed: u32,
-    /// How many are kept back and want one.
+    /// How many are wanted by transactions that are kept back.
     held: u32,
     /// When the room was last made smaller.
     reduced_at: Time,
