@@ -3,7 +3,7 @@
 use orthodrome_core::id::{ClientId, RegionId, TxnId};
 use orthodrome_core::session::Session;
 use orthodrome_core::time::{Duration, Time};
-use orthodrome_core::txn::{Decision, Key, Kind, Reads, Writes};
+use orthodrome_core::txn::{Decision, Key, Kind, Reads};
 use orthodrome_eval::workload::{Request, Step, Workload};
 
 use super::ranging::Watched;
@@ -25,16 +25,19 @@ pub(super) enum Action {
 
 /// A general transaction by reconnaissance, for a protocol that runs none, as in the client
 /// library. Read-only transactions find the keys. Then an interactive transaction declares all of
-/// them, and commits only if it reads the same versions. Each part has a name of its own.
+/// them, and commits only if it reads the same versions. If it does not, the next attempt declares
+/// the same keys at its start, and computes from what that reads. Each part has a name of its own.
 #[derive(Debug)]
 pub(super) struct Ahead {
     /// The workload's request.
     pub(super) request: Request,
+    /// The keys of the attempt before, which this one declares at its start.
+    pub(super) declared: Option<Declared>,
     /// The values read so far.
     pub(super) seen: Reads,
     /// The decision that follows from them, once it is known.
     pub(super) decision: Option<Decision>,
-    /// True if the values read turned out to be old.
+    /// True if the values read turned out to be old, or the declared keys to be the wrong ones.
     pub(super) is_stale: bool,
     /// The number of earlier tries.
     pub(super) tries: u32,
@@ -42,42 +45,59 @@ pub(super) struct Ahead {
     pub(super) hops: u16,
 }
 
+/// The keys of an attempt that aborted.
+#[derive(Debug)]
+pub(super) struct Declared {
+    reads: Vec<Key>,
+    writes: Vec<Key>,
+}
+
 impl Ahead {
     pub(super) fn new(request: Request) -> Self {
-        let (seen, decision) = (Reads::new(), None);
-        Self { request, seen, decision, is_stale: false, tries: 0, hops: 0 }
+        let (declared, seen, decision) = (None, Reads::new(), None);
+        Self { request, declared, seen, decision, is_stale: false, tries: 0, hops: 0 }
     }
 
     /// The next part: another read, or the transaction that commits.
     pub(super) fn next(&mut self, workload: &dyn Workload) -> Request {
-        let is_begun = !self.seen.is_empty() || self.request.reads.is_empty();
-        let step = if is_begun {
-            workload.step(&self.request, &self.seen)
-        } else {
-            Step::Read(self.request.reads.clone())
-        };
         let Request { name, priority, parameter, .. } = self.request;
-        match step {
+        if let Some(Declared { reads, writes }) = &self.declared {
+            let (kind, reads, writes) = (Kind::Interactive, reads.clone(), writes.clone());
+            return Request { name, kind, reads, writes, priority, parameter, scan: None };
+        }
+        match self.step(&self.seen, workload) {
             Step::Read(reads) => {
                 let (kind, writes) = (Kind::ReadOnly, Vec::new());
                 Request { name: LOOK, kind, reads, writes, priority, parameter, scan: None }
             }
             Step::Decide(decision) => {
-                let none = Writes::new();
-                let writes = match &decision {
-                    Decision::Commit(writes) => writes,
-                    Decision::Abort => &none,
-                };
-                let (reads, writes) = (self.seen.keys().cloned().collect(), writes.keys().cloned());
-                let (kind, writes) = (Kind::Interactive, writes.collect());
+                let (reads, writes) = (self.seen.keys().cloned().collect(), written(&decision));
                 self.decision = Some(decision);
+                let kind = Kind::Interactive;
                 Request { name, kind, reads, writes, priority, parameter, scan: None }
             }
         }
     }
 
+    /// What follows from these reads.
+    fn step(&self, seen: &Reads, workload: &dyn Workload) -> Step {
+        if seen.is_empty() && !self.request.reads.is_empty() {
+            Step::Read(self.request.reads.clone())
+        } else {
+            workload.step(&self.request, seen)
+        }
+    }
+
     /// The decision of the transaction that commits, given its reads.
-    pub(super) fn decide(&mut self, reads: &Reads) -> Decision {
+    pub(super) fn decide(&mut self, reads: &Reads, workload: &dyn Workload) -> Decision {
+        if let Some(declared) = &self.declared {
+            let may_write = |key: &Key| declared.writes.contains(key);
+            let (seen, decision) = self.follow(reads, workload);
+            self.decision = decision.filter(|it| written(it).iter().all(may_write));
+            self.seen = seen;
+            self.is_stale = self.decision.is_none();
+            return self.decision.clone().unwrap_or(Decision::Abort);
+        }
         let is_as_seen = self.seen.iter().all(|(key, seen)| {
             reads.get(key).is_some_and(|read| read.compared() == seen.compared())
         });
@@ -86,11 +106,41 @@ impl Ahead {
         decision.unwrap_or(Decision::Abort)
     }
 
-    /// Starts over.
+    /// Takes one step after the other from what a transaction has read. Returns the values that were
+    /// needed, and the decision, unless another key is needed.
+    fn follow(&self, reads: &Reads, workload: &dyn Workload) -> (Reads, Option<Decision>) {
+        let mut seen = Reads::new();
+        loop {
+            let keys = match self.step(&seen, workload) {
+                Step::Read(keys) => keys,
+                Step::Decide(decision) => return (seen, Some(decision)),
+            };
+            for key in keys {
+                let Some(read) = reads.get(&key) else { return (seen, None) };
+                seen.insert(key, read.clone());
+            }
+        }
+    }
+
+    /// Starts over, with the keys of this attempt. If it only lacked a key that it had not declared,
+    /// it goes on from what it has read.
     pub(super) fn again(&mut self) {
-        self.seen.clear();
+        let lacks_key = self.declared.take().is_some() && self.decision.is_none();
+        if !lacks_key || self.seen.is_empty() {
+            let reads: Vec<Key> = std::mem::take(&mut self.seen).into_keys().collect();
+            let writes = self.decision.as_ref().map(written).unwrap_or_default();
+            self.declared = (!reads.is_empty()).then_some(Declared { reads, writes });
+        }
         (self.decision, self.is_stale) = (None, false);
         self.tries = self.tries.saturating_add(1);
+    }
+}
+
+/// The keys that a decision writes.
+fn written(decision: &Decision) -> Vec<Key> {
+    match decision {
+        Decision::Commit(writes) => writes.keys().cloned().collect(),
+        Decision::Abort => Vec::new(),
     }
 }
 
@@ -153,4 +203,84 @@ pub(super) struct Client {
     pub(super) session: Session,
     /// What it has seen of the range that it watches.
     pub(super) watched: Option<Watched>,
+}
+
+#[cfg(test)]
+mod tests {
+    use orthodrome_core::id::ClientId;
+    use orthodrome_core::rng::Rng;
+    use orthodrome_core::time::Timestamp;
+    use orthodrome_core::txn::{Read, Value, Version};
+    use orthodrome_eval::workload::{self, Issuer, Options};
+
+    use super::*;
+
+    /// What a key has after `element` was appended at `time`.
+    fn read(element: u64, time: u64) -> Read {
+        let value = Some(Value::from(element.to_le_bytes().to_vec()));
+        let writer = TxnId::new(ClientId(2), time);
+        Read { value, version: Version { timestamp: Timestamp(time), writer } }
+    }
+
+    /// A transaction that reads `request.reads`, and one of `request.writes[1..]` that follows from
+    /// the value.
+    fn dependent() -> (Box<dyn Workload>, Ahead) {
+        let mut workload = workload::parse("list-append:dependent", &Options::default()).unwrap();
+        let issuer = Issuer { client: ClientId(1), index: 0, region: RegionId(0) };
+        let mut rng = Rng::stream(1, "test", 0);
+        let mut requests = std::iter::repeat_with(|| workload.next(issuer, &mut rng));
+        let is_long = |it: &Request| it.kind == Kind::General && it.writes.len() > 2;
+        let request = requests.find(is_long).unwrap();
+        drop(requests);
+        (workload, Ahead::new(request))
+    }
+
+    /// Looks for all keys, with 0 as the last element of the first.
+    fn look(ahead: &mut Ahead, workload: &dyn Workload) -> Request {
+        loop {
+            let request = ahead.next(workload);
+            if request.name != LOOK {
+                return request;
+            }
+            ahead.seen.extend(request.reads.into_iter().map(|key| (key, read(0, 1))));
+        }
+    }
+
+    #[test]
+    fn who_read_old_values_declares_the_same_keys_and_computes_from_what_they_have_now() {
+        let (workload, mut ahead) = dependent();
+        let first = look(&mut ahead, &*workload);
+        assert_eq!((first.kind.clone(), first.reads.len()), (Kind::Interactive, 2));
+        let changed: Reads = first.reads.iter().map(|key| (key.clone(), read(0, 2))).collect();
+        assert_eq!(ahead.decide(&changed, &*workload), Decision::Abort);
+        assert!(ahead.is_stale);
+        ahead.again();
+        let second = ahead.next(&*workload);
+        assert_eq!((&second.reads, &second.writes), (&first.reads, &first.writes));
+        let later: Reads = first.reads.iter().map(|key| (key.clone(), read(0, 3))).collect();
+        let decision = ahead.decide(&later, &*workload);
+        assert_eq!(written(&decision), first.writes, "nobody looked before");
+        assert!(!ahead.is_stale);
+    }
+
+    #[test]
+    fn who_needs_another_key_goes_on_from_what_it_has_read() {
+        let (workload, mut ahead) = dependent();
+        let first = look(&mut ahead, &*workload);
+        let key = ahead.request.reads[0].clone();
+        assert_eq!(ahead.decide(&Reads::new(), &*workload), Decision::Abort);
+        ahead.again();
+        assert_eq!(ahead.next(&*workload).kind, Kind::Interactive);
+        let other: Reads = first.reads.iter().map(|key| (key.clone(), read(1, 4))).collect();
+        assert_eq!(ahead.decide(&other, &*workload), Decision::Abort);
+        assert!(ahead.is_stale);
+        ahead.again();
+        let third = ahead.next(&*workload);
+        assert_eq!((third.name, third.reads.len()), (LOOK, 1));
+        assert!(!first.reads.contains(&third.reads[0]));
+        assert_eq!(ahead.seen.get(&key), other.get(&key), "what it has read counts");
+        let fourth = look(&mut ahead, &*workload);
+        assert_eq!(fourth.kind, Kind::Interactive);
+        assert_eq!(fourth.reads.len(), 2);
+    }
 }

@@ -44,7 +44,7 @@ impl Load {
             Kind::Procedure(_) | Kind::ReadOnly | Kind::StaleReadOnly => None,
             Kind::Interactive => {
                 active.decision = Some(match &mut active.ahead {
-                    Some(ahead) => ahead.decide(&all),
+                    Some(ahead) => ahead.decide(&all, &**workload),
                     None => workload.decide(&active.request, &all),
                 });
                 Some(Action::Decide)
