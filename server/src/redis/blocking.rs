@@ -1,7 +1,7 @@
 //! Blocking commands: `BLPOP`, `BRPOP`, `BLMOVE`, `BRPOPLPUSH`, `BZPOPMIN` and `BZPOPMAX`.
 //!
-//! Such a command runs at once. If its keys are empty, its client is blocked, and joins a queue for each
-//! key. While a client of this node is in the queue of a key, the node watches that key. When the key
+//! Such a command runs at once, unless other clients are blocked on each of its keys. If its keys are
+//! empty, its client is blocked, and joins a queue for each key. While a client of this node is in the queue of a key, the node watches that key. When the key
 //! changes, the first client of the queue tries again. A client that leaves a queue lets the next one
 //! try. So a push wakes one client of each node, and clients of one node are served in the order in which
 //! they were blocked.
@@ -120,6 +120,12 @@ impl Queues {
     fn state(&self) -> MutexGuard<'_, State> {
         // No code that holds the lock can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether clients are blocked on each of these keys: all were empty a moment ago.
+    fn are_empty(&self, keys: &[KeyName]) -> bool {
+        let state = self.state();
+        keys.iter().all(|key| state.by_key.contains_key(key))
     }
 
     /// Adds a client to the queue of `key`. Returns the status of the watch of that key, which begins with
@@ -272,6 +278,8 @@ pub(super) struct Blocked {
     command: Blocking,
     /// What it runs when it is its turn.
     words: Vec<Bytes>,
+    /// Its keys were empty once. From then on a key of another type is no error.
+    is_later: bool,
     keys: Vec<KeyName>,
     deadline: Option<Instant>,
     backoff: Backoff,
@@ -330,6 +338,15 @@ impl Blocked {
             () = deadline => Next::GiveUp,
             next = next => next,
         }
+    }
+
+    /// Its keys are empty.
+    fn found_nothing(&mut self) {
+        let is_script = !matches!(self.command, Blocking::Move | Blocking::MoveLast);
+        if !self.is_later && is_script {
+            self.words.push(Bytes::from_static(b"later"));
+        }
+        self.is_later = true;
     }
 
     fn pause(&mut self) {
@@ -425,20 +442,24 @@ impl Connection {
         self.permit(command.name(), true)?;
         let (time, arguments) =
             arguments.split_last().ok_or_else(|| wrong_arity(command.name()))?;
-        let (mut words, names) = command.words(arguments)?;
+        let (words, names) = command.words(arguments)?;
         let deadline = time_out(time)?.and_then(|span| Instant::now().checked_add(span));
-        if let Some(answer) = command.answer(self.run_alone(&words).await) {
-            return Ok(Some(answer));
-        }
-        if !matches!(command, Blocking::Move | Blocking::MoveLast) {
-            words.push(Bytes::from_static(b"later"));
-        }
         let mut keys: Vec<KeyName> = names.into_iter().map(|name| (self.database, name)).collect();
         keys.sort();
         keys.dedup();
+        // Attempts to take an element conflict with each other. Who comes to empty keys waits in line.
+        let has_run = !self.runner.queues().are_empty(&keys);
+        if has_run && let Some(answer) = command.answer(self.run_alone(&words).await) {
+            return Ok(Some(answer));
+        }
         let stage = Stage::Queued(self.join_queues(command, &keys)?);
         let backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
-        self.blocked = Some(Blocked { command, words, keys, deadline, backoff, stage });
+        let is_later = false;
+        let mut blocked = Blocked { command, words, is_later, keys, deadline, backoff, stage };
+        if has_run {
+            blocked.found_nothing();
+        }
+        self.blocked = Some(blocked);
         Ok(None)
     }
 
@@ -463,11 +484,13 @@ impl Connection {
             Next::Look if !self.exists(&blocked.keys).await => {
                 // The next watch that ends is not one of those that fail again and again.
                 blocked.backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
+                blocked.found_nothing();
             }
             Next::Look | Next::Try => {
                 if let Some(answer) = command.answer(self.run_alone(&blocked.words).await) {
                     return self.unblock(command, &answer);
                 }
+                blocked.found_nothing();
             }
             Next::Leave => blocked.pause(),
             Next::Join => match self.join_queues(command, &blocked.keys) {

@@ -228,10 +228,9 @@ mod tests {
         let mut workload = workload::parse("list-append:dependent", &Options::default()).unwrap();
         let issuer = Issuer { client: ClientId(1), index: 0, region: RegionId(0) };
         let mut rng = Rng::stream(1, "test", 0);
-        let mut requests = std::iter::repeat_with(|| workload.next(issuer, &mut rng));
         let is_long = |it: &Request| it.kind == Kind::General && it.writes.len() > 2;
-        let request = requests.find(is_long).unwrap();
-        drop(requests);
+        let next = || workload.next(issuer, &mut rng);
+        let request = std::iter::repeat_with(next).find(is_long).unwrap();
         (workload, Ahead::new(request))
     }
 

@@ -24,10 +24,19 @@ impl Rig {
 
     /// A blocked client: its command has run, looked, and found nothing.
     async fn blocked(&self, line: &str) -> TcpStream {
+        self.blocked_after(2, line).await
+    }
+
+    /// A client that is blocked on keys on which others are blocked: it has only looked.
+    async fn blocked_in_line(&self, line: &str) -> TcpStream {
+        self.blocked_after(1, line).await
+    }
+
+    async fn blocked_after(&self, transactions: usize, line: &str) -> TcpStream {
         self.begun();
         let mut client = self.client().await;
         client.write_all(format!("{line}\r\n").as_bytes()).await.unwrap();
-        self.tries(2).await;
+        self.tries(transactions).await;
         client
     }
 }
@@ -81,9 +90,9 @@ async fn time_outs_of_blocking_commands_are_checked_as_in_redis() {
 #[tokio::test]
 async fn blocked_clients_are_served_in_order() {
     let rig = open().await;
-    let mut waiting = Vec::new();
-    for _ in 0..3 {
-        waiting.push(rig.blocked("BLPOP r q 0\r\nPING").await);
+    let mut waiting = vec![rig.blocked("BLPOP r q 0\r\nPING").await];
+    for _ in 0..2 {
+        waiting.push(rig.blocked_in_line("BLPOP r q 0\r\nPING").await);
     }
     assert_eq!(rig.watches_begun(), 2, "one for each key");
     let mut other = rig.client().await;
@@ -99,10 +108,22 @@ async fn blocked_clients_are_served_in_order() {
 }
 
 #[tokio::test]
+async fn who_is_blocked_behind_others_finds_what_is_there_and_is_told_of_another_type() {
+    let rig = open().await;
+    let _first = rig.blocked("BLPOP q 0").await;
+    talk(&mut rig.client().await, "RPUSH full a\r\nSET text 1\r\n", ":1\r\n+OK\r\n").await;
+    // Unseen by the watch of the first.
+    rig.copy("redis/0/full", "redis/0/q");
+    talk(&mut rig.client().await, "BLPOP q 0\r\n", "*2\r\n$1\r\nq\r\n$1\r\na\r\n").await;
+    rig.copy("redis/0/text", "redis/0/q");
+    talk(&mut rig.client().await, "BLPOP q 0\r\n", WRONG).await;
+}
+
+#[tokio::test]
 async fn a_client_that_leaves_lets_the_next_one_try() {
     let rig = open().await;
     let first = rig.blocked("BLPOP q 0").await;
-    let mut second = rig.blocked("BRPOPLPUSH q r 0").await;
+    let mut second = rig.blocked_in_line("BRPOPLPUSH q r 0").await;
     let mut third = rig.blocked("BLPOP r 0").await;
     drop(first);
     let mut other = rig.client().await;
@@ -132,7 +153,7 @@ async fn a_client_that_leaves_with_many_requests_unanswered_is_noticed() {
 async fn a_client_stays_blocked_while_a_key_has_another_type() {
     let rig = open().await;
     let mut list = rig.blocked("BLPOP q r 0").await;
-    let mut set = rig.blocked("BZPOPMIN q 0").await;
+    let mut set = rig.blocked_in_line("BZPOPMIN q 0").await;
     let mut other = rig.client().await;
     let lines = "SET q 1\r\nRPUSH r a\r\n";
     talk(&mut other, lines, "+OK\r\n:1\r\n").await;
